@@ -1,0 +1,164 @@
+// The one header of kernels/ for the rest of the project: open a device, hold memory on it, run an operation.
+//
+// Nothing here throws. Errors are absl::Status with a reason and figures (error.h). Device and memory functions are
+// thread safe; functions that take a Lane need that lane to themselves for the call, and leave it synchronised.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// --- Devices ---------------------------------------------------------------------------------------------------------
+
+// Names OpenDevice accepts on this machine: "cuda:0", "cuda:1", ..., then "cpu". Never fails: no driver, no GPU or a CPU
+// build leave "cpu" alone.
+std::vector<std::string> VisibleDevices();
+
+// "cpu", "cuda" (the first GPU), "cuda:N", or "auto" (the first GPU, else the CPU).
+// INVALID_ARGUMENT / BAD_DEVICE for a malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE, with the cause.
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
+
+absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Device& device);
+
+// Device memory with an owner. Movable; frees on destruction, when no work that uses it may be in flight.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  ~Memory();
+
+  void* data() const { return data_; }  // null when size() is 0
+  std::size_t size() const { return size_; }
+
+ private:
+  friend absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
+  Memory(Device* device, void* data, std::size_t size) : device_(device), data_(data), size_(size) {}
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// RESOURCE_EXHAUSTED / GPU_MEMORY_EXHAUSTED {requested, free, total}.
+absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
+
+// Begins a request on a lane: scratch of the request before is gone.
+absl::Status BeginRequest(Lane& lane);
+// Scratch memory on the lane until the next BeginRequest; null for 0 bytes.
+absl::StatusOr<void*> Scratch(Lane& lane, std::size_t bytes);
+// host may be reused on return. Call Synchronize before another lane reads the bytes.
+absl::Status CopyToDevice(Lane& lane, void* device, const void* host, std::size_t bytes);
+// The bytes are in host on return.
+absl::Status CopyToHost(Lane& lane, void* host, const void* device, std::size_t bytes);
+absl::Status Synchronize(Lane& lane);
+
+// --- Arrays ----------------------------------------------------------------------------------------------------------
+
+struct ArrayType {
+  DType dtype = DType::kF32;
+  Shape shape;
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.elements()) * SizeOf(dtype); }
+};
+
+// Checks rank, signs and the size in bytes (which must fit 63 bits): INVALID_ARGUMENT / BAD_SHAPE {shape, ...}.
+absl::StatusOr<ArrayType> MakeArrayType(DType dtype, absl::Span<const std::int64_t> shape);
+
+// The whole array at data.
+View WholeView(const ArrayType& type, const void* data);
+
+// A window of the array at data: offset and strides in elements; no strides: row-major without gaps.
+// INVALID_ARGUMENT / BAD_VIEW {field, value, limit} unless every element it can name lies in the array.
+absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int64_t offset,
+                              absl::Span<const std::int64_t> shape,
+                              absl::Span<const std::int64_t> strides);
+
+// "[3, 4]"
+std::string ToString(const Shape& shape);
+
+// --- Operations ------------------------------------------------------------------------------------------------------
+
+struct RunOptions {
+  std::string_view strategy;  // empty: Choose
+  Launch launch;
+  bool timing = false;
+};
+
+struct Stats {
+  std::string_view strategy;
+  double kernel_us = 0;  // with timing
+  std::uint64_t bytes = 0;
+  std::uint64_t flops = 0;
+  double roundoff = 0;
+};
+
+struct ScalarResult {
+  Scalar value;
+  bool integer = false;  // whether value.integer holds the result, else value.real
+  Stats stats;
+};
+
+// What an operation's array result will be: all checks of the operands, none of the strategy.
+absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
+                                         bool keep_dims);
+absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
+                                     bool transpose_b, DType out_dtype);
+absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
+
+// Each checks, chooses or finds the row, gathers strided operands where the row needs contiguous ones, launches, and
+// waits. out holds the result's type, computed above. Errors: those of ComputeService in proto/tessera/v1/compute.proto.
+absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
+                                    const RunOptions& options);
+absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
+                                       const RunOptions& options);
+absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
+                                    absl::Span<const int> axes, void* out,
+                                    const RunOptions& options);
+absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool transpose_a,
+                                bool transpose_b, DType out_dtype, void* out,
+                                const RunOptions& options);
+absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out,
+                             const RunOptions& options);
+
+// --- The table -------------------------------------------------------------------------------------------------------
+
+// The rows of one operation, slowest lesson first, both backends. The list in strategies.cc is the only one.
+template <class Problem>
+absl::Span<const Strategy<Problem>* const> Strategies();
+
+// What keeps the row from running this dtype on this device, in words; empty: nothing.
+template <class Problem>
+std::string Missing(const Strategy<Problem>& row, const Device& device);
+
+// The fastest correct row for the problem on the device, or null when no row takes its dtype.
+template <class Problem>
+const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
+
+// A row of the table without its problem type, for lists.
+struct StrategyInfo {
+  std::string_view operation, name, summary, source;
+  Backend backend = Backend::kCpu;
+  DTypes dtypes;
+  int min_compute_capability = 0;
+  bool deterministic = false;
+  bool available = false;  // on any of the devices given
+  bool chosen = false;     // for the reference problem, on any of the devices given
+  std::string needs;       // when not available
+  Cost cost;               // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side
+  double roundoff = 0;
+};
+
+std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices);
+
+}  // namespace tessera

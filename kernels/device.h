@@ -1,0 +1,108 @@
+// A device that holds buffers and runs strategies, and a lane on it. The CPU and CUDA are the two implementations; tests
+// add one that fails on demand. Standard library only.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/strategy.h"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it
+
+namespace tessera {
+
+struct DeviceInfo {
+  std::string name;   // "cpu", "cuda:0"
+  std::string model;  // the vendor's name
+  Backend backend = Backend::kCpu;
+  int compute_capability = 0;  // 10 * major + minor; 0 on a CPU
+  int multiprocessors = 0;     // streaming multiprocessors, or threads that the CPU rows use
+  std::uint64_t memory_bytes = 0;
+};
+
+// A failed call to the device's runtime. Thrown inside kernels/ only: run.cc turns it into a Status.
+class DeviceError : public std::exception {
+ public:
+  enum class Kind {
+    kOutOfMemory,
+    kFailed,  // this call failed, the device goes on
+    kLost,    // sticky: every later call fails too
+  };
+  DeviceError(Kind kind, std::string call, std::string error, std::uint64_t requested = 0)
+      : kind_(kind),
+        call_(std::move(call)),
+        error_(std::move(error)),
+        requested_(requested),
+        what_(call_ + ": " + error_) {}
+
+  Kind kind() const { return kind_; }
+  const std::string& call() const { return call_; }    // the expression
+  const std::string& error() const { return error_; }  // the runtime's name for the error
+  std::uint64_t requested() const { return requested_; }  // bytes, when out of memory
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  Kind kind_;
+  std::string call_;
+  std::string error_;
+  std::uint64_t requested_;
+  std::string what_;
+};
+
+// Thread safe, long-lived: outlives its lanes and its memory.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceInfo& info() const = 0;
+  // Bytes free on the device now, for any process.
+  virtual std::uint64_t FreeBytes() const = 0;
+  // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every lane. Throws DeviceError.
+  virtual void* Allocate(std::size_t bytes) = 0;
+  // memory: of Allocate, with no work in flight that uses it. Never throws.
+  virtual void Free(void* memory) noexcept = 0;
+  // Throws DeviceError.
+  virtual std::unique_ptr<Lane> MakeLane() = 0;
+
+  // Latched by the first kLost error on any lane; there is no way back within the process.
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+  void MarkLost() { lost_.store(true, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> lost_{false};
+};
+
+// An in-order queue of work with its own scratch memory. One thread at a time; outlived by its device. Every function
+// may throw DeviceError.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+  virtual Device& device() const = 0;
+  // The CUDA stream; null on a CPU lane, whose calls finish before they return.
+  virtual CUstream_st* stream() const = 0;
+
+  // Begins a request: everything Scratch returned before is invalid, result() is reset.
+  virtual void Reset() = 0;
+  // bytes of uninitialised device memory aligned to 256, valid until Reset. The lane keeps and reuses it.
+  virtual void* Scratch(std::size_t bytes) = 0;
+  // One Scalar in host memory that kernels can write, in stream order.
+  virtual Scalar* result() = 0;
+
+  // host may be any memory and may be reused on return; the device sees the bytes in stream order.
+  virtual void CopyToDevice(void* device, const void* host, std::size_t bytes) = 0;
+  // The bytes are in host on return.
+  virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
+  // Writes the view's elements to out in row-major order, without gaps.
+  virtual void Gather(const View& view, void* out) = 0;
+
+  virtual void Synchronize() = 0;
+  // Device time between the two, in microseconds. StopTimer synchronises.
+  virtual void StartTimer() = 0;
+  virtual double StopTimer() = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// How a failure is described everywhere above the kernels: an absl::Status that carries a reason and figures, which
+// server/convert.cc turns into a google.rpc.ErrorInfo and client/client.cc back.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// reason: UPPER_SNAKE, stable, one of the list in proto/tessera/v1. metadata: what a program needs to act on it.
+absl::Status MakeError(
+    absl::StatusCode code, std::string_view reason, std::string_view message,
+    std::initializer_list<std::pair<std::string_view, std::string>> metadata = {});
+
+// Adds one figure to an error; ok statuses stay as they are.
+void SetErrorMetadata(absl::Status& status, std::string_view key, std::string_view value);
+
+// "" when the status has none.
+std::string ErrorReason(const absl::Status& status);
+std::map<std::string, std::string> ErrorMetadata(const absl::Status& status);
+
+}  // namespace tessera
