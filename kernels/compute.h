@@ -1,7 +1,9 @@
-// The one header of kernels/ for the rest of the project: open a device, hold memory on it, run an operation.
+// The one header of kernels/ for the rest of the project: open a device, hold memory on it, run an
+// operation.
 //
-// Nothing here throws. Errors are absl::Status with a reason and figures (error.h). Device and memory functions are
-// thread safe; functions that take a Lane need that lane to themselves for the call, and leave it synchronised.
+// Nothing here throws. Errors are absl::Status with a reason and figures (error.h). Device and
+// memory functions are thread safe; functions that take a Lane need that lane to themselves for the
+// call, and leave it synchronised.
 #pragma once
 
 #include <cstddef>
@@ -20,19 +22,22 @@
 
 namespace tessera {
 
-// --- Devices ---------------------------------------------------------------------------------------------------------
+// --- Devices
+// ---------------------------------------------------------------------------------------------------------
 
-// Names OpenDevice accepts on this machine: "cuda:0", "cuda:1", ..., then "cpu". Never fails: no driver, no GPU or a CPU
-// build leave "cpu" alone.
+// Names OpenDevice accepts on this machine: "cuda:0", "cuda:1", ..., then "cpu". Never fails: no
+// driver, no GPU or a CPU build leave "cpu" alone.
 std::vector<std::string> VisibleDevices();
 
 // "cpu", "cuda" (the first GPU), "cuda:N", or "auto" (the first GPU, else the CPU).
-// INVALID_ARGUMENT / BAD_DEVICE for a malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE, with the cause.
+// INVALID_ARGUMENT / BAD_DEVICE for a malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE,
+// with the cause.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
 
 absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Device& device);
 
-// Device memory with an owner. Movable; frees on destruction, when no work that uses it may be in flight.
+// Device memory with an owner. Movable; frees on destruction, when no work that uses it may be in
+// flight.
 class Memory {
  public:
   Memory() = default;
@@ -45,7 +50,8 @@ class Memory {
 
  private:
   friend absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
-  Memory(Device* device, void* data, std::size_t size) : device_(device), data_(data), size_(size) {}
+  Memory(Device* device, void* data, std::size_t size)
+      : device_(device), data_(data), size_(size) {}
   Device* device_ = nullptr;
   void* data_ = nullptr;
   std::size_t size_ = 0;
@@ -64,22 +70,27 @@ absl::Status CopyToDevice(Lane& lane, void* device, const void* host, std::size_
 absl::Status CopyToHost(Lane& lane, void* host, const void* device, std::size_t bytes);
 absl::Status Synchronize(Lane& lane);
 
-// --- Arrays ----------------------------------------------------------------------------------------------------------
+// --- Arrays
+// ----------------------------------------------------------------------------------------------------------
 
 struct ArrayType {
   DType dtype = DType::kF32;
   Shape shape;
-  std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.elements()) * SizeOf(dtype); }
+  std::uint64_t bytes() const {
+    return static_cast<std::uint64_t>(shape.elements()) * SizeOf(dtype);
+  }
 };
 
-// Checks rank, signs and the size in bytes (which must fit 63 bits): INVALID_ARGUMENT / BAD_SHAPE {shape, ...}.
+// Checks rank, signs and the size in bytes (which must fit 63 bits): INVALID_ARGUMENT / BAD_SHAPE
+// {shape, ...}.
 absl::StatusOr<ArrayType> MakeArrayType(DType dtype, absl::Span<const std::int64_t> shape);
 
 // The whole array at data.
 View WholeView(const ArrayType& type, const void* data);
 
-// A window of the array at data: offset and strides in elements; no strides: row-major without gaps.
-// INVALID_ARGUMENT / BAD_VIEW {field, value, limit} unless every element it can name lies in the array.
+// A window of the array at data: offset and strides in elements; no strides: row-major without
+// gaps. INVALID_ARGUMENT / BAD_VIEW {field, value, limit} unless every element it can name lies in
+// the array.
 absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int64_t offset,
                               absl::Span<const std::int64_t> shape,
                               absl::Span<const std::int64_t> strides);
@@ -87,7 +98,8 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
 // "[3, 4]"
 std::string ToString(const Shape& shape);
 
-// --- Operations ------------------------------------------------------------------------------------------------------
+// --- Operations
+// ------------------------------------------------------------------------------------------------------
 
 struct RunOptions {
   std::string_view strategy;  // empty: Choose
@@ -116,8 +128,9 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
                                      bool transpose_b, DType out_dtype);
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 
-// Each checks, chooses or finds the row, gathers strided operands where the row needs contiguous ones, launches, and
-// waits. out holds the result's type, computed above. Errors: those of ComputeService in proto/tessera/v1/compute.proto.
+// Each checks, chooses or finds the row, gathers strided operands where the row needs contiguous
+// ones, launches, and waits. out holds the result's type, computed above. Errors: those of
+// ComputeService in proto/tessera/v1/compute.proto.
 absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
@@ -131,19 +144,41 @@ absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool t
 absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out,
                              const RunOptions& options);
 
-// --- The table -------------------------------------------------------------------------------------------------------
+// --- The table
+// -------------------------------------------------------------------------------------------------------
 
-// The rows of one operation, slowest lesson first, both backends. The list in strategies.cc is the only one.
+// The rows of one operation, slowest lesson first, both backends. The list in strategies.cc is the
+// only one.
 template <class Problem>
 absl::Span<const Strategy<Problem>* const> Strategies();
+template <>
+absl::Span<const Strategy<DotProblem>* const> Strategies<DotProblem>();
+template <>
+absl::Span<const Strategy<ReduceProblem>* const> Strategies<ReduceProblem>();
+template <>
+absl::Span<const Strategy<ReduceAxesProblem>* const> Strategies<ReduceAxesProblem>();
+template <>
+absl::Span<const Strategy<MatmulProblem>* const> Strategies<MatmulProblem>();
+template <>
+absl::Span<const Strategy<AddProblem>* const> Strategies<AddProblem>();
 
-// What keeps the row from running this dtype on this device, in words; empty: nothing.
+// What the row needs and this device does not offer, in words; empty: nothing.
 template <class Problem>
 std::string Missing(const Strategy<Problem>& row, const Device& device);
 
 // The fastest correct row for the problem on the device, or null when no row takes its dtype.
 template <class Problem>
 const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
+template <>
+const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device);
+template <>
+const Strategy<ReduceProblem>* Choose(const ReduceProblem& problem, const Device& device);
+template <>
+const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, const Device& device);
+template <>
+const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device);
+template <>
+const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device);
 
 // A row of the table without its problem type, for lists.
 struct StrategyInfo {
@@ -155,7 +190,7 @@ struct StrategyInfo {
   bool available = false;  // on any of the devices given
   bool chosen = false;     // for the reference problem, on any of the devices given
   std::string needs;       // when not available
-  Cost cost;               // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side
+  Cost cost;  // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side
   double roundoff = 0;
 };
 

@@ -1,5 +1,5 @@
-// A device that holds buffers and runs strategies, and a lane on it. The CPU and CUDA are the two implementations; tests
-// add one that fails on demand. Standard library only.
+// A device that holds buffers and runs strategies, and a lane on it. The CPU and CUDA are the two
+// implementations; tests add one that fails on demand. Standard library only.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,8 @@ struct DeviceInfo {
   std::uint64_t memory_bytes = 0;
 };
 
-// A failed call to the device's runtime. Thrown inside kernels/ only: run.cc turns it into a Status.
+// A failed call to the device's runtime. Thrown inside kernels/ only: run.cc turns it into a
+// Status.
 class DeviceError : public std::exception {
  public:
   enum class Kind {
@@ -41,8 +42,8 @@ class DeviceError : public std::exception {
         what_(call_ + ": " + error_) {}
 
   Kind kind() const { return kind_; }
-  const std::string& call() const { return call_; }    // the expression
-  const std::string& error() const { return error_; }  // the runtime's name for the error
+  const std::string& call() const { return call_; }       // the expression
+  const std::string& error() const { return error_; }     // the runtime's name for the error
   std::uint64_t requested() const { return requested_; }  // bytes, when out of memory
   const char* what() const noexcept override { return what_.c_str(); }
 
@@ -61,7 +62,8 @@ class Device {
   virtual const DeviceInfo& info() const = 0;
   // Bytes free on the device now, for any process.
   virtual std::uint64_t FreeBytes() const = 0;
-  // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every lane. Throws DeviceError.
+  // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every lane. Throws
+  // DeviceError.
   virtual void* Allocate(std::size_t bytes) = 0;
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
@@ -76,8 +78,8 @@ class Device {
   std::atomic<bool> lost_{false};
 };
 
-// An in-order queue of work with its own scratch memory. One thread at a time; outlived by its device. Every function
-// may throw DeviceError.
+// An in-order queue of work with its own scratch memory. One thread at a time; outlived by its
+// device. Every function may throw DeviceError.
 class Lane {
  public:
   virtual ~Lane() = default;
@@ -87,7 +89,8 @@ class Lane {
 
   // Begins a request: everything Scratch returned before is invalid, result() is reset.
   virtual void Reset() = 0;
-  // bytes of uninitialised device memory aligned to 256, valid until Reset. The lane keeps and reuses it.
+  // bytes of uninitialised device memory aligned to 256, valid until Reset. The lane keeps and
+  // reuses it.
   virtual void* Scratch(std::size_t bytes) = 0;
   // One Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;

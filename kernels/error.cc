@@ -14,9 +14,8 @@ absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
 
 }  // namespace
 
-absl::Status MakeError(
-    absl::StatusCode code, std::string_view reason, std::string_view message,
-    std::initializer_list<std::pair<std::string_view, std::string>> metadata) {
+absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::string_view message,
+                       std::initializer_list<std::pair<std::string_view, std::string>> metadata) {
   absl::Status status(code, Absl(message));
   status.SetPayload(Absl(kReasonUrl), absl::Cord(Absl(reason)));
   for (const auto& [key, value] : metadata) SetErrorMetadata(status, key, value);

@@ -1,5 +1,5 @@
-// How a failure is described everywhere above the kernels: an absl::Status that carries a reason and figures, which
-// server/convert.cc turns into a google.rpc.ErrorInfo and client/client.cc back.
+// How a failure is described everywhere above the kernels: an absl::Status that carries a reason
+// and figures, which server/convert.cc turns into a google.rpc.ErrorInfo and client/client.cc back.
 #pragma once
 
 #include <initializer_list>
@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-// reason: UPPER_SNAKE, stable, one of the list in proto/tessera/v1. metadata: what a program needs to act on it.
+// reason: UPPER_SNAKE, stable, one of the list in proto/tessera/v1. metadata: what a program needs
+// to act on it.
 absl::Status MakeError(
     absl::StatusCode code, std::string_view reason, std::string_view message,
     std::initializer_list<std::pair<std::string_view, std::string>> metadata = {});

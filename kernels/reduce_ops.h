@@ -1,4 +1,5 @@
-// What each ReduceOp does to elements, once for the host and the device: Fold<op, T> for every kind of row.
+// What each ReduceOp does to elements, once for the host and the device: Fold<op, T> for every kind
+// of row.
 #pragma once
 
 #include <cmath>
@@ -23,9 +24,9 @@ struct Indexed {
   std::int64_t index;
 };
 
-// Acc: what a thread and a block accumulate in. Wide: what the results of blocks or long chains are combined in, so that
-// no chain of single-precision additions grows with n. Squares and products are wide at once: they leave the range of
-// their operands.
+// Acc: what a thread and a block accumulate in. Wide: what the results of blocks or long chains are
+// combined in, so that no chain of single-precision additions grows with n. Squares and products
+// are wide at once: they leave the range of their operands.
 template <ReduceOp op, class T>
 struct Fold {
   static constexpr bool kArg = IsArg(op);
@@ -39,8 +40,7 @@ struct Fold {
       kArg, Indexed<T>,
       std::conditional_t<kOrdering, T,
                          std::conditional_t<kWideAtOnce || std::is_integral_v<T>, Sum, T>>>;
-  using Wide =
-      std::conditional_t<kArg, Indexed<T>, std::conditional_t<kOrdering, T, Sum>>;
+  using Wide = std::conditional_t<kArg, Indexed<T>, std::conditional_t<kOrdering, T, Sum>>;
 
   // The element type of the result of an axis reduction.
   using Out = std::conditional_t<kArg, std::int64_t, T>;

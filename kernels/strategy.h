@@ -1,5 +1,6 @@
-// The vocabulary of kernels/: element types, array views, the problem of each operation, and the row that every
-// algorithm contributes to the table in strategies.cc. Standard library only, so that a .cu file compiles in seconds.
+// The vocabulary of kernels/: element types, array views, the problem of each operation, and the
+// row that every algorithm contributes to the table in strategies.cc. Standard library only, so
+// that a .cu file compiles in seconds.
 #pragma once
 
 #include <array>
@@ -87,8 +88,8 @@ struct Shape {
   }
 };
 
-// A non-owning n-dimensional window into device memory. strides count elements and may be 0 or negative; data is the
-// address of element [0, 0, ...] and aligned to the element's size, no more.
+// A non-owning n-dimensional window into device memory. strides count elements and may be 0 or
+// negative; data is the address of element [0, 0, ...] and aligned to the element's size, no more.
 struct View {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -123,12 +124,16 @@ enum class ReduceOp : std::uint8_t {
 
 constexpr bool IsArg(ReduceOp op) { return op == ReduceOp::kArgMin || op == ReduceOp::kArgMax; }
 
-// Operations that have no value for an empty input.
-constexpr bool NeedsElements(ReduceOp op) {
-  return IsArg(op) || op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kMean;
+// Operations that pick an element and so never round.
+constexpr bool ExactOp(ReduceOp op) {
+  return IsArg(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
 }
 
-// A request's knobs. 0: the strategy's own choice. Checked against the row's LaunchLimits before launch is called.
+// Operations that have no value for an empty input.
+constexpr bool NeedsElements(ReduceOp op) { return ExactOp(op) || op == ReduceOp::kMean; }
+
+// A request's knobs. 0: the strategy's own choice. Checked against the row's LaunchLimits before
+// launch is called.
 struct Launch {
   std::uint32_t block_size = 0;
   std::uint32_t grid_size = 0;
@@ -146,16 +151,17 @@ struct LaunchLimits {
   Range items_per_thread;
 };
 
-// Where an operation that ends in one value leaves it: host memory that the device can write. Floating-point operands
-// set real, integer operands set integer, ARGMIN and ARGMAX set index as well.
+// Where an operation that ends in one value leaves it: host memory that the device can write.
+// Floating-point operands set real, integer operands set integer, ARGMIN and ARGMAX set index as
+// well.
 struct Scalar {
   double real = 0;
   std::int64_t integer = 0;
   std::int64_t index = 0;
 };
 
-// The problem structs: operands are contiguous device memory (row-major, aligned to the element only), n >= 0.
-// result and out are written by the time the lane has been synchronised.
+// The problem structs: operands are contiguous device memory (row-major, aligned to the element
+// only), n >= 0. result and out are written by the time the lane has been synchronised.
 
 struct DotProblem {
   DType dtype = DType::kF32;
@@ -175,7 +181,8 @@ struct ReduceProblem {
   Launch launch;
 };
 
-// Folds the middle axis of x[outer, length, inner] into out[outer, inner]. out has x's dtype, or I64 when IsArg(op).
+// Folds the middle axis of x[outer, length, inner] into out[outer, inner]. out has x's dtype, or
+// I64 when IsArg(op).
 struct ReduceAxesProblem {
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
@@ -187,8 +194,9 @@ struct ReduceAxesProblem {
   Launch launch;
 };
 
-// c[m, n] = op(a) * op(b), row-major, c without gaps. a is stored [m, k] with row pitch lda >= max(1, k), or [k, m] with
-// lda >= max(1, m) when transpose_a; b likewise [k, n] or [n, k]. Pitches count elements.
+// c[m, n] = op(a) * op(b), row-major, c without gaps. a is stored [m, k] with row pitch lda >=
+// max(1, k), or [k, m] with lda >= max(1, m) when transpose_a; b likewise [k, n] or [n, k]. Pitches
+// count elements.
 struct MatmulProblem {
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
@@ -226,8 +234,8 @@ struct Cost {
   std::uint64_t depth = 0;    // longest chain of dependent operations
 };
 
-// One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every function may be
-// called from many threads at once, each with its own lane.
+// One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every
+// function may be called from many threads at once, each with its own lane.
 template <class Problem>
 struct Strategy {
   std::string_view name;     // what a request says; the stem of the file
@@ -238,12 +246,13 @@ struct Strategy {
   int min_compute_capability = 0;  // 10 * major + minor
   bool deterministic = false;      // same operands, launch and device: same bits
   LaunchLimits limits;
-  // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the result is rounded to
-  // an output type. For PRODUCT the factor is relative to |product|. The value includes the unit roundoff.
+  // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
+  // result is rounded to an output type. For PRODUCT the factor is relative to |product|. The value
+  // includes the unit roundoff.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
-  // Enqueues the work on the lane; problem.result or problem.out is complete after lane.Synchronize(). Throws
-  // DeviceError.
+  // Enqueues the work on the lane; problem.result or problem.out is complete after
+  // lane.Synchronize(). Throws DeviceError.
   void (*launch)(const Problem&, Lane&) = nullptr;
   // What the row needs and this device or host does not have; empty: nothing. Null: always runs.
   std::string (*missing)(const Device&) = nullptr;

@@ -1,0 +1,132 @@
+// Checks of shapes and views. Every figure may come from the wire, so all arithmetic is checked for
+// overflow.
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/compute.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
+
+std::string Join(absl::Span<const std::int64_t> values) {
+  return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
+}
+
+absl::Status BadView(std::string_view field, std::string value, std::string limit) {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_VIEW",
+      absl::StrCat("view.", std::string(field), " is ", value, ", allowed: ", limit),
+      {{"field", absl::StrCat("view.", std::string(field))}, {"value", value}, {"limit", limit}});
+}
+
+// The extents as a Shape, or why they are none; size_limit bounds the number of elements.
+absl::StatusOr<Shape> CheckedShape(absl::Span<const std::int64_t> dims, std::int64_t size_limit) {
+  if (dims.size() > static_cast<std::size_t>(kMaxRank)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+                     absl::StrCat("shape has rank ", dims.size(), ", at most ", kMaxRank),
+                     {{"field", "shape"},
+                      {"value", absl::StrCat(dims.size())},
+                      {"limit", absl::StrCat(kMaxRank)}});
+  }
+  Shape shape;
+  shape.rank = static_cast<int>(dims.size());
+  // Zero extents do not excuse the others: their product must fit as well, so that strides can be
+  // computed.
+  std::int64_t elements = 1;
+  for (int i = 0; i < shape.rank; ++i) {
+    shape[i] = dims[static_cast<std::size_t>(i)];
+    if (shape[i] < 0) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+                       absl::StrCat("shape ", Join(dims), " has a negative extent"),
+                       {{"field", "shape"}, {"value", Join(dims)}, {"limit", ">= 0"}});
+    }
+    if (__builtin_mul_overflow(elements, std::max<std::int64_t>(1, shape[i]), &elements) ||
+        elements > size_limit) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+          absl::StrCat("shape ", Join(dims), " has more elements than can be addressed"),
+          {{"field", "shape"}, {"value", Join(dims)}, {"limit", absl::StrCat(size_limit)}});
+    }
+  }
+  return shape;
+}
+
+void SetContiguousStrides(View& view) {
+  std::int64_t stride = 1;
+  for (int i = view.shape.rank - 1; i >= 0; --i) {
+    view.strides[static_cast<std::size_t>(i)] = stride;
+    stride *= std::max<std::int64_t>(1, view.shape[i]);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ArrayType> MakeArrayType(DType dtype, absl::Span<const std::int64_t> shape) {
+  if (SizeOf(dtype) == 0) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE", "dtype is unknown",
+                     {{"field", "dtype"}, {"value", absl::StrCat(static_cast<int>(dtype))}});
+  }
+  absl::StatusOr<Shape> checked =
+      CheckedShape(shape, kMaxBytes / static_cast<std::int64_t>(SizeOf(dtype)));
+  if (!checked.ok()) return checked.status();
+  return ArrayType{dtype, *checked};
+}
+
+View WholeView(const ArrayType& type, const void* data) {
+  View view{.data = data, .dtype = type.dtype, .shape = type.shape, .strides = {}};
+  SetContiguousStrides(view);
+  return view;
+}
+
+absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int64_t offset,
+                              absl::Span<const std::int64_t> shape,
+                              absl::Span<const std::int64_t> strides) {
+  const std::int64_t size = type.shape.elements();
+  // A broadcast view may name more elements than the array has; what it gathers to must still be
+  // addressable.
+  absl::StatusOr<Shape> checked =
+      CheckedShape(shape, kMaxBytes / static_cast<std::int64_t>(SizeOf(type.dtype)));
+  if (!checked.ok()) return BadView("shape", Join(shape), "extents >= 0, rank <= 8, 63-bit size");
+  View view{.data = data, .dtype = type.dtype, .shape = *checked, .strides = {}};
+  if (strides.empty()) {
+    SetContiguousStrides(view);
+  } else if (strides.size() != shape.size()) {
+    return BadView("strides", Join(strides), absl::StrCat(shape.size(), " values, one an extent"));
+  } else {
+    for (std::size_t i = 0; i < strides.size(); ++i) view.strides[i] = strides[i];
+  }
+
+  if (offset < 0 || offset > size)
+    return BadView("offset", absl::StrCat(offset), absl::StrCat("0 to ", size));
+  if (view.elements() > 0) {
+    std::int64_t low = offset;
+    std::int64_t high = offset;
+    for (int i = 0; i < view.shape.rank; ++i) {
+      std::int64_t reach = 0;
+      std::int64_t& end = view.strides[static_cast<std::size_t>(i)] < 0 ? low : high;
+      if (__builtin_mul_overflow(view.shape[i] - 1, view.strides[static_cast<std::size_t>(i)],
+                                 &reach) ||
+          __builtin_add_overflow(end, reach, &end)) {
+        return BadView("strides", Join(strides), "elements inside the array");
+      }
+    }
+    if (low < 0 || high >= size) {
+      return BadView(
+          "shape",
+          absl::StrCat(Join(shape), " at offset ", offset, ", elements ", low, " to ", high),
+          absl::StrCat("elements 0 to ", size - 1));
+    }
+    view.data =
+        static_cast<const char*>(data) + offset * static_cast<std::int64_t>(SizeOf(type.dtype));
+  }
+  return view;
+}
+
+std::string ToString(const Shape& shape) {
+  return Join({shape.dims.data(), static_cast<std::size_t>(shape.rank)});
+}
+
+}  // namespace tessera

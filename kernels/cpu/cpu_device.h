@@ -1,0 +1,12 @@
+// The CPU as a device: host memory, and lanes whose calls finish before they return.
+#pragma once
+
+#include <memory>
+
+#include "kernels/device.h"
+
+namespace tessera {
+
+std::unique_ptr<Device> OpenCpuDevice();
+
+}  // namespace tessera

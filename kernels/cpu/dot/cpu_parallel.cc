@@ -1,0 +1,68 @@
+// Dot over all cores: chunks of 2^16 elements shared out by OpenMP, eight independent accumulators
+// inside a chunk.
+//
+// Against cpu_serial: the eight chains hide the adder's latency and fill the vector registers, so
+// that a core runs at its share of the memory bandwidth, and the cores together at all of it.
+// Accumulators stay double, which costs a conversion that hides behind memory.
+//
+// Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
+#include "kernels/cpu/chunks.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kChains = 8;
+
+template <class T>
+double DotChunk(const T* a, const T* b, std::int64_t begin, std::int64_t end) {
+  double chain[kChains] = {};
+  std::int64_t i = begin;
+  for (; i + kChains <= end; i += kChains) {
+#pragma omp simd
+    for (int j = 0; j < kChains; ++j)
+      chain[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
+  }
+  double sum = 0;
+  for (; i < end; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  for (double c : chain) sum += c;
+  return sum;
+}
+
+template <class T>
+void Run(const DotProblem& p) {
+  const auto* a = static_cast<const T*>(p.a);
+  const auto* b = static_cast<const T*>(p.b);
+  p.result->real = FoldChunks(
+      p.n, 0.0, [&](std::int64_t begin, std::int64_t end) { return DotChunk(a, b, begin, end); },
+      [](double x, double y) { return x + y; });
+}
+
+std::uint64_t Depth(std::int64_t n) {
+  return static_cast<std::uint64_t>(std::min(n, kChunk) / kChains + 2 * kChains + Chunks(n));
+}
+
+}  // namespace
+
+extern const Strategy<DotProblem> kDotCpuParallel;
+const Strategy<DotProblem> kDotCpuParallel = {
+    .name = "cpu_parallel",
+    .summary = "chunks over all cores, eight vectorised double accumulators each",
+    .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
+    .backend = Backend::kCpu,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .deterministic = true,
+    .limits = {},
+    .roundoff =
+        [](const DotProblem& p) { return static_cast<double>(Depth(p.n) + 1) * kRoundoffF64; },
+    .cost =
+        [](const DotProblem& p) {
+          const auto n = static_cast<std::uint64_t>(p.n);
+          return Cost{
+              .bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = Depth(p.n)};
+        },
+    .launch = [](const DotProblem& p,
+                 Lane&) { p.dtype == DType::kF32 ? Run<float>(p) : Run<double>(p); },
+};
+
+}  // namespace tessera

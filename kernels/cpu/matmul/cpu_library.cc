@@ -1,0 +1,89 @@
+// Matmul by OpenBLAS: cache-blocked, register-tiled, vectorised for the processor it finds, over
+// all cores.
+//
+// Its interface counts in 32 bits, so larger extents are done in slabs of 2^30; along k the slabs
+// accumulate into c.
+#include <cblas.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/device.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kSlab = std::int64_t{1} << 30;
+
+int Int(std::int64_t extent) { return static_cast<int>(extent); }
+
+void Gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const float* a, int lda,
+          const float* b, int ldb, float beta, float* c, int ldc) {
+  cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
+}
+void Gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const double* a, int lda,
+          const double* b, int ldb, double beta, double* c, int ldc) {
+  cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, beta, c, ldc);
+}
+
+template <class T>
+void Run(const MatmulProblem& p) {
+  const auto* a = static_cast<const T*>(p.a);
+  const auto* b = static_cast<const T*>(p.b);
+  auto* c = static_cast<T*>(p.c);
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {
+    std::memset(c, 0, static_cast<std::size_t>(p.m * p.n) * sizeof(T));
+    return;
+  }
+  if (std::max({p.lda, p.ldb, p.n}) > std::int64_t{INT32_MAX}) {
+    throw DeviceError(DeviceError::Kind::kFailed, "cblas_gemm",
+                      "a row pitch above 2^31 - 1 elements");
+  }
+  const auto ta = p.transpose_a ? CblasTrans : CblasNoTrans;
+  const auto tb = p.transpose_b ? CblasTrans : CblasNoTrans;
+  for (std::int64_t i = 0; i < p.m; i += kSlab) {
+    for (std::int64_t j = 0; j < p.n; j += kSlab) {
+      for (std::int64_t l = 0; l < p.k; l += kSlab) {
+        const T* a_slab = p.transpose_a ? a + l * p.lda + i : a + i * p.lda + l;
+        const T* b_slab = p.transpose_b ? b + j * p.ldb + l : b + l * p.ldb + j;
+        Gemm(ta, tb, Int(std::min(kSlab, p.m - i)), Int(std::min(kSlab, p.n - j)),
+             Int(std::min(kSlab, p.k - l)), a_slab, Int(p.lda), b_slab, Int(p.ldb),
+             l == 0 ? T(0) : T(1), c + i * p.n + j, Int(p.n));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern const Strategy<MatmulProblem> kMatmulCpuLibrary;
+const Strategy<MatmulProblem> kMatmulCpuLibrary = {
+    .name = "cpu_library",
+    .summary = "OpenBLAS gemm",
+    .source = "OpenBLAS",
+    .backend = Backend::kCpu,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .deterministic = false,  // the split over threads may depend on the load
+    .limits = {},
+    // Any order of k products and k - 1 additions in the operands' own type.
+    .roundoff =
+        [](const MatmulProblem& p) {
+          return (static_cast<double>(p.k) + 1) *
+                 (p.dtype == DType::kF32 ? kRoundoffF32 : kRoundoffF64);
+        },
+    .cost =
+        [](const MatmulProblem& p) {
+          const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n),
+                     k = static_cast<std::uint64_t>(p.k);
+          return Cost{.bytes = (m * k + k * n + m * n) * SizeOf(p.dtype),
+                      .flops = 2 * m * n * k,
+                      .atomics = 0,
+                      .depth = k};
+        },
+    .launch = [](const MatmulProblem& p,
+                 Lane&) { p.dtype == DType::kF32 ? Run<float>(p) : Run<double>(p); },
+};
+
+}  // namespace tessera

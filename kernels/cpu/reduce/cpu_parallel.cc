@@ -1,0 +1,71 @@
+// Reduce over all cores: chunks of 2^16 elements shared out by OpenMP, eight independent
+// accumulators inside a chunk, the chunks' values combined in index order. The same bits for any
+// number of threads.
+//
+// Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 16 partial values, depth 2^13 + 8 + 16.
+#include "kernels/cpu/chunks.h"
+#include "kernels/reduce_ops.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kChains = 8;
+
+template <ReduceOp op, class T>
+void Run(const ReduceProblem& p) {
+  using F = Fold<op, T>;
+  using Wide = typename F::Wide;
+  const auto* x = static_cast<const T*>(p.x);
+  const auto partial = [x](std::int64_t begin, std::int64_t end) {
+    Wide chain[kChains];
+    for (Wide& c : chain) c = F::template Identity<Wide>();
+    std::int64_t i = begin;
+    for (; i + kChains <= end; i += kChains) {
+#pragma omp simd
+      for (int j = 0; j < kChains; ++j)
+        chain[j] = F::Combine(chain[j], F::Widen(F::Load(x[i + j], i + j)));
+    }
+    Wide all = chain[0];
+    for (int j = 1; j < kChains; ++j) all = F::Combine(all, chain[j]);
+    for (; i < end; ++i) all = F::Combine(all, F::Widen(F::Load(x[i], i)));
+    return all;
+  };
+  const Wide all = FoldChunks(p.n, F::template Identity<Wide>(), partial,
+                              [](Wide a, Wide b) { return F::Combine(a, b); });
+  F::Finish(all, p.n, p.result);
+}
+
+std::uint64_t Depth(std::int64_t n) {
+  return static_cast<std::uint64_t>(std::min(n, kChunk) / kChains + 2 * kChains + Chunks(n));
+}
+
+}  // namespace
+
+extern const Strategy<ReduceProblem> kReduceCpuParallel;
+const Strategy<ReduceProblem> kReduceCpuParallel = {
+    .name = "cpu_parallel",
+    .summary = "chunks over all cores, eight double accumulators each, combined in order",
+    .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
+    .backend = Backend::kCpu,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .deterministic = true,
+    .limits = {},
+    .roundoff =
+        [](const ReduceProblem& p) {
+          return ExactOp(p.op) ? 0.0 : static_cast<double>(Depth(p.n) + 2) * kRoundoffF64;
+        },
+    .cost =
+        [](const ReduceProblem& p) {
+          const auto n = static_cast<std::uint64_t>(p.n);
+          return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = Depth(p.n)};
+        },
+    .launch =
+        [](const ReduceProblem& p, Lane&) {
+          DispatchOp(p.op, [&](auto op) {
+            p.dtype == DType::kF32 ? Run<op(), float>(p) : Run<op(), double>(p);
+          });
+        },
+};
+
+}  // namespace tessera

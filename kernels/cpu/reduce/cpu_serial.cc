@@ -1,0 +1,49 @@
+// Reduce, the definition: one loop over the elements, in order, with the wide accumulator of the
+// operation.
+//
+// Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops in one dependent chain.
+#include "kernels/reduce_ops.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+namespace {
+
+template <ReduceOp op, class T>
+void Run(const ReduceProblem& p) {
+  using F = Fold<op, T>;
+  using Wide = typename F::Wide;
+  const auto* x = static_cast<const T*>(p.x);
+  Wide all = F::template Identity<Wide>();
+  for (std::int64_t i = 0; i < p.n; ++i) all = F::Combine(all, F::Widen(F::Load(x[i], i)));
+  F::Finish(all, p.n, p.result);
+}
+
+}  // namespace
+
+extern const Strategy<ReduceProblem> kReduceCpuSerial;
+const Strategy<ReduceProblem> kReduceCpuSerial = {
+    .name = "cpu_serial",
+    .summary = "one loop in index order, double accumulator: the definition",
+    .source = "definition",
+    .backend = Backend::kCpu,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .deterministic = true,
+    .limits = {},
+    .roundoff =
+        [](const ReduceProblem& p) {
+          return ExactOp(p.op) ? 0.0 : (static_cast<double>(p.n) + 2) * kRoundoffF64;
+        },
+    .cost =
+        [](const ReduceProblem& p) {
+          const auto n = static_cast<std::uint64_t>(p.n);
+          return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = n};
+        },
+    .launch =
+        [](const ReduceProblem& p, Lane&) {
+          DispatchOp(p.op, [&](auto op) {
+            p.dtype == DType::kF32 ? Run<op(), float>(p) : Run<op(), double>(p);
+          });
+        },
+};
+
+}  // namespace tessera

@@ -1,0 +1,71 @@
+// Reduce over one axis of x[outer, length, inner]: a tile of up to 64 neighbouring outputs keeps
+// its accumulators in registers and the nearest cache while the loop walks down the axis, so that
+// memory is read in rows even when the axis itself is strided. Tiles are shared out by OpenMP; each
+// output is one chain in index order, the same bits for any number of threads.
+#include <algorithm>
+
+#include "kernels/reduce_ops.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kTile = 64;
+
+template <ReduceOp op, class T>
+void Run(const ReduceAxesProblem& p) {
+  using F = Fold<op, T>;
+  using Wide = typename F::Wide;
+  const auto* x = static_cast<const T*>(p.x);
+  auto* out = static_cast<typename F::Out*>(p.out);
+  const std::int64_t tiles = (p.inner + kTile - 1) / kTile;
+#pragma omp parallel for schedule(static) if (p.outer * p.length * p.inner > (1 << 16))
+  for (std::int64_t t = 0; t < p.outer * tiles; ++t) {
+    const std::int64_t o = t / tiles;
+    const std::int64_t first = t % tiles * kTile;
+    const std::int64_t width = std::min(kTile, p.inner - first);
+    Wide chain[kTile];
+    for (std::int64_t j = 0; j < width; ++j) chain[j] = F::template Identity<Wide>();
+    for (std::int64_t l = 0; l < p.length; ++l) {
+      const T* row = x + (o * p.length + l) * p.inner + first;
+      for (std::int64_t j = 0; j < width; ++j)
+        chain[j] = F::Combine(chain[j], F::Widen(F::Load(row[j], l)));
+    }
+    for (std::int64_t j = 0; j < width; ++j)
+      out[o * p.inner + first + j] = F::FinishAxis(chain[j], p.length);
+  }
+}
+
+}  // namespace
+
+extern const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis;
+const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
+    .name = "cpu_axis",
+    .summary = "tiles of outputs over all cores, one chain an output",
+    .source = "definition, tiled for the cache",
+    .backend = Backend::kCpu,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .deterministic = true,
+    .limits = {},
+    .roundoff =
+        [](const ReduceAxesProblem& p) {
+          return ExactOp(p.op) ? 0.0 : (static_cast<double>(p.length) + 2) * kRoundoffF64;
+        },
+    .cost =
+        [](const ReduceAxesProblem& p) {
+          const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
+          const auto n = outputs * static_cast<std::uint64_t>(p.length);
+          return Cost{.bytes = n * SizeOf(p.dtype) + outputs * (IsArg(p.op) ? 8 : SizeOf(p.dtype)),
+                      .flops = n,
+                      .atomics = 0,
+                      .depth = static_cast<std::uint64_t>(p.length)};
+        },
+    .launch =
+        [](const ReduceAxesProblem& p, Lane&) {
+          DispatchOp(p.op, [&](auto op) {
+            p.dtype == DType::kF32 ? Run<op(), float>(p) : Run<op(), double>(p);
+          });
+        },
+};
+
+}  // namespace tessera

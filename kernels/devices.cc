@@ -1,0 +1,168 @@
+// Devices by name, memory with an owner, and the guarded forms of Lane's functions.
+#include <charconv>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/compute.h"
+#include "kernels/cpu/cpu_device.h"
+#include "kernels/guard.h"
+#ifdef TESSERA_WITH_CUDA
+#include "kernels/cuda/cuda_device.h"
+#endif
+
+namespace tessera {
+namespace {
+
+absl::Status MemoryExhausted(const Device& device, std::uint64_t requested) {
+  const std::uint64_t free = device.FreeBytes();
+  return MakeError(absl::StatusCode::kResourceExhausted, "GPU_MEMORY_EXHAUSTED",
+                   absl::StrCat(device.info().name, " has no room for ", requested, " bytes, ",
+                                free, " of ", device.info().memory_bytes, " are free"),
+                   {{"requested", absl::StrCat(requested)},
+                    {"free", absl::StrCat(free)},
+                    {"total", absl::StrCat(device.info().memory_bytes)},
+                    {"device", device.info().name}});
+}
+
+#ifdef TESSERA_WITH_CUDA
+int GpuCount() { return CudaDeviceCount(); }
+#else
+int GpuCount() { return 0; }
+#endif
+
+std::string GpuMissingReason() {
+#ifdef TESSERA_WITH_CUDA
+  return CudaUnavailableReason();
+#else
+  return "this build has no CUDA device";
+#endif
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenGpu([[maybe_unused]] int ordinal) {
+  const std::string name = absl::StrCat("cuda:", ordinal);
+  std::string reason = GpuMissingReason();
+  if (ordinal < GpuCount()) {
+#ifdef TESSERA_WITH_CUDA
+    try {
+      return OpenCudaDevice(ordinal);
+    } catch (const DeviceError& error) {
+      reason = error.what();
+    }
+#endif
+  } else if (GpuCount() > 0) {
+    reason = absl::StrCat("this machine has ", GpuCount(), " GPU(s)");
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, "DEVICE_UNAVAILABLE",
+                   absl::StrCat("device ", name, " cannot be used: ", reason),
+                   {{"device", name}, {"cause", reason}});
+}
+
+}  // namespace
+
+absl::Status CurrentExceptionStatus(Device& device) {
+  try {
+    throw;
+  } catch (const DeviceError& error) {
+    switch (error.kind()) {
+      case DeviceError::Kind::kOutOfMemory:
+        return MemoryExhausted(device, error.requested());
+      case DeviceError::Kind::kLost:
+        device.MarkLost();
+        return MakeError(
+            absl::StatusCode::kUnavailable, "DEVICE_LOST",
+            absl::StrCat(device.info().name, " is lost: ", error.what()),
+            {{"device", device.info().name}, {"call", error.call()}, {"error", error.error()}});
+      case DeviceError::Kind::kFailed:
+        break;
+    }
+    return MakeError(
+        absl::StatusCode::kInternal, "CUDA_ERROR",
+        absl::StrCat(device.info().name, ": ", error.what()),
+        {{"device", device.info().name}, {"call", error.call()}, {"error", error.error()}});
+  } catch (const std::bad_alloc&) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
+                     "the server's host memory is exhausted");
+  } catch (const std::exception& error) {
+    return MakeError(absl::StatusCode::kInternal, "INTERNAL", error.what());
+  }
+}
+
+std::vector<std::string> VisibleDevices() {
+  std::vector<std::string> names;
+  for (int i = 0; i < GpuCount(); ++i) names.push_back(absl::StrCat("cuda:", i));
+  names.emplace_back("cpu");
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name) {
+  if (name == "cpu" || (name == "auto" && GpuCount() == 0)) return OpenCpuDevice();
+  if (name == "cuda" || name == "auto") return OpenGpu(0);
+  constexpr std::string_view kPrefix = "cuda:";
+  if (name.substr(0, kPrefix.size()) == kPrefix) {
+    int ordinal = 0;
+    const char* end = name.data() + name.size();
+    const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, ordinal);
+    if (error == std::errc() && stop == end && ordinal >= 0) return OpenGpu(ordinal);
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
+                   absl::StrCat("device '", std::string(name),
+                                "' is none of auto, cpu, cuda, cuda:0, cuda:1, ..."),
+                   {{"device", std::string(name)}});
+}
+
+absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Device& device) {
+  std::unique_ptr<Lane> lane;
+  absl::Status status = Guard(device, [&] { lane = device.MakeLane(); });
+  if (!status.ok()) return status;
+  return lane;
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Memory::~Memory() {
+  if (data_ != nullptr) device_->Free(data_);
+}
+
+absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes) {
+  if (bytes == 0) return Memory();
+  void* data = nullptr;
+  absl::Status status = Guard(device, [&] { data = device.Allocate(bytes); });
+  if (!status.ok()) return status;
+  return Memory(&device, data, bytes);
+}
+
+absl::Status BeginRequest(Lane& lane) {
+  return Guard(lane.device(), [&] { lane.Reset(); });
+}
+
+absl::StatusOr<void*> Scratch(Lane& lane, std::size_t bytes) {
+  void* data = nullptr;
+  if (bytes == 0) return data;
+  absl::Status status = Guard(lane.device(), [&] { data = lane.Scratch(bytes); });
+  if (!status.ok()) return status;
+  return data;
+}
+
+absl::Status CopyToDevice(Lane& lane, void* device, const void* host, std::size_t bytes) {
+  return Guard(lane.device(), [&] { lane.CopyToDevice(device, host, bytes); });
+}
+
+absl::Status CopyToHost(Lane& lane, void* host, const void* device, std::size_t bytes) {
+  return Guard(lane.device(), [&] { lane.CopyToHost(host, device, bytes); });
+}
+
+absl::Status Synchronize(Lane& lane) {
+  return Guard(lane.device(), [&] { lane.Synchronize(); });
+}
+
+}  // namespace tessera

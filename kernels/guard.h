@@ -1,0 +1,27 @@
+// The one place where an exception of a device becomes a Status.
+#pragma once
+
+#include <exception>
+#include <new>
+
+#include "absl/status/status.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+
+namespace tessera {
+
+// What the exception in flight means; marks the device lost when it is.
+absl::Status CurrentExceptionStatus(Device& device);
+
+// The Status of f(), which may throw DeviceError.
+template <class F>
+absl::Status Guard(Device& device, F&& f) {
+  try {
+    f();
+    return absl::OkStatus();
+  } catch (...) {
+    return CurrentExceptionStatus(device);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,185 @@
+// THE list: every strategy of every operation, slowest lesson first. A new strategy is its own file
+// and one row here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read it.
+#include "absl/strings/str_cat.h"
+#include "kernels/compute.h"
+
+#define DOT_ROWS(CPU, CUDA) \
+  CPU(kDotCpuSerial)        \
+  CPU(kDotCpuParallel)      \
+  CUDA(kDotHierarchical)    \
+  CUDA(kDotWarpShuffle)     \
+  CUDA(kDotCublas)
+
+#define REDUCE_ROWS(CPU, CUDA) \
+  CPU(kReduceCpuSerial)        \
+  CPU(kReduceCpuParallel)      \
+  CUDA(kReducePrivatized)      \
+  CUDA(kReduceWarpShuffle)     \
+  CUDA(kReduceLibrary)
+
+#define REDUCE_AXES_ROWS(CPU, CUDA) \
+  CPU(kReduceAxesCpuAxis)           \
+  CUDA(kReduceAxesAxis)
+
+#define MATMUL_ROWS(CPU, CUDA) \
+  CPU(kMatmulCpuNaive)         \
+  CPU(kMatmulCpuLibrary)       \
+  CUDA(kMatmulNaive)           \
+  CUDA(kMatmulSharedTiled)     \
+  CUDA(kMatmulCublas)
+
+#define ADD_ROWS(CPU, CUDA) \
+  CPU(kAddCpu)              \
+  CUDA(kAddSimple)
+
+#define NOTHING(row)
+#ifdef TESSERA_WITH_CUDA
+#define IF_CUDA(macro) macro
+#else
+#define IF_CUDA(macro) NOTHING
+#endif
+#define ADDRESS(row) &row,
+
+// The table of one operation, as Strategies<Problem>(). DECLARE is a macro of its own an operation,
+// because a macro can not carry the problem's type through the list.
+#define TABLE(Problem, ROWS, DECLARE)                                                           \
+  ROWS(DECLARE, IF_CUDA(DECLARE))                                                               \
+  template <>                                                                                   \
+  absl::Span<const Strategy<Problem>* const> Strategies<Problem>() {                            \
+    static constinit const Strategy<Problem>* const rows[] = {ROWS(ADDRESS, IF_CUDA(ADDRESS))}; \
+    return rows;                                                                                \
+  }
+#define DECLARE_DOT(row) extern const Strategy<DotProblem> row;
+#define DECLARE_REDUCE(row) extern const Strategy<ReduceProblem> row;
+#define DECLARE_REDUCE_AXES(row) extern const Strategy<ReduceAxesProblem> row;
+#define DECLARE_MATMUL(row) extern const Strategy<MatmulProblem> row;
+#define DECLARE_ADD(row) extern const Strategy<AddProblem> row;
+
+namespace tessera {
+
+TABLE(DotProblem, DOT_ROWS, DECLARE_DOT)
+TABLE(ReduceProblem, REDUCE_ROWS, DECLARE_REDUCE)
+TABLE(ReduceAxesProblem, REDUCE_AXES_ROWS, DECLARE_REDUCE_AXES)
+TABLE(MatmulProblem, MATMUL_ROWS, DECLARE_MATMUL)
+TABLE(AddProblem, ADD_ROWS, DECLARE_ADD)
+
+template <class Problem>
+std::string Missing(const Strategy<Problem>& row, const Device& device) {
+  const DeviceInfo& info = device.info();
+  if (row.backend != info.backend)
+    return row.backend == Backend::kCuda ? "a CUDA device" : "the CPU device";
+  if (row.min_compute_capability > info.compute_capability) {
+    return absl::StrCat("compute capability ", row.min_compute_capability / 10, ".",
+                        row.min_compute_capability % 10, " or higher");
+  }
+  return row.missing == nullptr ? "" : row.missing(device);
+}
+
+namespace {
+
+// The first of the named rows that the device can run on the problem's type.
+template <class Problem>
+const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
+                                 const Problem& problem, const Device& device) {
+  for (std::string_view name : names) {
+    for (const Strategy<Problem>* row : Strategies<Problem>()) {
+      if (row->name == name && row->dtypes.Contains(problem.dtype) && Missing(*row, device).empty())
+        return row;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// Below one chunk of cpu_parallel there is nothing to share out, but its eight chains still win.
+template <>
+const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device) {
+  return FirstOf({"warp_shuffle", "cpu_parallel"}, problem, device);
+}
+
+template <>
+const Strategy<ReduceProblem>* Choose(const ReduceProblem& problem, const Device& device) {
+  return FirstOf({"warp_shuffle", "cpu_parallel"}, problem, device);
+}
+
+template <>
+const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, const Device& device) {
+  return FirstOf({"axis", "cpu_axis"}, problem, device);
+}
+
+template <>
+const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
+  return FirstOf({"cublas", "shared_tiled", "cpu_library"}, problem, device);
+}
+
+template <>
+const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device) {
+  return FirstOf({"simple", "cpu"}, problem, device);
+}
+
+namespace {
+
+template <class Problem>
+void Append(const Problem& reference, absl::Span<Device* const> devices,
+            std::vector<StrategyInfo>& list) {
+  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+    StrategyInfo info{.operation = kOperation<Problem>,
+                      .name = row->name,
+                      .summary = row->summary,
+                      .source = row->source,
+                      .backend = row->backend,
+                      .dtypes = row->dtypes,
+                      .min_compute_capability = row->min_compute_capability,
+                      .deterministic = row->deterministic,
+                      .available = false,
+                      .chosen = false,
+                      .needs = "",
+                      .cost = row->cost(reference),
+                      .roundoff = row->roundoff(reference)};
+    for (const Device* device : devices) {
+      std::string missing = Missing(*row, *device);
+      info.available |= missing.empty();
+      info.chosen |= Choose(reference, *device) == row;
+      // A device of the row's own kind says best what is missing.
+      if (info.needs.empty() || device->info().backend == row->backend)
+        info.needs = std::move(missing);
+    }
+    if (info.available) info.needs.clear();
+    list.push_back(std::move(info));
+  }
+}
+
+}  // namespace
+
+std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
+  constexpr std::int64_t kElements = 1 << 20;
+  constexpr std::int64_t kSide = 1024;
+  DotProblem dot;
+  dot.n = kElements;
+  ReduceProblem reduce;
+  reduce.n = kElements;
+  ReduceAxesProblem axes;
+  axes.outer = axes.length = kSide;
+  axes.inner = 1;
+  MatmulProblem matmul;
+  matmul.m = matmul.n = matmul.k = matmul.lda = matmul.ldb = kSide;
+  AddProblem add;
+  add.n = kElements;
+
+  std::vector<StrategyInfo> list;
+  Append(dot, devices, list);
+  Append(reduce, devices, list);
+  Append(axes, devices, list);
+  Append(matmul, devices, list);
+  Append(add, devices, list);
+  return list;
+}
+
+template std::string Missing(const Strategy<DotProblem>&, const Device&);
+template std::string Missing(const Strategy<ReduceProblem>&, const Device&);
+template std::string Missing(const Strategy<ReduceAxesProblem>&, const Device&);
+template std::string Missing(const Strategy<MatmulProblem>&, const Device&);
+template std::string Missing(const Strategy<AddProblem>&, const Device&);
+
+}  // namespace tessera
