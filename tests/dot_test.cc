@@ -1,0 +1,196 @@
+// Every strategy of Dot, from the table, against sums in long double with the row's own bound.
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+struct Reference {
+  long double sum = 0;
+  long double magnitude = 0;
+};
+
+template <class T>
+Reference DotReference(const std::vector<T>& a, const std::vector<T>& b) {
+  Reference r;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const long double product = static_cast<long double>(a[i]) * b[i];
+    r.sum += product;
+    r.magnitude += std::abs(product);
+  }
+  return r;
+}
+
+class DotTest : public testing::TestWithParam<RowCase> {
+ protected:
+  template <class T>
+  void Check(const std::vector<T>& a, const std::vector<T>& b, Launch launch = {},
+             std::size_t offset_a = 0, std::size_t offset_b = 0) {
+    Lane& lane = TestLane(GetParam().backend);
+    DeviceArray<T> da(lane, a, offset_a), db(lane, b, offset_b);
+    const auto n = static_cast<std::int64_t>(a.size());
+    const auto result = RunDot(lane, VectorView(da.data(), n), VectorView(db.data(), n),
+                               {.strategy = GetParam().name, .launch = launch, .timing = true});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->stats.strategy, GetParam().name);
+    EXPECT_GE(result->stats.kernel_us, 0);
+    EXPECT_EQ(result->stats.bytes >= 2 * a.size() * sizeof(T), true);
+    const Reference want = DotReference(a, b);
+    const double bound = result->stats.roundoff * static_cast<double>(want.magnitude);
+    EXPECT_LE(std::abs(static_cast<double>(result->value.real - want.sum)), bound)
+        << "n " << n << " got " << result->value.real << " want " << static_cast<double>(want.sum)
+        << " block " << launch.block_size << " grid " << launch.grid_size << " items "
+        << launch.items_per_thread << " offsets " << offset_a << " " << offset_b;
+    // A bound that allows anything proves nothing.
+    EXPECT_LT(result->stats.roundoff, 1e-3);
+  }
+};
+
+TEST_P(DotTest, AwkwardSizes) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (std::int64_t n : AwkwardSizes()) {
+      SCOPED_TRACE(n);
+      Check<T>(NormalVector<T>(n, 1), NormalVector<T>(n, 2));
+      Check<T>(NormalVector<T>(n, 3, 1.0), NormalVector<T>(n, 4, 1.0), {}, 1, 3);
+    }
+  });
+}
+
+TEST_P(DotTest, LaunchesAndAlignments) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (const Launch& launch : Launches(Row<DotProblem>(GetParam()).limits)) {
+      for (std::int64_t n : {0, 1, 33, 4099, 70001})
+        Check<T>(NormalVector<T>(n, 5, 0.5), NormalVector<T>(n, 6), launch, n % 4, n % 3);
+    }
+  });
+}
+
+TEST_P(DotTest, EmptyIsZero) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  Lane& lane = TestLane(GetParam().backend);
+  const View empty = WholeView({GetParam().dtype, MakeShape({0})}, nullptr);
+  const auto result = RunDot(lane, empty, empty, {.strategy = GetParam().name});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->value.real, 0);
+}
+
+TEST_P(DotTest, DeterministicRowsRepeatTheirBits) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  if (!Row<DotProblem>(GetParam()).deterministic) return;
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    Lane& lane = TestLane(GetParam().backend);
+    const std::int64_t n = 300007;
+    DeviceArray<T> a(lane, NormalVector<T>(n, 7)), b(lane, NormalVector<T>(n, 8));
+    double first = 0;
+    for (int i = 0; i < 10; ++i) {
+      const auto result = RunDot(lane, VectorView(a.data(), n), VectorView(b.data(), n),
+                                 {.strategy = GetParam().name});
+      ASSERT_TRUE(result.ok()) << result.status();
+      if (i == 0) first = result->value.real;
+      EXPECT_EQ(result->value.real, first);
+    }
+  });
+}
+
+TEST_P(DotTest, SpecialValuesPropagate) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    Lane& lane = TestLane(GetParam().backend);
+    for (std::size_t at : {std::size_t{0}, std::size_t{4098}}) {
+      std::vector<T> a(4099, T(1)), b(4099, T(2));
+      a[at] = std::numeric_limits<T>::quiet_NaN();
+      DeviceArray<T> da(lane, a), db(lane, b);
+      auto result = RunDot(lane, VectorView(da.data(), 4099), VectorView(db.data(), 4099),
+                           {.strategy = GetParam().name});
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_TRUE(std::isnan(result->value.real));
+      a[at] = -std::numeric_limits<T>::infinity();
+      DeviceArray<T> di(lane, a);
+      result = RunDot(lane, VectorView(di.data(), 4099), VectorView(db.data(), 4099),
+                      {.strategy = GetParam().name});
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->value.real, -std::numeric_limits<double>::infinity());
+    }
+  });
+}
+
+TEST_P(DotTest, StridedViews) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    Lane& lane = TestLane(GetParam().backend);
+    const std::vector<T> values = NormalVector<T>(40 * 50, 9);
+    DeviceArray<T> array(lane, values, 1);
+    const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
+    // A transposed block, reversed along one axis, against a row repeated by a stride of 0.
+    const auto a = MakeView(type, array.data(), 30 * 50 + 3, {20, 25}, {2, -50});
+    const auto b = MakeView(type, array.data(), 7, {20, 25}, {0, 1});
+    ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+    std::vector<T> ha, hb;
+    for (int i = 0; i < 20; ++i) {
+      for (int j = 0; j < 25; ++j) {
+        ha.push_back(values[static_cast<std::size_t>(30 * 50 + 3 + i * 2 - j * 50)]);
+        hb.push_back(values[static_cast<std::size_t>(7 + j)]);
+      }
+    }
+    const auto result = RunDot(lane, *a, *b, {.strategy = GetParam().name});
+    ASSERT_TRUE(result.ok()) << result.status();
+    const Reference want = DotReference(ha, hb);
+    EXPECT_LE(std::abs(static_cast<double>(result->value.real - want.sum)),
+              result->stats.roundoff * static_cast<double>(want.magnitude));
+  });
+}
+
+TEST_P(DotTest, Large) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const std::int64_t n = LargeSize(GetParam().backend);
+    Check<T>(NormalVector<T>(n, 10, 1.0, 0.25), NormalVector<T>(n, 11, 1.0, 0.25));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, DotTest, testing::ValuesIn(RowCases<DotProblem>()), CaseName);
+
+TEST(DotErrors, OperandsThatDoNotFit) {
+  Lane& lane = TestLane(Backend::kCpu);
+  const std::vector<float> x(12, 1.0f);
+  const View a = WholeView({DType::kF32, MakeShape({12})}, x.data());
+  const View b = WholeView({DType::kF32, MakeShape({3, 4})}, x.data());
+  const View c = WholeView({DType::kF64, MakeShape({6})}, x.data());
+  const View ints = WholeView({DType::kI32, MakeShape({12})}, x.data());
+  EXPECT_EQ(ErrorReason(RunDot(lane, a, b, {}).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(RunDot(lane, a, c, {}).status()), "BAD_DTYPE");
+  const absl::Status no_row = RunDot(lane, ints, ints, {}).status();
+  EXPECT_EQ(no_row.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ErrorReason(no_row), "STRATEGY_UNSUPPORTED");
+  EXPECT_EQ(ErrorMetadata(no_row)["needs"], "operands of f32, f64");
+}
+
+TEST(DotErrors, Strategies) {
+  Lane& lane = TestLane(Backend::kCpu);
+  const std::vector<float> x(12, 1.0f);
+  const View a = WholeView({DType::kF32, MakeShape({12})}, x.data());
+  const absl::Status unknown = RunDot(lane, a, a, {.strategy = "fastest"}).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ErrorReason(unknown), "UNKNOWN_STRATEGY");
+  EXPECT_NE(ErrorMetadata(unknown)["valid"].find("cpu_serial, cpu_parallel"), std::string::npos);
+  const absl::Status launch =
+      RunDot(lane, a, a, {.strategy = "cpu_serial", .launch = {.block_size = 3}}).status();
+  EXPECT_EQ(ErrorReason(launch), "BAD_LAUNCH");
+  EXPECT_EQ(ErrorMetadata(launch)["field"], "launch.block_size");
+#ifdef TESSERA_WITH_CUDA
+  const absl::Status device = RunDot(lane, a, a, {.strategy = "warp_shuffle"}).status();
+  EXPECT_EQ(device.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ErrorReason(device), "STRATEGY_UNSUPPORTED");
+  EXPECT_EQ(ErrorMetadata(device)["needs"], "a CUDA device");
+#endif
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,253 @@
+// What the kernel suites share: the devices of this machine, arrays on them, references in higher
+// precision.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/compute.h"
+
+namespace tessera::test {
+
+// True on the run that must not skip anything for want of a GPU.
+inline bool GpuRequired() {
+  const char* value = std::getenv("TESSERA_REQUIRE_GPU");
+  return value != nullptr && std::string(value) == "1";
+}
+
+// The first device of the kind, opened once a process; null when this machine has none.
+inline Device* TestDevice(Backend backend) {
+  static auto& devices = *new std::map<Backend, std::unique_ptr<Device>>;
+  auto [it, fresh] = devices.try_emplace(backend);
+  if (fresh) {
+    auto device = OpenDevice(backend == Backend::kCpu ? "cpu" : "cuda:0");
+    if (device.ok()) it->second = *std::move(device);
+  }
+  return it->second.get();
+}
+
+// Ends the test as skipped, or as failed where a GPU is required, when the machine has no such
+// device.
+#define TESSERA_NEED_DEVICE(backend)                                                     \
+  if (::tessera::test::TestDevice(backend) == nullptr) {                                 \
+    if (::tessera::test::GpuRequired()) FAIL() << "a GPU is required and there is none"; \
+    GTEST_SKIP() << "this machine has no GPU";                                           \
+  }                                                                                      \
+  static_assert(true)
+
+inline Lane& TestLane(Backend backend) {
+  static auto& lanes = *new std::map<Backend, std::unique_ptr<Lane>>;
+  auto [it, fresh] = lanes.try_emplace(backend);
+  if (fresh) it->second = *MakeLane(*TestDevice(backend));
+  EXPECT_TRUE(BeginRequest(*it->second).ok());
+  return *it->second;
+}
+
+// One row and one of its types: what most suites are parametrised by.
+struct RowCase {
+  std::string_view name;
+  Backend backend;
+  DType dtype;
+};
+
+inline void PrintTo(const RowCase& c, std::ostream* os) {
+  *os << Name(c.backend) << " " << c.name << " " << Name(c.dtype);
+}
+
+template <class Problem>
+std::vector<RowCase> RowCases() {
+  std::vector<RowCase> cases;
+  for (const Strategy<Problem>* row : Strategies<Problem>())
+    for (int d = static_cast<int>(DType::kF32); d <= static_cast<int>(DType::kI64); ++d)
+      if (row->dtypes.Contains(static_cast<DType>(d)))
+        cases.push_back({row->name, row->backend, static_cast<DType>(d)});
+  return cases;
+}
+
+template <class Problem>
+const Strategy<Problem>& Row(const RowCase& c) {
+  for (const Strategy<Problem>* row : Strategies<Problem>())
+    if (row->name == c.name && row->backend == c.backend) return *row;
+  std::abort();
+}
+
+inline std::string CaseName(const testing::TestParamInfo<RowCase>& info) {
+  const RowCase& c = info.param;
+  return std::string(Name(c.backend)) + "_" + std::string(c.name) + "_" +
+         std::string(Name(c.dtype));
+}
+
+// Ends the test as skipped when the row lacks something on this device (a library that is not
+// installed). Where a GPU is required that is a failure, except for the vendor's libraries, which a
+// bare GPU host need not have.
+#define TESSERA_NEED_ROW(Problem, row_case)                                     \
+  TESSERA_NEED_DEVICE((row_case).backend);                                      \
+  if (const std::string missing =                                               \
+          ::tessera::Missing(::tessera::test::Row<Problem>(row_case),           \
+                             *::tessera::test::TestDevice((row_case).backend)); \
+      !missing.empty()) {                                                       \
+    if (::tessera::test::GpuRequired()) FAIL() << "the row needs " << missing;  \
+    GTEST_SKIP() << "the row needs " << missing;                                \
+  }                                                                             \
+  static_assert(true)
+
+// Calls f(T{}) for the element type.
+template <class F>
+void DispatchType(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f(float{});
+    case DType::kF64:
+      return f(double{});
+    default:
+      FAIL() << "no test data for " << Name(dtype);
+  }
+}
+
+template <class T>
+constexpr DType DTypeOf() {
+  if constexpr (std::is_same_v<T, float>) {
+    return DType::kF32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DType::kF64;
+  } else if constexpr (std::is_same_v<T, std::int32_t>) {
+    return DType::kI32;
+  } else {
+    return DType::kI64;
+  }
+}
+
+// A cheap generator (splitmix64), since some arrays have 2^28 elements.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t Bits() {
+    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  double Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
+  // Mean 0, deviation 1, close enough to normal for test data.
+  double Normal() { return (Uniform() + Uniform() + Uniform() + Uniform() - 2.0) * 1.7320508; }
+
+ private:
+  std::uint64_t state_;
+};
+
+template <class T>
+std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.0,
+                            double deviation = 1.0) {
+  Random random(seed);
+  std::vector<T> v(static_cast<std::size_t>(n));
+  for (T& x : v) x = static_cast<T>(mean + deviation * random.Normal());
+  return v;
+}
+
+// Device memory that holds values, with guard bytes around it that must survive. offset misaligns
+// it by so many elements.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray(Lane& lane, const std::vector<T>& values, std::size_t offset = 0)
+      : lane_(lane), offset_(kGuard + offset), size_(values.size()) {
+    absl::StatusOr<Memory> memory = Allocate(lane.device(), (offset_ + size_ + kGuard) * sizeof(T));
+    if (!memory.ok()) ADD_FAILURE() << memory.status();
+    if (memory.ok()) memory_ = *std::move(memory);
+    image_.resize((offset_ + size_ + kGuard) * sizeof(T), kGuardByte);
+    if (size_ > 0)
+      std::memcpy(image_.data() + offset_ * sizeof(T), values.data(), size_ * sizeof(T));
+    EXPECT_TRUE(CopyToDevice(lane, memory_.data(), image_.data(), image_.size()).ok());
+    EXPECT_TRUE(Synchronize(lane).ok());
+  }
+  // Every byte the guard pattern: what a result is written into.
+  DeviceArray(Lane& lane, std::int64_t size)
+      : DeviceArray(lane, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
+
+  T* data() const { return static_cast<T*>(memory_.data()) + offset_; }
+
+  // The values now; fails the test when a guard byte has changed.
+  std::vector<T> Values() {
+    std::vector<unsigned char> now(image_.size());
+    EXPECT_TRUE(CopyToHost(lane_, now.data(), memory_.data(), now.size()).ok());
+    std::vector<T> values(size_);
+    if (size_ > 0) std::memcpy(values.data(), now.data() + offset_ * sizeof(T), size_ * sizeof(T));
+    const std::size_t begin = offset_ * sizeof(T), end = (offset_ + size_) * sizeof(T);
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if ((i < begin || i >= end) && now[i] != kGuardByte) {
+        ADD_FAILURE() << "byte "
+                      << static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(begin)
+                      << " relative to the array was overwritten";
+        break;
+      }
+    }
+    return values;
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr unsigned char kGuardByte = 0xff;  // a NaN in every floating-point type
+  static T Poison() {
+    T value;
+    std::memset(&value, kGuardByte, sizeof value);
+    return value;
+  }
+
+  Lane& lane_;
+  std::size_t offset_;
+  std::size_t size_;
+  Memory memory_;
+  std::vector<unsigned char> image_;
+};
+
+inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
+  Shape shape;
+  for (std::int64_t d : dims) shape[shape.rank++] = d;
+  return shape;
+}
+
+template <class T>
+View VectorView(const T* data, std::int64_t n) {
+  return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
+}
+
+inline const std::vector<std::int64_t>& AwkwardSizes() {
+  static const auto& sizes = *new std::vector<std::int64_t>{
+      0, 1, 2, 31, 32, 33, 255, 257, 1023, 4099, 65537, (1 << 20) + 1};
+  return sizes;
+}
+
+// Larger than every cache and every fixed grid; 2^28 where a GPU is, 2^24 where a CPU does the
+// work.
+inline std::int64_t LargeSize(Backend backend) {
+  return (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3;
+}
+
+// What a launch knob may be tried with: none, and values inside the row's range, powers of two or
+// not.
+inline std::vector<Launch> Launches(const LaunchLimits& limits) {
+  std::vector<Launch> launches = {{}};
+  const auto inside = [](LaunchLimits::Range r, std::uint32_t v) {
+    return v >= r.min && v <= r.max;
+  };
+  for (std::uint32_t block : {32u, 33u, 96u, 100u, 257u, 512u, 1000u, 1024u})
+    if (inside(limits.block_size, block)) launches.push_back({.block_size = block});
+  for (std::uint32_t grid : {1u, 7u, 1000u})
+    if (inside(limits.grid_size, grid)) launches.push_back({.grid_size = grid});
+  for (std::uint32_t items : {1u, 3u, 16u})
+    if (inside(limits.items_per_thread, items)) launches.push_back({.items_per_thread = items});
+  if (inside(limits.block_size, 160) && inside(limits.items_per_thread, 5))
+    launches.push_back({.block_size = 160, .items_per_thread = 5});
+  return launches;
+}
+
+}  // namespace tessera::test

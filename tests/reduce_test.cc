@@ -1,0 +1,407 @@
+// Every strategy of Reduce and of reductions along axes, from the table, for every operation,
+// against references in long double with the row's own bound, and NumPy's rules for NaN, ties and
+// empty inputs.
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum,       ReduceOp::kProduct, ReduceOp::kMin,
+                             ReduceOp::kMax,       ReduceOp::kArgMin,  ReduceOp::kArgMax,
+                             ReduceOp::kMean,      ReduceOp::kNormL1,  ReduceOp::kNormL2,
+                             ReduceOp::kSumSquares};
+
+struct Reference {
+  long double value = 0;
+  // |computed - value| <= roundoff * scale, plus the rounding of the output.
+  long double scale = 0;
+  std::int64_t index = 0;
+};
+
+template <class T>
+Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
+  Reference r;
+  const auto n = static_cast<long double>(x.size());
+  const auto before = [&](T a, T b) {  // whether a beats b, b standing earlier
+    if (std::isnan(b)) return false;
+    if (std::isnan(a)) return true;
+    return op == ReduceOp::kMin || op == ReduceOp::kArgMin ? a < b : a > b;
+  };
+  switch (op) {
+    case ReduceOp::kProduct:
+      r.value = 1;
+      for (T v : x) r.value *= v;
+      r.scale = std::abs(r.value);
+      return r;
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+    case ReduceOp::kArgMin:
+    case ReduceOp::kArgMax:
+      for (std::size_t i = 1; i < x.size(); ++i)
+        if (before(x[i], x[static_cast<std::size_t>(r.index)]))
+          r.index = static_cast<std::int64_t>(i);
+      if (!x.empty()) r.value = x[static_cast<std::size_t>(r.index)];
+      return r;
+    case ReduceOp::kSum:
+    case ReduceOp::kMean:
+      for (T v : x) {
+        r.value += v;
+        r.scale += std::abs(static_cast<long double>(v));
+      }
+      break;
+    case ReduceOp::kNormL1:
+      for (T v : x) r.value += std::abs(static_cast<long double>(v));
+      r.scale = r.value;
+      break;
+    case ReduceOp::kNormL2:
+    case ReduceOp::kSumSquares:
+      for (T v : x) r.value += static_cast<long double>(v) * v;
+      r.scale = r.value;
+      break;
+  }
+  if (op == ReduceOp::kMean) {
+    r.value /= n;
+    r.scale /= n;
+  }
+  if (op == ReduceOp::kNormL2) {
+    r.value = std::sqrt(r.value);  // halves the relative error
+    r.scale = r.value;
+  }
+  return r;
+}
+
+// Products need values near 1 to stay in range.
+template <class T>
+std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
+  return op == ReduceOp::kProduct ? NormalVector<T>(n, seed, 1.0, 1e-3)
+                                  : NormalVector<T>(n, seed, 0.25);
+}
+
+class ReduceTest : public testing::TestWithParam<RowCase> {
+ protected:
+  template <class T>
+  void Check(ReduceOp op, const std::vector<T>& x, Launch launch = {}, std::size_t offset = 0) {
+    Lane& lane = TestLane(GetParam().backend);
+    DeviceArray<T> array(lane, x, offset);
+    const auto n = static_cast<std::int64_t>(x.size());
+    const auto result = RunReduce(lane, VectorView(array.data(), n), op,
+                                  {.strategy = GetParam().name, .launch = launch});
+    ASSERT_TRUE(result.ok()) << result.status();
+    const Reference want = ReduceReference(op, x);
+    SCOPED_TRACE(absl::StrCat("op ", static_cast<int>(op), " n ", n, " block ", launch.block_size,
+                              " grid ", launch.grid_size, " items ", launch.items_per_thread,
+                              " offset ", offset));
+    if (ExactOp(op)) {
+      EXPECT_EQ(result->stats.roundoff, 0);
+      if (std::isnan(static_cast<double>(want.value))) {
+        EXPECT_TRUE(std::isnan(result->value.real)) << result->value.real;
+      } else {
+        EXPECT_EQ(result->value.real, static_cast<double>(want.value));
+      }
+      if (IsArg(op)) {
+        EXPECT_EQ(result->value.index, want.index);
+      }
+    } else {
+      const double bound =
+          (result->stats.roundoff + 2 * kRoundoffF64) * static_cast<double>(want.scale);
+      EXPECT_LE(std::abs(static_cast<double>(result->value.real - want.value)), bound)
+          << "got " << result->value.real << " want " << static_cast<double>(want.value);
+      EXPECT_LT(result->stats.roundoff, 1e-3);
+    }
+  }
+};
+
+TEST_P(ReduceTest, AwkwardSizes) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (ReduceOp op : kOps)
+      for (std::int64_t n : AwkwardSizes())
+        if (n > 0 || !NeedsElements(op)) Check<T>(op, Data<T>(op, n, 1), {}, n % 4);
+  });
+}
+
+TEST_P(ReduceTest, LaunchesAndAlignments) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (const Launch& launch : Launches(Row<ReduceProblem>(GetParam()).limits))
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2})
+        for (std::int64_t n : {1, 33, 4099, 70001}) Check<T>(op, Data<T>(op, n, 2), launch, n % 4);
+  });
+}
+
+TEST_P(ReduceTest, NanTiesAndInfinities) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    const T inf = std::numeric_limits<T>::infinity();
+    for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kArgMax}) {
+      for (std::int64_t n : {1, 5, 257, 70001}) {
+        std::vector<T> ties(static_cast<std::size_t>(n), T(3));
+        Check<T>(op, ties);
+        ties[static_cast<std::size_t>(n / 2)] = ties.back() =
+            op == ReduceOp::kMin || op == ReduceOp::kArgMin ? T(-1) : T(9);
+        Check<T>(op, ties);
+        std::vector<T> infinite(static_cast<std::size_t>(n), inf);
+        Check<T>(op, infinite);
+        std::vector<T> negative(static_cast<std::size_t>(n), -inf);
+        Check<T>(op, negative);
+        std::vector<T> nans = Data<T>(op, n, 3);
+        nans[static_cast<std::size_t>(n / 3)] = nans[static_cast<std::size_t>(n - 1)] = nan;
+        Check<T>(op, nans);
+      }
+    }
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMean, ReduceOp::kNormL1,
+                        ReduceOp::kNormL2}) {
+      std::vector<T> x = Data<T>(op, 4099, 4);
+      x[4000] = nan;
+      Lane& lane = TestLane(GetParam().backend);
+      DeviceArray<T> array(lane, x);
+      const auto result =
+          RunReduce(lane, VectorView(array.data(), 4099), op, {.strategy = GetParam().name});
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_TRUE(std::isnan(result->value.real)) << static_cast<int>(op);
+    }
+  });
+}
+
+TEST_P(ReduceTest, SquaresLeaveTheRangeOfFloats) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  if (GetParam().dtype != DType::kF32) return;
+  Check<float>(ReduceOp::kNormL2, std::vector<float>(1000, 1e30f));
+  Check<float>(ReduceOp::kNormL2, std::vector<float>(1000, 1e-30f));
+  Check<float>(ReduceOp::kProduct, {1e30f, 1e30f, 1e-30f, 1e-30f, 2.0f});
+}
+
+TEST_P(ReduceTest, EmptyInputs) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  Lane& lane = TestLane(GetParam().backend);
+  const View empty = WholeView({GetParam().dtype, MakeShape({3, 0})}, nullptr);
+  for (ReduceOp op : kOps) {
+    const auto result = RunReduce(lane, empty, op, {.strategy = GetParam().name});
+    if (NeedsElements(op)) {
+      EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(ErrorReason(result.status()), "EMPTY_INPUT");
+    } else {
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->value.real, op == ReduceOp::kProduct ? 1 : 0);
+    }
+  }
+}
+
+TEST_P(ReduceTest, DeterministicRowsRepeatTheirBits) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  if (!Row<ReduceProblem>(GetParam()).deterministic) return;
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    Lane& lane = TestLane(GetParam().backend);
+    const std::int64_t n = 300007;
+    DeviceArray<T> x(lane, NormalVector<T>(n, 5));
+    double first = 0;
+    for (int i = 0; i < 10; ++i) {
+      const auto result =
+          RunReduce(lane, VectorView(x.data(), n), ReduceOp::kSum, {.strategy = GetParam().name});
+      ASSERT_TRUE(result.ok()) << result.status();
+      if (i == 0) first = result->value.real;
+      EXPECT_EQ(result->value.real, first);
+    }
+  });
+}
+
+TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    Lane& lane = TestLane(GetParam().backend);
+    const std::vector<T> values = NormalVector<T>(30 * 40, 6);
+    DeviceArray<T> array(lane, values);
+    const auto view = MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(), 29 * 40 + 39,
+                               {40, 15}, {-1, -80});
+    ASSERT_TRUE(view.ok()) << view.status();
+    std::vector<T> gathered;
+    for (int i = 0; i < 40; ++i)
+      for (int j = 0; j < 15; ++j)
+        gathered.push_back(values[static_cast<std::size_t>(29 * 40 + 39 - i - 80 * j)]);
+    for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax}) {
+      const auto result = RunReduce(lane, *view, op, {.strategy = GetParam().name});
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->value.index, ReduceReference(op, gathered).index);
+    }
+  });
+}
+
+TEST_P(ReduceTest, Large) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const std::int64_t n = LargeSize(GetParam().backend);
+    std::vector<T> x(static_cast<std::size_t>(n), T(1));
+    Lane& lane = TestLane(GetParam().backend);
+    {
+      // The classic failure: a float that counts stops at 2^24.
+      DeviceArray<T> ones(lane, x);
+      const auto sum = RunReduce(lane, VectorView(ones.data(), n), ReduceOp::kSum,
+                                 {.strategy = GetParam().name});
+      ASSERT_TRUE(sum.ok()) << sum.status();
+      EXPECT_EQ(sum->value.real, static_cast<double>(n));
+    }
+    x = NormalVector<T>(n, 7, 0.25);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin, ReduceOp::kNormL2}) Check<T>(op, x);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceTest, testing::ValuesIn(RowCases<ReduceProblem>()), CaseName);
+
+// --- Along axes
+// ------------------------------------------------------------------------------------------------------
+
+struct AxesCase {
+  std::vector<std::int64_t> shape;
+  std::vector<int> axes;
+};
+
+class ReduceAxesTest : public testing::TestWithParam<RowCase> {
+ protected:
+  // view: of array `values`; folds it on the host element by element.
+  template <class T>
+  void Check(const std::vector<T>& values, const View& host, const View& device, ReduceOp op,
+             const std::vector<int>& axes) {
+    Lane& lane = TestLane(GetParam().backend);
+    const auto type = ReduceAxesType(device, op, axes, false);
+    ASSERT_TRUE(type.ok()) << type.status();
+    bool folded[kMaxRank] = {};
+    for (int a : axes) folded[a < 0 ? a + host.shape.rank : a] = true;
+
+    // Every output's elements, in row-major order.
+    std::vector<std::vector<T>> groups(static_cast<std::size_t>(type->shape.elements()));
+    std::array<std::int64_t, kMaxRank> index{};
+    for (std::int64_t e = 0; e < host.elements(); ++e) {
+      std::int64_t rest = e, offset = 0;
+      for (int i = host.shape.rank - 1; i >= 0; --i) {
+        index[static_cast<std::size_t>(i)] = rest % host.shape[i];
+        rest /= host.shape[i];
+        offset += index[static_cast<std::size_t>(i)] * host.strides[static_cast<std::size_t>(i)];
+      }
+      std::int64_t output = 0;
+      for (int i = 0; i < host.shape.rank; ++i)
+        if (!folded[i]) output = output * host.shape[i] + index[static_cast<std::size_t>(i)];
+      groups[static_cast<std::size_t>(output)].push_back(static_cast<const T*>(host.data)[offset]);
+    }
+    (void)values;
+
+    const auto run = [&](auto out_type) {
+      using Out = decltype(out_type);
+      DeviceArray<Out> out(lane, type->shape.elements());
+      const auto stats = RunReduceAxes(lane, device, op, axes, out.data(),
+                                       {.strategy = GetParam().name, .timing = true});
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      const std::vector<Out> got = out.Values();
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const Reference want = ReduceReference(op, groups[i]);
+        if (IsArg(op)) {
+          ASSERT_EQ(static_cast<std::int64_t>(got[i]), want.index) << "output " << i;
+        } else {
+          const double output_rounding = static_cast<double>(std::abs(want.value)) *
+                                         (sizeof(Out) == 4 ? kRoundoffF32 : kRoundoffF64);
+          ASSERT_LE(std::abs(static_cast<double>(got[i] - want.value)),
+                    stats->roundoff * static_cast<double>(want.scale) * 1.01 + output_rounding * 2)
+              << "output " << i << " op " << static_cast<int>(op);
+        }
+      }
+    };
+    if (IsArg(op)) {
+      run(std::int64_t{});
+    } else {
+      run(T{});
+    }
+  }
+};
+
+TEST_P(ReduceAxesTest, ShapesAndAxes) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  const AxesCase cases[] = {
+      {{1, 1}, {0}},          {{7, 5}, {0}},          {{7, 5}, {1}},       {{7, 5}, {0, 1}},
+      {{1000, 3}, {0}},       {{3, 1000}, {1}},       {{3, 1000}, {0}},    {{1000, 3}, {1}},
+      {{33, 65, 17}, {1}},    {{33, 65, 17}, {-1}},   {{33, 65, 17}, {0}}, {{33, 65, 17}, {0, 2}},
+      {{5, 6, 7, 8}, {1, 2}}, {{5, 6, 7, 8}, {0, 3}}, {{300, 301}, {0}},   {{2, 70001}, {1}},
+      {{70001, 2}, {0}},      {{1, 200003}, {1}},     {{200003, 1}, {0}},  {{4, 0}, {0}},
+      {{0, 4}, {1}},          {{9, 9}, {}},
+  };
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (const AxesCase& c : cases) {
+      const auto type = MakeArrayType(GetParam().dtype, c.shape);
+      ASSERT_TRUE(type.ok());
+      for (ReduceOp op : kOps) {
+        SCOPED_TRACE(absl::StrCat("shape ", ToString(type->shape), " op ", static_cast<int>(op),
+                                  " first axis ", c.axes.empty() ? -99 : c.axes[0]));
+        const std::vector<T> values = Data<T>(op, type->shape.elements(), 8);
+        DeviceArray<T> array(TestLane(GetParam().backend), values, 1);
+        Check<T>(values, WholeView(*type, values.data()), WholeView(*type, array.data()), op,
+                 c.axes);
+      }
+    }
+  });
+}
+
+TEST_P(ReduceAxesTest, StridedViews) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
+    const std::vector<T> values = NormalVector<T>(40 * 50, 9);
+    DeviceArray<T> array(TestLane(GetParam().backend), values);
+    for (const std::vector<int>& axes : {std::vector<int>{0}, {1}, {2}, {0, 2}}) {
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin}) {
+        const auto host = MakeView(type, values.data(), 39 * 50, {5, 20, 10}, {1, -50, 3});
+        const auto device = MakeView(type, array.data(), 39 * 50, {5, 20, 10}, {1, -50, 3});
+        ASSERT_TRUE(host.ok() && device.ok()) << host.status();
+        Check<T>(values, *host, *device, op, axes);
+      }
+    }
+  });
+}
+
+TEST_P(ReduceAxesTest, NanAndTies) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  DispatchType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const ArrayType type{GetParam().dtype, MakeShape({130, 70})};
+    std::vector<T> values(130 * 70);
+    Random random(10);
+    for (T& v : values) v = static_cast<T>(random.Bits() % 4);
+    for (int i = 0; i < 40; ++i)
+      values[random.Bits() % values.size()] = std::numeric_limits<T>::quiet_NaN();
+    DeviceArray<T> array(TestLane(GetParam().backend), values);
+    for (int axis : {0, 1})
+      for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
+        Check<T>(values, WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTest, testing::ValuesIn(RowCases<ReduceAxesProblem>()),
+                         CaseName);
+
+TEST(ReduceAxesErrors, AxesAndEmptiness) {
+  const View x = WholeView({DType::kF32, MakeShape({3, 4})}, nullptr);
+  EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kSum, {2}, false).status()), "BAD_AXES");
+  EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kSum, {-3}, false).status()), "BAD_AXES");
+  EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kSum, {1, -1}, false).status()), "BAD_AXES");
+  const View empty = WholeView({DType::kF32, MakeShape({3, 0})}, nullptr);
+  EXPECT_EQ(ErrorReason(ReduceAxesType(empty, ReduceOp::kMin, {1}, false).status()), "EMPTY_INPUT");
+  EXPECT_TRUE(ReduceAxesType(empty, ReduceOp::kMin, {0}, false).ok());
+  EXPECT_TRUE(ReduceAxesType(empty, ReduceOp::kSum, {1}, false).ok());
+  const auto kept = ReduceAxesType(x, ReduceOp::kArgMax, {-1}, true);
+  ASSERT_TRUE(kept.ok());
+  EXPECT_EQ(kept->dtype, DType::kI64);
+  EXPECT_EQ(ToString(kept->shape), "[3, 1]");
+}
+
+}  // namespace
+}  // namespace tessera::test
