@@ -48,7 +48,7 @@ struct Fold {
   template <class A = Acc>
   TESSERA_HD static A Identity() {
     if constexpr (kArg) {
-      return {Worst(), std::numeric_limits<std::int64_t>::max()};
+      return {Worst(), INT64_MAX};
     } else if constexpr (kOrdering) {
       return Worst();
     } else {
@@ -125,12 +125,13 @@ struct Fold {
   }
 
  private:
+  // The value that every other beats. Constants, because numeric_limits cannot be called on the device.
   TESSERA_HD static T Worst() {
-    if constexpr (std::is_floating_point_v<T>) {
-      return kLargest ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::infinity();
-    } else {
-      return kLargest ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
-    }
+    constexpr T low = std::is_floating_point_v<T> ? -std::numeric_limits<T>::infinity()
+                                                  : std::numeric_limits<T>::lowest();
+    constexpr T high = std::is_floating_point_v<T> ? std::numeric_limits<T>::infinity()
+                                                   : std::numeric_limits<T>::max();
+    return kLargest ? low : high;
   }
 
   TESSERA_HD static bool Before(const Indexed<T>& a, const Indexed<T>& b) {
