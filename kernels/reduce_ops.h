@@ -125,13 +125,14 @@ struct Fold {
   }
 
  private:
-  // The value that every other beats. Constants, because numeric_limits cannot be called on the device.
+  // The value that every other beats.
   TESSERA_HD static T Worst() {
-    constexpr T low = std::is_floating_point_v<T> ? -std::numeric_limits<T>::infinity()
-                                                  : std::numeric_limits<T>::lowest();
-    constexpr T high = std::is_floating_point_v<T> ? std::numeric_limits<T>::infinity()
-                                                   : std::numeric_limits<T>::max();
-    return kLargest ? low : high;
+    using Limits = std::numeric_limits<T>;
+    if constexpr (Limits::has_infinity) {
+      return kLargest ? -Limits::infinity() : Limits::infinity();
+    } else {
+      return kLargest ? Limits::lowest() : Limits::max();
+    }
   }
 
   TESSERA_HD static bool Before(const Indexed<T>& a, const Indexed<T>& b) {
