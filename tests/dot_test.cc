@@ -12,11 +12,13 @@ struct Reference {
 template <class T>
 Reference DotReference(const std::vector<T>& a, const std::vector<T>& b) {
   Reference r;
+  ExactSum sum;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const long double product = static_cast<long double>(a[i]) * b[i];
-    r.sum += product;
+    sum.Add(product);
     r.magnitude += std::abs(product);
   }
+  r.sum = sum.value();
   return r;
 }
 
@@ -40,7 +42,8 @@ class DotTest : public testing::TestWithParam<RowCase> {
         << "n " << n << " got " << result->value.real << " want " << static_cast<double>(want.sum)
         << " block " << launch.block_size << " grid " << launch.grid_size << " items "
         << launch.items_per_thread << " offsets " << offset_a << " " << offset_b;
-    // A bound that allows anything proves nothing. The library's order of summation is its secret, so its bound is n * u.
+    // A bound that allows anything proves nothing. The library's order of summation is its secret,
+    // so its bound is n * u.
     if (GetParam().name != "cublas") {
       EXPECT_LT(result->stats.roundoff, 1e-3);
     }

@@ -25,6 +25,7 @@ struct Reference {
 template <class T>
 Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
   Reference r;
+  ExactSum sum;
   const auto n = static_cast<long double>(x.size());
   const auto before = [&](T a, T b) {  // whether a beats b, b standing earlier
     if (std::isnan(b)) return false;
@@ -49,20 +50,21 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
     case ReduceOp::kSum:
     case ReduceOp::kMean:
       for (T v : x) {
-        r.value += v;
+        sum.Add(v);
         r.scale += std::abs(static_cast<long double>(v));
       }
       break;
     case ReduceOp::kNormL1:
-      for (T v : x) r.value += std::abs(static_cast<long double>(v));
-      r.scale = r.value;
+      for (T v : x) sum.Add(std::abs(static_cast<long double>(v)));
+      r.scale = sum.value();
       break;
     case ReduceOp::kNormL2:
     case ReduceOp::kSumSquares:
-      for (T v : x) r.value += static_cast<long double>(v) * v;
-      r.scale = r.value;
+      for (T v : x) sum.Add(static_cast<long double>(v) * v);
+      r.scale = sum.value();
       break;
   }
+  r.value = sum.value();
   if (op == ReduceOp::kMean) {
     r.value /= n;
     r.scale /= n;
