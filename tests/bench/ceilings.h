@@ -1,0 +1,22 @@
+// What the device can do at best, measured in the same run as the strategies: every "% of the
+// ceiling" refers to these.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/device.h"
+
+namespace tessera::bench {
+
+// Each enqueues one pass on a lane of a CUDA device. Device memory, aligned to 16 bytes; bytes a
+// multiple of 16.
+
+// Reads every byte once, with many 16-byte loads in flight; writes nothing but 16 bytes to sink.
+void LaunchRead(Lane& lane, const void* data, std::size_t bytes, void* sink);
+// A device-to-device copy by the driver: reads and writes every byte once.
+void LaunchCopy(Lane& lane, void* to, const void* from, std::size_t bytes);
+// Fused multiply-adds in registers, of floats or doubles; returns how many operations (two each)
+// that is.
+double LaunchFma(Lane& lane, bool double_precision, void* sink);
+
+}  // namespace tessera::bench
