@@ -1,0 +1,263 @@
+#!/usr/bin/python3
+"""Turns runs of strategy_bench into the committed figures, tables and plots.
+
+  report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580, 2026-11-21"
+      Medians and spread of every benchmark of Google Benchmark's JSON (repetitions, not aggregates).
+  report.py render
+      Rewrites the tables between <!-- measured: FILE OPERATION DTYPE --> and <!-- end --> in kernels/README.md from
+      docs/measured/FILE.json, and a plot for each ladder beside the JSON.
+  report.py render --check
+      Exits 1 when that would change a file.
+"""
+
+import argparse
+import html
+import json
+import math
+import pathlib
+import re
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "docs" / "measured"
+COURSE = ROOT / "kernels" / "README.md"
+LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
+COLORS = [
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
+    "#1b4f72", "#b03a2e", "#117a65", "#7d6608", "#6c3483", "#515a5a", "#0e6251", "#784212",
+]
+
+
+def collect(options):
+    times = {}
+    rates = {}
+    context = {}
+    for path in options.raw:
+        raw = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        context = raw["context"]
+        for run in raw["benchmarks"]:
+            if run.get("run_type") == "aggregate" or run.get("error_occurred"):
+                continue
+            name = run["name"].split("/manual_time")[0]
+            times.setdefault(name, []).append(run["real_time"])
+            unit = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}[run["time_unit"]]
+            times[name][-1] *= unit
+            rates.setdefault(name, []).append((run.get("bytes_per_second", 0.0), run.get("flops_per_second", 0.0)))
+    rows = []
+    for name, measured in sorted(times.items()):
+        operation, strategy, dtype, size = name.split("/")
+        row = {
+            "operation": operation,
+            "strategy": strategy,
+            "dtype": dtype,
+            "size": size,
+            "us": round(statistics.median(measured), 3),
+            "us_min": round(min(measured), 3),
+            "us_max": round(max(measured), 3),
+            "runs": len(measured),
+        }
+        bytes_rate = statistics.median(rate[0] for rate in rates[name])
+        flops_rate = statistics.median(rate[1] for rate in rates[name])
+        if bytes_rate:
+            row["gb_per_s"] = float(f"{bytes_rate / 1e9:.5g}")
+        if flops_rate:
+            row["gflop_per_s"] = float(f"{flops_rate / 1e9:.5g}")
+        rows.append(row)
+    document = {
+        "caption": options.caption,
+        "device": context.get("tessera_device", ""),
+        "model": context.get("tessera_model", ""),
+        "rows": rows,
+    }
+    out = pathlib.Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({key: document[key] for key in ("caption", "device", "model")}, indent=1)[:-2]
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    out.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    print(f"{out}: {len(rows)} rows")
+
+
+def short(size):
+    """2^20 for powers of two that are element counts, the rest as it is."""
+    if size.isdigit():
+        number = int(size)
+        if number >= 1024 and number & (number - 1) == 0:
+            return f"2^{number.bit_length() - 1}"
+    return size.replace("_", " ")
+
+
+def microseconds(value):
+    return f"{value:.1f}" if value < 1000 else f"{value / 1000:.3g} ms"
+
+
+def ceilings(document):
+    found = {}
+    for row in document["rows"]:
+        if row["operation"] == "ceiling":
+            found[(row["strategy"], row["dtype"])] = row.get("gb_per_s") or row.get("gflop_per_s")
+    return found
+
+
+def pick_sizes(operation, sizes):
+    if operation in ("dot", "reduce", "add", "window_sum"):
+        wanted = [s for s in sizes if s.isdigit() and int(s) in (2**10, 2**16, 2**20, 2**24, 2**28, 2**30)]
+        return wanted or sizes
+    return sizes
+
+
+def table(document, operation, dtype):
+    rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype]
+    if not rows:
+        return "(not measured)\n"
+    order = []
+    for row in document["rows"]:
+        if row["operation"] == operation and row["strategy"] not in order:
+            order.append(row["strategy"])
+    cell = {(r["strategy"], r["size"]): r for r in rows}
+
+    def key(size):
+        digits = re.match(r"\d+", size)
+        return (int(digits.group()) if digits else 0, size)
+
+    sizes = pick_sizes(operation, sorted({r["size"] for r in rows}, key=key))
+    largest = sizes[-1]
+    order.sort(key=lambda s: -cell[(s, largest)]["us"] if (s, largest) in cell else -math.inf)
+    matmul = operation == "matmul"
+    unit = "TFLOP/s" if matmul else "GB/s"
+    limits = ceilings(document)
+    ceiling = limits.get(("fma", dtype)) if matmul else limits.get(("read", "f32"))
+    library = LIBRARY.get(operation)
+    head = ["strategy"] + [f"us at {short(s)}" for s in sizes] + [f"{unit} at {short(largest)}"]
+    if ceiling:
+        head.append("of the ceiling")
+    if library:
+        head.append(f"of `{library}`")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for strategy in order:
+        cells = [f"`{strategy}`"]
+        for size in sizes:
+            row = cell.get((strategy, size))
+            cells.append(microseconds(row["us"]) if row else "-")
+        last = cell.get((strategy, largest))
+        if last is None:
+            cells += ["-"] * (len(head) - len(cells))
+        else:
+            rate = last.get("gflop_per_s", 0) if matmul else last.get("gb_per_s", 0)
+            cells.append(f"{rate / 1000:.2f}" if matmul else f"{rate:.0f}")
+            if ceiling:
+                cells.append(f"{100 * rate / ceiling:.0f} %")
+            if library:
+                peer = cell.get((library, largest))
+                cells.append(f"{100 * peer['us'] / last['us']:.0f} %" if peer else "-")
+        lines.append("| " + " | ".join(cells) + " |")
+    note = f"{document['caption']}. Medians of {rows[0]['runs']} interleaved runs, device time from events, caches cold."
+    if ceiling:
+        what = "fused multiply-adds in registers" if matmul else "a kernel that only reads"
+        figure = f"{ceiling / 1000:.1f} TFLOP/s" if matmul else f"{ceiling:.0f} GB/s"
+        note += f" Ceiling: {what}, {figure} in the same run."
+    return "\n".join(lines) + "\n\n" + note + "\n"
+
+
+def plot(document, operation, dtype):
+    """Rate against size, both logarithmic, one line a strategy."""
+    rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype and r["size"].isdigit()]
+    matmul = operation == "matmul"
+    field = "gflop_per_s" if matmul else "gb_per_s"
+    series = {}
+    for row in rows:
+        series.setdefault(row["strategy"], []).append((int(row["size"]), row[field]))
+    series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
+    if not series:
+        return None
+    width, height, left, right, top, bottom = 920, 520, 70, 210, 40, 56
+    xs = [math.log2(x) for points in series.values() for x, _ in points]
+    ys = [math.log10(y) for points in series.values() for _, y in points]
+    x_low, x_high = min(xs), max(xs)
+    y_low, y_high = math.floor(min(ys)), math.ceil(max(ys))
+
+    def px(x):
+        return left + (math.log2(x) - x_low) / (x_high - x_low) * (width - left - right)
+
+    def py(y):
+        return height - bottom - (math.log10(y) - y_low) / (y_high - y_low) * (height - top - bottom)
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{left}" y="18" font-size="15" fill="#222">{html.escape(operation)} {dtype}: '
+        f'{"GFLOP/s against side" if matmul else "GB/s against elements"}</text>',
+        f'<text x="{left}" y="33" font-size="10" fill="#666">{html.escape(document["caption"])}</text>',
+    ]
+    for decade in range(y_low, y_high + 1):
+        y = py(10.0**decade)
+        out.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        out.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#444">{10.0**decade:g}</text>')
+    for size in sorted({x for points in series.values() for x, _ in points}):
+        x = px(size)
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#eee"/>')
+        label = str(size) if matmul else f"2^{size.bit_length() - 1}"
+        out.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle" fill="#444">{label}</text>')
+    limits = ceilings(document)
+    ceiling = limits.get(("fma", dtype)) if matmul else limits.get(("read", "f32"))
+    if ceiling and math.log10(ceiling) <= y_high:
+        y = py(ceiling)
+        out.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#888" stroke-dasharray="5 4"/>')
+        out.append(f'<text x="{left + 6}" y="{y - 5:.1f}" fill="#666">ceiling {ceiling:.0f}</text>')
+    ranked = sorted(series, key=lambda name: -series[name][-1][1])
+    for index, name in enumerate(ranked):
+        color = COLORS[index % len(COLORS)]
+        dash = ' stroke-dasharray="2 3"' if name == LIBRARY.get(operation) else ""
+        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in series[name])
+        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
+        y = top + 14 + index * 18
+        out.append(f'<line x1="{width - right + 14}" x2="{width - right + 38}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"{dash}/>')
+        out.append(f'<text x="{width - right + 44}" y="{y + 4}" fill="#222">{html.escape(name)}</text>')
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
+
+
+def render(options):
+    outputs = {}
+    text = COURSE.read_text(encoding="utf-8")
+
+    def replace(match):
+        document = json.loads((MEASURED / f"{match.group(1)}.json").read_text(encoding="utf-8"))
+        return f"{match.group(0).split('-->')[0]}-->\n{table(document, match.group(2), match.group(3))}<!-- end -->"
+
+    outputs[COURSE] = re.sub(
+        r"<!-- measured: (\S+) (\S+) (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL
+    )
+    for source in sorted(MEASURED.glob("*.json")):
+        document = json.loads(source.read_text(encoding="utf-8"))
+        for operation in sorted({r["operation"] for r in document["rows"]} - {"ceiling", "reduce_axes"}):
+            drawing = plot(document, operation, "f32")
+            if drawing:
+                outputs[MEASURED / f"{source.stem}_{operation}.svg"] = drawing
+    stale = [path for path, text in outputs.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if options.check:
+            print(f"stale: {path.relative_to(ROOT)} (tests/bench/report.py render)")
+        else:
+            path.write_text(outputs[path], encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    sys.exit(1 if options.check and stale else 0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("raw", nargs="+")
+    collecting.add_argument("--out", required=True)
+    collecting.add_argument("--caption", required=True)
+    collecting.set_defaults(run=collect)
+    rendering = commands.add_parser("render")
+    rendering.add_argument("--check", action="store_true")
+    rendering.set_defaults(run=render)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
