@@ -1,0 +1,47 @@
+// Counts the calls in progress, and turns new ones away once the server drains.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace tessera {
+
+// Thread safe. Outlives its tickets.
+class Admission {
+ public:
+  // A call in progress, for as long as it lives.
+  class Ticket {
+   public:
+    Ticket() = default;
+    Ticket(Ticket&& other) noexcept : admission_(std::move(other.admission_)) {}
+    Ticket& operator=(Ticket&& other) noexcept = default;
+
+   private:
+    friend class Admission;
+    struct Leave {
+      void operator()(Admission* admission) const { admission->Exit(); }
+    };
+    explicit Ticket(Admission* admission) : admission_(admission) {}
+    std::unique_ptr<Admission, Leave> admission_;
+  };
+
+  // UNAVAILABLE / DRAINING once closed.
+  absl::StatusOr<Ticket> Enter();
+  void Close();
+  // Waits until no call is in progress; false when the time is over before.
+  bool WaitIdle(absl::Duration timeout);
+
+ private:
+  void Exit();
+
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  bool closed_ = false;
+  int calls_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+// Buffers on the wire: creation, upload and download as streams, and what may be asked about them.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "absl/time/time.h"
+#include "server/core.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+
+namespace tessera {
+
+void SetBuffer(const BufferInfo& info, v1::Buffer* out);
+
+// Thread safe; the core outlives it, and it the calls.
+class BufferService final : public v1::BufferService::CallbackService {
+ public:
+  explicit BufferService(Core& core) : core_(core) {}
+
+  grpc::ServerUnaryReactor* CreateBuffer(grpc::CallbackServerContext* context,
+                                         const v1::CreateBufferRequest* request,
+                                         v1::CreateBufferResponse* response) override;
+  grpc::ServerReadReactor<v1::UploadRequest>* Upload(grpc::CallbackServerContext* context,
+                                                     v1::UploadResponse* response) override;
+  grpc::ServerWriteReactor<v1::DownloadResponse>* Download(
+      grpc::CallbackServerContext* context, const v1::DownloadRequest* request) override;
+  grpc::ServerUnaryReactor* GetBuffer(grpc::CallbackServerContext* context,
+                                      const v1::GetBufferRequest* request,
+                                      v1::GetBufferResponse* response) override;
+  grpc::ServerUnaryReactor* ListBuffers(grpc::CallbackServerContext* context,
+                                        const v1::ListBuffersRequest* request,
+                                        v1::ListBuffersResponse* response) override;
+  grpc::ServerUnaryReactor* SealBuffer(grpc::CallbackServerContext* context,
+                                       const v1::SealBufferRequest* request,
+                                       v1::SealBufferResponse* response) override;
+  grpc::ServerUnaryReactor* UpdateBuffer(grpc::CallbackServerContext* context,
+                                         const v1::UpdateBufferRequest* request,
+                                         v1::UpdateBufferResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteBuffer(grpc::CallbackServerContext* context,
+                                         const v1::DeleteBufferRequest* request,
+                                         v1::DeleteBufferResponse* response) override;
+
+  // Ends the uploads that have waited longer than --upload-timeout for a message: DEADLINE_EXCEEDED
+  // / UPLOAD_IDLE.
+  void EndIdleUploads(absl::Time now);
+
+ private:
+  class UploadCall;
+  class DownloadCall;
+
+  Core& core_;
+  std::mutex mutex_;
+  std::set<std::shared_ptr<UploadCall>> uploads_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+#include "server/convert.h"
+
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/util/time_util.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "kernels/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestText = 512;
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(20);
+
+// At most kLongestText bytes of text, cut between two UTF-8 sequences.
+std::string Shorten(absl::string_view text) {
+  if (text.size() <= kLongestText) return std::string(text);
+  std::size_t end = kLongestText - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return absl::StrCat(text.substr(0, end), "...");
+}
+
+}  // namespace
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const std::string message = Shorten(status.message());
+  google::rpc::Status details;
+  details.set_code(static_cast<int>(status.code()));
+  details.set_message(message);
+  google::rpc::ErrorInfo info;
+  info.set_reason(ErrorReason(status));
+  info.set_domain("tessera");
+  for (const auto& [key, value] : ErrorMetadata(status)) {
+    (*info.mutable_metadata())[key] = Shorten(value);
+  }
+  details.add_details()->PackFrom(info);
+  if (info.reason() == "QUEUE_FULL") {
+    google::rpc::RetryInfo retry;
+    *retry.mutable_retry_delay() = ToProto(kRetryDelay);
+    details.add_details()->PackFrom(retry);
+  }
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message,
+                      details.SerializeAsString());
+}
+
+absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field) {
+  if (dtype != v1::DTYPE_UNSPECIFIED && v1::Dtype_IsValid(dtype)) return static_cast<DType>(dtype);
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+                   "the element type is missing or unknown",
+                   {{"field", std::string(field)},
+                    {"value", absl::StrCat(static_cast<int>(dtype))},
+                    {"valid", "f32, f64, f16, bf16, i32, i64"}});
+}
+
+v1::Dtype ToProto(DType dtype) { return static_cast<v1::Dtype>(dtype); }
+
+absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
+                                        const google::protobuf::RepeatedField<std::int64_t>& shape,
+                                        std::string_view field) {
+  absl::StatusOr<DType> element = FromProto(dtype, field);
+  if (!element.ok()) return element.status();
+  absl::StatusOr<ArrayType> type = MakeArrayType(*element, ToSpan(shape));
+  if (!type.ok()) {
+    absl::Status status = type.status();
+    SetErrorMetadata(status, "field", field);
+    return status;
+  }
+  return type;
+}
+
+void SetShape(const Shape& shape, google::protobuf::RepeatedField<std::int64_t>* out) {
+  out->Clear();
+  for (int i = 0; i < shape.rank; ++i) out->Add(shape[i]);
+}
+
+absl::StatusOr<View> MakeView(const v1::Operand& operand, const ArrayType& type, const void* data) {
+  if (!operand.has_view()) return WholeView(type, data);
+  const v1::View& view = operand.view();
+  return MakeView(type, data, view.offset(), ToSpan(view.shape()), ToSpan(view.strides()));
+}
+
+absl::StatusOr<absl::Duration> FromProto(const google::protobuf::Duration& duration) {
+  const bool valid = duration.seconds() >= 0 &&
+                     duration.seconds() <= google::protobuf::util::TimeUtil::kDurationMaxSeconds &&
+                     duration.nanos() >= 0 && duration.nanos() < 1'000'000'000 &&
+                     (duration.seconds() > 0 || duration.nanos() > 0);
+  if (!valid) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_TTL",
+                     "a ttl is a valid duration above 0",
+                     {{"field", "ttl"},
+                      {"value", absl::StrCat(duration.seconds(), "s ", duration.nanos(), "ns")}});
+  }
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<int>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
+google::protobuf::Timestamp ToProto(absl::Time time) {
+  google::protobuf::Timestamp proto;
+  proto.set_seconds(absl::ToUnixSeconds(time));
+  proto.set_nanos(
+      static_cast<int>(absl::ToInt64Nanoseconds(time - absl::FromUnixSeconds(proto.seconds()))));
+  return proto;
+}
+
+absl::StatusOr<ReduceOp> FromProto(v1::ReduceOp op) {
+  if (op != v1::REDUCE_OP_UNSPECIFIED && v1::ReduceOp_IsValid(op)) return static_cast<ReduceOp>(op);
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+                   "the reduction is missing or unknown",
+                   {{"field", "op"}, {"value", absl::StrCat(static_cast<int>(op))}});
+}
+
+Launch FromProto(const v1::Launch& launch) {
+  return {launch.block_size(), launch.grid_size(), launch.items_per_thread()};
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// Between the wire and the kernels: types, times and errors. Nothing here keeps state.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "google/protobuf/duration.pb.h"
+#include "google/protobuf/repeated_field.h"
+#include "google/protobuf/timestamp.pb.h"
+#include "grpcpp/support/status.h"
+#include "kernels/compute.h"
+#include "tessera/v1/buffer.pb.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+// The one way an error leaves the server: the code and the message, and in the details a
+// google.rpc.Status with an ErrorInfo of domain "tessera", and a RetryInfo when the reason is
+// QUEUE_FULL. Long texts are cut, so that the trailers stay below the 8 KiB that HTTP/2 peers
+// accept.
+grpc::Status ToGrpc(const absl::Status& status);
+
+// INVALID_ARGUMENT / BAD_DTYPE {field, value, valid}.
+absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);
+v1::Dtype ToProto(DType dtype);
+
+absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
+                                        const google::protobuf::RepeatedField<std::int64_t>& shape,
+                                        std::string_view field);
+void SetShape(const Shape& shape, google::protobuf::RepeatedField<std::int64_t>* out);
+
+// View of an array at data that the operand asks for; the whole array when it has none.
+absl::StatusOr<View> MakeView(const v1::Operand& operand, const ArrayType& type, const void* data);
+
+// INVALID_ARGUMENT / BAD_TTL unless it is a valid duration above 0.
+absl::StatusOr<absl::Duration> FromProto(const google::protobuf::Duration& duration);
+google::protobuf::Duration ToProto(absl::Duration duration);
+google::protobuf::Timestamp ToProto(absl::Time time);
+
+// INVALID_ARGUMENT / BAD_OPERATION for a value that this server does not know.
+absl::StatusOr<ReduceOp> FromProto(v1::ReduceOp op);
+
+Launch FromProto(const v1::Launch& launch);
+
+template <class T>
+absl::Span<const T> ToSpan(const google::protobuf::RepeatedField<T>& field) {
+  return {field.data(), static_cast<std::size_t>(field.size())};
+}
+
+}  // namespace tessera

@@ -1,0 +1,122 @@
+#include "server/log.h"
+
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "grpc/support/log.h"
+#include "kernels/error.h"
+#include "spdlog/formatter.h"
+#include "spdlog/sinks/stdout_color_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kFailureLinesPerSecond = 10;
+
+void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  out.push_back('"');
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out.push_back('\\');
+      out.push_back(c);
+    } else if (byte < 0x20) {
+      for (const char e : {'\\', 'u', '0', '0', kHex[byte >> 4], kHex[byte & 15]}) {
+        out.push_back(e);
+      }
+    } else {
+      out.push_back(c);
+    }
+  }
+  out.push_back('"');
+}
+
+// spdlog's patterns do not escape, so quotes in a message would break a JSON pattern.
+class JsonFormatter : public spdlog::formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const auto since_epoch = message.time.time_since_epoch();
+    const std::time_t seconds = std::chrono::system_clock::to_time_t(message.time);
+    const auto millis =
+        std::chrono::duration_cast<std::chrono::milliseconds>(since_epoch).count() % 1000;
+    std::tm utc{};
+    gmtime_r(&seconds, &utc);
+    char time[40];
+    const std::size_t length = std::strftime(time, sizeof(time), "%Y-%m-%dT%H:%M:%S", &utc);
+    fmt::format_to(
+        std::back_inserter(out),
+        "{{\"time\":\"{}.{:03}Z\",\"level\":\"{}\",\"message\":", std::string_view(time, length),
+        millis, std::string_view(spdlog::level::to_string_view(message.level).data()));
+    AppendJsonString(message.payload, out);
+    out.push_back('}');
+    out.push_back('\n');
+  }
+
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<JsonFormatter>();
+  }
+};
+
+// gRPC writes lines of its own to standard error otherwise, which no reader of JSON expects.
+void ForwardGrpcLog(gpr_log_func_args* args) {
+  switch (args->severity) {
+    case GPR_LOG_SEVERITY_ERROR:
+      spdlog::warn("grpc: {}", args->message);
+      break;
+    case GPR_LOG_SEVERITY_INFO:
+    case GPR_LOG_SEVERITY_DEBUG:
+      spdlog::debug("grpc: {}", args->message);
+      break;
+  }
+}
+
+}  // namespace
+
+void SetUpLog(const std::string& level, bool json) {
+  auto logger = std::make_shared<spdlog::logger>(
+      "tessera", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  logger->set_level(spdlog::level::from_str(level));
+  logger->flush_on(spdlog::level::info);
+  if (json) {
+    logger->set_formatter(std::make_unique<JsonFormatter>());
+  } else {
+    logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%l%$ %v");
+  }
+  spdlog::set_default_logger(std::move(logger));
+  gpr_set_log_function(ForwardGrpcLog);
+}
+
+void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status) {
+  static std::mutex mutex;
+  static std::chrono::steady_clock::time_point window;
+  static int written = 0;
+  static std::int64_t suppressed = 0;
+
+  std::int64_t left_out = 0;
+  {
+    const std::lock_guard lock(mutex);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - window >= std::chrono::seconds(1)) {
+      window = now;
+      written = 0;
+      left_out = std::exchange(suppressed, 0);
+    }
+    if (written == kFailureLinesPerSecond) {
+      ++suppressed;
+      return;
+    }
+    ++written;
+  }
+  if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
+  spdlog::warn("{} from {}: {} {}: {}", method, peer, absl::StatusCodeToString(status.code()),
+               ErrorReason(status),
+               std::string_view(status.message().data(), status.message().size()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+// tessera-server: options, log, devices; then serve.
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/compute.h"
+#include "server/log.h"
+#include "server/options.h"
+#include "server/serve.h"
+#include "spdlog/spdlog.h"
+
+int main(int argc, char** argv) {
+  int exit_code = 0;
+  const std::optional<tessera::Options> options =
+      tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);
+  if (!options.has_value()) return exit_code;
+  tessera::SetUpLog(options->log_level, options->log_json);
+
+  std::vector<std::unique_ptr<tessera::Device>> devices;
+  for (const std::string& name : options->devices) {
+    absl::StatusOr<std::unique_ptr<tessera::Device>> device = tessera::OpenDevice(name);
+    if (!device.ok()) {
+      const absl::string_view message = device.status().message();
+      spdlog::error("{}", std::string_view(message.data(), message.size()));
+      return tessera::kExitFailure;
+    }
+    if (name == "auto" && (*device)->info().backend == tessera::Backend::kCpu) {
+      spdlog::warn("no usable GPU: serving from the CPU");
+    }
+    devices.push_back(*std::move(device));
+  }
+  return tessera::Serve(*options, std::move(devices));
+}

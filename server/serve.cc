@@ -1,0 +1,90 @@
+#include "server/serve.h"
+
+#include <semaphore.h>
+#include <signal.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/server.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+// How much longer than its own timeout a drain may take before the process ends without it.
+constexpr absl::Duration kGrace = absl::Seconds(5);
+
+// From any thread, without waiting for others.
+[[noreturn]] void ExitNow(Server& server, int code) {
+  server.RemoveSockets();
+  std::_Exit(code);
+}
+
+// What the handler leaves for the thread that acts on it. A blocked mask and sigwait would not do:
+// libraries start threads before main, and a signal may be delivered to one of those.
+sem_t signals_pending;
+volatile std::sig_atomic_t last_signal = 0;
+
+void OnSignal(int signal) {
+  last_signal = signal;
+  sem_post(&signals_pending);
+}
+
+int NextSignal() {
+  while (sem_wait(&signals_pending) != 0) {
+  }
+  return last_signal;
+}
+
+// The first signal asks the server to stop; the second does not wait for it.
+void HandleSignals(Server& server) {
+  spdlog::info("{}: draining", NextSignal() == SIGTERM ? "SIGTERM" : "SIGINT");
+  server.RequestStop();
+  const int second = NextSignal();
+  spdlog::warn("second signal: stopping at once");
+  ExitNow(server, 128 + second);
+}
+
+// A drain that hangs, because a device does, ends all the same.
+void LimitDrain(Server& server, absl::Duration limit, int code) {
+  absl::SleepFor(limit);
+  spdlog::error("the server did not drain in time");
+  ExitNow(server, code);
+}
+
+}  // namespace
+
+int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) {
+  absl::StatusOr<std::unique_ptr<Server>> started = Server::Start(options, std::move(devices));
+  if (!started.ok()) {
+    const absl::string_view message = started.status().message();
+    spdlog::error("{}", std::string_view(message.data(), message.size()));
+    return kExitFailure;
+  }
+  Server& server = **started;
+
+  sem_init(&signals_pending, 0, 0);
+  struct sigaction action = {};
+  action.sa_handler = OnSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+  std::thread(HandleSignals, std::ref(server)).detach();
+
+  const bool lost = server.Wait() == Server::Reason::kDeviceLost;
+  const absl::Duration limit = lost ? kGrace : options.drain_delay + options.drain_timeout + kGrace;
+  std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitFailure).detach();
+  server.Drain();
+  spdlog::info("stopped");
+  // Not by way of destructors: the threads above still know the server, and on a lost device
+  // nothing can be given back.
+  ExitNow(server, lost ? kExitDeviceLost : 0);
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+// A server as a process: it ends with a signal, or with its device.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/device.h"
+#include "server/options.h"
+
+namespace tessera {
+
+// Stopped as asked is 0, and a second signal 128 + its number.
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should start it anew
+
+// Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start;
+// otherwise it does not return, but ends the process. Call it once, from the main thread.
+int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
+
+}  // namespace tessera

@@ -1,0 +1,206 @@
+#include "server/server.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "kernels/error.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::chrono::milliseconds kTendInterval{50};
+constexpr absl::Duration kLongestDrain = absl::Hours(24);
+
+// How long answers may take to leave the socket once every call has ended.
+constexpr absl::Duration kFlush = absl::Seconds(1);
+
+// A peer that is silent for so long is asked whether it is there, and has a third of the time to
+// answer.
+constexpr int kKeepaliveMs = 60'000;
+
+constexpr std::string_view kUnixPrefix = "unix:";
+
+std::string UnixPath(const std::string& address) {
+  std::string path = address.substr(kUnixPrefix.size());
+  if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
+  return path;
+}
+
+bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
+
+// gRPC replaces a socket file that exists; that is right only when nobody serves it any more.
+bool SomeoneListens(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return false;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool connected =
+      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return connected;
+}
+
+absl::Status CannotListen(const std::string& address) {
+  return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
+                   absl::StrCat("cannot listen on ", address,
+                                ": it is in use, or not an address of this machine"),
+                   {{"address", address}});
+}
+
+}  // namespace
+
+Server::Server(std::unique_ptr<Core> core)
+    : core_(std::move(core)), buffer_service_(*core_), compute_service_(*core_) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(
+    const Options& options, std::vector<std::unique_ptr<Device>> devices) {
+  absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
+  if (!core.ok()) return core.status();
+  for (const std::unique_ptr<Device>& device : (*core)->devices()) {
+    spdlog::info("device {} ({}): {} MiB for buffers, {} workers, queue of {}", device->info().name,
+                 device->info().model, (*core)->store().budget(*device).limit() >> 20,
+                 options.workers, options.queue);
+  }
+  std::unique_ptr<Server> server(new Server(*std::move(core)));
+  if (absl::Status status = server->Listen(); !status.ok()) return status;
+  server->SetReady(true);
+  server->tender_ = std::thread(&Server::Tend, server.get());
+  for (const std::string& address : server->addresses_) spdlog::info("listening on {}", address);
+  return server;
+}
+
+absl::Status Server::Listen() {
+  const Options& options = core_->options();
+  grpc::EnableDefaultHealthCheckService(true);
+  if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&buffer_service_);
+  builder.RegisterService(&compute_service_);
+  // Twice what clients may send: so that a message that is somewhat too large gets an answer with
+  // figures, where gRPC itself only breaks the call.
+  builder.SetMaxReceiveMessageSize(static_cast<int>(
+      std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
+  // Without this, a second server on the same port starts, and gets some of the first one's
+  // connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+
+  std::vector<int> ports(options.listen.size(), 0);
+  for (std::size_t i = 0; i < options.listen.size(); ++i) {
+    const std::string& address = options.listen[i];
+    if (IsUnix(address) && SomeoneListens(UnixPath(address))) return CannotListen(address);
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
+  }
+  server_ = builder.BuildAndStart();
+  for (std::size_t i = 0; i < options.listen.size(); ++i) {
+    std::string address = options.listen[i];
+    if (ports[i] <= 0) return CannotListen(address);
+    if (!IsUnix(address)) {
+      address = absl::StrCat(address.substr(0, address.rfind(':')), ":", ports[i]);
+    }
+    addresses_.push_back(std::move(address));
+  }
+  if (server_ == nullptr) {
+    return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
+  }
+  return absl::OkStatus();
+}
+
+Server::~Server() {
+  if (server_ != nullptr) Drain();
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  if (tender_.joinable()) tender_.join();
+}
+
+std::shared_ptr<grpc::Channel> Server::InProcessChannel() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  return server_->InProcessChannel(arguments);
+}
+
+void Server::RequestStop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_requested_ = true;
+  }
+  changed_.notify_all();
+}
+
+Server::Reason Server::Wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return stop_requested_ || device_lost_; });
+  return device_lost_ ? Reason::kDeviceLost : Reason::kStopRequested;
+}
+
+void Server::Drain() {
+  if (std::exchange(drained_, true)) return;
+  const Options& options = core_->options();
+  SetReady(false);
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(options.drain_delay, kLongestDrain)),
+                      [this] { return device_lost_; });
+  }
+  core_->admission().Close();
+  const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
+  const bool idle = core_->admission().WaitIdle(end - absl::Now());
+  if (!idle)
+    spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
+  // Watchers of the health service never end by themselves, so the flush is waited for, but not the
+  // whole timeout.
+  server_->Shutdown(absl::ToChronoTime(idle ? std::min(end, absl::Now() + kFlush) : absl::Now()));
+  RemoveSockets();
+}
+
+void Server::RemoveSockets() {
+  for (const std::string& address : addresses_) {
+    if (IsUnix(address)) unlink(UnixPath(address).c_str());
+  }
+}
+
+void Server::SetReady(bool ready) {
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  health->SetServingStatus(std::string(v1::BufferService::service_full_name()), ready);
+  health->SetServingStatus(std::string(v1::ComputeService::service_full_name()), ready);
+}
+
+void Server::Tend() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
+    lock.unlock();
+    const absl::Time now = absl::Now();
+    core_->store().Sweep(now);
+    buffer_service_.EndIdleUploads(now);
+    const auto& devices = core_->devices();
+    const auto lost =
+        std::find_if(devices.begin(), devices.end(), [](const auto& d) { return d->lost(); });
+    if (lost != devices.end() && !device_lost_) {
+      spdlog::critical("device {} has failed for good: the server stops", (*lost)->info().name);
+      server_->GetHealthCheckService()->SetServingStatus(false);  // every service, and ""
+    }
+    lock.lock();
+    if (lost != devices.end() && !std::exchange(device_lost_, true)) changed_.notify_all();
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+// The server as a whole: listeners, services, health, and an orderly end.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "grpcpp/grpcpp.h"
+#include "server/buffer_service.h"
+#include "server/compute_service.h"
+#include "server/core.h"
+#include "server/options.h"
+
+namespace tessera {
+
+// Thread safe, but for Drain and destruction, which one thread does.
+class Server {
+ public:
+  // devices: at least one. UNAVAILABLE / CANNOT_LISTEN {address}, and the errors of the devices.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(
+      const Options& options, std::vector<std::unique_ptr<Device>> devices);
+
+  // Drains, unless that has been done.
+  ~Server();
+
+  // Where it listens, with the ports that were taken for port 0.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+  // A connection without a socket. No call may be made on it after Drain: that crashes in
+  // gRPC 1.51.
+  std::shared_ptr<grpc::Channel> InProcessChannel();
+
+  enum class Reason { kStopRequested, kDeviceLost };
+  // Makes Wait return; callable from any thread, more than once.
+  void RequestStop();
+  // Blocks until someone asks for the end or a device has failed for good.
+  Reason Wait();
+
+  // The end: not ready in the health service; still serving for --drain-delay; then new calls are
+  // refused with UNAVAILABLE / DRAINING while those in progress have --drain-timeout to finish;
+  // then connections close. After a device was lost there is no delay, and what waits for that
+  // device is answered with DEVICE_LOST.
+  void Drain();
+
+  // Removes the files of unix: listeners; for a process that ends without Drain.
+  void RemoveSockets();
+
+ private:
+  explicit Server(std::unique_ptr<Core> core);
+  absl::Status Listen();
+  void SetReady(bool ready);
+  // Housekeeping, many times a second: expired buffers, idle uploads, lost devices.
+  void Tend();
+
+  std::unique_ptr<Core> core_;
+  BufferService buffer_service_;
+  ComputeService compute_service_;
+  std::vector<std::string> addresses_;
+  std::unique_ptr<grpc::Server> server_;
+  bool drained_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_requested_ = false;
+  bool device_lost_ = false;
+  bool ending_ = false;
+  std::thread tender_;
+};
+
+}  // namespace tessera
