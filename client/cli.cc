@@ -1,0 +1,915 @@
+// The command line client, `tessera`. Each Add... function declares one subcommand and what it
+// runs.
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/cli_output.h"
+#include "client/client.h"
+#include "client/npy.h"
+#include "client/random_array.h"
+#include "client/slice.h"
+#include "kernels/error.h"
+
+namespace tessera {
+namespace {
+
+// What a subcommand works with. With json set it prints nothing and fills the document.
+struct Session {
+  Client& client;
+  bool json = false;
+  Json document = Json::object();
+};
+
+using Command = std::function<absl::Status(Session&)>;
+
+// Options that do not go together in a way that the parser cannot see.
+absl::Status BadOption(std::string_view what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", what);
+}
+
+// --- Values of options
+// -----------------------------------------------------------------------------------------------
+
+// "90", "90s", "10m", "1h30m".
+std::optional<absl::Duration> ParseDuration(const std::string& text) {
+  absl::Duration duration;
+  if (double seconds; absl::SimpleAtod(text, &seconds)) {
+    duration = absl::Seconds(seconds);
+  } else if (!absl::ParseDuration(text, &duration)) {
+    return std::nullopt;
+  }
+  if (duration <= absl::ZeroDuration()) return std::nullopt;
+  return duration;
+}
+
+CLI::Validator DurationCheck() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return ParseDuration(text) ? ""
+                                   : "'" + text + "' is not a duration such as 90s, 10m or 1h30m";
+      },
+      "DURATION");
+}
+
+constexpr std::array<DType, 6> kDtypes = {DType::kF32,  DType::kF64, DType::kF16,
+                                          DType::kBF16, DType::kI32, DType::kI64};
+
+std::vector<std::string> DtypeNames() {
+  std::vector<std::string> names;
+  for (DType dtype : kDtypes) names.emplace_back(Name(dtype));
+  return names;
+}
+
+// REQUIRES: text is one of DtypeNames().
+DType ParseDtype(std::string_view text) {
+  return *std::find_if(kDtypes.begin(), kDtypes.end(), [&](DType d) { return Name(d) == text; });
+}
+
+constexpr std::array<std::pair<std::string_view, ReduceOp>, 10> kReduceOps = {{
+    {"sum", ReduceOp::kSum},
+    {"product", ReduceOp::kProduct},
+    {"min", ReduceOp::kMin},
+    {"max", ReduceOp::kMax},
+    {"argmin", ReduceOp::kArgMin},
+    {"argmax", ReduceOp::kArgMax},
+    {"mean", ReduceOp::kMean},
+    {"norm_l1", ReduceOp::kNormL1},
+    {"norm_l2", ReduceOp::kNormL2},
+    {"sum_squares", ReduceOp::kSumSquares},
+}};
+
+std::vector<std::string> ReduceOpNames() {
+  std::vector<std::string> names;
+  for (const auto& [name, op] : kReduceOps) names.emplace_back(name);
+  return names;
+}
+
+// REQUIRES: text is one of ReduceOpNames().
+ReduceOp ParseReduceOp(std::string_view text) {
+  return std::find_if(kReduceOps.begin(), kReduceOps.end(),
+                      [&](const auto& op) { return op.first == text; })
+      ->second;
+}
+
+// --- Interrupts
+// ------------------------------------------------------------------------------------------------------
+
+volatile std::sig_atomic_t interrupted = 0;
+
+// While it lives, the first SIGINT or SIGTERM lets a transfer end by itself, which undoes it; the
+// second one kills.
+class InterruptScope {
+ public:
+  InterruptScope() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupted = 1; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+  }
+  ~InterruptScope() {
+    std::signal(SIGINT, SIG_DFL);
+    std::signal(SIGTERM, SIG_DFL);
+  }
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+  static absl::Status Check() {
+    return interrupted == 0 ? absl::OkStatus() : absl::CancelledError("interrupted");
+  }
+};
+
+// --- Operands and results
+// --------------------------------------------------------------------------------------------
+
+absl::StatusOr<Operand> ReadInlineOperand(const std::string& path) {
+  // The server takes messages of 4 MiB; the rest of the request needs some room.
+  constexpr std::uint64_t kMaxInlineBytes = (std::uint64_t{4} << 20) - (std::uint64_t{64} << 10);
+  absl::StatusOr<NpyFile> file = NpyFile::Open(path);
+  if (!file.ok()) return file.status();
+  const NpyHeader& header = file->header();
+  if (header.data_bytes > kMaxInlineBytes) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "OPERAND_TOO_LARGE",
+                     absl::StrCat(path, " has ", HumanBytes(header.data_bytes),
+                                  ", and an inline operand at most ", HumanBytes(kMaxInlineBytes)));
+  }
+  v1::Tensor tensor;
+  tensor.set_dtype(static_cast<v1::Dtype>(header.dtype));
+  tensor.mutable_shape()->Add(header.shape.begin(), header.shape.end());
+  tensor.mutable_data()->resize(header.data_bytes);
+  absl::Status status = file->Read(0, absl::MakeSpan(*tensor.mutable_data()));
+  if (!status.ok()) return status;
+  return Operand(std::move(tensor));
+}
+
+absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text) {
+  absl::StatusOr<ParsedOperand> parsed = ParseOperand(text);
+  if (!parsed.ok()) return parsed.status();
+  if (parsed->kind == ParsedOperand::Kind::kFile) return ReadInlineOperand(parsed->name);
+  Operand operand(parsed->name);
+  if (!parsed->subscripts.empty()) {
+    const auto response = session.client.GetBuffer(parsed->name);
+    if (!response.ok()) return response.status();
+    const auto& shape = response->buffer().shape();
+    auto view = ResolveSubscripts(
+        parsed->subscripts,
+        absl::MakeConstSpan(shape.data(), static_cast<std::size_t>(shape.size())));
+    if (!view.ok()) return view.status();
+    parsed->view = *std::move(view);
+  }
+  if (parsed->view) {
+    v1::View view;
+    view.set_offset(parsed->view->offset);
+    view.mutable_shape()->Add(parsed->view->shape.begin(), parsed->view->shape.end());
+    view.mutable_strides()->Add(parsed->view->strides.begin(), parsed->view->strides.end());
+    operand.view = std::move(view);
+  }
+  return operand;
+}
+
+// Options that all operations share.
+struct OperationFlags {
+  std::string strategy;
+  Launch launch;
+  bool timing = false;
+
+  void Add(CLI::App& command) {
+    command.add_option("--strategy", strategy,
+                       "Algorithm, of 'tessera strategies'; default: the fastest");
+    command.add_option("--block-size", launch.block_size,
+                       "Threads a block; default: the strategy's");
+    command.add_option("--grid-size", launch.grid_size, "Blocks; default: the strategy's");
+    command.add_option("--items-per-thread", launch.items_per_thread,
+                       "Elements a thread handles; default: the strategy's");
+    command.add_flag("--timing", timing,
+                     "Measure the time on the device and print what the call cost");
+  }
+
+  OperationOptions Options() const {
+    OperationOptions options;
+    options.strategy = strategy;
+    options.launch = launch;
+    options.timing = timing;
+    return options;
+  }
+};
+
+// Where an array result goes.
+struct ResultFlags {
+  std::string out;
+  std::string file;
+  bool replace = false;
+  std::string ttl;
+
+  void Add(CLI::App& command) {
+    auto* name = command.add_option("--out", out, "Keep the result on the device as this buffer");
+    auto* path = command.add_option("-o,--output", file, "Save the result as a .npy file");
+    path->excludes(name);
+    command.add_flag("--replace", replace, "Replace a buffer of the name given to --out")
+        ->needs(name);
+    command.add_option("--ttl", ttl, "How long the buffer of --out lives, such as 10m")
+        ->check(DurationCheck())
+        ->needs(name);
+  }
+  bool given() const { return !out.empty() || !file.empty(); }
+};
+
+// Says what a call cost: on stderr, for stdout carries the result.
+void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Duration wall,
+                 bool timing) {
+  if (session.json) {
+    session.document["stats"] = ToJson(stats);
+    session.document["stats"]["wall_us"] = absl::ToDoubleMicroseconds(wall);
+    return;
+  }
+  if (!timing) return;
+  std::cerr << stats.strategy() << " on " << stats.device() << ": "
+            << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "
+            << HumanDuration(wall) << " in all, " << HumanBytes(stats.bytes()) << " moved, "
+            << absl::StrFormat("roundoff %.2g", stats.roundoff()) << '\n';
+}
+
+void ReportScalar(Session& session, const v1::Scalar& value) {
+  const bool integer = value.value_case() == v1::Scalar::kInteger;
+  if (session.json) {
+    session.document["value"] = integer ? Json(value.integer()) : NumberJson(value.real());
+  } else {
+    std::cout << (integer ? absl::StrCat(value.integer()) : NumberText(value.real())) << '\n';
+  }
+}
+
+void ReportBuffer(Session& session, const v1::Buffer& buffer) {
+  if (session.json) {
+    session.document["buffer"] = ToJson(buffer);
+  } else {
+    std::cout << buffer.name() << ": " << DtypeText(buffer.dtype()) << ' '
+              << ShapeText(absl::MakeConstSpan(buffer.shape().data(),
+                                               static_cast<std::size_t>(buffer.shape_size())))
+              << ", " << HumanBytes(buffer.size_bytes()) << " on " << buffer.device() << '\n';
+  }
+}
+
+absl::Status ReportTensor(Session& session, const v1::Tensor& tensor) {
+  const auto shape =
+      absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size()));
+  const auto bytes = ArrayBytes(static_cast<DType>(tensor.dtype()), shape);
+  if (!bytes.ok() || *bytes != tensor.data().size()) {
+    return absl::InternalError("the server's answer does not have the size of its shape");
+  }
+  if (session.json) {
+    session.document["dtype"] = DtypeText(tensor.dtype());
+    session.document["shape"] = std::vector<std::int64_t>(shape.begin(), shape.end());
+    session.document["data"] = ToJson(tensor);
+  } else {
+    std::cout << ArrayText(tensor) << '\n';
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReportFile(Session& session, const std::string& path, std::uint64_t bytes) {
+  if (session.json) {
+    session.document["file"] = path;
+  } else {
+    std::cout << path << ": " << HumanBytes(bytes) << '\n';
+  }
+  return absl::OkStatus();
+}
+
+// Downloads a buffer into a .npy file.
+absl::Status SaveBuffer(Session& session, const std::string& name, const std::string& path) {
+  const InterruptScope interrupts;
+  std::optional<NpyWriter> writer;
+  std::unique_ptr<ProgressBar> progress;
+  std::uint64_t received = 0;
+  const auto sink = [&](const v1::Buffer& buffer, std::string_view bytes) -> absl::Status {
+    if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
+    if (!writer) {
+      const absl::Span<const std::int64_t> shape(buffer.shape().data(),
+                                                 static_cast<std::size_t>(buffer.shape_size()));
+      auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
+      if (!created.ok()) return created.status();
+      writer.emplace(*std::move(created));
+      progress = std::make_unique<ProgressBar>(name, buffer.size_bytes());
+    }
+    received += bytes.size();
+    progress->Update(received);
+    return writer->Append(bytes);
+  };
+  const auto buffer = session.client.Download(name, sink);
+  if (!buffer.ok()) return buffer.status();
+  return writer->Finish();
+}
+
+absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path) {
+  auto writer = NpyWriter::Create(
+      path, static_cast<DType>(tensor.dtype()),
+      absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size())));
+  if (!writer.ok()) return writer.status();
+  if (absl::Status status = writer->Append(tensor.data()); !status.ok()) return status;
+  return writer->Finish();
+}
+
+// Runs an operation with an array result and delivers it where the flags say. run: OperationOptions
+// -> its response.
+template <class Run>
+absl::Status DeliverArray(Session& session, const OperationFlags& operation,
+                          const ResultFlags& result, const Run& run) {
+  OperationOptions options = operation.Options();
+  if (!result.out.empty()) {
+    options.target = ResultBuffer{result.out, ParseDuration(result.ttl), result.replace};
+  }
+  absl::Time start = absl::Now();
+  auto response = run(options);
+  bool temporary = false;
+  if (!result.file.empty() && ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
+    // Too much for one message: let it become a buffer for as long as the download takes.
+    options.target = ResultBuffer{
+        absl::StrCat("tessera-cli/", ::getpid(), "-", absl::ToUnixNanos(start)), absl::Hours(1)};
+    temporary = true;
+    start = absl::Now();
+    response = run(options);
+  }
+  if (!response.ok()) return response.status();
+  const absl::Duration wall = absl::Now() - start;
+
+  absl::Status status;
+  if (temporary) {
+    status = SaveBuffer(session, options.target->name, result.file);
+    session.client.DeleteBuffer(options.target->name).IgnoreError();
+    if (status.ok()) status = ReportFile(session, result.file, response->buffer().size_bytes());
+  } else if (!result.file.empty()) {
+    status = SaveTensor(response->tensor(), result.file);
+    if (status.ok()) status = ReportFile(session, result.file, response->tensor().data().size());
+  } else if (!result.out.empty()) {
+    ReportBuffer(session, response->buffer());
+  } else {
+    status = ReportTensor(session, response->tensor());
+  }
+  if (status.ok()) ReportStats(session, response->stats(), wall, operation.timing);
+  return status;
+}
+
+// --- Buffers
+// ---------------------------------------------------------------------------------------------------------
+
+// The file's stem with every character that a name may not have replaced.
+std::string NameOfFile(const std::string& path) {
+  std::string name = std::filesystem::path(path).stem().string();
+  for (char& c : name) {
+    const bool allowed = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                         (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    if (!allowed) c = '_';
+  }
+  return name;
+}
+
+struct PutFlags {
+  std::string file;
+  std::string name;
+  std::string ttl;
+  bool replace = false;
+  std::string device;
+  int streams = 0;
+  std::string random;
+  std::string shape;
+  std::string dtype = "f32";
+  std::uint64_t seed = 0;
+};
+
+absl::Status Put(Session& session, const PutFlags& flags) {
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  Source source;
+  std::optional<NpyFile> file;
+  std::string name = flags.name;
+  if (flags.random.empty()) {
+    if (flags.file.empty()) return BadOption("give a FILE, or --random with --shape and --name");
+    auto opened = NpyFile::Open(flags.file);
+    if (!opened.ok()) return opened.status();
+    file.emplace(*std::move(opened));
+    dtype = file->header().dtype;
+    shape = file->header().shape;
+    source = [&file](std::uint64_t offset, absl::Span<char> out) {
+      return file->Read(offset, out);
+    };
+    if (name.empty()) name = NameOfFile(flags.file);
+  } else {
+    const auto extents = ParseExtents(flags.shape);
+    if (!extents) return BadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
+    if (name.empty()) return BadOption("--random needs a --name");
+    dtype = ParseDtype(flags.dtype);
+    shape = *extents;
+    source = RandomArray(*ParseDistribution(flags.random), dtype, flags.seed);
+  }
+  const auto bytes = ArrayBytes(dtype, shape);
+  if (!bytes.ok()) return bytes.status();
+
+  UploadOptions options;
+  if (!flags.ttl.empty()) options.ttl = ParseDuration(flags.ttl);
+  options.replace = flags.replace;
+  options.device = flags.device;
+  // Several connections pay for large arrays. A replacement stays on one, which the server undoes
+  // when it breaks.
+  constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
+  constexpr int kStreams = 4;
+  options.streams = flags.streams > 0                    ? flags.streams
+                    : *bytes >= kLarge && !flags.replace ? kStreams
+                                                         : 1;
+  const absl::Time start = absl::Now();
+  absl::StatusOr<v1::Buffer> buffer;
+  {
+    const InterruptScope interrupts;
+    ProgressBar progress(name, *bytes);
+    options.progress = [&](std::uint64_t sent) { progress.Update(sent); };
+    const Source checked = [&](std::uint64_t offset, absl::Span<char> out) {
+      absl::Status status = InterruptScope::Check();
+      return status.ok() ? source(offset, out) : status;
+    };
+    buffer = session.client.Upload(name, dtype, shape, checked, options);
+  }
+  if (!buffer.ok()) return buffer.status();
+  const absl::Duration wall = absl::Now() - start;
+  const double seconds = std::max(absl::ToDoubleSeconds(wall), 1e-9);
+  if (session.json) {
+    session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
+    ReportBuffer(session, *buffer);
+    return absl::OkStatus();
+  }
+  ReportBuffer(session, *buffer);
+  if (wall >= absl::Seconds(1)) {
+    const auto rate = static_cast<std::uint64_t>(static_cast<double>(*bytes) / seconds);
+    std::cerr << HumanDuration(wall) << ", " << HumanBytes(rate) << "/s\n";
+  }
+  return absl::OkStatus();
+}
+
+void AddPut(CLI::App& app, Command& chosen) {
+  auto flags = std::make_shared<PutFlags>();
+  CLI::App* command = app.add_subcommand("put", "Upload an array");
+  auto* file = command->add_option("file", flags->file, "A .npy file");
+  command->add_option("--name", flags->name, "Name of the buffer; default: the file's");
+  command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m; default: the server's")
+      ->check(DurationCheck());
+  command->add_flag("--replace", flags->replace, "Replace a buffer of this name");
+  command->add_option("--device", flags->device,
+                      "Device that holds it; default: the server's first");
+  command
+      ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
+      ->check(CLI::Range(1, 64));
+  auto* random =
+      command->add_option("--random", flags->random, "Upload random numbers instead of a file")
+          ->check(CLI::IsMember({"normal", "uniform", "ones", "zeros"}))
+          ->excludes(file);
+  command->add_option("--shape", flags->shape, "Shape of --random, such as 1000x1000")
+      ->needs(random);
+  random->needs("--shape");
+  command->add_option("--dtype", flags->dtype, "Type of --random")
+      ->check(CLI::IsMember(DtypeNames()))
+      ->needs(random)
+      ->capture_default_str();
+  command->add_option("--seed", flags->seed, "Seed of --random")
+      ->needs(random)
+      ->capture_default_str();
+  command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Put(s, *flags); }; });
+}
+
+void AddGet(CLI::App& app, Command& chosen) {
+  struct Flags {
+    std::string name;
+    std::string file;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("get", "Download a buffer into a .npy file");
+  command->add_option("name", flags->name, "Name of the buffer")->required();
+  command->add_option("-o,--output", flags->file, "The file to write")->required();
+  command->callback([flags, &chosen] {
+    chosen = [flags](Session& session) {
+      absl::Status status = SaveBuffer(session, flags->name, flags->file);
+      if (!status.ok()) return status;
+      std::error_code error;
+      return ReportFile(session, flags->file, std::filesystem::file_size(flags->file, error));
+    };
+  });
+}
+
+std::string ExpiryText(const v1::Buffer& buffer) {
+  if (!buffer.has_expire_time()) return "never";
+  const absl::Duration left = absl::FromUnixSeconds(buffer.expire_time().seconds()) - absl::Now();
+  return left <= absl::ZeroDuration() ? "now"
+                                      : "in " + HumanDuration(absl::Ceil(left, absl::Seconds(1)));
+}
+
+std::string StateText(const v1::Buffer& buffer) {
+  if (buffer.state() == v1::Buffer::STATE_READY) return "ready";
+  return absl::StrCat("writing, ", HumanBytes(buffer.committed_bytes()));
+}
+
+std::string BufferShapeText(const v1::Buffer& buffer) {
+  return ShapeText(
+      absl::MakeConstSpan(buffer.shape().data(), static_cast<std::size_t>(buffer.shape_size())));
+}
+
+absl::Status List(Session& session, const std::string& prefix) {
+  const auto buffers = session.client.ListBuffers(prefix);
+  if (!buffers.ok()) return buffers.status();
+  if (session.json) {
+    Json& list = session.document["buffers"] = Json::array();
+    for (const v1::Buffer& buffer : *buffers) list.push_back(ToJson(buffer));
+    return absl::OkStatus();
+  }
+  if (buffers->empty()) {
+    std::cerr << (prefix.empty() ? "no buffers" : "no buffers begin with '" + prefix + "'") << '\n';
+    return absl::OkStatus();
+  }
+  Table table({"NAME", "DTYPE", "SHAPE", ">SIZE", "DEVICE", "STATE", "EXPIRES"});
+  std::uint64_t total = 0;
+  for (const v1::Buffer& buffer : *buffers) {
+    table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
+               HumanBytes(buffer.size_bytes()), buffer.device(), StateText(buffer),
+               ExpiryText(buffer)});
+    total += buffer.size_bytes();
+  }
+  table.Print(std::cout);
+  std::cerr << buffers->size() << (buffers->size() == 1 ? " buffer, " : " buffers, ")
+            << HumanBytes(total) << '\n';
+  return absl::OkStatus();
+}
+
+void AddLs(CLI::App& app, Command& chosen) {
+  auto prefix = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("ls", "List buffers");
+  command->add_option("prefix", *prefix, "Only names that begin so");
+  command->callback(
+      [prefix, &chosen] { chosen = [prefix](Session& s) { return List(s, *prefix); }; });
+}
+
+// Removes as many as it can; the first error is the result.
+absl::Status Remove(Session& session, const std::vector<std::string>& names) {
+  absl::Status first;
+  Json& removed = session.document["removed"] = Json::array();
+  for (const std::string& name : names) {
+    absl::Status status = session.client.DeleteBuffer(name);
+    if (status.ok()) {
+      removed.push_back(name);
+    } else {
+      first.Update(status);
+    }
+  }
+  return first;
+}
+
+void AddRm(CLI::App& app, Command& chosen) {
+  auto names = std::make_shared<std::vector<std::string>>();
+  CLI::App* command = app.add_subcommand("rm", "Delete buffers");
+  command->add_option("names", *names, "Names of the buffers")->required();
+  command->callback(
+      [names, &chosen] { chosen = [names](Session& s) { return Remove(s, *names); }; });
+}
+
+// --- The server
+// ------------------------------------------------------------------------------------------------------
+
+absl::Status BufferInfo(Session& session, const std::string& name) {
+  const auto response = session.client.GetBuffer(name);
+  if (!response.ok()) return response.status();
+  const v1::Buffer& buffer = response->buffer();
+  if (session.json) {
+    session.document["buffer"] = ToJson(buffer);
+    Json& missing = session.document["missing"] = Json::array();
+    for (const v1::ByteRange& range : response->missing()) {
+      missing.push_back({range.begin(), range.end()});
+    }
+    return absl::OkStatus();
+  }
+  const absl::Time created = absl::FromUnixSeconds(buffer.create_time().seconds());
+  std::cout << "name     " << buffer.name() << "\ndtype    " << DtypeText(buffer.dtype())
+            << "\nshape    " << BufferShapeText(buffer) << "\nsize     "
+            << HumanBytes(buffer.size_bytes()) << " (" << buffer.size_bytes() << " bytes)"
+            << "\nstate    " << StateText(buffer) << "\ndevice   " << buffer.device()
+            << "\ncreated  "
+            << absl::FormatTime("%Y-%m-%d %H:%M:%S", created, absl::LocalTimeZone())
+            << "\nexpires  " << ExpiryText(buffer) << "\nversion  " << buffer.version() << '\n';
+  for (const v1::ByteRange& range : response->missing()) {
+    std::cout << "missing  bytes " << range.begin() << " to " << range.end() << '\n';
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ServerInfo(Session& session) {
+  const auto info = session.client.GetServerInfo();
+  if (!info.ok()) return info.status();
+  if (session.json) {
+    session.document = ToJson(*info);
+    return absl::OkStatus();
+  }
+  const absl::Duration up = absl::Now() - absl::FromUnixSeconds(info->start_time().seconds());
+  std::cout << "tessera-server " << info->version() << ", up " << HumanDuration(up) << "\nqueue of "
+            << info->limits().queue_length() << " operations, messages up to "
+            << HumanBytes(info->limits().max_message_bytes()) << ", inline results up to "
+            << HumanBytes(info->limits().max_inline_result_bytes()) << "\n\n";
+  Table table({"DEVICE", "MODEL", ">UNITS", ">MEMORY", ">FREE", ">BUFFERS", ">LIMIT", ">WORKERS"});
+  for (const v1::Device& device : info->devices()) {
+    table.Add({device.name(), device.model(), absl::StrCat(device.multiprocessors()),
+               HumanBytes(device.memory_total_bytes()), HumanBytes(device.memory_free_bytes()),
+               HumanBytes(device.buffer_used_bytes()), HumanBytes(device.buffer_limit_bytes()),
+               absl::StrCat(device.workers())});
+  }
+  table.Print(std::cout);
+  return absl::OkStatus();
+}
+
+void AddInfo(CLI::App& app, Command& chosen) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("info", "Describe the server, or a buffer");
+  command->add_option("name", *name, "Name of a buffer");
+  command->callback([name, &chosen] {
+    chosen = [name](Session& s) { return name->empty() ? ServerInfo(s) : BufferInfo(s, *name); };
+  });
+}
+
+absl::Status ListStrategies(Session& session, const std::string& operation) {
+  const auto strategies = session.client.ListStrategies(operation);
+  if (!strategies.ok()) return strategies.status();
+  if (session.json) {
+    Json& list = session.document["strategies"] = Json::array();
+    for (const v1::Strategy& strategy : *strategies) list.push_back(ToJson(strategy));
+    return absl::OkStatus();
+  }
+  Table table({"OPERATION", "STRATEGY", "DEVICE", "DTYPES", "RUNS HERE", "SUMMARY"});
+  for (const v1::Strategy& strategy : *strategies) {
+    const std::string runs = strategy.default_()    ? "default"
+                             : strategy.available() ? "yes"
+                                                    : "no: " + strategy.needs();
+    table.Add({strategy.operation(), strategy.name(), strategy.backend(), DtypesText(strategy),
+               runs, strategy.summary()});
+  }
+  table.Print(std::cout);
+  return absl::OkStatus();
+}
+
+void AddStrategies(CLI::App& app, Command& chosen) {
+  auto operation = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("strategies", "List the algorithms");
+  command->add_option("operation", *operation,
+                      "dot, reduce, reduce_axes, matmul or add; default: all");
+  command->callback([operation, &chosen] {
+    chosen = [operation](Session& s) { return ListStrategies(s, *operation); };
+  });
+}
+
+absl::Status Health(Session& session, const std::string& service) {
+  const auto serving = session.client.CheckHealth(service);
+  if (!serving.ok()) return serving.status();
+  if (session.json) session.document["serving"] = *serving;
+  if (!*serving) {
+    return MakeError(absl::StatusCode::kUnavailable, "NOT_SERVING",
+                     "the server does not take calls");
+  }
+  if (!session.json) std::cout << "serving\n";
+  return absl::OkStatus();
+}
+
+void AddHealth(CLI::App& app, Command& chosen) {
+  auto service = std::make_shared<std::string>("tessera.v1.ComputeService");
+  CLI::App* command = app.add_subcommand("health", "Ask whether the server takes operations");
+  command->add_option("service", *service, "Name of the service; empty: the process")
+      ->capture_default_str();
+  command->callback(
+      [service, &chosen] { chosen = [service](Session& s) { return Health(s, *service); }; });
+}
+
+// --- Operations
+// ------------------------------------------------------------------------------------------------------
+
+// Both operands of a command, and its options.
+struct BinaryFlags {
+  std::string a;
+  std::string b;
+  OperationFlags operation;
+  ResultFlags result;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  std::string out_dtype;
+
+  void AddOperands(CLI::App& command) {
+    command.add_option("a", a, "First operand")->required();
+    command.add_option("b", b, "Second operand")->required();
+    operation.Add(command);
+  }
+};
+
+absl::StatusOr<std::pair<Operand, Operand>> ResolveBoth(Session& session,
+                                                        const BinaryFlags& flags) {
+  auto a = ResolveOperand(session, flags.a);
+  if (!a.ok()) return a.status();
+  auto b = ResolveOperand(session, flags.b);
+  if (!b.ok()) return b.status();
+  return std::make_pair(*std::move(a), *std::move(b));
+}
+
+absl::Status Dot(Session& session, const BinaryFlags& flags) {
+  const auto operands = ResolveBoth(session, flags);
+  if (!operands.ok()) return operands.status();
+  const absl::Time start = absl::Now();
+  const auto response =
+      session.client.Dot(operands->first, operands->second, flags.operation.Options());
+  if (!response.ok()) return response.status();
+  const absl::Duration wall = absl::Now() - start;
+  ReportScalar(session, response->value());
+  ReportStats(session, response->stats(), wall, flags.operation.timing);
+  return absl::OkStatus();
+}
+
+absl::Status Matmul(Session& session, const BinaryFlags& flags) {
+  const auto operands = ResolveBoth(session, flags);
+  if (!operands.ok()) return operands.status();
+  std::optional<DType> out_dtype;
+  if (!flags.out_dtype.empty()) out_dtype = ParseDtype(flags.out_dtype);
+  return DeliverArray(session, flags.operation, flags.result, [&](const OperationOptions& options) {
+    return session.client.Matmul(operands->first, operands->second, flags.transpose_a,
+                                 flags.transpose_b, out_dtype, options);
+  });
+}
+
+absl::Status Add(Session& session, const BinaryFlags& flags) {
+  const auto operands = ResolveBoth(session, flags);
+  if (!operands.ok()) return operands.status();
+  return DeliverArray(session, flags.operation, flags.result, [&](const OperationOptions& options) {
+    return session.client.Add(operands->first, operands->second, options);
+  });
+}
+
+struct ReduceFlags {
+  std::string op;
+  std::string x;
+  std::string axes;
+  bool keep_dims = false;
+  OperationFlags operation;
+  ResultFlags result;
+};
+
+absl::Status Reduce(Session& session, const ReduceFlags& flags) {
+  std::vector<int> axes;
+  if (!flags.axes.empty()) {
+    for (absl::string_view part : absl::StrSplit(flags.axes, ',')) {
+      if (!absl::SimpleAtoi(part, &axes.emplace_back())) {
+        return BadOption("--axes takes whole numbers, as in 0,1 or -1");
+      }
+    }
+  }
+  if (axes.empty() && flags.result.given()) {
+    return BadOption("without --axes the result is one number, which is printed");
+  }
+  const auto x = ResolveOperand(session, flags.x);
+  if (!x.ok()) return x.status();
+  const ReduceOp op = ParseReduceOp(flags.op);
+  if (!axes.empty()) {
+    return DeliverArray(session, flags.operation, flags.result,
+                        [&](const OperationOptions& options) {
+                          return session.client.Reduce(op, *x, axes, flags.keep_dims, options);
+                        });
+  }
+  const absl::Time start = absl::Now();
+  const auto response = session.client.Reduce(op, *x, {}, false, flags.operation.Options());
+  if (!response.ok()) return response.status();
+  const absl::Duration wall = absl::Now() - start;
+  if (IsArg(op)) {
+    if (session.json) {
+      session.document["index"] = response->index();
+    } else {
+      std::cout << response->index() << '\n';
+    }
+  }
+  if (session.json || !IsArg(op)) ReportScalar(session, response->value());
+  ReportStats(session, response->stats(), wall, flags.operation.timing);
+  return absl::OkStatus();
+}
+
+void AddOperations(CLI::App& app, Command& chosen) {
+  const auto binary = [&](const char* name, const char* description,
+                          absl::Status (*run)(Session&, const BinaryFlags&)) {
+    auto flags = std::make_shared<BinaryFlags>();
+    CLI::App* command = app.add_subcommand(name, description);
+    flags->AddOperands(*command);
+    command->callback(
+        [flags, run, &chosen] { chosen = [flags, run](Session& s) { return run(s, *flags); }; });
+    return std::make_pair(command, flags);
+  };
+  binary("dot", "Sum of the products of two arrays' elements", Dot);
+
+  auto reduce = std::make_shared<ReduceFlags>();
+  CLI::App* command = app.add_subcommand("reduce", "Fold an array, or some of its axes");
+  command->add_option("op", reduce->op, "The operation")
+      ->required()
+      ->check(CLI::IsMember(ReduceOpNames()));
+  command->add_option("x", reduce->x, "The operand")->required();
+  command->add_option("--axes", reduce->axes,
+                      "Axes to fold, as in 0,1 or -1; default: all, to one number");
+  command->add_flag("--keep-dims", reduce->keep_dims, "Keep folded axes with extent 1");
+  reduce->operation.Add(*command);
+  reduce->result.Add(*command);
+  command->callback(
+      [reduce, &chosen] { chosen = [reduce](Session& s) { return Reduce(s, *reduce); }; });
+
+  const auto [matmul, flags] = binary("matmul", "Product of two matrices", Matmul);
+  flags->result.Add(*matmul);
+  matmul->add_flag("--transpose-a", flags->transpose_a, "Use the transpose of the first");
+  matmul->add_flag("--transpose-b", flags->transpose_b, "Use the transpose of the second");
+  matmul->add_option("--out-dtype", flags->out_dtype, "Type of the result; default: the operands'")
+      ->check(CLI::IsMember(DtypeNames()));
+
+  const auto [add, add_flags] = binary("add", "Sum of two arrays, elementwise", Add);
+  add_flags->result.Add(*add);
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
+  app.set_version_flag("--version", TESSERA_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();  // global options may follow the subcommand
+  app.footer(
+      std::string(
+          "Operands: NAME, NAME[10:20, ::-1, 3], NAME@OFFSET:SHAPE:STRIDES (a raw view in\n"
+          "elements, as in x@0:540x1257:0x1), file:PATH.npy (travels with the request)\n\n") +
+      std::string(ExitCodesText()));
+
+  std::string server = ClientOptions().server;
+  std::string timeout = "60s";
+  bool json = false;
+  app.add_option("-s,--server", server, "Address: host:port or unix:/path")
+      ->envname("TESSERA_SERVER")
+      ->capture_default_str();
+  app.add_option("--timeout", timeout, "Deadline of a call; transfers: longest pause")
+      ->check(DurationCheck())
+      ->capture_default_str();
+  app.add_flag("--json", json, "Print one JSON document");
+
+  Command command;
+  AddPut(app, command);
+  AddGet(app, command);
+  AddLs(app, command);
+  AddRm(app, command);
+  AddInfo(app, command);
+  AddOperations(app, command);
+  AddStrategies(app, command);
+  AddHealth(app, command);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageExitCode;
+  }
+
+  ClientOptions options;
+  options.server = server;
+  options.timeout = *ParseDuration(timeout);
+  options.stall_timeout = options.timeout;
+  // A server that has just been started needs a moment; a person should not wait for one that is
+  // not there.
+  options.connect_timeout = std::min(options.timeout, absl::Seconds(5));
+  Client client(options);
+  Session session{client, json};
+  const absl::Status status = command(session);
+  if (!status.ok()) {
+    const std::string reason = ErrorReason(status);
+    std::cerr << "tessera: " << status.message() << ": "
+              << (reason.empty() ? absl::StatusCodeToString(status.code()) : reason) << '\n'
+              << "  " << Advice(status, server) << '\n';
+    session.document["error"] = ToJson(status);
+  }
+  if (json) {
+    session.document["traffic"] = {{"sent_bytes", client.traffic().sent_bytes},
+                                   {"received_bytes", client.traffic().received_bytes}};
+    // Names in error messages may be any bytes.
+    std::cout << session.document.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+  }
+  std::cout.flush();
+  if (!std::cout && status.ok()) return 1;
+  return ExitCode(status);
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) { return tessera::Main(argc, argv); }

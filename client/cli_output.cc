@@ -1,0 +1,458 @@
+#include "client/cli_output.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <ostream>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/half.h"
+#include "kernels/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kAbbreviateAbove = 1000;  // elements
+constexpr std::int64_t kEdge = 3;               // elements shown at each end of an axis
+
+std::string TimeText(const google::protobuf::Timestamp& time) {
+  return absl::FormatTime(absl::RFC3339_sec, absl::FromUnixSeconds(time.seconds()),
+                          absl::UTCTimeZone());
+}
+
+// f(pointer to the value) for element i of the tensor: double for the floating-point types, else
+// std::int64_t.
+template <class F>
+decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
+  const auto load = [&]<class T>(T value) {
+    std::memcpy(&value, tensor.data().data() + i * sizeof(T), sizeof(T));
+    return value;
+  };
+  switch (tensor.dtype()) {
+    case v1::DTYPE_F32:
+      return f(static_cast<double>(load(float{})));
+    case v1::DTYPE_F64:
+      return f(load(double{}));
+    case v1::DTYPE_F16:
+      return f(static_cast<double>(F16ToFloat(load(std::uint16_t{}))));
+    case v1::DTYPE_BF16:
+      return f(static_cast<double>(Bf16ToFloat(load(std::uint16_t{}))));
+    case v1::DTYPE_I32:
+      return f(static_cast<std::int64_t>(load(std::int32_t{})));
+    default:
+      return f(load(std::int64_t{}));
+  }
+}
+
+std::string ElementText(const v1::Tensor& tensor, std::size_t i) {
+  return WithElement(tensor, i, [](auto value) -> std::string {
+    if constexpr (std::is_integral_v<decltype(value)>) {
+      return absl::StrCat(value);
+    } else {
+      std::string text = absl::StrFormat("%.8g", value);
+      // A point tells a whole floating-point number from an integer.
+      if (text.find_first_of(".en") == std::string::npos) text += '.';
+      return text;
+    }
+  });
+}
+
+class ArrayPrinter {
+ public:
+  explicit ArrayPrinter(const v1::Tensor& tensor) : tensor_(tensor) {
+    std::size_t elements = 1;
+    for (std::int64_t extent : tensor.shape()) elements *= static_cast<std::size_t>(extent);
+    abbreviated_ = elements > kAbbreviateAbove;
+  }
+
+  std::string Print() {
+    if (tensor_.shape_size() == 0) return ElementText(tensor_, 0);
+    // A first pass finds the width of the widest element, a second one writes.
+    std::string text;
+    Walk(0, 0, text);
+    text.clear();
+    Walk(0, 0, text);
+    return text;
+  }
+
+ private:
+  void Walk(int axis, std::size_t row, std::string& text) {
+    const std::int64_t extent = tensor_.shape(axis);
+    const bool last = axis + 1 == tensor_.shape_size();
+    const bool gap = abbreviated_ && extent > 2 * kEdge;
+    // Rows of matrices stand on lines of their own, with a blank line more for every axis above.
+    const std::string separator =
+        last ? " "
+             : std::string(static_cast<std::size_t>(tensor_.shape_size() - axis - 1), '\n') +
+                   std::string(static_cast<std::size_t>(axis + 1), ' ');
+    text += '[';
+    for (std::int64_t i = 0; i < extent; ++i) {
+      if (i > 0) text += separator;
+      if (gap && i == kEdge) {
+        text += "...";
+        i = extent - kEdge - 1;
+        continue;
+      }
+      const std::size_t index =
+          row * static_cast<std::size_t>(extent) + static_cast<std::size_t>(i);
+      if (last) {
+        const std::string element = ElementText(tensor_, index);
+        width_ = std::max(width_, element.size());
+        text.append(width_ - element.size(), ' ');
+        text += element;
+      } else {
+        Walk(axis + 1, index, text);
+      }
+    }
+    text += ']';
+  }
+
+  const v1::Tensor& tensor_;
+  bool abbreviated_ = false;
+  std::size_t width_ = 0;
+};
+
+Json Nested(const v1::Tensor& tensor, int axis, std::size_t row) {
+  if (axis == tensor.shape_size()) {
+    return WithElement(tensor, row, [](auto value) -> Json {
+      if constexpr (std::is_integral_v<decltype(value)>) {
+        return value;
+      } else {
+        return NumberJson(value);
+      }
+    });
+  }
+  Json list = Json::array();
+  for (std::int64_t i = 0; i < tensor.shape(axis); ++i) {
+    list.push_back(
+        Nested(tensor, axis + 1,
+               row * static_cast<std::size_t>(tensor.shape(axis)) + static_cast<std::size_t>(i)));
+  }
+  return list;
+}
+
+}  // namespace
+
+// --- Text
+// ------------------------------------------------------------------------------------------------------------
+
+std::string HumanBytes(std::uint64_t bytes) {
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  constexpr std::array<const char*, 6> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  // 1023.95 would be printed as 1024.0.
+  while (value >= 1023.95 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  std::string number = absl::StrFormat("%.1f", value);
+  if (number.ends_with(".0")) number.resize(number.size() - 2);
+  return absl::StrCat(number, " ", kUnits[unit]);
+}
+
+std::string HumanDuration(absl::Duration duration) {
+  const double seconds = absl::ToDoubleSeconds(duration);
+  if (seconds < 1e-3) return absl::StrFormat("%.1f us", seconds * 1e6);
+  if (seconds < 1) return absl::StrFormat("%.1f ms", seconds * 1e3);
+  if (seconds < 60) return absl::StrFormat("%.1f s", seconds);
+  const auto whole = static_cast<std::int64_t>(seconds);
+  if (whole < 3600) return absl::StrFormat("%d m %d s", whole / 60, whole % 60);
+  if (whole < 86400) return absl::StrFormat("%d h %d m", whole / 3600, whole % 3600 / 60);
+  return absl::StrFormat("%d d %d h", whole / 86400, whole % 86400 / 3600);
+}
+
+std::string ShapeText(absl::Span<const std::int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+std::string DtypeText(v1::Dtype dtype) { return std::string(Name(static_cast<DType>(dtype))); }
+
+std::string DtypesText(const v1::Strategy& strategy) {
+  std::string text;
+  for (int dtype : strategy.dtypes()) {
+    absl::StrAppend(&text, text.empty() ? "" : " ", DtypeText(static_cast<v1::Dtype>(dtype)));
+  }
+  return text;
+}
+
+std::string NumberText(double value) {
+  std::array<char, 32> text;
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  return std::string(text.data(), end);
+}
+
+void Table::Print(std::ostream& out) const {
+  std::vector<std::size_t> widths(rows_[0].size(), 0);
+  std::vector<bool> right(widths.size());
+  for (std::size_t c = 0; c < widths.size(); ++c) right[c] = rows_[0][c].starts_with('>');
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    for (std::size_t c = 0; c < widths.size(); ++c) {
+      widths[c] = std::max(widths[c], rows_[r][c].size() - (r == 0 && right[c] ? 1 : 0));
+    }
+  }
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    std::string line;
+    for (std::size_t c = 0; c < widths.size(); ++c) {
+      const std::string cell = r == 0 && right[c] ? rows_[r][c].substr(1) : rows_[r][c];
+      const std::string padding(widths[c] - cell.size(), ' ');
+      if (c > 0) line += "  ";
+      line += right[c] ? padding + cell : cell + padding;
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    out << line << '\n';
+  }
+}
+
+std::string ArrayText(const v1::Tensor& tensor) { return ArrayPrinter(tensor).Print(); }
+
+// --- JSON
+// ------------------------------------------------------------------------------------------------------------
+
+Json NumberJson(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return value;
+}
+
+Json ToJson(const v1::Buffer& buffer) {
+  Json json;
+  json["name"] = buffer.name();
+  json["dtype"] = DtypeText(buffer.dtype());
+  json["shape"] = std::vector<std::int64_t>(buffer.shape().begin(), buffer.shape().end());
+  json["size_bytes"] = buffer.size_bytes();
+  json["state"] = buffer.state() == v1::Buffer::STATE_READY ? "READY" : "WRITING";
+  json["committed_bytes"] = buffer.committed_bytes();
+  json["create_time"] = TimeText(buffer.create_time());
+  json["expire_time"] = buffer.has_expire_time() ? Json(TimeText(buffer.expire_time())) : Json();
+  json["device"] = buffer.device();
+  json["version"] = buffer.version();
+  return json;
+}
+
+Json ToJson(const v1::Strategy& strategy) {
+  Json json;
+  json["operation"] = strategy.operation();
+  json["name"] = strategy.name();
+  json["summary"] = strategy.summary();
+  json["source"] = strategy.source();
+  json["backend"] = strategy.backend();
+  json["dtypes"] = Json::array();
+  for (int dtype : strategy.dtypes()) {
+    json["dtypes"].push_back(DtypeText(static_cast<v1::Dtype>(dtype)));
+  }
+  json["deterministic"] = strategy.deterministic();
+  json["available"] = strategy.available();
+  json["needs"] = strategy.needs();
+  json["default"] = strategy.default_();
+  json["bytes"] = strategy.bytes();
+  json["flops"] = strategy.flops();
+  json["roundoff"] = strategy.roundoff();
+  json["min_compute_capability"] = strategy.min_compute_capability();
+  return json;
+}
+
+Json ToJson(const v1::GetServerInfoResponse& info) {
+  Json json;
+  json["version"] = info.version();
+  json["start_time"] = TimeText(info.start_time());
+  json["devices"] = Json::array();
+  for (const v1::Device& device : info.devices()) {
+    Json& entry = json["devices"].emplace_back();
+    entry["name"] = device.name();
+    entry["model"] = device.model();
+    entry["backend"] = device.backend();
+    entry["compute_capability"] = device.compute_capability();
+    entry["multiprocessors"] = device.multiprocessors();
+    entry["memory_total_bytes"] = device.memory_total_bytes();
+    entry["memory_free_bytes"] = device.memory_free_bytes();
+    entry["buffer_limit_bytes"] = device.buffer_limit_bytes();
+    entry["buffer_used_bytes"] = device.buffer_used_bytes();
+    entry["workers"] = device.workers();
+  }
+  Json& limits = json["limits"];
+  limits["max_message_bytes"] = info.limits().max_message_bytes();
+  limits["max_inline_result_bytes"] = info.limits().max_inline_result_bytes();
+  limits["queue_length"] = info.limits().queue_length();
+  const auto seconds = [](bool has, const google::protobuf::Duration& ttl) {
+    return has ? Json(static_cast<double>(ttl.seconds()) + ttl.nanos() * 1e-9) : Json();
+  };
+  limits["default_ttl_s"] = seconds(info.limits().has_default_ttl(), info.limits().default_ttl());
+  limits["max_ttl_s"] = seconds(info.limits().has_max_ttl(), info.limits().max_ttl());
+  return json;
+}
+
+Json ToJson(const v1::ExecutionStats& stats) {
+  Json json;
+  json["strategy"] = stats.strategy();
+  json["device"] = stats.device();
+  json["kernel_us"] = stats.kernel_us();
+  json["bytes"] = stats.bytes();
+  json["flops"] = stats.flops();
+  json["roundoff"] = NumberJson(stats.roundoff());
+  return json;
+}
+
+Json ToJson(const v1::Tensor& tensor) { return Nested(tensor, 0, 0); }
+
+Json ToJson(const absl::Status& error) {
+  Json json;
+  json["code"] = absl::StatusCodeToString(error.code());
+  json["reason"] = ErrorReason(error);
+  json["message"] = std::string(error.message());
+  json["metadata"] = ErrorMetadata(error);
+  return json;
+}
+
+// --- Errors
+// ----------------------------------------------------------------------------------------------------------
+
+int ExitCode(const absl::Status& status) {
+  if (ErrorReason(status) == "BAD_OPTION") return kUsageExitCode;
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kNotFound:
+      return 3;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return 4;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAborted:
+      return 5;
+    case absl::StatusCode::kResourceExhausted:
+      return 6;
+    case absl::StatusCode::kUnavailable:
+      return 7;
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kCancelled:
+      return 8;
+    case absl::StatusCode::kAlreadyExists:
+      return 9;
+    default:
+      return 1;
+  }
+}
+
+std::string_view ExitCodesText() {
+  return "Exit codes: 0 done, 1 internal or other, 2 usage, 3 not found, 4 invalid argument,\n"
+         "5 precondition failed, 6 memory, quota or queue exhausted, 7 server unavailable,\n"
+         "8 deadline passed or cancelled, 9 already exists";
+}
+
+std::string Advice(const absl::Status& error, std::string_view server) {
+  const std::string reason = ErrorReason(error);
+  const std::map<std::string, std::string> metadata = ErrorMetadata(error);
+  const auto figure = [&](const std::string& key) {
+    const auto it = metadata.find(key);
+    return it == metadata.end() ? std::string() : it->second;
+  };
+  const auto bytes = [&](const std::string& key) {
+    std::uint64_t value = 0;
+    const std::string text = figure(key);
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    return HumanBytes(value);
+  };
+  const std::string at(server);
+  if (reason == "UNREACHABLE" || reason == "CONNECTION_LOST") {
+    return "is tessera-server running at " + at + "? --server or TESSERA_SERVER names another one";
+  }
+  if (reason == "BUFFER_NOT_FOUND") return "'tessera ls' shows the buffers that are there";
+  if (reason == "UNKNOWN_STRATEGY") {
+    return figure("valid").empty() ? "'tessera strategies' lists the names"
+                                   : "valid names: " + figure("valid");
+  }
+  if (reason == "STRATEGY_UNSUPPORTED") {
+    return (figure("needs").empty() ? "" : "it needs " + figure("needs") + "; ") +
+           "'tessera strategies' shows what this server can run";
+  }
+  if (reason == "BUFFER_EXISTS")
+    return "--replace swaps it for the new one, or choose another name";
+  if (reason == "BUFFER_NOT_READY") {
+    return "its upload has not ended; 'tessera info NAME' shows how far it is, 'tessera rm NAME' "
+           "drops it";
+  }
+  if (reason == "GPU_MEMORY_EXHAUSTED" || reason == "QUOTA_EXCEEDED") {
+    return absl::StrCat(bytes("requested"), " requested, ", bytes("free"), " of ", bytes("total"),
+                        " free; 'tessera rm NAME' frees a buffer");
+  }
+  if (reason == "QUEUE_FULL") return "the server is busy; try again, or give a longer --timeout";
+  if (reason == "DEVICE_MISMATCH") {
+    return "operands must be on one device: upload with --device; 'tessera ls' shows where each is";
+  }
+  if (reason == "RESULT_TOO_LARGE")
+    return "--out NAME keeps it on the device, -o FILE.npy saves it";
+  if (reason == "OPERAND_TOO_LARGE") return "upload it with 'tessera put' and name the buffer";
+  if (reason == "BAD_NAME") return "a name has 1 to 128 characters of a-z A-Z 0-9 . _ / -";
+  if (reason == "BAD_OPERAND")
+    return "operands: NAME, NAME[10:20, ::-1], NAME@OFFSET:SHAPE:STRIDES, file:X.npy";
+  if (reason == "BAD_VIEW" || reason == "BAD_SHAPE" || reason == "BAD_AXES" ||
+      reason == "BAD_DTYPE" || reason == "EMPTY_INPUT") {
+    return "'tessera info NAME' shows a buffer's type and shape";
+  }
+  if (reason == "BAD_DEVICE") return "'tessera info' lists the server's devices";
+  if (reason == "BAD_OPTION") return "'tessera COMMAND --help' shows the options";
+  if (reason == "BAD_NPY") return "write the file with numpy.save";
+  if (reason == "FILE_NOT_FOUND" || reason == "FILE_ERROR")
+    return "check the path and its permissions";
+  if (reason == "DRAINING") return "the server is stopping; try again when it is back";
+  if (reason == "DEVICE_LOST")
+    return "the GPU failed and the server restarts; upload the buffers again";
+  if (reason == "BUFFER_CHANGED") return "download it again to have the new version";
+  switch (error.code()) {
+    case absl::StatusCode::kDeadlineExceeded:
+      return "give it longer with --timeout";
+    case absl::StatusCode::kCancelled:
+      return "nothing was kept";
+    case absl::StatusCode::kUnimplemented:
+      return "the server at " + at + " is older than this client or another kind of server";
+    default:
+      return "see 'tessera --help' and the server's log";
+  }
+}
+
+// --- Progress
+// --------------------------------------------------------------------------------------------------------
+
+ProgressBar::ProgressBar(std::string label, std::uint64_t total_bytes)
+    : label_(std::move(label)),
+      total_(total_bytes),
+      terminal_(::isatty(STDERR_FILENO) != 0),
+      start_(absl::Now()),
+      next_(start_ + absl::Seconds(1)) {}
+
+ProgressBar::~ProgressBar() {
+  if (shown_) std::fputs("\r\x1b[K", stderr);
+}
+
+void ProgressBar::Update(std::uint64_t done_bytes) {
+  const absl::Time now = absl::Now();
+  if (!terminal_ || now < next_ || total_ == 0) return;
+  next_ = now + absl::Milliseconds(100);
+  shown_ = true;
+  constexpr std::size_t kWidth = 24;
+  const double part = static_cast<double>(done_bytes) / static_cast<double>(total_);
+  const double seconds = absl::ToDoubleSeconds(now - start_);
+  const double rate = static_cast<double>(done_bytes) / seconds;  // bytes per second
+  const double left = rate > 0 ? static_cast<double>(total_ - done_bytes) / rate : 0;
+  const auto full = static_cast<std::size_t>(part * kWidth);
+  absl::FPrintF(stderr, "\r\x1b[K%s  %3.0f%% [%s%s] %s of %s, %s/s, %s left", label_, part * 100,
+                std::string(full, '#'), std::string(kWidth - std::min(full, kWidth), '.'),
+                HumanBytes(done_bytes), HumanBytes(total_),
+                HumanBytes(static_cast<std::uint64_t>(rate)), HumanDuration(absl::Seconds(left)));
+}
+
+}  // namespace tessera

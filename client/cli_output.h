@@ -1,0 +1,90 @@
+// What the command line prints: tables, sizes, arrays as NumPy shows them, JSON, errors with
+// advice, progress.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/strategy.h"
+#include "tessera/v1/buffer.pb.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+// Keeps the order in which fields are set.
+using Json = nlohmann::ordered_json;
+
+// "0 B", "312.5 KiB", "8 GiB".
+std::string HumanBytes(std::uint64_t bytes);
+// "12.3 us", "1.2 ms", "3.4 s", "2 h 5 m".
+std::string HumanDuration(absl::Duration duration);
+// "[1257, 64]"
+std::string ShapeText(absl::Span<const std::int64_t> shape);
+std::string DtypeText(v1::Dtype dtype);
+std::string DtypesText(const v1::Strategy& strategy);
+// The shortest decimal that reads back as the same number.
+std::string NumberText(double value);
+
+// Rows of cells under a heading, columns aligned and two spaces apart.
+class Table {
+ public:
+  // A heading that begins with '>' aligns its column to the right.
+  explicit Table(std::vector<std::string> headings) : rows_{std::move(headings)} {}
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void Print(std::ostream& out) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// The elements in nested brackets, as NumPy prints them: more than 1000 are abbreviated to three at
+// each end of an axis. REQUIRES: the tensor's data has the size of its type.
+std::string ArrayText(const v1::Tensor& tensor);
+
+Json ToJson(const v1::Buffer& buffer);
+Json ToJson(const v1::Strategy& strategy);
+Json ToJson(const v1::GetServerInfoResponse& info);
+Json ToJson(const v1::ExecutionStats& stats);
+// Nested lists; not-a-number and the infinities, which JSON lacks, are the strings "NaN",
+// "Infinity" and "-Infinity".
+Json ToJson(const v1::Tensor& tensor);
+Json NumberJson(double value);
+// {code, reason, message, metadata}
+Json ToJson(const absl::Status& error);
+
+inline constexpr int kUsageExitCode = 2;
+// The process's exit code for a failure, by its kind; reason BAD_OPTION is the usage error.
+int ExitCode(const absl::Status& status);
+// The list of exit codes for --help.
+std::string_view ExitCodesText();
+// One line that says what to do about the error.
+std::string Advice(const absl::Status& error, std::string_view server);
+
+// One line on a terminal that shows how far a transfer is, for transfers longer than a second. Not
+// thread safe.
+class ProgressBar {
+ public:
+  // Shows nothing unless stderr is a terminal.
+  ProgressBar(std::string label, std::uint64_t total_bytes);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  void Update(std::uint64_t done_bytes);
+
+ private:
+  const std::string label_;
+  const std::uint64_t total_;
+  const bool terminal_;
+  const absl::Time start_;
+  absl::Time next_;
+  bool shown_ = false;
+};
+
+}  // namespace tessera

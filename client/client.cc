@@ -1,0 +1,550 @@
+#include "client/client.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "client/connection.h"
+#include "client/npy.h"
+#include "kernels/error.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+#include "tessera/v1/compute.grpc.pb.h"
+
+namespace tessera {
+namespace {
+
+using Buffers = v1::BufferService::StubInterface;
+using Compute = v1::ComputeService::StubInterface;
+
+v1::Dtype ToProto(DType dtype) { return static_cast<v1::Dtype>(dtype); }
+
+google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<std::int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
+v1::Operand ToProto(const Operand& operand) {
+  v1::Operand proto;
+  if (const auto* name = std::get_if<std::string>(&operand.source)) {
+    proto.set_buffer(*name);
+  } else {
+    *proto.mutable_tensor() = std::get<v1::Tensor>(operand.source);
+  }
+  if (operand.view) *proto.mutable_view() = *operand.view;
+  return proto;
+}
+
+// The fields that every operation's request has.
+template <class Request>
+void SetOptions(const OperationOptions& options, Request& request) {
+  request.set_strategy(options.strategy);
+  request.mutable_launch()->set_block_size(options.launch.block_size);
+  request.mutable_launch()->set_grid_size(options.launch.grid_size);
+  request.mutable_launch()->set_items_per_thread(options.launch.items_per_thread);
+  request.set_timing(options.timing);
+  if constexpr (requires { request.mutable_result(); }) {
+    if (options.target) {
+      v1::BufferTarget& target = *request.mutable_result()->mutable_buffer();
+      target.set_name(options.target->name);
+      if (options.target->ttl) *target.mutable_ttl() = ToProto(*options.target->ttl);
+      target.set_replace(options.target->replace);
+    }
+  }
+}
+
+// Storing a result twice would create two versions of a buffer.
+bool Idempotent(const OperationOptions& options) { return !options.target.has_value(); }
+
+// grpc.health.v1 has one string in its request and one enum in its response, too little to generate
+// code for.
+grpc::ByteBuffer HealthRequest(std::string_view service) {
+  std::string message;
+  if (!service.empty()) {
+    message += '\x0a';  // field 1, length-delimited
+    message += static_cast<char>(service.size());
+    message += service;
+  }
+  const grpc::Slice slice(message);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+bool IsServing(const grpc::ByteBuffer& response) {
+  grpc::Slice slice;
+  if (!response.DumpToSingleSlice(&slice).ok()) return false;
+  // Field 1, varint: SERVING is 1.
+  return std::string_view(reinterpret_cast<const char*>(slice.begin()), slice.size()) ==
+         std::string_view("\x08\x01", 2);
+}
+
+}  // namespace
+
+class Client::Impl : public Connection {
+ public:
+  explicit Impl(ClientOptions options)
+      : Connection(std::move(options)),
+        buffers_(v1::BufferService::NewStub(channel())),
+        compute_(v1::ComputeService::NewStub(channel())) {}
+
+  Buffers& buffers() { return *buffers_; }
+  Compute& compute() { return *compute_; }
+
+  // One stream that creates, fills and seals the buffer.
+  absl::StatusOr<v1::Buffer> UploadWhole(const v1::CreateBufferRequest& create, std::uint64_t size,
+                                         const Source& source, const UploadOptions& options);
+  // A buffer made beforehand, several streams of ranges, sealed in the end.
+  absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
+                                          const Source& source, const UploadOptions& options);
+
+ private:
+  struct Range {
+    std::uint64_t begin;
+    std::uint64_t end;
+  };
+  // What the streams of one upload share.
+  struct Transfer {
+    const Source& source;
+    const UploadOptions& options;
+    std::mutex mutex = {};
+    std::uint64_t sent = 0;              // guarded by mutex
+    std::atomic<bool> abandoned{false};  // another stream failed for good
+
+    // Negative: bytes that got lost with their connection.
+    void Report(std::int64_t bytes) {
+      const std::lock_guard lock(mutex);
+      sent += static_cast<std::uint64_t>(bytes);
+      if (options.progress) options.progress(sent);
+    }
+  };
+
+  // Sends the bytes of the range on channel i, the first ones in `request`. range.begin moves on to
+  // the first byte that gRPC has not taken.
+  absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer, std::size_t i,
+                                               v1::UploadRequest request, Range& range);
+  // SendRange again after transient failures, from what the server already has.
+  absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, const std::string& name,
+                                 Range range);
+  // The first byte of the range that the server lacks.
+  absl::StatusOr<std::uint64_t> FirstMissing(const std::string& name, Range range);
+
+  const std::unique_ptr<Buffers> buffers_;
+  const std::unique_ptr<Compute> compute_;
+};
+
+// --- Uploads
+// ---------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, std::size_t i,
+                                                           v1::UploadRequest request,
+                                                           Range& range) {
+  if (absl::Status status = Connect(absl::InfiniteFuture(), i); !status.ok()) return status;
+  const std::unique_ptr<Buffers> stub = v1::BufferService::NewStub(channel(i));
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  const auto writer = stub->Upload(&context, &response);
+  StallGuard guard(&context, options().stall_timeout);
+
+  absl::Status source_error;
+  do {
+    const std::size_t chunk = static_cast<std::size_t>(
+        std::min<std::uint64_t>(transfer.options.chunk_bytes, range.end - range.begin));
+    std::string* data = request.mutable_data();
+    data->resize(chunk);
+    source_error = transfer.source(range.begin, absl::MakeSpan(*data));
+    if (!source_error.ok() || transfer.abandoned) {
+      context.TryCancel();
+      break;
+    }
+    CountSent(request.ByteSizeLong());
+    if (!writer->Write(request)) break;  // Finish tells why
+    guard.Progress();
+    range.begin += chunk;
+    transfer.Report(static_cast<std::int64_t>(chunk));
+    if (request.has_spec() || request.has_offset()) {
+      request.clear_spec();
+      request.clear_offset();
+      request.clear_name();
+    }
+  } while (range.begin < range.end);
+
+  if (range.begin == range.end) writer->WritesDone();
+  absl::Status status = guard.Explain(FromGrpc(writer->Finish()));
+  if (!source_error.ok()) return source_error;
+  if (!status.ok()) return status;
+  CountReceived(response.ByteSizeLong());
+  return response;
+}
+
+absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferRequest& create,
+                                                     std::uint64_t size, const Source& source,
+                                                     const UploadOptions& upload) {
+  Transfer transfer{source, upload};
+  Range range{0, size};
+  v1::UploadRequest first;
+  first.set_name(create.name());
+  *first.mutable_spec() = create.spec();
+  absl::StatusOr<v1::UploadResponse> response = SendRange(transfer, 0, std::move(first), range);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
+absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const std::string& name, Range range) {
+  v1::GetBufferRequest request;
+  request.set_name(name);
+  const auto response = Call(buffers(), &Buffers::GetBuffer, request, true, std::nullopt);
+  if (!response.ok()) return response.status();
+  // While a replacement is written the answer describes the buffer that it will replace.
+  if (response->buffer().state() != v1::Buffer::STATE_WRITING) return range.begin;
+  for (const v1::ByteRange& missing : response->missing()) {
+    if (missing.end() <= range.begin) continue;
+    return std::min(std::max(missing.begin(), range.begin), range.end);
+  }
+  // The server lists a limited number of ranges, and has this one unless the list may be cut off.
+  return response->missing_size() < 100 ? range.end : range.begin;
+}
+
+absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i,
+                                             const std::string& name, Range range) {
+  const Range whole = range;
+  for (int failures = 1;; ++failures) {
+    v1::UploadRequest first;
+    first.set_name(name);
+    first.set_offset(range.begin);
+    const absl::Status status = SendRange(transfer, i, std::move(first), range).status();
+    if (status.ok() || !IsTransient(status) || failures >= kMaxFailures) return status;
+    absl::SleepFor(Backoff(failures));
+    const absl::StatusOr<std::uint64_t> missing = FirstMissing(name, whole);
+    if (!missing.ok()) return missing.status();
+    transfer.Report(static_cast<std::int64_t>(*missing) - static_cast<std::int64_t>(range.begin));
+    range.begin = *missing;
+    if (range.begin == range.end) return absl::OkStatus();
+  }
+}
+
+absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequest& create,
+                                                      std::uint64_t size, const Source& source,
+                                                      const UploadOptions& upload) {
+  const auto created = Call(buffers(), &Buffers::CreateBuffer, create, false, std::nullopt);
+  if (!created.ok()) return created.status();
+
+  Transfer transfer{source, upload};
+  const std::uint64_t chunks = (size + upload.chunk_bytes - 1) / upload.chunk_bytes;
+  const std::uint64_t streams =
+      std::clamp<std::uint64_t>(static_cast<std::uint64_t>(upload.streams), 1, chunks);
+  const auto bound = [&](std::uint64_t i) {
+    return std::min(size, chunks * i / streams * upload.chunk_bytes);
+  };
+  absl::Status failure;
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint64_t i = 0; i < streams; ++i) {
+      threads.emplace_back([&, i] {
+        absl::Status status =
+            SendRangeResuming(transfer, i, create.name(), {bound(i), bound(i + 1)});
+        if (status.ok()) return;
+        const std::lock_guard lock(transfer.mutex);
+        if (!transfer.abandoned.exchange(true)) failure = std::move(status);
+      });
+    }
+  }
+  if (failure.ok()) {
+    v1::SealBufferRequest seal;
+    seal.set_name(create.name());
+    auto sealed = Call(buffers(), &Buffers::SealBuffer, seal, true, std::nullopt);
+    if (sealed.ok()) return std::move(*sealed->mutable_buffer());
+    failure = sealed.status();
+  }
+  // Deleting the name would take the buffer that was to be replaced along; then the server's own
+  // clean-up has to do.
+  if (!create.spec().replace()) {
+    v1::DeleteBufferRequest remove;
+    remove.set_name(create.name());
+    Call(buffers(), &Buffers::DeleteBuffer, remove, false, absl::Seconds(5)).IgnoreError();
+  }
+  return failure;
+}
+
+Source FromMemory(std::string_view bytes) {
+  return [bytes](std::uint64_t offset, absl::Span<char> out) {
+    if (out.empty()) return absl::OkStatus();
+    std::memcpy(out.data(), bytes.data() + offset, out.size());
+    return absl::OkStatus();
+  };
+}
+
+absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
+                                          absl::Span<const std::int64_t> shape,
+                                          const Source& source, const UploadOptions& options) {
+  const absl::StatusOr<std::uint64_t> size = ArrayBytes(dtype, shape);
+  if (!size.ok()) return size.status();
+  if (options.chunk_bytes == 0 || options.chunk_bytes % 64 != 0) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+        absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", not a positive multiple of 64"));
+  }
+  v1::CreateBufferRequest create;
+  create.set_name(name);
+  v1::BufferSpec& spec = *create.mutable_spec();
+  spec.set_dtype(ToProto(dtype));
+  spec.mutable_shape()->Add(shape.begin(), shape.end());
+  if (options.ttl) *spec.mutable_ttl() = ToProto(*options.ttl);
+  spec.set_replace(options.replace);
+  spec.set_device(options.device);
+  if (options.streams > 1 && *size > options.chunk_bytes) {
+    return impl_->UploadRanges(create, *size, source, options);
+  }
+  return impl_->UploadWhole(create, *size, source, options);
+}
+
+// --- Downloads
+// -------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
+                                            const DownloadOptions& options) {
+  v1::DownloadRequest request;
+  request.set_name(name);
+  request.set_offset(options.offset);
+  request.set_limit(options.limit);
+  std::optional<v1::Buffer> buffer;
+  std::uint64_t received = 0;
+  for (int failures = 1;; ++failures) {
+    if (absl::Status status = impl_->Connect(); !status.ok()) return status;
+    grpc::ClientContext context;
+    impl_->CountSent(request.ByteSizeLong());
+    const auto reader = impl_->buffers().Download(&context, request);
+    StallGuard guard(&context, impl_->options().stall_timeout);
+    v1::DownloadResponse response;
+    absl::Status sink_error;
+    while (sink_error.ok() && reader->Read(&response)) {
+      guard.Progress();
+      impl_->CountReceived(response.ByteSizeLong());
+      if (response.has_buffer()) {
+        if (!buffer) {
+          buffer = response.buffer();
+          sink_error = sink(*buffer, {});
+        } else if (buffer->version() != response.buffer().version()) {
+          sink_error = MakeError(
+              absl::StatusCode::kAborted, "BUFFER_CHANGED",
+              absl::StrCat("'", name, "' was replaced while its download was interrupted"));
+        }
+      }
+      if (sink_error.ok() && !buffer) {
+        sink_error = absl::InternalError("a download that does not begin with its buffer");
+      }
+      if (sink_error.ok() && !response.data().empty()) {
+        received += response.data().size();
+        sink_error = sink(*buffer, response.data());
+      }
+    }
+    if (!sink_error.ok()) context.TryCancel();
+    const absl::Status status = guard.Explain(FromGrpc(reader->Finish()));
+    if (!sink_error.ok()) return sink_error;
+    if (status.ok()) {
+      if (!buffer) return absl::InternalError("a download without an answer");
+      return *std::move(buffer);
+    }
+    if (!IsTransient(status) || failures >= kMaxFailures) return status;
+    absl::SleepFor(Backoff(failures));
+    // The connection may have broken after the last byte: a limit of 0 would then mean the rest of
+    // the buffer.
+    if (options.limit > 0 && received >= options.limit) return *std::move(buffer);
+    request.set_offset(options.offset + received);
+    request.set_limit(options.limit > 0 ? options.limit - received : 0);
+  }
+}
+
+absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<char> out,
+                                            const DownloadOptions& options) {
+  std::size_t filled = 0;
+  const auto mismatch = [&](const v1::Buffer& buffer) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+        absl::StrCat("the range asked for of the ", buffer.size_bytes(), " bytes of '", name,
+                     "' does not have the ", out.size(), " bytes of the destination"));
+  };
+  absl::StatusOr<v1::Buffer> buffer = Download(
+      name,
+      [&](const v1::Buffer& from, std::string_view bytes) {
+        if (bytes.size() > out.size() - filled) return mismatch(from);
+        if (!bytes.empty()) std::memcpy(out.data() + filled, bytes.data(), bytes.size());
+        filled += bytes.size();
+        return absl::OkStatus();
+      },
+      options);
+  if (buffer.ok() && filled != out.size()) return mismatch(*buffer);
+  return buffer;
+}
+
+// --- Buffers
+// ---------------------------------------------------------------------------------------------------------
+
+Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+
+Client::~Client() = default;
+
+Traffic Client::traffic() const { return impl_->traffic(); }
+
+absl::StatusOr<v1::Buffer> Client::CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
+                                                const CallOptions& call) {
+  v1::CreateBufferRequest request;
+  request.set_name(name);
+  *request.mutable_spec() = spec;
+  auto response =
+      impl_->Call(impl_->buffers(), &Buffers::CreateBuffer, request, false, call.timeout);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
+absl::StatusOr<v1::GetBufferResponse> Client::GetBuffer(const std::string& name,
+                                                        const CallOptions& call) {
+  v1::GetBufferRequest request;
+  request.set_name(name);
+  return impl_->Call(impl_->buffers(), &Buffers::GetBuffer, request, true, call.timeout);
+}
+
+absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& prefix,
+                                                            const CallOptions& call) {
+  std::vector<v1::Buffer> buffers;
+  v1::ListBuffersRequest request;
+  request.set_page_size(1000);
+  request.set_prefix(prefix);
+  do {
+    auto page = impl_->Call(impl_->buffers(), &Buffers::ListBuffers, request, true, call.timeout);
+    if (!page.ok()) return page.status();
+    for (v1::Buffer& buffer : *page->mutable_buffers()) buffers.push_back(std::move(buffer));
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  return buffers;
+}
+
+absl::StatusOr<v1::Buffer> Client::SealBuffer(const std::string& name, const CallOptions& call) {
+  v1::SealBufferRequest request;
+  request.set_name(name);
+  auto response = impl_->Call(impl_->buffers(), &Buffers::SealBuffer, request, true, call.timeout);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
+absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
+                                                std::optional<absl::Duration> ttl,
+                                                const CallOptions& call) {
+  v1::UpdateBufferRequest request;
+  request.set_name(name);
+  if (ttl) *request.mutable_ttl() = ToProto(*ttl);
+  auto response =
+      impl_->Call(impl_->buffers(), &Buffers::UpdateBuffer, request, true, call.timeout);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
+absl::Status Client::DeleteBuffer(const std::string& name, const CallOptions& call) {
+  v1::DeleteBufferRequest request;
+  request.set_name(name);
+  return impl_->Call(impl_->buffers(), &Buffers::DeleteBuffer, request, false, call.timeout)
+      .status();
+}
+
+// --- Operations
+// ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
+                                            const OperationOptions& options) {
+  v1::DotRequest request;
+  *request.mutable_a() = ToProto(a);
+  *request.mutable_b() = ToProto(b);
+  SetOptions(options, request);
+  return impl_->Call(impl_->compute(), &Compute::Dot, request, true, options.timeout);
+}
+
+absl::StatusOr<v1::ReduceResponse> Client::Reduce(ReduceOp op, const Operand& x,
+                                                  absl::Span<const int> axes, bool keep_dims,
+                                                  const OperationOptions& options) {
+  v1::ReduceRequest request;
+  *request.mutable_x() = ToProto(x);
+  request.set_op(static_cast<v1::ReduceOp>(op));
+  request.mutable_axes()->Add(axes.begin(), axes.end());
+  request.set_keep_dims(keep_dims);
+  SetOptions(options, request);
+  return impl_->Call(impl_->compute(), &Compute::Reduce, request, Idempotent(options),
+                     options.timeout);
+}
+
+absl::StatusOr<v1::MatmulResponse> Client::Matmul(const Operand& a, const Operand& b,
+                                                  bool transpose_a, bool transpose_b,
+                                                  std::optional<DType> out_dtype,
+                                                  const OperationOptions& options) {
+  v1::MatmulRequest request;
+  *request.mutable_a() = ToProto(a);
+  *request.mutable_b() = ToProto(b);
+  request.set_transpose_a(transpose_a);
+  request.set_transpose_b(transpose_b);
+  if (out_dtype) request.set_out_dtype(ToProto(*out_dtype));
+  SetOptions(options, request);
+  return impl_->Call(impl_->compute(), &Compute::Matmul, request, Idempotent(options),
+                     options.timeout);
+}
+
+absl::StatusOr<v1::AddResponse> Client::Add(const Operand& a, const Operand& b,
+                                            const OperationOptions& options) {
+  v1::AddRequest request;
+  *request.mutable_a() = ToProto(a);
+  *request.mutable_b() = ToProto(b);
+  SetOptions(options, request);
+  return impl_->Call(impl_->compute(), &Compute::Add, request, Idempotent(options),
+                     options.timeout);
+}
+
+// --- The server
+// ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::vector<v1::Strategy>> Client::ListStrategies(const std::string& operation,
+                                                                 const std::string& backend,
+                                                                 const CallOptions& call) {
+  v1::ListStrategiesRequest request;
+  request.set_operation(operation);
+  request.set_backend(backend);
+  auto response =
+      impl_->Call(impl_->compute(), &Compute::ListStrategies, request, true, call.timeout);
+  if (!response.ok()) return response.status();
+  return std::vector<v1::Strategy>(response->strategies().begin(), response->strategies().end());
+}
+
+absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(const CallOptions& call) {
+  return impl_->Call(impl_->compute(), &Compute::GetServerInfo, v1::GetServerInfoRequest(), true,
+                     call.timeout);
+}
+
+absl::StatusOr<bool> Client::CheckHealth(const std::string& service, const CallOptions& call) {
+  constexpr std::size_t kMaxName = 127;  // longer lengths take more than one byte
+  if (service.size() > kMaxName) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
+                     "the service's name is too long");
+  }
+  grpc::GenericStub stub(impl_->channel());
+  const grpc::ByteBuffer request = HealthRequest(service);
+  grpc::ByteBuffer response;
+  const absl::Status status = impl_->Repeat(call.timeout, true, [&](grpc::ClientContext* context) {
+    std::mutex mutex;
+    std::condition_variable done;
+    std::optional<grpc::Status> result;
+    stub.UnaryCall(context, "/grpc.health.v1.Health/Check", {}, &request, &response,
+                   [&](grpc::Status answer) {
+                     const std::lock_guard lock(mutex);
+                     result = std::move(answer);
+                     done.notify_one();
+                   });
+    std::unique_lock lock(mutex);
+    done.wait(lock, [&] { return result.has_value(); });
+    return *result;
+  });
+  if (!status.ok()) return status;
+  return IsServing(response);
+}
+
+}  // namespace tessera

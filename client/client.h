@@ -1,0 +1,180 @@
+// A client of the service: one method an RPC, arguments in C++ terms, answers as the messages of
+// proto/tessera/v1.
+//
+//   tessera::Client client({.server = "gpu-host:50051"});
+//   client.Upload("x", tessera::DType::kF32, {1000}, tessera::FromMemory(bytes));
+//   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
+//
+// Errors are absl::Status with the server's reason and figures (kernels/error.h). The client adds
+// four reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST (it
+// broke during a call), STALLED (a transfer without progress for stall_timeout) and BUFFER_CHANGED
+// (replaced between two parts of one download).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/strategy.h"
+#include "tessera/v1/buffer.pb.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+struct ClientOptions {
+  std::string server = "127.0.0.1:50051";  // host:port or unix:/path
+  // Deadline of a unary call, retries included.
+  absl::Duration timeout = absl::Seconds(60);
+  // How long a call waits for a server that cannot be reached: one that starts a moment later is
+  // fine.
+  absl::Duration connect_timeout = absl::Seconds(10);
+  // A transfer may take as long as it needs, but not stand still for so long.
+  absl::Duration stall_timeout = absl::Seconds(60);
+  // Whether a call that was refused with QUEUE_FULL is repeated, after the server's own delay,
+  // until its deadline.
+  bool retry_queue_full = true;
+};
+
+struct CallOptions {
+  std::optional<absl::Duration> timeout;  // absent: that of the client
+};
+
+// What an operation works on: a resident buffer by name or a small inline array, whole or through a
+// view.
+struct Operand {
+  Operand(std::string buffer) : source(std::move(buffer)) {}  // NOLINT(google-explicit-constructor)
+  Operand(const char* buffer) : source(buffer) {}             // NOLINT(google-explicit-constructor)
+  Operand(v1::Tensor tensor) : source(std::move(tensor)) {}   // NOLINT(google-explicit-constructor)
+
+  std::variant<std::string, v1::Tensor> source;
+  std::optional<v1::View> view;
+};
+
+// A new resident buffer for an array result.
+struct ResultBuffer {
+  std::string name;
+  std::optional<absl::Duration> ttl;  // absent: the server's default
+  bool replace = false;
+};
+
+struct OperationOptions {
+  std::string strategy;  // empty: the fastest correct one
+  Launch launch;
+  bool timing = false;  // whether the answer has kernel_us
+  // Keeps an array result on the device; absent: the answer carries it, up to 4 MiB.
+  std::optional<ResultBuffer> target;
+  std::optional<absl::Duration> timeout;  // absent: that of the client
+};
+
+// Fills out with the array's bytes [offset, offset + out.size()), row-major and little endian.
+// Called from several threads at once when an upload has several streams; every range is asked for
+// in order within a stream, and again after a broken connection. offset and out.size() are
+// multiples of the size of an element.
+using Source = std::function<absl::Status(std::uint64_t offset, absl::Span<char> out)>;
+
+// The bytes stay the caller's, who keeps them until the upload has ended.
+Source FromMemory(std::string_view bytes);
+
+// Takes the next bytes of a download, in order. The first call comes before any data with empty
+// bytes, so that a sink can look at the buffer's type; it is the only call for an empty buffer.
+using Sink = std::function<absl::Status(const v1::Buffer& buffer, std::string_view bytes)>;
+
+struct UploadOptions {
+  std::optional<absl::Duration> ttl;  // absent: the server's default
+  bool replace = false;
+  std::string device;  // empty: the server's first
+  // Of one message; a multiple of 64, at most 4 MiB less some room for the rest of the message.
+  std::size_t chunk_bytes = std::size_t{1} << 20;
+  // 1: one stream, which the server undoes when it breaks. More: that many connections fill ranges
+  // of the buffer, and a broken one resumes where it stood.
+  int streams = 1;
+  // Called with the bytes sent so far, from the sending threads, one at a time.
+  std::function<void(std::uint64_t sent)> progress;
+};
+
+struct DownloadOptions {
+  std::uint64_t offset = 0;  // first byte
+  std::uint64_t limit = 0;   // at most so many bytes; 0: to the end
+};
+
+// What the messages of a client have measured so far, without the framing of HTTP/2.
+struct Traffic {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+};
+
+// Thread safe. Connects at the first call and again after the connection broke. Calls that may run
+// twice without harm (all but creating, deleting and storing results) are repeated a few times when
+// the server is UNAVAILABLE.
+class Client {
+ public:
+  explicit Client(ClientOptions options = {});
+  ~Client();
+
+  // Reserves memory for a buffer that is filled by ranges; Upload does it by itself.
+  absl::StatusOr<v1::Buffer> CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
+                                          const CallOptions& call = {});
+  // Creates a buffer of any size from the source and waits until it is READY. Holds a chunk a
+  // stream in memory.
+  absl::StatusOr<v1::Buffer> Upload(const std::string& name, DType dtype,
+                                    absl::Span<const std::int64_t> shape, const Source& source,
+                                    const UploadOptions& options = {});
+  // Streams the bytes of a buffer to the sink. A broken connection resumes where it stood.
+  absl::StatusOr<v1::Buffer> Download(const std::string& name, const Sink& sink,
+                                      const DownloadOptions& options = {});
+  // Into out, which has exactly the size of the bytes asked for.
+  absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
+                                      const DownloadOptions& options = {});
+  absl::StatusOr<v1::GetBufferResponse> GetBuffer(const std::string& name,
+                                                  const CallOptions& call = {});
+  // All pages.
+  absl::StatusOr<std::vector<v1::Buffer>> ListBuffers(const std::string& prefix = {},
+                                                      const CallOptions& call = {});
+  absl::StatusOr<v1::Buffer> SealBuffer(const std::string& name, const CallOptions& call = {});
+  // Renews the ttl from now; absent: the buffer never expires.
+  absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
+                                          std::optional<absl::Duration> ttl,
+                                          const CallOptions& call = {});
+  absl::Status DeleteBuffer(const std::string& name, const CallOptions& call = {});
+
+  absl::StatusOr<v1::DotResponse> Dot(const Operand& a, const Operand& b,
+                                      const OperationOptions& options = {});
+  // No axes: folds the whole operand to a scalar.
+  absl::StatusOr<v1::ReduceResponse> Reduce(ReduceOp op, const Operand& x,
+                                            absl::Span<const int> axes = {}, bool keep_dims = false,
+                                            const OperationOptions& options = {});
+  absl::StatusOr<v1::MatmulResponse> Matmul(const Operand& a, const Operand& b,
+                                            bool transpose_a = false, bool transpose_b = false,
+                                            std::optional<DType> out_dtype = std::nullopt,
+                                            const OperationOptions& options = {});
+  absl::StatusOr<v1::AddResponse> Add(const Operand& a, const Operand& b,
+                                      const OperationOptions& options = {});
+
+  // Empty operation or backend: all of them.
+  absl::StatusOr<std::vector<v1::Strategy>> ListStrategies(const std::string& operation = {},
+                                                           const std::string& backend = {},
+                                                           const CallOptions& call = {});
+  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
+  // grpc.health.v1: whether the server says SERVING. "": it lives; "tessera.v1.ComputeService": it
+  // takes operations.
+  absl::StatusOr<bool> CheckHealth(const std::string& service = {}, const CallOptions& call = {});
+
+  Traffic traffic() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

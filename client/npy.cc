@@ -1,0 +1,416 @@
+#include "client/npy.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::size_t kMaxHeader = 1 << 20;
+constexpr std::size_t kAlignment = 64;
+
+absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
+
+absl::Status BadNpy(std::string_view what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NPY", what);
+}
+
+absl::Status FileError(std::string_view path, std::string_view action) {
+  const int error = errno;
+  const bool missing = error == ENOENT && action == "open";
+  return MakeError(
+      missing ? absl::StatusCode::kNotFound : absl::StatusCode::kFailedPrecondition,
+      missing ? "FILE_NOT_FOUND" : "FILE_ERROR",
+      absl::StrCat("cannot ", Absl(action), " ", Absl(path), ": ", std::strerror(error)),
+      {{"path", std::string(path)}});
+}
+
+std::string_view Descr(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "<f4";
+    case DType::kF64:
+      return "<f8";
+    case DType::kF16:
+      return "<f2";
+    case DType::kBF16:
+      return "|V2";
+    case DType::kI32:
+      return "<i4";
+    case DType::kI64:
+      return "<i8";
+  }
+  return "";
+}
+
+absl::StatusOr<DType> ParseDescr(std::string_view descr) {
+  for (DType dtype :
+       {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32, DType::kI64}) {
+    const std::string_view known = Descr(dtype);
+    if (descr.size() != known.size() || descr.substr(1) != known.substr(1)) continue;
+    if (descr[0] == '<' || descr[0] == known[0]) return dtype;
+    if (descr[0] == '>') {
+      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+                       absl::StrCat("the file is big endian ('", Absl(descr),
+                                    "'); save it with array.astype('", Absl(known), "')"),
+                       {{"descr", std::string(descr)}});
+    }
+  }
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+      absl::StrCat("element type '", Absl(descr),
+                   "' has no counterpart; convert it to float32, float64, float16, int32 or int64"),
+      {{"descr", std::string(descr)}});
+}
+
+// The Python dict literal of a header: three known keys in any order, with the freedom of spacing,
+// quotes and trailing commas that Python has.
+class HeaderParser {
+ public:
+  explicit HeaderParser(std::string_view text) : rest_(text) {}
+
+  absl::StatusOr<NpyHeader> Parse() {
+    NpyHeader header;
+    bool descr = false, order = false, shape = false;
+    if (!Take('{')) return Malformed("no '{'");
+    while (!Take('}')) {
+      std::string_view key;
+      if (!TakeString(key) || !Take(':')) return Malformed("no key");
+      if (key == "descr" && !std::exchange(descr, true)) {
+        std::string_view value;
+        if (Peek('[')) {
+          return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+                           "structured element types have no counterpart; save one field alone");
+        }
+        if (!TakeString(value)) return Malformed("descr is not a string");
+        absl::StatusOr<DType> dtype = ParseDescr(value);
+        if (!dtype.ok()) return dtype.status();
+        header.dtype = *dtype;
+      } else if (key == "fortran_order" && !std::exchange(order, true)) {
+        if (TakeWord("True")) {
+          header.fortran_order = true;
+        } else if (!TakeWord("False")) {
+          return Malformed("fortran_order is neither True nor False");
+        }
+      } else if (key == "shape" && !std::exchange(shape, true)) {
+        if (absl::Status status = ParseShape(header.shape); !status.ok()) return status;
+      } else {
+        return Malformed("an unknown key or one that stands twice");
+      }
+      if (!Take(',') && !Peek('}')) return Malformed("no ',' after a value");
+    }
+    SkipSpace();
+    if (!rest_.empty()) return Malformed("text after the '}'");
+    if (!descr || !order || !shape) return Malformed("descr, fortran_order or shape is missing");
+    return header;
+  }
+
+ private:
+  static absl::Status Malformed(std::string_view what) {
+    return BadNpy(absl::StrCat("malformed .npy header: ", Absl(what)));
+  }
+
+  void SkipSpace() {
+    const std::size_t n = rest_.find_first_not_of(" \t\r\n\f\v");
+    rest_.remove_prefix(std::min(n, rest_.size()));
+  }
+  bool Peek(char c) {
+    SkipSpace();
+    return !rest_.empty() && rest_.front() == c;
+  }
+  bool Take(char c) {
+    if (!Peek(c)) return false;
+    rest_.remove_prefix(1);
+    return true;
+  }
+  bool TakeWord(std::string_view word) {
+    SkipSpace();
+    if (rest_.substr(0, word.size()) != word) return false;
+    rest_.remove_prefix(word.size());
+    return true;
+  }
+  bool TakeString(std::string_view& value) {
+    SkipSpace();
+    if (rest_.empty() || (rest_.front() != '\'' && rest_.front() != '"')) return false;
+    const std::size_t end = rest_.find(rest_.front(), 1);
+    if (end == std::string_view::npos) return false;
+    value = rest_.substr(1, end - 1);
+    rest_.remove_prefix(end + 1);
+    return true;
+  }
+
+  absl::Status ParseShape(std::vector<std::int64_t>& shape) {
+    if (!Take('(')) return Malformed("shape is not a tuple");
+    while (!Take(')')) {
+      if (shape.size() == kMaxRank) {
+        return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+                         absl::StrCat("the array has more than ", kMaxRank, " dimensions"));
+      }
+      SkipSpace();
+      std::int64_t extent = 0;
+      const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), extent);
+      if (error != std::errc() || extent < 0) return Malformed("an extent is not a whole number");
+      rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
+      Take('L');  // Python 2 wrote long integers so
+      shape.push_back(extent);
+      if (!Take(',') && !Peek(')')) return Malformed("no ',' in shape");
+    }
+    return absl::OkStatus();
+  }
+
+  std::string_view rest_;
+};
+
+// Reads exactly out.size() bytes at offset.
+absl::Status ReadAt(int fd, std::string_view path, std::uint64_t offset, absl::Span<char> out) {
+  while (!out.empty()) {
+    const ssize_t n = ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(path, "read");
+    if (n == 0) return BadNpy(absl::StrCat(Absl(path), " became shorter while it was read"));
+    out.remove_prefix(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+  return absl::OkStatus();
+}
+
+// Copies the elements [first, first + count) in row-major order out of a column-major array. It
+// walks runs along the last axis, whose elements are `stride` apart in the file.
+template <class T>
+void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, std::uint64_t first,
+                       std::uint64_t count, char* out) {
+  const std::size_t last = shape.size() - 1;
+  std::array<std::uint64_t, kMaxRank> strides{};
+  std::uint64_t stride = 1;
+  for (std::size_t i = 0; i <= last; ++i) {
+    strides[i] = stride;
+    stride *= static_cast<std::uint64_t>(shape[i]);
+  }
+  std::array<std::uint64_t, kMaxRank> index{};
+  for (std::size_t i = last + 1; i-- > 0;) {
+    index[i] = first % static_cast<std::uint64_t>(shape[i]);
+    first /= static_cast<std::uint64_t>(shape[i]);
+  }
+  while (count > 0) {
+    std::uint64_t source = 0;
+    for (std::size_t i = 0; i <= last; ++i) source += index[i] * strides[i];
+    const std::uint64_t run =
+        std::min(count, static_cast<std::uint64_t>(shape[last]) - index[last]);
+    const char* from = data + source * sizeof(T);
+    for (std::uint64_t j = 0; j < run; ++j) {
+      // Neither side is aligned to more than a byte.
+      std::memcpy(out + j * sizeof(T), from + j * strides[last] * sizeof(T), sizeof(T));
+    }
+    out += run * sizeof(T);
+    count -= run;
+    index[last] = 0;
+    for (std::size_t i = last; i-- > 0;) {
+      if (++index[i] < static_cast<std::uint64_t>(shape[i])) break;
+      index[i] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape) {
+  std::int64_t bytes = static_cast<std::int64_t>(SizeOf(dtype));
+  bool overflow = false;
+  for (std::int64_t extent : shape) {
+    if (extent < 0) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+                       absl::StrCat("extent ", extent, " is negative"));
+    }
+    if (extent == 0) return 0;  // whatever the other extents are
+    overflow |= __builtin_mul_overflow(bytes, extent, &bytes);
+  }
+  if (overflow) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+        absl::StrCat("an array of shape [", absl::StrJoin(shape, ", "), "] exceeds 2^63 bytes"));
+  }
+  return static_cast<std::uint64_t>(bytes);
+}
+
+absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file) {
+  if (file.substr(0, kMagic.size()) != kMagic) {
+    return BadNpy("not a .npy file: it does not begin with \\x93NUMPY");
+  }
+  const auto byte = [&](std::size_t i) -> std::size_t {
+    return static_cast<unsigned char>(file[i]);
+  };
+  constexpr std::size_t kVersion = kMagic.size();
+  constexpr std::size_t kLength = kVersion + 2;
+  if (file.size() < kLength + 4) return BadNpy("the file ends within its .npy header");
+  const std::size_t major = byte(kVersion);
+  if (major < 1 || major > 3) return BadNpy(absl::StrCat("unknown .npy version ", major));
+  const std::size_t length_bytes = major == 1 ? 2 : 4;
+  std::size_t length = 0;
+  for (std::size_t i = length_bytes; i-- > 0;) length = length << 8 | byte(kLength + i);
+  if (length > kMaxHeader) return BadNpy(absl::StrCat("a .npy header of ", length, " bytes"));
+  const std::size_t begin = kLength + length_bytes;
+  if (file.size() - begin < length) return BadNpy("the file ends within its .npy header");
+
+  absl::StatusOr<NpyHeader> header = HeaderParser(file.substr(begin, length)).Parse();
+  if (!header.ok()) return header;
+  absl::StatusOr<std::uint64_t> bytes = ArrayBytes(header->dtype, header->shape);
+  if (!bytes.ok()) return bytes.status();
+  header->data_offset = begin + length;
+  header->data_bytes = *bytes;
+  return header;
+}
+
+std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape) {
+  // One extent needs Python's trailing comma to be a tuple.
+  const std::string dict =
+      absl::StrCat("{'descr': '", Absl(Descr(dtype)), "', 'fortran_order': False, 'shape': (",
+                   absl::StrJoin(shape, ", "), shape.size() == 1 ? ",), }" : "), }");
+  // At most 8 extents of 19 digits: the two-byte length of version 1 is always enough.
+  const std::size_t prefix = kMagic.size() + 4;
+  const std::size_t total = (prefix + dict.size() + 1 + kAlignment - 1) / kAlignment * kAlignment;
+  const std::size_t length = total - prefix;
+  std::string header(kMagic);
+  header += '\x01';
+  header += '\0';
+  header += static_cast<char>(length & 0xff);
+  header += static_cast<char>(length >> 8);
+  header += dict;
+  header.append(total - header.size() - 1, ' ');
+  header += '\n';
+  return header;
+}
+
+// --- NpyFile
+// ---------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
+  NpyFile file;
+  file.path_ = path;
+  file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file.fd_ < 0) return FileError(path, "open");
+  struct stat info {};
+  if (::fstat(file.fd_, &info) != 0) return FileError(path, "stat");
+  if (!S_ISREG(info.st_mode)) return BadNpy(absl::StrCat(path, " is not a regular file"));
+  const std::uint64_t size = static_cast<std::uint64_t>(info.st_size);
+
+  std::string begin(std::min<std::uint64_t>(size, kMaxHeader + 16), '\0');
+  if (absl::Status status = ReadAt(file.fd_, path, 0, absl::MakeSpan(begin)); !status.ok()) {
+    return status;
+  }
+  absl::StatusOr<NpyHeader> header = ParseNpyHeader(begin);
+  if (!header.ok()) return header.status();
+  if (size - header->data_offset < header->data_bytes) {
+    return BadNpy(absl::StrCat(path, " is cut off: its header promises ", header->data_bytes,
+                               " bytes of elements and ", size - header->data_offset,
+                               " are there"));
+  }
+  file.header_ = *std::move(header);
+  // A column-major array of less than two dimensions is row-major too.
+  if (file.header_.fortran_order && file.header_.shape.size() > 1 && file.header_.data_bytes > 0) {
+    void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd_, 0);
+    if (map == MAP_FAILED) return FileError(path, "map");
+    file.map_ = static_cast<const char*>(map);
+    file.map_bytes_ = size;
+  }
+  return file;
+}
+
+NpyFile::NpyFile(NpyFile&& other) noexcept { *this = std::move(other); }
+
+NpyFile& NpyFile::operator=(NpyFile&& other) noexcept {
+  std::swap(header_, other.header_);
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(map_, other.map_);
+  std::swap(map_bytes_, other.map_bytes_);
+  return *this;
+}
+
+NpyFile::~NpyFile() {
+  if (map_ != nullptr) ::munmap(const_cast<char*>(map_), map_bytes_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
+  if (offset > header_.data_bytes || out.size() > header_.data_bytes - offset) {
+    return MakeError(absl::StatusCode::kOutOfRange, "BAD_RANGE",
+                     absl::StrCat("bytes ", offset, " to ", offset + out.size(), " of ",
+                                  header_.data_bytes, " in ", path_));
+  }
+  if (map_ == nullptr) return ReadAt(fd_, path_, header_.data_offset + offset, out);
+
+  const char* data = map_ + header_.data_offset;
+  const std::size_t element = SizeOf(header_.dtype);
+  const std::uint64_t first = offset / element;
+  const std::uint64_t count = out.size() / element;
+  switch (element) {
+    case 2:
+      GatherColumnMajor<std::uint16_t>(data, header_.shape, first, count, out.data());
+      break;
+    case 4:
+      GatherColumnMajor<std::uint32_t>(data, header_.shape, first, count, out.data());
+      break;
+    default:
+      GatherColumnMajor<std::uint64_t>(data, header_.shape, first, count, out.data());
+  }
+  return absl::OkStatus();
+}
+
+// --- NpyWriter
+// -------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<NpyWriter> NpyWriter::Create(const std::string& path, DType dtype,
+                                            absl::Span<const std::int64_t> shape) {
+  NpyWriter writer;
+  writer.path_ = path;
+  const std::string partial = absl::StrCat(path, ".", ::getpid(), ".part");
+  writer.fd_ = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (writer.fd_ < 0) return FileError(path, "create");
+  writer.partial_ = partial;
+  if (absl::Status status = writer.Append(MakeNpyHeader(dtype, shape)); !status.ok()) return status;
+  return writer;
+}
+
+NpyWriter::NpyWriter(NpyWriter&& other) noexcept
+    : path_(std::move(other.path_)),
+      partial_(std::exchange(other.partial_, {})),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+NpyWriter::~NpyWriter() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!partial_.empty()) ::unlink(partial_.c_str());
+}
+
+absl::Status NpyWriter::Append(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(path_, "write");
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NpyWriter::Finish() {
+  // Some file systems report a full disk only here.
+  if (::close(std::exchange(fd_, -1)) != 0) return FileError(path_, "write");
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) return FileError(path_, "create");
+  partial_.clear();
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

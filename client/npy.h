@@ -1,0 +1,91 @@
+// NumPy's .npy files, versions 1, 2 and 3, in the element types of the service.
+// Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+//
+// bf16 has no NumPy type of its own: it is stored as two-byte raw data ('|V2'), which is also what
+// the ml_dtypes package writes. Big-endian files are refused.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+struct NpyHeader {
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;  // outermost first; empty: a scalar
+  bool fortran_order = false;       // the first index varies fastest in the file
+  std::uint64_t data_offset = 0;    // where the elements begin in the file, in bytes
+  std::uint64_t data_bytes = 0;     // of all elements
+};
+
+// Parses the beginning of a file, which may go on after the header. Any content is safe: lengths
+// and sizes are checked, and the header may be at most 1 MiB. INVALID_ARGUMENT / BAD_NPY: not a
+// .npy file, cut off, or malformed; INVALID_ARGUMENT / BAD_DTYPE: an element type that the service
+// does not have.
+absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file);
+
+// The beginning of a row-major file of this type, padded to a multiple of 64 bytes. The elements
+// follow it.
+std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape);
+
+// size(dtype) * product(shape); INVALID_ARGUMENT / BAD_SHAPE for a negative extent or more than
+// 2^63 - 1 bytes.
+absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape);
+
+// An open .npy file. Reading is thread safe.
+class NpyFile {
+ public:
+  // Errors of ParseNpyHeader, also when the file is shorter than its header promises; NOT_FOUND /
+  // FILE_NOT_FOUND; FAILED_PRECONDITION / FILE_ERROR.
+  static absl::StatusOr<NpyFile> Open(const std::string& path);
+  NpyFile(NpyFile&& other) noexcept;
+  NpyFile& operator=(NpyFile&& other) noexcept;
+  ~NpyFile();
+
+  const NpyHeader& header() const { return header_; }
+  // Fills out with the bytes [offset, offset + out.size()) of the array in row-major order,
+  // whatever the order of the file. offset and out.size() are multiples of the size of an element.
+  absl::Status Read(std::uint64_t offset, absl::Span<char> out) const;
+
+ private:
+  NpyFile() = default;
+  NpyHeader header_;
+  std::string path_;
+  int fd_ = -1;
+  const char* map_ = nullptr;  // the whole file, for Fortran order only
+  std::uint64_t map_bytes_ = 0;
+};
+
+// Writes a .npy file beside its destination and moves it there when it is complete, so that nobody
+// sees half a file.
+class NpyWriter {
+ public:
+  // FAILED_PRECONDITION / FILE_ERROR.
+  static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
+                                          absl::Span<const std::int64_t> shape);
+  NpyWriter(NpyWriter&& other) noexcept;
+  NpyWriter& operator=(NpyWriter&&) = delete;
+  // Removes the file unless Finish succeeded.
+  ~NpyWriter();
+
+  // The next bytes of the array in row-major order.
+  absl::Status Append(std::string_view bytes);
+  // REQUIRES: every byte has been appended.
+  absl::Status Finish();
+
+ private:
+  NpyWriter() = default;
+  std::string path_;
+  std::string partial_;  // where the bytes go until Finish; empty: nothing to remove
+  int fd_ = -1;
+};
+
+}  // namespace tessera

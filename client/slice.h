@@ -1,0 +1,62 @@
+// The operand syntax of the command line:
+//
+//   NAME                        a resident buffer
+//   NAME[10:20, ::-1, 3]        a window of it by NumPy's basic slicing; ... stands for all axes
+//   between NAME@OFFSET:SHAPE:STRIDES   a raw view in elements, x@0:540x1257:0x1; no STRIDES:
+//   without gaps; no SHAPE: a scalar file:PATH.npy               a small array that travels with
+//   the request
+//
+// Pure functions: no I/O.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace tessera {
+
+// A window into an array, in elements; no strides: row-major without gaps.
+struct ViewSpec {
+  std::int64_t offset = 0;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+};
+
+// One item between the brackets.
+struct Index {
+  std::int64_t at;
+};
+struct Slice {
+  std::optional<std::int64_t> start, stop, step;
+};
+struct Ellipsis {};
+using Subscript = std::variant<Index, Slice, Ellipsis>;
+
+struct ParsedOperand {
+  enum class Kind { kBuffer, kFile };
+  Kind kind = Kind::kBuffer;
+  std::string name;                   // of the buffer, or the file's path
+  std::vector<Subscript> subscripts;  // empty: no brackets
+  std::optional<ViewSpec> view;       // '@' was there
+};
+
+// INVALID_ARGUMENT / BAD_OPERAND {operand}.
+absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text);
+
+// The window that the subscripts name in a row-major array of this shape. Bounds of slices are
+// clipped as in Python. INVALID_ARGUMENT / BAD_VIEW: an index out of range, more subscripts than
+// axes, a step of 0, two ellipses.
+absl::StatusOr<ViewSpec> ResolveSubscripts(absl::Span<const Subscript> subscripts,
+                                           absl::Span<const std::int64_t> shape);
+
+// "540x1257" -> {540, 1257}; "" -> {}. Nothing for anything else. Extents may be negative, for
+// strides.
+std::optional<std::vector<std::int64_t>> ParseExtents(std::string_view text);
+
+}  // namespace tessera

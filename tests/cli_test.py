@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""The real `tessera` command against a real server on loopback, every value checked with NumPy."""
+
+import argparse
+import io
+import json
+import os
+import pathlib
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy as np
+
+OPTIONS = None
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """A server process on the CPU device."""
+
+    def __init__(self, *arguments, port=None):
+        self.address = f"127.0.0.1:{port or free_port()}"
+        self.process = subprocess.Popen(
+            [OPTIONS.server, "--listen", self.address, "--device", "cpu", "--log-level", "error",
+             *arguments])
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+
+class CliTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--memory-limit", "2Gi")
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+        cls.temporary.cleanup()
+
+    def tearDown(self):
+        names = [b["name"] for b in self.json("ls")["buffers"]]
+        if names:
+            self.cli("rm", *names)
+
+    def run_cli(self, *arguments, server=None, env=None):
+        return subprocess.run(
+            [OPTIONS.cli, "--server", server or self.server.address, *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder, env=env,
+            timeout=120)
+
+    def cli(self, *arguments):
+        process = self.run_cli(*arguments)
+        self.assertEqual(process.returncode, 0, process.stderr)
+        return process.stdout
+
+    def json(self, *arguments):
+        return json.loads(self.cli("--json", *arguments))
+
+    def fails(self, code, reason, hint, *arguments):
+        """The exit code, two lines on stderr, and the same in JSON."""
+        process = self.run_cli(*arguments)
+        self.assertEqual(process.returncode, code, process.stdout + process.stderr)
+        lines = process.stderr.splitlines()
+        self.assertEqual(len(lines), 2, process.stderr)
+        self.assertTrue(lines[0].startswith("tessera: "), lines[0])
+        self.assertTrue(lines[0].endswith(": " + reason), lines[0])
+        self.assertIn(hint, lines[1])
+        self.assertEqual(process.stdout, "")
+        process = self.run_cli("--json", *arguments)
+        self.assertEqual(process.returncode, code)
+        error = json.loads(process.stdout)["error"]
+        self.assertEqual(error["reason"] or error["code"], reason)
+        return error
+
+    def save(self, name, array, **how):
+        np.save(self.folder / f"{name}.npy", array, **how)
+        return f"{name}.npy"
+
+    def put(self, name, array):
+        self.cli("put", self.save("upload", array), "--name", name)
+
+    # --- Buffers -------------------------------------------------------------------------------
+
+    def test_round_trip_of_every_type_is_the_same_bytes(self):
+        raw = np.random.default_rng(0).integers(0, 256, 24 * 10, dtype=np.uint8)
+        for descr in ("<f4", "<f8", "<f2", "|V2", "<i4", "<i8"):
+            for order in ("C", "F"):
+                array = np.asarray(raw.view(descr).reshape(2, 3, -1), order=order)
+                file = self.save("in", array)
+                self.cli("put", file, "--name", "x", "--replace")
+                self.cli("get", "x", "-o", "out.npy")
+                back = np.load(self.folder / "out.npy")
+                self.assertEqual(back.dtype, array.dtype)
+                self.assertEqual(back.shape, array.shape)
+                self.assertEqual(back.tobytes(), array.tobytes("C"))
+                if order == "C":
+                    self.assertEqual((self.folder / "out.npy").read_bytes(),
+                                     (self.folder / file).read_bytes())
+
+    def test_scalars_empty_arrays_and_several_streams(self):
+        for array in (np.float32(3.5), np.zeros((0, 4)), np.arange(3_000_001, dtype="<i4")):
+            array = np.asarray(array)
+            self.cli("put", self.save("in", array), "--name", "x", "--replace", "--streams", 3)
+            self.cli("get", "x", "-o", "out.npy")
+            back = np.load(self.folder / "out.npy")
+            self.assertEqual(back.shape, array.shape)
+            self.assertEqual(back.tobytes(), array.tobytes())
+
+    def test_put_names_ttl_and_random(self):
+        out = self.cli("put", self.save("some numbers", np.zeros((2, 3), "<f4")), "--ttl", "10m")
+        self.assertEqual(out, "some_numbers: f32 [2, 3], 24 B on cpu\n")
+        buffer = self.json("info", "some_numbers")["buffer"]
+        self.assertIsNotNone(buffer["expire_time"])
+        self.cli("put", "--random", "normal", "--shape", "1000x100", "--dtype", "f32", "--seed", 7,
+                 "--name", "r")
+        self.cli("get", "r", "-o", "r.npy")
+        r = np.load(self.folder / "r.npy")
+        self.assertEqual((r.shape, r.dtype), ((1000, 100), np.float32))
+        self.assertLess(abs(r.mean()), 0.02)
+        self.assertLess(abs(r.std() - 1), 0.02)
+
+    def test_ls_info_rm(self):
+        for name in ("b", "a/1", "a/2"):
+            self.put(name, np.zeros((100, 256)))
+        lines = self.cli("ls").splitlines()
+        self.assertEqual([line.split()[0] for line in lines], ["NAME", "a/1", "a/2", "b"])
+        self.assertIn("f64    [100, 256]  200 KiB  cpu", lines[1])
+        self.assertEqual([b["name"] for b in self.json("ls", "a/")["buffers"]], ["a/1", "a/2"])
+        self.assertIn("shape    [100, 256]\n", self.cli("info", "b"))
+        self.cli("rm", "a/1", "b")
+        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["a/2"])
+        error = self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "rm", "nothing", "a/2")
+        self.assertEqual(error["metadata"]["name"], "nothing")
+        self.assertEqual(self.json("ls")["buffers"], [])  # the other one went all the same
+
+    def test_server_info_strategies_health_version(self):
+        info = self.json("info")
+        self.assertEqual(info["devices"][0]["name"], "cpu")
+        self.assertEqual(info["devices"][0]["buffer_limit_bytes"], 2 << 30)
+        self.assertIn("tessera-server", self.cli("info"))
+        rows = self.json("strategies", "dot")["strategies"]
+        self.assertEqual({row["operation"] for row in rows}, {"dot"})
+        self.assertIn("cpu_serial", self.cli("strategies"))
+        self.assertEqual(self.cli("health"), "serving\n")
+        self.assertRegex(self.cli("--version"), r"^\d+\.\d+\.\d+\n$")
+
+    # --- Operations ----------------------------------------------------------------------------
+
+    def test_scalars(self):
+        x = np.random.default_rng(1).standard_normal((30, 40)).astype("<f4")
+        self.put("x", x)
+        exact = x.astype(np.float64)
+        self.assertAlmostEqual(float(self.cli("dot", "x", "x")), np.sum(exact * exact), places=9)
+        for op, value in (("sum", exact.sum()), ("mean", exact.mean()), ("min", x.min()),
+                          ("max", x.max()), ("norm_l1", np.abs(exact).sum()),
+                          ("norm_l2", np.linalg.norm(exact)), ("sum_squares", (exact**2).sum())):
+            self.assertAlmostEqual(float(self.cli("reduce", op, "x")), value, delta=1e-5, msg=op)
+        self.assertEqual(int(self.cli("reduce", "argmin", "x")), x.argmin())
+        answer = self.json("reduce", "argmax", "x", "--strategy", "cpu_serial", "--timing")
+        self.assertEqual((answer["index"], answer["value"]), (x.argmax(), x.max()))
+        self.assertEqual(answer["stats"]["strategy"], "cpu_serial")
+        self.assertGreater(answer["stats"]["kernel_us"], 0)
+        self.assertGreater(answer["traffic"]["sent_bytes"], 0)
+
+    def test_slices_and_views(self):
+        x = np.arange(3 * 4 * 5, dtype="<f8").reshape(3, 4, 5)
+        self.put("x", x)
+        for text in ("[1]", "[:, 2]", "[..., ::-1]", "[-1, 1:3, ::2]", "[0:2, ::-2, 4]", "[2, 3, 4]",
+                     "[1:1]"):
+            expected = eval("x" + text)  # the syntax is NumPy's own
+            answer = self.json("add", "x" + text, "x" + text)
+            self.assertEqual(answer["shape"], list(expected.shape), text)
+            self.assertEqual(answer["data"], (2 * expected).tolist(), text)
+        answer = self.json("add", "x@0:2x3:0x1", "x@5:2x3:5x1")
+        self.assertEqual(answer["data"], (x[0, 0, :3] + x[0, 1:3, :3]).tolist())
+        self.put("one", np.float64(2))
+        self.assertEqual(float(self.cli("dot", "x@7", "one")), 14)
+
+    def test_matmul_add_and_where_results_go(self):
+        random = np.random.default_rng(2)
+        a, b = (random.standard_normal(s).astype("<f4") for s in ((50, 20), (30, 20)))
+        self.put("a", a)
+        b_file = self.save("b", b)
+        product = a.astype(np.float64) @ b.T
+        self.cli("matmul", "a", f"file:{b_file}", "--transpose-b", "-o", "c.npy")
+        np.testing.assert_allclose(np.load(self.folder / "c.npy"), product, rtol=1e-4, atol=1e-5)
+        out = self.cli("matmul", f"file:{b_file}", "a", "--transpose-b", "--out", "c", "--ttl", "5m")
+        self.assertEqual(out, "c: f32 [30, 50], 5.9 KiB on cpu\n")
+        self.cli("add", "c", "c", "--out", "c", "--replace")
+        self.cli("get", "c", "-o", "c.npy")
+        np.testing.assert_allclose(np.load(self.folder / "c.npy"), 2 * product.T, rtol=1e-4,
+                                   atol=1e-5)
+        answer = self.json("reduce", "argmin", "c", "--axes", "-1", "--keep-dims")
+        self.assertEqual((answer["dtype"], answer["shape"]), ("i64", [30, 1]))
+        self.assertEqual(np.ravel(answer["data"]).tolist(), product.T.argmin(1).tolist())
+
+    def test_large_results_go_to_a_file(self):
+        self.put("x", np.arange(1500, dtype="<f8"))
+        self.fails(4, "RESULT_TOO_LARGE", "--out NAME", "add", "x@0:1500x1500:1x0",
+                   "x@0:1500x1500:0x1")
+        self.cli("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1", "-o", "sums.npy")
+        i = np.arange(1500.0)
+        np.testing.assert_array_equal(np.load(self.folder / "sums.npy"), i[:, None] + i)
+        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["x"])
+
+    def test_printed_arrays(self):
+        self.put("x", np.array([[1, -2.5], [float("nan"), float("inf")]]))
+        self.put("zero", np.zeros((2, 2)))
+        self.assertEqual(self.cli("add", "x", "zero"), "[[  1. -2.5]\n [ nan  inf]]\n")
+        self.assertEqual(self.json("add", "x", "zero")["data"], [[1.0, -2.5], ["NaN", "Infinity"]])
+        self.put("long", np.arange(2000.0))
+        self.assertEqual(self.cli("add", "long", "zero@0:2000:0"),
+                         "[   0.    1.    2. ... 1997. 1998. 1999.]\n")
+
+    # --- Failures ------------------------------------------------------------------------------
+
+    def test_usage(self):
+        for arguments in ((), ("nonsense",), ("dot", "x"), ("reduce", "magic", "x"),
+                          ("put", "x.npy", "--ttl", "soon"), ("--timeout", "-3", "ls"),
+                          ("put", "--random", "normal", "--name", "x"), ("put",),
+                          ("add", "a", "b", "--out", "c", "-o", "d.npy"),
+                          ("add", "a", "b", "--replace"), ("reduce", "sum", "x", "--axes", "a"),
+                          ("reduce", "sum", "x", "--out", "y")):
+            self.assertEqual(self.run_cli(*arguments).returncode, 2, arguments)
+        for command in ("put", "get", "ls", "rm", "info", "strategies", "dot", "reduce", "matmul",
+                        "add", "health"):
+            self.assertIn("Exit codes:", self.cli(command, "--help"))
+
+    def test_errors_of_files(self):
+        self.fails(3, "FILE_NOT_FOUND", "path", "put", "nothing.npy")
+        (self.folder / "text.npy").write_text("hello")
+        self.fails(4, "BAD_NPY", "numpy.save", "put", "text.npy")
+        self.fails(4, "BAD_DTYPE", "", "put", self.save("complex", np.zeros(3, "c8")))
+        self.fails(4, "BAD_DTYPE", "", "put", self.save("big", np.zeros(3, ">f4")))
+        self.put("x", np.zeros(3))
+        self.fails(5, "FILE_ERROR", "path", "get", "x", "-o", "no/such/folder/x.npy")
+
+    def test_errors_of_operations(self):
+        self.put("x", np.zeros(3, "<f4"))
+        self.put("y", np.zeros(4, "<f4"))
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing")
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy")
+        self.fails(4, "BAD_SHAPE", "tessera info", "dot", "x", "y")
+        self.fails(4, "BAD_VIEW", "tessera info", "dot", "x[5]", "y")
+        self.fails(4, "BAD_VIEW", "tessera info", "dot", "x@1:3:1", "x")
+        self.fails(4, "BAD_OPERAND", "NAME[", "dot", "x[", "y")
+        self.fails(4, "UNKNOWN_STRATEGY", "cpu_serial", "dot", "x", "x", "--strategy", "magic")
+        ints = "file:" + self.save("ints", np.zeros(3, "<i4"))
+        self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "dot", ints, ints, "--strategy",
+                   "cpu_serial")
+        self.fails(9, "BUFFER_EXISTS", "--replace", "put", "upload.npy", "--name", "x")
+        self.fails(4, "BAD_NAME", "128 characters", "put", "upload.npy", "--name", "a b")
+        self.fails(4, "BAD_DEVICE", "info", "put", "upload.npy", "--name", "z", "--device", "tpu")
+        self.fails(6, "QUOTA_EXCEEDED", "4 GiB requested", "put", "--random", "zeros", "--shape",
+                   1 << 30, "--name", "z")
+        large = "file:" + self.save("large", np.zeros(1 << 20))
+        self.fails(4, "OPERAND_TOO_LARGE", "put", "dot", large, "x")
+
+    def test_unreachable_server(self):
+        address = f"127.0.0.1:{free_port()}"
+        process = self.run_cli("ls", "--timeout", "0.5", server=address)
+        self.assertEqual(process.returncode, 7)
+        self.assertIn(f"is tessera-server running at {address}", process.stderr)
+        environment = dict(os.environ, TESSERA_SERVER=address)
+        process = subprocess.run([OPTIONS.cli, "--timeout", "0.5", "health"], env=environment,
+                                 stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(process.returncode, 7)
+        self.assertIn(address, process.stderr)
+
+    def test_a_server_that_starts_later_and_restarts(self):
+        port = free_port()
+        waiting = subprocess.Popen(
+            [OPTIONS.cli, "-s", f"127.0.0.1:{port}", "put", "--random", "ones", "--shape", "100",
+             "--name", "x"], stdout=subprocess.PIPE)
+        time.sleep(0.5)
+        server = Server(port=port)
+        try:
+            self.assertEqual(waiting.wait(30), 0)
+            waiting.stdout.close()
+            self.assertEqual(self.run_cli("reduce", "sum", "x", server=server.address).stdout,
+                             "100\n")
+            server.process.kill()
+            server.process.wait()
+            server = Server(port=port)
+            process = self.run_cli("reduce", "sum", "x", server=server.address)
+            self.assertEqual(process.returncode, 3, process.stderr)
+        finally:
+            server.stop()
+
+    def test_an_interrupted_upload_leaves_nothing(self):
+        for streams in (1, 4):
+            process = subprocess.Popen(
+                [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
+                 "60000000", "--name", "x", "--streams", str(streams)], stderr=subprocess.PIPE)
+            while not self.json("ls")["buffers"]:
+                self.assertIsNone(process.poll(), "the upload ended before it could be interrupted")
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(30), 8)
+            process.stderr.close()
+            deadline = time.monotonic() + 10
+            while self.json("ls")["buffers"] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self.assertEqual(self.json("ls")["buffers"], [])
+
+    def test_progress_is_for_terminals(self):
+        arguments = [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
+                     "100000000", "--name", "x", "--streams", "1"]
+        leader, follower = pty.openpty()
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=follower)
+        os.close(follower)
+        shown = io.BytesIO()
+        try:
+            while block := os.read(leader, 4096):
+                shown.write(block)
+        except OSError:  # the terminal's other end is closed
+            pass
+        os.close(leader)
+        process.stdout.close()
+        self.assertEqual(process.wait(30), 0)
+        self.assertRegex(shown.getvalue().decode(), r"x +\d+% \[#*\.*\] .* of 381\.5 MiB, .*/s")
+        process = subprocess.run([*arguments, "--replace"], stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(process.returncode, 0)
+        self.assertNotIn("[#", process.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cli", required=True)
+    parser.add_argument("--server", required=True)
+    OPTIONS, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])

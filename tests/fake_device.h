@@ -1,0 +1,153 @@
+// A device that fails and stalls on demand: the CPU device with switches in front.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kernels/compute.h"
+
+namespace tessera {
+
+// Thread safe.
+class FakeDevice final : public Device {
+ public:
+  // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
+  // of nothing else.
+  enum class Step { kAllocate, kBegin, kScratch, kCopyToDevice, kCopyToHost, kSynchronize };
+
+  explicit FakeDevice(const std::string& name = "fake:0") : cpu_(*OpenDevice("cpu")) {
+    info_ = cpu_->info();
+    info_.name = name;
+  }
+
+  // From now on the step fails so, `times` times.
+  void Fail(Step step, DeviceError::Kind kind, int times = 1) {
+    const std::lock_guard lock(mutex_);
+    failures_[step] = {kind, times};
+  }
+
+  // From now on the step blocks until Open.
+  void Close(Step step) {
+    const std::lock_guard lock(mutex_);
+    closed_ = step;
+  }
+  void Open() {
+    const std::lock_guard lock(mutex_);
+    closed_.reset();
+    changed_.notify_all();
+  }
+  // Waits until so many calls stand before the closed step.
+  void WaitForBlocked(int count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return blocked_ >= count; });
+  }
+
+  // How often a step was reached.
+  int Count(Step step) {
+    const std::lock_guard lock(mutex_);
+    return counts_[step];
+  }
+
+  // Memory that has been handed out and not come back.
+  std::uint64_t allocations() {
+    const std::lock_guard lock(mutex_);
+    return allocations_;
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+  std::uint64_t FreeBytes() const override { return cpu_->FreeBytes(); }
+  void* Allocate(std::size_t bytes) override {
+    Reach(Step::kAllocate, bytes);
+    void* memory = cpu_->Allocate(bytes);
+    const std::lock_guard lock(mutex_);
+    ++allocations_;
+    return memory;
+  }
+  void Free(void* memory) noexcept override {
+    cpu_->Free(memory);
+    const std::lock_guard lock(mutex_);
+    --allocations_;
+  }
+  std::unique_ptr<Lane> MakeLane() override;
+
+ private:
+  friend class FakeLane;
+
+  void Reach(Step step, std::size_t bytes = 0) {
+    std::unique_lock lock(mutex_);
+    ++counts_[step];
+    if (closed_ == step) {
+      ++blocked_;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return closed_ != step; });
+      --blocked_;
+    }
+    const auto it = failures_.find(step);
+    if (it == failures_.end() || it->second.second == 0) return;
+    --it->second.second;
+    const DeviceError::Kind kind = it->second.first;
+    throw DeviceError(kind, "fakeCall(x)",
+                      kind == DeviceError::Kind::kOutOfMemory ? "fakeErrorMemoryAllocation"
+                      : kind == DeviceError::Kind::kLost      ? "fakeErrorIllegalAddress"
+                                                              : "fakeErrorInvalidValue",
+                      bytes);
+  }
+
+  const std::unique_ptr<Device> cpu_;
+  DeviceInfo info_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Step, std::pair<DeviceError::Kind, int>> failures_;
+  std::map<Step, int> counts_;
+  std::optional<Step> closed_;
+  int blocked_ = 0;
+  std::uint64_t allocations_ = 0;
+};
+
+class FakeLane final : public Lane {
+ public:
+  FakeLane(FakeDevice& device, std::unique_ptr<Lane> lane)
+      : device_(device), lane_(std::move(lane)) {}
+  Device& device() const override { return device_; }
+  CUstream_st* stream() const override { return lane_->stream(); }
+  void Reset() override {
+    device_.Reach(FakeDevice::Step::kBegin);
+    lane_->Reset();
+  }
+  void* Scratch(std::size_t bytes) override {
+    device_.Reach(FakeDevice::Step::kScratch, bytes);
+    return lane_->Scratch(bytes);
+  }
+  Scalar* result() override { return lane_->result(); }
+  void CopyToDevice(void* to, const void* from, std::size_t bytes) override {
+    device_.Reach(FakeDevice::Step::kCopyToDevice);
+    lane_->CopyToDevice(to, from, bytes);
+  }
+  void CopyToHost(void* to, const void* from, std::size_t bytes) override {
+    device_.Reach(FakeDevice::Step::kCopyToHost);
+    lane_->CopyToHost(to, from, bytes);
+  }
+  void Gather(const View& view, void* out) override { lane_->Gather(view, out); }
+  void Synchronize() override {
+    device_.Reach(FakeDevice::Step::kSynchronize);
+    lane_->Synchronize();
+  }
+  void StartTimer() override { lane_->StartTimer(); }
+  double StopTimer() override { return lane_->StopTimer(); }
+
+ private:
+  FakeDevice& device_;
+  const std::unique_ptr<Lane> lane_;
+};
+
+inline std::unique_ptr<Lane> FakeDevice::MakeLane() {
+  return std::make_unique<FakeLane>(*this, cpu_->MakeLane());
+}
+
+}  // namespace tessera

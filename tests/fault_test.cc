@@ -1,0 +1,632 @@
+// What the server does when things go wrong around it: devices that fail, stall and die, callers
+// that leave, a full queue, a stop in the middle of work.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <future>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "grpcpp/generic/generic_stub.h"
+#include "server/serve.h"
+#include "tests/test_server.h"
+
+extern char** environ;
+
+namespace tessera {
+namespace {
+
+using grpc::StatusCode;
+using testing::HasSubstr;
+using Step = FakeDevice::Step;
+using Kind = DeviceError::Kind;
+
+Options OneWorker(std::uint32_t queue) {
+  Options options = TestOptions();
+  options.workers = 1;
+  options.queue = queue;
+  return options;
+}
+
+class FaultTest : public testing::Test {
+ protected:
+  void StartServer(const Options& options = OneWorker(8)) {
+    auto device = std::make_unique<FakeDevice>();
+    device_ = device.get();
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::move(device));
+    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
+  }
+  void TearDown() override {
+    if (device_ != nullptr) device_->Open();
+  }
+
+  grpc::Status Dot(grpc::ClientContext& context, double* value = nullptr) {
+    v1::DotRequest request;
+    request.mutable_a()->set_buffer("x");
+    request.mutable_b()->set_buffer("x");
+    v1::DotResponse response;
+    const grpc::Status status = server_->compute().Dot(&context, request, &response);
+    if (value != nullptr) *value = response.value().real();
+    return status;
+  }
+  grpc::Status Dot(double* value = nullptr) {
+    grpc::ClientContext context;
+    return Dot(context, value);
+  }
+  // The sum of x and x, as a resident buffer.
+  grpc::Status AddInto(const std::string& name) {
+    grpc::ClientContext context;
+    v1::AddRequest request;
+    request.mutable_a()->set_buffer("x");
+    request.mutable_b()->set_buffer("x");
+    request.mutable_result()->mutable_buffer()->set_name(name);
+    v1::AddResponse response;
+    return server_->compute().Add(&context, request, &response);
+  }
+  std::future<grpc::Status> DotAsync(double* value = nullptr) {
+    return std::async(std::launch::async, [this, value] { return Dot(value); });
+  }
+  grpc::Status Delete(const std::string& name) {
+    grpc::ClientContext context;
+    v1::DeleteBufferRequest request;
+    request.set_name(name);
+    v1::DeleteBufferResponse response;
+    return server_->buffers().DeleteBuffer(&context, request, &response);
+  }
+
+  void ExpectWorks() {
+    double value = 0;
+    const grpc::Status status = Dot(&value);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(value, 14);
+  }
+
+  template <class Condition>
+  static bool Eventually(Condition condition) {
+    for (int i = 0; i < 500; ++i) {
+      if (condition()) return true;
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return false;
+  }
+
+  FakeDevice* device_ = nullptr;  // the server's
+  std::unique_ptr<TestServer> server_;
+};
+
+// Health as a client asks for it, in the wire format of grpc.health.v1: a request with the name as
+// field 1, an answer with the state as field 1.
+enum class Serving { kUnknown, kServing, kNotServing };
+Serving HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+  grpc::GenericStub stub(channel);
+  std::string request;
+  if (!service.empty()) {
+    request = {'\x0a', static_cast<char>(service.size())};
+    request += service;
+  }
+  grpc::Slice slice(request);
+  grpc::ByteBuffer send(&slice, 1);
+  grpc::ByteBuffer receive;
+  grpc::ClientContext context;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &send, &receive,
+                 [&](grpc::Status status) { done.set_value(std::move(status)); });
+  if (!done.get_future().get().ok()) return Serving::kUnknown;
+  std::vector<grpc::Slice> slices;
+  (void)receive.Dump(&slices);
+  std::string bytes;
+  for (const grpc::Slice& part : slices) {
+    bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
+  }
+  if (bytes.size() != 2 || bytes[0] != 8) return Serving::kUnknown;
+  return bytes[1] == 1 ? Serving::kServing : Serving::kNotServing;
+}
+
+constexpr char kCompute[] = "tessera.v1.ComputeService";
+constexpr char kBuffers[] = "tessera.v1.BufferService";
+
+// --- The queue
+// -------------------------------------------------------------------------------------------------------
+
+TEST_F(FaultTest, FullQueueRefusesAtOnce) {
+  StartServer(OneWorker(2));
+  device_->Close(Step::kBegin);
+  std::vector<std::future<grpc::Status>> accepted;
+  accepted.push_back(DotAsync());
+  device_->WaitForBlocked(1);
+  std::atomic<int> refused{0};
+  // Of the next four, two find a place.
+  for (int i = 0; i < 4; ++i) {
+    accepted.push_back(std::async(std::launch::async, [&] {
+      const auto begin = std::chrono::steady_clock::now();
+      const grpc::Status status = Dot();
+      if (!status.ok()) {
+        ++refused;
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+      }
+      return status;
+    }));
+  }
+  EXPECT_TRUE(Eventually([&] { return refused == 2; }));
+  const grpc::Status status = Dot();
+  ExpectError(status, StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL",
+              {{"limit", "2"}, {"device", "fake:0"}});
+  EXPECT_TRUE(DetailsOf(status).retry);
+  device_->Open();
+  int ok = 0;
+  for (auto& future : accepted) ok += future.get().ok();
+  EXPECT_EQ(ok, 3);
+  ExpectWorks();
+}
+
+TEST_F(FaultTest, LateCallsNeverReachTheDevice) {
+  StartServer();
+  device_->Close(Step::kBegin);
+  auto first = DotAsync();
+  device_->WaitForBlocked(1);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  EXPECT_EQ(Dot(context).error_code(), StatusCode::DEADLINE_EXCEEDED);
+  device_->Open();
+  EXPECT_TRUE(first.get().ok());
+  ExpectWorks();
+  EXPECT_EQ(device_->Count(Step::kBegin), 2);
+}
+
+TEST_F(FaultTest, CancelledCallsNeverReachTheDevice) {
+  StartServer();
+  device_->Close(Step::kBegin);
+  auto first = DotAsync();
+  device_->WaitForBlocked(1);
+  grpc::ClientContext context;
+  auto second = std::async(std::launch::async, [&] { return Dot(context); });
+  absl::SleepFor(absl::Milliseconds(50));
+  context.TryCancel();
+  EXPECT_EQ(second.get().error_code(), StatusCode::CANCELLED);
+  absl::SleepFor(absl::Milliseconds(50));
+  device_->Open();
+  EXPECT_TRUE(first.get().ok());
+  ExpectWorks();
+  EXPECT_EQ(device_->Count(Step::kBegin), 2);
+}
+
+TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
+  StartServer();
+  device_->Close(Step::kBegin);
+  auto first = DotAsync();
+  device_->WaitForBlocked(1);
+  EXPECT_TRUE(server_->Put<float>("y", v1::DTYPE_F32, {2}, {5, 6}).ok());
+  std::string data;
+  EXPECT_TRUE(server_->Fetch("y", &data).ok());
+  EXPECT_EQ(data.size(), 8u);
+  device_->Open();
+  EXPECT_TRUE(first.get().ok());
+}
+
+// --- Memory in use
+// ---------------------------------------------------------------------------------------------------
+
+TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
+  StartServer();
+  device_->Close(Step::kBegin);
+  double old_value = 0;
+  auto running = DotAsync(&old_value);
+  device_->WaitForBlocked(1);
+  ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {2}, {10, 20}, true).ok());
+  EXPECT_EQ(server_->used_bytes(), 20u) << "both are in memory";
+  double new_value = 0;
+  auto queued = DotAsync(&new_value);
+  absl::SleepFor(absl::Milliseconds(50));
+  ASSERT_TRUE(Delete("x").ok());
+  ExpectError(Dot(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "x"}});
+  EXPECT_EQ(server_->used_bytes(), 20u);
+  device_->Open();
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_EQ(old_value, 14);
+  EXPECT_TRUE(queued.get().ok());
+  EXPECT_EQ(new_value, 500);
+  EXPECT_EQ(server_->used_bytes(), 0u);
+  EXPECT_EQ(device_->allocations(), 0u);
+}
+
+TEST_F(FaultTest, DownloadOutlivesItsName) {
+  StartServer();
+  const std::vector<float> values(1 << 20, 1.5f);
+  ASSERT_TRUE(server_->Put("big", v1::DTYPE_F32, {1 << 20}, values).ok());
+  grpc::ClientContext context;
+  v1::DownloadRequest request;
+  request.set_name("big");
+  auto reader = server_->buffers().Download(&context, request);
+  v1::DownloadResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.buffer().name(), "big");
+  std::size_t received = response.data().size();
+  ASSERT_TRUE(Delete("big").ok());
+  while (reader->Read(&response)) {
+    EXPECT_FALSE(response.has_buffer());
+    received += response.data().size();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(received, std::size_t{4} << 20);
+  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == 12; }));
+}
+
+TEST_F(FaultTest, AbandonedDownloadGivesItsBufferBack) {
+  StartServer();
+  const std::vector<float> values(1 << 20, 1.5f);
+  ASSERT_TRUE(server_->Put("big", v1::DTYPE_F32, {1 << 20}, values).ok());
+  {
+    grpc::ClientContext context;
+    v1::DownloadRequest request;
+    request.set_name("big");
+    auto reader = server_->buffers().Download(&context, request);
+    v1::DownloadResponse response;
+    ASSERT_TRUE(reader->Read(&response));
+    context.TryCancel();
+    EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
+  }
+  ASSERT_TRUE(Delete("big").ok());
+  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == 12; }));
+}
+
+// --- The device
+// ------------------------------------------------------------------------------------------------------
+
+TEST_F(FaultTest, DeviceOutOfMemory) {
+  StartServer();
+  const std::map<std::string, std::string> figures = {
+      {"requested", "12"}, {"free", "*"}, {"total", "*"}};
+  device_->Fail(Step::kAllocate, Kind::kOutOfMemory);
+  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {3}, {1, 2, 3}),
+              StatusCode::RESOURCE_EXHAUSTED, "GPU_MEMORY_EXHAUSTED", figures);
+  device_->Fail(Step::kAllocate, Kind::kOutOfMemory);
+  ExpectError(AddInto("y"), StatusCode::RESOURCE_EXHAUSTED, "GPU_MEMORY_EXHAUSTED", figures);
+  EXPECT_EQ(server_->used_bytes(), 12u);
+
+  device_->Fail(Step::kScratch, Kind::kOutOfMemory);
+  grpc::ClientContext context;
+  v1::AddRequest request;
+  request.mutable_a()->set_buffer("x");
+  request.mutable_b()->set_buffer("x");
+  v1::AddResponse response;
+  ExpectError(server_->compute().Add(&context, request, &response), StatusCode::RESOURCE_EXHAUSTED,
+              "GPU_MEMORY_EXHAUSTED", figures);
+  ExpectWorks();
+}
+
+TEST_F(FaultTest, FailedCallsOfTheDevice) {
+  StartServer();
+  const std::map<std::string, std::string> figures = {{"call", "fakeCall(x)"},
+                                                      {"error", "fakeErrorInvalidValue"}};
+  for (const Step step : {Step::kBegin, Step::kSynchronize}) {
+    device_->Fail(step, Kind::kFailed);
+    ExpectError(Dot(), StatusCode::INTERNAL, "CUDA_ERROR", figures);
+    ExpectWorks();
+  }
+  device_->Fail(Step::kSynchronize, Kind::kFailed);
+  ExpectError(AddInto("y"), StatusCode::INTERNAL, "CUDA_ERROR", figures);
+  for (const Step step : {Step::kCopyToDevice, Step::kSynchronize}) {
+    device_->Fail(step, Kind::kFailed);
+    ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {3}, {1, 2, 3}), StatusCode::INTERNAL,
+                "CUDA_ERROR", figures);
+  }
+  device_->Fail(Step::kCopyToHost, Kind::kFailed);
+  std::string data;
+  ExpectError(server_->Fetch("x", &data), StatusCode::INTERNAL, "CUDA_ERROR", figures);
+  EXPECT_EQ(server_->used_bytes(), 12u) << "no failed upload or result stays";
+  EXPECT_FALSE(device_->lost());
+  ExpectWorks();
+}
+
+TEST_F(FaultTest, LostDeviceEndsTheServer) {
+  StartServer();
+  EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing);
+  EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kServing);
+  EXPECT_EQ(HealthOf(server_->channel(), kBuffers), Serving::kServing);
+  EXPECT_EQ(HealthOf(server_->channel(), "unknown"), Serving::kUnknown);
+
+  device_->Close(Step::kBegin);
+  auto first = DotAsync();
+  device_->WaitForBlocked(1);
+  auto queued = DotAsync();
+  absl::SleepFor(absl::Milliseconds(50));
+  device_->Fail(Step::kBegin, Kind::kLost);
+  const auto begin = std::chrono::steady_clock::now();
+  device_->Open();
+  ExpectError(first.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST",
+              {{"device", "fake:0"}, {"error", "fakeErrorIllegalAddress"}});
+  ExpectError(queued.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:0"}});
+  ExpectError(Dot(), StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:0"}});
+  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), StatusCode::UNAVAILABLE,
+              "DEVICE_LOST", {{"device", "fake:0"}});
+  std::string data;
+  ExpectError(server_->Fetch("x", &data), StatusCode::UNAVAILABLE, "DEVICE_LOST");
+  EXPECT_EQ(server_->server().Wait(), Server::Reason::kDeviceLost);
+  for (const char* service : {"", kCompute, kBuffers}) {
+    EXPECT_EQ(HealthOf(server_->channel(), service), Serving::kNotServing) << service;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  server_->server().Drain();
+}
+
+// --- The end
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
+  StartServer();
+  device_->Close(Step::kBegin);
+  auto running = DotAsync();
+  device_->WaitForBlocked(1);
+  auto queued = DotAsync();
+  grpc::ClientContext upload_context;
+  v1::UploadResponse uploaded;
+  auto writer = server_->buffers().Upload(&upload_context, &uploaded);
+  v1::UploadRequest message;
+  message.set_name("slow");
+  message.mutable_spec()->set_dtype(v1::DTYPE_F32);
+  message.mutable_spec()->add_shape(2);
+  message.set_data("abcd");
+  writer->Write(message);
+  absl::SleepFor(absl::Milliseconds(50));
+
+  server_->server().RequestStop();
+  EXPECT_EQ(server_->server().Wait(), Server::Reason::kStopRequested);
+  auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
+  // A call that needs no device, so that it does not queue before the drain has begun.
+  ASSERT_TRUE(Eventually([&] { return Delete("y").error_code() == StatusCode::UNAVAILABLE; }));
+  ExpectError(Dot(), StatusCode::UNAVAILABLE, "DRAINING");
+  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), StatusCode::UNAVAILABLE,
+              "DRAINING");
+  std::string data;
+  ExpectError(server_->Fetch("x", &data), StatusCode::UNAVAILABLE, "DRAINING");
+  EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kNotServing);
+  EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing) << "it still lives";
+  device_->Open();
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_TRUE(queued.get().ok());
+  message.Clear();
+  message.set_data("efgh");
+  writer->Write(message);
+  writer->WritesDone();
+  EXPECT_TRUE(writer->Finish().ok());
+  drained.get();
+}
+
+TEST_F(FaultTest, DrainDelayKeepsServing) {
+  Options options = OneWorker(8);
+  options.drain_delay = absl::Milliseconds(400);
+  StartServer(options);
+  auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kNotServing; }));
+  ExpectWorks();
+  drained.get();
+}
+
+TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
+  Options options = OneWorker(8);
+  options.drain_timeout = absl::Milliseconds(100);
+  StartServer(options);
+  grpc::ClientContext context;
+  v1::UploadResponse uploaded;
+  auto writer = server_->buffers().Upload(&context, &uploaded);
+  v1::UploadRequest message;
+  message.set_name("slow");
+  message.mutable_spec()->set_dtype(v1::DTYPE_F32);
+  message.mutable_spec()->add_shape(2);
+  writer->Write(message);
+  absl::SleepFor(absl::Milliseconds(50));
+  const auto begin = std::chrono::steady_clock::now();
+  server_->server().Drain();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  EXPECT_FALSE(writer->Finish().ok());
+}
+
+// --- The process
+// -----------------------------------------------------------------------------------------------------
+
+class Process {
+ public:
+  Process(const std::string& name, std::vector<std::string> arguments)
+      : log_(testing::TempDir() + "/fault_test_" + name + ".log") {
+    arguments.insert(arguments.begin(), TESSERA_SERVER);
+    arguments.insert(arguments.end(), {"--device", "cpu", "--memory-limit", "64Mi"});
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 2, log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    EXPECT_EQ(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Process() {
+    if (!ended_) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+
+  bool WaitForLog(const std::string& text) {
+    for (int i = 0; i < 1000; ++i) {
+      if (log().find(text) != std::string::npos) return true;
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return false;
+  }
+  void Signal(int signal) { kill(pid_, signal); }
+  // The exit code; -1 when it was killed or does not end.
+  int Wait(absl::Duration timeout = absl::Seconds(20)) {
+    for (const absl::Time end = absl::Now() + timeout; absl::Now() < end;) {
+      int status = 0;
+      if (waitpid(pid_, &status, WNOHANG) == pid_) {
+        ended_ = true;
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+      }
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return -1;
+  }
+  std::string log() {
+    std::ostringstream text;
+    text << std::ifstream(log_).rdbuf();
+    return text.str();
+  }
+
+ private:
+  const std::string log_;
+  pid_t pid_ = -1;
+  bool ended_ = false;
+};
+
+std::string SocketPath(const std::string& name) {
+  return testing::TempDir() + "/tessera_" + name + "_" + std::to_string(getpid()) + ".sock";
+}
+
+TEST(ProcessTest, StopsOnSignalsUnderLoadWithoutAFailedCall) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    const std::string path = SocketPath("stop");
+    Process server("stop", {"--listen", "unix:" + path, "--drain-delay", "300ms"});
+    ASSERT_TRUE(server.WaitForLog("listening on")) << server.log();
+    std::atomic<bool> stop{false};
+    std::atomic<int> calls{0};
+    std::atomic<int> failed{0};
+    std::vector<std::thread> callers;
+    for (int t = 0; t < 4; ++t) {
+      callers.emplace_back([&] {
+        auto stub = v1::ComputeService::NewStub(
+            grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials()));
+        v1::DotRequest request;
+        request.mutable_a()->mutable_tensor()->set_dtype(v1::DTYPE_F32);
+        request.mutable_a()->mutable_tensor()->set_data("abcd");
+        *request.mutable_b() = request.a();
+        while (!stop) {
+          grpc::ClientContext context;
+          v1::DotResponse response;
+          ++calls;
+          if (!stub->Dot(&context, request, &response).ok()) ++failed;
+        }
+      });
+    }
+    absl::SleepFor(absl::Milliseconds(200));
+    server.Signal(signal);
+    // A client that watches the health service leaves within the drain delay.
+    absl::SleepFor(absl::Milliseconds(150));
+    stop = true;
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(server.Wait(), 0) << server.log();
+    EXPECT_GT(calls, 0);
+    EXPECT_EQ(failed, 0);
+    EXPECT_NE(access(path.c_str(), F_OK), 0) << "the socket file is gone";
+  }
+}
+
+TEST(ProcessTest, SecondSignalStopsAtOnce) {
+  const std::string path = SocketPath("second");
+  Process server("second", {"--listen", "unix:" + path, "--drain-delay", "1h"});
+  ASSERT_TRUE(server.WaitForLog("listening on")) << server.log();
+  server.Signal(SIGTERM);
+  ASSERT_TRUE(server.WaitForLog("draining"));
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(absl::Seconds(5)), 128 + SIGTERM);
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(ProcessTest, AddressInUse) {
+  const std::string path = SocketPath("taken");
+  Process first("first", {"--listen", "127.0.0.1:0", "--listen", "unix:" + path});
+  ASSERT_TRUE(first.WaitForLog("listening on unix:")) << first.log();
+  const std::string log = first.log();
+  const std::string key = "listening on 127.0.0.1:";
+  const std::size_t at = log.find(key);
+  ASSERT_NE(at, log.npos);
+  const std::string port = log.substr(at + key.size(), log.find('\n', at) - at - key.size());
+  EXPECT_NE(port, "0");
+
+  Process same_port("same_port", {"--listen", "127.0.0.1:" + port});
+  EXPECT_EQ(same_port.Wait(), 1);
+  EXPECT_THAT(same_port.log(), HasSubstr("cannot listen on 127.0.0.1:" + port));
+  Process same_path("same_path", {"--listen", "unix:" + path});
+  EXPECT_EQ(same_path.Wait(), 1);
+  EXPECT_THAT(same_path.log(), HasSubstr("cannot listen on unix:" + path));
+  EXPECT_EQ(access(path.c_str(), F_OK), 0) << "the first one's socket is untouched";
+
+  first.Signal(SIGKILL);
+  EXPECT_EQ(first.Wait(), -1);
+  Process next("next", {"--listen", "unix:" + path});
+  EXPECT_TRUE(next.WaitForLog("listening on")) << "a dead server's socket file is no obstacle";
+}
+
+// In a process of its own, which says nothing.
+[[noreturn]] void ServeOnADeviceThatIsLost(bool hangs) {
+  SetUpLog("off", false);
+  auto device = std::make_unique<FakeDevice>();
+  FakeDevice* fake = device.get();
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::move(device));
+  Options options = TestOptions();
+  options.listen = {"unix:" + SocketPath("lost")};
+  if (hangs) fake->Close(Step::kBegin);
+  std::thread([fake, hangs, address = options.listen[0]] {
+    auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+    channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    if (!hangs) fake->Fail(Step::kBegin, Kind::kLost);
+    auto stub = v1::ComputeService::NewStub(channel);
+    v1::DotRequest request;
+    request.mutable_a()->mutable_tensor()->set_dtype(v1::DTYPE_F32);
+    request.mutable_a()->mutable_tensor()->set_data("abcd");
+    *request.mutable_b() = request.a();
+    std::thread caller([&] {
+      grpc::ClientContext context;
+      v1::DotResponse response;
+      const grpc::Status status = stub->Dot(&context, request, &response);
+      if (!hangs && DetailsOf(status).reason != "DEVICE_LOST") std::_Exit(1);
+    });
+    if (hangs) {
+      fake->WaitForBlocked(1);
+      fake->MarkLost();
+    }
+    caller.join();
+    std::this_thread::sleep_for(std::chrono::seconds(60));
+  }).detach();
+  std::_Exit(Serve(options, std::move(devices)));
+}
+
+TEST(ProcessDeathTest, LostDeviceEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ServeOnADeviceThatIsLost(false), testing::ExitedWithCode(kExitDeviceLost), "");
+}
+
+TEST(ProcessDeathTest, LostDeviceThatNeverAnswersEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ServeOnADeviceThatIsLost(true), testing::ExitedWithCode(kExitDeviceLost), "");
+}
+
+TEST(ProcessTest, OneDeviceTwice) {
+  Process server("twice", {"--listen", "127.0.0.1:0", "--device", "cpu"});
+  EXPECT_EQ(server.Wait(), 1);
+  EXPECT_THAT(server.log(), HasSubstr("named twice"));
+}
+
+TEST(ProcessTest, BadDeviceAndJsonLog) {
+  Process server("bad_device",
+                 {"--listen", "127.0.0.1:0", "--device", "q\"uote", "--log-format", "json"});
+  EXPECT_EQ(server.Wait(), 1);
+  EXPECT_THAT(server.log(), HasSubstr("\"level\":\"error\""));
+  EXPECT_THAT(server.log(), HasSubstr("q\\\"uote"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,373 @@
+// .npy files: every type, order and version, malformed ones of every kind, and NumPy itself where
+// it is installed.
+#include "client/npy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/half.h"
+#include "kernels/error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::pair<DType, const char*> kTypes[] = {{DType::kF32, "<f4"}, {DType::kF64, "<f8"},
+                                                    {DType::kF16, "<f2"}, {DType::kBF16, "|V2"},
+                                                    {DType::kI32, "<i4"}, {DType::kI64, "<i8"}};
+
+std::string File(int version, std::string dict, std::string_view data = {}) {
+  dict += '\n';
+  std::string file("\x93NUMPY");
+  file += static_cast<char>(version);
+  file += '\0';
+  for (int i = 0; i < (version == 1 ? 2 : 4); ++i) {
+    file += static_cast<char>(dict.size() >> (8 * i) & 0xff);
+  }
+  return file + dict + std::string(data);
+}
+
+std::string Dict(const std::string& shape, const std::string& descr = "<f4",
+                 const std::string& fortran = "False") {
+  return "{'descr': '" + descr + "', 'fortran_order': " + fortran + ", 'shape': " + shape + ", }";
+}
+
+std::string ReasonOf(const std::string& file) { return ErrorReason(ParseNpyHeader(file).status()); }
+
+// A path that is removed after the test.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& content = {})
+      : path_(std::filesystem::temp_directory_path() /
+              ("tessera-npy-test-" + std::to_string(::getpid()) + "-" + std::to_string(++count_) +
+               ".npy")) {
+    if (!content.empty()) std::ofstream(path_, std::ios::binary) << content;
+  }
+  ~TemporaryFile() { std::filesystem::remove(path_); }
+  std::string path() const { return path_.string(); }
+  std::string Content() const {
+    std::ifstream in(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+ private:
+  static inline int count_ = 0;
+  std::filesystem::path path_;
+};
+
+TEST(NpyHeader, EveryTypeReadsBackWhatIsWritten) {
+  for (const auto& [dtype, descr] : kTypes) {
+    const std::string header = MakeNpyHeader(dtype, {3, 5});
+    EXPECT_EQ(header.size() % 64, 0u);
+    EXPECT_THAT(header, HasSubstr(descr));
+    const auto parsed = ParseNpyHeader(header);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(parsed->dtype, dtype);
+    EXPECT_THAT(parsed->shape, ElementsAre(3, 5));
+    EXPECT_FALSE(parsed->fortran_order);
+    EXPECT_EQ(parsed->data_offset, header.size());
+    EXPECT_EQ(parsed->data_bytes, 15 * SizeOf(dtype));
+  }
+}
+
+TEST(NpyHeader, ScalarsEmptyArraysAndTheHighestRank) {
+  const std::vector<std::vector<std::int64_t>> shapes = {
+      {}, {0}, {1}, {7}, {0, 4}, {4, 0}, {1, 2, 3, 4, 5, 6, 7, 8}, {0, INT64_MAX, INT64_MAX}};
+  for (const auto& shape : shapes) {
+    const auto parsed = ParseNpyHeader(MakeNpyHeader(DType::kI64, shape));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(parsed->shape, shape);
+  }
+}
+
+TEST(NpyHeader, Versions) {
+  for (int version : {1, 2, 3}) {
+    const auto parsed = ParseNpyHeader(File(version, Dict("(2, 3)")));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(parsed->data_bytes, 24u);
+  }
+  EXPECT_EQ(ReasonOf(File(0, Dict("(2, 3)"))), "BAD_NPY");
+  EXPECT_EQ(ReasonOf(File(4, Dict("(2, 3)"))), "BAD_NPY");
+}
+
+TEST(NpyHeader, TheFreedomsOfPython) {
+  for (const char* dict : {
+           "{\"shape\":(2,3),\"descr\":\"<f4\",\"fortran_order\":False}",
+           "{ 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , 'descr' : '<f4' , }   ",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}",
+       }) {
+    const auto parsed = ParseNpyHeader(File(1, dict));
+    ASSERT_TRUE(parsed.ok()) << dict << ": " << parsed.status();
+    EXPECT_THAT(parsed->shape, ElementsAre(2, 3));
+  }
+  EXPECT_EQ(ParseNpyHeader(File(1, Dict("()", "<V2")))->dtype, DType::kBF16);
+}
+
+TEST(NpyHeader, TypesWithoutCounterpart) {
+  for (const char* descr : {"|u1", "|b1", "<c8", "<U3", "|O", "<f", "", "<V4", "f4", "<f16"}) {
+    EXPECT_EQ(ReasonOf(File(1, Dict("(2,)", descr))), "BAD_DTYPE") << descr;
+  }
+  const auto big = ParseNpyHeader(File(1, Dict("(2,)", ">f8")));
+  EXPECT_EQ(ErrorReason(big.status()), "BAD_DTYPE");
+  EXPECT_THAT(std::string(big.status().message()), HasSubstr("big endian"));
+  EXPECT_EQ(ReasonOf(File(1, "{'descr': [('x', '<f4')], 'fortran_order': False, 'shape': (2,)}")),
+            "BAD_DTYPE");
+}
+
+TEST(NpyHeader, MalformedOnes) {
+  for (const char* dict : {
+           "",
+           "{",
+           "}",
+           "{}",
+           "[]",
+           "{'descr'}",
+           "{'descr':",
+           "{'descr': '<f4}",
+           "{'descr': 3}",
+           "{'descr': '<f4', 'fortran_order': False}",
+           "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}",
+           "{'descr': '<f4', 'fortran_order': Maybe, 'shape': (1,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': 1}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (1.5,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (1 2)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} more",
+           "{'descr': '<f4' 'fortran_order': False, 'shape': (1,)}",
+           "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'extra': 1}",
+       }) {
+    EXPECT_EQ(ReasonOf(File(1, dict)), "BAD_NPY") << dict;
+  }
+  EXPECT_EQ(ReasonOf(File(1, Dict("(" + std::string(10000, '(')))), "BAD_NPY");
+  EXPECT_EQ(ReasonOf(""), "BAD_NPY");
+  EXPECT_EQ(ReasonOf("\x93NUMP"), "BAD_NPY");
+  EXPECT_EQ(ReasonOf("PK\x03\x04 this is a zip archive"), "BAD_NPY");
+}
+
+TEST(NpyHeader, ShapesThatOverflow) {
+  for (const char* shape : {"(9223372036854775807,)", "(4294967296, 4294967296)",
+                            "(3037000500, 3037000500, 2)", "(1, 1, 1, 1, 1, 1, 1, 1, 1)"}) {
+    EXPECT_EQ(ReasonOf(File(1, Dict(shape))), "BAD_SHAPE") << shape;
+  }
+}
+
+TEST(NpyHeader, EveryTruncationIsRefused) {
+  const std::string file = MakeNpyHeader(DType::kF64, {3, 5});
+  for (std::size_t size = 0; size < file.size(); ++size) {
+    EXPECT_EQ(ReasonOf(file.substr(0, size)), "BAD_NPY") << size;
+  }
+  std::string giant = File(2, Dict("(1,)"));
+  std::memcpy(giant.data() + 8, "\xff\xff\xff\xff", 4);
+  EXPECT_EQ(ReasonOf(giant), "BAD_NPY");
+}
+
+// Whatever the bytes are, parsing ends with a value or a status.
+TEST(NpyHeader, RandomDamage) {
+  std::mt19937 random(7);
+  const std::string good = MakeNpyHeader(DType::kF32, {12, 34, 56});
+  for (int round = 0; round < 20000; ++round) {
+    std::string file = good;
+    for (int i = 0; i < 3; ++i) file[random() % file.size()] = static_cast<char>(random());
+    const auto parsed = ParseNpyHeader(file);
+    if (parsed.ok()) {
+      EXPECT_LE(parsed->data_offset, file.size());
+    }
+  }
+}
+
+TEST(NpyFile, ReadsRangesOfRowMajorData) {
+  std::string data(24, '\0');
+  std::iota(data.begin(), data.end(), '\0');
+  const TemporaryFile file(File(1, Dict("(2, 3)"), data));
+  const auto npy = NpyFile::Open(file.path());
+  ASSERT_TRUE(npy.ok()) << npy.status();
+  std::string out(8, '\0');
+  ASSERT_TRUE(npy->Read(12, absl::MakeSpan(out)).ok());
+  EXPECT_EQ(out, data.substr(12, 8));
+  EXPECT_EQ(ErrorReason(npy->Read(20, absl::MakeSpan(out))), "BAD_RANGE");
+  EXPECT_TRUE(npy->Read(24, {}).ok());
+}
+
+template <class T>
+void CheckColumnMajor(const char* descr) {
+  // Element [i, j, k] of the array has the value 100 i + 10 j + k; the first index varies fastest
+  // in the file.
+  constexpr int kI = 3, kJ = 4, kK = 5;
+  std::string columns, rows;
+  const auto append = [](std::string& to, int value) {
+    const T element = static_cast<T>(value);
+    to.append(reinterpret_cast<const char*>(&element), sizeof(T));
+  };
+  for (int k = 0; k < kK; ++k)
+    for (int j = 0; j < kJ; ++j)
+      for (int i = 0; i < kI; ++i) append(columns, 100 * i + 10 * j + k);
+  for (int i = 0; i < kI; ++i)
+    for (int j = 0; j < kJ; ++j)
+      for (int k = 0; k < kK; ++k) append(rows, 100 * i + 10 * j + k);
+
+  const TemporaryFile file(File(1, Dict("(3, 4, 5)", descr, "True"), columns));
+  const auto npy = NpyFile::Open(file.path());
+  ASSERT_TRUE(npy.ok()) << npy.status();
+  EXPECT_TRUE(npy->header().fortran_order);
+  for (std::size_t first : {0, 1, 4, 5, 7, 19, 59}) {
+    for (std::size_t count : {0, 1, 3, 5, 11, 60}) {
+      if (first + count > rows.size() / sizeof(T)) continue;
+      std::string out(count * sizeof(T), '\0');
+      ASSERT_TRUE(npy->Read(first * sizeof(T), absl::MakeSpan(out)).ok());
+      EXPECT_EQ(out, rows.substr(first * sizeof(T), out.size())) << first << " " << count;
+    }
+  }
+}
+
+TEST(NpyFile, ReadsColumnMajorDataInRowMajorOrder) {
+  CheckColumnMajor<float>("<f4");
+  CheckColumnMajor<double>("<f8");
+  CheckColumnMajor<std::uint16_t>("|V2");
+  CheckColumnMajor<std::int64_t>("<i8");
+}
+
+TEST(NpyFile, ColumnMajorWithoutElementsOrAxes) {
+  for (const char* shape : {"()", "(4,)", "(0, 3)"}) {
+    const TemporaryFile file(File(1, Dict(shape, "<f4", "True"), std::string(16, 'x')));
+    const auto npy = NpyFile::Open(file.path());
+    ASSERT_TRUE(npy.ok()) << npy.status();
+    std::string out(npy->header().data_bytes, '\0');
+    EXPECT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
+  }
+}
+
+TEST(NpyFile, RefusesFilesThatAreCutOffOrMissing) {
+  const TemporaryFile shorter(File(1, Dict("(2, 3)"), std::string(23, 'x')));
+  EXPECT_EQ(ErrorReason(NpyFile::Open(shorter.path()).status()), "BAD_NPY");
+  const TemporaryFile absent;
+  EXPECT_EQ(ErrorReason(NpyFile::Open(absent.path()).status()), "FILE_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(NpyFile::Open("/").status()), "BAD_NPY");
+}
+
+TEST(NpyWriter, LeavesNothingUntilItHasFinished) {
+  const TemporaryFile file;
+  {
+    auto writer = NpyWriter::Create(file.path(), DType::kI32, {2});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE(writer->Append("1234").ok());
+    EXPECT_FALSE(std::filesystem::exists(file.path()));
+  }
+  EXPECT_FALSE(std::filesystem::exists(file.path()));
+  auto writer = NpyWriter::Create(file.path(), DType::kI32, {2});
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE(writer->Append("1234").ok());
+  ASSERT_TRUE(writer->Append("5678").ok());
+  ASSERT_TRUE(writer->Finish().ok());
+  EXPECT_EQ(file.Content(), MakeNpyHeader(DType::kI32, {2}) + "12345678");
+  EXPECT_EQ(ErrorReason(NpyWriter::Create("/no/such/folder/x.npy", DType::kI32, {}).status()),
+            "FILE_ERROR");
+}
+
+TEST(Half, EveryBinary16ReadsBackAsItself) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float value = F16ToFloat(static_cast<std::uint16_t>(bits));
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(F16ToFloat(FloatToF16(value))));
+    } else {
+      EXPECT_EQ(FloatToF16(value), bits);
+    }
+    const float wide = Bf16ToFloat(static_cast<std::uint16_t>(bits));
+    if (std::isnan(wide)) {
+      EXPECT_TRUE(std::isnan(Bf16ToFloat(FloatToBf16(wide))));
+    } else {
+      EXPECT_EQ(FloatToBf16(wide), bits);
+    }
+  }
+}
+
+TEST(Half, RoundsToNearestWithTiesToEven) {
+  EXPECT_EQ(FloatToF16(1.0f + 0x1p-11f), 0x3c00);      // a tie, down to even
+  EXPECT_EQ(FloatToF16(1.0f + 3 * 0x1p-11f), 0x3c02);  // a tie, up to even
+  EXPECT_EQ(FloatToF16(1.0f + 0x1.1p-11f), 0x3c01);    // above a tie
+  EXPECT_EQ(FloatToF16(65519.996f), 0x7bff);           // the largest that stays finite
+  EXPECT_EQ(FloatToF16(65520.0f), 0x7c00);             // infinity
+  EXPECT_EQ(FloatToF16(-0x1p-25f), 0x8000);            // half the smallest, a tie to zero
+  EXPECT_EQ(FloatToF16(0x1.8p-24f), 0x0002);           // a tie of subnormals
+  EXPECT_EQ(FloatToBf16(1.0f + 0x1p-8f), 0x3f80);      // a tie, down to even
+  EXPECT_EQ(FloatToBf16(std::numeric_limits<float>::max()), 0x7f80);
+}
+
+// --- NumPy itself
+// ----------------------------------------------------------------------------------------------------
+
+bool HaveNumPy() { return std::system("/usr/bin/python3 -c 'import numpy' 2>/dev/null") == 0; }
+
+bool Python(const std::string& code) {
+  return std::system(("/usr/bin/python3 -c \"import numpy as np\n" + code + "\"").c_str()) == 0;
+}
+
+TEST(NumPy, OpensWhatIsWritten) {
+  if (!HaveNumPy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3";
+  for (const auto& [dtype, descr] : kTypes) {
+    for (const std::vector<std::int64_t>& shape :
+         std::vector<std::vector<std::int64_t>>{{}, {0}, {5}, {2, 3}, {1, 2, 1, 2, 1, 2, 1, 2}}) {
+      const TemporaryFile file;
+      const std::uint64_t bytes = *ArrayBytes(dtype, shape);
+      std::string data(bytes, '\0');
+      std::iota(data.begin(), data.end(), '\1');
+      auto writer = NpyWriter::Create(file.path(), dtype, shape);
+      ASSERT_TRUE(writer.ok() && writer->Append(data).ok() && writer->Finish().ok());
+      std::string tuple;
+      for (std::int64_t extent : shape) tuple += std::to_string(extent) + ",";
+      EXPECT_TRUE(Python("x = np.load('" + file.path() + "')\n" +  //
+                         "assert x.dtype == np.dtype('" + descr + "'), x.dtype\n" +
+                         "assert x.shape == tuple([" + tuple + "]), x.shape\n" +
+                         "assert x.tobytes() == bytes(range(1, " + std::to_string(bytes + 1) +
+                         ")), x"))
+          << descr << " (" << tuple << ")";
+    }
+  }
+}
+
+TEST(NumPy, IsUnderstood) {
+  if (!HaveNumPy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3";
+  for (const auto& [dtype, descr] : kTypes) {
+    for (const char* order : {"C", "F"}) {
+      for (int version : {1, 2, 3}) {
+        const TemporaryFile file;
+        const TemporaryFile raw;
+        ASSERT_TRUE(Python(
+            "x = np.arange(2 * 3 * 35, dtype='u1').reshape(2, 3, 35)[..., :32].copy()\n"
+            "x = np.asarray(x.view('" +
+            std::string(descr) + "'), order='" + order + "')\n" + "with open('" + file.path() +
+            "', 'wb') as f:\n"
+            "  np.lib.format.write_array(f, x, version=(" +
+            std::to_string(version) + ", 0))\n" + "open('" + raw.path() +
+            "', 'wb').write(x.tobytes('C'))"));
+        const auto npy = NpyFile::Open(file.path());
+        ASSERT_TRUE(npy.ok()) << npy.status();
+        EXPECT_EQ(npy->header().dtype, dtype);
+        EXPECT_EQ(npy->header().fortran_order, *order == 'F');
+        std::string out(npy->header().data_bytes, '\0');
+        ASSERT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
+        EXPECT_EQ(out, raw.Content());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

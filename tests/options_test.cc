@@ -1,0 +1,168 @@
+#include "server/options.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+struct Parsed {
+  std::optional<Options> options;
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+};
+
+Parsed Parse(std::vector<const char*> arguments,
+             const std::map<std::string, std::string>& environment = {}) {
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  arguments.insert(arguments.begin(), "tessera-server");
+  std::ostringstream out;
+  std::ostringstream err;
+  Parsed parsed;
+  parsed.options = ParseOptions(static_cast<int>(arguments.size()), arguments.data(), out, err,
+                                &parsed.exit_code);
+  parsed.out = out.str();
+  parsed.err = err.str();
+  for (const auto& [name, value] : environment) unsetenv(name.c_str());
+  return parsed;
+}
+
+TEST(Options, Defaults) {
+  const Parsed parsed = Parse({});
+  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.options->listen, std::vector<std::string>{"127.0.0.1:50051"});
+  EXPECT_EQ(parsed.options->devices, std::vector<std::string>{"auto"});
+  EXPECT_EQ(parsed.options->memory_limit.Resolve(1000), 900u);
+  EXPECT_EQ(parsed.options->queue, 1024u);
+  EXPECT_EQ(parsed.options->workers, 4);
+  EXPECT_EQ(parsed.options->max_message, (4u << 20) + (64u << 10));
+  EXPECT_EQ(parsed.options->default_ttl, absl::InfiniteDuration());
+  EXPECT_EQ(parsed.options->max_ttl, absl::InfiniteDuration());
+  EXPECT_EQ(parsed.options->upload_timeout, absl::Seconds(60));
+  EXPECT_EQ(parsed.options->drain_delay, absl::ZeroDuration());
+  EXPECT_EQ(parsed.options->drain_timeout, absl::Seconds(30));
+  EXPECT_FALSE(parsed.options->log_json);
+  EXPECT_TRUE(parsed.options->reflection);
+}
+
+TEST(Options, Flags) {
+  const Parsed parsed = Parse(
+      {"--listen",        "0.0.0.0:1", "--listen",         "unix:/tmp/s", "--device",      "cuda:1",
+       "--device",        "cpu",       "--memory-limit",   "2Gi",         "--queue",       "7",
+       "--workers",       "3",         "--max-message",    "1Mi",         "--default-ttl", "10m",
+       "--max-ttl",       "2h",        "--upload-timeout", "0",           "--drain-delay", "5s",
+       "--drain-timeout", "500ms",     "--log-level",      "debug",       "--log-format",  "json",
+       "--no-reflection"});
+  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.options->listen, (std::vector<std::string>{"0.0.0.0:1", "unix:/tmp/s"}));
+  EXPECT_EQ(parsed.options->devices, (std::vector<std::string>{"cuda:1", "cpu"}));
+  EXPECT_EQ(parsed.options->memory_limit.Resolve(0), std::uint64_t{2} << 30);
+  EXPECT_EQ(parsed.options->queue, 7u);
+  EXPECT_EQ(parsed.options->workers, 3);
+  EXPECT_EQ(parsed.options->max_message, 1u << 20);
+  EXPECT_EQ(parsed.options->default_ttl, absl::Minutes(10));
+  EXPECT_EQ(parsed.options->max_ttl, absl::Hours(2));
+  EXPECT_EQ(parsed.options->upload_timeout, absl::InfiniteDuration());
+  EXPECT_EQ(parsed.options->drain_delay, absl::Seconds(5));
+  EXPECT_EQ(parsed.options->drain_timeout, absl::Milliseconds(500));
+  EXPECT_EQ(parsed.options->log_level, "debug");
+  EXPECT_TRUE(parsed.options->log_json);
+  EXPECT_FALSE(parsed.options->reflection);
+}
+
+TEST(Options, FlagBeatsEnvironmentBeatsFile) {
+  const std::string path = testing::TempDir() + "/options_test.toml";
+  std::ofstream(path) << "queue = 1\nworkers = 1\ndrain-delay = \"1s\"\n"
+                         "listen = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\nno-reflection = true\n";
+  const Parsed parsed =
+      Parse({"--config", path.c_str(), "--queue", "3"},
+            {{"TESSERA_QUEUE", "2"}, {"TESSERA_WORKERS", "2"}, {"TESSERA_DEVICE", "cpu,cuda:0"}});
+  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.options->queue, 3u);
+  EXPECT_EQ(parsed.options->workers, 2);
+  EXPECT_EQ(parsed.options->drain_delay, absl::Seconds(1));
+  EXPECT_EQ(parsed.options->listen, (std::vector<std::string>{"127.0.0.1:1", "127.0.0.1:2"}));
+  EXPECT_EQ(parsed.options->devices, (std::vector<std::string>{"cpu", "cuda:0"}));
+  EXPECT_FALSE(parsed.options->reflection);
+
+  const Parsed by_environment = Parse({}, {{"TESSERA_CONFIG", path}});
+  ASSERT_TRUE(by_environment.options.has_value()) << by_environment.err;
+  EXPECT_EQ(by_environment.options->workers, 1);
+}
+
+TEST(Options, EnvironmentSetsFlagsWithoutAValue) {
+  const Parsed off = Parse({}, {{"TESSERA_NO_REFLECTION", "true"}});
+  ASSERT_TRUE(off.options.has_value()) << off.err;
+  EXPECT_FALSE(off.options->reflection);
+  const Parsed on = Parse({}, {{"TESSERA_NO_REFLECTION", "false"}});
+  ASSERT_TRUE(on.options.has_value()) << on.err;
+  EXPECT_TRUE(on.options->reflection);
+}
+
+TEST(Options, MistakesEndTheProcessWithAReason) {
+  const std::string path = testing::TempDir() + "/options_test_bad.toml";
+  std::ofstream(path) << "quue = 1\n";
+  const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
+      {{"--bogus"}, "--bogus"},
+      {{"--queue", "0"}, "--queue"},
+      {{"--workers", "many"}, "--workers"},
+      {{"--memory-limit", "lots"}, "--memory-limit"},
+      {{"--memory-limit", "0"}, "--memory-limit"},
+      {{"--memory-limit", "101%"}, "--memory-limit"},
+      {{"--max-message", "3"}, "--max-message"},
+      {{"--drain-delay", "5"}, "--drain-delay"},
+      {{"--drain-delay", "-5s"}, "--drain-delay"},
+      {{"--drain-timeout", "inf"}, "--drain-timeout"},
+      {{"--log-level", "loud"}, "--log-level"},
+      {{"--log-format", "xml"}, "--log-format"},
+      {{"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml"},
+      {{"--config", path.c_str()}, "quue"},
+  };
+  for (const auto& [arguments, mention] : cases) {
+    const Parsed parsed = Parse(arguments);
+    EXPECT_FALSE(parsed.options.has_value()) << mention;
+    EXPECT_EQ(parsed.exit_code, 1) << mention;
+    EXPECT_NE(parsed.err.find(mention), std::string::npos) << parsed.err;
+  }
+}
+
+TEST(Options, HelpAndVersionGoToStandardOutput) {
+  const Parsed help = Parse({"--help"});
+  EXPECT_FALSE(help.options.has_value());
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* flag :
+       {"--listen", "--device", "--memory-limit", "--queue", "--workers", "--max-message",
+        "--default-ttl", "--max-ttl", "--upload-timeout", "--drain-delay", "--drain-timeout",
+        "--log-level", "--log-format", "--config", "--no-reflection", "--version"}) {
+    EXPECT_NE(help.out.find(flag), std::string::npos) << flag;
+  }
+  const Parsed version = Parse({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;
+}
+
+TEST(MemoryLimit, Units) {
+  const auto bytes = [](std::string_view text) { return ParseMemoryLimit(text)->bytes; };
+  EXPECT_EQ(bytes("1"), 1u);
+  EXPECT_EQ(bytes("1K"), 1000u);
+  EXPECT_EQ(bytes("1Ki"), 1024u);
+  EXPECT_EQ(bytes("1KiB"), 1024u);
+  EXPECT_EQ(bytes("1.5M"), 1'500'000u);
+  EXPECT_EQ(bytes("3Gi"), std::uint64_t{3} << 30);
+  EXPECT_EQ(bytes("2T"), 2'000'000'000'000u);
+  EXPECT_EQ(ParseMemoryLimit("25%")->Resolve(400), 100u);
+  for (const char* bad :
+       {"", "K", "i", "1i", "%", "0%", "-1", "nan", "inf", "1Q", "1KK", "1e99", "0.1"}) {
+    EXPECT_FALSE(ParseMemoryLimit(bad).ok()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

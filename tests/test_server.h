@@ -1,0 +1,165 @@
+// A server inside the test's process, stubs to call it, and the errors it answers with.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "kernels/compute.h"
+#include "server/log.h"
+#include "server/server.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+#include "tessera/v1/compute.grpc.pb.h"
+#include "tests/fake_device.h"
+
+namespace tessera {
+
+// Small, quiet, and without a socket.
+inline Options TestOptions() {
+  Options options;
+  options.listen.clear();
+  options.workers = 2;
+  options.memory_limit = {.bytes = 256 << 20};
+  options.reflection = false;
+  options.drain_timeout = absl::Seconds(10);
+  return options;
+}
+
+class TestServer {
+ public:
+  explicit TestServer(const Options& options = TestOptions(),
+                      std::vector<std::unique_ptr<Device>> devices = {}) {
+    SetUpLog("off", false);
+    if (devices.empty()) devices.push_back(*OpenDevice("cpu"));
+    auto started = Server::Start(options, std::move(devices));
+    if (!started.ok()) {
+      ADD_FAILURE() << started.status();
+      std::abort();
+    }
+    server_ = *std::move(started);
+    channel_ = server_->InProcessChannel();
+    buffers_ = v1::BufferService::NewStub(channel_);
+    compute_ = v1::ComputeService::NewStub(channel_);
+  }
+
+  Server& server() { return *server_; }
+  std::shared_ptr<grpc::Channel> channel() { return channel_; }
+  v1::BufferService::Stub& buffers() { return *buffers_; }
+  v1::ComputeService::Stub& compute() { return *compute_; }
+  // Of the first --listen.
+  const std::string& address() { return server_->addresses().front(); }
+
+  std::uint64_t used_bytes(int device = 0) {
+    grpc::ClientContext context;
+    v1::GetServerInfoResponse response;
+    EXPECT_TRUE(compute_->GetServerInfo(&context, {}, &response).ok());
+    return response.devices(device).buffer_used_bytes();
+  }
+
+  // Uploads in one message.
+  template <class T>
+  grpc::Status Put(const std::string& name, v1::Dtype dtype, const std::vector<std::int64_t>& shape,
+                   const std::vector<T>& values, bool replace = false,
+                   const std::string& device = "") {
+    grpc::ClientContext context;
+    v1::UploadResponse response;
+    auto writer = buffers_->Upload(&context, &response);
+    v1::UploadRequest request;
+    request.set_name(name);
+    v1::BufferSpec* spec = request.mutable_spec();
+    spec->set_dtype(dtype);
+    spec->mutable_shape()->Assign(shape.begin(), shape.end());
+    spec->set_replace(replace);
+    spec->set_device(device);
+    request.set_data(
+        std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)));
+    writer->Write(request);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+
+  // The bytes of a buffer; limit 0: to the end.
+  grpc::Status Fetch(const std::string& name, std::string* data, std::uint64_t offset = 0,
+                     std::uint64_t limit = 0) {
+    grpc::ClientContext context;
+    v1::DownloadRequest request;
+    request.set_name(name);
+    request.set_offset(offset);
+    request.set_limit(limit);
+    auto reader = buffers_->Download(&context, request);
+    v1::DownloadResponse response;
+    data->clear();
+    while (reader->Read(&response)) {
+      EXPECT_EQ(response.offset(), offset + data->size());
+      *data += response.data();
+    }
+    return reader->Finish();
+  }
+
+ private:
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::BufferService::Stub> buffers_;
+  std::unique_ptr<v1::ComputeService::Stub> compute_;
+};
+
+// What an error says to a program.
+struct ErrorDetails {
+  std::string reason;
+  std::string domain;
+  std::map<std::string, std::string> metadata;
+  bool retry = false;  // whether it says when to try again
+};
+
+inline ErrorDetails DetailsOf(const grpc::Status& status) {
+  ErrorDetails details;
+  google::rpc::Status proto;
+  EXPECT_TRUE(proto.ParseFromString(status.error_details()));
+  if (!status.ok()) {
+    EXPECT_EQ(proto.code(), static_cast<int>(status.error_code()));
+    EXPECT_EQ(proto.message(), status.error_message());
+  }
+  for (const google::protobuf::Any& any : proto.details()) {
+    google::rpc::ErrorInfo info;
+    if (any.UnpackTo(&info)) {
+      details.reason = info.reason();
+      details.domain = info.domain();
+      details.metadata = {info.metadata().begin(), info.metadata().end()};
+    }
+    google::rpc::RetryInfo retry;
+    if (any.UnpackTo(&retry)) details.retry = retry.retry_delay().nanos() > 0;
+  }
+  return details;
+}
+
+// ExpectError(status, grpc::StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata:
+// these among others, and "*" for any value.
+inline void ExpectError(const grpc::Status& status, grpc::StatusCode code,
+                        const std::string& reason,
+                        const std::map<std::string, std::string>& metadata = {}) {
+  const ErrorDetails details = DetailsOf(status);
+  EXPECT_EQ(status.error_code(), code) << status.error_message();
+  EXPECT_EQ(details.reason, reason) << status.error_message();
+  EXPECT_EQ(details.domain, "tessera");
+  for (const auto& [key, value] : metadata) {
+    const auto it = details.metadata.find(key);
+    if (it == details.metadata.end()) {
+      ADD_FAILURE() << reason << " has no " << key;
+    } else if (value != "*") {
+      EXPECT_EQ(it->second, value) << reason << " " << key;
+    } else {
+      EXPECT_NE(it->second, "") << reason << " " << key;
+    }
+  }
+}
+
+}  // namespace tessera
