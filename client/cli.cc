@@ -49,8 +49,7 @@ absl::Status BadOption(std::string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", what);
 }
 
-// --- Values of options
-// -----------------------------------------------------------------------------------------------
+// --- Values of options ---------------------------------------------------------------------------
 
 // "90", "90s", "10m", "1h30m".
 std::optional<absl::Duration> ParseDuration(const std::string& text) {
@@ -116,8 +115,7 @@ ReduceOp ParseReduceOp(std::string_view text) {
       ->second;
 }
 
-// --- Interrupts
-// ------------------------------------------------------------------------------------------------------
+// --- Interrupts ----------------------------------------------------------------------------------
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -144,8 +142,7 @@ class InterruptScope {
   }
 };
 
-// --- Operands and results
-// --------------------------------------------------------------------------------------------
+// --- Operands and results ------------------------------------------------------------------------
 
 absl::StatusOr<Operand> ReadInlineOperand(const std::string& path) {
   // The server takes messages of 4 MiB; the rest of the request needs some room.
@@ -374,8 +371,7 @@ absl::Status DeliverArray(Session& session, const OperationFlags& operation,
   return status;
 }
 
-// --- Buffers
-// ---------------------------------------------------------------------------------------------------------
+// --- Buffers -------------------------------------------------------------------------------------
 
 // The file's stem with every character that a name may not have replaced.
 std::string NameOfFile(const std::string& path) {
@@ -635,8 +631,7 @@ void AddCp(CLI::App& app, Command& chosen) {
   command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Copy(s, *flags); }; });
 }
 
-// --- The server
-// ------------------------------------------------------------------------------------------------------
+// --- The server ----------------------------------------------------------------------------------
 
 absl::Status BufferInfo(Session& session, const std::string& name) {
   const auto response = session.client.GetBuffer(name);
@@ -747,8 +742,7 @@ void AddHealth(CLI::App& app, Command& chosen) {
       [service, &chosen] { chosen = [service](Session& s) { return Health(s, *service); }; });
 }
 
-// --- Operations
-// ------------------------------------------------------------------------------------------------------
+// --- Operations ----------------------------------------------------------------------------------
 
 // Both operands of a command, and its options.
 struct BinaryFlags {

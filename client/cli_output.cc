@@ -146,8 +146,7 @@ Json Nested(const v1::Tensor& tensor, int axis, std::size_t row) {
 
 }  // namespace
 
-// --- Text
-// ------------------------------------------------------------------------------------------------------------
+// --- Text ----------------------------------------------------------------------------------------
 
 std::string HumanBytes(std::uint64_t bytes) {
   if (bytes < 1024) return absl::StrCat(bytes, " B");
@@ -219,8 +218,7 @@ void Table::Print(std::ostream& out) const {
 
 std::string ArrayText(const v1::Tensor& tensor) { return ArrayPrinter(tensor).Print(); }
 
-// --- JSON
-// ------------------------------------------------------------------------------------------------------------
+// --- JSON ----------------------------------------------------------------------------------------
 
 Json NumberJson(double value) {
   if (std::isnan(value)) return "NaN";
@@ -317,8 +315,7 @@ Json ToJson(const absl::Status& error) {
   return json;
 }
 
-// --- Errors
-// ----------------------------------------------------------------------------------------------------------
+// --- Errors --------------------------------------------------------------------------------------
 
 int ExitCode(const absl::Status& status) {
   if (ErrorReason(status) == "BAD_OPTION") return kUsageExitCode;
@@ -424,8 +421,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   }
 }
 
-// --- Progress
-// --------------------------------------------------------------------------------------------------------
+// --- Progress ------------------------------------------------------------------------------------
 
 ProgressBar::ProgressBar(std::string label, std::uint64_t total_bytes)
     : label_(std::move(label)),

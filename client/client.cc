@@ -137,8 +137,7 @@ class Client::Impl : public Connection {
   const std::unique_ptr<Compute> compute_;
 };
 
-// --- Uploads
-// ---------------------------------------------------------------------------------------------------------
+// --- Uploads -------------------------------------------------------------------------------------
 
 absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, std::size_t i,
                                                            v1::UploadRequest request,
@@ -302,8 +301,7 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
   return impl_->UploadWhole(create, *size, source, options);
 }
 
-// --- Downloads
-// -------------------------------------------------------------------------------------------------------
+// --- Downloads -----------------------------------------------------------------------------------
 
 absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
                                             const DownloadOptions& options) {
@@ -381,8 +379,7 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<
   return buffer;
 }
 
-// --- Buffers
-// ---------------------------------------------------------------------------------------------------------
+// --- Buffers -------------------------------------------------------------------------------------
 
 Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 
@@ -471,8 +468,7 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
   return std::move(*response->mutable_buffer());
 }
 
-// --- Operations
-// ------------------------------------------------------------------------------------------------------
+// --- Operations ----------------------------------------------------------------------------------
 
 absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
@@ -531,8 +527,7 @@ absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::i
                      options.timeout);
 }
 
-// --- The server
-// ------------------------------------------------------------------------------------------------------
+// --- The server ----------------------------------------------------------------------------------
 
 absl::StatusOr<std::vector<v1::Strategy>> Client::ListStrategies(const std::string& operation,
                                                                  const std::string& backend,

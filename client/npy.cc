@@ -294,8 +294,7 @@ std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape) {
   return header;
 }
 
-// --- NpyFile
-// ---------------------------------------------------------------------------------------------------------
+// --- NpyFile -------------------------------------------------------------------------------------
 
 absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
   NpyFile file;
@@ -370,8 +369,7 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
   return absl::OkStatus();
 }
 
-// --- NpyWriter
-// -------------------------------------------------------------------------------------------------------
+// --- NpyWriter -----------------------------------------------------------------------------------
 
 absl::StatusOr<NpyWriter> NpyWriter::Create(const std::string& path, DType dtype,
                                             absl::Span<const std::int64_t> shape) {

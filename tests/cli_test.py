@@ -180,8 +180,8 @@ class CliTest(unittest.TestCase):
     def test_slices_and_views(self):
         x = np.arange(3 * 4 * 5, dtype="<f8").reshape(3, 4, 5)
         self.put("x", x)
-        for text in ("[1]", "[:, 2]", "[..., ::-1]", "[-1, 1:3, ::2]", "[0:2, ::-2, 4]", "[2, 3, 4]",
-                     "[1:1]"):
+        for text in ("[1]", "[:, 2]", "[..., ::-1]", "[-1, 1:3, ::2]", "[0:2, ::-2, 4]",
+                     "[2, 3, 4]", "[1:1]"):
             expected = eval("x" + text)  # the syntax is NumPy's own
             answer = self.json("add", "x" + text, "x" + text)
             self.assertEqual(answer["shape"], list(expected.shape), text)
@@ -199,7 +199,8 @@ class CliTest(unittest.TestCase):
         product = a.astype(np.float64) @ b.T
         self.cli("matmul", "a", f"file:{b_file}", "--transpose-b", "-o", "c.npy")
         np.testing.assert_allclose(np.load(self.folder / "c.npy"), product, rtol=1e-4, atol=1e-5)
-        out = self.cli("matmul", f"file:{b_file}", "a", "--transpose-b", "--out", "c", "--ttl", "5m")
+        out = self.cli("matmul", f"file:{b_file}", "a", "--transpose-b", "--out", "c", "--ttl",
+                       "5m")
         self.assertEqual(out, "c: f32 [30, 50], 5.9 KiB on cpu\n")
         self.cli("add", "c", "c", "--out", "c", "--replace")
         self.cli("get", "c", "-o", "c.npy")

@@ -99,8 +99,7 @@ class ClientTest : public ::testing::Test {
   Client client_;
 };
 
-// --- Transfers
-// -------------------------------------------------------------------------------------------------------
+// --- Transfers -----------------------------------------------------------------------------------
 
 TEST_F(ClientTest, RoundTripsOfEveryTypeSizeAndNumberOfStreams) {
   UploadOptions options;
@@ -198,8 +197,7 @@ TEST_F(ClientTest, DownloadsOfRanges) {
   EXPECT_EQ(refused.status(), absl::ResourceExhaustedError("enough"));
 }
 
-// --- Buffers
-// ---------------------------------------------------------------------------------------------------------
+// --- Buffers -------------------------------------------------------------------------------------
 
 TEST_F(ClientTest, ABufferByHand) {
   v1::BufferSpec spec;
@@ -241,8 +239,7 @@ TEST_F(ClientTest, ListsEveryPage) {
   EXPECT_THAT(*client_.ListBuffers("none"), SizeIs(0));
 }
 
-// --- Operations
-// ------------------------------------------------------------------------------------------------------
+// --- Operations ----------------------------------------------------------------------------------
 
 TEST_F(ClientTest, Operations) {
   Put("x", {1, 2, 3, 4, 5, 6}, {2, 3});
@@ -341,8 +338,7 @@ TEST_F(ClientTest, ManyThreadsShareAClient) {
   EXPECT_EQ(right, 8 * 20);
 }
 
-// --- Deadlines and full queues
-// ---------------------------------------------------------------------------------------
+// --- Deadlines and full queues -------------------------------------------------------------------
 
 class BusyServerTest : public ::testing::Test {
  protected:
@@ -403,8 +399,7 @@ TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
   EXPECT_EQ(answered, 4);
 }
 
-// --- Connections that break
-// ------------------------------------------------------------------------------------------
+// --- Connections that break ----------------------------------------------------------------------
 
 TEST(Reconnecting, WaitsForAServerThatStartsLater) {
   tessera::Options options = TcpOptions();
@@ -626,8 +621,7 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   EXPECT_EQ(ErrorReason(buffer.status()), "STALLED");
 }
 
-// --- Operand syntax
-// --------------------------------------------------------------------------------------------------
+// --- Operand syntax ------------------------------------------------------------------------------
 
 ViewSpec Slice(std::string_view text, std::vector<std::int64_t> shape) {
   const auto operand = ParseOperand(text);
@@ -730,8 +724,7 @@ TEST(OperandSyntax, Mistakes) {
   EXPECT_EQ(reason("x[..., ...]", {3}), "BAD_VIEW");
 }
 
-// --- Random arrays
-// ---------------------------------------------------------------------------------------------------
+// --- Random arrays -------------------------------------------------------------------------------
 
 TEST(RandomArray, DoesNotDependOnHowItIsRead) {
   for (DType dtype :

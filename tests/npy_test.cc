@@ -310,8 +310,7 @@ TEST(Half, RoundsToNearestWithTiesToEven) {
   EXPECT_EQ(FloatToBf16(std::numeric_limits<float>::max()), 0x7f80);
 }
 
-// --- NumPy itself
-// ----------------------------------------------------------------------------------------------------
+// --- NumPy itself --------------------------------------------------------------------------------
 
 bool HaveNumPy() { return std::system("/usr/bin/python3 -c 'import numpy' 2>/dev/null") == 0; }
 

@@ -239,8 +239,8 @@ def main():
         print("\nEvery operation with every strategy of the device, on standardised images\n")
         failures = check_operations(tessera, folder, images.astype(np.float64), device["backend"])
 
-    print(f"\nIn all {human_bytes(tessera.travelled)} travelled in {tessera.calls} commands, most of "
-          f"it for the checks,\nand {human_bytes(tessera.computed_on)} were computed on.")
+    print(f"\nWith these checks {human_bytes(tessera.travelled)} travelled in {tessera.calls} "
+          f"commands, and {human_bytes(tessera.computed_on)} were computed on.")
     if accuracy != numpy_accuracy:
         sys.exit("FAILED: the accuracy differs from NumPy's")
     if failures:
