@@ -299,8 +299,9 @@ absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
                                        const RunOptions& options) {
   if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
-  const bool real_valued = op == ReduceOp::kMean || op == ReduceOp::kNormL2;
-  return ExecuteScalar(lane, problem, IsInteger(x.dtype) && !real_valued, options,
+  // ARG operations give the extreme value, which is of the operand's type.
+  const DType value = IsArg(op) ? x.dtype : ResultDType(op, x.dtype);
+  return ExecuteScalar(lane, problem, IsInteger(value), options,
                        [&](ReduceProblem& p) { p.x = Contiguous(lane, x); });
 }
 
@@ -318,7 +319,7 @@ absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<
       if (keep_dims) shape.push_back(1);
     }
   }
-  absl::StatusOr<ArrayType> type = MakeArrayType(IsArg(op) ? DType::kI64 : x.dtype, shape);
+  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, x.dtype), shape);
   if (type.ok() && nothing_to_fold && NeedsElements(op) && type->shape.elements() > 0)
     return EmptyInput(op);
   return type;

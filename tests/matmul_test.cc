@@ -26,10 +26,10 @@ class MatmulTest : public testing::TestWithParam<RowCase> {
     EXPECT_EQ(stats->flops, static_cast<std::uint64_t>(2 * m * n * k));
     const std::vector<T> got = c.Values();
     const auto at = [](const View& v, bool transpose, std::int64_t i, std::int64_t j) {
-      return static_cast<double>(static_cast<const T*>(
+      return Exact(static_cast<const T*>(
           v.data)[i * v.strides[transpose ? 1 : 0] + j * v.strides[transpose ? 0 : 1]]);
     };
-    const double output = sizeof(T) == 4 ? kRoundoffF32 : kRoundoffF64;
+    const double output = UnitRoundoff(GetParam().dtype);
     // Large results are checked at random places, small ones everywhere.
     Random random(42);
     const std::int64_t checks =
@@ -42,17 +42,17 @@ class MatmulTest : public testing::TestWithParam<RowCase> {
       const std::int64_t i = e / n, j = e % n;
       long double sum = 0, magnitude = 0;
       for (std::int64_t l = 0; l < k; ++l) {
-        const long double product =
-            static_cast<long double>(at(host_a, transpose_a, i, l)) * at(host_b, transpose_b, l, j);
+        const long double product = at(host_a, transpose_a, i, l) * at(host_b, transpose_b, l, j);
         sum += product;
         magnitude += std::abs(product);
       }
-      ASSERT_LE(std::abs(static_cast<double>(got[static_cast<std::size_t>(e)] - sum)),
+      ASSERT_LE(std::abs(static_cast<double>(Exact(got[static_cast<std::size_t>(e)]) - sum)),
                 stats->roundoff * static_cast<double>(magnitude) +
                     output * std::abs(static_cast<double>(sum)))
           << "element " << i << ", " << j << " of " << m << " x " << n << " x " << k
           << " transposes " << transpose_a << transpose_b << " got "
-          << got[static_cast<std::size_t>(e)] << " want " << static_cast<double>(sum);
+          << static_cast<double>(Exact(got[static_cast<std::size_t>(e)])) << " want "
+          << static_cast<double>(sum);
     }
   }
 
@@ -72,7 +72,7 @@ class MatmulTest : public testing::TestWithParam<RowCase> {
 
 TEST_P(MatmulTest, ShapesAndTransposes) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (const MatmulShape& s : {MatmulShape{1, 1, 1},
                                  {2, 3, 4},
@@ -93,7 +93,7 @@ TEST_P(MatmulTest, ShapesAndTransposes) {
 
 TEST_P(MatmulTest, EmptyExtents) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (const MatmulShape& s : {MatmulShape{0, 5, 3}, {5, 0, 3}, {5, 7, 0}, {0, 0, 0}})
       for (int transposes = 0; transposes < 4; ++transposes)
@@ -103,7 +103,7 @@ TEST_P(MatmulTest, EmptyExtents) {
 
 TEST_P(MatmulTest, Launches) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     for (const Launch& launch : Launches(Row<MatmulProblem>(GetParam()).limits))
       CheckShape<decltype(t)>({67, 130, 70}, false, true, launch);
   });
@@ -111,7 +111,7 @@ TEST_P(MatmulTest, Launches) {
 
 TEST_P(MatmulTest, StridedViews) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const ArrayType type{GetParam().dtype, MakeShape({60, 80})};
     const std::vector<T> values = NormalVector<T>(60 * 80, 3);
@@ -143,7 +143,7 @@ TEST_P(MatmulTest, StridedViews) {
 TEST_P(MatmulTest, Large) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam());
   const bool gpu = GetParam().backend == Backend::kCuda;
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     CheckShape<decltype(t)>(gpu ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, false,
                             false);
     CheckShape<decltype(t)>(gpu ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, false,
@@ -172,7 +172,7 @@ class AddTest : public testing::TestWithParam<RowCase> {};
 
 TEST_P(AddTest, SizesAndAlignments) {
   TESSERA_NEED_ROW(AddProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Lane& lane = TestLane(GetParam().backend);
     for (std::int64_t n : AwkwardSizes()) {
@@ -182,14 +182,18 @@ TEST_P(AddTest, SizesAndAlignments) {
                                 out.data(), {.strategy = GetParam().name});
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<T> got = out.Values();
-      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], a[i] + b[i]) << i;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_EQ(Exact(got[i]),
+                  Exact(static_cast<T>(WrapAdd<ValueOf<T>>(static_cast<ValueOf<T>>(a[i]),
+                                                           static_cast<ValueOf<T>>(b[i])))))
+            << i;
     }
   });
 }
 
 TEST_P(AddTest, RepeatsARowByStrideZero) {
   TESSERA_NEED_ROW(AddProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Lane& lane = TestLane(GetParam().backend);
     const std::vector<T> matrix = NormalVector<T>(300 * 70, 1), row = NormalVector<T>(70, 2);
@@ -201,7 +205,10 @@ TEST_P(AddTest, RepeatsARowByStrideZero) {
     const auto stats = RunAdd(lane, whole, *repeated, out.data(), {.strategy = GetParam().name});
     ASSERT_TRUE(stats.ok()) << stats.status();
     const std::vector<T> got = out.Values();
-    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], matrix[i] + row[i % 70]) << i;
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(Exact(got[i]), Exact(static_cast<T>(static_cast<ValueOf<T>>(matrix[i]) +
+                                                    static_cast<ValueOf<T>>(row[i % 70]))))
+          << i;
   });
 }
 
