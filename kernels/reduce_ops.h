@@ -87,7 +87,7 @@ struct Fold {
   template <class A = Acc>
   TESSERA_HD static A Identity() {
     if constexpr (kArg) {
-      return {Worst(), std::numeric_limits<std::int64_t>::max()};
+      return {Worst(), INT64_MAX};
     } else if constexpr (kOrdering) {
       return Worst();
     } else if constexpr (op == R::kVariance) {
@@ -189,13 +189,12 @@ struct Fold {
   }
 
  private:
+  // The value that every other beats. Constants, because numeric_limits cannot be called on the device.
   TESSERA_HD static Value Worst() {
     using Limits = std::numeric_limits<Value>;
-    if constexpr (Limits::has_infinity) {
-      return kLargest ? -Limits::infinity() : Limits::infinity();
-    } else {
-      return kLargest ? Limits::lowest() : Limits::max();
-    }
+    constexpr Value low = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+    constexpr Value high = Limits::has_infinity ? Limits::infinity() : Limits::max();
+    return kLargest ? low : high;
   }
 
   TESSERA_HD static bool Before(const Indexed<Value>& a, const Indexed<Value>& b) {
