@@ -189,12 +189,14 @@ struct Fold {
   }
 
  private:
-  // The value that every other beats. Constants, because numeric_limits cannot be called on the device.
+  // The value that every other beats.
   TESSERA_HD static Value Worst() {
     using Limits = std::numeric_limits<Value>;
-    constexpr Value low = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    constexpr Value high = Limits::has_infinity ? Limits::infinity() : Limits::max();
-    return kLargest ? low : high;
+    if constexpr (Limits::has_infinity) {
+      return kLargest ? -Limits::infinity() : Limits::infinity();
+    } else {
+      return kLargest ? Limits::lowest() : Limits::max();
+    }
   }
 
   TESSERA_HD static bool Before(const Indexed<Value>& a, const Indexed<Value>& b) {
