@@ -13,14 +13,16 @@ struct Reference {
 template <class T>
 Reference DotReference(const std::vector<T>& a, const std::vector<T>& b) {
   Reference r;
+  ExactSum sum;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const long double product = Exact(a[i]) * Exact(b[i]);
-    r.sum += product;
+    sum.Add(product);
     r.magnitude += std::abs(product);
     if constexpr (std::is_integral_v<T>) {
       r.wrapped = WrapAdd(r.wrapped, WrapMultiply<std::int64_t>(a[i], b[i]));
     }
   }
+  r.sum = sum.value();
   return r;
 }
 

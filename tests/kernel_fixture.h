@@ -159,6 +159,23 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
   return v;
 }
 
+// A sum for references, compensated (Neumaier): at 2^28 terms a plain long double is off by more
+// than the rows' bounds.
+class ExactSum {
+ public:
+  void Add(long double x) {
+    const long double sum = sum_ + x;
+    lost_ += std::abs(sum_) >= std::abs(x) ? (sum_ - sum) + x : (x - sum) + sum_;
+    sum_ = sum;
+  }
+  // An infinity or a NaN in the sum makes the compensation a NaN; the plain sum is right then.
+  long double value() const { return std::isfinite(sum_) ? sum_ + lost_ : sum_; }
+
+ private:
+  long double sum_ = 0;
+  long double lost_ = 0;
+};
+
 // Device memory that holds values, with guard bytes around it that must survive. offset misaligns
 // it by so many elements.
 template <class T>

@@ -27,6 +27,7 @@ struct Reference {
 template <class T>
 Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
   Reference r;
+  ExactSum sum;
   const auto n = static_cast<long double>(x.size());
   const auto before = [&](long double a, long double b) {  // whether a beats b, b standing earlier
     if (std::isnan(b)) return false;
@@ -82,20 +83,21 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
     case ReduceOp::kSum:
     case ReduceOp::kMean:
       for (T v : x) {
-        r.value += Exact(v);
+        sum.Add(Exact(v));
         r.scale += std::abs(Exact(v));
       }
       break;
     case ReduceOp::kNormL1:
-      for (T v : x) r.value += std::abs(Exact(v));
-      r.scale = r.value;
+      for (T v : x) sum.Add(std::abs(Exact(v)));
+      r.scale = sum.value();
       break;
     case ReduceOp::kNormL2:
     case ReduceOp::kSumSquares:
-      for (T v : x) r.value += Exact(v) * Exact(v);
-      r.scale = r.value;
+      for (T v : x) sum.Add(Exact(v) * Exact(v));
+      r.scale = sum.value();
       break;
   }
+  r.value = sum.value();
   if (op == ReduceOp::kMean) {
     r.value /= n;
     r.scale /= n;
