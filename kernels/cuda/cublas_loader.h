@@ -1,0 +1,40 @@
+// cuBLAS at run time. The library takes 500 MB and only the `cublas` rows need it, so nothing links
+// with it: the first use looks for its shared object, and without one those rows report themselves
+// missing. Included by .cu files only.
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <string>
+
+#include "kernels/device.h"
+
+namespace tessera {
+
+// The entry points in use. cublas_v2.h maps the plain names to those of the current interface
+// (cublasCreate is cublasCreate_v2), and cublas_loader.cu follows it; _64 takes extents of 64 bits.
+struct CublasApi {
+  decltype(&cublasCreate) create;
+  decltype(&cublasDestroy) destroy;
+  decltype(&cublasSetStream) set_stream;
+  decltype(&cublasSetMathMode) set_math_mode;
+  decltype(&cublasSetPointerMode) set_pointer_mode;
+  decltype(&cublasGetStatusName) status_name;
+  decltype(&cublasSdot_64) sdot;
+  decltype(&cublasDdot_64) ddot;
+  decltype(&cublasSgemm_64) sgemm;
+  decltype(&cublasDgemm_64) dgemm;
+};
+
+// The library, or null when it or one of its entry points cannot be found. Looks once. Thread safe.
+const CublasApi* LoadCublas() noexcept;
+
+// What the `cublas` rows need and this host does not have; empty: nothing.
+std::string CublasMissing(const Device& device);
+
+// Throws DeviceError unless status is success. REQUIRES: LoadCublas() is not null.
+void CheckCublas(cublasStatus_t status, const char* call);
+
+#define CUBLAS_CHECK(expr) ::tessera::CheckCublas((expr), #expr)
+
+}  // namespace tessera

@@ -1,0 +1,161 @@
+// What the CUDA device and its rows share on the host: checked calls, owners of CUDA objects, the
+// device and the lane. Included by .cu files only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/device.h"
+
+struct cublasContext;  // cublasHandle_t is a pointer to it
+
+namespace tessera {
+
+// --- Errors ---
+
+// Throws DeviceError with CUDA's name for the error, whose kind says whether the device can go on.
+// Clears the error, so that the next call on this thread does not report it again. requested:
+// bytes, when out of memory.
+[[noreturn]] void ThrowCudaError(cudaError_t error, const char* call, std::uint64_t requested = 0);
+
+inline void CheckCuda(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) [[unlikely]]
+    ThrowCudaError(error, call);
+}
+
+// For every call that returns a cudaError_t, except in destructors.
+#define CUDA_CHECK(expr) ::tessera::CheckCuda((expr), #expr)
+
+// Right after kernel<<<...>>>(...), which itself returns nothing.
+#define CUDA_CHECK_LAUNCH(kernel) ::tessera::CheckCuda(cudaGetLastError(), "launch of " #kernel)
+
+// The oldest GPUs for which CUDA 13 compiles, and the minimum of every row that needs nothing
+// newer.
+inline constexpr int kBaseComputeCapability = 75;
+
+// --- Owners ---
+
+// Deleters ignore and clear errors: on a lost device every release fails, and there is nobody to
+// tell.
+struct CudaDeleter {
+  void operator()(cudaStream_t stream) const noexcept;
+  void operator()(cudaEvent_t event) const noexcept;
+  void operator()(void* pinned) const noexcept;
+};
+
+using Stream = std::unique_ptr<CUstream_st, CudaDeleter>;
+using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
+using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
+
+// Each belongs to the device that is current on the calling thread.
+
+// A stream that does not wait for the legacy default stream.
+Stream MakeStream();
+// cudaEventSynchronize on the event sleeps instead of spinning. Only timed events take time stamps.
+Event MakeEvent(bool timed);
+// Page-locked host memory; kernels may use its address as it is.
+PinnedMemory MakePinnedMemory(std::size_t bytes);
+
+// --- Device ---
+
+// One GPU, with a memory pool that keeps what it has been given, so that an allocation costs
+// microseconds and frees do not stall the kernels of other lanes.
+class CudaDevice final : public Device {
+ public:
+  // Throws DeviceError.
+  explicit CudaDevice(int ordinal);
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  const DeviceInfo& info() const override { return info_; }
+  // Counts what the pool holds unused as free. 0 on a lost device.
+  std::uint64_t FreeBytes() const override;
+  void* Allocate(std::size_t bytes) override;
+  void Free(void* memory) noexcept override;
+  std::unique_ptr<Lane> MakeLane() override;
+
+  // Makes this device current on the calling thread. Every entry point begins with it, because a
+  // process may hold several devices and a thread may serve all of them.
+  void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
+  // Returns what the pool holds unused to the driver, for allocations that do not come from the
+  // pool.
+  void Trim();
+
+ private:
+  const int ordinal_;
+  DeviceInfo info_;
+  Stream stream_;  // orders allocations and frees; carries no other work
+  cudaMemPool_t pool_ = nullptr;
+};
+
+// --- Lane ---
+
+class CudaLane final : public Lane {
+ public:
+  // Throws DeviceError. device outlives the lane.
+  explicit CudaLane(CudaDevice& device);
+  // Waits for the lane's work.
+  ~CudaLane() override;
+  CudaLane(const CudaLane&) = delete;
+  CudaLane& operator=(const CudaLane&) = delete;
+
+  CudaDevice& device() const override { return device_; }
+  CUstream_st* stream() const override { return stream_.get(); }
+  void Reset() override;
+  void* Scratch(std::size_t bytes) override;  // null for 0 bytes
+  Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
+  void CopyToDevice(void* device, const void* host, std::size_t bytes) override;
+  void CopyToHost(void* host, const void* device, std::size_t bytes) override;
+  void Gather(const View& view, void* out) override;
+  void Synchronize() override;
+  void StartTimer() override;
+  double StopTimer() override;
+
+  // The lane's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is empty.
+  cublasContext* Cublas();
+
+ private:
+  struct Block {
+    void* data;
+    std::size_t size;
+  };
+  // A piece of pinned memory on the way between pageable memory and the device. done: its last
+  // copy.
+  struct Slot {
+    PinnedMemory memory;
+    Event done;
+  };
+
+  Slot& NextSlot();
+  void FreeBlocks() noexcept;
+
+  CudaDevice& device_;
+  Stream stream_;
+  Event idle_, start_, stop_;
+  PinnedMemory result_;
+  Slot slots_[2];
+  int next_slot_ = 0;
+  std::vector<Block> blocks_;    // scratch; only the last has room
+  std::size_t used_ = 0;         // bytes of the last block
+  std::size_t first_block_ = 0;  // the least size of the first block
+  cublasContext* cublas_ = nullptr;
+};
+
+// The lane as what it is on a CUDA device, which becomes current on the calling thread: the first
+// line of every row's launch. REQUIRES: lane is of a CUDA device.
+inline CudaLane& Cuda(Lane& lane) {
+  auto& cuda = static_cast<CudaLane&>(lane);
+  cuda.device().Use();
+  return cuda;
+}
+
+// Enqueues the copy of a view's elements to out, in row-major order and without gaps. The view's
+// device is current.
+void GatherAsync(const View& view, void* out, cudaStream_t stream);
+
+}  // namespace tessera

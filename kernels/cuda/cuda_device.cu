@@ -1,0 +1,384 @@
+// A GPU as a device, and a stream with its scratch memory, staging slots and result cell as a lane.
+#include "kernels/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/cublas_loader.h"
+#include "kernels/cuda/cuda.h"
+
+namespace tessera {
+namespace {
+
+// A PCIe 5 link moves one slot in about 20 us, a core fills it in about 90 us: long enough that
+// starting a copy does not count, short enough to stay in the cache of the core.
+constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
+constexpr std::size_t kScratchAlignment = 256;
+constexpr std::size_t kLeastBlockBytes = std::size_t{1} << 20;
+// A request that needed more scratch than this gives it back when the next one begins.
+constexpr std::size_t kKeptScratchBytes = std::size_t{256} << 20;
+// Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
+// waits longer sleeps: many lanes must not burn a core each.
+constexpr std::chrono::microseconds kPollTime{50};
+
+DeviceError::Kind KindOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return DeviceError::Kind::kOutOfMemory;
+    // The errors after which "the process must be terminated and relaunched" (CUDA runtime API,
+    // cudaError_t), those of the hardware, and those of a context that is gone.
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorExternalDevice:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorCudartUnloading:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorMpsRpcFailure:
+    case cudaErrorUnknown:
+      return DeviceError::Kind::kLost;
+    default:
+      return DeviceError::Kind::kFailed;
+  }
+}
+
+// Asks query() until it says something else than "not ready", for kPollTime at most. Whether it
+// did.
+template <class Query>
+bool Poll(Query query) {
+  const auto deadline = std::chrono::steady_clock::now() + kPollTime;
+  do {
+    const cudaError_t status = query();
+    if (status != cudaErrorNotReady) {
+      CheckCuda(status, "work on the stream");
+      return true;
+    }
+    cudaGetLastError();  // not ready is an answer, not an error
+  } while (std::chrono::steady_clock::now() < deadline);
+  return false;
+}
+
+void Wait(const Event& event) {
+  if (!Poll([&] { return cudaEventQuery(event.get()); }))
+    CUDA_CHECK(cudaEventSynchronize(event.get()));
+}
+
+}  // namespace
+
+void ThrowCudaError(cudaError_t error, const char* call, std::uint64_t requested) {
+  cudaGetLastError();
+  throw DeviceError(KindOf(error), call, cudaGetErrorName(error), requested);
+}
+
+// --- Owners ---
+
+void CudaDeleter::operator()(cudaStream_t stream) const noexcept {
+  if (cudaStreamDestroy(stream) != cudaSuccess) cudaGetLastError();
+}
+
+void CudaDeleter::operator()(cudaEvent_t event) const noexcept {
+  if (cudaEventDestroy(event) != cudaSuccess) cudaGetLastError();
+}
+
+void CudaDeleter::operator()(void* pinned) const noexcept {
+  if (cudaFreeHost(pinned) != cudaSuccess) cudaGetLastError();
+}
+
+Stream MakeStream() {
+  cudaStream_t stream = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return Stream(stream);
+}
+
+Event MakeEvent(bool timed) {
+  const unsigned flags = cudaEventBlockingSync | (timed ? 0 : cudaEventDisableTiming);
+  cudaEvent_t event = nullptr;
+  CUDA_CHECK(cudaEventCreateWithFlags(&event, flags));
+  return Event(event);
+}
+
+PinnedMemory MakePinnedMemory(std::size_t bytes) {
+  // Mapped, with unified addressing, means that the device's address of the memory is the host's.
+  void* memory = nullptr;
+  CUDA_CHECK(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+  return PinnedMemory(memory);
+}
+
+// --- Device ---
+
+int CudaDeviceCount() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::string CudaUnavailableReason() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess) return count > 0 ? "" : "there is no GPU";
+  cudaGetLastError();
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "there is no CUDA driver";
+  return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
+}
+
+std::unique_ptr<Device> OpenCudaDevice(int ordinal) {
+  return std::make_unique<CudaDevice>(ordinal);
+}
+
+CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
+  Use();
+  cudaDeviceProp properties{};
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
+  info_.name = "cuda:" + std::to_string(ordinal);
+  info_.model = properties.name;
+  info_.backend = Backend::kCuda;
+  info_.compute_capability = 10 * properties.major + properties.minor;
+  info_.multiprocessors = properties.multiProcessorCount;
+  info_.memory_bytes = properties.totalGlobalMem;
+  stream_ = MakeStream();
+
+  cudaMemPoolProps pool{};
+  pool.allocType = cudaMemAllocationTypePinned;
+  pool.location.type = cudaMemLocationTypeDevice;
+  pool.location.id = ordinal;
+  CUDA_CHECK(cudaMemPoolCreate(&pool_, &pool));
+  // Keep everything: by default a pool returns its unused memory at every synchronisation.
+  std::uint64_t threshold = UINT64_MAX;
+  const cudaError_t error =
+      cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold);
+  if (error != cudaSuccess) {
+    cudaMemPoolDestroy(pool_);
+    ThrowCudaError(error, "cudaMemPoolSetAttribute(cudaMemPoolAttrReleaseThreshold)");
+  }
+}
+
+CudaDevice::~CudaDevice() {
+  if (cudaSetDevice(ordinal_) != cudaSuccess ||
+      cudaStreamSynchronize(stream_.get()) != cudaSuccess ||
+      cudaMemPoolDestroy(pool_) != cudaSuccess)
+    cudaGetLastError();
+}
+
+std::uint64_t CudaDevice::FreeBytes() const {
+  std::size_t free = 0, total = 0;
+  std::uint64_t reserved = 0, used = 0;
+  if (cudaSetDevice(ordinal_) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess ||
+      cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved) != cudaSuccess ||
+      cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  // Two readings of a pool that other threads use: the difference may be negative.
+  return free + (reserved > used ? reserved - used : 0);
+}
+
+void CudaDevice::Trim() {
+  Use();
+  CUDA_CHECK(cudaMemPoolTrimTo(pool_, 0));
+}
+
+void* CudaDevice::Allocate(std::size_t bytes) {
+  Use();
+  void* memory = nullptr;
+  cudaError_t error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
+  if (error == cudaErrorMemoryAllocation) {
+    // What the pool holds unused may be enough, but in pieces: the driver can join what it gets
+    // back.
+    cudaGetLastError();
+    Trim();
+    error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
+  }
+  if (error != cudaSuccess) ThrowCudaError(error, "cudaMallocFromPoolAsync", bytes);
+  // From here on the memory is good on every stream, not only in the order of this one.
+  CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
+  return memory;
+}
+
+void CudaDevice::Free(void* memory) noexcept {
+  // The wait makes the memory count as free at once; nothing but frees is on the stream.
+  if (cudaSetDevice(ordinal_) != cudaSuccess ||
+      cudaFreeAsync(memory, stream_.get()) != cudaSuccess ||
+      cudaStreamSynchronize(stream_.get()) != cudaSuccess)
+    cudaGetLastError();
+}
+
+std::unique_ptr<Lane> CudaDevice::MakeLane() { return std::make_unique<CudaLane>(*this); }
+
+// --- Lane ---
+
+CudaLane::CudaLane(CudaDevice& device) : device_(device) {
+  device_.Use();
+  stream_ = MakeStream();
+  idle_ = MakeEvent(/*timed=*/false);
+  start_ = MakeEvent(/*timed=*/true);
+  stop_ = MakeEvent(/*timed=*/true);
+  result_ = MakePinnedMemory(sizeof(Scalar));
+  *result() = Scalar{};
+}
+
+CudaLane::~CudaLane() {
+  try {
+    device_.Use();
+    Synchronize();
+  } catch (const DeviceError&) {
+    // The device is lost: nothing runs any more, and the releases below fail quietly.
+  }
+  if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
+  FreeBlocks();
+}
+
+void CudaLane::FreeBlocks() noexcept {
+  for (const Block& block : blocks_) device_.Free(block.data);
+  blocks_.clear();
+  used_ = 0;
+}
+
+void CudaLane::Reset() {
+  device_.Use();
+  // Usually a query that answers at once; after a failed request it keeps a late kernel from
+  // writing to memory that has been freed, or to the result of the next request.
+  Synchronize();
+  *result() = Scalar{};
+  used_ = 0;
+  std::size_t total = 0;
+  for (const Block& block : blocks_) total += block.size;
+  if (blocks_.size() > 1 || total > kKeptScratchBytes) {
+    // Next time one block serves a request like the last.
+    FreeBlocks();
+    first_block_ = total <= kKeptScratchBytes ? total : 0;
+  }
+}
+
+void* CudaLane::Scratch(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  const std::size_t size = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  if (blocks_.empty() || blocks_.back().size - used_ < size) {
+    const std::size_t block =
+        std::max({size, kLeastBlockBytes, blocks_.empty() ? first_block_ : 0});
+    blocks_.reserve(blocks_.size() + 1);  // so that nothing throws once the memory is allocated
+    blocks_.push_back({device_.Allocate(block), block});
+    used_ = 0;
+  }
+  void* memory = static_cast<char*>(blocks_.back().data) + used_;
+  used_ += size;
+  return memory;
+}
+
+CudaLane::Slot& CudaLane::NextSlot() {
+  Slot& slot = slots_[next_slot_];
+  next_slot_ = 1 - next_slot_;
+  if (slot.memory == nullptr) {
+    Event done = MakeEvent(/*timed=*/false);
+    slot.memory = MakePinnedMemory(kSlotBytes);
+    slot.done = std::move(done);
+  }
+  return slot;
+}
+
+void CudaLane::CopyToDevice(void* device, const void* host, std::size_t bytes) {
+  device_.Use();
+  auto* to = static_cast<char*>(device);
+  const auto* from = static_cast<const char*>(host);
+  while (bytes > 0) {
+    const std::size_t size = std::min(bytes, kSlotBytes);
+    Slot& slot = NextSlot();
+    Wait(slot.done);  // the device may still read what the slot held before
+    std::memcpy(slot.memory.get(), from, size);
+    CUDA_CHECK(cudaMemcpyAsync(to, slot.memory.get(), size, cudaMemcpyHostToDevice, stream_.get()));
+    CUDA_CHECK(cudaEventRecord(slot.done.get(), stream_.get()));
+    to += size;
+    from += size;
+    bytes -= size;
+  }
+}
+
+void CudaLane::CopyToHost(void* host, const void* device, std::size_t bytes) {
+  device_.Use();
+  auto* to = static_cast<char*>(host);
+  const auto* from = static_cast<const char*>(device);
+  // The slot whose copy was started last, and how many bytes it brings.
+  Slot* arriving = nullptr;
+  std::size_t arriving_size = 0;
+  while (bytes > 0 || arriving != nullptr) {
+    Slot* started = nullptr;
+    const std::size_t size = std::min(bytes, kSlotBytes);
+    if (size > 0) {
+      // No wait: a copy to the device that reads the slot comes before this one on the stream, and
+      // what the slot brought to the host was taken out in the round before.
+      started = &NextSlot();
+      CUDA_CHECK(cudaMemcpyAsync(started->memory.get(), from, size, cudaMemcpyDeviceToHost,
+                                 stream_.get()));
+      CUDA_CHECK(cudaEventRecord(started->done.get(), stream_.get()));
+      from += size;
+      bytes -= size;
+    }
+    if (arriving != nullptr) {
+      Wait(arriving->done);
+      std::memcpy(to, arriving->memory.get(), arriving_size);
+      to += arriving_size;
+    }
+    arriving = started;
+    arriving_size = size;
+  }
+}
+
+void CudaLane::Gather(const View& view, void* out) {
+  device_.Use();
+  GatherAsync(view, out, stream_.get());
+}
+
+void CudaLane::Synchronize() {
+  device_.Use();
+  if (Poll([&] { return cudaStreamQuery(stream_.get()); })) return;
+  CUDA_CHECK(cudaEventRecord(idle_.get(), stream_.get()));
+  CUDA_CHECK(cudaEventSynchronize(idle_.get()));
+}
+
+void CudaLane::StartTimer() {
+  device_.Use();
+  CUDA_CHECK(cudaEventRecord(start_.get(), stream_.get()));
+}
+
+double CudaLane::StopTimer() {
+  device_.Use();
+  CUDA_CHECK(cudaEventRecord(stop_.get(), stream_.get()));
+  Synchronize();
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start_.get(), stop_.get()));
+  return 1e3 * static_cast<double>(milliseconds);
+}
+
+cublasContext* CudaLane::Cublas() {
+  if (cublas_ == nullptr) {
+    const CublasApi& api = *LoadCublas();
+    cublasHandle_t handle = nullptr;
+    if (api.create(&handle) != CUBLAS_STATUS_SUCCESS) {
+      // The handle's workspace comes from the driver, not from the pool, which may hold what it
+      // needs.
+      cudaGetLastError();
+      device_.Trim();
+      CUBLAS_CHECK(api.create(&handle));
+    }
+    cublas_ = handle;
+    CUBLAS_CHECK(api.set_stream(handle, stream_.get()));
+  }
+  return cublas_;
+}
+
+}  // namespace tessera

@@ -1,0 +1,121 @@
+// Reduce by CUB, the library of CUDA's own building blocks.
+//
+// One call takes any n: a kernel of vector loads, items a thread and a tree a block, and a second
+// kernel of one block when there was more than one. What is ours is the arithmetic: elements are
+// converted to Fold::Wide on the way in, because the number of elements that CUB folds in a thread
+// grows with n and is not ours to bound. Indices come from a counting iterator, which costs ARGMIN
+// and ARGMAX the vector loads.
+//
+// Cost at n = 2^20, f32: 4 MiB read, two kernels of the library and one thread of ours that
+// finishes the value.
+//
+// Right for any n: 64-bit counts, and n = 0 writes the initial value, the identity. For any
+// alignment: CUB checks it before it uses vector loads. For 2^28 floats: all additions are in
+// double, whatever their order.
+#include <thrust/iterator/counting_iterator.h>
+#include <cub/device/device_reduce.cuh>
+
+#include <algorithm>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+
+namespace tessera {
+namespace {
+
+// MEAN is folded like SUM and NORM_L2 like SUM_SQUARES: one instance of CUB's kernels each, not
+// two.
+constexpr ReduceOp FoldedAs(ReduceOp op) {
+  return op == ReduceOp::kMean     ? ReduceOp::kSum
+         : op == ReduceOp::kNormL2 ? ReduceOp::kSumSquares
+                                   : op;
+}
+
+template <class F>
+struct CombineWide {
+  using Wide = typename F::Wide;
+  __host__ __device__ Wide operator()(const Wide& a, const Wide& b) const {
+    return F::Combine(a, b);
+  }
+};
+
+template <class F, class T>
+struct LoadElement {
+  __host__ __device__ typename F::Wide operator()(T x) const { return F::Widen(F::Load(x, 0)); }
+};
+
+template <class F, class T>
+struct LoadAtIndex {
+  const T* x;
+  __host__ __device__ typename F::Wide operator()(std::int64_t i) const { return F::Load(x[i], i); }
+};
+
+template <class F>
+__global__ void FinishReduce(const typename F::Wide* value, std::int64_t n, Scalar* result) {
+  F::Finish(*value, n, result);
+}
+
+template <class F, class Iterator, class Load>
+void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaLane& lane) {
+  std::size_t bytes = 0;
+  const auto reduce = [&](void* workspace) {
+    CheckCuda(
+        cub::DeviceReduce::TransformReduce(workspace, bytes, in, out, n, CombineWide<F>{}, load,
+                                           F::template Identity<typename F::Wide>(), lane.stream()),
+        "cub::DeviceReduce::TransformReduce");
+  };
+  reduce(nullptr);                                        // asks for the size of the workspace
+  reduce(lane.Scratch(std::max<std::size_t>(bytes, 1)));  // null would ask again
+}
+
+template <ReduceOp op, class T>
+void Run(const ReduceProblem& p, CudaLane& lane) {
+  using F = Fold<FoldedAs(op), T>;
+  using Wide = typename F::Wide;
+  const auto* x = static_cast<const T*>(p.x);
+  auto* out = static_cast<Wide*>(lane.Scratch(sizeof(Wide)));
+  if constexpr (IsArg(op)) {
+    Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, lane);
+  } else {
+    Reduce<F>(x, p.n, LoadElement<F, T>{}, out, lane);
+  }
+  FinishReduce<Fold<op, T>><<<1, 1, 0, lane.stream()>>>(out, p.n, p.result);
+  CUDA_CHECK_LAUNCH(FinishReduce);
+}
+
+// For any order of the additions, since CUB's is its own.
+double Roundoff(const ReduceProblem& p) { return ReduceRoundoff(p.op, p.dtype, p.n, 0, p.n); }
+
+Cost CostOf(const ReduceProblem& p) {
+  const auto n = static_cast<std::uint64_t>(p.n);
+  return {.bytes = n * SizeOf(p.dtype),
+          .flops = n,
+          .atomics = 0,
+          .depth = static_cast<std::uint64_t>(CeilLog2(p.n))};
+}
+
+void Enqueue(const ReduceProblem& p, Lane& lane) {
+  DispatchReal(p.dtype, [&](auto zero) {
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+  });
+}
+
+}  // namespace
+
+extern const Strategy<ReduceProblem> kReduceLibrary;
+constexpr Strategy<ReduceProblem> kReduceLibrary = {
+    .name = "library",
+    .summary = "CUB's device-wide reduction, accumulating in double",
+    .source = "NVIDIA CUB, where the HIP training examples call rocPRIM",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .min_compute_capability = kBaseComputeCapability,
+    .deterministic = true,
+    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
+    .roundoff = Roundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = nullptr,
+};
+
+}  // namespace tessera
