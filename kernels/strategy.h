@@ -229,7 +229,7 @@ struct ReduceAxesProblem {
 
 // c[m, n] = op(a) * op(b), row-major, c without gaps. a is stored [m, k] with row pitch lda >=
 // max(1, k), or [k, m] with lda >= max(1, m) when transpose_a; b likewise [k, n] or [n, k]. Pitches
-// count elements.
+// count elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
 struct MatmulProblem {
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
@@ -249,6 +249,17 @@ struct AddProblem {
   std::int64_t n = 0;
   const void* a = nullptr;
   const void* b = nullptr;
+  void* out = nullptr;
+  Launch launch;
+};
+
+// out[i] = the sum of x[j] for |j - i| <= radius, as far as there are such j. out has the type of
+// ResultDType(kSum, dtype).
+struct WindowSumProblem {
+  DType dtype = DType::kF32;
+  std::int64_t n = 0;
+  std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
+  const void* x = nullptr;
   void* out = nullptr;
   Launch launch;
 };
@@ -294,6 +305,12 @@ struct Strategy {
   std::string (*refuses)(const Problem&) = nullptr;
 };
 
+// What the row says against the problem; empty: it takes it.
+template <class Problem>
+std::string Refusal(const Strategy<Problem>& row, const Problem& problem) {
+  return row.refuses == nullptr ? "" : row.refuses(problem);
+}
+
 // The operation's name as requests, the CLI and the documents spell it.
 template <class Problem>
 inline constexpr std::string_view kOperation = "";
@@ -307,6 +324,8 @@ template <>
 inline constexpr std::string_view kOperation<MatmulProblem> = "matmul";
 template <>
 inline constexpr std::string_view kOperation<AddProblem> = "add";
+template <>
+inline constexpr std::string_view kOperation<WindowSumProblem> = "window_sum";
 
 // Unit roundoffs of the accumulators.
 inline constexpr double kRoundoffF32 = 0x1p-24;

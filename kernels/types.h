@@ -4,6 +4,9 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
+
+#include "kernels/strategy.h"
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>

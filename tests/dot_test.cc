@@ -27,8 +27,7 @@ Reference DotReference(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 template <class T>
-void ExpectDot(const ScalarResult& got, const std::vector<T>& a, const std::vector<T>& b) {
-  const Reference want = DotReference(a, b);
+void ExpectDot(const ScalarResult& got, const Reference& want) {
   EXPECT_EQ(got.integer, std::is_integral_v<T>);
   if constexpr (std::is_integral_v<T>) {
     EXPECT_EQ(got.stats.roundoff, 0);
@@ -45,6 +44,12 @@ class DotTest : public testing::TestWithParam<RowCase> {
   template <class T>
   void Check(const std::vector<T>& a, const std::vector<T>& b, Launch launch = {},
              std::size_t offset_a = 0, std::size_t offset_b = 0) {
+    CheckAgainst(DotReference(a, b), a, b, launch, offset_a, offset_b);
+  }
+
+  template <class T>
+  void CheckAgainst(const Reference& want, const std::vector<T>& a, const std::vector<T>& b,
+                    Launch launch = {}, std::size_t offset_a = 0, std::size_t offset_b = 0) {
     Lane& lane = TestLane(GetParam().backend);
     DeviceArray<T> da(lane, a, offset_a), db(lane, b, offset_b);
     const auto n = static_cast<std::int64_t>(a.size());
@@ -57,7 +62,7 @@ class DotTest : public testing::TestWithParam<RowCase> {
     SCOPED_TRACE(absl::StrCat("n ", n, " block ", launch.block_size, " grid ", launch.grid_size,
                               " items ", launch.items_per_thread, " offsets ", offset_a, " ",
                               offset_b));
-    ExpectDot(*result, a, b);
+    ExpectDot<T>(*result, want);
     // A bound that allows anything proves nothing. The library's order of summation is its secret,
     // so its bound is n * u.
     if (GetParam().name != "cublas") {
@@ -164,7 +169,7 @@ TEST_P(DotTest, StridedViews) {
     }
     const auto result = RunDot(lane, *a, *b, {.strategy = GetParam().name});
     ASSERT_TRUE(result.ok()) << result.status();
-    ExpectDot(*result, ha, hb);
+    ExpectDot<T>(*result, DotReference(ha, hb));
   });
 }
 
@@ -183,12 +188,30 @@ TEST_P(DotTest, IntegersWrap) {
   });
 }
 
+// Operands of LargeSize and their product, which take longer than all the rows together: made once
+// for each type and size.
+template <class T>
+struct LargeOperands {
+  std::vector<T> a, b;
+  Reference want;
+
+  static const LargeOperands& Of(std::int64_t n) {
+    static auto& operands = *new std::map<std::int64_t, LargeOperands>;
+    auto [it, fresh] = operands.try_emplace(n);
+    if (fresh) {
+      it->second.a = NormalVector<T>(n, 10, 1.0, 0.25);
+      it->second.b = NormalVector<T>(n, 11, 1.0, 0.25);
+      it->second.want = DotReference(it->second.a, it->second.b);
+    }
+    return it->second;
+  }
+};
+
 TEST_P(DotTest, Large) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
-    const std::int64_t n = LargeSize(GetParam().backend);
-    Check<T>(NormalVector<T>(n, 10, 1.0, 0.25), NormalVector<T>(n, 11, 1.0, 0.25));
+    const auto& large = LargeOperands<decltype(t)>::Of(LargeSize(GetParam().backend));
+    CheckAgainst(large.want, large.a, large.b);
   });
 }
 
