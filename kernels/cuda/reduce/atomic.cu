@@ -8,9 +8,8 @@
 // The hardware adds atomically, in the L2 cache. Other operations are built from its
 // compare-and-swap: read the cell, fold, and write the outcome if the cell still holds what was
 // read; else somebody was faster, and it all starts again. A thread whose value changes nothing,
-// which for MIN and MAX is soon the case, writes nothing. For a product it never is: of all threads
-// that try at the same time one succeeds, so those that fail wait for a while, ever longer, before
-// they try again.
+// which for MIN and MAX is soon the case, writes nothing. For a product it never is: of the 2^18
+// threads that try at the same time one succeeds, and PRODUCT would take minutes. It is refused.
 //
 // Cost at n = 2^20, f32, 1024 blocks of 256: 4 MiB read, four elements a thread, no barriers; 2^18
 // atomic additions to one address, which the L2 cache does one after the other. Memory would take 1
@@ -18,7 +17,7 @@
 //
 // The order of the atomics is not the same from run to run: the last bits of a floating-point
 // result may differ. The state of a reduction has to fit the word that can be swapped: ARGMIN,
-// ARGMAX and VARIANCE are refused.
+// ARGMAX and VARIANCE are refused as well.
 //
 // Right for any n and grid: threads without elements have nothing to add, n = 0 leaves the
 // identity. For any block size and alignment: threads do not meet, and loads are scalar. For 2^28
@@ -48,8 +47,11 @@ constexpr bool IsAddition(ReduceOp op) {
          op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares;
 }
 
-// Operations whose state fits a word of 64 bits.
-constexpr bool FitsWord(ReduceOp op) { return !IsArg(op) && op != ReduceOp::kVariance; }
+// Operations whose state fits a word of 64 bits and of which most threads change nothing, or that
+// the hardware knows.
+constexpr bool Takes(ReduceOp op) {
+  return !IsArg(op) && op != ReduceOp::kVariance && op != ReduceOp::kProduct;
+}
 
 // *cell = F::Combine(*cell, value), for values of 32 or 64 bits.
 template <class F, class A>
@@ -135,15 +137,15 @@ Cost CostOf(const ReduceProblem& p) {
 }
 
 std::string Refuses(const ReduceProblem& p) {
-  if (FitsWord(p.op)) return "";
-  return "a reduction whose state fits the 64 bits of an atomic operation, which those of ARGMIN, "
-         "ARGMAX and VARIANCE do not";
+  if (Takes(p.op)) return "";
+  return "a reduction that threads can do atomically at once, which ARGMIN, ARGMAX, VARIANCE and "
+         "PRODUCT are not";
 }
 
 void Enqueue(const ReduceProblem& p, Lane& lane) {
   DispatchDType(p.dtype, [&](auto zero) {
     DispatchOp(p.op, [&](auto op) {
-      if constexpr (FitsWord(op())) Run<op(), decltype(zero)>(p, Cuda(lane));
+      if constexpr (Takes(op())) Run<op(), decltype(zero)>(p, Cuda(lane));
     });
   });
 }
