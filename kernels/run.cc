@@ -116,14 +116,14 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
         found = row;
     }
     if (found == nullptr) {
-      std::string names =
+      const std::string names =
           absl::StrJoin(valid, ", ", [](std::string* out, std::string_view s) { out->append(s); });
       return Invalid("UNKNOWN_STRATEGY",
                      absl::StrCat("no strategy of ", Absl(kOperation<Problem>), " is called '",
                                   Absl(name), "'; there are ", names),
                      {{"strategy", std::string(name)},
                       {"operation", std::string(kOperation<Problem>)},
-                      {"valid", std::move(names)}});
+                      {"valid", names}});
     }
     if (std::string needs = Missing(*found, device); !needs.empty())
       return Unsupported(name, problem, device, needs);

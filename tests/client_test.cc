@@ -440,8 +440,8 @@ TEST(Reconnecting, SaysWhichBuffersAreGoneAfterARestart) {
   EXPECT_TRUE(client.Dot("x", "x").ok());
 }
 
-// Forwards TCP connections to a server and cuts the first `cuts` of them that carry so many bytes in
-// one direction. A connection that a slow machine gives up before it carried data does not count.
+// Forwards TCP connections to a server and cuts the first `cuts` of them that carry so many bytes
+// in one direction. One that a slow machine gives up before it carried data does not count.
 class CuttingProxy {
  public:
   enum class Direction { kToServer, kToClient };

@@ -225,7 +225,7 @@ TEST_F(ServiceTest, ScalarsAndEmptyArrays) {
 
 TEST_F(ServiceTest, EveryDtypeTravels) {
   for (int dtype = v1::DTYPE_F32; dtype <= v1::DTYPE_I64; ++dtype) {
-    const std::string name = "d" + std::to_string(dtype);
+    const std::string name = absl::StrCat("d", dtype);
     const std::size_t size = SizeOf(static_cast<DType>(dtype));
     std::vector<char> bytes(5 * size);
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 37);
