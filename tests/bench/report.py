@@ -4,8 +4,8 @@
   report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580, 2026-11-21"
       Medians and spread of every benchmark of Google Benchmark's JSON (repetitions, not aggregates).
   report.py render
-      Rewrites the tables between <!-- measured: FILE OPERATION DTYPE --> and <!-- end --> in kernels/README.md from
-      docs/measured/FILE.json, and a plot for each ladder beside the JSON.
+      A plot for each operation beside docs/measured/FILE.json, and, where kernels/README.md exists, its tables between
+      <!-- measured: FILE OPERATION DTYPE --> and <!-- end -->.
   report.py render --check
       Exits 1 when that would change a file.
 """
@@ -219,15 +219,16 @@ def plot(document, operation, dtype):
 
 def render(options):
     outputs = {}
-    text = COURSE.read_text(encoding="utf-8")
 
     def replace(match):
         document = json.loads((MEASURED / f"{match.group(1)}.json").read_text(encoding="utf-8"))
         return f"{match.group(0).split('-->')[0]}-->\n{table(document, match.group(2), match.group(3))}<!-- end -->"
 
-    outputs[COURSE] = re.sub(
-        r"<!-- measured: (\S+) (\S+) (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL
-    )
+    if COURSE.exists():
+        text = COURSE.read_text(encoding="utf-8")
+        outputs[COURSE] = re.sub(
+            r"<!-- measured: (\S+) (\S+) (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL
+        )
     for source in sorted(MEASURED.glob("*.json")):
         document = json.loads(source.read_text(encoding="utf-8"))
         for operation in sorted({r["operation"] for r in document["rows"]} - {"ceiling", "reduce_axes"}):
