@@ -86,7 +86,7 @@ DType ParseDtype(std::string_view text) {
   return *std::find_if(kDtypes.begin(), kDtypes.end(), [&](DType d) { return Name(d) == text; });
 }
 
-constexpr std::array<std::pair<std::string_view, ReduceOp>, 10> kReduceOps = {{
+constexpr std::array<std::pair<std::string_view, ReduceOp>, 13> kReduceOps = {{
     {"sum", ReduceOp::kSum},
     {"product", ReduceOp::kProduct},
     {"min", ReduceOp::kMin},
@@ -97,6 +97,9 @@ constexpr std::array<std::pair<std::string_view, ReduceOp>, 10> kReduceOps = {{
     {"norm_l1", ReduceOp::kNormL1},
     {"norm_l2", ReduceOp::kNormL2},
     {"sum_squares", ReduceOp::kSumSquares},
+    {"variance", ReduceOp::kVariance},
+    {"all", ReduceOp::kAll},
+    {"any", ReduceOp::kAny},
 }};
 
 std::vector<std::string> ReduceOpNames() {
@@ -584,6 +587,50 @@ void AddRm(CLI::App& app, Command& chosen) {
       [names, &chosen] { chosen = [names](Session& s) { return Remove(s, *names); }; });
 }
 
+struct CopyFlags {
+  std::string source;
+  std::string name;
+  std::string dtype;
+  std::string device;
+  std::string ttl;
+  bool replace = false;
+};
+
+absl::Status Copy(Session& session, const CopyFlags& flags) {
+  const auto source = ResolveOperand(session, flags.source);
+  if (!source.ok()) return source.status();
+  ResultBuffer target{flags.name, std::nullopt, flags.replace};
+  if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
+  std::optional<DType> dtype;
+  if (!flags.dtype.empty()) dtype = ParseDtype(flags.dtype);
+  const auto buffer = session.client.CopyBuffer(*source, target, dtype, flags.device);
+  if (!buffer.ok()) return buffer.status();
+  if (session.json) {
+    session.document["buffer"] = ToJson(*buffer);
+  } else {
+    std::cout << buffer->name() << ": " << DtypeText(buffer->dtype()) << ' '
+              << BufferShapeText(*buffer) << ", " << HumanBytes(buffer->size_bytes()) << " on "
+              << buffer->device() << '\n';
+  }
+  return absl::OkStatus();
+}
+
+void AddCp(CLI::App& app, Command& chosen) {
+  auto flags = std::make_shared<CopyFlags>();
+  CLI::App* command =
+      app.add_subcommand("cp", "Copy a buffer, or a window of it, without leaving the server");
+  command->add_option("source", flags->source, "NAME, NAME[slices] or NAME@OFFSET:SHAPE:STRIDES")
+      ->required();
+  command->add_option("name", flags->name, "The new buffer")->required();
+  command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
+      ->check(CLI::IsMember(DtypeNames()));
+  command->add_option("--device", flags->device, "Where it goes; default: the source's device");
+  command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
+      ->check(DurationCheck());
+  command->add_flag("--replace", flags->replace, "Replace a buffer of that name");
+  command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Copy(s, *flags); }; });
+}
+
 // --- The server ----------------------------------------------------------------------------------
 
 absl::Status BufferInfo(Session& session, const std::string& name) {
@@ -801,6 +848,21 @@ absl::Status Reduce(Session& session, const ReduceFlags& flags) {
   return absl::OkStatus();
 }
 
+struct WindowSumFlags {
+  std::string x;
+  std::int64_t radius = 0;
+  OperationFlags operation;
+  ResultFlags result;
+};
+
+absl::Status WindowSum(Session& session, const WindowSumFlags& flags) {
+  const auto x = ResolveOperand(session, flags.x);
+  if (!x.ok()) return x.status();
+  return DeliverArray(session, flags.operation, flags.result, [&](const OperationOptions& options) {
+    return session.client.WindowSum(*x, flags.radius, options);
+  });
+}
+
 void AddOperations(CLI::App& app, Command& chosen) {
   const auto binary = [&](const char* name, const char* description,
                           absl::Status (*run)(Session&, const BinaryFlags&)) {
@@ -836,6 +898,15 @@ void AddOperations(CLI::App& app, Command& chosen) {
 
   const auto [add, add_flags] = binary("add", "Sum of two arrays, elementwise", Add);
   add_flags->result.Add(*add);
+
+  auto window = std::make_shared<WindowSumFlags>();
+  command = app.add_subcommand("window-sum", "Sums of the elements within a radius of each");
+  command->add_option("x", window->x, "The operand, of rank 1")->required();
+  command->add_option("--radius", window->radius, "In elements")->required();
+  window->operation.Add(*command);
+  window->result.Add(*command);
+  command->callback(
+      [window, &chosen] { chosen = [window](Session& s) { return WindowSum(s, *window); }; });
 }
 
 int Main(int argc, char** argv) {
@@ -865,6 +936,7 @@ int Main(int argc, char** argv) {
   AddGet(app, command);
   AddLs(app, command);
   AddRm(app, command);
+  AddCp(app, command);
   AddInfo(app, command);
   AddOperations(app, command);
   AddStrategies(app, command);

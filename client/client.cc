@@ -447,6 +447,27 @@ absl::Status Client::DeleteBuffer(const std::string& name, const CallOptions& ca
       .status();
 }
 
+absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const ResultBuffer& target,
+                                              std::optional<DType> dtype, const std::string& device,
+                                              const CallOptions& call) {
+  const std::string* name = std::get_if<std::string>(&source.source);
+  if (name == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
+                     "only a resident buffer can be copied");
+  }
+  v1::CopyBufferRequest request;
+  request.set_source(*name);
+  if (source.view) *request.mutable_view() = *source.view;
+  request.set_name(target.name);
+  if (dtype) request.set_dtype(ToProto(*dtype));
+  if (target.ttl) *request.mutable_ttl() = ToProto(*target.ttl);
+  request.set_replace(target.replace);
+  request.set_device(device);
+  auto response = impl_->Call(impl_->buffers(), &Buffers::CopyBuffer, request, false, call.timeout);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
 // --- Operations ----------------------------------------------------------------------------------
 
 absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
@@ -493,6 +514,16 @@ absl::StatusOr<v1::AddResponse> Client::Add(const Operand& a, const Operand& b,
   *request.mutable_b() = ToProto(b);
   SetOptions(options, request);
   return impl_->Call(impl_->compute(), &Compute::Add, request, Idempotent(options),
+                     options.timeout);
+}
+
+absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::int64_t radius,
+                                                        const OperationOptions& options) {
+  v1::WindowSumRequest request;
+  *request.mutable_x() = ToProto(x);
+  request.set_radius(radius);
+  SetOptions(options, request);
+  return impl_->Call(impl_->compute(), &Compute::WindowSum, request, Idempotent(options),
                      options.timeout);
 }
 

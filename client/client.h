@@ -146,6 +146,12 @@ class Client {
   absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
                                           std::optional<absl::Duration> ttl,
                                           const CallOptions& call = {});
+  // A new buffer from a view of one, on the device: a window, a transpose, another dtype (absent:
+  // the source's), another device (empty: the source's). source: a buffer, with or without a view.
+  absl::StatusOr<v1::Buffer> CopyBuffer(const Operand& source, const ResultBuffer& target,
+                                        std::optional<DType> dtype = std::nullopt,
+                                        const std::string& device = {},
+                                        const CallOptions& call = {});
   absl::Status DeleteBuffer(const std::string& name, const CallOptions& call = {});
 
   absl::StatusOr<v1::DotResponse> Dot(const Operand& a, const Operand& b,
@@ -160,6 +166,8 @@ class Client {
                                             const OperationOptions& options = {});
   absl::StatusOr<v1::AddResponse> Add(const Operand& a, const Operand& b,
                                       const OperationOptions& options = {});
+  absl::StatusOr<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
+                                                  const OperationOptions& options = {});
 
   // Empty operation or backend: all of them.
   absl::StatusOr<std::vector<v1::Strategy>> ListStrategies(const std::string& operation = {},

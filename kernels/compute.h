@@ -127,6 +127,7 @@ absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<
 absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
                                      bool transpose_b, DType out_dtype);
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
+absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 
 // Each checks, chooses or finds the row, gathers strided operands where the row needs contiguous
 // ones, launches, and waits. out holds the result's type, computed above. Errors: those of
@@ -143,6 +144,12 @@ absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool t
                                 const RunOptions& options);
 absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out,
                              const RunOptions& options);
+absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius, void* out,
+                                   const RunOptions& options);
+
+// Writes a view's elements to out in row-major order, without gaps and as elements of dtype
+// (kernels/convert.h says how), and waits.
+absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out);
 
 // --- The table
 // -------------------------------------------------------------------------------------------------------
@@ -161,6 +168,8 @@ template <>
 absl::Span<const Strategy<MatmulProblem>* const> Strategies<MatmulProblem>();
 template <>
 absl::Span<const Strategy<AddProblem>* const> Strategies<AddProblem>();
+template <>
+absl::Span<const Strategy<WindowSumProblem>* const> Strategies<WindowSumProblem>();
 
 // What the row needs and this device does not offer, in words; empty: nothing.
 template <class Problem>
@@ -179,6 +188,8 @@ template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device);
 template <>
 const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device);
+template <>
+const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device);
 
 // A row of the table without its problem type, for lists.
 struct StrategyInfo {
@@ -190,7 +201,8 @@ struct StrategyInfo {
   bool available = false;  // on any of the devices given
   bool chosen = false;     // for the reference problem, on any of the devices given
   std::string needs;       // when not available
-  Cost cost;  // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side
+  Cost cost;  // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side; windows:
+              // radius 8
   double roundoff = 0;
 };
 

@@ -101,6 +101,9 @@ class Lane {
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.
   virtual void Gather(const View& view, void* out) = 0;
+  // Writes n contiguous elements as another type, or the same. What does not fit is rounded or
+  // clipped as kernels/convert.h says.
+  virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;
 
   virtual void Synchronize() = 0;
   // Device time between the two, in microseconds. StopTimer synchronises.

@@ -8,12 +8,7 @@
 #include <type_traits>
 
 #include "kernels/strategy.h"
-
-#ifdef __CUDACC__
-#define TESSERA_HD __host__ __device__
-#else
-#define TESSERA_HD
-#endif
+#include "kernels/types.h"
 
 namespace tessera {
 
@@ -24,26 +19,70 @@ struct Indexed {
   std::int64_t index;
 };
 
+// Count, mean and sum of squared deviations of some elements. Two of them merge without
+// cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+// sample variances", 1979).
+struct Moments {
+  double count;
+  double mean;
+  double deviations;
+};
+
 // Acc: what a thread and a block accumulate in. Wide: what the results of blocks or long chains are
 // combined in, so that no chain of single-precision additions grows with n. Squares and products
 // are wide at once: they leave the range of their operands.
 template <ReduceOp op, class T>
 struct Fold {
+  using R = ReduceOp;
+  static constexpr bool kInteger = std::is_integral_v<T>;
   static constexpr bool kArg = IsArg(op);
-  static constexpr bool kOrdering = kArg || op == ReduceOp::kMin || op == ReduceOp::kMax;
-  static constexpr bool kLargest = op == ReduceOp::kMax || op == ReduceOp::kArgMax;
-  static constexpr bool kWideAtOnce =
-      op == ReduceOp::kProduct || op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares;
+  static constexpr bool kOrdering = IsOrdering(op);
+  static constexpr bool kLogical = IsLogical(op);
+  static constexpr bool kLargest = op == R::kMax || op == R::kArgMax;
+  static constexpr bool kFraction = op == R::kMean || op == R::kNormL2 || op == R::kVariance;
 
-  using Sum = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
-  using Acc = std::conditional_t<
-      kArg, Indexed<T>,
-      std::conditional_t<kOrdering, T,
-                         std::conditional_t<kWideAtOnce || std::is_integral_v<T>, Sum, T>>>;
-  using Wide = std::conditional_t<kArg, Indexed<T>, std::conditional_t<kOrdering, T, Sum>>;
+  using Value = ValueOf<T>;  // what an element is compared and added as
 
-  // The element type of the result of an axis reduction.
-  using Out = std::conditional_t<kArg, std::int64_t, T>;
+  static constexpr auto AccType() {
+    if constexpr (kArg) {
+      return Indexed<Value>{};
+    } else if constexpr (kOrdering) {
+      return Value{};
+    } else if constexpr (kLogical) {
+      return std::int32_t{};
+    } else if constexpr (op == R::kVariance) {
+      return Moments{};
+    } else if constexpr (op == R::kNormL2) {
+      return double{};
+    } else if constexpr (op == R::kProduct || op == R::kSumSquares || kInteger) {
+      return WideOf<T>{};
+    } else {
+      return Value{};
+    }
+  }
+  static constexpr auto WideType() {
+    if constexpr (kOrdering || kLogical || op == R::kVariance || op == R::kNormL2) {
+      return AccType();
+    } else {
+      return WideOf<T>{};
+    }
+  }
+  static constexpr auto OutType() {
+    if constexpr (kArg) {
+      return std::int64_t{};
+    } else if constexpr (kLogical) {
+      return std::int32_t{};
+    } else if constexpr (!kInteger || kOrdering) {
+      return T{};
+    } else if constexpr (kFraction) {
+      return double{};
+    } else {
+      return std::int64_t{};
+    }
+  }
+  using Acc = decltype(AccType());
+  using Wide = decltype(WideType());
+  using Out = decltype(OutType());  // of an axis reduction: the C++ type of ResultDType
 
   template <class A = Acc>
   TESSERA_HD static A Identity() {
@@ -51,26 +90,33 @@ struct Fold {
       return {Worst(), INT64_MAX};
     } else if constexpr (kOrdering) {
       return Worst();
+    } else if constexpr (op == R::kVariance) {
+      return {0, 0, 0};
     } else {
-      return op == ReduceOp::kProduct ? A(1) : A(0);
+      return op == R::kProduct || op == R::kAll ? A(1) : A(0);
     }
   }
 
   // The contribution of one element.
-  TESSERA_HD static Acc Load(T x, [[maybe_unused]] std::int64_t index) {
+  TESSERA_HD static Acc Load(T element, [[maybe_unused]] std::int64_t index) {
+    const auto x = static_cast<Value>(element);
     if constexpr (kArg) {
       return {x, index};
-    } else if constexpr (op == ReduceOp::kNormL1) {
-      return x < T(0) ? static_cast<Acc>(-x) : static_cast<Acc>(x);
-    } else if constexpr (op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares) {
-      return static_cast<Acc>(x) * static_cast<Acc>(x);
+    } else if constexpr (kLogical) {
+      return x != Value(0);
+    } else if constexpr (op == R::kVariance) {
+      return {1, static_cast<double>(x), 0};
+    } else if constexpr (op == R::kNormL1) {
+      return x < Value(0) ? WrapMultiply<Acc>(static_cast<Acc>(x), Acc(-1)) : static_cast<Acc>(x);
+    } else if constexpr (op == R::kNormL2 || op == R::kSumSquares) {
+      return WrapMultiply<Acc>(static_cast<Acc>(x), static_cast<Acc>(x));
     } else {
       return static_cast<Acc>(x);
     }
   }
 
   TESSERA_HD static Wide Widen(Acc a) {
-    if constexpr (kArg) {
+    if constexpr (std::is_same_v<Acc, Wide>) {
       return a;
     } else {
       return static_cast<Wide>(a);
@@ -86,29 +132,43 @@ struct Fold {
       if (a != a) return a;
       if (b != b) return b;
       return (kLargest ? b > a : b < a) ? b : a;
-    } else if constexpr (op == ReduceOp::kProduct) {
-      return a * b;
+    } else if constexpr (op == R::kAll) {
+      return a & b;
+    } else if constexpr (op == R::kAny) {
+      return a | b;
+    } else if constexpr (op == R::kVariance) {
+      if (a.count == 0) return b;
+      if (b.count == 0) return a;
+      const double count = a.count + b.count;
+      const double apart = b.mean - a.mean;
+      const double share = b.count / count;
+      return {count, a.mean + apart * share,
+              a.deviations + b.deviations + apart * apart * a.count * share};
+    } else if constexpr (op == R::kProduct) {
+      return WrapMultiply(a, b);
     } else {
-      return a + b;
+      return WrapAdd(a, b);
     }
   }
 
   // The value of the reduction of n elements.
-  TESSERA_HD static auto Value(Wide w, [[maybe_unused]] std::int64_t n) {
+  TESSERA_HD static auto Finished(Wide w, [[maybe_unused]] std::int64_t n) {
     if constexpr (kArg) {
       return w.value;
-    } else if constexpr (op == ReduceOp::kMean) {
+    } else if constexpr (op == R::kMean) {
       return static_cast<double>(w) / static_cast<double>(n);
-    } else if constexpr (op == ReduceOp::kNormL2) {
-      return ::sqrt(static_cast<double>(w));
+    } else if constexpr (op == R::kVariance) {
+      return w.deviations / w.count;
+    } else if constexpr (op == R::kNormL2) {
+      return ::sqrt(w);
     } else {
       return w;
     }
   }
 
   TESSERA_HD static void Finish(Wide w, std::int64_t n, Scalar* result) {
-    const auto value = Value(w, n);
-    if constexpr (std::is_integral_v<decltype(value)>) {
+    const auto value = Finished(w, n);
+    if constexpr (std::is_integral_v<std::remove_cv_t<decltype(value)>>) {
       result->integer = value;
     } else {
       result->real = static_cast<double>(value);
@@ -119,15 +179,19 @@ struct Fold {
   TESSERA_HD static Out FinishAxis(Wide w, std::int64_t n) {
     if constexpr (kArg) {
       return w.index;
+    } else if constexpr (std::is_same_v<Value, T>) {
+      return static_cast<Out>(Finished(w, n));
+    } else if constexpr (kLogical) {
+      return w;
     } else {
-      return static_cast<Out>(Value(w, n));
+      return static_cast<Out>(static_cast<float>(Finished(w, n)));  // 16 bits, by way of a float
     }
   }
 
  private:
   // The value that every other beats.
-  TESSERA_HD static T Worst() {
-    using Limits = std::numeric_limits<T>;
+  TESSERA_HD static Value Worst() {
+    using Limits = std::numeric_limits<Value>;
     if constexpr (Limits::has_infinity) {
       return kLargest ? -Limits::infinity() : Limits::infinity();
     } else {
@@ -135,7 +199,7 @@ struct Fold {
     }
   }
 
-  TESSERA_HD static bool Before(const Indexed<T>& a, const Indexed<T>& b) {
+  TESSERA_HD static bool Before(const Indexed<Value>& a, const Indexed<Value>& b) {
     const bool a_nan = a.value != a.value;
     const bool b_nan = b.value != b.value;
     if (a_nan != b_nan) return a_nan;
@@ -168,9 +232,15 @@ decltype(auto) DispatchOp(ReduceOp op, F&& f) {
     case R::kNormL2:
       return f(std::integral_constant<R, R::kNormL2>{});
     case R::kSumSquares:
+      return f(std::integral_constant<R, R::kSumSquares>{});
+    case R::kVariance:
+      return f(std::integral_constant<R, R::kVariance>{});
+    case R::kAll:
+      return f(std::integral_constant<R, R::kAll>{});
+    case R::kAny:
       break;
   }
-  return f(std::integral_constant<R, R::kSumSquares>{});
+  return f(std::integral_constant<R, R::kAny>{});
 }
 
 }  // namespace tessera

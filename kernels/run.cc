@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/compute.h"
 #include "kernels/guard.h"
+#include "kernels/matmul.h"
 
 namespace tessera {
 namespace {
@@ -129,6 +130,8 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
     if (!found->dtypes.Contains(problem.dtype)) {
       return Unsupported(name, problem, device, absl::StrCat("operands of ", Names(found->dtypes)));
     }
+    if (std::string needs = Refusal(*found, problem); !needs.empty())
+      return Unsupported(name, problem, device, needs);
   }
   if (absl::Status status = CheckLaunch(*found, problem.launch); !status.ok()) return status;
   return found;
@@ -299,8 +302,9 @@ absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
                                        const RunOptions& options) {
   if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
-  const bool real_valued = op == ReduceOp::kMean || op == ReduceOp::kNormL2;
-  return ExecuteScalar(lane, problem, IsInteger(x.dtype) && !real_valued, options,
+  // ARG operations give the extreme value, which is of the operand's type.
+  const DType value = IsArg(op) ? x.dtype : ResultDType(op, x.dtype);
+  return ExecuteScalar(lane, problem, IsInteger(value), options,
                        [&](ReduceProblem& p) { p.x = Contiguous(lane, x); });
 }
 
@@ -318,7 +322,7 @@ absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<
       if (keep_dims) shape.push_back(1);
     }
   }
-  absl::StatusOr<ArrayType> type = MakeArrayType(IsArg(op) ? DType::kI64 : x.dtype, shape);
+  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, x.dtype), shape);
   if (type.ok() && nothing_to_fold && NeedsElements(op) && type->shape.elements() > 0)
     return EmptyInput(op);
   return type;
@@ -350,7 +354,7 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
   if (a_k != b_k) {
     return ShapesDiffer(absl::StrCat("the inner extents ", a_k, " and ", b_k, " must agree"), a, b);
   }
-  if (out_dtype != a.dtype) {
+  if (!IsMatmulPair(a.dtype, out_dtype)) {
     return Invalid(
         "BAD_DTYPE",
         absl::StrCat("no strategy turns ", Absl(Name(a.dtype)), " operands into ",
@@ -397,6 +401,47 @@ absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out
     p.a = Contiguous(lane, a);
     p.b = Contiguous(lane, b);
   });
+}
+
+absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
+  if (x.shape.rank != 1) {
+    return Invalid(
+        "BAD_SHAPE",
+        absl::StrCat("the operand has shape ", ToString(x.shape), ", a window sum takes rank 1"),
+        {{"x", ToString(x.shape)}});
+  }
+  if (radius < 0) {
+    return Invalid("BAD_RADIUS", absl::StrCat("radius is ", radius, ", allowed: 0 and above"),
+                   {{"field", "radius"}, {"value", absl::StrCat(radius)}, {"limit", "0"}});
+  }
+  return ArrayType{ResultDType(ReduceOp::kSum, x.dtype), x.shape};
+}
+
+absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius, void* out,
+                                   const RunOptions& options) {
+  absl::StatusOr<ArrayType> type = WindowSumType(x, radius);
+  if (!type.ok()) return type.status();
+  const std::int64_t n = x.elements();
+  WindowSumProblem problem{.dtype = x.dtype,
+                           .n = n,
+                           .radius = std::min(radius, std::max<std::int64_t>(0, n - 1)),
+                           .out = out};
+  return Execute(lane, problem, options, [&](WindowSumProblem& p) { p.x = Contiguous(lane, x); });
+}
+
+absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {
+  Device& device = lane.device();
+  absl::Status status = Guard(device, [&] {
+    if (dtype == view.dtype) {
+      lane.Gather(view, out);
+    } else {
+      lane.Convert(Contiguous(lane, view), view.dtype, out, dtype, view.elements());
+    }
+    lane.Synchronize();
+  });
+  // What is in flight may still write to out.
+  if (!status.ok()) Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
+  return status;
 }
 
 }  // namespace tessera

@@ -3,34 +3,63 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 
-#define DOT_ROWS(CPU, CUDA) \
-  CPU(kDotCpuSerial)        \
-  CPU(kDotCpuParallel)      \
-  CUDA(kDotHierarchical)    \
-  CUDA(kDotWarpShuffle)     \
+#define DOT_ROWS(CPU, CUDA)   \
+  CPU(kDotCpuSerial)          \
+  CPU(kDotCpuParallel)        \
+  CUDA(kDotElementwise)       \
+  CUDA(kDotBlockSerial)       \
+  CUDA(kDotBlockSerialAtomic) \
+  CUDA(kDotThreadPartials)    \
+  CUDA(kDotBlockPartials)     \
+  CUDA(kDotTreeGlobal)        \
+  CUDA(kDotTreeInterleaved)   \
+  CUDA(kDotTreeSequential)    \
+  CUDA(kDotHierarchical)      \
+  CUDA(kDotCoarsened)         \
+  CUDA(kDotWarpShuffle)       \
   CUDA(kDotCublas)
 
-#define REDUCE_ROWS(CPU, CUDA) \
-  CPU(kReduceCpuSerial)        \
-  CPU(kReduceCpuParallel)      \
-  CUDA(kReducePrivatized)      \
-  CUDA(kReduceWarpShuffle)     \
+#define REDUCE_ROWS(CPU, CUDA)    \
+  CPU(kReduceCpuSerial)           \
+  CPU(kReduceCpuParallel)         \
+  CUDA(kReduceInterleaved)        \
+  CUDA(kReduceCoalesced)          \
+  CUDA(kReducePrivatized)         \
+  CUDA(kReduceCoarsened)          \
+  CUDA(kReduceNoStride)           \
+  CUDA(kReduceGridStride)         \
+  CUDA(kReduceAtomic)             \
+  CUDA(kReduceTwoPass)            \
+  CUDA(kReduceTwoKernelsUnrolled) \
+  CUDA(kReduceWarpShuffle)        \
   CUDA(kReduceLibrary)
 
 #define REDUCE_AXES_ROWS(CPU, CUDA) \
   CPU(kReduceAxesCpuAxis)           \
   CUDA(kReduceAxesAxis)
 
-#define MATMUL_ROWS(CPU, CUDA) \
-  CPU(kMatmulCpuNaive)         \
-  CPU(kMatmulCpuLibrary)       \
-  CUDA(kMatmulNaive)           \
-  CUDA(kMatmulSharedTiled)     \
+#define MATMUL_ROWS(CPU, CUDA)       \
+  CPU(kMatmulCpuNaive)               \
+  CPU(kMatmulCpuRegisterTiled)       \
+  CPU(kMatmulCpuCacheTiled)          \
+  CPU(kMatmulCpuLibrary)             \
+  CUDA(kMatmulNaive)                 \
+  CUDA(kMatmulRegisterTiled)         \
+  CUDA(kMatmulSharedTiled)           \
+  CUDA(kMatmulSharedTiledVectorized) \
+  CUDA(kMatmulDoubleBuffered)        \
+  CUDA(kMatmulWarpTiled)             \
   CUDA(kMatmulCublas)
 
 #define ADD_ROWS(CPU, CUDA) \
   CPU(kAddCpu)              \
   CUDA(kAddSimple)
+
+#define WINDOW_SUM_ROWS(CPU, CUDA) \
+  CPU(kWindowSumCpu)               \
+  CUDA(kWindowSumSimple)           \
+  CUDA(kWindowSumShared)           \
+  CUDA(kWindowSumRunningSum)
 
 #define NOTHING(row)
 #ifdef TESSERA_WITH_CUDA
@@ -54,6 +83,7 @@
 #define DECLARE_REDUCE_AXES(row) extern const Strategy<ReduceAxesProblem> row;
 #define DECLARE_MATMUL(row) extern const Strategy<MatmulProblem> row;
 #define DECLARE_ADD(row) extern const Strategy<AddProblem> row;
+#define DECLARE_WINDOW_SUM(row) extern const Strategy<WindowSumProblem> row;
 
 namespace tessera {
 
@@ -62,6 +92,7 @@ TABLE(ReduceProblem, REDUCE_ROWS, DECLARE_REDUCE)
 TABLE(ReduceAxesProblem, REDUCE_AXES_ROWS, DECLARE_REDUCE_AXES)
 TABLE(MatmulProblem, MATMUL_ROWS, DECLARE_MATMUL)
 TABLE(AddProblem, ADD_ROWS, DECLARE_ADD)
+TABLE(WindowSumProblem, WINDOW_SUM_ROWS, DECLARE_WINDOW_SUM)
 
 template <class Problem>
 std::string Missing(const Strategy<Problem>& row, const Device& device) {
@@ -77,13 +108,14 @@ std::string Missing(const Strategy<Problem>& row, const Device& device) {
 
 namespace {
 
-// The first of the named rows that the device can run on the problem's type.
+// The first of the named rows that the device can run on the problem.
 template <class Problem>
 const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
                                  const Problem& problem, const Device& device) {
   for (std::string_view name : names) {
     for (const Strategy<Problem>* row : Strategies<Problem>()) {
-      if (row->name == name && row->dtypes.Contains(problem.dtype) && Missing(*row, device).empty())
+      if (row->name == name && row->dtypes.Contains(problem.dtype) &&
+          Missing(*row, device).empty() && Refusal(*row, problem).empty())
         return row;
     }
   }
@@ -110,12 +142,22 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
-  return FirstOf({"cublas", "shared_tiled", "cpu_library"}, problem, device);
+  return FirstOf({"cublas", "warp_tiled", "shared_tiled", "cpu_library", "cpu_cache_tiled"},
+                 problem, device);
 }
 
 template <>
 const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device) {
   return FirstOf({"simple", "cpu"}, problem, device);
+}
+
+// From about this radius on, reading a window from shared memory costs more than the passes that
+// running_sum makes over the array.
+template <>
+const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
+  constexpr std::int64_t kSmallRadius = 16;
+  return FirstOf({problem.radius <= kSmallRadius ? "shared" : "running_sum", "cpu"}, problem,
+                 device);
 }
 
 namespace {
@@ -166,6 +208,9 @@ std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
   matmul.m = matmul.n = matmul.k = matmul.lda = matmul.ldb = kSide;
   AddProblem add;
   add.n = kElements;
+  WindowSumProblem window_sum;
+  window_sum.n = kElements;
+  window_sum.radius = 8;
 
   std::vector<StrategyInfo> list;
   Append(dot, devices, list);
@@ -173,6 +218,7 @@ std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
   Append(axes, devices, list);
   Append(matmul, devices, list);
   Append(add, devices, list);
+  Append(window_sum, devices, list);
   return list;
 }
 
@@ -181,5 +227,6 @@ template std::string Missing(const Strategy<ReduceProblem>&, const Device&);
 template std::string Missing(const Strategy<ReduceAxesProblem>&, const Device&);
 template std::string Missing(const Strategy<MatmulProblem>&, const Device&);
 template std::string Missing(const Strategy<AddProblem>&, const Device&);
+template std::string Missing(const Strategy<WindowSumProblem>&, const Device&);
 
 }  // namespace tessera

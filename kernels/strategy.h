@@ -50,6 +50,9 @@ constexpr std::string_view Name(DType dtype) {
   return "?";
 }
 
+inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF64, DType::kF16,
+                                       DType::kBF16, DType::kI32, DType::kI64};
+
 constexpr bool IsInteger(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
 
 // A set of element types, one bit each.
@@ -63,6 +66,12 @@ struct DTypes {
 template <class... D>
 constexpr DTypes DTypesOf(D... dtype) {
   return {((1u << static_cast<unsigned>(dtype)) | ... | 0u)};
+}
+
+constexpr DTypes AllDTypes() {
+  DTypes all;
+  for (DType dtype : kAllDTypes) all.bits |= 1u << static_cast<unsigned>(dtype);
+  return all;
 }
 
 inline constexpr int kMaxRank = 8;
@@ -120,17 +129,41 @@ enum class ReduceOp : std::uint8_t {
   kNormL1,
   kNormL2,
   kSumSquares,
+  kVariance,
+  kAll,
+  kAny,
 };
 
 constexpr bool IsArg(ReduceOp op) { return op == ReduceOp::kArgMin || op == ReduceOp::kArgMax; }
 
-// Operations that pick an element and so never round.
-constexpr bool ExactOp(ReduceOp op) {
+// Operations that pick an element.
+constexpr bool IsOrdering(ReduceOp op) {
   return IsArg(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
 }
 
+// Operations that ask whether elements are zero.
+constexpr bool IsLogical(ReduceOp op) { return op == ReduceOp::kAll || op == ReduceOp::kAny; }
+
 // Operations that have no value for an empty input.
-constexpr bool NeedsElements(ReduceOp op) { return ExactOp(op) || op == ReduceOp::kMean; }
+constexpr bool NeedsElements(ReduceOp op) {
+  return IsOrdering(op) || op == ReduceOp::kMean || op == ReduceOp::kVariance;
+}
+
+// The element type of a reduction's result. Sums and products of integers need 64 bits, their means
+// and norms fractions.
+constexpr DType ResultDType(ReduceOp op, DType dtype) {
+  if (IsArg(op)) return DType::kI64;
+  if (IsLogical(op)) return DType::kI32;
+  if (!IsInteger(dtype) || IsOrdering(op)) return dtype;
+  const bool fraction =
+      op == ReduceOp::kMean || op == ReduceOp::kNormL2 || op == ReduceOp::kVariance;
+  return fraction ? DType::kF64 : DType::kI64;
+}
+
+// Operations that never round on this type.
+constexpr bool IsExact(ReduceOp op, DType dtype) {
+  return IsOrdering(op) || IsLogical(op) || ResultDType(op, dtype) == DType::kI64;
+}
 
 // A request's knobs. 0: the strategy's own choice. Checked against the row's LaunchLimits before
 // launch is called.
@@ -196,7 +229,7 @@ struct ReduceAxesProblem {
 
 // c[m, n] = op(a) * op(b), row-major, c without gaps. a is stored [m, k] with row pitch lda >=
 // max(1, k), or [k, m] with lda >= max(1, m) when transpose_a; b likewise [k, n] or [n, k]. Pitches
-// count elements.
+// count elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
 struct MatmulProblem {
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
@@ -216,6 +249,17 @@ struct AddProblem {
   std::int64_t n = 0;
   const void* a = nullptr;
   const void* b = nullptr;
+  void* out = nullptr;
+  Launch launch;
+};
+
+// out[i] = the sum of x[j] for |j - i| <= radius, as far as there are such j. out has the type of
+// ResultDType(kSum, dtype).
+struct WindowSumProblem {
+  DType dtype = DType::kF32;
+  std::int64_t n = 0;
+  std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
+  const void* x = nullptr;
   void* out = nullptr;
   Launch launch;
 };
@@ -256,7 +300,16 @@ struct Strategy {
   void (*launch)(const Problem&, Lane&) = nullptr;
   // What the row needs and this device or host does not have; empty: nothing. Null: always runs.
   std::string (*missing)(const Device&) = nullptr;
+  // What the row asks of a problem of its dtypes that this one does not meet; empty: it takes it.
+  // Null: takes them all.
+  std::string (*refuses)(const Problem&) = nullptr;
 };
+
+// What the row says against the problem; empty: it takes it.
+template <class Problem>
+std::string Refusal(const Strategy<Problem>& row, const Problem& problem) {
+  return row.refuses == nullptr ? "" : row.refuses(problem);
+}
 
 // The operation's name as requests, the CLI and the documents spell it.
 template <class Problem>
@@ -271,9 +324,26 @@ template <>
 inline constexpr std::string_view kOperation<MatmulProblem> = "matmul";
 template <>
 inline constexpr std::string_view kOperation<AddProblem> = "add";
+template <>
+inline constexpr std::string_view kOperation<WindowSumProblem> = "window_sum";
 
 // Unit roundoffs of the accumulators.
 inline constexpr double kRoundoffF32 = 0x1p-24;
 inline constexpr double kRoundoffF64 = 0x1p-53;
+// Of an element of the type; 0 for integers.
+constexpr double UnitRoundoff(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return kRoundoffF32;
+    case DType::kF64:
+      return kRoundoffF64;
+    case DType::kF16:
+      return 0x1p-11;
+    case DType::kBF16:
+      return 0x1p-8;
+    default:
+      return 0;
+  }
+}
 
 }  // namespace tessera

@@ -475,6 +475,113 @@ grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContex
   });
 }
 
+// A copy from its acceptance to its end, on a worker of the source's device.
+struct BufferService::CopyCall {
+  Core& core;
+  grpc::CallbackServerContext& context;
+  grpc::ServerUnaryReactor& reactor;
+  v1::CopyBufferResponse& response;
+  Admission::Ticket ticket;
+  std::shared_ptr<const Buffer> source;
+  View view;
+  BufferSpec spec;
+
+  void Run(const absl::StatusOr<Lane*>& lane) {
+    absl::Status status = lane.status();
+    if (lane.ok()) {
+      absl::StatusOr<BufferInfo> copy =
+          core.store().CreateFrom(spec, [&](void* memory) { return Fill(**lane, memory); });
+      status = copy.status();
+      if (copy.ok()) SetBuffer(*copy, response.mutable_buffer());
+    }
+    source.reset();
+    Finish("CopyBuffer", context, reactor, status);
+  }
+
+  absl::Status Fill(Lane& lane, void* memory) {
+    if (absl::Status status = BeginRequest(lane); !status.ok()) return status;
+    if (spec.device == &lane.device()) return RunCopy(lane, view, spec.type.dtype, memory);
+    // Between devices by way of the host: gathered and cast where it lives, then a chunk at a time.
+    const std::uint64_t size = spec.type.bytes();
+    absl::StatusOr<void*> gathered = Scratch(lane, size);
+    if (!gathered.ok()) return gathered.status();
+    absl::Status status = RunCopy(lane, view, spec.type.dtype, *gathered);
+    if (!status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<Lane>> other = MakeLane(*spec.device);
+    if (!other.ok()) return other.status();
+    std::string chunk(std::min(size, kDownloadChunk), '\0');
+    for (std::uint64_t at = 0; at < size; at += chunk.size()) {
+      const std::uint64_t part = std::min<std::uint64_t>(chunk.size(), size - at);
+      status = CopyToHost(lane, chunk.data(), static_cast<char*>(*gathered) + at, part);
+      if (status.ok()) {
+        status = CopyToDevice(**other, static_cast<char*>(memory) + at, chunk.data(), part);
+      }
+      if (!status.ok()) return status;
+    }
+    return Synchronize(**other);
+  }
+};
+
+grpc::ServerUnaryReactor* BufferService::CopyBuffer(grpc::CallbackServerContext* context,
+                                                    const v1::CopyBufferRequest* request,
+                                                    v1::CopyBufferResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto enqueue = [&]() -> absl::Status {
+    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
+    if (!ticket.ok()) return ticket.status();
+    if (absl::Status status = core_.CheckSize(*request); !status.ok()) return status;
+    absl::StatusOr<std::shared_ptr<const Buffer>> source = core_.store().Find(request->source());
+    if (!source.ok()) return source.status();
+    const ArrayType& type = (*source)->type();
+    const void* data = (*source)->data();
+    absl::StatusOr<View> view = request->has_view() ? MakeView(type, data, request->view().offset(),
+                                                               ToSpan(request->view().shape()),
+                                                               ToSpan(request->view().strides()))
+                                                    : WholeView(type, data);
+    if (!view.ok()) return view.status();
+    BufferSpec spec{.name = request->name(), .replace = request->replace(), .exclusive = true};
+    spec.type = {view->dtype, view->shape};
+    if (request->dtype() != v1::DTYPE_UNSPECIFIED) {
+      absl::StatusOr<DType> dtype = FromProto(request->dtype(), "dtype");
+      if (!dtype.ok()) return dtype.status();
+      // A view may repeat elements: the size in the new type is checked anew.
+      const Shape& shape = view->shape;
+      absl::StatusOr<ArrayType> cast =
+          MakeArrayType(*dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
+      if (!cast.ok()) return cast.status();
+      spec.type = *cast;
+    }
+    spec.device = &(*source)->device();
+    if (!request->device().empty()) {
+      absl::StatusOr<Device*> device = core_.FindDevice(request->device());
+      if (!device.ok()) return device.status();
+      spec.device = *device;
+    }
+    if (request->has_ttl()) {
+      absl::StatusOr<absl::Duration> ttl = FromProto(request->ttl());
+      if (!ttl.ok()) return ttl.status();
+      spec.ttl = *ttl;
+    }
+    Executor& executor = core_.compute((*source)->device());
+    auto call = std::make_unique<CopyCall>(CopyCall{core_, *context, *reactor, *response,
+                                                    *std::move(ticket), *std::move(source), *view,
+                                                    std::move(spec)});
+    Task task;
+    task.deadline = context->deadline();
+    task.cancelled = [context] { return context->IsCancelled(); };
+    task.run = [held = std::move(call)](absl::StatusOr<Lane*> lane) { held->Run(lane); };
+    return executor.Submit(std::move(task));
+  };
+  absl::Status status;
+  try {
+    status = enqueue();
+  } catch (const std::bad_alloc&) {
+    status = HostMemoryError();
+  }
+  if (!status.ok()) Finish("CopyBuffer", *context, *reactor, status);
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* BufferService::DeleteBuffer(grpc::CallbackServerContext* context,
                                                       const v1::DeleteBufferRequest* request,
                                                       v1::DeleteBufferResponse*) {

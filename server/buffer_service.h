@@ -37,6 +37,9 @@ class BufferService final : public v1::BufferService::CallbackService {
   grpc::ServerUnaryReactor* UpdateBuffer(grpc::CallbackServerContext* context,
                                          const v1::UpdateBufferRequest* request,
                                          v1::UpdateBufferResponse* response) override;
+  grpc::ServerUnaryReactor* CopyBuffer(grpc::CallbackServerContext* context,
+                                       const v1::CopyBufferRequest* request,
+                                       v1::CopyBufferResponse* response) override;
   grpc::ServerUnaryReactor* DeleteBuffer(grpc::CallbackServerContext* context,
                                          const v1::DeleteBufferRequest* request,
                                          v1::DeleteBufferResponse* response) override;
@@ -48,6 +51,7 @@ class BufferService final : public v1::BufferService::CallbackService {
  private:
   class UploadCall;
   class DownloadCall;
+  struct CopyCall;
 
   Core& core_;
   std::mutex mutex_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/error.h"
@@ -230,6 +231,20 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name) {
   const Ready* ready = FindReady(name, absl::Now());
   if (ready == nullptr) return NotFound(name);
   return Info(*ready);
+}
+
+absl::StatusOr<BufferInfo> BufferStore::CreateFrom(
+    const BufferSpec& spec, absl::FunctionRef<absl::Status(void* memory)> fill) {
+  absl::StatusOr<std::shared_ptr<Draft>> draft = Create(spec);
+  if (!draft.ok()) return draft.status();
+  const auto discard = absl::MakeCleanup([&] { Discard(**draft); });
+  const std::uint64_t size = spec.type.bytes();
+  absl::StatusOr<void*> memory = BeginWrite(**draft, 0, size);
+  if (!memory.ok()) return memory.status();
+  absl::Status filled = fill(*memory);
+  EndWrite(**draft, 0, size, filled.ok());
+  if (!filled.ok()) return filled;
+  return Seal(*draft);
 }
 
 absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft, Ready& replaced) {

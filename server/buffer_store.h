@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -179,6 +180,11 @@ class BufferStore {
   absl::StatusOr<BufferInfo> Seal(std::string_view name);
   // Forgets a draft, unless it has been sealed.
   void Discard(Draft& draft);
+
+  // A READY buffer that fill writes in one go: all of the above in turn. Nothing is left of it when
+  // fill fails.
+  absl::StatusOr<BufferInfo> CreateFrom(const BufferSpec& spec,
+                                        absl::FunctionRef<absl::Status(void* memory)> fill);
 
   // A READY buffer. NOT_FOUND / BUFFER_NOT_FOUND {name}; FAILED_PRECONDITION / BUFFER_NOT_READY
   // {name, missing}.

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/error.h"
 #include "server/buffer_service.h"
@@ -211,15 +210,11 @@ absl::Status ComputeService::ReturnArray(Lane& lane, const absl::StatusOr<ArrayT
     if (!ttl.ok()) return ttl.status();
     spec.ttl = *ttl;
   }
-  absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(spec);
-  if (!draft.ok()) return draft.status();
-  const auto discard = absl::MakeCleanup([&] { core_.store().Discard(**draft); });
-  absl::StatusOr<void*> memory = core_.store().BeginWrite(**draft, 0, bytes);
-  if (!memory.ok()) return memory.status();
-  absl::StatusOr<Stats> stats = run(*memory);
-  core_.store().EndWrite(**draft, 0, bytes, stats.ok());
-  if (!stats.ok()) return stats.status();
-  absl::StatusOr<BufferInfo> buffer = core_.store().Seal(*draft);
+  absl::StatusOr<Stats> stats;
+  absl::StatusOr<BufferInfo> buffer = core_.store().CreateFrom(spec, [&](void* memory) {
+    stats = run(memory);
+    return stats.status();
+  });
   if (!buffer.ok()) return buffer.status();
   SetBuffer(*buffer, response->mutable_buffer());
   SetStats(*stats, lane, response->mutable_stats());
@@ -297,6 +292,19 @@ grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* conte
                  return ReturnArray(lane, AddType(x[0], x[1]), request->result(), response,
                                     [&](void* out) {
                                       return RunAdd(lane, x[0], x[1], out, ToRunOptions(*request));
+                                    });
+               });
+}
+
+grpc::ServerUnaryReactor* ComputeService::WindowSum(grpc::CallbackServerContext* context,
+                                                    const v1::WindowSumRequest* request,
+                                                    v1::WindowSumResponse* response) {
+  return Start("WindowSum", context, *request, {&request->x()},
+               [this, request, response](Lane& lane, absl::Span<const View> x) -> absl::Status {
+                 return ReturnArray(lane, WindowSumType(x[0], request->radius()), request->result(),
+                                    response, [&](void* out) {
+                                      return RunWindowSum(lane, x[0], request->radius(), out,
+                                                          ToRunOptions(*request));
                                     });
                });
 }

@@ -31,6 +31,9 @@ class ComputeService final : public v1::ComputeService::CallbackService {
                                    v1::MatmulResponse* response) override;
   grpc::ServerUnaryReactor* Add(grpc::CallbackServerContext* context, const v1::AddRequest* request,
                                 v1::AddResponse* response) override;
+  grpc::ServerUnaryReactor* WindowSum(grpc::CallbackServerContext* context,
+                                      const v1::WindowSumRequest* request,
+                                      v1::WindowSumResponse* response) override;
   grpc::ServerUnaryReactor* ListStrategies(grpc::CallbackServerContext* context,
                                            const v1::ListStrategiesRequest* request,
                                            v1::ListStrategiesResponse* response) override;

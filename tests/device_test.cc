@@ -1,6 +1,9 @@
 // Device and Lane, both kinds: memory, copies of awkward sizes, gathers of every element size,
-// scratch, many lanes at once, and what running out of memory looks like.
+// conversions, scratch, many lanes at once, and what running out of memory looks like.
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <limits>
 #include <thread>
 
 #include "tests/kernel_fixture.h"
@@ -88,6 +91,153 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
             << Name(dtype) << " element " << e << " of shape " << ToString(view->shape);
       }
     }
+  }
+}
+
+// Elements that conversions are most likely to get wrong, and many others.
+template <class T>
+std::vector<T> ConversionCases() {
+  std::vector<T> cases;
+  Random random(1);
+  if constexpr (std::is_integral_v<T>) {
+    for (T x :
+         {T(0), T(1), T(-1), T(65519), T(65520), T(-65520), T((1 << 24) + 1), T((257 << 16) + 1),
+          T((257 << 16) - 1), std::numeric_limits<T>::max(), std::numeric_limits<T>::min()})
+      cases.push_back(x);
+    if constexpr (sizeof(T) == 8) {
+      for (T x : {T(INT32_MAX) + 1, T(INT32_MIN) - 1, (T(257) << 40) + 1, (T(257) << 40) - 1,
+                  (T(1) << 53) + 1})
+        cases.push_back(x);
+    }
+    for (int i = 0; i < 4000; ++i)
+      cases.push_back(static_cast<T>(random.Bits() >> random.Bits() % 64));
+  } else {
+    for (double x : {0.0,
+                     -0.0,
+                     0.99,
+                     -0.99,
+                     1.5,
+                     2.5,
+                     -2.5,
+                     65504.0,
+                     65519.9,
+                     65520.0,
+                     1e10,
+                     0x1p31,
+                     0x1p31 - 1,
+                     -0x1p31,
+                     -0x1p31 - 1,
+                     -0x1p31 - 256,
+                     0x1p63,
+                     -0x1p63,
+                     0x1p63 - 1024,
+                     1e30,
+                     -1e300,
+                     1e-5,
+                     1e-7,
+                     0x1p-25,
+                     0x1.8p-25,
+                     0x1p-24,
+                     1e-40,
+                     1e-300,
+                     1 + 0x1p-11,
+                     1 + 0x1p-11 + 0x1p-40,
+                     1 + 0x1p-8,
+                     1 + 0x1p-8 - 0x1p-40,
+                     std::numeric_limits<double>::infinity(),
+                     -std::numeric_limits<double>::infinity(),
+                     std::numeric_limits<double>::quiet_NaN()})
+      cases.push_back(Element<T>(x));
+    for (int i = 0; i < 4000; ++i) {
+      const std::uint64_t bits = random.Bits();
+      T x;
+      std::memcpy(&x, &bits, sizeof x);
+      cases.push_back(x);
+      cases.push_back(Element<T>(random.Normal() * std::exp2(random.Uniform() * 40)));
+    }
+  }
+  return cases;
+}
+
+// The value of T nearest to x, in steps of its own, ties to even.
+template <class T>
+long double NearestHalf(long double x) {
+  constexpr bool kF16 = std::is_same_v<T, Half>;
+  if (!std::isfinite(x) || x == 0) return x;
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  const int step = std::max(exponent - (kF16 ? 11 : 8), kF16 ? -24 : -133);
+  const long double rounded = std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
+  const long double largest = kF16 ? 0x1.ffcp15L : 0x1.fep127L;
+  const long double infinity = std::numeric_limits<long double>::infinity();
+  return rounded > largest ? infinity : rounded < -largest ? -infinity : rounded;
+}
+
+template <class To>
+long double Converted(long double x) {
+  using Limits = std::numeric_limits<To>;
+  if constexpr (std::is_integral_v<To>) {
+    if (std::isnan(x) || std::abs(x) < 1) return 0;  // without the sign of -0
+    return std::clamp(std::trunc(x), static_cast<long double>(Limits::min()),
+                      static_cast<long double>(Limits::max()));
+  } else if constexpr (sizeof(To) == 2) {
+    return NearestHalf<To>(x);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+TEST_P(DeviceTest, ConvertsEveryTypeToEveryOther) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Lane& lane = TestLane(GetParam());
+  for (DType from : kAllDTypes) {
+    for (DType to : kAllDTypes) {
+      DispatchDType(from, [&](auto f) {
+        const auto in = ConversionCases<decltype(f)>();
+        DeviceArray<decltype(f)> array(lane, in, 1);
+        DispatchDType(to, [&](auto t) {
+          SCOPED_TRACE(absl::StrCat(std::string(Name(from)), " to ", std::string(Name(to))));
+          for (std::size_t n :
+               {std::size_t{0}, std::size_t{1}, std::size_t{255}, std::size_t{2048}, in.size()}) {
+            DeviceArray<decltype(t)> out(lane, static_cast<std::int64_t>(n));
+            const View view = VectorView(array.data(), static_cast<std::int64_t>(n));
+            ASSERT_TRUE(RunCopy(lane, view, to, out.data()).ok());
+            const auto got = out.Values();
+            for (std::size_t i = 0; i < n; ++i) {
+              const long double want = Converted<decltype(t)>(Exact(in[i]));
+              const long double value = Exact(got[i]);
+              ASSERT_TRUE(std::isnan(want)
+                              ? std::isnan(value)
+                              : value == want && std::signbit(value) == std::signbit(want))
+                  << "element " << i << ", " << static_cast<double>(Exact(in[i])) << ", became "
+                  << static_cast<double>(value) << " instead of " << static_cast<double>(want);
+            }
+          }
+        });
+      });
+    }
+  }
+}
+
+TEST_P(DeviceTest, CopiesAndConvertsViews) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Lane& lane = TestLane(GetParam());
+  std::vector<std::int32_t> values(60 * 80);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int32_t>(i) - 2000;
+  DeviceArray<std::int32_t> array(lane, values, 3);
+  const auto view =
+      MakeView({DType::kI32, MakeShape({60, 80})}, array.data(), 59 * 80, {80, 30}, {1, -160});
+  ASSERT_TRUE(view.ok()) << view.status();
+  for (DType to : kAllDTypes) {
+    DispatchDType(to, [&](auto t) {
+      DeviceArray<decltype(t)> out(lane, 80 * 30);
+      ASSERT_TRUE(RunCopy(lane, *view, to, out.data()).ok());
+      const auto got = out.Values();
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const std::int32_t element = values[59 * 80 + i / 30 - i % 30 * 160];
+        ASSERT_EQ(Exact(got[i]), Converted<decltype(t)>(element)) << Name(to) << " " << i;
+      }
+    });
   }
 }
 

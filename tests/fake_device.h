@@ -134,6 +134,9 @@ class FakeLane final : public Lane {
     lane_->CopyToHost(to, from, bytes);
   }
   void Gather(const View& view, void* out) override { lane_->Gather(view, out); }
+  void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
+    lane_->Convert(in, from, out, to, n);
+  }
   void Synchronize() override {
     device_.Reach(FakeDevice::Step::kSynchronize);
     lane_->Synchronize();

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
+#include "kernels/types.h"
 
 namespace tessera::test {
 
@@ -67,9 +68,8 @@ template <class Problem>
 std::vector<RowCase> RowCases() {
   std::vector<RowCase> cases;
   for (const Strategy<Problem>* row : Strategies<Problem>())
-    for (int d = static_cast<int>(DType::kF32); d <= static_cast<int>(DType::kI64); ++d)
-      if (row->dtypes.Contains(static_cast<DType>(d)))
-        cases.push_back({row->name, row->backend, static_cast<DType>(d)});
+    for (DType dtype : kAllDTypes)
+      if (row->dtypes.Contains(dtype)) cases.push_back({row->name, row->backend, dtype});
   return cases;
 }
 
@@ -100,29 +100,35 @@ inline std::string CaseName(const testing::TestParamInfo<RowCase>& info) {
   }                                                                             \
   static_assert(true)
 
-// Calls f(T{}) for the element type.
-template <class F>
-void DispatchType(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF32:
-      return f(float{});
-    case DType::kF64:
-      return f(double{});
-    default:
-      FAIL() << "no test data for " << Name(dtype);
-  }
-}
-
 template <class T>
 constexpr DType DTypeOf() {
   if constexpr (std::is_same_v<T, float>) {
     return DType::kF32;
   } else if constexpr (std::is_same_v<T, double>) {
     return DType::kF64;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return DType::kF16;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return DType::kBF16;
   } else if constexpr (std::is_same_v<T, std::int32_t>) {
     return DType::kI32;
   } else {
     return DType::kI64;
+  }
+}
+
+// An element as a number without loss, and a number as the nearest element; integers count
+// thousandths.
+template <class T>
+long double Exact(T x) {
+  return static_cast<long double>(static_cast<ValueOf<T>>(x));
+}
+template <class T>
+T Element(double x) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(std::llround(x * 1000));
+  } else {
+    return static_cast<T>(static_cast<ValueOf<T>>(x));
   }
 }
 
@@ -149,7 +155,7 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
                             double deviation = 1.0) {
   Random random(seed);
   std::vector<T> v(static_cast<std::size_t>(n));
-  for (T& x : v) x = static_cast<T>(mean + deviation * random.Normal());
+  for (T& x : v) x = Element<T>(mean + deviation * random.Normal());
   return v;
 }
 

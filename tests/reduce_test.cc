@@ -2,7 +2,9 @@
 // against references in long double with the row's own bound, and NumPy's rules for NaN, ties and
 // empty inputs.
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "tests/kernel_fixture.h"
@@ -10,16 +12,18 @@
 namespace tessera::test {
 namespace {
 
-constexpr ReduceOp kOps[] = {ReduceOp::kSum,       ReduceOp::kProduct, ReduceOp::kMin,
-                             ReduceOp::kMax,       ReduceOp::kArgMin,  ReduceOp::kArgMax,
-                             ReduceOp::kMean,      ReduceOp::kNormL1,  ReduceOp::kNormL2,
-                             ReduceOp::kSumSquares};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum,        ReduceOp::kProduct,  ReduceOp::kMin,
+                             ReduceOp::kMax,        ReduceOp::kArgMin,   ReduceOp::kArgMax,
+                             ReduceOp::kMean,       ReduceOp::kNormL1,   ReduceOp::kNormL2,
+                             ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
+                             ReduceOp::kAny};
 
 struct Reference {
   long double value = 0;
   // |computed - value| <= roundoff * scale, plus the rounding of the output.
   long double scale = 0;
   std::int64_t index = 0;
+  std::int64_t integer = 0;  // of exact integer results, in 64 bits that wrap
 };
 
 template <class T>
@@ -27,15 +31,27 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
   Reference r;
   ExactSum sum;
   const auto n = static_cast<long double>(x.size());
-  const auto before = [&](T a, T b) {  // whether a beats b, b standing earlier
+  const auto before = [&](long double a, long double b) {  // whether a beats b, b standing earlier
     if (std::isnan(b)) return false;
     if (std::isnan(a)) return true;
     return op == ReduceOp::kMin || op == ReduceOp::kArgMin ? a < b : a > b;
   };
+  const auto bits = [](T v) { return static_cast<std::int64_t>(static_cast<ValueOf<T>>(v)); };
+  if constexpr (std::is_integral_v<T>) {
+    r.integer = op == ReduceOp::kProduct ? 1 : 0;
+    for (T v : x) {
+      const std::int64_t w = bits(v);
+      if (op == ReduceOp::kSum) r.integer = WrapAdd(r.integer, w);
+      if (op == ReduceOp::kProduct) r.integer = WrapMultiply(r.integer, w);
+      if (op == ReduceOp::kNormL1)
+        r.integer = WrapAdd(r.integer, w < 0 ? WrapMultiply<std::int64_t>(w, -1) : w);
+      if (op == ReduceOp::kSumSquares) r.integer = WrapAdd(r.integer, WrapMultiply(w, w));
+    }
+  }
   switch (op) {
     case ReduceOp::kProduct:
       r.value = 1;
-      for (T v : x) r.value *= v;
+      for (T v : x) r.value *= Exact(v);
       r.scale = std::abs(r.value);
       return r;
     case ReduceOp::kMin:
@@ -43,24 +59,43 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
     case ReduceOp::kArgMin:
     case ReduceOp::kArgMax:
       for (std::size_t i = 1; i < x.size(); ++i)
-        if (before(x[i], x[static_cast<std::size_t>(r.index)]))
+        if (before(Exact(x[i]), Exact(x[static_cast<std::size_t>(r.index)])))
           r.index = static_cast<std::int64_t>(i);
-      if (!x.empty()) r.value = x[static_cast<std::size_t>(r.index)];
+      if (!x.empty()) r.value = Exact(x[static_cast<std::size_t>(r.index)]);
+      if constexpr (std::is_integral_v<T>) r.integer = bits(x[static_cast<std::size_t>(r.index)]);
       return r;
+    case ReduceOp::kAll:
+    case ReduceOp::kAny:
+      r.integer = op == ReduceOp::kAll;
+      for (T v : x) {
+        if (op == ReduceOp::kAll) r.integer &= Exact(v) != 0;
+        if (op == ReduceOp::kAny) r.integer |= Exact(v) != 0;
+      }
+      r.value = static_cast<long double>(r.integer);
+      return r;
+    case ReduceOp::kVariance: {
+      long double mean = 0;
+      for (T v : x) mean += Exact(v) / n;
+      for (T v : x) {
+        r.value += (Exact(v) - mean) * (Exact(v) - mean) / n;
+        r.scale += Exact(v) * Exact(v) / n;  // the bound is for the worst place of the mean
+      }
+      return r;
+    }
     case ReduceOp::kSum:
     case ReduceOp::kMean:
       for (T v : x) {
-        sum.Add(v);
-        r.scale += std::abs(static_cast<long double>(v));
+        sum.Add(Exact(v));
+        r.scale += std::abs(Exact(v));
       }
       break;
     case ReduceOp::kNormL1:
-      for (T v : x) sum.Add(std::abs(static_cast<long double>(v)));
+      for (T v : x) sum.Add(std::abs(Exact(v)));
       r.scale = sum.value();
       break;
     case ReduceOp::kNormL2:
     case ReduceOp::kSumSquares:
-      for (T v : x) sum.Add(static_cast<long double>(v) * v);
+      for (T v : x) sum.Add(Exact(v) * Exact(v));
       r.scale = sum.value();
       break;
   }
@@ -79,27 +114,59 @@ Reference ReduceReference(ReduceOp op, const std::vector<T>& x) {
 // Products need values near 1 to stay in range.
 template <class T>
 std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
-  return op == ReduceOp::kProduct ? NormalVector<T>(n, seed, 1.0, 1e-3)
-                                  : NormalVector<T>(n, seed, 0.25);
+  if (op != ReduceOp::kProduct) return NormalVector<T>(n, seed, 0.25);
+  if (sizeof(T) > 2 && !std::is_integral_v<T>) return NormalVector<T>(n, seed, 1.0, 1e-3);
+  // Halves are too coarse for that, integers wrap: ones and minus ones, with a few other values.
+  std::vector<T> v(static_cast<std::size_t>(n));
+  Random random(seed);
+  for (T& x : v) x = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 2 == 0 ? 1 : -1));
+  for (std::int64_t i = 0; i < n; i += n / 7 + 1)
+    v[static_cast<std::size_t>(i)] = static_cast<T>(static_cast<ValueOf<T>>(3));
+  return v;
 }
 
 class ReduceTest : public testing::TestWithParam<RowCase> {
  protected:
+  // Whether the row takes the operation. One that does not is asked all the same: it has to say
+  // why.
+  bool Takes(ReduceOp op, Lane& lane, const View& x) {
+    const std::string refusal =
+        Refusal(Row<ReduceProblem>(GetParam()),
+                ReduceProblem{.dtype = x.dtype, .op = op, .n = x.elements()});
+    if (refusal.empty()) return true;
+    const absl::Status status = RunReduce(lane, x, op, {.strategy = GetParam().name}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_EQ(ErrorReason(status), "STRATEGY_UNSUPPORTED");
+    EXPECT_EQ(ErrorMetadata(status)["needs"], refusal);
+    return false;
+  }
+
   template <class T>
   void Check(ReduceOp op, const std::vector<T>& x, Launch launch = {}, std::size_t offset = 0) {
+    CheckAgainst(ReduceReference(op, x), op, x, launch, offset);
+  }
+
+  template <class T>
+  void CheckAgainst(const Reference& want, ReduceOp op, const std::vector<T>& x, Launch launch = {},
+                    std::size_t offset = 0) {
     Lane& lane = TestLane(GetParam().backend);
     DeviceArray<T> array(lane, x, offset);
     const auto n = static_cast<std::int64_t>(x.size());
-    const auto result = RunReduce(lane, VectorView(array.data(), n), op,
-                                  {.strategy = GetParam().name, .launch = launch});
+    const View view = VectorView(array.data(), n);
+    if (!Takes(op, lane, view)) return;
+    const auto result = RunReduce(lane, view, op, {.strategy = GetParam().name, .launch = launch});
     ASSERT_TRUE(result.ok()) << result.status();
-    const Reference want = ReduceReference(op, x);
     SCOPED_TRACE(absl::StrCat("op ", static_cast<int>(op), " n ", n, " block ", launch.block_size,
                               " grid ", launch.grid_size, " items ", launch.items_per_thread,
                               " offset ", offset));
-    if (ExactOp(op)) {
+    const bool integer =
+        IsInteger(IsArg(op) ? GetParam().dtype : ResultDType(op, GetParam().dtype));
+    EXPECT_EQ(result->integer, integer);
+    if (IsExact(op, GetParam().dtype)) {
       EXPECT_EQ(result->stats.roundoff, 0);
-      if (std::isnan(static_cast<double>(want.value))) {
+      if (integer) {
+        EXPECT_EQ(result->value.integer, want.integer);
+      } else if (std::isnan(static_cast<double>(want.value))) {
         EXPECT_TRUE(std::isnan(result->value.real)) << result->value.real;
       } else {
         EXPECT_EQ(result->value.real, static_cast<double>(want.value));
@@ -119,7 +186,7 @@ class ReduceTest : public testing::TestWithParam<RowCase> {
 
 TEST_P(ReduceTest, AwkwardSizes) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : kOps)
       for (std::int64_t n : AwkwardSizes())
@@ -129,46 +196,86 @@ TEST_P(ReduceTest, AwkwardSizes) {
 
 TEST_P(ReduceTest, LaunchesAndAlignments) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (const Launch& launch : Launches(Row<ReduceProblem>(GetParam()).limits))
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2})
+      for (ReduceOp op :
+           {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2, ReduceOp::kVariance})
         for (std::int64_t n : {1, 33, 4099, 70001}) Check<T>(op, Data<T>(op, n, 2), launch, n % 4);
   });
 }
 
 TEST_P(ReduceTest, NanTiesAndInfinities) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  const bool floating = !IsInteger(GetParam().dtype);
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    const T nan = std::numeric_limits<T>::quiet_NaN();
-    const T inf = std::numeric_limits<T>::infinity();
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kArgMax}) {
       for (std::int64_t n : {1, 5, 257, 70001}) {
-        std::vector<T> ties(static_cast<std::size_t>(n), T(3));
+        std::vector<T> ties(static_cast<std::size_t>(n), Element<T>(3));
         Check<T>(op, ties);
         ties[static_cast<std::size_t>(n / 2)] = ties.back() =
-            op == ReduceOp::kMin || op == ReduceOp::kArgMin ? T(-1) : T(9);
+            Element<T>(op == ReduceOp::kMin || op == ReduceOp::kArgMin ? -1 : 9);
         Check<T>(op, ties);
-        std::vector<T> infinite(static_cast<std::size_t>(n), inf);
-        Check<T>(op, infinite);
-        std::vector<T> negative(static_cast<std::size_t>(n), -inf);
-        Check<T>(op, negative);
-        std::vector<T> nans = Data<T>(op, n, 3);
-        nans[static_cast<std::size_t>(n / 3)] = nans[static_cast<std::size_t>(n - 1)] = nan;
-        Check<T>(op, nans);
+        if constexpr (std::is_integral_v<T>) {
+          Check<T>(op, std::vector<T>(static_cast<std::size_t>(n), std::numeric_limits<T>::max()));
+          Check<T>(op, std::vector<T>(static_cast<std::size_t>(n), std::numeric_limits<T>::min()));
+        } else {
+          const double inf = std::numeric_limits<double>::infinity();
+          Check<T>(op, std::vector<T>(static_cast<std::size_t>(n), Element<T>(inf)));
+          Check<T>(op, std::vector<T>(static_cast<std::size_t>(n), Element<T>(-inf)));
+          std::vector<T> nans = Data<T>(op, n, 3);
+          nans[static_cast<std::size_t>(n / 3)] = nans[static_cast<std::size_t>(n - 1)] =
+              Element<T>(std::numeric_limits<double>::quiet_NaN());
+          Check<T>(op, nans);
+        }
       }
     }
+    if (!floating) return;
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMean, ReduceOp::kNormL1,
-                        ReduceOp::kNormL2}) {
+                        ReduceOp::kNormL2, ReduceOp::kVariance}) {
       std::vector<T> x = Data<T>(op, 4099, 4);
-      x[4000] = nan;
+      x[4000] = Element<T>(std::numeric_limits<double>::quiet_NaN());
       Lane& lane = TestLane(GetParam().backend);
       DeviceArray<T> array(lane, x);
-      const auto result =
-          RunReduce(lane, VectorView(array.data(), 4099), op, {.strategy = GetParam().name});
+      const View view = VectorView(array.data(), 4099);
+      if (!Takes(op, lane, view)) continue;
+      const auto result = RunReduce(lane, view, op, {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_TRUE(std::isnan(result->value.real)) << static_cast<int>(op);
+    }
+  });
+}
+
+TEST_P(ReduceTest, IntegersWrap) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_integral_v<T>) {
+      std::vector<T> x(5001);
+      Random random(11);
+      for (T& v : x) v = static_cast<T>(random.Bits() | 1);
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kNormL1,
+                          ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kArgMax})
+        Check<T>(op, x);
+      Check<T>(ReduceOp::kNormL1, {std::numeric_limits<T>::min()});
+    }
+  });
+}
+
+TEST_P(ReduceTest, ZerosDecideAllAndAny) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (ReduceOp op : {ReduceOp::kAll, ReduceOp::kAny}) {
+      for (std::int64_t n : {1, 257, 70001}) {
+        for (double value : {0.0, -0.0, 1.0}) {
+          std::vector<T> x(static_cast<std::size_t>(n), Element<T>(value));
+          Check<T>(op, x);
+          x[static_cast<std::size_t>(n - 1)] = Element<T>(1 - std::abs(value));
+          Check<T>(op, x);
+        }
+      }
     }
   });
 }
@@ -192,7 +299,8 @@ TEST_P(ReduceTest, EmptyInputs) {
       EXPECT_EQ(ErrorReason(result.status()), "EMPTY_INPUT");
     } else {
       ASSERT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->value.real, op == ReduceOp::kProduct ? 1 : 0);
+      EXPECT_EQ(result->integer ? static_cast<double>(result->value.integer) : result->value.real,
+                op == ReduceOp::kProduct || op == ReduceOp::kAll ? 1 : 0);
     }
   }
 }
@@ -200,25 +308,26 @@ TEST_P(ReduceTest, EmptyInputs) {
 TEST_P(ReduceTest, DeterministicRowsRepeatTheirBits) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   if (!Row<ReduceProblem>(GetParam()).deterministic) return;
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Lane& lane = TestLane(GetParam().backend);
     const std::int64_t n = 300007;
     DeviceArray<T> x(lane, NormalVector<T>(n, 5));
-    double first = 0;
+    Scalar first;
     for (int i = 0; i < 10; ++i) {
       const auto result =
           RunReduce(lane, VectorView(x.data(), n), ReduceOp::kSum, {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
-      if (i == 0) first = result->value.real;
-      EXPECT_EQ(result->value.real, first);
+      if (i == 0) first = result->value;
+      EXPECT_EQ(result->value.real, first.real);
+      EXPECT_EQ(result->value.integer, first.integer);
     }
   });
 }
 
 TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Lane& lane = TestLane(GetParam().backend);
     const std::vector<T> values = NormalVector<T>(30 * 40, 6);
@@ -231,6 +340,7 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
       for (int j = 0; j < 15; ++j)
         gathered.push_back(values[static_cast<std::size_t>(29 * 40 + 39 - i - 80 * j)]);
     for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax}) {
+      if (!Takes(op, lane, *view)) continue;
       const auto result = RunReduce(lane, *view, op, {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->value.index, ReduceReference(op, gathered).index);
@@ -238,23 +348,46 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
   });
 }
 
+// An array of LargeSize and what it reduces to, which take longer than all the rows together: made
+// once for each type and size.
+template <class T>
+struct LargeInput {
+  static constexpr ReduceOp kLargeOps[] = {ReduceOp::kSum, ReduceOp::kArgMin, ReduceOp::kNormL2};
+
+  std::vector<T> x;
+  Reference want[std::size(kLargeOps)];
+
+  static const LargeInput& Of(std::int64_t n) {
+    static auto& inputs = *new std::map<std::int64_t, LargeInput>;
+    auto [it, fresh] = inputs.try_emplace(n);
+    if (fresh) {
+      it->second.x = NormalVector<T>(n, 7, 0.25);
+      for (std::size_t i = 0; i < std::size(kLargeOps); ++i)
+        it->second.want[i] = ReduceReference(kLargeOps[i], it->second.x);
+    }
+    return it->second;
+  }
+};
+
 TEST_P(ReduceTest, Large) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const std::int64_t n = LargeSize(GetParam().backend);
-    std::vector<T> x(static_cast<std::size_t>(n), T(1));
     Lane& lane = TestLane(GetParam().backend);
     {
       // The classic failure: a float that counts stops at 2^24.
-      DeviceArray<T> ones(lane, x);
+      DeviceArray<T> ones(
+          lane, std::vector<T>(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1))));
       const auto sum = RunReduce(lane, VectorView(ones.data(), n), ReduceOp::kSum,
                                  {.strategy = GetParam().name});
       ASSERT_TRUE(sum.ok()) << sum.status();
-      EXPECT_EQ(sum->value.real, static_cast<double>(n));
+      EXPECT_EQ(sum->integer ? static_cast<double>(sum->value.integer) : sum->value.real,
+                static_cast<double>(n));
     }
-    x = NormalVector<T>(n, 7, 0.25);
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin, ReduceOp::kNormL2}) Check<T>(op, x);
+    const auto& input = LargeInput<T>::Of(n);
+    for (std::size_t i = 0; i < std::size(input.want); ++i)
+      CheckAgainst(input.want[i], input.kLargeOps[i], input.x);
   });
 }
 
@@ -305,21 +438,24 @@ class ReduceAxesTest : public testing::TestWithParam<RowCase> {
       for (std::size_t i = 0; i < got.size(); ++i) {
         const Reference want = ReduceReference(op, groups[i]);
         if (IsArg(op)) {
-          ASSERT_EQ(static_cast<std::int64_t>(got[i]), want.index) << "output " << i;
+          ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.index) << "output " << i;
+        } else if (IsInteger(type->dtype)) {
+          ASSERT_EQ(static_cast<std::int64_t>(Exact(got[i])), want.integer) << "output " << i;
+        } else if (const double rounded = static_cast<double>(
+                       Exact(static_cast<Out>(static_cast<ValueOf<Out>>(want.value))));
+                   !std::isfinite(rounded)) {  // a NaN, or beyond the largest f16
+          ASSERT_EQ(std::isnan(static_cast<double>(Exact(got[i]))), std::isnan(rounded)) << i;
+          ASSERT_EQ(std::isinf(static_cast<double>(Exact(got[i]))), std::isinf(rounded)) << i;
         } else {
-          const double output_rounding = static_cast<double>(std::abs(want.value)) *
-                                         (sizeof(Out) == 4 ? kRoundoffF32 : kRoundoffF64);
-          ASSERT_LE(std::abs(static_cast<double>(got[i] - want.value)),
-                    stats->roundoff * static_cast<double>(want.scale) * 1.01 + output_rounding * 2)
+          const double output_rounding =
+              2 * static_cast<double>(std::abs(want.value)) * UnitRoundoff(type->dtype);
+          ASSERT_LE(std::abs(static_cast<double>(Exact(got[i]) - want.value)),
+                    stats->roundoff * static_cast<double>(want.scale) * 1.01 + output_rounding)
               << "output " << i << " op " << static_cast<int>(op);
         }
       }
     };
-    if (IsArg(op)) {
-      run(std::int64_t{});
-    } else {
-      run(T{});
-    }
+    DispatchDType(type->dtype, run);
   }
 };
 
@@ -333,7 +469,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
       {{70001, 2}, {0}},      {{1, 200003}, {1}},     {{200003, 1}, {0}},  {{4, 0}, {0}},
       {{0, 4}, {1}},          {{9, 9}, {}},
   };
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (const AxesCase& c : cases) {
       const auto type = MakeArrayType(GetParam().dtype, c.shape);
@@ -351,7 +487,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
 
 TEST_P(ReduceAxesTest, StridedViews) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
     const std::vector<T> values = NormalVector<T>(40 * 50, 9);
@@ -369,14 +505,14 @@ TEST_P(ReduceAxesTest, StridedViews) {
 
 TEST_P(ReduceAxesTest, NanAndTies) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
-  DispatchType(GetParam().dtype, [&](auto t) {
+  DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const ArrayType type{GetParam().dtype, MakeShape({130, 70})};
     std::vector<T> values(130 * 70);
     Random random(10);
-    for (T& v : values) v = static_cast<T>(random.Bits() % 4);
-    for (int i = 0; i < 40; ++i)
-      values[random.Bits() % values.size()] = std::numeric_limits<T>::quiet_NaN();
+    for (T& v : values) v = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 4));
+    for (int i = 0; i < 40 && !IsInteger(GetParam().dtype); ++i)
+      values[random.Bits() % values.size()] = Element<T>(std::numeric_limits<double>::quiet_NaN());
     DeviceArray<T> array(TestLane(GetParam().backend), values);
     for (int axis : {0, 1})
       for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})

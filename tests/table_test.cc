@@ -43,6 +43,7 @@ TEST(TableTest, EveryFileHasARowOfItsName) {
   CheckTable<ReduceAxesProblem>();
   CheckTable<MatmulProblem>();
   CheckTable<AddProblem>();
+  CheckTable<WindowSumProblem>();
 }
 
 TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {
@@ -54,7 +55,8 @@ TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {
     EXPECT_EQ(row.available, row.needs.empty()) << row.name;
     EXPECT_GT(row.cost.bytes, 0u) << row.name;
   }
-  EXPECT_EQ(defaults, (std::set<std::string>{"add", "dot", "matmul", "reduce", "reduce_axes"}));
+  EXPECT_EQ(defaults,
+            (std::set<std::string>{"add", "dot", "matmul", "reduce", "reduce_axes", "window_sum"}));
 }
 
 }  // namespace

@@ -14,6 +14,8 @@
 #include <omp.h>
 #endif
 
+#include "kernels/convert.h"
+
 namespace tessera {
 namespace {
 
@@ -134,6 +136,18 @@ class CpuLane final : public Lane {
       default:
         return GatherAs<std::uint64_t>(view, out);
     }
+  }
+
+  void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
+    DispatchDType(from, [&](auto f) {
+      const auto* elements = static_cast<const decltype(f)*>(in);
+      DispatchDType(to, [&](auto t) {
+        using To = decltype(t);
+        auto* converted = static_cast<To*>(out);
+#pragma omp parallel for schedule(static) if (n > (1 << 16))
+        for (std::int64_t i = 0; i < n; ++i) converted[i] = ConvertElement<To>(elements[i]);
+      });
+    });
   }
 
   void Synchronize() override {}

@@ -32,7 +32,7 @@ std::optional<CublasApi> Load() {
       FIND(set_stream, cublasSetStream) && FIND(set_math_mode, cublasSetMathMode) &&
       FIND(set_pointer_mode, cublasSetPointerMode) && FIND(status_name, cublasGetStatusName) &&
       FIND(sdot, cublasSdot_64) && FIND(ddot, cublasDdot_64) && FIND(sgemm, cublasSgemm_64) &&
-      FIND(dgemm, cublasDgemm_64))
+      FIND(dgemm, cublasDgemm_64) && FIND(gemm_ex, cublasGemmEx_64))
     return api;
 #undef FIND
   return std::nullopt;

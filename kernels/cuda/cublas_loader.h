@@ -24,6 +24,7 @@ struct CublasApi {
   decltype(&cublasDdot_64) ddot;
   decltype(&cublasSgemm_64) sgemm;
   decltype(&cublasDgemm_64) dgemm;
+  decltype(&cublasGemmEx_64) gemm_ex;
 };
 
 // The library, or null when it or one of its entry points cannot be found. Looks once. Thread safe.

@@ -112,6 +112,7 @@ class CudaLane final : public Lane {
   void CopyToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;
+  void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;
   void Synchronize() override;
   void StartTimer() override;
   double StopTimer() override;
@@ -157,5 +158,9 @@ inline CudaLane& Cuda(Lane& lane) {
 // Enqueues the copy of a view's elements to out, in row-major order and without gaps. The view's
 // device is current.
 void GatherAsync(const View& view, void* out, cudaStream_t stream);
+
+// Enqueues the conversion of n contiguous elements. Their device is current.
+void ConvertAsync(const void* in, DType from, void* out, DType to, std::int64_t n,
+                  cudaStream_t stream);
 
 }  // namespace tessera

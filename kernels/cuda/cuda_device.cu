@@ -343,6 +343,11 @@ void CudaLane::Gather(const View& view, void* out) {
   GatherAsync(view, out, stream_.get());
 }
 
+void CudaLane::Convert(const void* in, DType from, void* out, DType to, std::int64_t n) {
+  device_.Use();
+  ConvertAsync(in, from, out, to, n, stream_.get());
+}
+
 void CudaLane::Synchronize() {
   device_.Use();
   if (Poll([&] { return cudaStreamQuery(stream_.get()); })) return;

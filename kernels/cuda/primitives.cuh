@@ -2,14 +2,15 @@
 // on the device.
 //
 // All folds take any number of elements and any block size, combine in an order that launch and n
-// alone decide, and work on accumulators of Fold<op, T> (kernels/reduce_ops.h): plain numbers or
-// Indexed<T>.
+// alone decide, and work on accumulators of Fold<op, T> (kernels/reduce_ops.h): numbers, or small
+// structs such as Indexed<T> and Moments.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -23,6 +24,8 @@ inline constexpr unsigned kFullMask = 0xffffffffu;
 // For rows that let the request choose; their kernels name the maximum as their launch bound, so
 // that registers suffice.
 inline constexpr LaunchLimits::Range kAnyBlockSize = {kWarpSize, 1024};
+inline constexpr LaunchLimits::Range kAnyGridSize = {1, 1u << 20};
+inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 
 // Elements that a thread folds in Fold::Acc before it moves on to Fold::Wide: long enough that the
 // move costs nothing, short enough for an f32 sum to lose at most six bits on the way.
@@ -63,6 +66,17 @@ inline Grid MakeGrid(std::int64_t n, const Launch& launch, std::uint32_t block_s
   return {block_size, blocks, CeilDiv(n, std::int64_t{block_size} * blocks)};
 }
 
+// The same with a grid of `blocks` blocks, whatever n is, unless the request names another.
+inline Grid MakeFixedGrid(std::int64_t n, Launch launch, std::uint32_t block_size,
+                          std::uint32_t blocks) {
+  if (launch.grid_size == 0) launch.grid_size = blocks;
+  return MakeGrid(n, launch, block_size, 1);
+}
+
+// Of rows with a fixed grid: with blocks of 256 nearly the 270336 threads that an H200 runs at
+// once.
+inline constexpr std::uint32_t kFixedGrid = 1024;
+
 // Calls f with a value of the floating-point type that dtype names. REQUIRES: dtype is F32 or F64.
 template <class F>
 void DispatchReal(DType dtype, F&& f) {
@@ -75,8 +89,11 @@ void DispatchReal(DType dtype, F&& f) {
 
 // --- Host: error bounds ---
 
-constexpr double UnitRoundoff(DType dtype) {
-  return dtype == DType::kF32 ? kRoundoffF32 : kRoundoffF64;
+// Unit roundoff of ValueOf<T>, in which floating-point types accumulate at least: an f32's also for
+// the 16-bit types. 0 for integers, which wrap instead.
+constexpr double AccRoundoff(DType dtype) {
+  if (IsInteger(dtype)) return 0;
+  return dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
 
 // The bound of two stages, one after the other: (1 + first) (1 + second) - 1.
@@ -88,28 +105,50 @@ constexpr double Then(double first, double second) { return first + second + fir
 // Fold::Wide, for a reduction of n elements.
 inline double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, std::int64_t narrow_steps,
                              std::int64_t wide_steps) {
-  switch (op) {
-    case ReduceOp::kMin:
-    case ReduceOp::kMax:
-    case ReduceOp::kArgMin:
-    case ReduceOp::kArgMax:
-      return 0;
-    case ReduceOp::kProduct:
-      // Every multiplication of the tree enters the relative error, not only those on one path.
-      return std::expm1(static_cast<double>(n) * kRoundoffF64);
-    case ReduceOp::kNormL2:
-    case ReduceOp::kSumSquares:
-      // In double from the start. The square, and a root at the end, round once each.
-      return static_cast<double>(narrow_steps + wide_steps + 2) * kRoundoffF64;
-    case ReduceOp::kSum:
-    case ReduceOp::kMean:
-    case ReduceOp::kNormL1:
-      break;
+  if (IsExact(op, dtype)) return 0;
+  const auto steps = static_cast<double>(narrow_steps + wide_steps);
+  if (op == ReduceOp::kProduct) {
+    // Every multiplication of the tree enters the relative error, not only those on one path.
+    return std::expm1(static_cast<double>(n) * kRoundoffF64);
   }
-  // The division of a mean rounds once more.
-  return Then(static_cast<double>(narrow_steps) * UnitRoundoff(dtype),
-              static_cast<double>(wide_steps + 1) * kRoundoffF64);
+  if (op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares) {
+    // In double from the start. The square and the root round once each, and an i64 that becomes a
+    // double does so twice, being squared.
+    return (steps + 4) * kRoundoffF64;
+  }
+  if (op == ReduceOp::kVariance) {
+    // In double from the start, relative to the mean of squares. A merge of a and b elements moves
+    // the mean by at most 10 u of the mean magnitude, as long as a is not much smaller than b,
+    // so that means are off by 10 steps u. The deviations grow by (difference of means)^2
+    // a b / (a + b), in which that error counts four times; and since each element stands on the
+    // smaller side of a merge at most log2(n) times, all merges together weigh no more than log2(n)
+    // sums of squares.
+    return 40 * (1 + CeilLog2(n)) * steps * kRoundoffF64;
+  }
+  // SUM, MEAN, NORM_L1. For a mean the division rounds once more, and so does an integer sum that
+  // becomes a double.
+  return Then(static_cast<double>(narrow_steps) * AccRoundoff(dtype),
+              static_cast<double>(wide_steps + 2) * kRoundoffF64);
 }
+
+// Bytes of a Fold::Acc and of a Fold::Wide, for rows that pass them through device memory.
+inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {
+  return DispatchOp(op, [&](auto o) {
+    return DispatchDType(
+        dtype, [](auto t) { return sizeof(typename Fold<decltype(o)::value, decltype(t)>::Acc); });
+  });
+}
+inline std::uint64_t WideBytes(ReduceOp op, DType dtype) {
+  return DispatchOp(op, [&](auto o) {
+    return DispatchDType(
+        dtype, [](auto t) { return sizeof(typename Fold<decltype(o)::value, decltype(t)>::Wide); });
+  });
+}
+
+// The fold of values that are partial already. It knows nothing of elements, so that f32 and the
+// 16-bit types, whose accumulators are the same, share the kernels of later stages.
+template <ReduceOp op, class T>
+using PartialFold = Fold<op, ValueOf<T>>;
 
 // --- Device: one thread ---
 
@@ -151,6 +190,23 @@ __device__ typename F::Wide FoldThread(std::int64_t first, std::int64_t end, std
   return total;
 }
 
+// The same as the first lessons write it, without a batch: where a load waits for the addition
+// before it is the compiler's choice.
+template <class F, class Load>
+__device__ typename F::Wide FoldThreadInTurn(std::int64_t first, std::int64_t end,
+                                             std::int64_t step, Load load) {
+  using Wide = typename F::Wide;
+  using A = decltype(load(first));
+  Wide total = F::template Identity<Wide>();
+  while (first < end) {
+    A chain = F::template Identity<A>();
+    for (int folded = 0; folded < kMaxChain && first < end; ++folded, first += step)
+      chain = F::Combine(chain, load(first));
+    total = F::Combine(total, Widened<F>(chain));
+  }
+  return total;
+}
+
 // The thread's position in the grid, and the number of threads in it.
 __device__ inline std::int64_t GridThread() {
   return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -159,14 +215,16 @@ __device__ inline std::int64_t GridThreads() { return std::int64_t{gridDim.x} * 
 
 // --- Device: one warp ---
 
-template <class T>
-__device__ T ShuffleDown(unsigned mask, T value, int offset) {
-  return __shfl_down_sync(mask, value, offset);
-}
-
-template <class T>
-__device__ Indexed<T> ShuffleDown(unsigned mask, Indexed<T> a, int offset) {
-  return {ShuffleDown(mask, a.value, offset), ShuffleDown(mask, a.index, offset)};
+// The value of the lane `offset` lanes further up, word by word: registers have 32 bits.
+template <class A>
+__device__ A ShuffleDown(unsigned mask, A value, int offset) {
+  static_assert(std::is_trivially_copyable_v<A> && sizeof(A) % sizeof(unsigned) == 0);
+  unsigned words[sizeof(A) / sizeof(unsigned)];
+  std::memcpy(words, &value, sizeof value);
+#pragma unroll
+  for (unsigned& word : words) word = __shfl_down_sync(mask, word, offset);
+  std::memcpy(&value, words, sizeof value);
+  return value;
 }
 
 // Folds the values of lanes 0 to lanes - 1, which all call it and nobody else in the warp; the
@@ -193,21 +251,52 @@ __device__ T* DynamicShared() {
   return reinterpret_cast<T*>(tessera_dynamic_shared);
 }
 
-// Folds one value a thread by a tree in cells, shared memory of blockDim.x values; the result is
-// thread 0's. Every thread of the block calls it. Strides are halved, rounded up, so that any block
-// size works: with an odd number of live cells the middle one waits for the next level. Threads
-// that work stay neighbours, so warps retire whole.
+// Folds cells[0, count), count <= 2 * blockDim.x, in shared or device memory, in place to cells[0].
+// Every thread of the block calls it, after a barrier that makes the cells visible; they are
+// visible again when it returns. Strides double: thread t owns cells[2 t] and folds its neighbour
+// at distance 1, then 2, 4, ... into it, if it is still among the working ones.
+//
+//   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
+//   stride 2   0<--2   4<--6      threads 0   2
+//   stride 4   0<------4          thread  0
+//
+// Working threads lie ever further apart, so that a warp runs every level for ever fewer of its
+// lanes, and so do the cells they touch. Any count: whoever has no neighbour within it waits.
 template <class F, class A>
-__device__ A FoldBlockTree(A value, A* cells) {
-  cells[threadIdx.x] = value;
-  __syncthreads();  // the cells of the first level are written
-  for (unsigned live = blockDim.x; live > 1;) {
+__device__ void FoldDoublingStrides(A* cells, unsigned count) {
+  const unsigned position = 2 * threadIdx.x;
+  for (unsigned stride = 1; stride < count; stride *= 2) {
+    if (threadIdx.x % stride == 0 && position + stride < count)
+      cells[position] = F::Combine(cells[position], cells[position + stride]);
+    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+  }
+}
+
+// The same with halving strides: thread t folds cells[t + half] into cells[t]. Working threads and
+// the cells they touch stay neighbours, so that warps retire whole. Halves are rounded up, so that
+// any count works: with an odd number of live cells the middle one waits for the next level.
+//
+//   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
+//   live 4     0<--2  1<--3                                  threads 0 1
+//   live 2     0<1                                           thread  0
+template <class F, class A>
+__device__ void FoldHalvingStrides(A* cells, unsigned count) {
+  for (unsigned live = count; live > 1;) {
     const unsigned half = (live + 1) / 2;
     if (threadIdx.x < live - half)
       cells[threadIdx.x] = F::Combine(cells[threadIdx.x], cells[threadIdx.x + half]);
     __syncthreads();  // the upper half has been read, the lower half is written
     live = half;
   }
+}
+
+// Folds one value a thread by halving strides in cells, shared memory of blockDim.x values. Every
+// thread of the block calls it and gets the result.
+template <class F, class A>
+__device__ A FoldBlockTree(A value, A* cells) {
+  cells[threadIdx.x] = value;
+  __syncthreads();  // the cells of the first level are written
+  FoldHalvingStrides<F>(cells, blockDim.x);
   return cells[0];
 }
 
@@ -231,6 +320,27 @@ __device__ A FoldBlockShuffle(A value) {
 // Steps that one value passes in FoldBlockShuffle.
 inline int ShuffleDepth(std::uint32_t block_size) {
   return CeilLog2(kWarpSize) + CeilLog2(CeilDiv(block_size, kWarpSize));
+}
+
+// Thread 0 leaves its value of the block in partials[block] or, in a grid of one block, finishes it
+// as the result of a reduction of `count` elements.
+template <class F>
+__device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename F::Wide* partials,
+                           Scalar* result) {
+  if (threadIdx.x != 0) return;
+  if (gridDim.x == 1) {
+    F::Finish(value, count, result);
+  } else {
+    partials[blockIdx.x] = value;
+  }
+}
+
+// --- Device: all blocks ---
+
+// *cell += x, in an order that only the run knows. Integers wrap.
+__device__ inline void AtomicAdd(double* cell, double x) { atomicAdd(cell, x); }
+__device__ inline void AtomicAdd(std::int64_t* cell, std::int64_t x) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(cell), static_cast<unsigned long long>(x));
 }
 
 }  // namespace tessera

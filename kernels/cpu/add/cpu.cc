@@ -3,6 +3,7 @@
 //
 // Cost at n = 2^20 (f32): 12 MiB moved, 2^20 flops.
 #include "kernels/strategy.h"
+#include "kernels/types.h"
 
 namespace tessera {
 namespace {
@@ -13,7 +14,7 @@ void Run(const AddProblem& p) {
   const auto* b = static_cast<const T*>(p.b);
   auto* out = static_cast<T*>(p.out);
 #pragma omp parallel for simd schedule(static) if (p.n > (1 << 16))
-  for (std::int64_t i = 0; i < p.n; ++i) out[i] = a[i] + b[i];
+  for (std::int64_t i = 0; i < p.n; ++i) out[i] = T(WrapAdd(ValueOf<T>(a[i]), ValueOf<T>(b[i])));
 }
 
 }  // namespace
@@ -24,18 +25,17 @@ const Strategy<AddProblem> kAddCpu = {
     .summary = "one vectorised loop over all cores",
     .source = "vector addition of the hardware-acceleration lecture notes",
     .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .deterministic = true,
     .limits = {},
-    .roundoff =
-        [](const AddProblem& p) { return p.dtype == DType::kF32 ? kRoundoffF32 : kRoundoffF64; },
+    .roundoff = [](const AddProblem& p) { return UnitRoundoff(p.dtype); },
     .cost =
         [](const AddProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
           return Cost{.bytes = 3 * n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = 1};
         },
     .launch = [](const AddProblem& p,
-                 Lane&) { p.dtype == DType::kF32 ? Run<float>(p) : Run<double>(p); },
+                 Lane&) { DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p); }); },
 };
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
 #include "kernels/cpu/chunks.h"
 #include "kernels/strategy.h"
+#include "kernels/types.h"
 
 namespace tessera {
 namespace {
@@ -15,17 +16,16 @@ namespace {
 constexpr int kChains = 8;
 
 template <class T>
-double DotChunk(const T* a, const T* b, std::int64_t begin, std::int64_t end) {
-  double chain[kChains] = {};
+WideOf<T> DotChunk(const T* a, const T* b, std::int64_t begin, std::int64_t end) {
+  WideOf<T> chain[kChains] = {};
   std::int64_t i = begin;
   for (; i + kChains <= end; i += kChains) {
 #pragma omp simd
-    for (int j = 0; j < kChains; ++j)
-      chain[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
+    for (int j = 0; j < kChains; ++j) chain[j] = WrapAdd(chain[j], Product(a[i + j], b[i + j]));
   }
-  double sum = 0;
-  for (; i < end; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  for (double c : chain) sum += c;
+  WideOf<T> sum = 0;
+  for (; i < end; ++i) sum = WrapAdd(sum, Product(a[i], b[i]));
+  for (WideOf<T> c : chain) sum = WrapAdd(sum, c);
   return sum;
 }
 
@@ -33,9 +33,11 @@ template <class T>
 void Run(const DotProblem& p) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
-  p.result->real = FoldChunks(
-      p.n, 0.0, [&](std::int64_t begin, std::int64_t end) { return DotChunk(a, b, begin, end); },
-      [](double x, double y) { return x + y; });
+  const auto sum = FoldChunks(
+      p.n, WideOf<T>(0),
+      [&](std::int64_t begin, std::int64_t end) { return DotChunk(a, b, begin, end); },
+      WrapAdd<WideOf<T>>);
+  Finish(sum, p.result);
 }
 
 std::uint64_t Depth(std::int64_t n) {
@@ -50,11 +52,13 @@ const Strategy<DotProblem> kDotCpuParallel = {
     .summary = "chunks over all cores, eight vectorised double accumulators each",
     .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
     .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .deterministic = true,
     .limits = {},
     .roundoff =
-        [](const DotProblem& p) { return static_cast<double>(Depth(p.n) + 1) * kRoundoffF64; },
+        [](const DotProblem& p) {
+          return IsInteger(p.dtype) ? 0.0 : static_cast<double>(Depth(p.n) + 1) * kRoundoffF64;
+        },
     .cost =
         [](const DotProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
@@ -62,7 +66,7 @@ const Strategy<DotProblem> kDotCpuParallel = {
               .bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = Depth(p.n)};
         },
     .launch = [](const DotProblem& p,
-                 Lane&) { p.dtype == DType::kF32 ? Run<float>(p) : Run<double>(p); },
+                 Lane&) { DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p); }); },
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, a chain of 2^20 dependent additions: the adder's
 // latency (4 cycles), not memory, sets the pace.
 #include "kernels/strategy.h"
+#include "kernels/types.h"
 
 namespace tessera {
 namespace {
@@ -14,10 +15,9 @@ template <class T>
 void Run(const DotProblem& p) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
-  double sum = 0;
-  for (std::int64_t i = 0; i < p.n; ++i)
-    sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  p.result->real = sum;
+  WideOf<T> sum = 0;
+  for (std::int64_t i = 0; i < p.n; ++i) sum = WrapAdd(sum, Product(a[i], b[i]));
+  Finish(sum, p.result);
 }
 
 }  // namespace
@@ -28,17 +28,20 @@ const Strategy<DotProblem> kDotCpuSerial = {
     .summary = "one loop, one double accumulator: the definition",
     .source = "definition",
     .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .deterministic = true,
     .limits = {},
-    .roundoff = [](const DotProblem& p) { return (static_cast<double>(p.n) + 1) * kRoundoffF64; },
+    .roundoff =
+        [](const DotProblem& p) {
+          return IsInteger(p.dtype) ? 0.0 : (static_cast<double>(p.n) + 1) * kRoundoffF64;
+        },
     .cost =
         [](const DotProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
           return Cost{.bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = n};
         },
     .launch = [](const DotProblem& p,
-                 Lane&) { p.dtype == DType::kF32 ? Run<float>(p) : Run<double>(p); },
+                 Lane&) { DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p); }); },
 };
 
 }  // namespace tessera

@@ -48,12 +48,12 @@ const Strategy<ReduceProblem> kReduceCpuParallel = {
     .summary = "chunks over all cores, eight double accumulators each, combined in order",
     .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
     .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .deterministic = true,
     .limits = {},
     .roundoff =
         [](const ReduceProblem& p) {
-          return ExactOp(p.op) ? 0.0 : static_cast<double>(Depth(p.n) + 2) * kRoundoffF64;
+          return IsExact(p.op, p.dtype) ? 0.0 : static_cast<double>(Depth(p.n) + 2) * kRoundoffF64;
         },
     .cost =
         [](const ReduceProblem& p) {
@@ -63,7 +63,7 @@ const Strategy<ReduceProblem> kReduceCpuParallel = {
     .launch =
         [](const ReduceProblem& p, Lane&) {
           DispatchOp(p.op, [&](auto op) {
-            p.dtype == DType::kF32 ? Run<op(), float>(p) : Run<op(), double>(p);
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p); });
           });
         },
 };

@@ -26,12 +26,12 @@ const Strategy<ReduceProblem> kReduceCpuSerial = {
     .summary = "one loop in index order, double accumulator: the definition",
     .source = "definition",
     .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .deterministic = true,
     .limits = {},
     .roundoff =
         [](const ReduceProblem& p) {
-          return ExactOp(p.op) ? 0.0 : (static_cast<double>(p.n) + 2) * kRoundoffF64;
+          return IsExact(p.op, p.dtype) ? 0.0 : (static_cast<double>(p.n) + 2) * kRoundoffF64;
         },
     .cost =
         [](const ReduceProblem& p) {
@@ -41,7 +41,7 @@ const Strategy<ReduceProblem> kReduceCpuSerial = {
     .launch =
         [](const ReduceProblem& p, Lane&) {
           DispatchOp(p.op, [&](auto op) {
-            p.dtype == DType::kF32 ? Run<op(), float>(p) : Run<op(), double>(p);
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p); });
           });
         },
 };

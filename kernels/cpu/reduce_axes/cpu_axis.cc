@@ -44,18 +44,18 @@ const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
     .summary = "tiles of outputs over all cores, one chain an output",
     .source = "definition, tiled for the cache",
     .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .deterministic = true,
     .limits = {},
     .roundoff =
         [](const ReduceAxesProblem& p) {
-          return ExactOp(p.op) ? 0.0 : (static_cast<double>(p.length) + 2) * kRoundoffF64;
+          return IsExact(p.op, p.dtype) ? 0.0 : (static_cast<double>(p.length) + 2) * kRoundoffF64;
         },
     .cost =
         [](const ReduceAxesProblem& p) {
           const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
           const auto n = outputs * static_cast<std::uint64_t>(p.length);
-          return Cost{.bytes = n * SizeOf(p.dtype) + outputs * (IsArg(p.op) ? 8 : SizeOf(p.dtype)),
+          return Cost{.bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
                       .flops = n,
                       .atomics = 0,
                       .depth = static_cast<std::uint64_t>(p.length)};
@@ -63,7 +63,7 @@ const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
     .launch =
         [](const ReduceAxesProblem& p, Lane&) {
           DispatchOp(p.op, [&](auto op) {
-            p.dtype == DType::kF32 ? Run<op(), float>(p) : Run<op(), double>(p);
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p); });
           });
         },
 };

@@ -20,7 +20,7 @@ template <class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     AddSimple(const T* a, const T* b, std::int64_t n, T* out) {
   const std::int64_t i = GridThread();
-  if (i < n) out[i] = a[i] + b[i];
+  if (i < n) out[i] = T(WrapAdd(ValueOf<T>(a[i]), ValueOf<T>(b[i])));
 }
 
 template <class T>
@@ -40,7 +40,7 @@ Cost CostOf(const AddProblem& p) {
 }
 
 void Enqueue(const AddProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ constexpr Strategy<AddProblem> kAddSimple = {
     .summary = "one thread an element",
     .source = "vector addition of the notes on hardware acceleration",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},

@@ -44,7 +44,7 @@ void Run(const DotProblem& p, CudaLane& lane) {
   CUDA_CHECK_LAUNCH(StoreReal);
 }
 
-double Roundoff(const DotProblem& p) { return static_cast<double>(p.n) * UnitRoundoff(p.dtype); }
+double Roundoff(const DotProblem& p) { return static_cast<double>(p.n) * AccRoundoff(p.dtype); }
 
 Cost CostOf(const DotProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.n);

@@ -5,20 +5,34 @@
 // and every pitch and transpose stays as it is.
 //
 // f32 is computed in f32: CUBLAS_PEDANTIC_MATH keeps TF32 and emulation out, also where the
-// environment asks for them. f64 may use the tensor cores, whose f64 is IEEE arithmetic. The order
-// of the additions is the library's own, for which k * u still is a bound.
+// environment asks for them. f64 may use the tensor cores, whose f64 is IEEE arithmetic. f16 and
+// bf16 are multiplied by the tensor cores and summed in f32, and are rounded to the result's type
+// once, at the end: partial results of 16 bits, which the library would otherwise allow itself, are
+// ruled out. The order of the additions is the library's own, for which the bounds hold as well.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
 // are written.
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/matmul.h"
 
 namespace tessera {
 namespace {
 
-constexpr cublasMath_t MathMode(DType dtype) {
-  return dtype == DType::kF32 ? CUBLAS_PEDANTIC_MATH : CUBLAS_DEFAULT_MATH;
+constexpr int MathMode(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return CUBLAS_PEDANTIC_MATH;
+    case DType::kF64:
+      return CUBLAS_DEFAULT_MATH;
+    default:
+      return CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+  }
+}
+
+// REQUIRES: dtype is F32, F16 or BF16.
+constexpr cudaDataType_t DataType(DType dtype) {
+  return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
 constexpr cublasOperation_t Operation(bool transpose) {
@@ -27,40 +41,55 @@ constexpr cublasOperation_t Operation(bool transpose) {
 
 // gemm: cublasSgemm or cublasDgemm.
 template <class T, class Gemm>
-void Run(const MatmulProblem& p, CudaLane& lane, Gemm gemm) {
+void RunReal(const MatmulProblem& p, cublasHandle_t handle, Gemm gemm) {
+  const T one = 1, zero = 0;
+  CUBLAS_CHECK(gemm(handle, Operation(p.transpose_b), Operation(p.transpose_a), p.n, p.m, p.k, &one,
+                    static_cast<const T*>(p.b), p.ldb, static_cast<const T*>(p.a), p.lda, &zero,
+                    static_cast<T*>(p.c), p.n));
+}
+
+void RunHalves(const MatmulProblem& p, cublasHandle_t handle, const CublasApi& api) {
+  const float one = 1, zero = 0;
+  CUBLAS_CHECK(api.gemm_ex(handle, Operation(p.transpose_b), Operation(p.transpose_a), p.n, p.m,
+                           p.k, &one, p.b, DataType(p.dtype), p.ldb, p.a, DataType(p.dtype), p.lda,
+                           &zero, p.c, DataType(p.out_dtype), p.n, CUBLAS_COMPUTE_32F,
+                           CUBLAS_GEMM_DEFAULT));
+}
+
+void Enqueue(const MatmulProblem& p, Lane& any_lane) {
+  CudaLane& lane = Cuda(any_lane);
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
-    CUDA_CHECK(
-        cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * sizeof(T), lane.stream()));
+    CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
+                               lane.stream()));
     return;
   }
   cublasHandle_t handle = lane.Cublas();
   const CublasApi& api = *LoadCublas();
   CUBLAS_CHECK(api.set_pointer_mode(handle, CUBLAS_POINTER_MODE_HOST));
-  CUBLAS_CHECK(api.set_math_mode(handle, MathMode(p.dtype)));
-  const T one = 1, zero = 0;
-  CUBLAS_CHECK((api.*gemm)(handle, Operation(p.transpose_b), Operation(p.transpose_a), p.n, p.m,
-                           p.k, &one, static_cast<const T*>(p.b), p.ldb, static_cast<const T*>(p.a),
-                           p.lda, &zero, static_cast<T*>(p.c), p.n));
+  CUBLAS_CHECK(api.set_math_mode(handle, static_cast<cublasMath_t>(MathMode(p.dtype))));
+  switch (p.dtype) {
+    case DType::kF32:
+      return RunReal<float>(p, handle, api.sgemm);
+    case DType::kF64:
+      return RunReal<double>(p, handle, api.dgemm);
+    default:
+      return RunHalves(p, handle, api);
+  }
 }
 
-double Roundoff(const MatmulProblem& p) { return static_cast<double>(p.k) * UnitRoundoff(p.dtype); }
+// The tensor cores sum products of 16 bits in groups of 4 (compute capability 7) to 16 (9), by
+// aligning them and the sum so far to the largest and cutting off what sticks out: each term of a
+// group costs 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and Pranesh,
+// "Numerical behavior of NVIDIA tensor cores", 2021). That is 6 terms for 4 products at worst.
+double Roundoff(const MatmulProblem& p) {
+  if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
+  return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
+}
 
 Cost CostOf(const MatmulProblem& p) {
-  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
-  const auto k = static_cast<std::uint64_t>(p.k);
-  return {.bytes = (m * k + k * n + m * n) * SizeOf(p.dtype),
-          .flops = 2 * m * n * k,
-          .atomics = 0,
-          .depth = k};
-}
-
-void Enqueue(const MatmulProblem& p, Lane& lane) {
-  if (p.dtype == DType::kF32) {
-    Run<float>(p, Cuda(lane), &CublasApi::sgemm);
-  } else {
-    Run<double>(p, Cuda(lane), &CublasApi::dgemm);
-  }
+  return MatmulCost(p,
+                    static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
 }
 
 }  // namespace
@@ -68,10 +97,10 @@ void Enqueue(const MatmulProblem& p, Lane& lane) {
 extern const Strategy<MatmulProblem> kMatmulCublas;
 constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .name = "cublas",
-    .summary = "cublasSgemm without TF32, or cublasDgemm",
+    .summary = "the library's gemm: f32 without TF32, 16 bits on the tensor cores",
     .source = "NVIDIA cuBLAS",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
@@ -79,6 +108,7 @@ constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = CublasMissing,
+    .refuses = nullptr,
 };
 
 }  // namespace tessera

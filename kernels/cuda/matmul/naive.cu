@@ -8,10 +8,13 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 2^31 loads, 8 GiB, for operands of 8 MiB; no
 // barriers; a chain of 1024.
 //
-// Right for any m, n and k: threads beyond the last element end at once, and k = 0 stores zeros.
-// For any pitch, transpose and alignment: an operand is a base and two strides, and loads are
-// scalar. Each element is one chain of k fused multiply-adds in the operands' type.
+// Right for any m, n and k: threads beyond the last element do nothing, those of the largest grid
+// go on with further elements, and k = 0 stores zeros. For any block size, since threads do not
+// meet. For any pitch, transpose and alignment: an operand is a base and two strides, and loads are
+// scalar. Each element is one chain of k fused multiply-adds, in f32 for 16-bit operands; integers
+// wrap.
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -19,46 +22,35 @@ namespace {
 
 constexpr std::uint32_t kBlock = 256;
 
-template <class T>
+template <class T, class O>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
-    MatmulNaive(const T* a, std::int64_t a_row, std::int64_t a_column, const T* b,
-                std::int64_t b_row, std::int64_t b_column, std::int64_t m, std::int64_t n,
-                std::int64_t k, T* c) {
-  const std::int64_t element = GridThread();
-  if (element >= m * n) return;
-  a += element / n * a_row;
-  b += element % n * b_column;
-  T sum = 0;
-  for (std::int64_t i = 0; i < k; ++i) sum = fma(a[i * a_column], b[i * b_row], sum);
-  c[element] = sum;
+    MatmulNaive(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
+  using Value = ValueOf<T>;
+  for (std::int64_t e = GridThread(); e < a.extent * b.extent; e += GridThreads()) {
+    const std::int64_t row = e / b.extent * a.stride;
+    const std::int64_t column = e % b.extent * b.stride;
+    MatmulAcc<T, O> sum = 0;
+    for (std::int64_t l = 0; l < k; ++l) {
+      sum = MultiplyAdd(static_cast<Value>(a.data[row + l * a.k_stride]),
+                        static_cast<Value>(b.data[column + l * b.k_stride]), sum);
+    }
+    c[e] = static_cast<O>(sum);
+  }
 }
 
-template <class T>
+template <class T, class O>
 void Run(const MatmulProblem& p, CudaLane& lane) {
   if (p.m == 0 || p.n == 0) return;
-  const std::uint32_t block = p.launch.block_size != 0 ? p.launch.block_size : kBlock;
-  const auto blocks = static_cast<unsigned>(CeilDiv(p.m * p.n, block));
-  const std::int64_t a_row = p.transpose_a ? 1 : p.lda, a_column = p.transpose_a ? p.lda : 1;
-  const std::int64_t b_row = p.transpose_b ? 1 : p.ldb, b_column = p.transpose_b ? p.ldb : 1;
-  MatmulNaive<T><<<blocks, block, 0, lane.stream()>>>(static_cast<const T*>(p.a), a_row, a_column,
-                                                      static_cast<const T*>(p.b), b_row, b_column,
-                                                      p.m, p.n, p.k, static_cast<T*>(p.c));
+  const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
+  MatmulNaive<<<grid.blocks, grid.block_size, 0, lane.stream()>>>(OperandA<T>(p), OperandB<T>(p),
+                                                                  p.k, static_cast<O*>(p.c));
   CUDA_CHECK_LAUNCH(MatmulNaive);
 }
 
-double Roundoff(const MatmulProblem& p) { return static_cast<double>(p.k) * UnitRoundoff(p.dtype); }
-
-Cost CostOf(const MatmulProblem& p) {
-  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
-  const auto k = static_cast<std::uint64_t>(p.k);
-  return {.bytes = (2 * m * n * k + m * n) * SizeOf(p.dtype),
-          .flops = 2 * m * n * k,
-          .atomics = 0,
-          .depth = k};
-}
+Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); }
 
 void Enqueue(const MatmulProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+  DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, Cuda(lane)); });
 }
 
 }  // namespace
@@ -69,14 +61,15 @@ constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .summary = "one thread an element, operands from device memory: the definition",
     .source = "definition, on the thread hierarchy of the notes on hardware acceleration",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = kMatmulDTypes,
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
-    .roundoff = Roundoff,
+    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .missing = nullptr,
+    .refuses = nullptr,
 };
 
 }  // namespace tessera

@@ -1,10 +1,22 @@
 // Matmul by tiles in shared memory: a block computes L x L elements of c, a thread V x V of them.
 //
-// Against `naive`: the block walks along k in slabs of S. It fetches S x L elements of each operand
+// Against `register_tiled`, whose threads all go to device memory for what their neighbours have
+// loaded as well: the block walks along k in slabs of S. It fetches S x L elements of each operand
 // into shared memory, all threads together, and uses each L times: 2 m n k / L loads from device
-// memory instead of 2 m n k. From there a thread takes V elements of each operand into registers
-// and uses each V times: 2 m n k / V loads from shared memory. So with L = 128 and V = 8 sixteen
-// loads serve 64 multiply-adds.
+// memory instead of 2 m n k / V. From there a thread takes V elements of each operand into
+// registers and uses each V times: 2 m n k / V loads from shared memory. So with L = 128 and V = 8
+// sixteen loads serve 64 multiply-adds.
+//
+//                   slab of b, S x L        one fetch, thread t of 256: cells t, t + 256, ...
+//                  +----------------+
+//                S |                |
+//         S        +----------------+
+//      +----+      +----------------+
+//      |    |      |     | V |      |
+//    L |    |      |     +---+      |       then S steps, each V + V loads from the slabs
+//      |    |      |    V|   |      |       and V * V multiply-adds
+//      +----+      +----------------+
+//    slab of a        tile of c, L x L
 //
 // Two barriers a slab: one before the slab is overwritten, one before it is read. Fetching waits
 // for memory while arithmetic waits for fetching; only the other blocks of the multiprocessor fill
@@ -15,11 +27,13 @@
 //
 // Right for any m, n and k: what lies beyond an edge is fetched as 0, in both operands, so that it
 // adds 0 * 0, and is not stored. For any pitch, transpose and alignment: threads fetch along
-// whichever dimension is contiguous, one element at a time. Each element is one chain of k fused
-// multiply-adds in the operands' type, in the same order as in `naive`.
+// whichever dimension is contiguous, one element at a time. 16-bit elements become f32 on the way
+// into shared memory. Each element is one chain of k fused multiply-adds, in the same order as in
+// `naive`.
 #include <cstdint>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -41,16 +55,6 @@ struct Config {
 };
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
-
-// An operand as the kernel sees it: element [i, l] for i along m or n, and l along k, stands at i *
-// stride + l * k_stride.
-template <class T>
-struct Operand {
-  const T* data;
-  std::int64_t extent;  // of i
-  std::int64_t stride;
-  std::int64_t k_stride;
-};
 
 // A thread's share of fetching one operand's slabs, slab[l][i] = operand[first + i, k_first + l]
 // and 0 beyond the edges. All threads of the block fetch together, neighbours along the dimension
@@ -74,12 +78,12 @@ class SlabFetcher {
   }
 
   // The next slab, of which `depth` rows lie before the end of k.
-  __device__ void Fetch(int depth, T (&slab)[C::kDepth][C::kPitch]) {
+  __device__ void Fetch(int depth, ValueOf<T> (&slab)[C::kDepth][C::kPitch]) {
 #pragma unroll
     for (int c = 0; c < C::kTile * C::kDepth / kThreads; ++c) {
       const int i = i_ + c * i_step_;
       const int l = l_ + c * l_step_;
-      slab[l][i] = i < rows_ && l < depth ? data_[next_ + c * step_] : T(0);
+      slab[l][i] = i < rows_ && l < depth ? static_cast<ValueOf<T>>(data_[next_ + c * step_]) : 0;
     }
     next_ += slab_step_;
   }
@@ -91,14 +95,15 @@ class SlabFetcher {
   std::int64_t next_, step_, slab_step_;
 };
 
-// Two blocks a multiprocessor, so that one computes while the other fetches; in f64 the sums alone
-// take half the registers.
-template <class C, class T>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
-    MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, T* c) {
+// Two blocks a multiprocessor, so that one computes while the other fetches; where sums take 64
+// bits they alone take half the registers.
+template <class C, class T, class O>
+__global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1)
+    MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
+  using Value = ValueOf<T>;
   constexpr int kEach = C::kEach;
-  __shared__ __align__(16) T a_slab[C::kDepth][C::kPitch];
-  __shared__ __align__(16) T b_slab[C::kDepth][C::kPitch];
+  __shared__ __align__(16) Value a_slab[C::kDepth][C::kPitch];
+  __shared__ __align__(16) Value b_slab[C::kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
   const std::int64_t row = blockIdx.x / column_tiles * C::kTile;
   const std::int64_t column = blockIdx.x % column_tiles * C::kTile;
@@ -107,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
 
   SlabFetcher<C, T> a_fetcher(a, row);
   SlabFetcher<C, T> b_fetcher(b, column);
-  T sums[kEach][kEach] = {};
+  MatmulAcc<T, O> sums[kEach][kEach] = {};
   for (std::int64_t k_first = 0; k_first < k; k_first += C::kDepth) {
     __syncthreads();  // everybody is done with the slabs before
     const int depth = static_cast<int>(min(k - k_first, std::int64_t{C::kDepth}));
@@ -116,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     __syncthreads();  // the slabs are complete
 #pragma unroll
     for (int l = 0; l < C::kDepth; ++l) {
-      T a_each[kEach], b_each[kEach];
+      Value a_each[kEach], b_each[kEach];
 #pragma unroll
       for (int v = 0; v < kEach; ++v) a_each[v] = a_slab[l][y + v];
 #pragma unroll
@@ -124,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) sums[i][j] = fma(a_each[i], b_each[j], sums[i][j]);
+        for (int j = 0; j < kEach; ++j) sums[i][j] = MultiplyAdd(a_each[i], b_each[j], sums[i][j]);
     }
   }
 #pragma unroll
@@ -132,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (row + y + i < a.extent && column + x + j < b.extent)
-        c[(row + y + i) * b.extent + column + x + j] = sums[i][j];
+        c[(row + y + i) * b.extent + column + x + j] = static_cast<O>(sums[i][j]);
     }
   }
 }
@@ -142,45 +147,31 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, C::kTile) * CeilDiv(p.n, C::kTile);
 }
 
-template <class C, class T>
+template <class C>
 void RunConfig(const MatmulProblem& p, CudaLane& lane) {
-  const Operand<T> a = {static_cast<const T*>(p.a), p.m, p.transpose_a ? 1 : p.lda,
-                        p.transpose_a ? p.lda : 1};
-  const Operand<T> b = {static_cast<const T*>(p.b), p.n, p.transpose_b ? p.ldb : 1,
-                        p.transpose_b ? 1 : p.ldb};
   const auto blocks = static_cast<unsigned>(Tiles<C>(p));
-  MatmulSharedTiled<C><<<blocks, kThreads, 0, lane.stream()>>>(a, b, p.k, static_cast<T*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulSharedTiled);
+  DispatchMatmul(p, [&](auto t, auto o) {
+    using T = decltype(t);
+    MatmulSharedTiled<C><<<blocks, kThreads, 0, lane.stream()>>>(
+        OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
+    CUDA_CHECK_LAUNCH(MatmulSharedTiled);
+  });
 }
 
-template <class T>
-void Run(const MatmulProblem& p, CudaLane& lane) {
-  if (p.m == 0 || p.n == 0) return;
-  // Large tiles move less, once there are two for every multiprocessor to overlap.
-  if (Tiles<Large>(p) >= 2 * lane.device().info().multiprocessors) {
-    RunConfig<Large, T>(p, lane);
-  } else {
-    RunConfig<Small, T>(p, lane);
-  }
-}
-
-double Roundoff(const MatmulProblem& p) { return static_cast<double>(p.k) * UnitRoundoff(p.dtype); }
-
+// The small tiles, since which are used depends on the device.
 Cost CostOf(const MatmulProblem& p) {
-  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
-  const auto k = static_cast<std::uint64_t>(p.k);
-  // Every tile loads its rows of a and its columns of b. The small tiles, since which are used
-  // depends on the device.
-  const auto tile_loads = static_cast<std::uint64_t>(CeilDiv(p.n, Small::kTile)) * m * k +
-                          static_cast<std::uint64_t>(CeilDiv(p.m, Small::kTile)) * n * k;
-  return {.bytes = (tile_loads + m * n) * SizeOf(p.dtype),
-          .flops = 2 * m * n * k,
-          .atomics = 0,
-          .depth = k};
+  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
 
 void Enqueue(const MatmulProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+  CudaLane& cuda = Cuda(lane);
+  if (p.m == 0 || p.n == 0) return;
+  // Large tiles move less, once there are two for every multiprocessor to overlap.
+  if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {
+    RunConfig<Large>(p, cuda);
+  } else {
+    RunConfig<Small>(p, cuda);
+  }
 }
 
 }  // namespace
@@ -191,14 +182,15 @@ constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .summary = "L x L elements a block through slabs in shared memory, V x V a thread in registers",
     .source = "shared-memory tiling with cooperative fetching, notes on hardware acceleration",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = kMatmulDTypes,
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
-    .roundoff = Roundoff,
+    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .missing = nullptr,
+    .refuses = nullptr,
 };
 
 }  // namespace tessera

@@ -16,6 +16,7 @@
 #include <cub/device/device_reduce.cuh>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/primitives.cuh"
@@ -23,12 +24,22 @@
 namespace tessera {
 namespace {
 
-// MEAN is folded like SUM and NORM_L2 like SUM_SQUARES: one instance of CUB's kernels each, not
-// two.
-constexpr ReduceOp FoldedAs(ReduceOp op) {
-  return op == ReduceOp::kMean     ? ReduceOp::kSum
-         : op == ReduceOp::kNormL2 ? ReduceOp::kSumSquares
-                                   : op;
+// All sums of a type are folded alike and differ in the terms, which are chosen at run time: one
+// instance of CUB's kernels, not five, each of which takes as long to compile as a whole row. Norms
+// of integers are sums of doubles and go by themselves.
+template <ReduceOp op, class T>
+constexpr ReduceOp FoldedAs() {
+  switch (op) {
+    case ReduceOp::kNormL2:
+      if (std::is_integral_v<T>) return op;
+      [[fallthrough]];
+    case ReduceOp::kMean:
+    case ReduceOp::kNormL1:
+    case ReduceOp::kSumSquares:
+      return ReduceOp::kSum;
+    default:
+      return op;
+  }
 }
 
 template <class F>
@@ -41,7 +52,26 @@ struct CombineWide {
 
 template <class F, class T>
 struct LoadElement {
+  ReduceOp op;
   __host__ __device__ typename F::Wide operator()(T x) const { return F::Widen(F::Load(x, 0)); }
+};
+
+// Of a sum: the terms of op.
+template <class T>
+struct LoadElement<Fold<ReduceOp::kSum, T>, T> {
+  ReduceOp op;
+  __host__ __device__ WideOf<T> operator()(T x) const {
+    if (op == ReduceOp::kNormL1) return Term<ReduceOp::kNormL1>(x);
+    if (op == ReduceOp::kSumSquares || op == ReduceOp::kNormL2)
+      return Term<ReduceOp::kSumSquares>(x);
+    return Term<ReduceOp::kSum>(x);
+  }
+
+ private:
+  template <ReduceOp term>
+  __host__ __device__ static WideOf<T> Term(T x) {
+    return Fold<term, T>::Widen(Fold<term, T>::Load(x, 0));
+  }
 };
 
 template <class F, class T>
@@ -70,16 +100,16 @@ void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaL
 
 template <ReduceOp op, class T>
 void Run(const ReduceProblem& p, CudaLane& lane) {
-  using F = Fold<FoldedAs(op), T>;
+  using F = Fold<FoldedAs<op, T>(), T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
   auto* out = static_cast<Wide*>(lane.Scratch(sizeof(Wide)));
   if constexpr (IsArg(op)) {
     Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, lane);
   } else {
-    Reduce<F>(x, p.n, LoadElement<F, T>{}, out, lane);
+    Reduce<F>(x, p.n, LoadElement<F, T>{op}, out, lane);
   }
-  FinishReduce<Fold<op, T>><<<1, 1, 0, lane.stream()>>>(out, p.n, p.result);
+  FinishReduce<PartialFold<op, T>><<<1, 1, 0, lane.stream()>>>(out, p.n, p.result);
   CUDA_CHECK_LAUNCH(FinishReduce);
 }
 
@@ -95,7 +125,7 @@ Cost CostOf(const ReduceProblem& p) {
 }
 
 void Enqueue(const ReduceProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) {
+  DispatchDType(p.dtype, [&](auto zero) {
     DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
   });
 }
@@ -108,7 +138,7 @@ constexpr Strategy<ReduceProblem> kReduceLibrary = {
     .summary = "CUB's device-wide reduction, accumulating in double",
     .source = "NVIDIA CUB, where the HIP training examples call rocPRIM",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},

@@ -1,24 +1,31 @@
 // Reduce by trees in shared memory, one level of launches after the other until a single value is
 // left.
 //
-// A tree over device memory reads and writes it at every level. Here a block takes a private copy
-// of its part: a thread loads two elements, a block apart, and folds them on the way into shared
-// memory (so the first level of the tree costs nothing, and no thread is idle in it); halving
-// strides do the rest. One value a block goes back to device memory, and the next launch reduces
-// those, until one block is enough: it writes the result. No atomics, so the same input gives the
-// same bits.
+// Against `coalesced`: a block takes a private copy of its part, in memory of its own
+// multiprocessor, where a step costs tens of cycles and not hundreds. A thread loads two elements,
+// a block apart, and folds them on the way: the first step of the tree costs nothing, and half the
+// cells are enough.
+//
+//   elements   0 1 2 3 | 4 5 6 7                    4 threads
+//   load       0<4  1<5  2<6  3<7                   into shared memory
+//   live 4     0<--2  1<--3                         threads 0 1
+//   live 2     0<1                                  thread  0
+//
+// One value a block goes back to device memory, and the next launch reduces those, until one block
+// is enough: it writes the result. No atomics, so the same input gives the same bits.
 //
 // Cost at n = 2^20, f32, blocks of 256: 4 MiB read, and 16 KiB written and read again between
-// levels; three launches of 2048, 4 and 1 blocks; 9 barriers a block.
+// levels; three launches of 2048, 4 and 1 blocks; 9 barriers a block. Memory would take 1 us at 4.3
+// TB/s.
 //
 // Right for any n: elements beyond the end count as the operation's identity, and n = 0 is one
 // block of identities. For any block size: the tree rounds halves up. For any alignment: loads are
 // scalar. For 2^28 floats: at most 1 + 10 roundings in single precision lie on the way of an
 // element, all in the first level; between levels values are double.
-#include <utility>
+#include <type_traits>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/levels.cuh"
 
 namespace tessera {
 namespace {
@@ -29,10 +36,8 @@ std::uint32_t BlockSize(const ReduceProblem& p) {
   return p.launch.block_size != 0 ? p.launch.block_size : kBlock;
 }
 
-// Blocks of a level over n values, two a thread.
-std::int64_t Blocks(std::int64_t n, std::uint32_t block_size) {
-  return n == 0 ? 1 : CeilDiv(n, std::int64_t{2} * block_size);
-}
+// Elements a block: two a thread.
+std::int64_t PerBlock(const ReduceProblem& p) { return std::int64_t{2} * BlockSize(p); }
 
 // Folds the 2 * blockDim.x values of each block to partials[block] or, in the last level, which has
 // one block, to the result of a reduction of `count` elements. The first level reads elements, the
@@ -53,70 +58,50 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   };
   const std::int64_t i = std::int64_t{2} * blockIdx.x * blockDim.x + threadIdx.x;
   const A pair = F::Combine(load(i), load(i + blockDim.x));
-  const auto value = Widened<F>(FoldBlockTree<F>(pair, DynamicShared<A>()));
-  if (threadIdx.x != 0) return;
-  if (gridDim.x == 1) {
-    F::Finish(value, count, result);
-  } else {
-    partials[blockIdx.x] = value;
-  }
+  StoreBlock<F>(Widened<F>(FoldBlockTree<F>(pair, DynamicShared<A>())), count, partials, result);
 }
 
-template <class F, class T>
+template <ReduceOp op, class T>
 void Run(const ReduceProblem& p, CudaLane& lane) {
+  using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const std::uint32_t block = BlockSize(p);
-  std::int64_t blocks = Blocks(p.n, block);
-  // Levels write to the two arrays in turn: a level's blocks end in any order, so none may write
-  // what another still reads.
-  auto* to = static_cast<Wide*>(lane.Scratch(static_cast<std::size_t>(blocks) * sizeof(Wide)));
-  auto* from = static_cast<Wide*>(
-      lane.Scratch(static_cast<std::size_t>(Blocks(blocks, block)) * sizeof(Wide)));
-  ReducePrivatized<F, true>
-      <<<static_cast<unsigned>(blocks), block, block * sizeof(typename F::Acc), lane.stream()>>>(
-          static_cast<const T*>(p.x), p.n, p.n, to, p.result);
-  CUDA_CHECK_LAUNCH(ReducePrivatized);
-  while (blocks > 1) {
-    std::swap(from, to);
-    const std::int64_t values = blocks;
-    blocks = Blocks(values, block);
-    ReducePrivatized<F, false>
-        <<<static_cast<unsigned>(blocks), block, block * sizeof(Wide), lane.stream()>>>(
-            static_cast<const Wide*>(from), values, p.n, to, p.result);
-    CUDA_CHECK_LAUNCH(ReducePrivatized);
-  }
+  RunLevels<Wide>(
+      p.n, PerBlock(p), lane,
+      [&](unsigned blocks, Wide* to) {
+        ReducePrivatized<F, true>
+            <<<blocks, block, block * sizeof(typename F::Acc), lane.stream()>>>(
+                static_cast<const T*>(p.x), p.n, p.n, to, p.result);
+        CUDA_CHECK_LAUNCH(ReducePrivatized);
+      },
+      [&](unsigned blocks, const Wide* from, std::int64_t n, Wide* to) {
+        ReducePrivatized<PartialFold<op, T>, false>
+            <<<blocks, block, block * sizeof(Wide), lane.stream()>>>(from, n, p.n, to, p.result);
+        CUDA_CHECK_LAUNCH(ReducePrivatized);
+      });
 }
 
-// Steps of the levels after the first.
-std::int64_t WideSteps(const ReduceProblem& p) {
-  const std::uint32_t block = BlockSize(p);
-  std::int64_t steps = 0;
-  for (std::int64_t blocks = Blocks(p.n, block); blocks > 1; blocks = Blocks(blocks, block))
-    steps += 1 + CeilLog2(block);
-  return steps;
-}
+// Steps that a value passes in a level.
+std::int64_t Depth(const ReduceProblem& p) { return 1 + CeilLog2(BlockSize(p)); }
 
 double Roundoff(const ReduceProblem& p) {
-  return ReduceRoundoff(p.op, p.dtype, p.n, 1 + CeilLog2(BlockSize(p)), WideSteps(p));
+  return ReduceRoundoff(p.op, p.dtype, p.n, Depth(p),
+                        MakeLaterLevels(p.n, PerBlock(p)).count * Depth(p));
 }
 
 Cost CostOf(const ReduceProblem& p) {
-  const std::uint32_t block = BlockSize(p);
-  const std::uint64_t wide = IsArg(p.op) ? sizeof(Indexed<double>) : sizeof(double);
+  const LaterLevels later = MakeLaterLevels(p.n, PerBlock(p));
   const auto n = static_cast<std::uint64_t>(p.n);
-  std::uint64_t between = 0;
-  for (std::int64_t blocks = Blocks(p.n, block); blocks > 1; blocks = Blocks(blocks, block))
-    between += 2 * wide * static_cast<std::uint64_t>(blocks);
-  return {.bytes = n * SizeOf(p.dtype) + between,
+  return {.bytes = n * SizeOf(p.dtype) +
+                   2 * static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype),
           .flops = n,
           .atomics = 0,
-          .depth = static_cast<std::uint64_t>(1 + CeilLog2(block) + WideSteps(p))};
+          .depth = static_cast<std::uint64_t>((1 + later.count) * Depth(p))};
 }
 
 void Enqueue(const ReduceProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(lane)); });
+  DispatchDType(p.dtype, [&](auto zero) {
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
   });
 }
 
@@ -128,7 +113,7 @@ constexpr Strategy<ReduceProblem> kReducePrivatized = {
     .summary = "a tree in shared memory a block, two elements a thread, launches until one is left",
     .source = "privatization in the notes on CUDA reductions",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},

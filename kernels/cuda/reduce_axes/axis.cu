@@ -144,8 +144,9 @@ void LaunchGroups(const In* x, std::int64_t outputs, std::int64_t length, std::i
   CUDA_CHECK_LAUNCH(FoldByGroups);
 }
 
-template <class F, class T>
+template <ReduceOp op, class T>
 void Run(const ReduceAxesProblem& p, CudaLane& lane) {
+  using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
   auto* out = static_cast<typename F::Out*>(p.out);
@@ -180,17 +181,15 @@ double Roundoff(const ReduceAxesProblem& p) {
 Cost CostOf(const ReduceAxesProblem& p) {
   const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
   const auto elements = outputs * static_cast<std::uint64_t>(p.length);
-  return {
-      .bytes = elements * SizeOf(p.dtype) + outputs * SizeOf(IsArg(p.op) ? DType::kI64 : p.dtype),
-      .flops = elements,
-      .atomics = 0,
-      .depth = static_cast<std::uint64_t>(std::min(p.length, kShortAxis) + CeilLog2(p.length))};
+  return {.bytes = elements * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
+          .flops = elements,
+          .atomics = 0,
+          .depth = static_cast<std::uint64_t>(std::min(p.length, kShortAxis) + CeilLog2(p.length))};
 }
 
 void Enqueue(const ReduceAxesProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(lane)); });
+  DispatchDType(p.dtype, [&](auto zero) {
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
   });
 }
 
@@ -202,7 +201,7 @@ constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .summary = "lanes, warps or blocks an output by the shape, long axes cut into segments",
     .source = "tree reductions of the notes on CUDA reductions, laid along one axis of an array",
     .backend = Backend::kCuda,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},

@@ -1,0 +1,61 @@
+// Elements of one type as elements of another, with the same bits on the host and the device.
+//
+// To a floating-point type: the nearest value, ties to even; infinity beyond the largest. To an
+// integer: what is left of the fraction is cut off; beyond the range it is the nearest end of it,
+// and NaN is 0.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/types.h"
+
+namespace tessera {
+
+// x >= 0 or NaN as a float that rounds to 16 bits as x itself would. Rounding to nearest twice may
+// end on the wrong side of a tie; so where x is no float, take of its two neighbours the one whose
+// last bit is 1 (rounding to odd: Boldo and Melquiond, "Emulation of FMA and correctly rounded
+// sums", 2008).
+template <class M>
+TESSERA_HD float ToOddFloat(M x) {
+  const auto nearest = static_cast<float>(x);
+  const auto back = static_cast<M>(nearest);
+  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  if (back != x && (bits & 1) == 0) bits = back < x ? bits + 1 : bits - 1;
+  return std::bit_cast<float>(bits);
+}
+
+template <class To, class From>
+TESSERA_HD To ConvertElement(From element) {
+  using Limits = std::numeric_limits<To>;
+  const auto x = static_cast<ValueOf<From>>(element);
+  if constexpr (std::is_same_v<To, From>) {
+    return element;
+  } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From>) {
+    if constexpr (sizeof(To) < sizeof(From)) {
+      if (x > Limits::max()) return Limits::max();
+      if (x < Limits::min()) return Limits::min();
+    }
+    return static_cast<To>(x);
+  } else if constexpr (std::is_integral_v<To>) {
+    // 2^31 or 2^63, the first value above the range, is a number of every type; Limits::max() is
+    // not.
+    constexpr auto kEnd = -static_cast<ValueOf<From>>(Limits::min());
+    if (x != x) return 0;
+    if (x >= kEnd) return Limits::max();
+    if (x < -kEnd) return Limits::min();
+    return static_cast<To>(x);
+  } else if constexpr (sizeof(To) == 2 && std::is_integral_v<From>) {
+    using M = std::make_unsigned_t<From>;
+    return To(x < 0 ? -ToOddFloat(static_cast<M>(M{0} - static_cast<M>(x)))
+                    : ToOddFloat(static_cast<M>(x)));
+  } else if constexpr (sizeof(To) == 2 && sizeof(From) == 8) {
+    return To(x < 0 ? -ToOddFloat(-x) : x > 0 ? ToOddFloat(x) : static_cast<float>(x));
+  } else {
+    return static_cast<To>(static_cast<ValueOf<To>>(x));
+  }
+}
+
+}  // namespace tessera

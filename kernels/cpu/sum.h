@@ -1,0 +1,18 @@
+// A parallel sum on the host, for rows of other devices that finish there.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/types.h"
+
+namespace tessera {
+
+// The sum of x[0, n), over all cores, in chunks and chains that n alone decides. T: float, double
+// or std::int64_t.
+template <class T>
+WideOf<T> ParallelSum(const T* x, std::int64_t n);
+
+// Additions that one element of it passes at most.
+std::int64_t ParallelSumDepth(std::int64_t n);
+
+}  // namespace tessera

@@ -1,0 +1,144 @@
+// Matmul with the next slab on its way while this one is used.
+//
+// Against `shared_tiled_vectorized`: there the block alternates, all of it, between waiting for
+// memory and computing. Here every operand has two slabs in shared memory, and cp.async (compute
+// capability 8.0) copies into one of them in the background, past the registers, while the block
+// computes with the other:
+//
+//     shared_tiled   | fetch 0 | use 0 | fetch 1 | use 1 | fetch 2 | use 2 |
+//
+//     here           | copy 0  | copy 1         | copy 2         |
+//                              | wait  use 0    | wait  use 1    | ...
+//                              ^ one barrier a slab: slab s is complete for everybody,
+//                                and nobody uses slab s - 1 any more, so that slab s + 1
+//                                may take its place
+//
+// One barrier a slab instead of two; and as S = 16 for L = 128 too, where it was 8, a quarter of
+// the barriers there. Waiting is left only where a copy takes longer than a slab's arithmetic: 16
+// steps of 64 multiply-adds a thread are about 4000 cycles of a multiprocessor with two blocks, and
+// memory answers in under 1000.
+//
+// A copy in the background moves 16 bytes to where they are aligned and contiguous; it can not
+// transpose them. An operand that is contiguous along k therefore travels one element a copy, which
+// costs four times the copy instructions, 8 for every 1024 multiply-adds, and no registers.
+//
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
+// 64 barriers a block; a chain of 1024.
+//
+// Right for any m, n and k: a copy may read less than it writes, and the rest is zero, which adds
+// 0 * 0; results beyond the edges are not stored. For any pitch and alignment: an operand that does
+// not begin and advance in multiples of 16 bytes travels one element a copy, and c is then stored
+// one element at a time. Each element is one chain of k fused multiply-adds, in the same order as
+// in `naive`.
+#include <cstdint>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/primitives.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kStages = 2;
+
+// L and V; (L / V)^2 threads a block.
+template <int kTile_, int kEach_>
+struct Config {
+  static constexpr int kTile = kTile_;
+  static constexpr int kEach = kEach_;
+  static constexpr int kPitch = kTile + 4;
+};
+using Large = Config<128, 8>;
+using Small = Config<64, 4>;  // more blocks, for matrices with few tiles
+
+template <class C, class T>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
+    MatmulDoubleBuffered(Operand<T> a, Operand<T> b, Packable packable, std::int64_t k, T* c) {
+  constexpr int kDepth = 64 / sizeof(T);  // S: two stages fit the 48 KiB that every block may have
+  __shared__ __align__(16) T a_slabs[kStages][kDepth][C::kPitch];
+  __shared__ __align__(16) T b_slabs[kStages][kDepth][C::kPitch];
+  const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
+  const std::int64_t row = blockIdx.x / column_tiles * C::kTile;
+  const std::int64_t column = blockIdx.x % column_tiles * C::kTile;
+
+  using Copier = SlabCopier<T, C::kTile, kDepth, C::kPitch, kThreads>;
+  Copier a_copier(a, packable.a, row);
+  Copier b_copier(b, packable.b, column);
+  const auto copy = [&](std::int64_t k_first, int stage) {
+    const int depth = static_cast<int>(min(k - k_first, std::int64_t{kDepth}));
+    if (depth <= 0) return;
+    a_copier.Copy(depth, &a_slabs[stage][0][0]);
+    b_copier.Copy(depth, &b_slabs[stage][0][0]);
+    CommitCopies();
+  };
+
+  ThreadTile<T, C::kTile, C::kEach> tile;
+  static_assert(tile.kThreads == kThreads);
+  copy(0, 0);
+  int stage = 0;
+  for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
+    WaitForCopies<0>();
+    __syncthreads();  // the slab is complete, and nobody uses the one before any more
+    copy(k_first + kDepth, 1 - stage);
+#pragma unroll
+    for (int l = 0; l < kDepth; ++l) tile.Multiply(a_slabs[stage][l], b_slabs[stage][l]);
+    stage = 1 - stage;
+  }
+  tile.Store(row, column, a.extent, b.extent, packable.c, c);
+}
+
+template <class C>
+std::int64_t Tiles(const MatmulProblem& p) {
+  return CeilDiv(p.m, C::kTile) * CeilDiv(p.n, C::kTile);
+}
+
+template <class C, class T>
+void RunConfig(const MatmulProblem& p, CudaLane& lane) {
+  const auto blocks = static_cast<unsigned>(Tiles<C>(p));
+  MatmulDoubleBuffered<C><<<blocks, kThreads, 0, lane.stream()>>>(
+      OperandA<T>(p), OperandB<T>(p), PackableOf<T>(p), p.k, static_cast<T*>(p.c));
+  CUDA_CHECK_LAUNCH(MatmulDoubleBuffered);
+}
+
+template <class T>
+void Run(const MatmulProblem& p, CudaLane& lane) {
+  if (p.m == 0 || p.n == 0) return;
+  // Large tiles move less, once there are two for every multiprocessor to overlap.
+  if (Tiles<Large>(p) >= 2 * lane.device().info().multiprocessors) {
+    RunConfig<Large, T>(p, lane);
+  } else {
+    RunConfig<Small, T>(p, lane);
+  }
+}
+
+// The small tiles, since which are used depends on the device.
+Cost CostOf(const MatmulProblem& p) {
+  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
+}
+
+void Enqueue(const MatmulProblem& p, Lane& lane) {
+  CudaLane& cuda = Cuda(lane);
+  p.dtype == DType::kF32 ? Run<float>(p, cuda) : Run<double>(p, cuda);
+}
+
+}  // namespace
+
+extern const Strategy<MatmulProblem> kMatmulDoubleBuffered;
+constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
+    .name = "double_buffered",
+    .summary = "the next slab is copied in the background (cp.async) while this one is used",
+    .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with cp.async and edges",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),
+    .min_compute_capability = 80,
+    .deterministic = true,
+    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
+    .roundoff = MatmulChainRoundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = nullptr,
+    .refuses = nullptr,
+};
+
+}  // namespace tessera

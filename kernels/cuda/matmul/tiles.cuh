@@ -1,0 +1,265 @@
+// What the rows of Matmul share on the GPU: operands without transposes, vectors of 16 bytes, a
+// thread's share of a tile, and the copying of slabs in the background.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/matmul.h"
+
+namespace tessera {
+
+// An operand as the kernels see it: element [i, l] for i along m or n, and l along k, stands at i *
+// stride + l * k_stride. One of the strides is 1, the other the pitch; which is which is all that
+// is left of the transposes.
+template <class T>
+struct Operand {
+  const T* data;
+  std::int64_t extent;  // of i
+  std::int64_t stride;
+  std::int64_t k_stride;
+};
+
+template <class T>
+Operand<T> OperandA(const MatmulProblem& p) {
+  return {static_cast<const T*>(p.a), p.m, p.transpose_a ? 1 : p.lda, p.transpose_a ? p.lda : 1};
+}
+
+template <class T>
+Operand<T> OperandB(const MatmulProblem& p) {
+  return {static_cast<const T*>(p.b), p.n, p.transpose_b ? p.ldb : 1, p.transpose_b ? 1 : p.ldb};
+}
+
+// --- Vectors ---
+
+// 16 bytes, the most that one instruction of a thread loads or stores, and aligned to as many.
+template <class T>
+struct alignas(16) Pack {
+  static constexpr int kSize = 16 / sizeof(T);
+  T v[kSize];
+};
+
+template <class T>
+__device__ Pack<T> LoadPack(const T* from) {
+  return *reinterpret_cast<const Pack<T>*>(from);
+}
+template <class T>
+__device__ void StorePack(T* to, const Pack<T>& pack) {
+  *reinterpret_cast<Pack<T>*>(to) = pack;
+}
+
+// Stores a pack's elements at row[column, ...), as far as they lie before `columns`.
+template <class T>
+__device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t columns,
+                             bool packable, T* row) {
+  Pack<T> pack;
+#pragma unroll
+  for (int w = 0; w < Pack<T>::kSize; ++w) pack.v[w] = values[w];
+  if (packable && column + Pack<T>::kSize <= columns) {
+    StorePack(row + column, pack);
+    return;
+  }
+#pragma unroll
+  for (int w = 0; w < Pack<T>::kSize; ++w)
+    if (column + w < columns) row[column + w] = pack.v[w];
+}
+
+// Whether every Pack<T>::kSize-th element of every row is aligned to a pack.
+template <class T>
+bool IsPackable(const void* data, std::int64_t pitch) {
+  return reinterpret_cast<std::uintptr_t>(data) % sizeof(Pack<T>) == 0 &&
+         pitch % Pack<T>::kSize == 0;
+}
+
+// What of a problem can be moved in packs.
+struct Packable {
+  bool a, b, c;
+};
+
+template <class T>
+Packable PackableOf(const MatmulProblem& p) {
+  return {IsPackable<T>(p.a, p.lda), IsPackable<T>(p.b, p.ldb), IsPackable<T>(p.c, p.n)};
+}
+
+// --- A thread's share of a tile ---
+
+// kEach x kEach elements of a kTile x kTile tile of c, which (kTile / kEach)^2 threads compute
+// together. They are not one square but packs a span apart, so that neighbouring threads read
+// neighbouring packs of a slab, all banks of shared memory at once:
+//
+//              span            span
+//        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, a pack each; rows alike
+//
+template <class T, int kTile, int kEach>
+class ThreadTile {
+  static constexpr int kWidth = Pack<T>::kSize;
+  static constexpr int kSpan = kTile * kWidth / kEach;
+  static constexpr int kSide = kTile / kEach;
+
+ public:
+  static constexpr int kThreads = kSide * kSide;
+
+  __device__ ThreadTile()
+      : y_(static_cast<int>(threadIdx.x) / kSide * kWidth),
+        x_(static_cast<int>(threadIdx.x) % kSide * kWidth) {}
+
+  // Adds the products of one step along k: a row of each slab, aligned to packs.
+  __device__ void Multiply(const T* a, const T* b) {
+    T a_each[kEach], b_each[kEach];
+    Read(a + y_, a_each);
+    Read(b + x_, b_each);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) sums_[i][j] = fma(a_each[i], b_each[j], sums_[i][j]);
+  }
+
+  // Writes what of the tile at [row, column] lies inside c[rows, columns].
+  __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t rows,
+                        std::int64_t columns, bool packable, T* c) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const std::int64_t r = row + y_ + i / kWidth * kSpan + i % kWidth;
+      if (r >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < kEach; j += kWidth)
+        StoreClipped(sums_[i] + j, column + x_ + j / kWidth * kSpan, columns, packable,
+                     c + r * columns);
+    }
+  }
+
+ private:
+  __device__ static void Read(const T* from, T (&each)[kEach]) {
+#pragma unroll
+    for (int g = 0; g < kEach / kWidth; ++g) {
+      const Pack<T> pack = LoadPack(from + g * kSpan);
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) each[g * kWidth + w] = pack.v[w];
+    }
+  }
+
+  int y_, x_;
+  T sums_[kEach][kEach] = {};
+};
+
+// --- Copies in the background ---
+
+// Starts a copy of kBytes from global to shared memory that no register passes on its way. Only the
+// first `valid` bytes are read, so that `from` may lie beyond the array when there are none; zeros
+// take the place of the rest. Both addresses are aligned to kBytes, 4, 8 or 16.
+template <int kBytes>
+__device__ void CopyAsync(void* to, const void* from, int valid) {
+#if __CUDA_ARCH__ >= 800
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    // .cg: past the first level of cache, where nobody will look for it.
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
+                 "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(from),
+                 "n"(kBytes), "r"(valid)
+                 : "memory");
+  }
+#else
+  // For older GPUs the file only has to compile: its rows ask for compute capability 8.0.
+  for (int i = 0; i < kBytes; ++i)
+    static_cast<char*>(to)[i] = i < valid ? static_cast<const char*>(from)[i] : 0;
+#endif
+}
+
+// Closes the thread's group of copies started since the last call. A group may be empty.
+__device__ inline void CommitCopies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most kPending of the thread's groups, the latest, are under way. What other
+// threads have copied takes a barrier as well.
+template <int kPending>
+__device__ void WaitForCopies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// A thread's share of copying one operand's slabs in the background, slab[l][i] = operand[first +
+// i, k_first + l] for i < kTile and l < kDepth, and 0 beyond the edges; rows of a slab are kPitch
+// apart. All kThreads threads of the block copy together, neighbours along the dimension in which
+// memory is contiguous; each then goes on along the other one.
+//
+//   memory contiguous along i               along k
+//
+//        i ->                                    i ->
+//     l  0 0 1 1 2 2 3 3   packs of 16        l  0   2   4   6    one element at a time, since
+//     |  4 4 5 5 6 6 7 7   bytes, if          |  1   3   5   7    neighbours in memory end in
+//     v  0 0 1 1 2 2 3 3   aligned            v                   different rows of the slab
+//        4 4 5 5 6 6 7 7
+template <class T, int kTile, int kDepth, int kPitch, int kThreads>
+class SlabCopier {
+  using Vector = Pack<T>;
+  static constexpr int kPacks = kTile / Vector::kSize;  // in a row of the slab
+  static_assert(kThreads % kDepth == 0 && kThreads % kPacks == 0 && kPitch % Vector::kSize == 0);
+  static_assert(kTile * kDepth % (kThreads * Vector::kSize) == 0);
+  static_assert(kThreads % kTile == 0);
+
+ public:
+  __device__ SlabCopier(const Operand<T>& operand, bool packable, std::int64_t first)
+      : packs_(packable && operand.stride == 1) {
+    const int thread = static_cast<int>(threadIdx.x);
+    int i = 0;
+    if (packs_) {
+      i = thread % kPacks * Vector::kSize;
+      l_ = thread / kPacks;
+      i_step_ = 0;
+      l_step_ = kThreads / kPacks;
+    } else if (operand.k_stride == 1) {
+      i = thread / kDepth;
+      l_ = thread % kDepth;
+      i_step_ = kThreads / kDepth;
+      l_step_ = 0;
+    } else {
+      i = thread % kTile;
+      l_ = thread / kTile;
+      i_step_ = 0;
+      l_step_ = kThreads / kTile;
+    }
+    cell_ = l_ * kPitch + i;
+    rows_ = static_cast<int>(min(operand.extent - first, std::int64_t{kTile})) - i;
+    next_ = operand.data + (first + i) * operand.stride + l_ * operand.k_stride;
+    step_ = i_step_ * operand.stride + l_step_ * operand.k_stride;
+    slab_step_ = kDepth * operand.k_stride;
+  }
+
+  // Starts the copy of the next slab, of which `depth` rows lie before the end of k.
+  __device__ void Copy(int depth, T* slab) {
+    T* to = slab + cell_;
+    const int to_step = l_step_ * kPitch + i_step_;
+    const T* from = next_;
+    next_ += slab_step_;
+    if (packs_) {
+      const int valid = max(0, min(rows_, Vector::kSize)) * static_cast<int>(sizeof(T));
+#pragma unroll
+      for (int c = 0; c < kPacks * kDepth / kThreads; ++c, from += step_, to += to_step)
+        CopyAsync<16>(to, from, l_ + c * l_step_ < depth ? valid : 0);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kTile * kDepth / kThreads; ++c, from += step_, to += to_step) {
+        const bool inside = c * i_step_ < rows_ && l_ + c * l_step_ < depth;
+        CopyAsync<sizeof(T)>(to, from, inside ? static_cast<int>(sizeof(T)) : 0);
+      }
+    }
+  }
+
+ private:
+  bool packs_;
+  int cell_;             // the thread's first cell of a slab
+  int l_;                // its row
+  int rows_;             // values of i from it to the operand's end
+  int i_step_, l_step_;  // the way to the next cell
+  const T* next_;        // what goes into the cell
+  std::int64_t step_, slab_step_;
+};
+
+}  // namespace tessera

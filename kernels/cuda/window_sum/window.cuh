@@ -1,0 +1,39 @@
+// What the rows of WindowSum share: accumulators, and figures.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/reduce_ops.h"
+#include "kernels/types.h"
+
+namespace tessera {
+
+template <class T>
+using WindowFold = Fold<ReduceOp::kSum, T>;
+
+// Elements of a whole window.
+constexpr std::int64_t WindowWidth(const WindowSumProblem& p) { return 2 * p.radius + 1; }
+
+constexpr std::uint64_t WindowOutBytes(const WindowSumProblem& p) {
+  return static_cast<std::uint64_t>(p.n) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
+}
+
+// Of sums whose terms pass so many roundings in Fold::Acc, then in Fold::Wide. Results of 16 bits
+// are rounded to f32 on their way.
+constexpr double WindowRoundoff(const WindowSumProblem& p, std::int64_t narrow_steps,
+                                std::int64_t wide_steps) {
+  if (IsInteger(p.dtype)) return 0;
+  return Then(
+      static_cast<double>(narrow_steps + (SizeOf(p.dtype) == 2 ? 1 : 0)) * AccRoundoff(p.dtype),
+      static_cast<double>(wide_steps) * kRoundoffF64);
+}
+
+// Of a window added up by one thread in FoldThreadInTurn, in `pieces` pieces.
+constexpr double WindowLoopRoundoff(const WindowSumProblem& p, std::int64_t pieces) {
+  const std::int64_t width = WindowWidth(p);
+  return WindowRoundoff(p, std::min<std::int64_t>(width, kMaxChain),
+                        width / kMaxChain + 1 + pieces);
+}
+
+}  // namespace tessera

@@ -1,0 +1,151 @@
+// The two 16-bit floating-point types as plain bits with conversions, on the host and the device
+// alike.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/strategy.h"
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define TESSERA_HD __host__ __device__
+#else
+#define TESSERA_HD
+#endif
+
+namespace tessera {
+
+// IEEE 754 binary16.
+struct Half {
+  std::uint16_t bits;
+
+  Half() = default;
+  // Rounds to nearest, ties to even; overflows to infinity.
+  TESSERA_HD explicit Half(float value) {
+#ifdef __CUDA_ARCH__
+    bits = __half_as_ushort(__float2half_rn(value));
+#else
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    const auto sign = static_cast<std::uint16_t>(word >> 16 & 0x8000u);
+    const std::uint32_t magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {  // NaN stays NaN
+      bits = sign | 0x7e00u;
+    } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
+      bits = sign | 0x7c00u;
+    } else if (magnitude >= 0x38800000u) {  // normal: drop 13 bits of the fraction
+      const std::uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+      bits = sign | static_cast<std::uint16_t>((rounded - 0x38000000u) >> 13);
+    } else {
+      // Subnormal: a multiple of 2^-24. Adding 0.5 leaves that multiple, rounded, in the low bits
+      // of the fraction.
+      const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+      bits = sign | static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u);
+    }
+#endif
+  }
+  TESSERA_HD explicit operator float() const {
+#ifdef __CUDA_ARCH__
+    return __half2float(__ushort_as_half(bits));
+#else
+    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+    const std::uint32_t exponent = bits >> 10 & 0x1fu;
+    const std::uint32_t fraction = bits & 0x3ffu;
+    if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+    if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112u) << 23 | fraction << 13);
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return sign == 0 ? magnitude : -magnitude;
+#endif
+  }
+};
+
+// The upper half of a binary32.
+struct BFloat16 {
+  std::uint16_t bits;
+
+  BFloat16() = default;
+  // Rounds to nearest, ties to even.
+  TESSERA_HD explicit BFloat16(float value) {
+#ifdef __CUDA_ARCH__
+    bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+#else
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    if ((word & 0x7fffffffu) > 0x7f800000u) {
+      bits = static_cast<std::uint16_t>(word >> 16 | 0x40u);  // NaN stays NaN
+    } else {
+      bits = static_cast<std::uint16_t>((word + 0x7fffu + (word >> 16 & 1u)) >> 16);
+    }
+#endif
+  }
+  TESSERA_HD explicit operator float() const {
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+#else
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+#endif
+  }
+};
+
+// What arithmetic on one element is done in.
+template <class T>
+using ValueOf =
+    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+
+// Wide enough for long sums: double, or 64 bits that wrap.
+template <class T>
+using WideOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
+
+// Calls f(T{}) for the dtype's type.
+template <class F>
+decltype(auto) DispatchDType(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f(float{});
+    case DType::kF64:
+      return f(double{});
+    case DType::kF16:
+      return f(Half{});
+    case DType::kBF16:
+      return f(BFloat16{});
+    case DType::kI32:
+      return f(std::int32_t{});
+    case DType::kI64:
+      break;
+  }
+  return f(std::int64_t{});
+}
+
+// Additions and products that wrap as two's complement instead of being undefined.
+template <class T>
+TESSERA_HD T WrapAdd(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  } else {
+    return a + b;
+  }
+}
+template <class T>
+TESSERA_HD T WrapMultiply(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
+  } else {
+    return a * b;
+  }
+}
+
+// a * b for sums: exact for floats and halves, since their products fit a double.
+template <class T>
+TESSERA_HD WideOf<T> Product(T a, T b) {
+  return WrapMultiply(static_cast<WideOf<T>>(static_cast<ValueOf<T>>(a)),
+                      static_cast<WideOf<T>>(static_cast<ValueOf<T>>(b)));
+}
+
+// Leaves a sum where the problem's result goes.
+TESSERA_HD inline void Finish(double sum, Scalar* result) { result->real = sum; }
+TESSERA_HD inline void Finish(std::int64_t sum, Scalar* result) { result->integer = sum; }
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#include "tests/race_lesson.h"
+
+#include <vector>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+
+namespace tessera::test {
+namespace {
+
+// += is three steps: read the cell, add, write it back. The 32 threads of a warp read together,
+// each adds its own product to the same old value, and of their 32 writes one remains. Warps that
+// run at the same time do the same to each other.
+__global__ void RacyDotKernel(const float* a, const float* b, std::int64_t n, float* c) {
+  const std::int64_t i = GridThread();
+  if (i < n) c[0] += a[i] * b[i];
+}
+
+// The sums of threads are right. But a block's cell keeps the last one that is written to it,
+// whichever that is: one in blockDim.x.
+__global__ void RacySumKernel(const double* x, std::int64_t n, double* partials) {
+  double sum = 0;
+  for (std::int64_t i = GridThread(); i < n; i += GridThreads()) sum += x[i];
+  partials[blockIdx.x] = sum;
+}
+
+}  // namespace
+
+float RacyDot(const float* a, const float* b, std::int64_t n, Lane& lane) {
+  CudaLane& cuda = Cuda(lane);
+  auto* c = static_cast<float*>(cuda.Scratch(sizeof(float)));
+  CUDA_CHECK(cudaMemsetAsync(c, 0, sizeof(float), cuda.stream()));
+  RacyDotKernel<<<static_cast<unsigned>(CeilDiv(n, kRaceBlock)), kRaceBlock, 0, cuda.stream()>>>(
+      a, b, n, c);
+  CUDA_CHECK_LAUNCH(RacyDotKernel);
+  float result = 0;
+  cuda.CopyToHost(&result, c, sizeof result);
+  return result;
+}
+
+double RacySum(const double* x, std::int64_t n, unsigned blocks, Lane& lane) {
+  CudaLane& cuda = Cuda(lane);
+  auto* partials = static_cast<double*>(cuda.Scratch(blocks * sizeof(double)));
+  RacySumKernel<<<blocks, kRaceBlock, 0, cuda.stream()>>>(x, n, partials);
+  CUDA_CHECK_LAUNCH(RacySumKernel);
+  std::vector<double> cells(blocks);
+  cuda.CopyToHost(cells.data(), partials, blocks * sizeof(double));
+  double sum = 0;
+  for (double cell : cells) sum += cell;
+  return sum;
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,66 @@
+// Why two kernels of the documents that this project implements are not served: both race, and on a
+// GPU that can be seen. Beside each of them the row of the table that cures it, on the same data.
+// An executable of its own, because a race checker would rightly complain about it.
+#include "tests/race_lesson.h"
+
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kElements = 1 << 20;
+
+// Positive, so that every value that is lost makes the sum smaller.
+template <class T>
+std::vector<T> PositiveVector(std::uint64_t seed) {
+  return NormalVector<T>(kElements, seed, 2.0, 0.25);
+}
+
+TEST(RaceLesson, ThreadsThatAddToOneCellLoseMostOfTheirProducts) {
+  TESSERA_NEED_DEVICE(Backend::kCuda);
+  Lane& lane = TestLane(Backend::kCuda);
+  const std::vector<float> a = PositiveVector<float>(1), b = PositiveVector<float>(2);
+  double want = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    want += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  DeviceArray<float> da(lane, a), db(lane, b);
+
+  // One of the 32 threads of a warp gets through at most.
+  EXPECT_LT(RacyDot(da.data(), db.data(), kElements, lane), want / 16);
+
+  const auto right = RunDot(lane, VectorView(da.data(), kElements),
+                            VectorView(db.data(), kElements), {.strategy = "block_serial_atomic"});
+  ASSERT_TRUE(right.ok()) << right.status();
+  EXPECT_NEAR(right->value.real, want, (right->stats.roundoff + 1e-9) * want);
+}
+
+TEST(RaceLesson, ThreadsThatWriteToTheirBlocksCellLeaveOnePartialSum) {
+  TESSERA_NEED_DEVICE(Backend::kCuda);
+  Lane& lane = TestLane(Backend::kCuda);
+  constexpr unsigned kBlocks = 128;
+  const std::vector<double> x = PositiveVector<double>(3);
+  double want = 0;
+  for (double v : x) want += v;
+  DeviceArray<double> dx(lane, x);
+
+  // One of the 256 threads of a block remains.
+  const double racy = RacySum(dx.data(), kElements, kBlocks, lane);
+  EXPECT_GT(racy, 0);
+  EXPECT_LT(racy, want / (kRaceBlock / 2));
+
+  const auto right =
+      RunReduce(lane, VectorView(dx.data(), kElements), ReduceOp::kSum, {.strategy = "two_pass"});
+  ASSERT_TRUE(right.ok()) << right.status();
+  const double bound = (right->stats.roundoff + 1e-9) * want;
+  EXPECT_NEAR(right->value.real, want, bound);
+
+  // Counting the survivor for the whole block looks like a cure as long as all elements are equal,
+  // which is what examples are made of, and is none.
+  DeviceArray<double> ones(lane, std::vector<double>(static_cast<std::size_t>(kElements), 1.0));
+  EXPECT_EQ(RacySum(ones.data(), kElements, kBlocks, lane) * kRaceBlock,
+            static_cast<double>(kElements));
+  EXPECT_GT(std::abs(racy * kRaceBlock - want), bound);
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,224 @@
+// Every strategy of WindowSum, from the table: awkward sizes, radii from 0 to far beyond the array,
+// alignments and strided views, against exact sums of every window with the row's own bound.
+#include <algorithm>
+#include <limits>
+
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+class WindowSumTest : public testing::TestWithParam<RowCase> {
+ protected:
+  // Whether the row would take more than seconds: the additions of the first lessons grow with the
+  // radius.
+  bool TooSlow(std::int64_t n, std::int64_t radius) {
+    const WindowSumProblem problem{.dtype = GetParam().dtype,
+                                   .n = n,
+                                   .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
+    return Row<WindowSumProblem>(GetParam()).cost(problem).flops > std::uint64_t{1} << 34;
+  }
+
+  // x is a view of device memory whose elements are `host`.
+  template <class T>
+  void Check(const std::vector<T>& host, const View& x, std::int64_t radius, Launch launch = {}) {
+    using O = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
+    const auto n = static_cast<std::int64_t>(host.size());
+    SCOPED_TRACE(absl::StrCat("n ", n, " radius ", radius, " block ", launch.block_size));
+    if (TooSlow(n, radius)) return;
+    Lane& lane = TestLane(GetParam().backend);
+    const auto type = WindowSumType(x, radius);
+    ASSERT_TRUE(type.ok()) << type.status();
+    ASSERT_EQ(type->dtype, DTypeOf<O>());
+    ASSERT_EQ(type->shape, x.shape);
+    DeviceArray<O> out(lane, n);
+    const auto stats =
+        RunWindowSum(lane, x, radius, out.data(), {.strategy = GetParam().name, .launch = launch});
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(stats->strategy, GetParam().name);
+    EXPECT_LE(stats->roundoff, std::is_integral_v<T> ? 0 : 1e-3);
+    const std::vector<O> got = out.Values();
+
+    // Everywhere where that is cheap, else at both ends and at random places.
+    const std::int64_t width = std::min(2 * std::min(radius, n) + 1, n);
+    const std::int64_t checks = std::min(n, 8 + 5'000'000 / (width + 1));
+    Random random(42);
+    for (std::int64_t check = 0; check < checks; ++check) {
+      std::int64_t i = check;
+      if (checks < n && check >= 4) {
+        i = check < 8 ? n - 1 - (check - 4)
+                      : static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(n));
+      }
+      const std::int64_t first = std::max<std::int64_t>(0, i - std::min(radius, n));
+      const std::int64_t end = std::min(n, i + std::min(radius, n) + 1);
+      if constexpr (std::is_integral_v<T>) {
+        std::int64_t want = 0;
+        for (std::int64_t j = first; j < end; ++j)
+          want = WrapAdd<std::int64_t>(want, host[static_cast<std::size_t>(j)]);
+        ASSERT_EQ(got[static_cast<std::size_t>(i)], want) << "element " << i;
+      } else {
+        long double want = 0, magnitude = 0;
+        for (std::int64_t j = first; j < end; ++j) {
+          want += Exact(host[static_cast<std::size_t>(j)]);
+          magnitude += std::abs(Exact(host[static_cast<std::size_t>(j)]));
+        }
+        const long double value = Exact(got[static_cast<std::size_t>(i)]);
+        ASSERT_LE(static_cast<double>(std::abs(value - want)),
+                  stats->roundoff * static_cast<double>(magnitude) +
+                      UnitRoundoff(GetParam().dtype) * static_cast<double>(std::abs(want)))
+            << "element " << i << " got " << static_cast<double>(value) << " want "
+            << static_cast<double>(want);
+      }
+    }
+  }
+
+  template <class T>
+  void CheckVector(const std::vector<T>& host, std::int64_t radius, Launch launch = {},
+                   std::size_t offset = 0) {
+    DeviceArray<T> x(TestLane(GetParam().backend), host, offset);
+    Check(host, VectorView(x.data(), static_cast<std::int64_t>(host.size())), radius, launch);
+    const std::vector<T> after = x.Values();
+    EXPECT_EQ(host.empty() ? 0 : std::memcmp(after.data(), host.data(), host.size() * sizeof(T)), 0)
+        << "the operand was changed";
+  }
+};
+
+std::vector<std::int64_t> Radii(std::int64_t n) {
+  return {0, 1, 2, 31, 32, 1000, std::max<std::int64_t>(0, n - 1), n, 10 * n};
+}
+
+TEST_P(WindowSumTest, SizesAndRadii) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    for (std::int64_t n : AwkwardSizes()) {
+      const auto x = NormalVector<decltype(t)>(n, 1);
+      for (std::int64_t radius : Radii(n))
+        CheckVector(x, radius, {}, static_cast<std::size_t>(n % 4));
+    }
+  });
+}
+
+// Around the extents in which rows divide their work: warps, blocks, chunks, pieces.
+TEST_P(WindowSumTest, RadiiAroundTiles) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    for (std::int64_t n : {4095, 4096, 8191, 20000}) {
+      const auto x = NormalVector<decltype(t)>(n, 2);
+      for (std::int64_t radius :
+           {3, 4, 7, 8, 15, 16, 127, 128, 255, 256, 2047, 2048, 4095, 4096, 8191, 8192, 10000})
+        CheckVector(x, radius, {}, 1);
+    }
+  });
+}
+
+TEST_P(WindowSumTest, Launches) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    const auto x = NormalVector<decltype(t)>(70001, 3);
+    for (const Launch& launch : Launches(Row<WindowSumProblem>(GetParam()).limits))
+      for (std::int64_t radius : {0, 5, 500, 30000}) CheckVector(x, radius, launch, 3);
+  });
+}
+
+TEST_P(WindowSumTest, StridedViews) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const auto values = NormalVector<T>(3000, 4);
+    DeviceArray<T> array(TestLane(GetParam().backend), values, 1);
+    struct Window {
+      std::int64_t offset, stride;
+    };
+    for (const Window& w : {Window{5, 3}, {2999, -3}, {7, 0}, {11, 1}}) {
+      const auto view = MakeView({GetParam().dtype, MakeShape({3000})}, array.data(), w.offset,
+                                 {900}, {w.stride});
+      ASSERT_TRUE(view.ok()) << view.status();
+      std::vector<T> host;
+      for (std::int64_t i = 0; i < 900; ++i)
+        host.push_back(values[static_cast<std::size_t>(w.offset + i * w.stride)]);
+      for (std::int64_t radius : {0, 2, 40, 2000}) Check(host, *view, radius);
+    }
+  });
+}
+
+// A sum that runs on by adding and subtracting would not forget the large element.
+TEST_P(WindowSumTest, LargeElementsLeaveNoTrace) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  if (IsInteger(GetParam().dtype)) GTEST_SKIP() << "integers do not round";
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    auto x = NormalVector<decltype(t)>(9000, 5);
+    const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
+    x[3000] = Element<decltype(t)>(large);
+    x[3001] = Element<decltype(t)>(-large);
+    for (std::int64_t radius : {1, 8, 100, 2500}) CheckVector(x, radius);
+  });
+}
+
+// A NaN reaches the windows that hold it, and no others.
+TEST_P(WindowSumTest, NanStaysInItsWindows) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  if (IsInteger(GetParam().dtype)) GTEST_SKIP() << "integers have no NaN";
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    Lane& lane = TestLane(GetParam().backend);
+    std::vector<T> x(9000, Element<T>(1));
+    x[4321] = Element<T>(std::numeric_limits<double>::quiet_NaN());
+    DeviceArray<T> dx(lane, x), out(lane, 9000);
+    for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
+      const auto stats = RunWindowSum(lane, VectorView(dx.data(), 9000), radius, out.data(),
+                                      {.strategy = GetParam().name});
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      const std::vector<T> got = out.Values();
+      for (std::int64_t i = 0; i < 9000; ++i)
+        ASSERT_EQ(std::isnan(Exact(got[static_cast<std::size_t>(i)])), std::abs(i - 4321) <= radius)
+            << "element " << i << " radius " << radius;
+    }
+  });
+}
+
+TEST_P(WindowSumTest, IntegersWrap) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  if (!IsInteger(GetParam().dtype)) GTEST_SKIP() << "for integers";
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_integral_v<T>) {
+      std::vector<T> x(5000);
+      Random random(6);
+      for (T& e : x) e = static_cast<T>(random.Bits());
+      for (std::int64_t radius : {1, 20, 3000}) CheckVector(x, radius);
+    }
+  });
+}
+
+TEST_P(WindowSumTest, Large) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    const std::int64_t n =
+        (std::int64_t{1} << (GetParam().backend == Backend::kCuda ? 25 : 21)) + 3;
+    const auto x = NormalVector<decltype(t)>(n, 7);
+    for (std::int64_t radius : {std::int64_t{8}, std::int64_t{5000}, n / 3, n - 1})
+      CheckVector(x, radius, {}, 1);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, WindowSumTest, testing::ValuesIn(RowCases<WindowSumProblem>()),
+                         CaseName);
+
+TEST(WindowSumErrors, OperandsAndRadiiThatDoNotFit) {
+  const View x = WholeView({DType::kF32, MakeShape({5})}, nullptr);
+  const View matrix = WholeView({DType::kF32, MakeShape({5, 2})}, nullptr);
+  const View scalar = WholeView({DType::kF32, MakeShape({})}, nullptr);
+  EXPECT_EQ(ErrorReason(WindowSumType(matrix, 1).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(WindowSumType(scalar, 1).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(WindowSumType(x, -1).status()), "BAD_RADIUS");
+  EXPECT_TRUE(WindowSumType(x, std::numeric_limits<std::int64_t>::max()).ok());
+  Lane& lane = TestLane(Backend::kCpu);
+  DeviceArray<float> values(lane, {1, 2, 4}), out(lane, 3);
+  ASSERT_TRUE(RunWindowSum(lane, VectorView(values.data(), 3),
+                           std::numeric_limits<std::int64_t>::max(), out.data(), {})
+                  .ok());
+  EXPECT_EQ(out.Values(), (std::vector<float>{7, 7, 7}));
+}
+
+}  // namespace
+}  // namespace tessera::test
