@@ -151,12 +151,13 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
   return FirstOf({"simple", "cpu"}, problem, device);
 }
 
-// From about this radius on, reading a window from shared memory costs more than the passes that
-// running_sum makes over the array.
+// The first-level cache serves small windows better than shared memory with its barriers; from about
+// this radius on, reading a window at all costs more than the passes that running_sum makes over the
+// array (measured in kernels/README.md).
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
-  constexpr std::int64_t kSmallRadius = 16;
-  return FirstOf({problem.radius <= kSmallRadius ? "shared" : "running_sum", "cpu"}, problem,
+  constexpr std::int64_t kSmallRadius = 24;
+  return FirstOf({problem.radius <= kSmallRadius ? "simple" : "running_sum", "cpu"}, problem,
                  device);
 }
 

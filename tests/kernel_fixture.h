@@ -4,12 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -150,12 +153,40 @@ class Random {
   std::uint64_t state_;
 };
 
+// The pieces in which long arrays are made and summed up, each by a thread of its own.
+inline constexpr std::int64_t kPiece = std::int64_t{1} << 22;
+
+// f(first, end) for each piece of [0, n), on all cores; what they return, in order.
+template <class F>
+auto ForPieces(std::int64_t n, F f) {
+  using Result = decltype(f(n, n));
+  const auto pieces = static_cast<std::size_t>((n + kPiece - 1) / kPiece);
+  std::vector<Result> results(pieces);
+  const auto threads = std::min<std::size_t>(pieces, std::thread::hardware_concurrency());
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i; (i = next++) < pieces;) {
+      const std::int64_t first = static_cast<std::int64_t>(i) * kPiece;
+      results[i] = f(first, std::min(first + kPiece, n));
+    }
+  };
+  std::vector<std::thread> others;
+  for (std::size_t i = 1; i < threads; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& thread : others) thread.join();
+  return results;
+}
+
 template <class T>
 std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.0,
                             double deviation = 1.0) {
-  Random random(seed);
   std::vector<T> v(static_cast<std::size_t>(n));
-  for (T& x : v) x = Element<T>(mean + deviation * random.Normal());
+  ForPieces(n, [&](std::int64_t first, std::int64_t end) {
+    Random random(seed ^ static_cast<std::uint64_t>(first) << 20);
+    for (std::int64_t i = first; i < end; ++i)
+      v[static_cast<std::size_t>(i)] = Element<T>(mean + deviation * random.Normal());
+    return 0;
+  });
   return v;
 }
 
@@ -186,10 +217,12 @@ class DeviceArray {
     absl::StatusOr<Memory> memory = Allocate(lane.device(), (offset_ + size_ + kGuard) * sizeof(T));
     if (!memory.ok()) ADD_FAILURE() << memory.status();
     if (memory.ok()) memory_ = *std::move(memory);
-    image_.resize((offset_ + size_ + kGuard) * sizeof(T), kGuardByte);
-    if (size_ > 0)
-      std::memcpy(image_.data() + offset_ * sizeof(T), values.data(), size_ * sizeof(T));
-    EXPECT_TRUE(CopyToDevice(lane, memory_.data(), image_.data(), image_.size()).ok());
+    const std::size_t begin = offset_ * sizeof(T), end = (offset_ + size_) * sizeof(T);
+    const std::vector<unsigned char> guard(begin + kGuard * sizeof(T), kGuardByte);
+    auto* bytes = static_cast<unsigned char*>(memory_.data());
+    EXPECT_TRUE(CopyToDevice(lane, bytes, guard.data(), begin).ok());
+    EXPECT_TRUE(CopyToDevice(lane, bytes + begin, values.data(), end - begin).ok());
+    EXPECT_TRUE(CopyToDevice(lane, bytes + end, guard.data(), kGuard * sizeof(T)).ok());
     EXPECT_TRUE(Synchronize(lane).ok());
   }
   // Every byte the guard pattern: what a result is written into.
@@ -200,7 +233,7 @@ class DeviceArray {
 
   // The values now; fails the test when a guard byte has changed.
   std::vector<T> Values() {
-    std::vector<unsigned char> now(image_.size());
+    std::vector<unsigned char> now((offset_ + size_ + kGuard) * sizeof(T));
     EXPECT_TRUE(CopyToHost(lane_, now.data(), memory_.data(), now.size()).ok());
     std::vector<T> values(size_);
     if (size_ > 0) std::memcpy(values.data(), now.data() + offset_ * sizeof(T), size_ * sizeof(T));
@@ -216,6 +249,13 @@ class DeviceArray {
     return values;
   }
 
+  // Fails the test unless it still holds these values.
+  void ExpectUnchanged(const std::vector<T>& values) {
+    const std::vector<T> now = Values();
+    EXPECT_TRUE(now.empty() || std::memcmp(now.data(), values.data(), now.size() * sizeof(T)) == 0)
+        << "an operand was written to";
+  }
+
  private:
   static constexpr std::size_t kGuard = 64;
   static constexpr unsigned char kGuardByte = 0xff;  // a NaN in every floating-point type
@@ -229,7 +269,6 @@ class DeviceArray {
   std::size_t offset_;
   std::size_t size_;
   Memory memory_;
-  std::vector<unsigned char> image_;
 };
 
 inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {

@@ -199,7 +199,7 @@ TEST_P(MatmulTest, StridedViews) {
 // What lies beyond an edge, in the row's tiles or in memory, does not reach the result.
 TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  if (IsInteger(GetParam().row.dtype)) GTEST_SKIP() << "integers are finite";
+  if (IsInteger(GetParam().row.dtype)) return;  // all of them are finite
   Dispatch([&]<class T, class O>(T, O) {
     constexpr std::int64_t kSide = 130;
     Lane& lane = TestLane(GetParam().row.backend);

@@ -1,6 +1,11 @@
 // The list in strategies.cc against the files beside it and against itself.
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <set>
+#include <sstream>
+#include <string>
 
 #include "tests/kernel_fixture.h"
 
@@ -44,6 +49,59 @@ TEST(TableTest, EveryFileHasARowOfItsName) {
   CheckTable<MatmulProblem>();
   CheckTable<AddProblem>();
   CheckTable<WindowSumProblem>();
+}
+
+// "cuda/dot/tree_global": where the row's file is, but for its extension.
+std::string KeyOf(const StrategyInfo& row) {
+  return std::string(Name(row.backend)) + "/" + std::string(row.operation) + "/" +
+         std::string(row.name);
+}
+
+// The course names every row, with a link to its file.
+TEST(TableTest, EveryRowIsInTheCourse) {
+  std::ifstream file(fs::path(TESSERA_SOURCE_DIR) / "kernels" / "README.md");
+  const std::string course{std::istreambuf_iterator<char>(file), {}};
+  Device* cpu = TestDevice(Backend::kCpu);
+  for (const StrategyInfo& row : ListStrategies({&cpu, 1})) {
+    const bool cuda = row.backend == Backend::kCuda;
+    const std::string name(row.name);
+    const std::string link = "[`" + name + "`](" + KeyOf(row) + (cuda ? ".cu)" : ".cc)");
+    EXPECT_NE(course.find(link), std::string::npos) << link;
+  }
+}
+
+// The names that clients rely on: a row may join them, none may leave.
+TEST(TableTest, NoPromisedRowIsMissing) {
+  const std::map<std::string, std::string> promised = {
+      {"cpu/dot", "cpu_serial cpu_parallel"},
+      {"cpu/reduce", "cpu_serial cpu_parallel"},
+      {"cpu/reduce_axes", "cpu_axis"},
+      {"cpu/matmul", "cpu_naive cpu_register_tiled cpu_cache_tiled cpu_library"},
+      {"cpu/add", "cpu"},
+      {"cpu/window_sum", "cpu"},
+#ifdef TESSERA_WITH_CUDA
+      {"cuda/dot",
+       "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "
+       "tree_interleaved tree_sequential hierarchical coarsened warp_shuffle cublas"},
+      {"cuda/reduce",
+       "interleaved coalesced privatized coarsened no_stride grid_stride atomic two_pass "
+       "two_kernels_unrolled warp_shuffle library"},
+      {"cuda/reduce_axes", "axis"},
+      {"cuda/matmul",
+       "naive register_tiled shared_tiled shared_tiled_vectorized double_buffered warp_tiled "
+       "cublas"},
+      {"cuda/add", "simple"},
+      {"cuda/window_sum", "simple shared running_sum"},
+#endif
+  };
+  Device* cpu = TestDevice(Backend::kCpu);
+  std::set<std::string> rows;
+  for (const StrategyInfo& row : ListStrategies({&cpu, 1})) rows.insert(KeyOf(row));
+  for (const auto& [table, names] : promised) {
+    std::istringstream words(names);
+    for (std::string name; words >> name;)
+      EXPECT_TRUE(rows.contains(table + "/" + name)) << table << "/" << name;
+  }
 }
 
 TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {

@@ -8,12 +8,12 @@
 
 namespace tessera::bench {
 
-// Each enqueues one pass on a lane of a CUDA device. Device memory, aligned to 16 bytes; bytes a
-// multiple of 16.
+// Each enqueues one pass on a lane of either kind of device. Device memory, aligned to 16 bytes;
+// bytes a multiple of 16. On the CPU a pass runs on as many threads as OpenMP gives.
 
 // Reads every byte once, with many 16-byte loads in flight; writes nothing but 16 bytes to sink.
 void LaunchRead(Lane& lane, const void* data, std::size_t bytes, void* sink);
-// A device-to-device copy by the driver: reads and writes every byte once.
+// Reads and writes every byte once; on a CUDA device the driver's own copy.
 void LaunchCopy(Lane& lane, void* to, const void* from, std::size_t bytes);
 // Fused multiply-adds in registers, of floats or doubles; returns how many operations (two each)
 // that is.

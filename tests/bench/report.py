@@ -4,10 +4,12 @@
   report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580, 2026-11-21"
       Medians and spread of every benchmark of Google Benchmark's JSON (repetitions, not aggregates).
   report.py render
-      A plot for each operation beside docs/measured/FILE.json, and, where kernels/README.md exists, its tables between
-      <!-- measured: FILE OPERATION DTYPE --> and <!-- end -->.
-  report.py render --check
-      Exits 1 when that would change a file.
+      A plot for each operation beside docs/measured/FILE.json, and the tables of kernels/README.md between
+      <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is an element type: times against sizes; "types": the
+      rates of every type at the largest size; or "variants": the times of OPERATION_* at the largest size they share.
+  report.py check --bench STRATEGY_BENCH
+      Exits 1 when that would change a file, when a row that the program lists has not been measured for one of its types,
+      or when a row has been measured that it does not list.
 """
 
 import argparse
@@ -17,12 +19,16 @@ import math
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "docs" / "measured"
 COURSE = ROOT / "kernels" / "README.md"
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
+OPERATIONS = ["dot", "reduce_axes", "reduce", "matmul", "add", "window_sum"]
+PLOTTED = ["dot", "reduce", "matmul", "add", "window_sum_8"]
+DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]
 COLORS = [
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
     "#1b4f72", "#b03a2e", "#117a65", "#7d6608", "#6c3483", "#515a5a", "#0e6251", "#784212",
@@ -100,40 +106,50 @@ def ceilings(document):
 
 
 def pick_sizes(operation, sizes):
-    if operation in ("dot", "reduce", "add", "window_sum"):
-        wanted = [s for s in sizes if s.isdigit() and int(s) in (2**10, 2**16, 2**20, 2**24, 2**28, 2**30)]
-        return wanted or sizes
-    return sizes
+    """Columns for a page: of the many sizes of a vector a few; of products squares and the rest at the end."""
+    if operation == "matmul":
+        return sizes
+    wanted = [s for s in sizes if s.isdigit() and int(s) in (2**10, 2**16, 2**20, 2**24, 2**28, 2**30)]
+    return wanted or sizes
+
+
+def size_key(size):
+    digits = re.match(r"\d+", size)
+    return (not size.isdigit(), int(digits.group()) if digits else 0, size)
+
+
+def markdown(head, lines):
+    rows = ["| " + " | ".join(cells) + " |" for cells in [head] + lines]
+    return "\n".join([rows[0], "|---" * len(head) + "|"] + rows[1:])
+
+
+def note(document, rows):
+    runs = sorted({row["runs"] for row in rows})
+    return f"{document['caption']}. Medians of {runs[-1]} interleaved runs, device time, caches cold."
 
 
 def table(document, operation, dtype):
+    """Times against sizes; rate, share of the ceiling and of the library at the largest."""
     rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype]
     if not rows:
         return "(not measured)\n"
-    order = []
-    for row in document["rows"]:
-        if row["operation"] == operation and row["strategy"] not in order:
-            order.append(row["strategy"])
     cell = {(r["strategy"], r["size"]): r for r in rows}
-
-    def key(size):
-        digits = re.match(r"\d+", size)
-        return (int(digits.group()) if digits else 0, size)
-
-    sizes = pick_sizes(operation, sorted({r["size"] for r in rows}, key=key))
-    largest = sizes[-1]
-    order.sort(key=lambda s: -cell[(s, largest)]["us"] if (s, largest) in cell else -math.inf)
+    sizes = pick_sizes(operation, sorted({r["size"] for r in rows}, key=size_key))
+    squares = [s for s in sizes if s.isdigit()]
+    largest = squares[-1] if squares else sizes[-1]
+    order = sorted({r["strategy"] for r in rows},
+                   key=lambda s: (-cell[(s, largest)]["us"] if (s, largest) in cell else -math.inf, s))
     matmul = operation == "matmul"
     unit = "TFLOP/s" if matmul else "GB/s"
     limits = ceilings(document)
     ceiling = limits.get(("fma", dtype)) if matmul else limits.get(("read", "f32"))
-    library = LIBRARY.get(operation)
+    library = LIBRARY.get(operation) if (LIBRARY.get(operation), largest) in cell else None
     head = ["strategy"] + [f"us at {short(s)}" for s in sizes] + [f"{unit} at {short(largest)}"]
     if ceiling:
         head.append("of the ceiling")
     if library:
         head.append(f"of `{library}`")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = []
     for strategy in order:
         cells = [f"`{strategy}`"]
         for size in sizes:
@@ -143,20 +159,69 @@ def table(document, operation, dtype):
         if last is None:
             cells += ["-"] * (len(head) - len(cells))
         else:
-            rate = last.get("gflop_per_s", 0) if matmul else last.get("gb_per_s", 0)
-            cells.append(f"{rate / 1000:.2f}" if matmul else f"{rate:.0f}")
+            rate = last.get("gflop_per_s", 0) / 1000 if matmul else last.get("gb_per_s", 0)
+            cells.append(f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}")
             if ceiling:
-                cells.append(f"{100 * rate / ceiling:.0f} %")
+                cells.append(f"{100 * rate * (1000 if matmul else 1) / ceiling:.3g} %")
             if library:
-                peer = cell.get((library, largest))
-                cells.append(f"{100 * peer['us'] / last['us']:.0f} %" if peer else "-")
-        lines.append("| " + " | ".join(cells) + " |")
-    note = f"{document['caption']}. Medians of {rows[0]['runs']} interleaved runs, device time from events, caches cold."
+                cells.append(f"{100 * cell[(library, largest)]['us'] / last['us']:.3g} %")
+        lines.append(cells)
+    end = note(document, rows)
     if ceiling:
-        what = "fused multiply-adds in registers" if matmul else "a kernel that only reads"
-        figure = f"{ceiling / 1000:.1f} TFLOP/s" if matmul else f"{ceiling:.0f} GB/s"
-        note += f" Ceiling: {what}, {figure} in the same run."
-    return "\n".join(lines) + "\n\n" + note + "\n"
+        what = "multiply-adds in registers" if matmul else "a loop that only reads"
+        figure = f"{ceiling / 1000:.3g} TFLOP/s" if matmul else f"{ceiling:.0f} GB/s"
+        end += f" Ceiling: {what}, {figure} in the same run."
+    return markdown(head, lines) + "\n\n" + end + "\n"
+
+
+def types_table(document, operation):
+    """The rate of each type at the largest size that it was measured at."""
+    rows = [r for r in document["rows"] if r["operation"] == operation and r["size"].isdigit()]
+    if not rows:
+        return "(not measured)\n"
+    matmul = operation == "matmul"
+    size_of = {}
+    for dtype in DTYPES:
+        sizes = {r["size"] for r in rows if r["dtype"] == dtype}
+        if matmul and sizes:  # one side for all types
+            sizes &= set.intersection(*({r["size"] for r in rows if r["dtype"] == d} for d in
+                                        {r["dtype"] for r in rows}))
+        if sizes:
+            size_of[dtype] = max(sizes, key=size_key)
+    if "f32" in size_of and "i32" in size_of and not matmul:
+        size_of["f32"] = size_of["i32"]
+    cell = {(r["strategy"], r["dtype"]): r for r in rows if r["size"] == size_of.get(r["dtype"])}
+    field = "gflop_per_s" if matmul else "gb_per_s"
+    order = sorted({s for s, _ in cell}, key=lambda s: (cell[(s, "f32")][field] if (s, "f32") in cell else 0, s))
+    unit = "TFLOP/s" if matmul else "GB/s"
+    head = ["strategy"] + [f"{d}, {short(size_of[d])}" for d in size_of]
+    lines = []
+    for strategy in order:
+        cells = [f"`{strategy}`"]
+        for dtype in size_of:
+            row = cell.get((strategy, dtype))
+            rate = row[field] / (1000 if matmul else 1) if row else None
+            cells.append("-" if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}")
+        lines.append(cells)
+    return markdown(head, lines) + f"\n\n{unit}. {note(document, list(cell.values()))}\n"
+
+
+def variants_table(document, operation):
+    """Times of OPERATION_* in f32 at the largest size that all of them were measured at."""
+    names = sorted({r["operation"] for r in document["rows"] if r["operation"].startswith(operation + "_")
+                    and r["operation"] != "reduce_axes"}, key=lambda n: [int(p) if p.isdigit() else 0 for p in n.split("_")])
+    if not names:
+        return "(not measured)\n"
+    if any(r["operation"] == operation for r in document["rows"]):
+        names.insert(0, operation)
+    rows = [r for r in document["rows"] if r["operation"] in names and r["dtype"] == "f32"]
+    shared = set.intersection(*({r["size"] for r in rows if r["operation"] == n} for n in names))
+    largest = max(shared, key=size_key)
+    cell = {(r["strategy"], r["operation"]): r for r in rows if r["size"] == largest}
+    order = sorted({s for s, _ in cell}, key=lambda s: (-cell[(s, names[0])]["us"] if (s, names[0]) in cell else 0, s))
+    head = ["strategy"] + [n[len(operation):].lstrip("_") or "sum" for n in names]
+    lines = [[f"`{s}`"] + [microseconds(cell[(s, n)]["us"]) if (s, n) in cell else "-" for n in names] for s in order]
+    return markdown(head, lines) + f"\n\nus at {short(largest)} f32. {note(document, list(cell.values()))}\n"
 
 
 def plot(document, operation, dtype):
@@ -185,7 +250,7 @@ def plot(document, operation, dtype):
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{left}" y="18" font-size="15" fill="#222">{html.escape(operation)} {dtype}: '
+        f'<text x="{left}" y="18" font-size="15" fill="#222">{html.escape(operation.replace("_8", ", radius 8"))} {dtype}: '
         f'{"GFLOP/s against side" if matmul else "GB/s against elements"}</text>',
         f'<text x="{left}" y="33" font-size="10" fill="#666">{html.escape(document["caption"])}</text>',
     ]
@@ -217,32 +282,64 @@ def plot(document, operation, dtype):
     return "\n".join(out) + "\n"
 
 
-def render(options):
+def make_outputs():
+    """Path: text of every file that is made of the measured figures."""
     outputs = {}
 
     def replace(match):
-        document = json.loads((MEASURED / f"{match.group(1)}.json").read_text(encoding="utf-8"))
-        return f"{match.group(0).split('-->')[0]}-->\n{table(document, match.group(2), match.group(3))}<!-- end -->"
+        name, operation, what = match.groups()
+        document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+        if what == "types":
+            made = types_table(document, operation)
+        elif what == "variants":
+            made = variants_table(document, operation)
+        else:
+            made = table(document, operation, what)
+        return f"{match.group(0).split('-->')[0]}-->\n{made}<!-- end -->"
 
-    if COURSE.exists():
-        text = COURSE.read_text(encoding="utf-8")
-        outputs[COURSE] = re.sub(
-            r"<!-- measured: (\S+) (\S+) (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL
-        )
+    text = COURSE.read_text(encoding="utf-8")
+    outputs[COURSE] = re.sub(r"<!-- measured: (\S+) (\S+) (\S+) -->.*?<!-- end -->", replace, text, flags=re.DOTALL)
     for source in sorted(MEASURED.glob("*.json")):
         document = json.loads(source.read_text(encoding="utf-8"))
-        for operation in sorted({r["operation"] for r in document["rows"]} - {"ceiling", "reduce_axes"}):
+        for operation in PLOTTED:
             drawing = plot(document, operation, "f32")
             if drawing:
                 outputs[MEASURED / f"{source.stem}_{operation}.svg"] = drawing
-    stale = [path for path, text in outputs.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        if options.check:
-            print(f"stale: {path.relative_to(ROOT)} (tests/bench/report.py render)")
-        else:
-            path.write_text(outputs[path], encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-    sys.exit(1 if options.check and stale else 0)
+    return outputs
+
+
+def stale(outputs):
+    return [path for path, text in outputs.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+
+
+def render(_options):
+    outputs = make_outputs()
+    for path in stale(outputs):
+        path.write_text(outputs[path], encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+def check(options):
+    complaints = [f"{path.relative_to(ROOT)} is stale: tests/bench/report.py render" for path in stale(make_outputs())]
+    listed = subprocess.run([options.bench, "--rows"], check=True, capture_output=True, text=True).stdout.split()
+    for backend, name in (("cpu", "cpu"), ("cuda", "h200")):
+        rows = {row.split("/", 1)[1] for row in listed if row.startswith(backend + "/")}
+        if not rows:
+            print(f"the build has no {backend} rows: {name}.json is not compared with them")
+            continue
+        document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+        measured = set()
+        for row in document["rows"]:
+            # reduce_max is measured on the rows of reduce.
+            operation = next((o for o in OPERATIONS if row["operation"] == o), None) or next(
+                (o for o in OPERATIONS if row["operation"].startswith(o + "_")), None)
+            if operation:
+                measured.add(f"{operation}/{row['strategy']}/{row['dtype']}")
+        complaints += [f"{name}.json lacks {row}: ./dev bench, then tests/bench/report.py" for row in sorted(rows - measured)]
+        complaints += [f"{name}.json has {row}, which is no row" for row in sorted(measured - rows)]
+    for complaint in complaints:
+        print(complaint)
+    sys.exit(1 if complaints else 0)
 
 
 def main():
@@ -253,9 +350,10 @@ def main():
     collecting.add_argument("--out", required=True)
     collecting.add_argument("--caption", required=True)
     collecting.set_defaults(run=collect)
-    rendering = commands.add_parser("render")
-    rendering.add_argument("--check", action="store_true")
-    rendering.set_defaults(run=render)
+    commands.add_parser("render").set_defaults(run=render)
+    checking = commands.add_parser("check")
+    checking.add_argument("--bench", required=True)
+    checking.set_defaults(run=check)
     options = parser.parse_args()
     options.run(options)
 

@@ -2,30 +2,35 @@
 // and the ceilings.
 //
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
+//   strategy_bench --rows    prints backend/operation/strategy/dtype of every row, and times
+//   nothing
 //
-// Names are operation/strategy/dtype/size. Time is device time (manual time), from the first to the
-// last piece of work of one operation. Operands hold random normal values and rotate through more
-// than three times the largest L2 cache, so that every pass reads memory. Run with
+// Names are operation/strategy/dtype/size, where operation is reduce_max and the like for
+// reductions other than sums. Time is device time (manual time), from the first to the last piece
+// of work of one operation. Operands hold random normal values and rotate through more than three
+// times the largest L2 cache, so that every pass reads memory. Run with
 // --benchmark_enable_random_interleaving and repetitions to compare rows fairly.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
-#ifdef TESSERA_WITH_CUDA
+#include "kernels/types.h"
 #include "tests/bench/ceilings.h"
-#endif
 
 namespace tessera::bench {
 namespace {
@@ -51,17 +56,17 @@ class Arena {
   Arena(Lane& lane, DType dtype, std::size_t bytes)
       : memory_(OrDie(Allocate(lane.device(), bytes + kRotation))) {
     std::mt19937 random(1);
-    std::normal_distribution<double> normal;
+    std::normal_distribution<float> normal;
     std::vector<char> block(std::size_t{16} << 20);
-    for (std::size_t at = 0; at < block.size(); at += SizeOf(dtype)) {
-      const double value = normal(random);
-      const auto real = static_cast<float>(value);
-      if (dtype == DType::kF32) {
-        std::memcpy(&block[at], &real, 4);
-      } else {
-        std::memcpy(&block[at], &value, 8);
+    DispatchDType(dtype, [&](auto zero) {
+      using T = decltype(zero);
+      // Integers that differ, a hundred to a standard deviation.
+      constexpr float kScale = std::is_integral_v<T> ? 100.0F : 1.0F;
+      for (std::size_t at = 0; at < block.size(); at += sizeof(T)) {
+        const T value(kScale * normal(random));
+        std::memcpy(&block[at], &value, sizeof value);
       }
-    }
+    });
     for (std::size_t at = 0; at < memory_.size(); at += block.size()) {
       const absl::Status status =
           CopyToDevice(lane, static_cast<char*>(memory_.data()) + at, block.data(),
@@ -105,11 +110,9 @@ class Rig {
   void Time(benchmark::State& state, double bytes, double flops,
             const std::function<void()>& launch) {
     try {
-      for (int warm = 0; warm < 2; ++warm) {
-        lane_->Reset();
-        launch();
-        lane_->Synchronize();
-      }
+      lane_->Reset();
+      launch();
+      lane_->Synchronize();
       for (auto _ : state) {
         lane_->Reset();
         lane_->StartTimer();
@@ -135,13 +138,25 @@ class Rig {
   std::map<DType, std::unique_ptr<Arena>> arenas_;
 };
 
+std::string Join(std::initializer_list<std::string_view> parts, std::string_view separator) {
+  std::string joined;
+  for (const std::string_view* part = parts.begin(); part != parts.end(); ++part) {
+    if (part != parts.begin()) joined += separator;
+    joined += *part;
+  }
+  return joined;
+}
+
+// Registers body for every row that the device offers for problems like `like`.
 template <class Problem, class Body>
-void ForRows(Rig& rig, DType dtype, const std::string& size, Body body) {
+void ForRows(Rig& rig, const Problem& like, const std::string& size, Body body,
+             std::string_view suffix = "") {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    if (!row->dtypes.Contains(dtype) || !Missing(*row, rig.device()).empty()) continue;
-    const std::string name =
-        absl::StrCat(std::string(kOperation<Problem>), "/", std::string(row->name), "/",
-                     std::string(Name(dtype)), "/", size);
+    if (!row->dtypes.Contains(like.dtype) || !Missing(*row, rig.device()).empty() ||
+        !Refusal(*row, like).empty())
+      continue;
+    const std::string name = Join({kOperation<Problem>, suffix}, "") +
+                             Join({"", row->name, Name(like.dtype), size}, "/");
     benchmark::RegisterBenchmark(name.c_str(),
                                  [row, body](benchmark::State& state) { body(state, *row); })
         ->UseManualTime()
@@ -149,31 +164,47 @@ void ForRows(Rig& rig, DType dtype, const std::string& size, Body body) {
   }
 }
 
-void RegisterVectors(Rig& rig, DType dtype, std::int64_t n) {
+void RegisterDot(Rig& rig, DType dtype, std::int64_t n) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
-  const auto count = static_cast<double>(n);
-  const std::string size = absl::StrCat(n);
-  rig.Need(dtype, 3 * bytes);
-  ForRows<DotProblem>(rig, dtype, size, [&rig, dtype, n, bytes, count](auto& state, auto& row) {
-    rig.Time(state, 2.0 * static_cast<double>(bytes), 2 * count, [&] {
-      Arena& arena = rig.Operands(dtype);
-      DotProblem p{.dtype = dtype, .n = n, .result = rig.lane().result()};
+  rig.Need(dtype, 2 * bytes);
+  const DotProblem like{.dtype = dtype, .n = n};
+  ForRows(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& row) {
+    rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), [&] {
+      Arena& arena = rig.Operands(like.dtype);
+      DotProblem p = like;
       p.a = arena.Next(bytes);
       p.b = arena.Next(bytes);
+      p.result = rig.lane().result();
       row.launch(p, rig.lane());
     });
   });
-  ForRows<ReduceProblem>(rig, dtype, size, [&rig, dtype, n, bytes, count](auto& state, auto& row) {
-    rig.Time(state, static_cast<double>(bytes), count, [&] {
-      ReduceProblem p{.dtype = dtype, .n = n, .result = rig.lane().result()};
-      p.x = rig.Operands(dtype).Next(bytes);
-      row.launch(p, rig.lane());
-    });
-  });
-  ForRows<AddProblem>(rig, dtype, size, [&rig, dtype, n, bytes, count](auto& state, auto& row) {
-    rig.Time(state, 3.0 * static_cast<double>(bytes), count, [&] {
-      Arena& arena = rig.Operands(dtype);
-      AddProblem p{.dtype = dtype, .n = n};
+}
+
+void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view suffix) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+  rig.Need(dtype, bytes);
+  const ReduceProblem like{.dtype = dtype, .op = op, .n = n};
+  ForRows(
+      rig, like, absl::StrCat(n),
+      [&rig, like, bytes](auto& state, auto& row) {
+        rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), [&] {
+          ReduceProblem p = like;
+          p.x = rig.Operands(like.dtype).Next(bytes);
+          p.result = rig.lane().result();
+          row.launch(p, rig.lane());
+        });
+      },
+      suffix);
+}
+
+void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+  rig.Need(dtype, 3 * bytes);
+  const AddProblem like{.dtype = dtype, .n = n};
+  ForRows(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& row) {
+    rig.Time(state, 3.0 * static_cast<double>(bytes), static_cast<double>(like.n), [&] {
+      Arena& arena = rig.Operands(like.dtype);
+      AddProblem p = like;
       p.a = arena.Next(bytes);
       p.b = arena.Next(bytes);
       p.out = arena.Next(bytes);
@@ -182,64 +213,94 @@ void RegisterVectors(Rig& rig, DType dtype, std::int64_t n) {
   });
 }
 
+void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radius) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+  const std::size_t out_bytes =
+      static_cast<std::size_t>(n) * SizeOf(ResultDType(ReduceOp::kSum, dtype));
+  rig.Need(dtype, bytes + out_bytes);
+  const WindowSumProblem like{.dtype = dtype, .n = n, .radius = radius};
+  ForRows(
+      rig, like, absl::StrCat(n),
+      [&rig, like, bytes, out_bytes](auto& state, auto& row) {
+        const auto count = static_cast<double>(like.n);
+        const double flops = 2.0 * static_cast<double>(like.radius) * count;
+        rig.Time(state, static_cast<double>(bytes + out_bytes), flops, [&] {
+          Arena& arena = rig.Operands(like.dtype);
+          WindowSumProblem p = like;
+          p.x = arena.Next(bytes);
+          p.out = arena.Next(out_bytes);
+          row.launch(p, rig.lane());
+        });
+      },
+      absl::StrCat("_", radius));
+}
+
 // SUM over the rows (inner 1) or the columns (outer 1) of a square matrix.
 void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   const std::size_t bytes = static_cast<std::size_t>(side * side) * SizeOf(dtype);
-  rig.Need(dtype, 2 * bytes);
+  const std::size_t out_bytes =
+      static_cast<std::size_t>(side) * SizeOf(ResultDType(ReduceOp::kSum, dtype));
+  rig.Need(dtype, bytes + out_bytes);
   for (bool rows : {true, false}) {
-    const std::string size = absl::StrCat(side, rows ? "_rows" : "_columns");
-    ForRows<ReduceAxesProblem>(
-        rig, dtype, size, [&rig, dtype, side, bytes, rows](auto& state, auto& row) {
-          const auto count = static_cast<double>(side * side);
-          rig.Time(state, static_cast<double>(bytes), count, [&] {
-            Arena& arena = rig.Operands(dtype);
-            ReduceAxesProblem p{
-                .dtype = dtype, .outer = rows ? side : 1, .length = side, .inner = rows ? 1 : side};
-            p.x = arena.Next(bytes);
-            p.out = arena.Next(static_cast<std::size_t>(side) * SizeOf(dtype));
-            row.launch(p, rig.lane());
-          });
-        });
+    const ReduceAxesProblem like{
+        .dtype = dtype, .outer = rows ? side : 1, .length = side, .inner = rows ? 1 : side};
+    ForRows(rig, like, absl::StrCat(side, rows ? "_rows" : "_columns"),
+            [&rig, like, bytes, out_bytes](auto& state, auto& row) {
+              const auto count = static_cast<double>(like.length * like.length);
+              rig.Time(state, static_cast<double>(bytes), count, [&] {
+                Arena& arena = rig.Operands(like.dtype);
+                ReduceAxesProblem p = like;
+                p.x = arena.Next(bytes);
+                p.out = arena.Next(out_bytes);
+                row.launch(p, rig.lane());
+              });
+            });
   }
 }
 
-void RegisterMatmul(Rig& rig, DType dtype, std::int64_t side) {
-  const std::size_t bytes = static_cast<std::size_t>(side * side) * SizeOf(dtype);
-  rig.Need(dtype, 3 * bytes);
-  ForRows<MatmulProblem>(
-      rig, dtype, absl::StrCat(side), [&rig, dtype, side, bytes](auto& state, auto& row) {
-        const auto s = static_cast<double>(side);
-        rig.Time(state, 3.0 * static_cast<double>(bytes), 2 * s * s * s, [&] {
-          Arena& arena = rig.Operands(dtype);
-          MatmulProblem p{.dtype = dtype, .out_dtype = dtype, .m = side, .n = side, .k = side};
-          p.a = arena.Next(bytes);
-          p.b = arena.Next(bytes);
-          p.c = arena.Next(bytes);
-          p.lda = p.ldb = side;
-          row.launch(p, rig.lane());
-        });
-      });
-}
-
-void RegisterCeilings([[maybe_unused]] Rig& rig) {
-#ifdef TESSERA_WITH_CUDA
-  if (rig.device().info().backend != Backend::kCuda) return;
-  constexpr std::size_t kBytes = std::size_t{4} << 30;
-  rig.Need(DType::kF32, 2 * kBytes);
-  const auto add = [](const char* name, auto body) {
-    benchmark::RegisterBenchmark(name, body)->UseManualTime()->Unit(benchmark::kMicrosecond);
+void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const auto bytes_of = [dtype](std::int64_t rows, std::int64_t columns) {
+    return static_cast<std::size_t>(rows * columns) * SizeOf(dtype);
   };
-  add("ceiling/read/f32/4294967296", [&rig](benchmark::State& state) {
-    rig.Time(state, static_cast<double>(kBytes), 0, [&] {
-      LaunchRead(rig.lane(), rig.Operands(DType::kF32).Next(kBytes), kBytes,
-                 rig.lane().Scratch(16));
+  const std::size_t a_bytes = bytes_of(m, k);
+  const std::size_t b_bytes = bytes_of(k, n);
+  const std::size_t c_bytes = bytes_of(m, n);
+  rig.Need(dtype, a_bytes + b_bytes + c_bytes);
+  const MatmulProblem like{
+      .dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
+  const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
+  ForRows(rig, like, size, [&rig, like, a_bytes, b_bytes, c_bytes](auto& state, auto& row) {
+    const double flops = 2.0 * static_cast<double>(like.m) * static_cast<double>(like.n) *
+                         static_cast<double>(like.k);
+    rig.Time(state, static_cast<double>(a_bytes + b_bytes + c_bytes), flops, [&] {
+      Arena& arena = rig.Operands(like.dtype);
+      MatmulProblem p = like;
+      p.a = arena.Next(a_bytes);
+      p.b = arena.Next(b_bytes);
+      p.c = arena.Next(c_bytes);
+      row.launch(p, rig.lane());
     });
   });
-  add("ceiling/copy/f32/4294967296", [&rig](benchmark::State& state) {
-    rig.Time(state, 2.0 * static_cast<double>(kBytes), 0, [&] {
+}
+
+void RegisterCeilings(Rig& rig, bool gpu) {
+  const std::size_t bytes = std::size_t{1} << (gpu ? 32 : 28);
+  rig.Need(DType::kF32, 2 * bytes);
+  const auto add = [](const std::string& name, auto body) {
+    benchmark::RegisterBenchmark(name.c_str(), body)
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
+  };
+  add(absl::StrCat("ceiling/read/f32/", bytes), [&rig, bytes](benchmark::State& state) {
+    rig.Time(state, static_cast<double>(bytes), 0, [&] {
+      LaunchRead(rig.lane(), rig.Operands(DType::kF32).Next(bytes), bytes, rig.lane().Scratch(16));
+    });
+  });
+  add(absl::StrCat("ceiling/copy/f32/", bytes), [&rig, bytes](benchmark::State& state) {
+    rig.Time(state, 2.0 * static_cast<double>(bytes), 0, [&] {
       Arena& arena = rig.Operands(DType::kF32);
-      void* from = arena.Next(kBytes);
-      LaunchCopy(rig.lane(), arena.Next(kBytes), from, kBytes);
+      void* from = arena.Next(bytes);
+      LaunchCopy(rig.lane(), arena.Next(bytes), from, bytes);
     });
   });
   for (bool wide : {false, true}) {
@@ -248,7 +309,51 @@ void RegisterCeilings([[maybe_unused]] Rig& rig) {
       rig.Time(state, 0, flops, [&] { LaunchFma(rig.lane(), wide, rig.lane().Scratch(16)); });
     });
   }
-#endif
+}
+
+// Sizes of f32 from 2^10 up; of the other types three. The largest arrays of any type have about
+// the same bytes.
+void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
+  for (DType dtype : kAllDTypes) {
+    const bool f32 = dtype == DType::kF32;
+    const int top = f32 ? max_exponent : std::min(max_exponent, SizeOf(dtype) == 8 ? 27 : 28);
+    for (int exponent = 10; exponent <= top; ++exponent) {
+      if (f32 ? exponent % 2 != 0 : exponent != 16 && exponent != 22 && exponent != top) continue;
+      const std::int64_t n = std::int64_t{1} << exponent;
+      RegisterDot(rig, dtype, n);
+      RegisterReduce(rig, dtype, n, ReduceOp::kSum, "");
+      RegisterAdd(rig, dtype, n);
+      RegisterWindowSum(rig, dtype, n, 8);
+      if (!f32 || (exponent != 20 && exponent != std::min(top, 28))) continue;
+      RegisterReduce(rig, dtype, n, ReduceOp::kMax, "_max");
+      RegisterReduce(rig, dtype, n, ReduceOp::kArgMax, "_argmax");
+      RegisterReduce(rig, dtype, n, ReduceOp::kNormL2, "_norm_l2");
+      RegisterReduce(rig, dtype, n, ReduceOp::kVariance, "_variance");
+      for (std::int64_t radius : {1, 64, 512}) RegisterWindowSum(rig, dtype, n, radius);
+    }
+    for (std::int64_t side : {256, 512, 1024, 2048, 4096, 8192}) {
+      if (!gpu && side > 1024) break;
+      const bool shown = side == (gpu ? 4096 : 512);
+      if (f32 || shown) RegisterMatmul(rig, dtype, side, side, side);
+      if (side >= 1024 && (f32 || side >= 4096)) RegisterAxes(rig, dtype, side);
+    }
+    if (f32) {
+      RegisterMatmul(rig, dtype, 1021, 1031, 1033);  // primes: no tile fits
+      RegisterMatmul(rig, dtype, 1, 4096, 4096);
+    }
+  }
+  RegisterCeilings(rig, gpu);
+}
+
+template <class Problem>
+void PrintRows() {
+  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+    for (DType dtype : kAllDTypes) {
+      if (row->dtypes.Contains(dtype))
+        std::puts(
+            Join({Name(row->backend), kOperation<Problem>, row->name, Name(dtype)}, "/").c_str());
+    }
+  }
 }
 
 // Takes --name=value out of the arguments.
@@ -268,6 +373,15 @@ std::string TakeFlag(std::vector<char*>& arguments, std::string_view name, std::
 
 int Main(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
+  if (argc == 2 && std::string_view(argv[1]) == "--rows") {
+    PrintRows<DotProblem>();
+    PrintRows<ReduceProblem>();
+    PrintRows<ReduceAxesProblem>();
+    PrintRows<MatmulProblem>();
+    PrintRows<AddProblem>();
+    PrintRows<WindowSumProblem>();
+    return 0;
+  }
   const std::string device = TakeFlag(arguments, "device", "auto");
   int max_exponent = 0;
   if (!absl::SimpleAtoi(TakeFlag(arguments, "max_exponent", "0"), &max_exponent)) return 2;
@@ -275,20 +389,7 @@ int Main(int argc, char** argv) {
   const bool gpu = rig.device().info().backend == Backend::kCuda;
   if (max_exponent == 0) max_exponent = gpu ? 30 : 24;
 
-  for (DType dtype : {DType::kF32, DType::kF64}) {
-    // An f64 array of 2^n elements has the bytes of an f32 array of 2^(n + 1).
-    const int top = dtype == DType::kF32 ? max_exponent : std::min(max_exponent, 28);
-    for (int exponent = 10; exponent <= top; exponent += dtype == DType::kF32 ? 2 : 6)
-      RegisterVectors(rig, dtype, std::int64_t{1} << exponent);
-    for (std::int64_t side : {512, 1024, 2048, 4096, 8192}) {
-      if (!gpu && side > 1024) break;
-      if (dtype == DType::kF32 || side == 4096) {
-        RegisterMatmul(rig, dtype, side);
-        RegisterAxes(rig, dtype, side);
-      }
-    }
-  }
-  RegisterCeilings(rig);
+  RegisterAll(rig, gpu, max_exponent);
 
   benchmark::AddCustomContext("tessera_device", rig.device().info().name);
   benchmark::AddCustomContext("tessera_model", rig.device().info().model);

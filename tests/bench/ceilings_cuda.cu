@@ -1,6 +1,5 @@
-#include "tests/bench/ceilings.h"
-
 #include "kernels/cuda/cuda.h"
+#include "tests/bench/ceilings_device.h"
 
 namespace tessera::bench {
 namespace {
@@ -52,7 +51,7 @@ __global__ void Fma(T factor, T* sink) {
 
 }  // namespace
 
-void LaunchRead(Lane& lane, const void* data, std::size_t bytes, void* sink) {
+void LaunchReadCuda(Lane& lane, const void* data, std::size_t bytes, void* sink) {
   const CudaLane& cuda = Cuda(lane);
   const int blocks = 4 * cuda.device().info().multiprocessors;
   Read<<<blocks, kBlock, 0, cuda.stream()>>>(static_cast<const uint4*>(data), bytes / 16,
@@ -60,11 +59,11 @@ void LaunchRead(Lane& lane, const void* data, std::size_t bytes, void* sink) {
   CUDA_CHECK_LAUNCH(Read);
 }
 
-void LaunchCopy(Lane& lane, void* to, const void* from, std::size_t bytes) {
+void LaunchCopyCuda(Lane& lane, void* to, const void* from, std::size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Cuda(lane).stream()));
 }
 
-double LaunchFma(Lane& lane, bool double_precision, void* sink) {
+double LaunchFmaCuda(Lane& lane, bool double_precision, void* sink) {
   const CudaLane& cuda = Cuda(lane);
   const int blocks = 16 * cuda.device().info().multiprocessors;
   if (double_precision) {
