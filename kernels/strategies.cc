@@ -151,9 +151,9 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
   return FirstOf({"simple", "cpu"}, problem, device);
 }
 
-// The first-level cache serves small windows better than shared memory with its barriers; from about
-// this radius on, reading a window at all costs more than the passes that running_sum makes over the
-// array (measured in kernels/README.md).
+// The first-level cache serves small windows better than shared memory with its barriers; from
+// about this radius on, reading a window at all costs more than the passes that running_sum makes
+// over the array (measured in kernels/README.md).
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
   constexpr std::int64_t kSmallRadius = 24;

@@ -94,7 +94,27 @@ def short(size):
 
 
 def microseconds(value):
-    return f"{value:.1f}" if value < 1000 else f"{value / 1000:.3g} ms"
+    for limit, divisor, unit in ((1000, 1, ""), (1e6, 1e3, " ms"), (math.inf, 1e6, " s")):
+        if value < limit:
+            return f"{value / divisor:.1f}" if divisor == 1 else f"{value / divisor:.3g}{unit}"
+    return "-"
+
+
+class Rate:
+    """What an operation's rate is measured in: bytes of memory, or arithmetic on matrices."""
+
+    def __init__(self, document, operation):
+        self.matmul = operation == "matmul"
+        thousands = self.matmul and document["device"] != "cpu"
+        self.unit = "TFLOP/s" if thousands else "GFLOP/s" if self.matmul else "GB/s"
+        self.divisor = 1000 if thousands else 1
+
+    def of(self, row):
+        return row.get("gflop_per_s" if self.matmul else "gb_per_s", 0.0)
+
+    def text(self, rate):
+        rate /= self.divisor
+        return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
 
 
 def ceilings(document):
@@ -139,12 +159,11 @@ def table(document, operation, dtype):
     largest = squares[-1] if squares else sizes[-1]
     order = sorted({r["strategy"] for r in rows},
                    key=lambda s: (-cell[(s, largest)]["us"] if (s, largest) in cell else -math.inf, s))
-    matmul = operation == "matmul"
-    unit = "TFLOP/s" if matmul else "GB/s"
+    rate = Rate(document, operation)
     limits = ceilings(document)
-    ceiling = limits.get(("fma", dtype)) if matmul else limits.get(("read", "f32"))
+    ceiling = limits.get(("fma", dtype)) if rate.matmul else limits.get(("read", "f32"))
     library = LIBRARY.get(operation) if (LIBRARY.get(operation), largest) in cell else None
-    head = ["strategy"] + [f"us at {short(s)}" for s in sizes] + [f"{unit} at {short(largest)}"]
+    head = ["strategy"] + [f"us at {short(s)}" for s in sizes] + [f"{rate.unit} at {short(largest)}"]
     if ceiling:
         head.append("of the ceiling")
     if library:
@@ -159,18 +178,16 @@ def table(document, operation, dtype):
         if last is None:
             cells += ["-"] * (len(head) - len(cells))
         else:
-            rate = last.get("gflop_per_s", 0) / 1000 if matmul else last.get("gb_per_s", 0)
-            cells.append(f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}")
+            cells.append(rate.text(rate.of(last)))
             if ceiling:
-                cells.append(f"{100 * rate * (1000 if matmul else 1) / ceiling:.3g} %")
+                cells.append(f"{100 * rate.of(last) / ceiling:.3g} %")
             if library:
                 cells.append(f"{100 * cell[(library, largest)]['us'] / last['us']:.3g} %")
         lines.append(cells)
     end = note(document, rows)
     if ceiling:
-        what = "multiply-adds in registers" if matmul else "a loop that only reads"
-        figure = f"{ceiling / 1000:.3g} TFLOP/s" if matmul else f"{ceiling:.0f} GB/s"
-        end += f" Ceiling: {what}, {figure} in the same run."
+        what = "multiply-adds in registers" if rate.matmul else "a loop that only reads"
+        end += f" Ceiling: {what}, {rate.text(ceiling)} {rate.unit} in the same run."
     return markdown(head, lines) + "\n\n" + end + "\n"
 
 
@@ -179,31 +196,22 @@ def types_table(document, operation):
     rows = [r for r in document["rows"] if r["operation"] == operation and r["size"].isdigit()]
     if not rows:
         return "(not measured)\n"
-    matmul = operation == "matmul"
+    rate = Rate(document, operation)
     size_of = {}
     for dtype in DTYPES:
         sizes = {r["size"] for r in rows if r["dtype"] == dtype}
-        if matmul and sizes:  # one side for all types
-            sizes &= set.intersection(*({r["size"] for r in rows if r["dtype"] == d} for d in
-                                        {r["dtype"] for r in rows}))
+        # One side for all types of products; for f32 vectors, which go further, that of i32.
+        for other in {r["dtype"] for r in rows} if rate.matmul else {"i32"} if dtype == "f32" else ():
+            sizes &= {r["size"] for r in rows if r["dtype"] == other}
         if sizes:
             size_of[dtype] = max(sizes, key=size_key)
-    if "f32" in size_of and "i32" in size_of and not matmul:
-        size_of["f32"] = size_of["i32"]
     cell = {(r["strategy"], r["dtype"]): r for r in rows if r["size"] == size_of.get(r["dtype"])}
-    field = "gflop_per_s" if matmul else "gb_per_s"
-    order = sorted({s for s, _ in cell}, key=lambda s: (cell[(s, "f32")][field] if (s, "f32") in cell else 0, s))
-    unit = "TFLOP/s" if matmul else "GB/s"
+    order = sorted({s for s, _ in cell}, key=lambda s: (rate.of(cell.get((s, "f32"), {})), s))
     head = ["strategy"] + [f"{d}, {short(size_of[d])}" for d in size_of]
-    lines = []
-    for strategy in order:
-        cells = [f"`{strategy}`"]
-        for dtype in size_of:
-            row = cell.get((strategy, dtype))
-            rate = row[field] / (1000 if matmul else 1) if row else None
-            cells.append("-" if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}")
-        lines.append(cells)
-    return markdown(head, lines) + f"\n\n{unit}. {note(document, list(cell.values()))}\n"
+    lines = [
+        [f"`{s}`"] + [rate.text(rate.of(cell[(s, d)])) if (s, d) in cell else "-" for d in size_of] for s in order
+    ]
+    return markdown(head, lines) + f"\n\n{rate.unit}. {note(document, list(cell.values()))}\n"
 
 
 def variants_table(document, operation):

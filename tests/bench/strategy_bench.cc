@@ -335,7 +335,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       if (!gpu && side > 1024) break;
       const bool shown = side == (gpu ? 4096 : 512);
       if (f32 || shown) RegisterMatmul(rig, dtype, side, side, side);
-      if (side >= 1024 && (f32 || side >= 4096)) RegisterAxes(rig, dtype, side);
+      if (side >= 1024 && (f32 || side >= (gpu ? 4096 : 1024))) RegisterAxes(rig, dtype, side);
     }
     if (f32) {
       RegisterMatmul(rig, dtype, 1021, 1031, 1033);  // primes: no tile fits
