@@ -527,21 +527,21 @@ class ClientTest(unittest.TestCase):
         x = self.rng.standard_normal((40, 50)).astype(np.float32)
         self.upload("views/x", x)
         views = [
-            (compute.View(shape=[40, 50]), x),
-            (compute.View(offset=1, shape=[39, 3], strides=[50, 2]), x[:39, 1:7:2]),
-            (compute.View(offset=49, shape=[40, 50], strides=[50, -1]), x[:, ::-1]),
-            (compute.View(offset=1999, shape=[2000], strides=[-1]), x.ravel()[::-1]),
-            (compute.View(shape=[50, 40], strides=[1, 50]), x.T),
+            (buffers.View(shape=[40, 50]), x),
+            (buffers.View(offset=1, shape=[39, 3], strides=[50, 2]), x[:39, 1:7:2]),
+            (buffers.View(offset=49, shape=[40, 50], strides=[50, -1]), x[:, ::-1]),
+            (buffers.View(offset=1999, shape=[2000], strides=[-1]), x.ravel()[::-1]),
+            (buffers.View(shape=[50, 40], strides=[1, 50]), x.T),
             (
-                compute.View(offset=7, shape=[6, 4], strides=[0, 1]),
+                buffers.View(offset=7, shape=[6, 4], strides=[0, 1]),
                 np.broadcast_to(x[0, 7:11], (6, 4)),
             ),
-            (compute.View(offset=3, shape=[]), x[0, 3]),
+            (buffers.View(offset=3, shape=[]), x[0, 3]),
         ]
         zeros = np.zeros(1, np.float32)
         for view, expected in views:
             with self.subTest(view=view):
-                nothing = compute.View(shape=view.shape, strides=[0] * len(view.shape))
+                nothing = buffers.View(shape=view.shape, strides=[0] * len(view.shape))
                 answer = self.call(
                     "Add", compute.AddRequest(a=resident("views/x", view), b=inline(zeros, nothing))
                 )
@@ -583,7 +583,7 @@ class ClientTest(unittest.TestCase):
             "Add",
             compute.AddRequest(
                 a=resident("chain/distances"),
-                b=resident("chain/norms", compute.View(shape=[40, 300], strides=[0, 1])),
+                b=resident("chain/norms", buffers.View(shape=[40, 300], strides=[0, 1])),
                 result=into("chain/distances", replace=True),
             ),
         )
@@ -648,7 +648,7 @@ class ClientTest(unittest.TestCase):
             invalid,
             "BAD_VIEW",
             "Dot",
-            compute.DotRequest(a=resident("errors/x", compute.View(offset=2, shape=[2])), b=x),
+            compute.DotRequest(a=resident("errors/x", buffers.View(offset=2, shape=[2])), b=x),
         )
         self.check_error(
             invalid, "BAD_AXES", "Reduce", compute.ReduceRequest(x=x, op="REDUCE_OP_SUM", axes=[1])
