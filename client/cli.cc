@@ -1065,9 +1065,8 @@ class Bench {
         std::find_if(info_.devices().begin(), info_.devices().end(),
                      [&](const v1::Device& d) { return d.name() == report->device; });
     if (device != info_.devices().end()) {
-      report->ceiling = ceiling == Ceiling::kVendor
-                            ? VendorRate(*report, *device)
-                            : MeasureBandwidth(client(), scratch_, *device);
+      report->ceiling = ceiling == Ceiling::kVendor ? VendorRate(*report, *device)
+                                                    : MeasureBandwidth(client(), scratch_, *device);
     }
     if (session_.json) {
       session_.document = ToJson(*report);

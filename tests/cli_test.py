@@ -400,8 +400,11 @@ class CliTest(unittest.TestCase):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
                     self.assertEqual((report["unit"], report["work"]), (unit, work))
+                    # A row may refuse a problem of a type that it takes: the rest is in order.
+                    skipped = [row["name"] for row in report["skipped"]]
                     self.assertEqual([row["name"] for row in report["strategies"]],
-                                     self.runs_here(operation, dtype))
+                                     [name for name in self.runs_here(operation, dtype)
+                                      if OPTIONS.device == "cpu" or name not in skipped])
                     self.assertEqual({row["calls"] for row in report["strategies"]}, {3})
                     for skipped in report["skipped"]:
                         self.assertIn("needs ", skipped["reason"])
