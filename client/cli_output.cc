@@ -1,5 +1,6 @@
 #include "client/cli_output.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -19,8 +21,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "client/half.h"
 #include "kernels/error.h"
+#include "kernels/types.h"
 
 namespace tessera {
 namespace {
@@ -37,24 +39,14 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
 // std::int64_t.
 template <class F>
 decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
-  const auto load = [&]<class T>(T value) {
+  return DispatchDType(static_cast<DType>(tensor.dtype()), [&]<class T>(T value) {
     std::memcpy(&value, tensor.data().data() + i * sizeof(T), sizeof(T));
-    return value;
-  };
-  switch (tensor.dtype()) {
-    case v1::DTYPE_F32:
-      return f(static_cast<double>(load(float{})));
-    case v1::DTYPE_F64:
-      return f(load(double{}));
-    case v1::DTYPE_F16:
-      return f(static_cast<double>(F16ToFloat(load(std::uint16_t{}))));
-    case v1::DTYPE_BF16:
-      return f(static_cast<double>(Bf16ToFloat(load(std::uint16_t{}))));
-    case v1::DTYPE_I32:
-      return f(static_cast<std::int64_t>(load(std::int32_t{})));
-    default:
-      return f(load(std::int64_t{}));
-  }
+    if constexpr (std::is_integral_v<T>) {
+      return f(static_cast<std::int64_t>(value));
+    } else {
+      return f(static_cast<double>(static_cast<ValueOf<T>>(value)));
+    }
+  });
 }
 
 std::string ElementText(const v1::Tensor& tensor, std::size_t i) {
@@ -192,6 +184,22 @@ std::string NumberText(double value) {
   std::array<char, 32> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
   return std::string(text.data(), end);
+}
+
+std::size_t TerminalColumns() {
+  winsize size{};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
+bool IsUtf8Locale() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string_view text(value);
+    return text.ends_with(".UTF-8") || text.ends_with(".utf8");
+  }
+  return false;
 }
 
 void Table::Print(std::ostream& out) const {
@@ -401,6 +409,11 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return "'tessera info NAME' shows a buffer's type and shape";
   }
   if (reason == "BAD_DEVICE") return "'tessera info' lists the server's devices";
+  if (reason == "BAD_LAUNCH") return "without the option the strategy chooses by itself";
+  if (reason == "BAD_RADIUS") return "--radius takes whole numbers from 0 on";
+  if (reason == "RESULTS_DISAGREE") {
+    return "one of the two is wrong; 'tessera strategies' says where each comes from";
+  }
   if (reason == "BAD_OPTION") return "'tessera COMMAND --help' shows the options";
   if (reason == "BAD_NPY") return "write the file with numpy.save";
   if (reason == "FILE_NOT_FOUND" || reason == "FILE_ERROR")

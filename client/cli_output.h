@@ -2,6 +2,7 @@
 // advice, progress.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iosfwd>
 #include <nlohmann/json.hpp>
@@ -31,6 +32,11 @@ std::string DtypeText(v1::Dtype dtype);
 std::string DtypesText(const v1::Strategy& strategy);
 // The shortest decimal that reads back as the same number.
 std::string NumberText(double value);
+
+// Of the terminal on stdout; 80 without one.
+std::size_t TerminalColumns();
+// Whether the user's locale says that characters are UTF-8.
+bool IsUtf8Locale();
 
 // Rows of cells under a heading, columns aligned and two spaces apart.
 class Table {

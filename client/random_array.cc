@@ -6,7 +6,7 @@
 #include <numbers>
 #include <type_traits>
 
-#include "client/half.h"
+#include "kernels/types.h"
 
 namespace tessera {
 namespace {
@@ -91,10 +91,10 @@ Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed) {
         fill(double{}, double{}, [](double x) { return x; });
         break;
       case DType::kF16:
-        fill(std::uint16_t{}, float{}, FloatToF16);
+        fill(Half{}, float{}, [](float x) { return Half(x); });
         break;
       case DType::kBF16:
-        fill(std::uint16_t{}, float{}, FloatToBf16);
+        fill(BFloat16{}, float{}, [](float x) { return BFloat16(x); });
         break;
       case DType::kI32:
         fill(std::int32_t{}, double{}, integer);

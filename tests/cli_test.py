@@ -2,6 +2,7 @@
 """The real `tessera` command against a real server on loopback, every value checked with NumPy."""
 
 import argparse
+import fcntl
 import io
 import json
 import os
@@ -9,9 +10,11 @@ import pathlib
 import pty
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -27,13 +30,13 @@ def free_port():
 
 
 class Server:
-    """A server process on the CPU device."""
+    """A server process on the device of --device."""
 
     def __init__(self, *arguments, port=None):
         self.address = f"127.0.0.1:{port or free_port()}"
         self.process = subprocess.Popen(
-            [OPTIONS.server, "--listen", self.address, "--device", "cpu", "--log-level", "error",
-             *arguments])
+            [OPTIONS.server, "--listen", self.address, "--device", OPTIONS.device,
+             "--log-level", "error", *arguments])
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -93,6 +96,10 @@ class CliTest(unittest.TestCase):
 
     def put(self, name, array):
         self.cli("put", self.save("upload", array), "--name", name)
+
+    def get(self, name):
+        self.cli("get", name, "-o", "download.npy")
+        return np.load(self.folder / "download.npy")
 
     # --- Buffers -------------------------------------------------------------------------------
 
@@ -228,6 +235,261 @@ class CliTest(unittest.TestCase):
         self.assertEqual(self.cli("add", "long", "zero@0:2000:0"),
                          "[   0.    1.    2. ... 1997. 1998. 1999.]\n")
 
+    def test_logical_reductions_and_variance(self):
+        x = np.random.default_rng(3).standard_normal((30, 40)).astype("<f4")
+        self.put("x", x)
+        self.assertAlmostEqual(float(self.cli("reduce", "variance", "x")), np.var(x, dtype="f8"),
+                               places=6)
+        self.assertEqual(self.cli("reduce", "all", "x"), "1\n")
+        x[3, 4] = 0
+        self.put("y", x)
+        self.assertEqual(self.cli("reduce", "all", "y"), "0\n")
+        self.assertEqual(self.json("reduce", "any", "y")["value"], 1)
+        rows = self.json("reduce", "all", "y", "--axes", "1")
+        self.assertEqual((rows["dtype"], rows["data"]), ("i32", x.all(1).astype(int).tolist()))
+
+    def test_cp(self):
+        x = (100 * np.random.default_rng(4).standard_normal((30, 40))).astype("<f4")
+        self.put("x", x)
+        self.assertEqual(self.cli("cp", "x", "y"),
+                         f"y: f32 [30, 40], 4.7 KiB on {OPTIONS.device}\n")
+        np.testing.assert_array_equal(self.get("y"), x)
+        for text in ("[1]", "[:, 2]", "[::-2, 5:7]", "[2, 3]", "[1:1]"):
+            buffer = self.json("cp", "x" + text, "y", "--replace")["buffer"]
+            expected = eval("x" + text)
+            self.assertEqual((buffer["name"], buffer["shape"]), ("y", list(expected.shape)), text)
+            np.testing.assert_array_equal(self.get("y"), expected)
+        self.cli("cp", "x@0:40x30:1x40", "y", "--replace", "--ttl", "10m")
+        np.testing.assert_array_equal(self.get("y"), x.T)
+        self.assertIsNotNone(self.json("info", "y")["buffer"]["expire_time"])
+        for dtype in ("f8", "f2", "i4", "i8"):
+            name = {"f8": "f64", "f2": "f16", "i4": "i32", "i8": "i64"}[dtype]
+            self.cli("cp", "x", "y", "--replace", "--dtype", name, "--device", OPTIONS.device)
+            np.testing.assert_array_equal(self.get("y"), x.astype(dtype))
+        # bf16, which NumPy lacks: there and back drops all but eight bits of the significand.
+        self.cli("cp", "x", "y", "--replace", "--dtype", "bf16")
+        self.cli("cp", "y", "y", "--replace", "--dtype", "f32")
+        np.testing.assert_allclose(self.get("y"), x, rtol=2**-8)
+
+    def test_window_sum(self):
+        x = np.random.default_rng(5).standard_normal(1000)
+        self.put("x", x)
+        expected = np.convolve(x, np.ones(7))[3:-3]
+        self.cli("window-sum", "x", "--radius", 3, "-o", "y.npy")
+        np.testing.assert_allclose(np.load(self.folder / "y.npy"), expected, atol=1e-12)
+        out = self.cli("window-sum", "x[::-1]", "--radius", 3, "--out", "y")
+        self.assertEqual(out, f"y: f64 [1000], 7.8 KiB on {OPTIONS.device}\n")
+        np.testing.assert_allclose(self.get("y"), expected[::-1], atol=1e-12)
+        ints = "file:" + self.save("ints", np.array([1, 2, 3], "<i4"))
+        answer = self.json("window-sum", ints, "--radius", 1, "--timing")
+        self.assertEqual((answer["dtype"], answer["data"]), ("i64", [3, 6, 5]))
+        self.assertGreater(answer["stats"]["kernel_us"], 0)
+
+    def test_every_strategy_by_name(self):
+        """Whole numbers, on which every type and every order of summation is exact."""
+        random = np.random.default_rng(6)
+        x, m = random.integers(-3, 4, 250), random.integers(-3, 4, (15, 15))
+        window = np.convolve(x, np.ones(5, int))[2:-2]
+        calls = {  # by operation: the command, how to read its answer, and the answer
+            "dot": (("dot", "x", "x"), "value", (x * x).sum()),
+            "reduce": (("reduce", "sum", "x"), "value", x.sum()),
+            "reduce_axes": (("reduce", "max", "m", "--axes", "0"), "data", m.max(0).tolist()),
+            "matmul": (("matmul", "m", "m"), "data", (m @ m).tolist()),
+            "add": (("add", "x", "x"), "data", (2 * x).tolist()),
+            "window_sum": (("window-sum", "x", "--radius", "2"), "data", window.tolist()),
+        }
+        rows = self.json("strategies")["strategies"]
+        self.assertEqual({row["operation"] for row in rows}, set(calls))
+        backend = OPTIONS.device.split(":")[0]
+        ran = set()
+        for dtype in ("f32", "f64", "f16", "bf16", "i32", "i64"):
+            for name, array in (("x", x), ("m", m)):
+                self.cli("put", self.save("upload", array), "--name", name, "--replace")
+                self.cli("cp", name, name, "--replace", "--dtype", dtype)
+            for row in rows:
+                operation, name = row["operation"], row["name"]
+                command, key, expected = calls[operation]
+                command = (*command, "--strategy", name)
+                with self.subTest(operation=operation, strategy=name, dtype=dtype):
+                    if operation == "matmul" and dtype == "i64":
+                        if name in ("cpu_naive", "naive"):
+                            self.fails(4, "BAD_DTYPE", "tessera info", *command)
+                    elif not row["available"]:
+                        if dtype == "f32":  # the device is asked about first
+                            self.fails(5, "STRATEGY_UNSUPPORTED", f"it needs {row['needs']}",
+                                       *command)
+                    elif dtype not in row["dtypes"]:
+                        error = self.fails(5, "STRATEGY_UNSUPPORTED", "operands of", *command)
+                        self.assertEqual(error["metadata"]["strategy"], name)
+                    else:
+                        answer = self.json(*command)
+                        self.assertEqual(answer[key], expected)
+                        self.assertEqual(answer["stats"]["strategy"], name)
+                        self.assertEqual(answer["stats"]["device"], OPTIONS.device)
+                        ran.add((operation, name))
+        for row in rows:
+            known = (row["operation"], row["name"])
+            if row["backend"] == backend:
+                self.assertTrue(known in ran or row["needs"], known)
+            else:
+                self.assertNotIn(known, ran)
+                needs = "a CUDA device" if row["backend"] == "cuda" else "the CPU device"
+                self.assertEqual(row["needs"], needs)
+
+    # --- Comparing strategies ------------------------------------------------------------------
+
+    def bench(self, *arguments):
+        """The report, with what holds for every report checked."""
+        report = self.json("bench", *arguments)
+        self.assertEqual(list(report), ["operation", "title", "device", "repeat", "unit", "work",
+                                        "ceiling", "reference", "agree", "strategies", "skipped",
+                                        "traffic"])
+        self.assertEqual(report["device"], OPTIONS.device)
+        self.assertIs(report["agree"], True)
+        names = [row["name"] for row in report["strategies"]]
+        self.assertIn(report["reference"], names)
+        ceiling = report["ceiling"]
+        if ceiling is not None:
+            self.assertEqual(list(ceiling), ["rate", "source"])
+            self.assertGreater(ceiling["rate"], 0)
+        for row in report["strategies"]:
+            self.assertEqual(list(row), ["name", "calls", "median_us", "min_us", "max_us", "rate",
+                                         "share", "roundoff", "difference", "agrees"])
+            self.assertLessEqual(row["calls"], report["repeat"])
+            self.assertLessEqual(row["min_us"], row["median_us"])
+            self.assertLessEqual(row["median_us"], row["max_us"])
+            self.assertAlmostEqual(row["rate"] * row["median_us"] * 1e-6, report["work"],
+                                   delta=1e-6 * report["work"])
+            if ceiling is None:
+                self.assertIsNone(row["share"])
+            else:
+                self.assertAlmostEqual(row["share"], row["rate"] / ceiling["rate"])
+            self.assertIs(row["agrees"], True)
+        for skipped in report["skipped"]:
+            self.assertEqual(list(skipped), ["name", "reason"])
+        self.assertEqual([b["name"] for b in self.json("ls", "tessera-cli/")["buffers"]], [])
+        return report
+
+    def runs_here(self, operation, dtype):
+        return [row["name"] for row in self.json("strategies", operation)["strategies"]
+                if row["available"] and dtype in row["dtypes"]]
+
+    def test_bench_of_every_operation(self):
+        random = np.random.default_rng(7)
+        n, side = 100_000, 60
+        for dtype in ("f32", "bf16", "i32"):
+            for name, array in (("x", random.standard_normal(n)), ("y", random.standard_normal(n)),
+                                ("m", random.standard_normal((side, side)))):
+                self.cli("put", self.save("upload", 9 * array), "--name", name, "--replace")
+                self.cli("cp", name, name, "--replace", "--dtype", dtype)
+            size = {"f32": 4, "bf16": 2, "i32": 4}[dtype]
+            wide = 8 if dtype == "i32" else size
+            for operation, arguments, unit, work in (
+                    ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
+                    ("dot", ("dot", "x", "x"), "B/s", n * size),
+                    ("reduce", ("reduce", "variance", "x"), "B/s", n * size),
+                    ("reduce", ("reduce", "argmin", "x[::-1]"), "B/s", n * size),
+                    ("reduce_axes", ("reduce", "sum", "m", "--axes", "0"), "B/s",
+                     side * side * size + side * wide),
+                    ("matmul", ("matmul", "m", "m", "--transpose-b"),
+                     "OP/s" if dtype == "i32" else "FLOP/s", 2 * side**3),
+                    ("add", ("add", "x", "y"), "B/s", 3 * n * size),
+                    ("window_sum", ("window-sum", "x", "--radius", "8"), "B/s",
+                     n * size + n * wide)):
+                with self.subTest(dtype=dtype, operation=operation):
+                    report = self.bench(*arguments, "--repeat", 3)
+                    self.assertEqual(report["operation"], operation)
+                    self.assertEqual((report["unit"], report["work"]), (unit, work))
+                    # A row may refuse a problem of a type that it takes: the rest is in order.
+                    skipped = [row["name"] for row in report["skipped"]]
+                    self.assertEqual([row["name"] for row in report["strategies"]],
+                                     [name for name in self.runs_here(operation, dtype)
+                                      if OPTIONS.device == "cpu" or name not in skipped])
+                    self.assertEqual({row["calls"] for row in report["strategies"]}, {3})
+                    for skipped in report["skipped"]:
+                        self.assertIn("needs ", skipped["reason"])
+
+    def test_bench_of_chosen_strategies(self):
+        self.put("x", np.random.default_rng(8).standard_normal(1000))
+        other = "warp_shuffle" if OPTIONS.device == "cpu" else "cpu_serial"
+        mine = self.runs_here("reduce", "f64")[:2]
+        report = self.bench("reduce", "sum", "x", "--strategy", ",".join([mine[1], other, mine[0]]))
+        self.assertEqual([row["name"] for row in report["strategies"]], mine[::-1])
+        self.assertEqual([row["calls"] for row in report["strategies"]], [20, 20])
+        self.assertEqual([row["name"] for row in report["skipped"]], [other])
+        # The vendor's rate is the ceiling, chosen or not.
+        self.put("m", np.ones((50, 50)))
+        for strategies in ("cpu_naive,naive", "cpu_library,cublas"):
+            report = self.bench("matmul", "m", "m", "--strategy", strategies)
+            if OPTIONS.device == "cpu":
+                self.assertIn("cpu_library", report["ceiling"]["source"])
+        self.assertIsNone(self.bench("matmul", "file:" + self.save("i", np.ones((9, 9), "<i4")),
+                                     "file:i.npy")["ceiling"] if OPTIONS.device == "cpu" else None)
+
+    def test_bench_of_almost_nothing(self):
+        for shape in ((), (0,), (1,)):
+            array = np.full(shape, 2.5, "<f4")
+            self.cli("put", self.save("in", array), "--name", "x", "--replace")
+            for arguments in (("dot", "x", "x"), ("reduce", "sum", "x"), ("add", "x", "x"),
+                              ("reduce", "product", "x")):
+                self.bench(*arguments, "--repeat", 1)
+        self.put("none", np.zeros((0, 4), "<f4"))
+        self.bench("matmul", "none", "none", "--transpose-b", "--repeat", 1)
+        self.bench("matmul", "none", "none", "--transpose-a", "--repeat", 1)
+        self.fails(4, "EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none")
+
+    def test_errors_of_bench(self):
+        self.put("x", np.zeros(3, "<f4"))
+        self.put("y", np.zeros(4, "<f4"))
+        other = "warp_shuffle" if OPTIONS.device == "cpu" else "cpu_serial"
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "bench", "dot", "x", "nothing")
+        self.fails(4, "UNKNOWN_STRATEGY", "cpu_serial", "bench", "dot", "x", "x", "--strategy",
+                   "cpu_serial,magic")
+        self.fails(5, "STRATEGY_UNSUPPORTED", "it needs", "bench", "dot", "x", "x", "--strategy",
+                   other)
+        self.fails(4, "BAD_SHAPE", "tessera info", "bench", "dot", "x", "y")
+        self.fails(4, "BAD_SHAPE", "tessera info", "bench", "matmul", "x", "y")
+        self.fails(4, "BAD_RADIUS", "--radius", "bench", "window-sum", "x", "--radius=-2")
+        self.fails(4, "BAD_AXES", "", "bench", "reduce", "sum", "x", "--axes", "1")
+        self.fails(2, "BAD_OPTION", "--help", "bench", "dot", "x", "x", "--strategy", ",")
+        if OPTIONS.device == "cpu":
+            self.fails(4, "BAD_LAUNCH", "without the option", "bench", "dot", "x", "x",
+                       "--strategy", "cpu_serial", "--block-size", 64)
+
+    def test_chart_of_bench(self):
+        self.put("x", np.ones(100_000))
+        command = ("bench", "dot", "x", "x", "--repeat", 3)
+        lines = self.cli(*command).splitlines()
+        self.assertEqual(lines[0], f"dot of x and x, f64 [100000] on {OPTIONS.device}")
+        self.assertEqual(lines[1], "median device time of 3 calls in turn")
+        self.assertRegex(lines[2], r"^ceiling: \d+\.\d GB/s, reading, as the server's dot of two ")
+        self.assertEqual(lines[4].split(), ["STRATEGY", "TIME", "us", "GB/s", "CEILING"])
+        for line, name in zip(lines[5:], self.runs_here("dot", "f64")):
+            self.assertRegex(line, rf"^{name} +\d+\.\d +\d+\.\d\d +\d+ %( +#+)?$")
+            self.assertLessEqual(len(line), 80)
+        self.assertEqual(lines[-1], "All answers agree within the strategies' error bounds.")
+        # A terminal has blocks when it takes them, and its own width.
+        for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
+            try:
+                leader, follower = pty.openpty()
+            except OSError as error:
+                self.skipTest(f"no pseudo-terminals on this machine: {error}")
+            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+            process = subprocess.Popen([OPTIONS.cli, "-s", self.server.address, *map(str, command)],
+                                       stdout=follower, env={**os.environ, "LC_ALL": locale})
+            os.close(follower)
+            shown = b""
+            try:
+                while block := os.read(leader, 4096):
+                    shown += block
+            except OSError:  # the terminal's other end is closed
+                pass
+            os.close(leader)
+            self.assertEqual(process.wait(60), 0)
+            rows = shown.decode().splitlines()[5:]
+            rows = rows[:rows.index("")]
+            self.assertTrue(any(row.endswith(filled) and len(row) == 50 for row in rows), rows)
+
     # --- Failures ------------------------------------------------------------------------------
 
     def test_usage(self):
@@ -236,11 +498,17 @@ class CliTest(unittest.TestCase):
                           ("put", "--random", "normal", "--name", "x"), ("put",),
                           ("add", "a", "b", "--out", "c", "-o", "d.npy"),
                           ("add", "a", "b", "--replace"), ("reduce", "sum", "x", "--axes", "a"),
-                          ("reduce", "sum", "x", "--out", "y")):
+                          ("reduce", "sum", "x", "--out", "y"), ("cp", "x"),
+                          ("cp", "x", "y", "--dtype", "f8"), ("window-sum", "x"), ("bench",),
+                          ("bench", "sort", "x"), ("bench", "dot", "x"),
+                          ("bench", "reduce", "magic", "x"),
+                          ("bench", "dot", "x", "x", "--repeat", "0")):
             self.assertEqual(self.run_cli(*arguments).returncode, 2, arguments)
-        for command in ("put", "get", "ls", "rm", "info", "strategies", "dot", "reduce", "matmul",
-                        "add", "health"):
+        for command in ("put", "get", "ls", "rm", "cp", "info", "strategies", "dot", "reduce",
+                        "matmul", "add", "window-sum", "bench", "health"):
             self.assertIn("Exit codes:", self.cli(command, "--help"))
+        for command in ("dot", "reduce", "matmul", "add", "window-sum"):
+            self.assertIn("Exit codes:", self.cli("bench", command, "--help"))
 
     def test_errors_of_files(self):
         self.fails(3, "FILE_NOT_FOUND", "path", "put", "nothing.npy")
@@ -261,9 +529,17 @@ class CliTest(unittest.TestCase):
         self.fails(4, "BAD_VIEW", "tessera info", "dot", "x@1:3:1", "x")
         self.fails(4, "BAD_OPERAND", "NAME[", "dot", "x[", "y")
         self.fails(4, "UNKNOWN_STRATEGY", "cpu_serial", "dot", "x", "x", "--strategy", "magic")
-        ints = "file:" + self.save("ints", np.zeros(3, "<i4"))
-        self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "dot", ints, ints, "--strategy",
-                   "cpu_serial")
+        ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
+        self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "matmul", ints, ints, "--strategy",
+                   "cpu_library")
+        self.fails(4, "BAD_RADIUS", "--radius", "window-sum", "x", "--radius=-1")
+        self.fails(4, "BAD_SHAPE", "tessera info", "window-sum", ints, "--radius", 1)
+        self.fails(4, "BAD_LAUNCH", "without the option", "dot", "x", "x", "--strategy",
+                   "cpu_serial", "--block-size", 32)
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "cp", "nothing", "z")
+        self.fails(9, "BUFFER_EXISTS", "--replace", "cp", "x", "y")
+        self.fails(4, "BAD_OPERAND", "", "cp", ints, "z")
+        self.fails(4, "BAD_VIEW", "tessera info", "cp", "x@1:3:1", "z")
         self.fails(9, "BUFFER_EXISTS", "--replace", "put", "upload.npy", "--name", "x")
         self.fails(4, "BAD_NAME", "128 characters", "put", "upload.npy", "--name", "a b")
         self.fails(4, "BAD_DEVICE", "info", "put", "upload.npy", "--name", "z", "--device", "tpu")
@@ -347,5 +623,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--cli", required=True)
     parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu", help="such as cuda:0")
     OPTIONS, rest = parser.parse_known_args()
+    # The tests run in a folder of their own.
+    OPTIONS.cli, OPTIONS.server = (os.path.abspath(p) for p in (OPTIONS.cli, OPTIONS.server))
     unittest.main(argv=[sys.argv[0], *rest])

@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "client/half.h"
 #include "kernels/error.h"
 
 namespace tessera {
@@ -279,35 +278,6 @@ TEST(NpyWriter, LeavesNothingUntilItHasFinished) {
   EXPECT_EQ(file.Content(), MakeNpyHeader(DType::kI32, {2}) + "12345678");
   EXPECT_EQ(ErrorReason(NpyWriter::Create("/no/such/folder/x.npy", DType::kI32, {}).status()),
             "FILE_ERROR");
-}
-
-TEST(Half, EveryBinary16ReadsBackAsItself) {
-  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const float value = F16ToFloat(static_cast<std::uint16_t>(bits));
-    if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(F16ToFloat(FloatToF16(value))));
-    } else {
-      EXPECT_EQ(FloatToF16(value), bits);
-    }
-    const float wide = Bf16ToFloat(static_cast<std::uint16_t>(bits));
-    if (std::isnan(wide)) {
-      EXPECT_TRUE(std::isnan(Bf16ToFloat(FloatToBf16(wide))));
-    } else {
-      EXPECT_EQ(FloatToBf16(wide), bits);
-    }
-  }
-}
-
-TEST(Half, RoundsToNearestWithTiesToEven) {
-  EXPECT_EQ(FloatToF16(1.0f + 0x1p-11f), 0x3c00);      // a tie, down to even
-  EXPECT_EQ(FloatToF16(1.0f + 3 * 0x1p-11f), 0x3c02);  // a tie, up to even
-  EXPECT_EQ(FloatToF16(1.0f + 0x1.1p-11f), 0x3c01);    // above a tie
-  EXPECT_EQ(FloatToF16(65519.996f), 0x7bff);           // the largest that stays finite
-  EXPECT_EQ(FloatToF16(65520.0f), 0x7c00);             // infinity
-  EXPECT_EQ(FloatToF16(-0x1p-25f), 0x8000);            // half the smallest, a tie to zero
-  EXPECT_EQ(FloatToF16(0x1.8p-24f), 0x0002);           // a tie of subnormals
-  EXPECT_EQ(FloatToBf16(1.0f + 0x1p-8f), 0x3f80);      // a tie, down to even
-  EXPECT_EQ(FloatToBf16(std::numeric_limits<float>::max()), 0x7f80);
 }
 
 // --- NumPy itself --------------------------------------------------------------------------------

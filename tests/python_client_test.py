@@ -380,6 +380,7 @@ class ClientTest(unittest.TestCase):
             lambda x, **k: np.sqrt((x * x).sum(**k)),
         ),
         "SUM_SQUARES": (lambda x, **k: (x * x).sum(**k), lambda x, **k: (x * x).sum(**k)),
+        "VARIANCE": (np.var, lambda x, **k: (x * x).mean(**k)),
     }
 
     def test_reduce_to_a_scalar(self):
@@ -411,7 +412,10 @@ class ClientTest(unittest.TestCase):
         for op, value in (("SUM", 0), ("PRODUCT", 1), ("NORM_L2", 0), ("SUM_SQUARES", 0)):
             request = compute.ReduceRequest(x=x, op=f"REDUCE_OP_{op}")
             self.assertEqual(self.call("Reduce", request).value.real, value)
-        for op in ("MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN"):
+        for op, value in (("ALL", 1), ("ANY", 0)):
+            request = compute.ReduceRequest(x=x, op=f"REDUCE_OP_{op}")
+            self.assertEqual(self.call("Reduce", request).value.integer, value)
+        for op in ("MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "VARIANCE"):
             request = compute.ReduceRequest(x=x, op=f"REDUCE_OP_{op}")
             self.check_error(grpc.StatusCode.INVALID_ARGUMENT, "EMPTY_INPUT", "Reduce", request)
 
@@ -523,25 +527,157 @@ class ClientTest(unittest.TestCase):
                 )
                 np.testing.assert_array_equal(to_numpy(answer.tensor), a + b)
 
+    def test_window_sum(self):
+        for dtype in (np.float32, np.float64, np.int32, np.int64):
+            x = (100 * self.rng.standard_normal(3001)).astype(dtype)
+            self.upload("window/x", x, replace=True)
+            for radius in (0, 1, 8, 500, 1 << 40):
+                wide = x.astype(np.float64)
+                reach = min(radius, x.size)
+                sums = np.convolve(wide, np.ones(2 * reach + 1))[reach : reach + x.size]
+                terms = np.convolve(np.abs(wide), np.ones(2 * reach + 1))[reach : reach + x.size]
+                for strategy in self.strategies("window_sum", x):
+                    with self.subTest(dtype=dtype, radius=radius, strategy=strategy):
+                        answer = self.call(
+                            "WindowSum",
+                            compute.WindowSumRequest(
+                                x=resident("window/x"), radius=radius, strategy=strategy
+                            ),
+                        )
+                        actual = to_numpy(answer.tensor)
+                        if np.issubdtype(dtype, np.integer):
+                            self.assertEqual(actual.dtype, np.int64)
+                            np.testing.assert_array_equal(actual, np.rint(sums))
+                        else:
+                            self.assertEqual(actual.dtype, dtype)
+                            self.assert_close(actual, sums, terms, dtype, "window sum")
+        answer = self.call(
+            "WindowSum",
+            compute.WindowSumRequest(
+                x=resident("window/x", buffers.View(offset=3000, shape=[4], strides=[-1000])),
+                radius=1,
+                result=into("window/y"),
+            ),
+        )
+        expected = np.convolve(x[::-1000], [1, 1, 1])[1:-1]
+        np.testing.assert_array_equal(self.download_array(answer.buffer), expected)
+        self.check_error(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "BAD_RADIUS",
+            "WindowSum",
+            compute.WindowSumRequest(x=resident("window/x"), radius=-1),
+            value="-1",
+        )
+
+    def test_copies_stay_on_the_server(self):
+        x = (1000 * self.rng.standard_normal((30, 40))).astype(np.float32)
+        self.upload("copy/x", x)
+        transpose = buffers.View(shape=[40, 30], strides=[1, 40])
+        for dtype in ("f4", "f8", "f2", "i4", "i8"):
+            with self.subTest(dtype=dtype):
+                buffer = self.call(
+                    "CopyBuffer",
+                    buffers.CopyBufferRequest(
+                        source="copy/x",
+                        view=transpose,
+                        name="copy/y",
+                        dtype=dtype_of(np.zeros(0, dtype)),
+                        replace=True,
+                    ),
+                ).buffer
+                self.assertEqual(buffer.state, buffers.Buffer.STATE_READY)
+                # Astype rounds and truncates as CopyBuffer says it does.
+                np.testing.assert_array_equal(self.download_array(buffer), x.T.astype(dtype))
+        bf16 = self.call(
+            "CopyBuffer",
+            buffers.CopyBufferRequest(
+                source="copy/x", name="copy/bits", dtype=buffers.DTYPE_BF16
+            ),
+        ).buffer
+        bits = x.view(np.uint32)
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        np.testing.assert_array_equal(self.download_array(bf16), nearest)
+        self.check_error(
+            grpc.StatusCode.ALREADY_EXISTS,
+            "BUFFER_EXISTS",
+            "CopyBuffer",
+            buffers.CopyBufferRequest(source="copy/x", name="copy/y"),
+        )
+        self.check_error(
+            grpc.StatusCode.NOT_FOUND,
+            "BUFFER_NOT_FOUND",
+            "CopyBuffer",
+            buffers.CopyBufferRequest(source="copy/none", name="copy/z"),
+            name="copy/none",
+        )
+
+    def test_whole_numbers_and_two_byte_types(self):
+        """Small whole numbers, on which every type and every strategy is exact."""
+        whole = self.rng.integers(-3, 4, 250)
+        square = whole[:225].reshape(15, 15)
+        for dtype in ("f4", "f8", "f2", "i4", "i8"):
+            x, m = whole.astype(dtype), square.astype(dtype)
+            self.upload("whole/x", x, replace=True)
+            operand = resident("whole/x")
+
+            def value(answer):
+                return getattr(answer.value, answer.value.WhichOneof("value"))
+
+            for strategy in self.strategies("dot", x):
+                with self.subTest(dtype=dtype, op="dot", strategy=strategy):
+                    answer = self.call("Dot", compute.DotRequest(a=operand, b=operand, strategy=strategy))
+                    self.assertEqual(value(answer), (whole * whole).sum())
+            for strategy in self.strategies("reduce", x):
+                for op, expected in (
+                    ("SUM", whole.sum()),
+                    ("MAX", whole.max()),
+                    ("NORM_L1", np.abs(whole).sum()),
+                    ("ALL", int(whole.all())),
+                    ("ANY", int(whole.any())),
+                ):
+                    with self.subTest(dtype=dtype, op=op, strategy=strategy):
+                        request = compute.ReduceRequest(
+                            x=operand, op=f"REDUCE_OP_{op}", strategy=strategy
+                        )
+                        self.assertEqual(value(self.call("Reduce", request)), expected)
+            for strategy in self.strategies("add", x):
+                with self.subTest(dtype=dtype, op="add", strategy=strategy):
+                    answer = self.call("Add", compute.AddRequest(a=operand, b=operand, strategy=strategy))
+                    np.testing.assert_array_equal(to_numpy(answer.tensor), 2 * x)
+            if dtype == "i8":
+                self.check_error(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "BAD_DTYPE",
+                    "Matmul",
+                    compute.MatmulRequest(a=inline(m), b=inline(m)),
+                )
+                continue
+            for strategy in self.strategies("matmul", m):
+                with self.subTest(dtype=dtype, op="matmul", strategy=strategy):
+                    answer = self.call(
+                        "Matmul", compute.MatmulRequest(a=inline(m), b=inline(m), strategy=strategy)
+                    )
+                    np.testing.assert_array_equal(to_numpy(answer.tensor), square @ square)
+
     def test_views_with_zero_and_negative_strides(self):
         x = self.rng.standard_normal((40, 50)).astype(np.float32)
         self.upload("views/x", x)
         views = [
-            (compute.View(shape=[40, 50]), x),
-            (compute.View(offset=1, shape=[39, 3], strides=[50, 2]), x[:39, 1:7:2]),
-            (compute.View(offset=49, shape=[40, 50], strides=[50, -1]), x[:, ::-1]),
-            (compute.View(offset=1999, shape=[2000], strides=[-1]), x.ravel()[::-1]),
-            (compute.View(shape=[50, 40], strides=[1, 50]), x.T),
+            (buffers.View(shape=[40, 50]), x),
+            (buffers.View(offset=1, shape=[39, 3], strides=[50, 2]), x[:39, 1:7:2]),
+            (buffers.View(offset=49, shape=[40, 50], strides=[50, -1]), x[:, ::-1]),
+            (buffers.View(offset=1999, shape=[2000], strides=[-1]), x.ravel()[::-1]),
+            (buffers.View(shape=[50, 40], strides=[1, 50]), x.T),
             (
-                compute.View(offset=7, shape=[6, 4], strides=[0, 1]),
+                buffers.View(offset=7, shape=[6, 4], strides=[0, 1]),
                 np.broadcast_to(x[0, 7:11], (6, 4)),
             ),
-            (compute.View(offset=3, shape=[]), x[0, 3]),
+            (buffers.View(offset=3, shape=[]), x[0, 3]),
         ]
         zeros = np.zeros(1, np.float32)
         for view, expected in views:
             with self.subTest(view=view):
-                nothing = compute.View(shape=view.shape, strides=[0] * len(view.shape))
+                nothing = buffers.View(shape=view.shape, strides=[0] * len(view.shape))
                 answer = self.call(
                     "Add", compute.AddRequest(a=resident("views/x", view), b=inline(zeros, nothing))
                 )
@@ -583,7 +719,7 @@ class ClientTest(unittest.TestCase):
             "Add",
             compute.AddRequest(
                 a=resident("chain/distances"),
-                b=resident("chain/norms", compute.View(shape=[40, 300], strides=[0, 1])),
+                b=resident("chain/norms", buffers.View(shape=[40, 300], strides=[0, 1])),
                 result=into("chain/distances", replace=True),
             ),
         )
@@ -648,7 +784,7 @@ class ClientTest(unittest.TestCase):
             invalid,
             "BAD_VIEW",
             "Dot",
-            compute.DotRequest(a=resident("errors/x", compute.View(offset=2, shape=[2])), b=x),
+            compute.DotRequest(a=resident("errors/x", buffers.View(offset=2, shape=[2])), b=x),
         )
         self.check_error(
             invalid, "BAD_AXES", "Reduce", compute.ReduceRequest(x=x, op="REDUCE_OP_SUM", axes=[1])

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/types.h"
 #include "tests/test_server.h"
 
 namespace tessera {
@@ -535,6 +536,128 @@ TEST_F(ServiceTest, ListPages) {
   EXPECT_EQ(response.buffers_size(), 5);
 }
 
+TEST_F(ServiceTest, CopiesOfWholeBuffersViewsAndCasts) {
+  ASSERT_TRUE(
+      server_.Put<float>("x", v1::DTYPE_F32, {2, 3}, {1, 2.5f, -3.75f, 4e9f, -5e9f, NAN}).ok());
+  v1::CopyBufferRequest request;
+  v1::CopyBufferResponse response;
+  const auto copy = [&](const std::string& name) {
+    request.set_source("x");
+    request.set_name(name);
+    response.Clear();
+    const grpc::Status status = Call(&v1::BufferService::Stub::CopyBuffer, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    std::string data;
+    EXPECT_TRUE(server_.Fetch(name, &data).ok());
+    return data;
+  };
+  const std::string whole = copy("whole");
+  EXPECT_EQ(response.buffer().state(), v1::Buffer::STATE_READY);
+  EXPECT_EQ(response.buffer().name(), "whole");
+  EXPECT_EQ(response.buffer().dtype(), v1::DTYPE_F32);
+  EXPECT_THAT(response.buffer().shape(), ElementsAre(2, 3));
+  EXPECT_FALSE(response.buffer().has_expire_time());
+  std::string original;
+  ASSERT_TRUE(server_.Fetch("x", &original).ok());
+  EXPECT_EQ(whole, original);
+
+  // A window read backwards, with a lease.
+  request.mutable_view()->set_offset(4);
+  request.mutable_view()->add_shape(2);
+  request.mutable_view()->add_strides(-3);
+  request.mutable_ttl()->set_seconds(40);
+  EXPECT_THAT(Values<float>(copy("window")), ElementsAre(-5e9f, 2.5f));
+  EXPECT_TRUE(response.buffer().has_expire_time());
+
+  // The transpose.
+  request.Clear();
+  for (std::int64_t extent : {3, 2}) request.mutable_view()->add_shape(extent);
+  for (std::int64_t stride : {1, 3}) request.mutable_view()->add_strides(stride);
+  EXPECT_THAT(Values<float>(copy("transpose")),
+              ElementsAre(1, 4e9f, 2.5f, -5e9f, -3.75f, testing::IsNan()));
+  EXPECT_THAT(response.buffer().shape(), ElementsAre(3, 2));
+
+  // Casts to integers truncate and saturate; NaN becomes 0.
+  request.Clear();
+  request.set_dtype(v1::DTYPE_I32);
+  EXPECT_THAT(Values<std::int32_t>(copy("i32")),
+              ElementsAre(1, 2, -3, std::numeric_limits<std::int32_t>::max(),
+                          std::numeric_limits<std::int32_t>::min(), 0));
+  request.set_dtype(v1::DTYPE_I64);
+  EXPECT_THAT(Values<std::int64_t>(copy("i64")),
+              ElementsAre(1, 2, -3, 4'000'000'000, -5'000'000'000, 0));
+  request.set_dtype(v1::DTYPE_F64);
+  EXPECT_THAT(Values<double>(copy("f64")), ElementsAre(1, 2.5, -3.75, 4e9, -5e9, testing::IsNan()));
+  request.mutable_view()->add_shape(4);
+  request.set_dtype(v1::DTYPE_F16);
+  EXPECT_EQ(copy("f16"), Bytes<Half>({Half(1), Half(2.5f), Half(-3.75f), Half(INFINITY)}));
+  request.set_dtype(v1::DTYPE_BF16);
+  EXPECT_EQ(copy("bf16"),
+            Bytes<BFloat16>({BFloat16(1), BFloat16(2.5f), BFloat16(-3.75f), BFloat16(4e9f)}));
+
+  // One element many times, and none.
+  request.Clear();
+  request.mutable_view()->add_shape(100'000);
+  request.mutable_view()->add_strides(0);
+  EXPECT_EQ(Values<float>(copy("ones")), std::vector<float>(100'000, 1.0f));
+  request.mutable_view()->set_shape(0, 0);
+  EXPECT_EQ(copy("nothing"), "");
+
+  // Over itself.
+  request.Clear();
+  request.set_replace(true);
+  request.set_dtype(v1::DTYPE_F64);
+  const std::uint64_t version = response.buffer().version();
+  EXPECT_EQ(copy("x").size(), 48u);
+  EXPECT_GT(response.buffer().version(), version);
+}
+
+TEST_F(ServiceTest, CopiesThatCannotBe) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
+  ASSERT_TRUE(Create("open", {3}).ok());
+  const std::uint64_t used = server_.used_bytes();
+  v1::CopyBufferRequest good;
+  good.set_source("x");
+  good.set_name("y");
+  const auto expect = [&](const auto& change, StatusCode code, const std::string& reason,
+                          const std::map<std::string, std::string>& metadata = {}) {
+    v1::CopyBufferRequest request = good;
+    change(request);
+    v1::CopyBufferResponse response;
+    ExpectError(Call(&v1::BufferService::Stub::CopyBuffer, request, &response), code, reason,
+                metadata);
+    EXPECT_EQ(server_.used_bytes(), used);
+  };
+  const StatusCode invalid = StatusCode::INVALID_ARGUMENT;
+  expect([](auto& r) { r.set_source("none"); }, StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND",
+         {{"name", "none"}});
+  expect([](auto& r) { r.set_source("open"); }, StatusCode::FAILED_PRECONDITION, "BUFFER_NOT_READY",
+         {{"missing", "*"}});
+  expect([](auto& r) { r.set_name("x"); }, StatusCode::ALREADY_EXISTS, "BUFFER_EXISTS");
+  expect([](auto& r) { r.set_name("not a name"); }, invalid, "BAD_NAME");
+  expect([](auto& r) { r.mutable_ttl()->set_seconds(-1); }, invalid, "BAD_TTL");
+  expect([](auto& r) { r.set_device("tpu"); }, invalid, "BAD_DEVICE");
+  expect([](auto& r) { r.set_dtype(static_cast<v1::Dtype>(77)); }, invalid, "BAD_DTYPE");
+  expect([](auto& r) { r.mutable_view()->add_shape(4); }, invalid, "BAD_VIEW");
+  expect(
+      [](auto& r) {
+        r.mutable_view()->add_shape(1 << 30);
+        r.mutable_view()->add_strides(0);
+      },
+      StatusCode::RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED",
+      {{"requested", std::to_string(std::int64_t{4} << 30)}, {"free", "*"}, {"total", "*"}});
+  // The size in the new type does not fit 63 bits.
+  expect(
+      [](auto& r) {
+        r.mutable_view()->add_shape(std::int64_t{1} << 60);
+        r.mutable_view()->add_strides(0);
+        r.set_dtype(v1::DTYPE_F64);
+      },
+      invalid, "BAD_SHAPE");
+  v1::GetBufferResponse got;
+  ExpectError(Get("y", &got), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND");
+}
+
 TEST_F(ServiceTest, TtlEndsABuffer) {
   v1::UploadRequest first = First("a", 1, "abcd");
   first.mutable_spec()->mutable_ttl()->set_nanos(100'000'000);
@@ -596,7 +719,8 @@ TEST_F(ServiceTest, ReduceToScalars) {
                                                    {v1::REDUCE_OP_MEAN, 0.5},
                                                    {v1::REDUCE_OP_NORM_L1, 10},
                                                    {v1::REDUCE_OP_NORM_L2, std::sqrt(30)},
-                                                   {v1::REDUCE_OP_SUM_SQUARES, 30}};
+                                                   {v1::REDUCE_OP_SUM_SQUARES, 30},
+                                                   {v1::REDUCE_OP_VARIANCE, 7.25}};
   for (const auto& [op, value] : expected) {
     v1::ReduceRequest request;
     *request.mutable_x() = Named("x");
@@ -606,6 +730,150 @@ TEST_F(ServiceTest, ReduceToScalars) {
     EXPECT_DOUBLE_EQ(response.value().real(), value) << op;
     EXPECT_EQ(response.index(), op == v1::REDUCE_OP_ARGMIN ? 1 : 0) << op;
   }
+}
+
+TEST_F(ServiceTest, LogicalReductionsAndIntegers) {
+  const auto reduce = [&](const v1::Operand& x, v1::ReduceOp op) {
+    v1::ReduceRequest request;
+    *request.mutable_x() = x;
+    request.set_op(op);
+    v1::ReduceResponse response;
+    const grpc::Status status = Call(&v1::ComputeService::Stub::Reduce, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.value();
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const v1::Operand some = Inline<float>(v1::DTYPE_F32, {3}, {0, kNan, -0.0f});
+  const v1::Operand every = Inline<float>(v1::DTYPE_F32, {2}, {kNan, 1e-45f});
+  const v1::Operand none = Inline<float>(v1::DTYPE_F32, {0}, {});
+  using testing::Pair;
+  const auto logical = [&](const v1::Operand& x) {
+    return std::make_pair(reduce(x, v1::REDUCE_OP_ALL).integer(),
+                          reduce(x, v1::REDUCE_OP_ANY).integer());
+  };
+  EXPECT_THAT(logical(some), Pair(0, 1));
+  EXPECT_THAT(logical(every), Pair(1, 1));
+  EXPECT_THAT(logical(none), Pair(1, 0));
+  EXPECT_EQ(reduce(some, v1::REDUCE_OP_ALL).value_case(), v1::Scalar::kInteger);
+
+  const v1::Operand i = Inline<std::int32_t>(v1::DTYPE_I32, {3}, {2'000'000'000, 2'000'000'000, 2});
+  EXPECT_EQ(reduce(i, v1::REDUCE_OP_SUM).integer(), 4'000'000'002);
+  EXPECT_EQ(reduce(i, v1::REDUCE_OP_MAX).integer(), 2'000'000'000);
+  EXPECT_EQ(reduce(i, v1::REDUCE_OP_MEAN).value_case(), v1::Scalar::kReal);
+  EXPECT_DOUBLE_EQ(reduce(i, v1::REDUCE_OP_MEAN).real(), 4'000'000'002.0 / 3);
+}
+
+TEST_F(ServiceTest, OperationsOfEveryDtype) {
+  const auto check = [&](v1::Dtype dtype, const std::string& name, auto one, auto two, auto three,
+                         auto five) {
+    SCOPED_TRACE(v1::Dtype_Name(dtype));
+    using T = decltype(one);
+    ASSERT_TRUE(server_.Put<T>(name, dtype, {1, 2}, {one, two}).ok());
+    const bool integer = dtype == v1::DTYPE_I32 || dtype == v1::DTYPE_I64;
+    v1::DotResponse dot;
+    ASSERT_TRUE(Dot(Named(name), Named(name), &dot).ok());
+    EXPECT_EQ(integer ? static_cast<double>(dot.value().integer()) : dot.value().real(), 5);
+    v1::AddRequest add;
+    *add.mutable_a() = Named(name);
+    *add.mutable_b() = InView(Named(name), 1, {1, 2}, {2, -1});
+    v1::AddResponse sum;
+    ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, add, &sum).ok());
+    EXPECT_EQ(sum.tensor().dtype(), dtype);
+    EXPECT_EQ(sum.tensor().data(), Bytes<T>({three, three}));
+    v1::MatmulRequest matmul;
+    *matmul.mutable_a() = *matmul.mutable_b() = Named(name);
+    matmul.set_transpose_b(true);
+    v1::MatmulResponse product;
+    const grpc::Status status = Call(&v1::ComputeService::Stub::Matmul, matmul, &product);
+    if (dtype == v1::DTYPE_I64) {
+      ExpectError(status, StatusCode::INVALID_ARGUMENT, "BAD_DTYPE", {{"dtype", "i64"}});
+    } else {
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      EXPECT_EQ(product.tensor().data(), Bytes<T>({five}));
+    }
+    v1::WindowSumRequest window;
+    *window.mutable_x() = InView(Named(name), 0, {2});
+    window.set_radius(1);
+    v1::WindowSumResponse sums;
+    ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, window, &sums).ok());
+    if (integer) {
+      EXPECT_EQ(sums.tensor().dtype(), v1::DTYPE_I64);
+      EXPECT_THAT(Values<std::int64_t>(sums.tensor().data()), ElementsAre(3, 3));
+    } else {
+      EXPECT_EQ(sums.tensor().dtype(), dtype);
+      EXPECT_EQ(sums.tensor().data(), Bytes<T>({three, three}));
+    }
+  };
+  check(v1::DTYPE_F32, "f32", 1.0f, 2.0f, 3.0f, 5.0f);
+  check(v1::DTYPE_F64, "f64", 1.0, 2.0, 3.0, 5.0);
+  check(v1::DTYPE_F16, "f16", Half(1), Half(2), Half(3), Half(5));
+  check(v1::DTYPE_BF16, "bf16", BFloat16(1), BFloat16(2), BFloat16(3), BFloat16(5));
+  check(v1::DTYPE_I32, "i32", std::int32_t{1}, std::int32_t{2}, std::int32_t{3}, std::int32_t{5});
+  check(v1::DTYPE_I64, "i64", std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{5});
+}
+
+TEST_F(ServiceTest, WindowSumOfViewsAndIntoBuffers) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
+  v1::WindowSumRequest request;
+  *request.mutable_x() = InView(Named("x"), 5, {6}, {-1});
+  request.set_radius(2);
+  request.set_strategy("cpu");
+  request.set_timing(true);
+  v1::WindowSumResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_THAT(response.tensor().shape(), ElementsAre(6));
+  EXPECT_THAT(Values<float>(response.tensor().data()), ElementsAre(15, 18, 20, 15, 10, 6));
+  EXPECT_EQ(response.stats().strategy(), "cpu");
+  EXPECT_GT(response.stats().kernel_us(), 0);
+  // Far wider than the array, and the narrowest.
+  request.set_radius(std::numeric_limits<std::int64_t>::max());
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_THAT(Values<float>(response.tensor().data()), testing::Each(21));
+  request.set_radius(0);
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_THAT(Values<float>(response.tensor().data()), ElementsAre(6, 5, 4, 3, 2, 1));
+
+  // Into the buffer it reads.
+  v1::BufferTarget* target = request.mutable_result()->mutable_buffer();
+  target->set_name("x");
+  ExpectError(Call(&v1::ComputeService::Stub::WindowSum, request, &response),
+              StatusCode::ALREADY_EXISTS, "BUFFER_EXISTS", {{"name", "x"}});
+  target->set_replace(true);
+  response.Clear();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_FALSE(response.has_tensor());
+  std::string data;
+  ASSERT_TRUE(server_.Fetch("x", &data).ok());
+  EXPECT_THAT(Values<float>(data), ElementsAre(6, 5, 4, 3, 2, 1));
+
+  *request.mutable_x() = Inline<double>(v1::DTYPE_F64, {0}, {});
+  request.clear_result();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_EQ(response.tensor().data(), "");
+}
+
+TEST_F(ServiceTest, ErrorsOfWindowSum) {
+  v1::WindowSumRequest request;
+  v1::WindowSumResponse response;
+  const auto call = [&] { return Call(&v1::ComputeService::Stub::WindowSum, request, &response); };
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
+  request.set_radius(-1);
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "BAD_RADIUS", {{"value", "-1"}});
+  request.set_radius(1);
+  request.set_strategy("widest");
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "UNKNOWN_STRATEGY", {{"valid", "*"}});
+  request.clear_strategy();
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {1, 2}, {1, 2});
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "BAD_SHAPE");
+  *request.mutable_x() = Named("none");
+  ExpectError(call(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "none"}});
+  *request.mutable_x() =
+      InView(Inline<double>(v1::DTYPE_F64, {}, {1}), 0, {(4 << 20) / 8 + 1}, {0});
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "RESULT_TOO_LARGE", {{"limit", "4194304"}});
+  request.mutable_x()->mutable_view()->set_shape(0, std::int64_t{1} << 30);
+  request.mutable_result()->mutable_buffer()->set_name("huge");
+  ExpectError(call(), StatusCode::RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED",
+              {{"requested", std::to_string(std::int64_t{8} << 30)}});
 }
 
 TEST_F(ServiceTest, ReduceAlongAxes) {
@@ -725,9 +993,13 @@ TEST_F(ServiceTest, ErrorsOfStrategies) {
   const std::string long_name(100'000, 's');
   ExpectError(Dot(x, x, &response, long_name), StatusCode::INVALID_ARGUMENT, "UNKNOWN_STRATEGY");
 
-  const v1::Operand i = Inline<std::int32_t>(v1::DTYPE_I32, {3}, {1, 2, 3});
-  ExpectError(Dot(i, i, &response, "cpu_serial"), StatusCode::FAILED_PRECONDITION,
-              "STRATEGY_UNSUPPORTED", {{"strategy", "cpu_serial"}, {"needs", "*"}});
+  v1::MatmulRequest matmul;
+  *matmul.mutable_a() = *matmul.mutable_b() = Inline<std::int32_t>(v1::DTYPE_I32, {1, 1}, {3});
+  matmul.set_strategy("cpu_library");
+  v1::MatmulResponse product;
+  ExpectError(Call(&v1::ComputeService::Stub::Matmul, matmul, &product),
+              StatusCode::FAILED_PRECONDITION, "STRATEGY_UNSUPPORTED",
+              {{"strategy", "cpu_library"}, {"dtype", "i32"}, {"needs", "operands of f32, f64"}});
 
   v1::DotRequest request;
   *request.mutable_a() = x;
@@ -899,6 +1171,36 @@ TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
               "DEVICE_MISMATCH", {{"x", "fake:0"}, {"y", "fake:1"}});
   EXPECT_EQ(server_.used_bytes(0), 8u);
   EXPECT_EQ(server_.used_bytes(1), 8u);
+}
+
+TEST_F(TwoDevicesTest, CopiesBringOperandsTogether) {
+  // Larger than a chunk of the way over the host, with a cast and a view that has to be gathered.
+  constexpr std::int64_t kRows = 1000, kColumns = 700;
+  std::vector<std::int32_t> x(kRows * kColumns);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int32_t>(i % 1000);
+  ASSERT_TRUE(server_.Put<std::int32_t>("x", v1::DTYPE_I32, {kRows, kColumns}, x).ok());
+  v1::CopyBufferRequest request;
+  request.set_source("x");
+  request.set_name("y");
+  request.set_device("fake:1");
+  request.set_dtype(v1::DTYPE_F64);
+  for (std::int64_t extent : {kColumns, kRows}) request.mutable_view()->add_shape(extent);
+  for (std::int64_t stride : {std::int64_t{1}, kColumns})
+    request.mutable_view()->add_strides(stride);
+  v1::CopyBufferResponse response;
+  const grpc::Status status = Call(&v1::BufferService::Stub::CopyBuffer, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.buffer().device(), "fake:1");
+  EXPECT_EQ(server_.used_bytes(1), static_cast<std::uint64_t>(kRows * kColumns) * 8);
+  std::string data;
+  ASSERT_TRUE(server_.Fetch("y", &data).ok());
+  const std::vector<double> y = Values<double>(data);
+  for (std::int64_t column = 0; column < kColumns; ++column) {
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      ASSERT_EQ(y[static_cast<std::size_t>(column * kRows + row)],
+                x[static_cast<std::size_t>(row * kColumns + column)]);
+    }
+  }
 }
 
 }  // namespace
