@@ -217,7 +217,7 @@ def types_table(document, operation):
 def variants_table(document, operation):
     """Times of OPERATION_* in f32 at the largest size that all of them were measured at."""
     names = sorted({r["operation"] for r in document["rows"] if r["operation"].startswith(operation + "_")
-                    and r["operation"] != "reduce_axes"}, key=lambda n: [int(p) if p.isdigit() else 0 for p in n.split("_")])
+                    and r["operation"] != "reduce_axes"}, key=lambda n: ([int(p) if p.isdigit() else 0 for p in n.split("_")], n))
     if not names:
         return "(not measured)\n"
     if any(r["operation"] == operation for r in document["rows"]):
