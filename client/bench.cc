@@ -279,12 +279,12 @@ absl::StatusOr<double> MeasureRate(Client& client, BenchScratch& scratch, const 
 
 BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::Device& device) {
   // Several times what caches hold, but never more than a part of what is free.
-  constexpr std::uint64_t kMost = std::uint64_t{256} << 20;
+  const std::uint64_t most = std::uint64_t{device.backend() == "cpu" ? 128u : 256u} << 20;
   constexpr std::uint64_t kLeast = std::uint64_t{32} << 20;
   const std::uint64_t used = std::min(device.buffer_used_bytes(), device.buffer_limit_bytes());
   const std::uint64_t free =
       std::min(device.memory_free_bytes(), device.buffer_limit_bytes() - used);
-  const std::uint64_t bytes = std::min(kMost, free / 8) / 1024 * 1024;
+  const std::uint64_t bytes = std::min(most, free / 8) / 1024 * 1024;
   if (bytes < kLeast) {
     return {0, "not measured: too little memory is free on " + device.name()};
   }
