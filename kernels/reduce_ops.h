@@ -46,15 +46,13 @@ struct Fold {
   static constexpr auto AccType() {
     if constexpr (kArg) {
       return Indexed<Value>{};
-    } else if constexpr (kOrdering) {
-      return Value{};
     } else if constexpr (kLogical) {
       return std::int32_t{};
     } else if constexpr (op == R::kVariance) {
       return Moments{};
     } else if constexpr (op == R::kNormL2) {
       return double{};
-    } else if constexpr (op == R::kProduct || op == R::kSumSquares || kInteger) {
+    } else if constexpr (!kOrdering && (op == R::kProduct || op == R::kSumSquares || kInteger)) {
       return WideOf<T>{};
     } else {
       return Value{};
@@ -68,11 +66,9 @@ struct Fold {
     }
   }
   static constexpr auto OutType() {
-    if constexpr (kArg) {
-      return std::int64_t{};
-    } else if constexpr (kLogical) {
+    if constexpr (kLogical) {
       return std::int32_t{};
-    } else if constexpr (!kInteger || kOrdering) {
+    } else if constexpr (!kArg && (!kInteger || kOrdering)) {
       return T{};
     } else if constexpr (kFraction) {
       return double{};

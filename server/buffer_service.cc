@@ -569,7 +569,7 @@ grpc::ServerUnaryReactor* BufferService::CopyBuffer(grpc::CallbackServerContext*
     Task task;
     task.deadline = context->deadline();
     task.cancelled = [context] { return context->IsCancelled(); };
-    task.run = [held = std::move(call)](absl::StatusOr<Lane*> lane) { held->Run(lane); };
+    task.run = [held = std::move(call)](const absl::StatusOr<Lane*>& lane) { held->Run(lane); };
     return executor.Submit(std::move(task));
   };
   absl::Status status;
