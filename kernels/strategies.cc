@@ -6,6 +6,8 @@
 #define DOT_ROWS(CPU, CUDA)   \
   CPU(kDotCpuSerial)          \
   CPU(kDotCpuParallel)        \
+  CPU(kDotCpuFixedTree)       \
+  CPU(kDotCpuCompensated)     \
   CUDA(kDotElementwise)       \
   CUDA(kDotBlockSerial)       \
   CUDA(kDotBlockSerialAtomic) \
@@ -17,11 +19,16 @@
   CUDA(kDotHierarchical)      \
   CUDA(kDotCoarsened)         \
   CUDA(kDotWarpShuffle)       \
+  CUDA(kDotSinglePass)        \
+  CUDA(kDotFixedTree)         \
+  CUDA(kDotCompensated)       \
   CUDA(kDotCublas)
 
 #define REDUCE_ROWS(CPU, CUDA)    \
   CPU(kReduceCpuSerial)           \
   CPU(kReduceCpuParallel)         \
+  CPU(kReduceCpuFixedTree)        \
+  CPU(kReduceCpuCompensated)      \
   CUDA(kReduceInterleaved)        \
   CUDA(kReduceCoalesced)          \
   CUDA(kReducePrivatized)         \
@@ -32,6 +39,9 @@
   CUDA(kReduceTwoPass)            \
   CUDA(kReduceTwoKernelsUnrolled) \
   CUDA(kReduceWarpShuffle)        \
+  CUDA(kReduceSinglePass)         \
+  CUDA(kReduceFixedTree)          \
+  CUDA(kReduceCompensated)        \
   CUDA(kReduceLibrary)
 
 #define REDUCE_AXES_ROWS(CPU, CUDA) \
