@@ -42,8 +42,8 @@ inline constexpr int kTreeLanes = 256;
 inline constexpr int kTreeVectorBytes = 16;
 inline constexpr int kTreeRowBytes = kTreeLanes * kTreeVectorBytes;
 inline constexpr int kTreeSegmentRows = 64;
-// Chunks of one array at most: the last block to start receives as many values.
-inline constexpr std::int64_t kTreeMaxChunks = 4096;
+// Chunks of one array at most: the last block to start receives as many values, 18 a lane.
+inline constexpr std::int64_t kTreeMaxChunks = 18 * kTreeLanes;
 
 // How an array is cut into chunks.
 struct Tree {
@@ -64,16 +64,24 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
   return {n, rows * (kTreeRowBytes / size), std::max<std::int64_t>(1, (total + rows - 1) / rows)};
 }
 
-// Rows of a chunk of the fixed tree. Up to 8 rows are one chunk, done before two blocks could meet;
-// then come up to 256 chunks of 4 rows, which a GPU loads at once; then 512 chunks at most, of 8 to
-// 64 rows; then more chunks of 64 rows, and once there are kTreeMaxChunks, larger ones.
+// Rows of a chunk of the fixed tree: 8 in an array of no more, which one block has folded before
+// two could meet; otherwise the first of these that makes few enough chunks:
+//
+//   rows     4    8    16   28   60    124   252   508 ...
+//   chunks   256  512  512  640  4608  4608  4608  4608   at most
+//
+// Short arrays make enough chunks for every multiprocessor to begin at once. In long ones the
+// chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
+// the same memory channels at the same time.
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
   if (total <= 8) return 8;
   if (total <= 4 * 256) return 4;
-  std::int64_t rows = 8;
-  while (rows < kTreeSegmentRows && total > rows * 512) rows *= 2;
-  while (total > rows * kTreeMaxChunks) rows *= 2;
+  if (total <= 8 * 512) return 8;
+  if (total <= 16 * 512) return 16;
+  if (total <= 28 * 640) return 28;
+  std::int64_t rows = 60;
+  while (total > rows * kTreeMaxChunks) rows = 2 * rows + 4;
   return rows;
 }
 

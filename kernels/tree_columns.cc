@@ -23,7 +23,8 @@ double SumRoundoff(const TreeSteps& steps, DType dtype, bool compensated, std::i
   if (compensated && dtype == DType::kF64) {
     // What is lost is itself a sum of as many roundings, each of them at most u of what it came
     // from; then the result is rounded once.
-    const double all = static_cast<double>(2 * (steps.narrow + steps.wide) + 2 * more) * kRoundoffF64;
+    const double all =
+        static_cast<double>(2 * (steps.narrow + steps.wide) + 2 * more) * kRoundoffF64;
     return static_cast<double>(1 + more) * kRoundoffF64 + all * all;
   }
   return Then(static_cast<double>(steps.narrow) * NarrowRoundoff(dtype, compensated),
@@ -34,7 +35,8 @@ double SumRoundoff(const TreeSteps& steps, DType dtype, bool compensated, std::i
 
 TreeSteps StepsOf(const Tree& tree, DType dtype) {
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
-  const std::int64_t rows = std::min(tree.chunk / (kTreeRowBytes / size), TreeTotalRows(tree.n, size));
+  const std::int64_t rows =
+      std::min(tree.chunk / (kTreeRowBytes / size), TreeTotalRows(tree.n, size));
   std::int64_t wide = (rows + kTreeSegmentRows - 1) / kTreeSegmentRows +
                       Log2(kTreeVectorBytes / size) + Log2(kTreeLanes);
   if (tree.chunks > 1) wide += (tree.chunks + kTreeLanes - 1) / kTreeLanes + Log2(kTreeLanes);
@@ -57,8 +59,8 @@ double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated
     case ReduceOp::kSumSquares:
       // In double from the start. The square and the root round once each, and an i64 that becomes
       // a double does so twice, being squared.
-      return SumRoundoff({0, steps.narrow + steps.wide}, dtype,
-                         compensated && dtype == DType::kF64, 4);
+      return SumRoundoff({0, steps.narrow + steps.wide}, dtype, compensated && dtype == DType::kF64,
+                         4);
     case ReduceOp::kVariance: {
       // Relative to the mean of squares. Inside a segment of c elements a column's differences are
       // at most (2 + 2c) times the squares in the sum of their squares, and pass c + 4 roundings.

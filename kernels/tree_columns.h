@@ -35,7 +35,7 @@ struct ColumnSpan {
 template <class T>
 inline constexpr int kTreeVector = kTreeVectorBytes / static_cast<int>(sizeof(T));
 template <class T>
-inline constexpr int kTreeRow = kTreeLanes * kTreeVector<T>;
+inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
 
 TESSERA_HD inline void StoreReal(double value, Scalar* result) {
   result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
@@ -80,8 +80,8 @@ TESSERA_HD inline float Magnitude(float x) {
   return ::fabsf(x);
 }
 
-// c + x * y, the product rounded first. Where A holds the products of two T exactly there is nothing
-// to round, and a GPU fuses them; in f32 those of bf16 may leave the range.
+// c + x * y, the product rounded first. Where A holds the products of two T exactly there is
+// nothing to round, and a GPU fuses them; in f32 those of bf16 may leave the range.
 template <class T, class A>
 TESSERA_HD A AddProduct(A c, A x, A y) {
 #ifdef __CUDA_ARCH__
@@ -283,11 +283,10 @@ struct MomentColumns {
   };
   using Wide = Moments;
   static constexpr int kOperands = 1;
-  TESSERA_HD static Column Start(T first) {
-    return {static_cast<ValueOf<T>>(first), 0, 0};
-  }
+  TESSERA_HD static Column Start(T first) { return {static_cast<ValueOf<T>>(first), 0, 0}; }
   TESSERA_HD static void Step(Column& c, T x, int, bool) {
-    const double apart = static_cast<double>(static_cast<ValueOf<T>>(x)) - static_cast<double>(c.shift);
+    const double apart =
+        static_cast<double>(static_cast<ValueOf<T>>(x)) - static_cast<double>(c.shift);
     c.sum += apart;
     c.squares = ::fma(apart, apart, c.squares);
   }

@@ -82,8 +82,10 @@ using ChunkFunction = typename C::Wide (*)(const Operands<C>&, std::int64_t, std
 
 #if defined(__x86_64__) && defined(__GNUC__)
 template <class C>
-__attribute__((target("avx2,fma"), flatten)) typename C::Wide FoldChunkFused(
-    const Operands<C>& in, std::int64_t begin, std::int64_t end, bool mirror) {
+__attribute__((target("avx2,fma"), flatten)) typename C::Wide FoldChunkFused(const Operands<C>& in,
+                                                                             std::int64_t begin,
+                                                                             std::int64_t end,
+                                                                             bool mirror) {
   return FoldChunk<C>(in, begin, end, mirror);
 }
 template <class C>
@@ -107,7 +109,7 @@ void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result
   const bool mirror = IsMirrored(op);
   const ChunkFunction<C> fold = BestFoldChunk<C>();
   std::vector<Wide> chunks(static_cast<std::size_t>(tree.chunks));
-#pragma omp parallel for schedule(static) if (n >= kShared)
+#pragma omp parallel for schedule(static) if (n > kShared)
   for (std::int64_t c = 0; c < tree.chunks; ++c)
     chunks[static_cast<std::size_t>(c)] =
         fold(in, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);

@@ -99,8 +99,9 @@ class CudaDevice final : public Device {
 // runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
 // memset.
 struct Mailbox {
-  // 16 bytes each: three for every value, of at most 24 bytes, of a tree with kTreeMaxChunks chunks.
-  static constexpr std::size_t kSlots = 3 * 4096;
+  // 16 bytes each: three for every value, of at most 24 bytes, of a tree with kTreeMaxChunks
+  // chunks.
+  static constexpr std::size_t kSlots = 3 * 4608;
   unsigned* ticket = nullptr;
   ulonglong2* slots = nullptr;
 };

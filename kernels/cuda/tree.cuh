@@ -3,10 +3,10 @@
 //
 // Loads. A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
 // vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (128 bytes,
-// kBatchBytes) before it uses the first: 1024 threads a multiprocessor have 128 KiB in flight, where
-// latency times bandwidth ask for about 48 KiB on an H200. Where an operand is not aligned to 16
-// bytes, a thread loads the two aligned vectors that its vector lies across, of which its neighbour
-// loads one as well, from the L1 cache, and shifts: no scalar loads, whatever the offset.
+// kBatchBytes) before it uses the first: 1024 threads a multiprocessor have 128 KiB in flight,
+// where latency times bandwidth ask for about 48 KiB on an H200. Where an operand is not aligned to
+// 16 bytes, a thread loads the two aligned vectors that its vector lies across, of which its
+// neighbour loads one as well, from the L1 cache, and shifts: no scalar loads, whatever the offset.
 //
 // One launch. A block leaves the value of a chunk in the chunk's slot of the lane's mailbox. The
 // last block to *start* (it takes a ticket first, while its loads are under way) receives all
@@ -233,7 +233,7 @@ __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   for (int half = kPerThread / 2; half > 0; half /= 2)
 #pragma unroll
     for (int i = 0; i < half; ++i) v[i] = C::Combine(v[i], v[i + half]);
-  // Lanes in the upper half fold what they get as well, and nobody asks for it.
+      // Lanes in the upper half fold what they get as well, and nobody asks for it.
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
     v[0] = C::Combine(v[0], ShuffleDown(kFullMask, v[0], offset));
@@ -333,7 +333,8 @@ __device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
 // more where a thread's columns take many.
 template <class C>
 constexpr int TreeBlocks() {
-  constexpr int kBytes = static_cast<int>(sizeof(typename C::Column)) * kTreeVector<typename C::Element>;
+  constexpr int kBytes =
+      static_cast<int>(sizeof(typename C::Column)) * kTreeVector<typename C::Element>;
   return kBytes <= 40 ? 4 : kBytes <= 64 ? 3 : 2;
 }
 
@@ -403,17 +404,31 @@ struct TreeLaunch {
 // Block sizes of the rows: lanes are shared out to whatever threads there are.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// The tree of single_pass: launch.grid_size chunks, or as many as `multiprocessors` have blocks at
-// once, a few times over, but no smaller chunks than a thread can load at once.
+static_assert(3 * kTreeMaxChunks <= Mailbox::kSlots, "three pairs of words for the largest value");
+
+// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
+// once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
+// fewer rows than a thread loads at once. On every device no fewer chunks than with multiprocessors
+// = 0.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
+  constexpr std::int64_t kLeast = 32, kMost = kTreeMaxChunks / 4;
   const std::int64_t total = TreeTotalRows(n, size);
   if (launch.grid_size != 0)
     return MakeTree(n, size, std::max<std::int64_t>(1, CeilDiv(total, launch.grid_size)));
   if (total <= 8) return MakeTree(n, size, 8);
-  const std::int64_t wave = 2 * std::max(multiprocessors, 64);
-  const std::int64_t rows = std::clamp<std::int64_t>(CeilDiv(total, wave), 4, kTreeSegmentRows);
-  return MakeTree(n, size, std::max(rows, CeilDiv(total, kTreeMaxChunks)));
+  const std::int64_t wave = 4 * std::clamp<std::int64_t>(multiprocessors, kLeast, kMost);
+  const std::int64_t waves = std::clamp<std::int64_t>(
+      total / (wave * kTreeSegmentRows), 1, std::clamp<std::int64_t>(kTreeMaxChunks / wave, 1, 7));
+  return MakeTree(n, size, std::max<std::int64_t>(kBatchVectors, CeilDiv(total, waves * wave)));
+}
+
+// The additions of single_pass on any device: of the fewest chunks inside them, of the most
+// between.
+inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& launch) {
+  Tree tree = SinglePassTree(n, size, launch, 0);
+  if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kTreeMaxChunks;
+  return tree;
 }
 
 template <class C>

@@ -20,7 +20,7 @@ void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaLane& lane
                 p.result, lane);
 }
 
-#define TESSERA_TREE_INSTANCES(T)                                                             \
+#define TESSERA_TREE_INSTANCES(T)                                                               \
   template void LaunchTreeReduce<T, false>(const ReduceProblem&, const TreeLaunch&, CudaLane&); \
   template void LaunchTreeReduce<T, true>(const ReduceProblem&, const TreeLaunch&, CudaLane&);  \
   template void LaunchTreeDot<T, false>(const DotProblem&, const TreeLaunch&, CudaLane&);       \

@@ -1,5 +1,5 @@
-// Dot in twice the precision of its operands, along the tree of kernels/fixed_tree.h: the bits of the
-// CUDA row of the same name, which says how.
+// Dot in twice the precision of its operands, along the tree of kernels/fixed_tree.h: the bits of
+// the CUDA row of the same name, which says how.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops in double; f64: 16 MiB and 17 flops a pair.
 #include "kernels/cpu/tree.h"

@@ -1,8 +1,8 @@
 // Dot along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA row of the same
 // name, whatever the number of threads.
 //
-// Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32) add
-// in f32, 64 rows deep, so that vector instructions take twice as many elements as with double
+// Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
+// add in f32, 64 rows deep, so that vector instructions take twice as many elements as with double
 // accumulators.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 128 chunks, depth 8 + 10 + 9.

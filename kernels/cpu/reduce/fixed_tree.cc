@@ -1,8 +1,8 @@
-// Reduce along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA row of the same
-// name, whatever the number of threads.
+// Reduce along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA row of the
+// same name, whatever the number of threads.
 //
-// Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32) add
-// in f32, 64 rows deep. VARIANCE needs no division an element any more.
+// Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
+// add in f32, 64 rows deep. VARIANCE needs no division an element any more.
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 128 chunks, depth 8 + 10 + 9.
 #include "kernels/cpu/tree.h"

@@ -1,4 +1,23 @@
-// TODO
+// Reduce in twice the precision of its operand, along the tree of `fixed_tree`.
+//
+// Against `fixed_tree`: where terms of both signs cancel, a sum keeps its digits. f32 and the
+// 16-bit types add in double from the first element: 53 bits for 24. f64 has nothing wider, so a
+// column is a Pair, the sum and what rounding has taken from it so far: TwoSum finds the error of
+// an addition with five more, TwoProduct that of a square with one fused multiply-add, and the
+// errors are added up on the side (Ogita, Rump and Oishi: Sum2). In the end value and errors meet
+// in one rounding:
+//
+//   |error| <= u |sum| + (depth u)^2 * sum of |terms|     u = 2^-53, depth at most about 250
+//
+// so that a sum whose terms are 10^16 times larger than itself is still right to the last digits.
+// The bits are those of the CPU's row of the same name. Operations that do not round, integers and
+// variances (double and free of cancellation already) are as in `fixed_tree`.
+//
+// Cost at n = 2^20, f32: 4 MiB read, one conversion and one addition in double an element; f64: 8
+// MiB read and 7 additions an element, where memory at 4.3 TB/s leaves an H200's multiprocessor
+// time for about 25.
+//
+// Right for any n, block size and alignment as `single_pass`.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tree.cuh"
 
@@ -26,7 +45,8 @@ void Enqueue(const ReduceProblem& p, Lane& lane) {
   CudaLane& cuda = Cuda(lane);
   const TreeLaunch launch = {
       .tree = TreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) { LaunchTreeReduce<decltype(zero), true>(p, launch, cuda); });
+  DispatchDType(p.dtype,
+                [&](auto zero) { LaunchTreeReduce<decltype(zero), true>(p, launch, cuda); });
 }
 
 }  // namespace
@@ -40,9 +60,7 @@ constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize,
-               .grid_size = kAnyGridSize,
-               .items_per_thread = {}},
+    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,

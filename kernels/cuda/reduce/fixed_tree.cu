@@ -1,4 +1,21 @@
-// TODO
+// Reduce along a tree whose shape depends on n alone: the same bits from every grid, every block
+// size, every GPU and the CPU.
+//
+// Against `single_pass`: the kernel is the same, and the chunks are those of FixedTree instead of
+// as many as this device likes. A request may still choose grid and block: a block then takes
+// several chunks in turn, a thread several lanes, and what is added to what stays as it is. So a
+// result can be repeated elsewhere, compared bit by bit and cached by its operands.
+// kernels/fixed_tree.h defines the tree, well enough to be written again; tests/tree_test.cc does
+// that.
+//
+//   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
+//   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk
+//       `------------`------------`--------- last block: 256 lanes of chunks, halving tree
+//
+// Cost at n = 2^20, f32: 4 MiB read by 256 blocks, each of which sends 16 bytes; one launch.
+//
+// Right for any n, block size and alignment as `single_pass`. For 2^28 floats: at most 64 elements
+// are added in single precision, the rest is double.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tree.cuh"
 
@@ -26,7 +43,8 @@ void Enqueue(const ReduceProblem& p, Lane& lane) {
   CudaLane& cuda = Cuda(lane);
   const TreeLaunch launch = {
       .tree = TreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) { LaunchTreeReduce<decltype(zero), false>(p, launch, cuda); });
+  DispatchDType(p.dtype,
+                [&](auto zero) { LaunchTreeReduce<decltype(zero), false>(p, launch, cuda); });
 }
 
 }  // namespace
@@ -40,9 +58,7 @@ constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize,
-               .grid_size = kAnyGridSize,
-               .items_per_thread = {}},
+    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
