@@ -60,9 +60,7 @@ void Enqueue(const DotProblem& p, Lane& lane) {
 extern const Strategy<DotProblem> kDotSinglePass;
 constexpr Strategy<DotProblem> kDotSinglePass = {
     .name = "single_pass",
-    .summary =
-        "one launch: 16-byte loads, shuffles, the last block to start folds what the others send "
-        "it",
+    .summary = "one launch: 16-byte loads, the last block to start folds what the others send",
     .source = "decoupled look-back and the LL protocol of NCCL, applied to a reduction",
     .backend = Backend::kCuda,
     .dtypes = AllDTypes(),

@@ -65,9 +65,7 @@ void Enqueue(const ReduceProblem& p, Lane& lane) {
 extern const Strategy<ReduceProblem> kReduceSinglePass;
 constexpr Strategy<ReduceProblem> kReduceSinglePass = {
     .name = "single_pass",
-    .summary =
-        "one launch: 16-byte loads, shuffles, the last block to start folds what the others send "
-        "it",
+    .summary = "one launch: 16-byte loads, the last block to start folds what the others send",
     .source = "decoupled look-back and the LL protocol of NCCL, applied to a reduction",
     .backend = Backend::kCuda,
     .dtypes = AllDTypes(),
