@@ -6,6 +6,8 @@
 #define DOT_ROWS(CPU, CUDA)   \
   CPU(kDotCpuSerial)          \
   CPU(kDotCpuParallel)        \
+  CPU(kDotCpuFixedTree)       \
+  CPU(kDotCpuCompensated)     \
   CUDA(kDotElementwise)       \
   CUDA(kDotBlockSerial)       \
   CUDA(kDotBlockSerialAtomic) \
@@ -17,11 +19,16 @@
   CUDA(kDotHierarchical)      \
   CUDA(kDotCoarsened)         \
   CUDA(kDotWarpShuffle)       \
+  CUDA(kDotSinglePass)        \
+  CUDA(kDotFixedTree)         \
+  CUDA(kDotCompensated)       \
   CUDA(kDotCublas)
 
 #define REDUCE_ROWS(CPU, CUDA)    \
   CPU(kReduceCpuSerial)           \
   CPU(kReduceCpuParallel)         \
+  CPU(kReduceCpuFixedTree)        \
+  CPU(kReduceCpuCompensated)      \
   CUDA(kReduceInterleaved)        \
   CUDA(kReduceCoalesced)          \
   CUDA(kReducePrivatized)         \
@@ -32,6 +39,9 @@
   CUDA(kReduceTwoPass)            \
   CUDA(kReduceTwoKernelsUnrolled) \
   CUDA(kReduceWarpShuffle)        \
+  CUDA(kReduceSinglePass)         \
+  CUDA(kReduceFixedTree)          \
+  CUDA(kReduceCompensated)        \
   CUDA(kReduceLibrary)
 
 #define REDUCE_AXES_ROWS(CPU, CUDA) \
@@ -124,15 +134,16 @@ const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
 
 }  // namespace
 
-// Below one chunk of cpu_parallel there is nothing to share out, but its eight chains still win.
+// On every device the row of that name, so that a client that names no strategy gets the same bits
+// wherever it asks.
 template <>
 const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device) {
-  return FirstOf({"warp_shuffle", "cpu_parallel"}, problem, device);
+  return FirstOf({"fixed_tree"}, problem, device);
 }
 
 template <>
 const Strategy<ReduceProblem>* Choose(const ReduceProblem& problem, const Device& device) {
-  return FirstOf({"warp_shuffle", "cpu_parallel"}, problem, device);
+  return FirstOf({"fixed_tree"}, problem, device);
 }
 
 template <>

@@ -95,6 +95,17 @@ class CudaDevice final : public Device {
 
 // --- Lane ---
 
+// Where the blocks of one launch leave values for each other. Zero whenever no kernel of the lane
+// runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
+// memset.
+struct Mailbox {
+  // 16 bytes each: three for every value, of at most 24 bytes, of a tree with kTreeMaxChunks
+  // chunks.
+  static constexpr std::size_t kSlots = 3 * 4608;
+  unsigned* ticket = nullptr;
+  ulonglong2* slots = nullptr;
+};
+
 class CudaLane final : public Lane {
  public:
   // Throws DeviceError. device outlives the lane.
@@ -116,6 +127,9 @@ class CudaLane final : public Lane {
   void Synchronize() override;
   void StartTimer() override;
   double StopTimer() override;
+
+  // The lane's mailbox, made on first use.
+  Mailbox mailbox();
 
   // The lane's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is empty.
   cublasContext* Cublas();
@@ -144,6 +158,7 @@ class CudaLane final : public Lane {
   std::vector<Block> blocks_;    // scratch; only the last has room
   std::size_t used_ = 0;         // bytes of the last block
   std::size_t first_block_ = 0;  // the least size of the first block
+  void* mailbox_ = nullptr;
   cublasContext* cublas_ = nullptr;
 };
 

@@ -241,6 +241,7 @@ CudaLane::~CudaLane() {
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
   FreeBlocks();
+  if (mailbox_ != nullptr) device_.Free(mailbox_);
 }
 
 void CudaLane::FreeBlocks() noexcept {
@@ -367,6 +368,23 @@ double CudaLane::StopTimer() {
   float milliseconds = 0;
   CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start_.get(), stop_.get()));
   return 1e3 * static_cast<double>(milliseconds);
+}
+
+Mailbox CudaLane::mailbox() {
+  // The ticket has a sector of its own: the slots are read while it is written.
+  constexpr std::size_t kTicketBytes = 256;
+  if (mailbox_ == nullptr) {
+    constexpr std::size_t kBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
+    void* memory = device_.Allocate(kBytes);
+    const cudaError_t error = cudaMemsetAsync(memory, 0, kBytes, stream_.get());
+    if (error != cudaSuccess) {
+      device_.Free(memory);
+      ThrowCudaError(error, "cudaMemsetAsync");
+    }
+    mailbox_ = memory;
+  }
+  auto* bytes = static_cast<unsigned char*>(mailbox_);
+  return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<ulonglong2*>(bytes + kTicketBytes)};
 }
 
 cublasContext* CudaLane::Cublas() {

@@ -1,0 +1,158 @@
+// A chunk goes through memory from front to back, row by row, with its W columns in the first-level
+// cache, in loops over columns that the compiler turns into vector instructions. Chunks are shared
+// out by OpenMP; the tree says how their values meet.
+//
+// Compiled without contraction of a * b + c, and twice where processors may lack a fused
+// multiply-add: with it, an error-free product costs two instructions; without, std::fma computes
+// the same bits in the C library.
+#include "kernels/cpu/tree.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "kernels/tree_columns.h"
+
+namespace tessera {
+namespace {
+
+template <class C>
+struct Operands {
+  const typename C::Element* x[C::kOperands];
+};
+
+template <class C>
+inline void StepAt(typename C::Column& column, const Operands<C>& in, std::int64_t i, int row,
+                   bool mirror) {
+  if constexpr (C::kOperands == 2) {
+    C::Step(column, in.x[0][i], in.x[1][i], row, mirror);
+  } else {
+    C::Step(column, in.x[0][i], row, mirror);
+  }
+}
+
+// The halving tree over `count` values, a power of two, in place to values[0].
+template <class C>
+inline void FoldHalving(typename C::Wide* values, int count) {
+  for (int half = count / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) values[i] = C::Combine(values[i], values[i + half]);
+}
+
+// The value of the chunk [begin, end).
+template <class C>
+inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std::int64_t end,
+                                  bool mirror) {
+  using T = typename C::Element;
+  using Wide = typename C::Wide;
+  constexpr int V = kTreeVector<T>;
+  constexpr int kRow = kTreeRow<T>;
+  typename C::Column columns[kRow];
+  Wide lanes[kTreeLanes];
+  for (Wide& lane : lanes) lane = C::Identity();
+  for (std::int64_t top = begin; top < end; top += std::int64_t{kTreeSegmentRows} * kRow) {
+    const std::int64_t bottom = std::min(end, top + std::int64_t{kTreeSegmentRows} * kRow);
+    const int used = static_cast<int>(std::min<std::int64_t>(kRow, bottom - top));
+    for (int j = 0; j < used; ++j) columns[j] = C::Start(in.x[0][top + j]);
+    for (int j = used; j < kRow; ++j) columns[j] = C::Start(T{});
+    int row = 0;
+    for (std::int64_t at = top; at < bottom; at += kRow, ++row) {
+      if (bottom - at >= kRow) {
+#pragma omp simd
+        for (int j = 0; j < kRow; ++j) StepAt<C>(columns[j], in, at + j, row, mirror);
+      } else {
+        const int left = static_cast<int>(bottom - at);
+#pragma omp simd
+        for (int j = 0; j < left; ++j) StepAt<C>(columns[j], in, at + j, row, mirror);
+      }
+    }
+    for (int lane = 0; lane < kTreeLanes; ++lane) {
+      Wide wide[V];
+      for (int k = 0; k < V; ++k)
+        wide[k] = C::Widen(columns[lane * V + k], {top + lane * V + k, bottom});
+      FoldHalving<C>(wide, V);
+      lanes[lane] = C::Combine(lanes[lane], wide[0]);
+    }
+  }
+  FoldHalving<C>(lanes, kTreeLanes);
+  return lanes[0];
+}
+
+template <class C>
+using ChunkFunction = typename C::Wide (*)(const Operands<C>&, std::int64_t, std::int64_t, bool);
+
+#if defined(__x86_64__) && defined(__GNUC__)
+template <class C>
+__attribute__((target("avx2,fma"), flatten)) typename C::Wide FoldChunkFused(const Operands<C>& in,
+                                                                             std::int64_t begin,
+                                                                             std::int64_t end,
+                                                                             bool mirror) {
+  return FoldChunk<C>(in, begin, end, mirror);
+}
+template <class C>
+ChunkFunction<C> BestFoldChunk() {
+  static const bool fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return fused ? FoldChunkFused<C> : FoldChunk<C>;
+}
+#else
+template <class C>
+ChunkFunction<C> BestFoldChunk() {
+  return FoldChunk<C>;
+}
+#endif
+
+template <class C>
+void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result) {
+  using Wide = typename C::Wide;
+  // Below this there is not enough work to share out.
+  constexpr std::int64_t kShared = std::int64_t{1} << 16;
+  const Tree tree = FixedTree(n, sizeof(typename C::Element));
+  const bool mirror = IsMirrored(op);
+  const ChunkFunction<C> fold = BestFoldChunk<C>();
+  std::vector<Wide> chunks(static_cast<std::size_t>(tree.chunks));
+#pragma omp parallel for schedule(static) if (n > kShared)
+  for (std::int64_t c = 0; c < tree.chunks; ++c)
+    chunks[static_cast<std::size_t>(c)] =
+        fold(in, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
+  Wide value = chunks[0];
+  if (tree.chunks > 1) {
+    Wide lanes[kTreeLanes];
+    for (Wide& lane : lanes) lane = C::Identity();
+    for (std::size_t c = 0; c < chunks.size(); ++c) {
+      Wide& lane = lanes[c % kTreeLanes];
+      lane = C::Combine(lane, chunks[c]);
+    }
+    FoldHalving<C>(lanes, kTreeLanes);
+    value = lanes[0];
+  }
+  C::Finish(value, op, n, mirror, result);
+}
+
+template <class T, bool kCompensated>
+void Reduce(const ReduceProblem& p) {
+  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
+    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}}, p.op, p.n, p.result);
+  });
+}
+
+template <class T, bool kCompensated>
+void Dot(const DotProblem& p) {
+  using C = decltype(DotColumnsType<T, kCompensated>());
+  FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, ReduceOp::kSum, p.n,
+              p.result);
+}
+
+}  // namespace
+
+void FoldTreeReduce(const ReduceProblem& p, bool compensated) {
+  DispatchDType(p.dtype, [&](auto t) {
+    compensated ? Reduce<decltype(t), true>(p) : Reduce<decltype(t), false>(p);
+  });
+}
+
+void FoldTreeDot(const DotProblem& p, bool compensated) {
+  DispatchDType(p.dtype, [&](auto t) {
+    compensated ? Dot<decltype(t), true>(p) : Dot<decltype(t), false>(p);
+  });
+}
+
+}  // namespace tessera

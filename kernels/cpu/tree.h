@@ -1,0 +1,13 @@
+// The tree of kernels/fixed_tree.h on the CPU, for the rows fixed_tree and compensated: the kinds
+// of kernels/tree_columns.h step by step as on a GPU, the same bits.
+#pragma once
+
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// Folds p along FixedTree(p.n) over all cores and leaves the result.
+void FoldTreeReduce(const ReduceProblem& p, bool compensated);
+void FoldTreeDot(const DotProblem& p, bool compensated);
+
+}  // namespace tessera

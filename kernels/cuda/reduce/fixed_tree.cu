@@ -1,0 +1,68 @@
+// Reduce along a tree whose shape depends on n alone: the same bits from every grid, every block
+// size, every GPU and the CPU.
+//
+// Against `single_pass`: the kernel is the same, and the chunks are those of FixedTree instead of
+// as many as this device likes. A request may still choose grid and block: a block then takes
+// several chunks in turn, a thread several lanes, and what is added to what stays as it is. So a
+// result can be repeated elsewhere, compared bit by bit and cached by its operands.
+// kernels/fixed_tree.h defines the tree, well enough to be written again; tests/tree_test.cc does
+// that.
+//
+//   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
+//   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk
+//       `------------`------------`--------- last block: 256 lanes of chunks, halving tree
+//
+// Cost at n = 2^20, f32: 4 MiB read by 256 blocks, each of which sends 16 bytes; one launch.
+//
+// Right for any n, block size and alignment as `single_pass`. For 2^28 floats: at most 64 elements
+// are added in single precision, the rest is double.
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/tree.cuh"
+
+namespace tessera {
+namespace {
+
+Tree TreeOf(const ReduceProblem& p) {
+  return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
+}
+
+double Roundoff(const ReduceProblem& p) { return TreeRoundoff(TreeOf(p), p.op, p.dtype, false); }
+
+Cost CostOf(const ReduceProblem& p) {
+  const Tree tree = TreeOf(p);
+  const TreeSteps steps = StepsOf(tree, p.dtype);
+  const auto n = static_cast<std::uint64_t>(p.n);
+  const std::uint64_t sent = tree.chunks == 1 ? 0 : static_cast<std::uint64_t>(tree.chunks);
+  return {.bytes = n * SizeOf(p.dtype) + 2 * sent * TreeWideBytes(p.op, p.dtype, false),
+          .flops = n,
+          .atomics = 0,
+          .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
+}
+
+void Enqueue(const ReduceProblem& p, Lane& lane) {
+  CudaLane& cuda = Cuda(lane);
+  const TreeLaunch launch = {
+      .tree = TreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
+  DispatchDType(p.dtype,
+                [&](auto zero) { LaunchTreeReduce<decltype(zero), false>(p, launch, cuda); });
+}
+
+}  // namespace
+
+extern const Strategy<ReduceProblem> kReduceFixedTree;
+constexpr Strategy<ReduceProblem> kReduceFixedTree = {
+    .name = "fixed_tree",
+    .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
+    .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
+    .backend = Backend::kCuda,
+    .dtypes = AllDTypes(),
+    .min_compute_capability = kBaseComputeCapability,
+    .deterministic = true,
+    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
+    .roundoff = Roundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = nullptr,
+};
+
+}  // namespace tessera

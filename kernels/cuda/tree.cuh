@@ -1,0 +1,459 @@
+// The kernel of the rows single_pass, fixed_tree and compensated: one launch folds an array along
+// the tree of kernels/fixed_tree.h, whatever its chunks are, and leaves the result.
+//
+// Loads. A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
+// vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (128 bytes,
+// kBatchBytes) before it uses the first: 1024 threads a multiprocessor have 128 KiB in flight,
+// where latency times bandwidth ask for about 48 KiB on an H200. Where an operand is not aligned to
+// 16 bytes, a thread loads the two aligned vectors that its vector lies across, of which its
+// neighbour loads one as well, from the L1 cache, and shifts: no scalar loads, whatever the offset.
+//
+// One launch. A block leaves the value of a chunk in the chunk's slot of the lane's mailbox. The
+// last block to *start* (it takes a ticket first, while its loads are under way) receives all
+// slots, in index order. Every block it waits for has started and waits for nobody, so that the
+// wait ends on any device, however many blocks fit it. A word in a slot travels with its flag in
+// one 64-bit store, so that neither side needs a fence: value and flag arrive together (the LL
+// protocol of NVIDIA's NCCL). Compared with "store, fence, count, last one loads" that saves two
+// trips to the L2 cache, about a microsecond. The receiver zeroes what it has received; that is the
+// state in which the next launch on the lane finds the mailbox.
+//
+//   block 0 ---- chunk 0 ----> slot 0 --.
+//   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
+//   block 2 ---- chunk 2 ----> slot 2 --'
+//
+// Included by .cu files that are compiled with -fmad=false.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/tree_columns.h"
+
+namespace tessera {
+
+// What the kernel needs besides the operands.
+struct TreeWork {
+  Tree tree;
+  ReduceOp op;
+  bool mirror;
+  Mailbox mailbox;
+  Scalar* result;
+};
+
+template <class C>
+struct TreeOperands {
+  const typename C::Element* x[C::kOperands];
+};
+
+// --- Vectors ---
+
+template <class T>
+struct alignas(kTreeVectorBytes) TreeVectorOf {
+  T element[kTreeVector<T>];
+};
+
+// 16 bytes that nobody writes meanwhile. address: a multiple of 16. Volatile, so that the compiler
+// leaves a load where it starts early instead of moving it to where its value is used.
+template <bool kOnce>
+__device__ uint4 LoadAligned(const void* address) {
+  uint4 v;
+  if constexpr (kOnce) {
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+  } else {
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+  }
+  return v;
+}
+
+// The 16 bytes that begin at byte `shift` of lo, hi; shift is a multiple of size.
+template <int size>
+__device__ uint4 Shifted(uint4 lo, uint4 hi, unsigned shift) {
+  if constexpr (size == 8) {
+    return shift == 0 ? lo : make_uint4(lo.z, lo.w, hi.x, hi.y);
+  } else {
+    const bool two = (shift & 8) != 0, one = (shift & 4) != 0;
+    const unsigned a0 = two ? lo.z : lo.x, a1 = two ? lo.w : lo.y, a2 = two ? hi.x : lo.z,
+                   a3 = two ? hi.y : lo.w, a4 = two ? hi.z : hi.x, a5 = two ? hi.w : hi.y;
+    const unsigned b0 = one ? a1 : a0, b1 = one ? a2 : a1, b2 = one ? a3 : a2, b3 = one ? a4 : a3,
+                   b4 = one ? a5 : a4;
+    if constexpr (size == 4) return make_uint4(b0, b1, b2, b3);
+    const unsigned bytes = (shift & 2) != 0 ? 0x5432 : 0x3210;
+    return make_uint4(__byte_perm(b0, b1, bytes), __byte_perm(b1, b2, bytes),
+                      __byte_perm(b2, b3, bytes), __byte_perm(b3, b4, bytes));
+  }
+}
+
+// What has been loaded for one vector: itself or, unless kAligned, the two aligned vectors that it
+// lies across. Those hold up to 15 bytes that do not belong to it, in front and behind.
+template <bool kAligned>
+struct Loaded {
+  uint4 part[kAligned ? 1 : 2];
+};
+
+template <bool kAligned>
+__device__ Loaded<kAligned> LoadVector(const void* address) {
+  if constexpr (kAligned) {
+    return {{LoadAligned<true>(address)}};
+  } else {
+    const auto* lo = reinterpret_cast<const unsigned char*>(
+        reinterpret_cast<std::uintptr_t>(address) & ~std::uintptr_t{kTreeVectorBytes - 1});
+    return {{LoadAligned<false>(lo), LoadAligned<false>(lo + kTreeVectorBytes)}};
+  }
+}
+
+// The vector; shift: its address modulo 16.
+template <class T, bool kAligned>
+__device__ TreeVectorOf<T> VectorIn(const Loaded<kAligned>& loaded, unsigned shift) {
+  uint4 words = loaded.part[0];
+  if constexpr (!kAligned) words = Shifted<sizeof(T)>(loaded.part[0], loaded.part[1], shift);
+  TreeVectorOf<T> v;
+  std::memcpy(&v, &words, sizeof v);
+  return v;
+}
+
+// --- One thread ---
+
+// Vectors that a thread has in flight, of all operands together.
+inline constexpr int kBatchVectors = 4;
+
+template <class C, class V>
+__device__ void StepElement(typename C::Column& column, const V (&v)[C::kOperands], int k, int row,
+                            bool mirror) {
+  if constexpr (C::kOperands == 2) {
+    C::Step(column, v[0].element[k], v[1].element[k], row, mirror);
+  } else {
+    C::Step(column, v[0].element[k], row, mirror);
+  }
+}
+
+// The value of one lane of the chunk [begin, end).
+template <class C, bool kAligned>
+__device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& work,
+                                     std::int64_t begin, std::int64_t end, int lane) {
+  using T = typename C::Element;
+  using Wide = typename C::Wide;
+  constexpr int V = kTreeVector<T>;
+  constexpr int kRow = kTreeRow<T>;
+  constexpr int kRows = kBatchVectors / C::kOperands;
+  constexpr int O = C::kOperands;
+  const std::int64_t first = begin + lane * V;
+  // Vectors that the lane can load whole. One that is not aligned needs another behind it, so that
+  // nothing is read beyond the array but the rest of 16 bytes that hold some of it.
+  const std::int64_t limit = (kAligned ? end : min(end, work.tree.n - V)) - V;
+  const int rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
+  // At most one vector is left, of which not all elements need exist: it is taken one by one.
+  const std::int64_t rest = first + std::int64_t{rows} * kRow;
+  const int all = rows + (rest < end);
+
+  const unsigned char* next[O];
+  unsigned shift[O];
+#pragma unroll
+  for (int o = 0; o < O; ++o) {
+    next[o] = reinterpret_cast<const unsigned char*>(in.x[o] + first);
+    shift[o] = reinterpret_cast<std::uintptr_t>(next[o]) % kTreeVectorBytes;
+  }
+
+  Wide total = C::Identity();
+#pragma unroll 1
+  for (int top = 0; top < all; top += kTreeSegmentRows) {
+    typename C::Column column[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) column[k] = C::Start(T{});
+    const int bottom = min(rows, top + kTreeSegmentRows);
+#pragma unroll 1
+    for (int row = top; row < bottom; row += kRows) {
+      Loaded<kAligned> batch[kRows][O];
+      // Beyond the last row it is loaded again, which costs less than not to.
+      const int more = min(kRows, bottom - row) - 1;
+#pragma unroll
+      for (int j = 0; j < kRows; ++j)
+#pragma unroll
+        for (int o = 0; o < O; ++o)
+          batch[j][o] = LoadVector<kAligned>(next[o] + min(j, more) * kTreeRowBytes);
+#pragma unroll
+      for (int o = 0; o < O; ++o) next[o] += kRows * kTreeRowBytes;
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        if (j > more) break;
+        TreeVectorOf<T> v[O];
+#pragma unroll
+        for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kAligned>(batch[j][o], shift[o]);
+        if (j == 0 && row == top) {
+#pragma unroll
+          for (int k = 0; k < V; ++k) column[k] = C::Start(v[0].element[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < V; ++k) StepElement<C>(column[k], v, k, row - top + j, work.mirror);
+      }
+    }
+    if (rows < all && rows - top < kTreeSegmentRows) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        if (rest + k >= end) break;
+        TreeVectorOf<T> v[O];
+#pragma unroll
+        for (int o = 0; o < O; ++o) v[o].element[k] = in.x[o][rest + k];
+        if (rows == top) column[k] = C::Start(v[0].element[k]);
+        StepElement<C>(column[k], v, k, rows - top, work.mirror);
+      }
+    }
+    Wide wide[V];
+    const std::int64_t at = first + std::int64_t{top} * kRow;
+    const std::int64_t stop = min(end, begin + std::int64_t{top + kTreeSegmentRows} * kRow);
+#pragma unroll
+    for (int k = 0; k < V; ++k) wide[k] = C::Widen(column[k], ColumnSpan{at + k, stop});
+#pragma unroll
+    for (int half = V / 2; half > 0; half /= 2)
+#pragma unroll
+      for (int k = 0; k < half; ++k) wide[k] = C::Combine(wide[k], wide[k + half]);
+    total = C::Combine(total, wide[0]);
+  }
+  return total;
+}
+
+// --- One block ---
+
+// The halving tree over the lanes' values; all of the first warp calls it, after a barrier that
+// makes the cells visible. The result is its lane 0's.
+template <class C>
+__device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
+  constexpr int kPerThread = kTreeLanes / kWarpSize;
+  typename C::Wide v[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) v[i] = cells[threadIdx.x + i * kWarpSize];
+#pragma unroll
+  for (int half = kPerThread / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) v[i] = C::Combine(v[i], v[i + half]);
+      // Lanes in the upper half fold what they get as well, and nobody asks for it.
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+    v[0] = C::Combine(v[0], ShuffleDown(kFullMask, v[0], offset));
+  return v[0];
+}
+
+// --- Between blocks ---
+
+// 64-bit words of a value on its way: 32 bits of value, 32 of flag. In pairs, which one 16-byte
+// access moves; each half of it is atomic.
+template <class W>
+inline constexpr int kMailPairs = (sizeof(W) + 7) / 8;
+
+__device__ inline ulonglong2* MailSlot(const Mailbox& mailbox, std::int64_t chunk, int pairs) {
+  return mailbox.slots + chunk * pairs;
+}
+
+inline constexpr unsigned long long kMailFlag = 1ull << 32;
+
+template <class W>
+__device__ void Send(const Mailbox& mailbox, std::int64_t chunk, const W& value) {
+  constexpr int kPairs = kMailPairs<W>;
+  unsigned words[2 * kPairs] = {};
+  std::memcpy(words, &value, sizeof value);
+  ulonglong2* slot = MailSlot(mailbox, chunk, kPairs);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(slot + i),
+                 "l"(words[2 * i] | kMailFlag), "l"(words[2 * i + 1] | kMailFlag)
+                 : "memory");
+}
+
+__device__ inline ulonglong2 Peek(const ulonglong2* pair) {
+  ulonglong2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.x), "=l"(v.y)
+               : "l"(pair)
+               : "memory");
+  return v;
+}
+
+// Folds the values of chunks first, first + kTreeLanes, ... in order into total, waiting for each,
+// and zeroes their slots.
+template <class C>
+__device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
+                                    std::int64_t chunks) {
+  using Wide = typename C::Wide;
+  constexpr int kPairs = kMailPairs<Wide>;
+  constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
+  Wide total = C::Identity();
+#pragma unroll 1
+  for (; first < chunks; first += kAtOnce * kTreeLanes) {
+    ulonglong2 words[kAtOnce][kPairs];
+    bool here;
+    do {
+      unsigned long long flags = kMailFlag;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j * kTreeLanes < chunks) {
+          const ulonglong2* slot = MailSlot(mailbox, first + j * kTreeLanes, kPairs);
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) words[j][i] = Peek(slot + i);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j * kTreeLanes < chunks) {
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) flags &= words[j][i].x & words[j][i].y;
+        }
+      }
+      here = flags != 0;
+    } while (!here);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (first + j * kTreeLanes < chunks) {
+        unsigned plain[2 * kPairs];
+        ulonglong2* slot = MailSlot(mailbox, first + j * kTreeLanes, kPairs);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          plain[2 * i] = static_cast<unsigned>(words[j][i].x);
+          plain[2 * i + 1] = static_cast<unsigned>(words[j][i].y);
+          slot[i] = make_ulonglong2(0, 0);
+        }
+        Wide value;
+        std::memcpy(&value, plain, sizeof value);
+        total = C::Combine(total, value);
+      }
+    }
+  }
+  return total;
+}
+
+// --- The kernel ---
+
+// Blocks of a multiprocessor that registers have to suffice for: 64 a thread with 4 blocks of 256,
+// more where a thread's columns take many.
+template <class C>
+constexpr int TreeBlocks() {
+  constexpr int kBytes =
+      static_cast<int>(sizeof(typename C::Column)) * kTreeVector<typename C::Element>;
+  return kBytes <= 40 ? 4 : kBytes <= 64 ? 3 : 2;
+}
+
+// Any grid, any block of at least a warp. Blocks take chunks a grid apart, threads take lanes a
+// block apart.
+template <class C, bool kAligned>
+__global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C>())
+    FoldTree(const TreeOperands<C> in, const TreeWork work) {
+  using Wide = typename C::Wide;
+  __shared__ Wide cells[kTreeLanes];
+  __shared__ Wide received[kTreeLanes];
+  __shared__ bool receiver;
+  const Tree& tree = work.tree;
+  const bool alone = tree.chunks == 1;
+  // The receiver's own chunk need not travel when there is one slot a lane.
+  const bool direct = tree.chunks <= kTreeLanes && gridDim.x == tree.chunks;
+  unsigned ticket = 0;
+  if (!alone && threadIdx.x == 0) ticket = atomicAdd(work.mailbox.ticket, 1u);
+
+#pragma unroll 1
+  for (std::int64_t chunk = blockIdx.x; chunk < tree.chunks; chunk += gridDim.x) {
+    const std::int64_t begin = chunk * tree.chunk;
+    const std::int64_t end = min(tree.n, begin + tree.chunk);
+#pragma unroll 1
+    for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
+         lane += static_cast<int>(blockDim.x))
+      cells[lane] = FoldLane<C, kAligned>(in, work, begin, end, lane);
+    if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
+    __syncthreads();  // cells and receiver are written
+    if (threadIdx.x < kWarpSize) {
+      const Wide value = FoldLanes<C>(cells);
+      if (threadIdx.x == 0) {
+        if (alone) {
+          C::Finish(value, work.op, tree.n, work.mirror, work.result);
+        } else if (direct && receiver) {
+          received[chunk] = value;
+        } else {
+          Send(work.mailbox, chunk, value);
+        }
+      }
+    }
+    if (chunk + gridDim.x < tree.chunks) __syncthreads();  // cells have been read
+  }
+  if (alone || !receiver) return;
+
+  for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
+       lane += static_cast<int>(blockDim.x)) {
+    if (direct && lane == static_cast<int>(blockIdx.x)) continue;
+    received[lane] = Receive<C>(work.mailbox, lane, tree.chunks);
+  }
+  if (threadIdx.x == 0) *work.mailbox.ticket = 0;
+  __syncthreads();  // received is written
+  if (threadIdx.x >= kWarpSize) return;
+  const Wide value = FoldLanes<C>(received);
+  if (threadIdx.x == 0) C::Finish(value, work.op, tree.n, work.mirror, work.result);
+}
+
+// --- Host ---
+
+// What a row asks for. grid, block: 0 for a block a chunk of 256 threads.
+struct TreeLaunch {
+  Tree tree;
+  std::uint32_t grid = 0;
+  std::uint32_t block = 0;
+};
+
+// Block sizes of the rows: lanes are shared out to whatever threads there are.
+inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
+
+static_assert(3 * kTreeMaxChunks <= Mailbox::kSlots, "three pairs of words for the largest value");
+
+// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
+// once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
+// fewer rows than a thread loads at once. On every device no fewer chunks than with multiprocessors
+// = 0.
+inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
+                           int multiprocessors) {
+  constexpr std::int64_t kLeast = 32, kMost = kTreeMaxChunks / 4;
+  const std::int64_t total = TreeTotalRows(n, size);
+  if (launch.grid_size != 0)
+    return MakeTree(n, size, std::max<std::int64_t>(1, CeilDiv(total, launch.grid_size)));
+  if (total <= 8) return MakeTree(n, size, 8);
+  const std::int64_t wave = 4 * std::clamp<std::int64_t>(multiprocessors, kLeast, kMost);
+  const std::int64_t waves = std::clamp<std::int64_t>(
+      total / (wave * kTreeSegmentRows), 1, std::clamp<std::int64_t>(kTreeMaxChunks / wave, 1, 7));
+  return MakeTree(n, size, std::max<std::int64_t>(kBatchVectors, CeilDiv(total, waves * wave)));
+}
+
+// The additions of single_pass on any device: of the fewest chunks inside them, of the most
+// between.
+inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& launch) {
+  Tree tree = SinglePassTree(n, size, launch, 0);
+  if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kTreeMaxChunks;
+  return tree;
+}
+
+template <class C>
+void LaunchTree(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& launch, Scalar* result,
+                CudaLane& lane) {
+  const Tree& tree = launch.tree;
+  const TreeWork work = {tree, op, IsMirrored(op), tree.chunks > 1 ? lane.mailbox() : Mailbox{},
+                         result};
+  const auto grid = static_cast<unsigned>(
+      launch.grid == 0 ? tree.chunks : std::min<std::int64_t>(launch.grid, tree.chunks));
+  const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
+  bool aligned = true;
+  for (const auto* x : in.x) aligned &= reinterpret_cast<std::uintptr_t>(x) % kTreeVectorBytes == 0;
+  if (aligned) {
+    FoldTree<C, true><<<grid, block, 0, lane.stream()>>>(in, work);
+  } else {
+    FoldTree<C, false><<<grid, block, 0, lane.stream()>>>(in, work);
+  }
+  CUDA_CHECK_LAUNCH(FoldTree);
+}
+
+// Instantiated in tree_*.cu for every T, so that rows share the kernels.
+template <class T, bool kCompensated>
+void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaLane& lane);
+template <class T, bool kCompensated>
+void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaLane& lane);
+
+}  // namespace tessera

@@ -1,0 +1,5 @@
+#include "kernels/cuda/tree_instances.cuh"
+
+namespace tessera {
+TESSERA_TREE_INSTANCES(double)
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// The definitions behind kernels/cuda/tree.cuh, for files that instantiate them for some types.
+#pragma once
+
+#include "kernels/cuda/tree.cuh"
+
+namespace tessera {
+
+template <class T, bool kCompensated>
+void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaLane& lane) {
+  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
+    using C = decltype(kind);
+    LaunchTree<C>({{static_cast<const T*>(p.x)}}, p.op, launch, p.result, lane);
+  });
+}
+
+template <class T, bool kCompensated>
+void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaLane& lane) {
+  using C = decltype(DotColumnsType<T, kCompensated>());
+  LaunchTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, ReduceOp::kSum, launch,
+                p.result, lane);
+}
+
+#define TESSERA_TREE_INSTANCES(T)                                                               \
+  template void LaunchTreeReduce<T, false>(const ReduceProblem&, const TreeLaunch&, CudaLane&); \
+  template void LaunchTreeReduce<T, true>(const ReduceProblem&, const TreeLaunch&, CudaLane&);  \
+  template void LaunchTreeDot<T, false>(const DotProblem&, const TreeLaunch&, CudaLane&);       \
+  template void LaunchTreeDot<T, true>(const DotProblem&, const TreeLaunch&, CudaLane&);
+
+}  // namespace tessera

@@ -1,0 +1,502 @@
+// What a column of the tree (kernels/fixed_tree.h) does with its elements, for every kind of sum,
+// once for the host and the device, so that both compute the same bits.
+//
+// A kind has
+//   Element, Column, Wide  the operand's type; the narrow accumulator; the wide one
+//   kOperands              1 for Reduce, 2 for Dot
+//   Start(x)               a column before its first element, which is x, or 0 when it has none
+//   Step(column, x, row)   takes the next element (Dot: a pair), of row `row` of the segment
+//   Widen(column, span)    the column's elements as Wide
+//   Identity, Combine      of Wide values; Combine(earlier, later)
+//   Finish                 leaves the value of an operation where the result goes
+// mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
+//
+// The files that include this are compiled without contraction of a * b + c.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/fixed_tree.h"
+#include "kernels/reduce_ops.h"
+#include "kernels/strategy.h"
+#include "kernels/types.h"
+
+namespace tessera {
+
+// The elements of a column in one segment: x[first], x[first + W], ... below end.
+struct ColumnSpan {
+  std::int64_t first;
+  std::int64_t end;
+};
+
+template <class T>
+inline constexpr int kTreeVector = kTreeVectorBytes / static_cast<int>(sizeof(T));
+template <class T>
+inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
+
+TESSERA_HD inline void StoreReal(double value, Scalar* result) {
+  result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
+}
+
+// --- Sums ---
+
+// Narrow accumulators of plain sums: those of Fold, in which products and sums of 16-bit elements
+// are f32.
+template <class T>
+using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
+
+template <class A>
+struct SumOf {
+  using Wide = WideOf<A>;
+  TESSERA_HD static Wide Identity() { return 0; }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return WrapAdd(a, b); }
+  TESSERA_HD static void Finish(Wide sum, ReduceOp op, std::int64_t n, bool, Scalar* result) {
+    if (op == ReduceOp::kMean) {
+      StoreReal(static_cast<double>(sum) / static_cast<double>(n), result);
+    } else if (op == ReduceOp::kNormL2) {
+      StoreReal(::sqrt(static_cast<double>(sum)), result);
+    } else if constexpr (std::is_integral_v<Wide>) {
+      result->integer = sum;
+    } else {
+      StoreReal(sum, result);
+    }
+  }
+};
+
+// |x|; of the least integer itself.
+template <class A>
+TESSERA_HD A Magnitude(A x) {
+  if constexpr (std::is_integral_v<A>) {
+    return x < 0 ? WrapMultiply<A>(x, -1) : x;
+  } else {
+    return ::fabs(x);
+  }
+}
+template <>
+TESSERA_HD inline float Magnitude(float x) {
+  return ::fabsf(x);
+}
+
+// c + x * y, the product rounded first. Where A holds the products of two T exactly there is
+// nothing to round, and a GPU fuses them; in f32 those of bf16 may leave the range.
+template <class T, class A>
+TESSERA_HD A AddProduct(A c, A x, A y) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<A, double> && !std::is_integral_v<T> && sizeof(T) < sizeof(A))
+    return ::fma(x, y, c);
+  if constexpr (std::is_same_v<A, float> && std::is_same_v<T, Half>) return ::fmaf(x, y, c);
+#endif
+  return WrapAdd(c, WrapMultiply(x, y));
+}
+
+// SUM and MEAN; mirrored: NORM_L1. A: what the elements of a column are added in.
+template <class T, class A>
+struct SumColumns : SumOf<A> {
+  using Element = T;
+  using Column = A;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T) { return 0; }
+  TESSERA_HD static void Step(Column& c, T x, int, bool mirror) {
+    const auto v = static_cast<A>(static_cast<ValueOf<T>>(x));
+    c = WrapAdd(c, mirror ? Magnitude(v) : v);
+  }
+  TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
+};
+
+// SUM_SQUARES and NORM_L2.
+template <class T, class A>
+struct SquareColumns : SumOf<A> {
+  using Element = T;
+  using Column = A;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T) { return 0; }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) {
+    const auto v = static_cast<A>(static_cast<ValueOf<T>>(x));
+    c = AddProduct<T>(c, v, v);
+  }
+  TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
+};
+
+// Dot. Products are rounded to A.
+template <class T, class A>
+struct DotColumns : SumOf<A> {
+  using Element = T;
+  using Column = A;
+  static constexpr int kOperands = 2;
+  TESSERA_HD static Column Start(T) { return 0; }
+  TESSERA_HD static void Step(Column& c, T x, T y, int, bool) {
+    c = AddProduct<T>(c, static_cast<A>(static_cast<ValueOf<T>>(x)),
+                      static_cast<A>(static_cast<ValueOf<T>>(y)));
+  }
+  TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
+};
+
+// PRODUCT.
+template <class T>
+struct ProductColumns {
+  using Element = T;
+  using Column = WideOf<T>;
+  using Wide = WideOf<T>;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T) { return 1; }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) {
+    c = WrapMultiply(c, static_cast<Wide>(static_cast<ValueOf<T>>(x)));
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+  TESSERA_HD static Wide Identity() { return 1; }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return WrapMultiply(a, b); }
+  TESSERA_HD static void Finish(Wide product, ReduceOp, std::int64_t, bool, Scalar* result) {
+    if constexpr (std::is_integral_v<Wide>) {
+      result->integer = product;
+    } else {
+      StoreReal(product, result);
+    }
+  }
+};
+
+// --- Extremes ---
+
+// x, or what it becomes when the order is reversed.
+template <class V>
+TESSERA_HD V Mirrored(V x, bool mirror) {
+  if constexpr (std::is_integral_v<V>) {
+    return mirror ? static_cast<V>(~x) : x;
+  } else {
+    return mirror ? -x : x;
+  }
+}
+
+// The value that every other beats.
+template <class V>
+TESSERA_HD V Lowest() {
+  if constexpr (std::is_integral_v<V>) {
+    return std::numeric_limits<V>::lowest();
+  } else {
+    return -std::numeric_limits<V>::infinity();
+  }
+}
+
+// Whether the earlier value a stays when b comes: NaN beats all, and the first of equals wins.
+template <class V>
+TESSERA_HD bool Stays(V a, V b) {
+  return (a >= b) | (a != a);
+}
+
+template <class V>
+TESSERA_HD void StoreExtreme(V value, Scalar* result) {
+  if constexpr (std::is_integral_v<V>) {
+    result->integer = value;
+  } else {
+    StoreReal(static_cast<double>(value), result);
+  }
+}
+
+// MAX; mirrored: MIN.
+template <class T>
+struct ExtremeColumns {
+  using Element = T;
+  using Column = ValueOf<T>;
+  using Wide = ValueOf<T>;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T) { return Lowest<Column>(); }
+  TESSERA_HD static void Step(Column& c, T x, int, bool mirror) {
+    const Column v = Mirrored(static_cast<Column>(x), mirror);
+    c = Stays(c, v) ? c : v;
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+  TESSERA_HD static Wide Identity() { return Lowest<Wide>(); }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return Stays(a, b) ? a : b; }
+  TESSERA_HD static void Finish(Wide value, ReduceOp, std::int64_t, bool mirror, Scalar* result) {
+    StoreExtreme(Mirrored(value, mirror), result);
+  }
+};
+
+// ARGMAX; mirrored: ARGMIN. A column remembers the row of its value, which is cheaper to carry
+// along than a 64-bit index.
+template <class T>
+struct ArgColumns {
+  using Value = ValueOf<T>;
+  using Element = T;
+  struct Column {
+    Value value;
+    std::int32_t row;
+  };
+  using Wide = Indexed<Value>;
+  static constexpr int kOperands = 1;
+  // Whatever the first element is, it either beats this or is this.
+  TESSERA_HD static Column Start(T) { return {Lowest<Value>(), 0}; }
+  TESSERA_HD static void Step(Column& c, T x, int row, bool mirror) {
+    const Value v = Mirrored(static_cast<Value>(x), mirror);
+    const bool stays = Stays(c.value, v);
+    c.value = stays ? c.value : v;
+    c.row = stays ? c.row : row;
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan span) {
+    if (span.first >= span.end) return Identity();
+    return {c.value, span.first + std::int64_t{c.row} * kTreeRow<T>};
+  }
+  TESSERA_HD static Wide Identity() { return {Lowest<Value>(), INT64_MAX}; }
+  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
+    return Fold<ReduceOp::kArgMax, Value>::Combine(a, b);
+  }
+  TESSERA_HD static void Finish(Wide w, ReduceOp, std::int64_t, bool mirror, Scalar* result) {
+    StoreExtreme(Mirrored(w.value, mirror), result);
+    result->index = w.index;
+  }
+};
+
+// --- The rest ---
+
+// ALL and ANY.
+template <class T>
+struct LogicalColumns {
+  using Element = T;
+  using Column = std::int32_t;  // 1: there is an element that is not zero; 2: there is a zero
+  using Wide = std::int32_t;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T) { return 0; }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) {
+    c |= static_cast<ValueOf<T>>(x) != ValueOf<T>(0) ? 1 : 2;
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+  TESSERA_HD static Wide Identity() { return 0; }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return a | b; }
+  TESSERA_HD static void Finish(Wide seen, ReduceOp op, std::int64_t, bool, Scalar* result) {
+    result->integer = op == ReduceOp::kAny ? (seen & 1) != 0 : (seen & 2) == 0;
+  }
+};
+
+// VARIANCE: a column adds the differences from its first element of the segment and their squares,
+// which costs no division an element and does not cancel: no element of a segment is further from
+// the mean than the sum of squared deviations allows, so that with c elements the squares are at
+// most 1 + c times the deviations that are wanted. Segments merge as Moments do.
+template <class T>
+struct MomentColumns {
+  using Element = T;
+  struct Column {
+    ValueOf<T> shift;
+    double sum;
+    double squares;
+  };
+  using Wide = Moments;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T first) { return {static_cast<ValueOf<T>>(first), 0, 0}; }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) {
+    const double apart =
+        static_cast<double>(static_cast<ValueOf<T>>(x)) - static_cast<double>(c.shift);
+    c.sum += apart;
+    c.squares = ::fma(apart, apart, c.squares);
+  }
+  TESSERA_HD static Wide Widen(const Column& c, ColumnSpan span) {
+    if (span.first >= span.end) return Identity();
+    constexpr std::int64_t kRow = kTreeRow<T>;
+    const auto rows = (span.end - span.first + kRow - 1) / kRow;
+    const auto count = static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
+    const double mean = c.sum / count;
+    const double deviations = c.squares - mean * c.sum;
+    return {count, static_cast<double>(c.shift) + mean, deviations < 0 ? 0 : deviations};
+  }
+  TESSERA_HD static Wide Identity() { return {0, 0, 0}; }
+  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
+    return Fold<ReduceOp::kVariance, T>::Combine(a, b);
+  }
+  TESSERA_HD static void Finish(const Wide& w, ReduceOp, std::int64_t, bool, Scalar* result) {
+    StoreReal(w.deviations / w.count, result);
+  }
+};
+
+// --- Compensated, f64 ---
+
+// An unevaluated sum: a value, and what rounding has taken from it so far.
+struct Pair {
+  double value;
+  double lost;
+};
+
+// a + b without error: the sum, rounded, and its error (Knuth, "The Art of Computer Programming",
+// volume 2, 4.2.2).
+TESSERA_HD inline Pair TwoSum(double a, double b) {
+  const double sum = a + b;
+  const double from_b = sum - a;
+  return {sum, (a - (sum - from_b)) + (b - from_b)};
+}
+
+// a * b without error, as long as the error does not underflow. fma rounds once, by definition.
+TESSERA_HD inline Pair TwoProduct(double a, double b) {
+  const double product = a * b;
+  return {product, ::fma(a, b, -product)};
+}
+
+// The sum of both, rounded once. Once the value has left the range, what was lost means nothing.
+TESSERA_HD inline double Rounded(Pair p) {
+  return p.value - p.value == 0 ? p.value + p.lost : p.value;
+}
+
+// Ogita, Rump and Oishi, "Accurate sum and dot product", 2005: Sum2 and Dot2, along the tree.
+struct PairSum {
+  using Wide = Pair;
+  TESSERA_HD static Wide Identity() { return {0, 0}; }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) {
+    const Pair sum = TwoSum(a.value, b.value);
+    return {sum.value, (a.lost + b.lost) + sum.lost};
+  }
+  TESSERA_HD static void Finish(Wide w, ReduceOp op, std::int64_t n, bool, Scalar* result) {
+    double value = Rounded(w);
+    if (op == ReduceOp::kMean) value /= static_cast<double>(n);
+    if (op == ReduceOp::kNormL2) value = ::sqrt(value);
+    StoreReal(value, result);
+  }
+  TESSERA_HD static void Add(Pair& c, double x) {
+    const Pair sum = TwoSum(c.value, x);
+    c = {sum.value, c.lost + sum.lost};
+  }
+  TESSERA_HD static void AddProduct(Pair& c, double x, double y) {
+    const Pair product = TwoProduct(x, y);
+    const Pair sum = TwoSum(c.value, product.value);
+    c = {sum.value, c.lost + (sum.lost + product.lost)};
+  }
+};
+
+struct PairSumColumns : PairSum {
+  using Element = double;
+  using Column = Pair;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(double) { return {0, 0}; }
+  TESSERA_HD static void Step(Column& c, double x, int, bool mirror) {
+    Add(c, mirror ? ::fabs(x) : x);
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+};
+
+struct PairSquareColumns : PairSum {
+  using Element = double;
+  using Column = Pair;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(double) { return {0, 0}; }
+  TESSERA_HD static void Step(Column& c, double x, int, bool) { AddProduct(c, x, x); }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+};
+
+struct PairDotColumns : PairSum {
+  using Element = double;
+  using Column = Pair;
+  static constexpr int kOperands = 2;
+  TESSERA_HD static Column Start(double) { return {0, 0}; }
+  TESSERA_HD static void Step(Column& c, double x, double y, int, bool) { AddProduct(c, x, y); }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+};
+
+// Graillat, "Accurate floating-point product and exponentiation", 2009.
+struct PairProductColumns {
+  using Element = double;
+  using Column = Pair;
+  using Wide = Pair;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(double) { return {1, 0}; }
+  TESSERA_HD static void Step(Column& c, double x, int, bool) {
+    const Pair product = TwoProduct(c.value, x);
+    c = {product.value, c.lost * x + product.lost};
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
+  TESSERA_HD static Wide Identity() { return {1, 0}; }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) {
+    const Pair product = TwoProduct(a.value, b.value);
+    return {product.value, (a.value * b.lost + a.lost * b.value) + product.lost};
+  }
+  TESSERA_HD static void Finish(Wide w, ReduceOp, std::int64_t, bool, Scalar* result) {
+    StoreReal(Rounded(w), result);
+  }
+};
+
+// --- Which kind ---
+
+constexpr bool IsMirrored(ReduceOp op) {
+  return op == ReduceOp::kNormL1 || op == ReduceOp::kMin || op == ReduceOp::kArgMin;
+}
+
+// Calls f with the kind that folds T for op. Compensated: in twice the precision of T, f64 by Pair,
+// the smaller floating-point types in double. Operations that do not round, and integers, have
+// nothing to compensate; squares, products and variances of the smaller types are double already,
+// and so is the variance of f64, whose differences from the mean are what it keeps.
+template <class T, bool kCompensated, class F>
+void DispatchColumns(ReduceOp op, F&& f) {
+  using R = ReduceOp;
+  constexpr bool kPair = kCompensated && std::is_same_v<T, double>;
+  switch (op) {
+    case R::kSum:
+    case R::kMean:
+    case R::kNormL1:
+      if constexpr (kPair) {
+        f(PairSumColumns{});
+      } else if constexpr (kCompensated) {
+        f(SumColumns<T, WideOf<T>>{});
+      } else {
+        f(SumColumns<T, NarrowOf<T>>{});
+      }
+      return;
+    case R::kNormL2:
+      if constexpr (std::is_integral_v<T>) {
+        f(SquareColumns<T, double>{});
+        return;
+      }
+      [[fallthrough]];
+    case R::kSumSquares:
+      if constexpr (kPair) {
+        f(PairSquareColumns{});
+      } else {
+        f(SquareColumns<T, WideOf<T>>{});
+      }
+      return;
+    case R::kProduct:
+      if constexpr (kPair) {
+        f(PairProductColumns{});
+      } else {
+        f(ProductColumns<T>{});
+      }
+      return;
+    case R::kMin:
+    case R::kMax:
+      f(ExtremeColumns<T>{});
+      return;
+    case R::kArgMin:
+    case R::kArgMax:
+      f(ArgColumns<T>{});
+      return;
+    case R::kVariance:
+      f(MomentColumns<T>{});
+      return;
+    case R::kAll:
+    case R::kAny:
+      f(LogicalColumns<T>{});
+      return;
+  }
+}
+
+template <class T, bool kCompensated>
+constexpr auto DotColumnsType() {
+  if constexpr (kCompensated && std::is_same_v<T, double>) {
+    return PairDotColumns{};
+  } else if constexpr (kCompensated) {
+    return DotColumns<T, WideOf<T>>{};
+  } else {
+    return DotColumns<T, NarrowOf<T>>{};
+  }
+}
+
+// --- Bounds and costs ---
+
+// Additions in the narrow and the wide accumulator that one element passes at most.
+struct TreeSteps {
+  std::int64_t narrow;
+  std::int64_t wide;
+};
+TreeSteps StepsOf(const Tree& tree, DType dtype);
+
+double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated);
+double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated);
+std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated);
+
+}  // namespace tessera
