@@ -1,0 +1,622 @@
+// Matmul on Hopper's tensor cores: the kernel of the rows `tensor_bf16`, `tensor_f16`,
+// `tensor_tf32` and `tensor_f32x3`, and what prepares operands for it. (hopper.cuh has the
+// instructions one by one.)
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "kernels/convert.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/hopper.cuh"
+#include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/matmul.h"
+
+namespace tessera {
+
+// --- Geometry ---
+
+// The tile of c that a block computes at a time. T_: BFloat16, Half or Tf32. kCluster_ blocks, one
+// below the other, share the columns of b that they load. kParts_: matrices that an operand is
+// split into, see `tensor_f32x3`.
+template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kStaging_ = 128,
+          int kParts_ = 1, int kPromote_ = 1>
+struct TensorTile {
+  using T = T_;
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
+  static constexpr int kStages = kStages_, kParts = kParts_, kPromote = kPromote_;
+  static constexpr int kWarpgroup = 128, kGroupRows = 64;  // threads, and rows of one wgmma
+  static constexpr int kConsumers = kRows / kGroupRows;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  // A row of a slab in shared memory, and how far along k it reaches.
+  static constexpr int kRowBytes = kParts == 1 ? 128 : 64;
+  static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(T));
+  static constexpr int kStepBytes = 32;  // of one wgmma along k
+  static constexpr int kPartA = kRows * kRowBytes, kPartB = kColumns * kRowBytes;
+  static constexpr int kBytesA = kParts * kPartA, kBytesB = kParts * kPartB;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  // Where k goes across the rows: 64 indices of the other dimension a row, kDepth rows a slab.
+  static constexpr int kMnWidth = 64, kMnBytes = kDepth * 128;
+  // A consumer's results on their way out: 16-bit ones, kStaging columns at a time.
+  static constexpr int kStaging = kStaging_;
+  static constexpr int kStagingBytes = sizeof(T) == 2 ? kGroupRows * kStaging * 2 : 0;
+  static constexpr int kAlignment = 1024;  // of the pattern in which packs are permuted
+  static constexpr int kSharedBytes =
+      kAlignment + kStages * kStageBytes + kConsumers * kStagingBytes;
+  static_assert(kColumns % kStaging == 0 || kParts > 1);
+  static_assert(kCluster == 1 || kParts == 1);
+};
+
+struct TensorWork {
+  int m, n;
+  int row_tiles, column_tiles;  // row_tiles: of a cluster
+  int group;                    // row tiles a group
+  int splits;                   // pieces that k is cut into
+  int slabs, split_slabs;       // slabs along k, and of a piece
+  std::int64_t part_rows_a, part_rows_b;
+  void* c;              // or, when k is cut into pieces, the sums of the first, all in f32
+  unsigned* nonfinite;  // of several parts: set when any element of c is an infinity or NaN
+  enum Store { kFloats, kFloatPairs, kHalves, kHalfPairs, kBoxes } store;
+};
+
+// --- The kernel ---
+
+template <class T>
+__device__ std::uint32_t PackPair(float low, float high) {
+  return static_cast<std::uint32_t>(T(low).bits) | static_cast<std::uint32_t>(T(high).bits) << 16;
+}
+template <>
+__device__ inline std::uint32_t PackPair<BFloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+template <>
+__device__ inline std::uint32_t PackPair<Half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+// The place of one piece of work: a cluster's tiles in groups, and a piece of k.
+struct TensorPlace {
+  int row_tile, column_tile, split, first_slab, slabs;
+
+  __device__ TensorPlace(const TensorWork& work, int index) {
+    const int tiles = work.row_tiles * work.column_tiles;
+    split = index / tiles;
+    const int tile = index - split * tiles;
+    const int per_group = work.group * work.column_tiles;
+    const int group_row = tile / per_group * work.group;
+    const int in_group = tile % per_group;
+    const int rows = min(work.row_tiles - group_row, work.group);
+    row_tile = group_row + in_group % rows;
+    column_tile = in_group / rows;
+    first_slab = split * work.split_slabs;
+    slabs = min(work.slabs - first_slab, work.split_slabs);
+  }
+};
+
+// Writes a consumer's sums straight from its registers. O: float, or the 16-bit type.
+template <class O, int kCount>
+__device__ void StoreSums(const float (&d)[kCount], const TensorWork& work, bool pairs, O* c,
+                          std::int64_t row, int column) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  row += warp * 16 + lane / 4;
+  column += lane % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t r = row + half * 8;
+    if (r >= work.m) continue;
+    O* const to = c + r * work.n;
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const int x = column + j * 8;
+      const float low = d[4 * j + 2 * half], high = d[4 * j + 2 * half + 1];
+      if (pairs) {
+        if (x < work.n) {
+          if constexpr (sizeof(O) == 4) {
+            *reinterpret_cast<float2*>(to + x) = make_float2(low, high);
+          } else {
+            *reinterpret_cast<std::uint32_t*>(to + x) = PackPair<O>(low, high);
+          }
+        }
+      } else {
+        if (x < work.n) to[x] = static_cast<O>(low);
+        if (x + 1 < work.n) to[x + 1] = static_cast<O>(high);
+      }
+    }
+  }
+}
+
+template <class C, bool kMnA, bool kMnB>
+__global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThreads, 1)
+    MatmulTensor(const __grid_constant__ CUtensorMap a_map,
+                 const __grid_constant__ CUtensorMap b_map,
+                 const __grid_constant__ CUtensorMap c_map,
+                 const __grid_constant__ TensorWork work) {
+  using T = typename C::T;
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
+  const std::uint32_t slabs_at =
+      (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
+  const auto slab_a = [&](int stage) { return slabs_at + stage * C::kStageBytes; };
+  const auto slab_b = [&](int stage) { return slab_a(stage) + C::kBytesA; };
+  const auto full = [&](int stage) { return SharedAddress(barriers + stage); };
+  const auto empty = [&](int stage) { return SharedAddress(barriers + C::kStages + stage); };
+  const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
+  const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
+  const int work_items = work.row_tiles * work.column_tiles * work.splits;
+  const int first_item = static_cast<int>(blockIdx.x) / C::kCluster;
+  const int item_step = static_cast<int>(gridDim.x) / C::kCluster;
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < C::kStages; ++s) {
+      BarrierInit(full(s), 1);
+      BarrierInit(empty(s), C::kConsumers * C::kCluster);
+    }
+    BarrierInitFence();
+    PrefetchMap(&a_map);
+    PrefetchMap(&b_map);
+    PrefetchMap(&c_map);
+  }
+  if constexpr (C::kCluster == 1) {
+    __syncthreads();  // the barriers are made
+  } else {
+    ClusterBarrier();  // in all blocks
+  }
+
+  int stage = 0;
+  unsigned parity = 0;
+  const auto next_stage = [&] {
+    if (++stage == C::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  };
+
+  if (warpgroup == C::kConsumers) {
+    if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
+    if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
+      for (int item = first_item; item < work_items; item += item_step) {
+        const TensorPlace place(work, item);
+        const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
+        const int column = place.column_tile * C::kColumns;
+        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
+          const int k = (place.first_slab + slab) * C::kDepth;
+          BarrierWait(empty(stage), parity ^ 1);
+          BarrierExpect(full(stage), C::kStageBytes);
+#pragma unroll
+          for (int part = 0; part < C::kParts; ++part) {
+            const std::uint32_t to = slab_a(stage) + part * C::kPartA;
+            if constexpr (kMnA) {
+#pragma unroll
+              for (int i = 0; i < C::kRows / C::kMnWidth; ++i)
+                LoadBox(to + i * C::kMnBytes, &a_map, row + i * C::kMnWidth, k, full(stage));
+            } else {
+              LoadBox(to, &a_map, k, row + static_cast<int>(part * work.part_rows_a), full(stage));
+            }
+          }
+#pragma unroll
+          for (int part = 0; part < C::kParts; ++part) {
+            // The block's share of the columns, for all.
+            constexpr int kShare = C::kColumns / C::kCluster;
+            const std::uint32_t to =
+                slab_b(stage) + part * C::kPartB + rank * (C::kPartB / C::kCluster);
+            const int x = column + rank * kShare;
+            const auto load = [&](std::uint32_t box, int i, int j) {
+              if constexpr (C::kCluster == 1) {
+                LoadBox(box, &b_map, i, j, full(stage));
+              } else {
+                LoadBoxMulticast(box, &b_map, i, j, full(stage), (1u << C::kCluster) - 1);
+              }
+            };
+            if constexpr (kMnB) {
+#pragma unroll
+              for (int i = 0; i < kShare / C::kMnWidth; ++i)
+                load(to + i * C::kMnBytes, x + i * C::kMnWidth, k);
+            } else {
+              load(to, k, x + static_cast<int>(part * work.part_rows_b));
+            }
+          }
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    if constexpr (C::kConsumers > 1) TakeRegisters<232>();
+    const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
+    constexpr std::uint64_t kDescriptorA =
+        kMnA ? MatrixDescriptor(128, C::kMnBytes, 1024)
+             : MatrixDescriptor(C::kRowBytes, 0, 8 * C::kRowBytes);
+    constexpr std::uint64_t kDescriptorB =
+        kMnB ? MatrixDescriptor(128, C::kMnBytes, 1024)
+             : MatrixDescriptor(C::kRowBytes, 0, 8 * C::kRowBytes);
+    constexpr int kSteps = C::kRowBytes / C::kStepBytes;
+    constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
+    constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
+    const std::uint32_t group_a =
+        static_cast<std::uint32_t>(warpgroup) * (kMnA ? C::kMnBytes : C::kGroupRows * C::kRowBytes);
+    // Whoever fills a slab waits for all who read it, in every block that it is copied to.
+    const auto release = [&](int s) {
+      if constexpr (C::kCluster == 1) {
+        if (thread == 0) BarrierArrive(empty(s));
+      } else {
+        if (thread < C::kCluster) BarrierArriveAt(empty(s), static_cast<unsigned>(thread));
+      }
+    };
+    const std::uint32_t staging =
+        slabs_at + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
+
+    for (int item = first_item; item < work_items; item += item_step) {
+      const TensorPlace place(work, item);
+      float d[C::kColumns / 2];
+      if constexpr (C::kParts == 1) {
+        int last = 0;
+        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
+          BarrierWait(full(stage), parity);
+          ProductsFence();
+          const std::uint64_t a = MatrixAt(kDescriptorA, slab_a(stage) + group_a);
+          const std::uint64_t b = MatrixAt(kDescriptorB, slab_b(stage));
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step)
+            Product<T, kMnA, kMnB>(d, a + step * (kStepA / 16), b + step * (kStepB / 16),
+                                   slab != 0 || step != 0);
+          CommitProducts();
+          WaitForProducts<1>();
+          if (slab != 0) release(last);
+          last = stage;
+        }
+        WaitForProducts<0>();
+        SumsAreComplete(d);
+        release(last);
+      } else {
+        float sums[C::kColumns / 2];
+#pragma unroll
+        for (float& sum : sums) sum = 0;
+        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
+          BarrierWait(full(stage), parity);
+          ProductsFence();
+          const std::uint64_t a = MatrixAt(kDescriptorA, slab_a(stage) + group_a);
+          const std::uint64_t b = MatrixAt(kDescriptorB, slab_b(stage));
+          bool add = slab % C::kPromote != 0;
+#pragma unroll
+          for (int order = C::kParts - 1; order >= 0; --order) {
+#pragma unroll
+            for (int part = 0; part <= order; ++part) {
+#pragma unroll
+              for (int step = 0; step < kSteps; ++step) {
+                Product<T, false, false>(d, a + ((order - part) * C::kPartA + step * kStepA) / 16,
+                                         b + (part * C::kPartB + step * kStepB) / 16, add);
+                add = true;
+              }
+            }
+          }
+          CommitProducts();
+          WaitForProducts<0>();
+          release(stage);
+          if (slab % C::kPromote == C::kPromote - 1 || slab == place.slabs - 1) {
+            SumsAreComplete(d);
+#pragma unroll
+            for (int i = 0; i < C::kColumns / 2; ++i) sums[i] += d[i];
+          }
+        }
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < C::kColumns / 2; ++i) {
+          d[i] = sums[i];
+          finite = finite && fabsf(d[i]) <= std::numeric_limits<float>::max();
+        }
+        if (!finite) *work.nonfinite = 1;
+      }
+
+      const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
+      const int column = place.column_tile * C::kColumns;
+      if constexpr (sizeof(T) == 2 && C::kParts == 1) {
+        if (work.store == TensorWork::kBoxes) {
+          const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+#pragma unroll
+          for (int first = 0; first < C::kColumns; first += C::kStaging) {
+            if (thread == 0) WaitForStoresToRead();
+            NamedBarrier(1 + warpgroup, C::kWarpgroup);  // the staging memory is free
+            const int r = warp * 16 + lane % 16;
+#pragma unroll
+            for (int j = 0; j < C::kStaging / 16; ++j) {
+              const float* const s = d + (first + j * 16) / 2;
+              const int pack = (2 * j + lane / 16) % 8;
+              StoreMatrices(staging + j / 4 * (C::kGroupRows * 128) + r * 128 + (pack ^ r % 8) * 16,
+                            PackPair<T>(s[0], s[1]), PackPair<T>(s[2], s[3]),
+                            PackPair<T>(s[4], s[5]), PackPair<T>(s[6], s[7]));
+            }
+            FenceForCopyEngine();
+            NamedBarrier(1 + warpgroup, C::kWarpgroup);  // the results are in it
+            if (thread == 0) {
+#pragma unroll
+              for (int i = 0; i < C::kStaging / 64; ++i)
+                StoreBox(&c_map, column + first + i * 64, row, staging + i * (C::kGroupRows * 128));
+              CommitStores();
+            }
+          }
+        } else if (work.store >= TensorWork::kHalves) {
+          StoreSums(d, work, work.store == TensorWork::kHalfPairs, static_cast<T*>(work.c), row,
+                    column);
+        } else {
+          StoreSums(d, work, work.store == TensorWork::kFloatPairs,
+                    static_cast<float*>(work.c) + place.split * (std::int64_t{work.m} * work.n),
+                    row, column);
+        }
+      } else {
+        StoreSums(d, work, work.store == TensorWork::kFloatPairs,
+                  static_cast<float*>(work.c) + place.split * (std::int64_t{work.m} * work.n), row,
+                  column);
+      }
+    }
+    if (thread == 0) WaitForStoresToRead();
+  }
+  // No block leaves while another may still write into its shared memory.
+  if constexpr (C::kCluster > 1) ClusterBarrier();
+}
+
+// --- Operands: device ---
+
+// An element as the kParts that stand for it.
+template <class Out, int kParts, class In>
+__device__ void SplitElement(In x, Out (&parts)[kParts]) {
+  if constexpr (std::is_same_v<Out, Tf32>) {
+    static_assert(kParts == 1 && std::is_same_v<In, float>);
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(parts[0].bits) : "f"(x));
+  } else if constexpr (kParts == 1) {
+    parts[0] = ConvertElement<Out>(x);
+  } else {
+    // Each rounds what those before it have left; the differences are exact.
+#pragma unroll
+    for (Out& part : parts) {
+      part = Out(x);
+      x -= static_cast<float>(part);
+    }
+  }
+}
+
+// out[part][row][column] = the part of in[row][column], rows of `pitch` and `out_pitch`, a multiple
+// of the pack: a thread writes a pack of every part. What lies between columns and out_pitch is
+// never read.
+template <class In, class Out, int kParts>
+__global__ void __launch_bounds__(256)
+    CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                bool packable, Out* out, std::int64_t out_pitch) {
+  constexpr int kWidth = Pack<Out>::kSize;
+  const std::int64_t packs = out_pitch / kWidth;
+  const std::int64_t thread = GridThread();
+  const std::int64_t row = thread / packs, column = thread % packs * kWidth;
+  if (row >= rows) return;
+  const In* const from = in + row * pitch + column;
+  In x[kWidth];
+  if (packable && column + kWidth <= columns) {
+#pragma unroll
+    for (int w = 0; w < kWidth; w += Pack<In>::kSize) {
+      const Pack<In> pack = LoadPack(from + w);
+#pragma unroll
+      for (int i = 0; i < Pack<In>::kSize; ++i) x[w + i] = pack.v[i];
+    }
+  } else {
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) x[w] = column + w < columns ? from[w] : In{};
+  }
+  Pack<Out> packs_out[kParts];
+#pragma unroll
+  for (int w = 0; w < kWidth; ++w) {
+    Out parts[kParts];
+    SplitElement(x[w], parts);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) packs_out[i].v[w] = parts[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i)
+    StorePack(out + (i * rows + row) * out_pitch + column, packs_out[i]);
+}
+
+// The same transposed: out[part][row][column] = the part of in[column][row]. A block moves a square
+// of kTurn through shared memory, whose odd pitch spreads columns over the banks.
+inline constexpr int kTurn = 64;
+
+template <class In, class Out, int kParts>
+__global__ void __launch_bounds__(256)
+    TransposeOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                     Out* out, std::int64_t out_pitch) {
+  constexpr int kWidth = Pack<Out>::kSize;
+  __shared__ In square[kTurn][kTurn + 1];
+  const std::int64_t row_squares = (rows + kTurn - 1) / kTurn;
+  const std::int64_t row = blockIdx.x % row_squares * kTurn;
+  const std::int64_t column = blockIdx.x / row_squares * kTurn;
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = thread / kTurn; i < kTurn; i += 256 / kTurn) {
+    const std::int64_t from_row = column + i, from_column = row + thread % kTurn;
+    square[i][thread % kTurn] =
+        from_row < columns && from_column < rows ? in[from_row * pitch + from_column] : In{};
+  }
+  __syncthreads();  // the square is complete
+  constexpr int kPacks = kTurn / kWidth;
+#pragma unroll
+  for (int i = thread; i < kTurn * kPacks; i += 256) {
+    const int y = i / kPacks, x = i % kPacks * kWidth;
+    if (row + y >= rows || column + x >= out_pitch) continue;
+    Pack<Out> packs[kParts];
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) {
+      Out parts[kParts];
+      SplitElement(square[x + w][y], parts);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) packs[part].v[w] = parts[part];
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      StorePack(out + (part * rows + row + y) * out_pitch + column + x, packs[part]);
+  }
+}
+
+// --- Results: device ---
+
+// c[i] = the sum of sums[0][i], sums[1][i], ..., in this order.
+template <class O>
+__global__ void __launch_bounds__(256)
+    AddSplits(const float* sums, int splits, std::int64_t count, O* c) {
+  for (std::int64_t i = GridThread(); i < count; i += GridThreads()) {
+    float sum = 0;
+    for (int s = 0; s < splits; ++s) sum += sums[s * count + i];
+    c[i] = static_cast<O>(sum);
+  }
+}
+
+// --- Operands: host ---
+
+// A matrix as the copy engine can read it: rows of `pitch` elements, of which `columns` count, k
+// along the rows or, if mn_major, across.
+template <class T>
+struct TensorOperand {
+  const T* data;
+  std::int64_t rows, columns, pitch;
+  bool mn_major;
+};
+
+// What the copy engine asks of base addresses and pitches.
+constexpr std::int64_t kBoxAlignment = 16;
+
+// The pitch that the engine is told: of a single row it does not matter.
+template <class T>
+std::int64_t PaddedPitch(std::int64_t columns) {
+  constexpr std::int64_t kPack = kBoxAlignment / static_cast<std::int64_t>(sizeof(T));
+  return CeilDiv(columns, kPack) * kPack;
+}
+
+inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch_bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
+         (rows == 1 || pitch_bytes % kBoxAlignment == 0);
+}
+
+template <class T>
+constexpr CUtensorMapDataType kMapType =
+    std::is_same_v<T, BFloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    : std::is_same_v<T, Half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+
+// The driver's function that makes tensor maps, looked up once through the runtime, so that
+// nothing links with the driver.
+inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
+  static const auto encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess)
+      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not found");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  return encoder;
+}
+
+// A map of boxes of box_rows x box_columns, whose rows take row_bytes, 64 or 128, in shared memory.
+template <class T>
+CUtensorMap MakeTensorMap(const void* data, std::int64_t rows, std::int64_t columns,
+                          std::int64_t pitch, int box_rows, int box_columns) {
+  if (rows == 1) pitch = PaddedPitch<T>(columns);
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * sizeof(T)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  CUtensorMap map;
+  const CUresult result = TensorMapEncoder()(
+      &map, kMapType<T>, 2, const_cast<void*>(data), extents, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      box_columns * sizeof(T) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", std::to_string(result));
+  return map;
+}
+
+// A copy of the matrix in the lane's scratch memory that the engine can read, split into kParts.
+template <class Out, int kParts, class In>
+TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
+                          std::int64_t pitch, bool mn_major, CudaLane& lane) {
+  const std::int64_t out_pitch = PaddedPitch<Out>(columns);
+  auto* out = static_cast<Out*>(
+      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
+  const std::int64_t threads = rows * (out_pitch / Pack<Out>::kSize);
+  CopyOperand<In, Out, kParts>
+      <<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, lane.stream()>>>(
+          data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch);
+  CUDA_CHECK_LAUNCH(CopyOperand);
+  return {out, rows, columns, out_pitch, mn_major};
+}
+
+// A copy with k along the rows, of a matrix [columns, rows] in which it goes across.
+template <class Out, int kParts, class In>
+TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
+                              std::int64_t pitch, CudaLane& lane) {
+  const std::int64_t out_pitch = PaddedPitch<Out>(columns);
+  auto* out = static_cast<Out*>(
+      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
+  const std::int64_t squares = CeilDiv(rows, kTurn) * CeilDiv(columns, kTurn);
+  TransposeOperand<In, Out, kParts><<<static_cast<unsigned>(squares), 256, 0, lane.stream()>>>(
+      data, rows, columns, pitch, out, out_pitch);
+  CUDA_CHECK_LAUNCH(TransposeOperand);
+  return {out, rows, columns, out_pitch, false};
+}
+
+// --- Launch: host ---
+
+// Row tiles times rows of a group: blocks that run at the same time cover about a square of c.
+constexpr int kGroupedRows = 2048;
+
+template <class C, bool kMnA, bool kMnB>
+void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
+                  const TensorOperand<typename C::T>& b, int splits, float* sums,
+                  unsigned* nonfinite, CudaLane& lane) {
+  using T = typename C::T;
+  const auto map = [](const TensorOperand<T>& x, bool mn_major, int indices) {
+    return MakeTensorMap<T>(x.data, x.rows * C::kParts, x.columns, x.pitch,
+                            mn_major ? C::kDepth : indices, mn_major ? C::kMnWidth : C::kDepth);
+  };
+  const CUtensorMap a_map = map(a, kMnA, C::kRows);
+  const CUtensorMap b_map = map(b, kMnB, C::kColumns / C::kCluster);
+  CUtensorMap c_map = a_map;
+
+  TensorWork work{};
+  work.m = static_cast<int>(p.m);
+  work.n = static_cast<int>(p.n);
+  work.row_tiles = static_cast<int>(CeilDiv(p.m, C::kRows * C::kCluster));
+  work.column_tiles = static_cast<int>(CeilDiv(p.n, C::kColumns));
+  work.group = std::max(1, kGroupedRows / (C::kRows * C::kCluster));
+  work.slabs = static_cast<int>(CeilDiv(p.k, C::kDepth));
+  work.split_slabs = static_cast<int>(CeilDiv(work.slabs, splits));
+  work.splits = static_cast<int>(CeilDiv(work.slabs, work.split_slabs));
+  work.part_rows_a = a.rows;
+  work.part_rows_b = b.rows;
+  work.c = sums == nullptr ? p.c : sums;
+  work.nonfinite = nonfinite;
+  const std::size_t size = sums == nullptr ? SizeOf(p.out_dtype) : sizeof(float);
+  const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(work.c) % (2 * size) == 0;
+  if (size == 4) {
+    work.store = pairs ? TensorWork::kFloatPairs : TensorWork::kFloats;
+  } else if (IsBoxAligned(p.c, p.m, p.n * 2)) {
+    work.store = TensorWork::kBoxes;
+    c_map = MakeTensorMap<T>(p.c, p.m, p.n, p.n, C::kGroupRows, 64);
+  } else {
+    work.store = pairs ? TensorWork::kHalfPairs : TensorWork::kHalves;
+  }
+
+  const auto kernel = MatmulTensor<C, kMnA, kMnB>;
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  const int clusters = std::min(lane.device().info().multiprocessors / C::kCluster,
+                                work.row_tiles * work.column_tiles * work.splits);
+  kernel<<<static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes,
+           lane.stream()>>>(a_map, b_map, c_map, work);
+  CUDA_CHECK_LAUNCH(MatmulTensor);
+}
+
+}  // namespace tessera
