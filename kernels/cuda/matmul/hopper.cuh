@@ -126,11 +126,11 @@ __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// A box from shared memory to (x, y).
-__device__ inline void StoreBox(const CUtensorMap* map, int x, int y, std::uint32_t from) {
+// A box from shared memory to (x, y) of the z-th matrix.
+__device__ inline void StoreBox(const CUtensorMap* map, int x, int y, int z, std::uint32_t from) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-      "r"(from), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 
@@ -146,6 +146,16 @@ __device__ inline void FenceForCopyEngine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// --- Overlap of launches ---
+//
+// A kernel launched to overlap may start while the one before it on the stream still runs, once all
+// blocks of that have allowed it or ended. It must wait before it touches global memory.
+
+__device__ inline void WaitForKernelBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void AllowNextKernel() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // --- Registers ---
 
 // Called by all threads of a warpgroup: what some give back, others can take.
@@ -156,6 +166,10 @@ __device__ void GiveRegistersBack() {
 template <int kRegisters>
 __device__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ inline void StorePair(std::uint32_t to, float low, float high) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
 }
 
 // Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory. Lane l holds elements 2
@@ -211,23 +225,23 @@ __device__ void SumsAreComplete(float (&d)[kCount]) {
 #define TESSERA_NAMES_32                                                   \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TESSERA_NAMES_64                                                                 \
-  TESSERA_NAMES_32                                                                       \
-      ", "                                                                               \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TESSERA_NAMES_96                                                                 \
-  TESSERA_NAMES_64                                                                       \
-      ", "                                                                               \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define TESSERA_NAMES_128                                                                          \
-  TESSERA_NAMES_96                                                                                 \
-      ", "                                                                                         \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
-      "%111, "                                                                                     \
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
-      "%127"
+#define TESSERA_NAMES_64                                                             \
+  TESSERA_NAMES_32                                                                   \
+  ", "                                                                               \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TESSERA_NAMES_96                                                             \
+  TESSERA_NAMES_64                                                                   \
+  ", "                                                                               \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TESSERA_NAMES_128                                                                      \
+  TESSERA_NAMES_96                                                                             \
+  ", "                                                                                         \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+  "%111, "                                                                                     \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
 #define TESSERA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TESSERA_SUMS_16(i) \
   TESSERA_SUMS_4(i), TESSERA_SUMS_4(i + 4), TESSERA_SUMS_4(i + 8), TESSERA_SUMS_4(i + 12)
@@ -238,10 +252,10 @@ __device__ void SumsAreComplete(float (&d)[kCount]) {
 
 // N columns in R = N / 2 registers a thread; A, B, P, X, Y are R, R + 1, ... R + 4.
 #define TESSERA_PRODUCT(N, R, STEP, TYPES, A, B, P, MAJORS, ...)                                \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                          \
                ", 0;\n"                                                                         \
                "wgmma.mma_async.sync.aligned.m64n" #N STEP ".f32." TYPES " {" TESSERA_NAMES_##R \
-               "}, %" #A ", %" #B ", p, 1, 1" MAJORS ";\n}"                                   \
+               "}, %" #A ", %" #B ", p, 1, 1" MAJORS ";\n}"                                     \
                : TESSERA_SUMS_##R                                                               \
                : "l"(a), "l"(b), "r"(static_cast<int>(add))__VA_ARGS__)
 #define TESSERA_PRODUCT_16(N, R, TYPES, A, B, P, X, Y)                                           \

@@ -23,13 +23,14 @@ namespace tessera {
 // The tile of c that a block computes at a time. T_: BFloat16, Half or Tf32. kCluster_ blocks, one
 // below the other, share the columns of b that they load. kParts_: matrices that an operand is
 // split into, see `tensor_f32x3`.
-template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kStaging_ = 128,
+template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
           int kParts_ = 1, int kPromote_ = 1>
 struct TensorTile {
   using T = T_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
   static constexpr int kStages = kStages_, kParts = kParts_, kPromote = kPromote_;
-  static constexpr int kWarpgroup = 128, kGroupRows = 64;  // threads, and rows of one wgmma
+  static constexpr int kProducts = kParts * (kParts + 1) / 2;  // of parts
+  static constexpr int kWarpgroup = 128, kGroupRows = 64;      // threads, and rows of one wgmma
   static constexpr int kConsumers = kRows / kGroupRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   // A row of a slab in shared memory, and how far along k it reaches.
@@ -41,13 +42,13 @@ struct TensorTile {
   static constexpr int kStageBytes = kBytesA + kBytesB;
   // Where k goes across the rows: 64 indices of the other dimension a row, kDepth rows a slab.
   static constexpr int kMnWidth = 64, kMnBytes = kDepth * 128;
-  // A consumer's results on their way out: 16-bit ones, kStaging columns at a time.
-  static constexpr int kStaging = kStaging_;
-  static constexpr int kStagingBytes = sizeof(T) == 2 ? kGroupRows * kStaging * 2 : 0;
+  // A consumer's results on their way out: so many boxes of rows of 128 bytes at a time.
+  static constexpr int kBoxes = kBoxes_;
+  static constexpr int kBoxBytes = kGroupRows * 128;
+  static constexpr int kStagingBytes = kBoxes * kBoxBytes;
   static constexpr int kAlignment = 1024;  // of the pattern in which packs are permuted
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kConsumers * kStagingBytes;
-  static_assert(kColumns % kStaging == 0 || kParts > 1);
   static_assert(kCluster == 1 || kParts == 1);
 };
 
@@ -58,9 +59,11 @@ struct TensorWork {
   int splits;                   // pieces that k is cut into
   int slabs, split_slabs;       // slabs along k, and of a piece
   std::int64_t part_rows_a, part_rows_b;
-  void* c;              // or, when k is cut into pieces, the sums of the first, all in f32
+  void* c;  // or, when k is cut into pieces, the sums of the first, all in f32
+  __device__ std::int64_t count() const { return std::int64_t{m} * n; }
   unsigned* nonfinite;  // of several parts: set when any element of c is an infinity or NaN
-  enum Store { kFloats, kFloatPairs, kHalves, kHalfPairs, kBoxes } store;
+  enum Store { kElements, kPairs, kBoxes } store;
+  bool floats;  // what c holds
 };
 
 // --- The kernel ---
@@ -101,8 +104,9 @@ struct TensorPlace {
 
 // Writes a consumer's sums straight from its registers. O: float, or the 16-bit type.
 template <class O, int kCount>
-__device__ void StoreSums(const float (&d)[kCount], const TensorWork& work, bool pairs, O* c,
-                          std::int64_t row, int column) {
+__device__ void StoreSums(const float (&d)[kCount], const TensorWork& work, O* c, std::int64_t row,
+                          int column) {
+  const bool pairs = work.store == TensorWork::kPairs;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   row += warp * 16 + lane / 4;
@@ -128,6 +132,59 @@ __device__ void StoreSums(const float (&d)[kCount], const TensorWork& work, bool
         if (x < work.n) to[x] = static_cast<O>(low);
         if (x + 1 < work.n) to[x + 1] = static_cast<O>(high);
       }
+    }
+  }
+}
+
+// Writes a consumer's sums through shared memory, where they take the order in which the copy
+// engine writes whole lines, and cuts off what lies outside c.
+template <class C, class O, int kCount>
+__device__ void StoreBoxes(const float (&d)[kCount], const CUtensorMap& c_map,
+                           std::uint32_t staging, int column, int row, int split) {
+  constexpr int kWidth = 128 / static_cast<int>(sizeof(O));  // of a box
+  constexpr int kAll = C::kColumns / kWidth;
+  const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
+  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int barrier = 1 + static_cast<int>(threadIdx.x) / C::kWarpgroup;
+#pragma unroll
+  for (int first = 0; first < kAll; first += C::kBoxes) {
+    if (thread == 0) WaitForStoresToRead();
+    NamedBarrier(barrier, C::kWarpgroup);  // the staging memory is free
+#pragma unroll
+    for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
+      const std::uint32_t to = staging + (box - first) * C::kBoxBytes;
+      if constexpr (sizeof(O) == 2) {
+        const int r = warp * 16 + lane % 16;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* const s = d + box * 32 + j * 8;
+          StoreMatrices(to + r * 128 + ((2 * j + lane / 16) ^ r % 8) * 16, PackPair<O>(s[0], s[1]),
+                        PackPair<O>(s[2], s[3]), PackPair<O>(s[4], s[5]), PackPair<O>(s[6], s[7]));
+        }
+      } else {
+        // A row's pairs at packs 2 j and 2 j + 1. Odd rows go through them in another order, so
+        // that the four rows of half a warp meet all banks.
+        const int r = warp * 16 + lane / 4;
+        const bool odd = r % 2 != 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float* const s = d + box * 16 + 2 * half;
+            const int pack = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
+            StorePair(to + (r + 8 * half) * 128 + (pack ^ r % 8) * 16 + lane % 2 * 8,
+                      odd ? s[4 * (j ^ 2)] : s[4 * j], odd ? s[4 * (j ^ 2) + 1] : s[4 * j + 1]);
+          }
+        }
+      }
+    }
+    FenceForCopyEngine();
+    NamedBarrier(barrier, C::kWarpgroup);  // the results are in it
+    if (thread == 0) {
+#pragma unroll
+      for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
+        StoreBox(&c_map, column + box * kWidth, row, split, staging + (box - first) * C::kBoxBytes);
+      CommitStores();
     }
   }
 }
@@ -167,6 +224,8 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   } else {
     ClusterBarrier();  // in all blocks
   }
+
+  WaitForKernelBefore();
 
   int stage = 0;
   unsigned parity = 0;
@@ -224,6 +283,7 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
         }
       }
     }
+    AllowNextKernel();
     __syncwarp();
   } else {
     if constexpr (C::kConsumers > 1) TakeRegisters<232>();
@@ -272,6 +332,54 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
         WaitForProducts<0>();
         SumsAreComplete(d);
         release(last);
+      } else if constexpr (C::kPromote == 0) {
+        float sums[C::kColumns / 2], low[C::kColumns / 2];
+#pragma unroll
+        for (int i = 0; i < C::kColumns / 2; ++i) sums[i] = low[i] = 0;
+        int last = 0;
+        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
+          BarrierWait(full(stage), parity);
+          ProductsFence();
+          const std::uint64_t a = MatrixAt(kDescriptorA, slab_a(stage) + group_a);
+          const std::uint64_t b = MatrixAt(kDescriptorB, slab_b(stage));
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step)
+            Product<T, false, false>(d, a + step * kStepA / 16, b + step * kStepB / 16, step != 0);
+          CommitProducts();
+          WaitForProducts<0>();
+          SumsAreComplete(d);
+          SumsAreComplete(low);
+          if (slab != 0) release(last);
+          last = stage;
+#pragma unroll
+          for (int i = 0; i < C::kColumns / 2; ++i) {
+            const float sum = sums[i] + d[i];
+            low[i] += (sums[i] - sum) + d[i];
+            sums[i] = sum;
+          }
+          ProductsFence();
+#pragma unroll
+          for (int order = C::kParts - 1; order > 0; --order) {
+#pragma unroll
+            for (int part = 0; part <= order; ++part) {
+#pragma unroll
+              for (int step = 0; step < kSteps; ++step)
+                Product<T, false, false>(low, a + ((order - part) * C::kPartA + step * kStepA) / 16,
+                                         b + (part * C::kPartB + step * kStepB) / 16, true);
+            }
+          }
+          CommitProducts();
+        }
+        WaitForProducts<0>();
+        SumsAreComplete(low);
+        release(last);
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < C::kColumns / 2; ++i) {
+          d[i] = sums[i] + low[i];
+          finite = finite && fabsf(d[i]) <= std::numeric_limits<float>::max();
+        }
+        if (!finite) *work.nonfinite = 1;
       } else {
         float sums[C::kColumns / 2];
 #pragma unroll
@@ -314,43 +422,18 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
 
       const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
       const int column = place.column_tile * C::kColumns;
-      if constexpr (sizeof(T) == 2 && C::kParts == 1) {
+      if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
         if (work.store == TensorWork::kBoxes) {
-          const int warp = thread / kWarpSize, lane = thread % kWarpSize;
-#pragma unroll
-          for (int first = 0; first < C::kColumns; first += C::kStaging) {
-            if (thread == 0) WaitForStoresToRead();
-            NamedBarrier(1 + warpgroup, C::kWarpgroup);  // the staging memory is free
-            const int r = warp * 16 + lane % 16;
-#pragma unroll
-            for (int j = 0; j < C::kStaging / 16; ++j) {
-              const float* const s = d + (first + j * 16) / 2;
-              const int pack = (2 * j + lane / 16) % 8;
-              StoreMatrices(staging + j / 4 * (C::kGroupRows * 128) + r * 128 + (pack ^ r % 8) * 16,
-                            PackPair<T>(s[0], s[1]), PackPair<T>(s[2], s[3]),
-                            PackPair<T>(s[4], s[5]), PackPair<T>(s[6], s[7]));
-            }
-            FenceForCopyEngine();
-            NamedBarrier(1 + warpgroup, C::kWarpgroup);  // the results are in it
-            if (thread == 0) {
-#pragma unroll
-              for (int i = 0; i < C::kStaging / 64; ++i)
-                StoreBox(&c_map, column + first + i * 64, row, staging + i * (C::kGroupRows * 128));
-              CommitStores();
-            }
-          }
-        } else if (work.store >= TensorWork::kHalves) {
-          StoreSums(d, work, work.store == TensorWork::kHalfPairs, static_cast<T*>(work.c), row,
-                    column);
+          StoreBoxes<C, float>(d, c_map, staging, column, row, place.split);
         } else {
-          StoreSums(d, work, work.store == TensorWork::kFloatPairs,
-                    static_cast<float*>(work.c) + place.split * (std::int64_t{work.m} * work.n),
-                    row, column);
+          StoreSums(d, work, static_cast<float*>(work.c) + place.split * work.count(), row, column);
         }
-      } else {
-        StoreSums(d, work, work.store == TensorWork::kFloatPairs,
-                  static_cast<float*>(work.c) + place.split * (std::int64_t{work.m} * work.n), row,
-                  column);
+      } else if constexpr (sizeof(T) == 2) {
+        if (work.store == TensorWork::kBoxes) {
+          StoreBoxes<C, T>(d, c_map, staging, column, row, place.split);
+        } else {
+          StoreSums(d, work, static_cast<T*>(work.c), row, column);
+        }
       }
     }
     if (thread == 0) WaitForStoresToRead();
@@ -385,7 +468,9 @@ __device__ void SplitElement(In x, Out (&parts)[kParts]) {
 template <class In, class Out, int kParts>
 __global__ void __launch_bounds__(256)
     CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                bool packable, Out* out, std::int64_t out_pitch) {
+                bool packable, Out* out, std::int64_t out_pitch, unsigned* cleared) {
+  AllowNextKernel();
+  if (cleared != nullptr && GridThread() == 0) *cleared = 0;
   constexpr int kWidth = Pack<Out>::kSize;
   const std::int64_t packs = out_pitch / kWidth;
   const std::int64_t thread = GridThread();
@@ -424,7 +509,9 @@ inline constexpr int kTurn = 64;
 template <class In, class Out, int kParts>
 __global__ void __launch_bounds__(256)
     TransposeOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                     Out* out, std::int64_t out_pitch) {
+                     Out* out, std::int64_t out_pitch, unsigned* cleared) {
+  AllowNextKernel();
+  if (cleared != nullptr && GridThread() == 0) *cleared = 0;
   constexpr int kWidth = Pack<Out>::kSize;
   __shared__ In square[kTurn][kTurn + 1];
   const std::int64_t row_squares = (rows + kTurn - 1) / kTurn;
@@ -463,6 +550,8 @@ __global__ void __launch_bounds__(256)
 template <class O>
 __global__ void __launch_bounds__(256)
     AddSplits(const float* sums, int splits, std::int64_t count, O* c) {
+  AllowNextKernel();
+  WaitForKernelBefore();
   for (std::int64_t i = GridThread(); i < count; i += GridThreads()) {
     float sum = 0;
     for (int s = 0; s < splits; ++s) sum += sums[s * count + i];
@@ -517,38 +606,49 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
   return encoder;
 }
 
-// A map of boxes of box_rows x box_columns, whose rows take row_bytes, 64 or 128, in shared memory.
+// A map of `matrices` matrices, one after the other, in boxes whose rows, packs permuted, take
+// row_bytes, 64 or 128, in shared memory. dimensions: 2, or 3 for more than one.
 template <class T>
-CUtensorMap MakeTensorMap(const void* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, int box_rows, int box_columns) {
+CUtensorMap MakeTensorMap(int dimensions, const void* data, std::int64_t matrices,
+                          std::int64_t rows, std::int64_t columns, std::int64_t pitch, int box_rows,
+                          int row_bytes) {
+  // The pitch of a single row does not matter, but it has to be a legal one.
   if (rows == 1) pitch = PaddedPitch<T>(columns);
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * sizeof(T)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
-                            static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                                static_cast<cuuint64_t>(matrices)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * sizeof(T),
+                                static_cast<cuuint64_t>(pitch * rows) * sizeof(T)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(row_bytes / sizeof(T)),
+                            static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result = TensorMapEncoder()(
-      &map, kMapType<T>, 2, const_cast<void*>(data), extents, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box_columns * sizeof(T) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      &map, kMapType<T>, static_cast<cuuint32_t>(dimensions), const_cast<void*>(data), extents,
+      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", std::to_string(result));
   return map;
 }
 
+template <class O>
+CUtensorMap ResultMap(const void* c, int splits, std::int64_t m, std::int64_t n) {
+  return MakeTensorMap<O>(3, c, splits, m, n, n, /*box_rows=*/64, /*row_bytes=*/128);
+}
+
 // A copy of the matrix in the lane's scratch memory that the engine can read, split into kParts.
 template <class Out, int kParts, class In>
 TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, bool mn_major, CudaLane& lane) {
+                          std::int64_t pitch, bool mn_major, CudaLane& lane,
+                          unsigned* cleared = nullptr) {
   const std::int64_t out_pitch = PaddedPitch<Out>(columns);
   auto* out = static_cast<Out*>(
       lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
   const std::int64_t threads = rows * (out_pitch / Pack<Out>::kSize);
   CopyOperand<In, Out, kParts>
       <<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, lane.stream()>>>(
-          data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch);
+          data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch, cleared);
   CUDA_CHECK_LAUNCH(CopyOperand);
   return {out, rows, columns, out_pitch, mn_major};
 }
@@ -556,13 +656,13 @@ TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t column
 // A copy with k along the rows, of a matrix [columns, rows] in which it goes across.
 template <class Out, int kParts, class In>
 TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
-                              std::int64_t pitch, CudaLane& lane) {
+                              std::int64_t pitch, CudaLane& lane, unsigned* cleared = nullptr) {
   const std::int64_t out_pitch = PaddedPitch<Out>(columns);
   auto* out = static_cast<Out*>(
       lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
   const std::int64_t squares = CeilDiv(rows, kTurn) * CeilDiv(columns, kTurn);
   TransposeOperand<In, Out, kParts><<<static_cast<unsigned>(squares), 256, 0, lane.stream()>>>(
-      data, rows, columns, pitch, out, out_pitch);
+      data, rows, columns, pitch, out, out_pitch, cleared);
   CUDA_CHECK_LAUNCH(TransposeOperand);
   return {out, rows, columns, out_pitch, false};
 }
@@ -572,18 +672,34 @@ TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t co
 // Row tiles times rows of a group: blocks that run at the same time cover about a square of c.
 constexpr int kGroupedRows = 2048;
 
+// Launches a kernel that waits for the one before it by itself.
+template <class... Parameters, class... Arguments>
+void LaunchOverlapping(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                       std::size_t shared_bytes, CudaLane& lane, const Arguments&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = lane.stream();
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 template <class C, bool kMnA, bool kMnB>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   const TensorOperand<typename C::T>& b, int splits, float* sums,
                   unsigned* nonfinite, CudaLane& lane) {
   using T = typename C::T;
   const auto map = [](const TensorOperand<T>& x, bool mn_major, int indices) {
-    return MakeTensorMap<T>(x.data, x.rows * C::kParts, x.columns, x.pitch,
-                            mn_major ? C::kDepth : indices, mn_major ? C::kMnWidth : C::kDepth);
+    return MakeTensorMap<T>(2, x.data, 1, x.rows * C::kParts, x.columns, x.pitch,
+                            mn_major ? C::kDepth : indices, mn_major ? 128 : C::kRowBytes);
   };
   const CUtensorMap a_map = map(a, kMnA, C::kRows);
   const CUtensorMap b_map = map(b, kMnB, C::kColumns / C::kCluster);
-  CUtensorMap c_map = a_map;
 
   TensorWork work{};
   work.m = static_cast<int>(p.m);
@@ -598,15 +714,16 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   work.part_rows_b = b.rows;
   work.c = sums == nullptr ? p.c : sums;
   work.nonfinite = nonfinite;
-  const std::size_t size = sums == nullptr ? SizeOf(p.out_dtype) : sizeof(float);
-  const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(work.c) % (2 * size) == 0;
-  if (size == 4) {
-    work.store = pairs ? TensorWork::kFloatPairs : TensorWork::kFloats;
-  } else if (IsBoxAligned(p.c, p.m, p.n * 2)) {
+  work.floats = sums != nullptr || p.out_dtype == DType::kF32;
+  const auto at = reinterpret_cast<std::uintptr_t>(work.c);
+  const std::int64_t size = work.floats ? 4 : 2;
+  CUtensorMap c_map = a_map;
+  if (at % kBoxAlignment == 0 && p.n * size % kBoxAlignment == 0) {
     work.store = TensorWork::kBoxes;
-    c_map = MakeTensorMap<T>(p.c, p.m, p.n, p.n, C::kGroupRows, 64);
+    c_map = work.floats ? ResultMap<float>(work.c, work.splits, p.m, p.n)
+                        : ResultMap<T>(work.c, 1, p.m, p.n);
   } else {
-    work.store = pairs ? TensorWork::kHalfPairs : TensorWork::kHalves;
+    work.store = p.n % 2 == 0 && at % (2 * size) == 0 ? TensorWork::kPairs : TensorWork::kElements;
   }
 
   const auto kernel = MatmulTensor<C, kMnA, kMnB>;
@@ -614,9 +731,176 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   const int clusters = std::min(lane.device().info().multiprocessors / C::kCluster,
                                 work.row_tiles * work.column_tiles * work.splits);
-  kernel<<<static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes,
-           lane.stream()>>>(a_map, b_map, c_map, work);
-  CUDA_CHECK_LAUNCH(MatmulTensor);
+  LaunchOverlapping(kernel, static_cast<unsigned>(clusters * C::kCluster), C::kThreads,
+                    C::kSharedBytes, lane, a_map, b_map, c_map, work);
+}
+
+// --- Choice of tiles: host ---
+
+// How the work is cut: into which tiles, and k into how many pieces.
+struct TensorPlan {
+  int tile = 0;  // an index into the row's tiles
+  int splits = 1;
+  double time = std::numeric_limits<double>::infinity();
+};
+
+// A model of what a plan takes, in multiply-adds of one multiprocessor: rounds of pieces of work,
+// each with its share of filling the pipeline and writing the tile. Better of it and `best`.
+// rate: the share of the tensor cores' speed that the tile reaches in its main loop.
+template <class C>
+TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const MatmulProblem& p,
+                      int multiprocessors, bool may_split) {
+  // About what 2 us and 4 us are, of starting a piece, and of adding up the pieces of k.
+  constexpr double kStart = 5e6, kAdd = 1e7;
+  const std::int64_t tiles = CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns);
+  const std::int64_t slots = multiprocessors / C::kCluster;
+  const std::int64_t slabs = CeilDiv(p.k, C::kDepth);
+  const auto try_splits = [&](std::int64_t splits) {
+    const std::int64_t split_slabs = CeilDiv(slabs, splits);
+    const auto piece =
+        static_cast<double>(split_slabs * C::kRows * C::kColumns * C::kDepth * C::kProducts);
+    // Sums written and read again in f32, at 16 bytes a clock and multiprocessor.
+    const double added = splits == 1 ? 0
+                                     : kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
+                                                  16 * 2048 / multiprocessors;
+    const double time =
+        static_cast<double>(CeilDiv(tiles * splits, slots)) * (piece / rate + kStart) + added;
+    if (time < best.time) best = {tile, static_cast<int>(CeilDiv(slabs, split_slabs)), time};
+  };
+  try_splits(1);
+  if (may_split && tiles * 2 <= slots) {
+    for (std::int64_t splits = 2; splits <= slots / tiles && splits * 4 <= slabs; ++splits)
+      try_splits(splits);
+  }
+  return best;
+}
+
+// --- Rows: host ---
+
+inline std::string TensorMissing(const Device& device) {
+  return device.info().compute_capability == 90
+             ? ""
+             : "compute capability 9.0: wgmma is of that one alone";
+}
+
+// The copy engine counts in 32 bits with a sign.
+inline std::string TensorRefusal(std::int64_t parts, const MatmulProblem& p) {
+  const std::int64_t most = (std::int64_t{1} << 31) / parts - 1024;
+  return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
+}
+
+// Whether there is nothing to multiply; c is written then.
+inline bool TensorIsTrivial(const MatmulProblem& p, CudaLane& lane) {
+  if (p.m == 0 || p.n == 0) return true;
+  if (p.k > 0) return false;
+  CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
+                             lane.stream()));
+  return true;
+}
+
+// The tensor cores sum products of one instruction by aligning them and the sum so far to the
+// largest and cutting off what sticks out (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
+// of NVIDIA tensor cores", 2021): each of up to 17 terms for 16 products, or 9 for 8, costs 2 u of
+// the largest at most, and so does the result.
+inline double TensorSumRoundoff(std::int64_t k) {
+  return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
+}
+
+// Loads of 128 x 256 tiles of elements of `size` bytes, in `parts`, and what copies of the operands
+// read and write first, where the problem needs them.
+inline Cost TensorCost(const MatmulProblem& p, std::uint64_t size, int parts) {
+  const auto split = static_cast<std::uint64_t>(parts);
+  const auto elements = [](std::int64_t rows, std::int64_t columns) {
+    return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(columns);
+  };
+  Cost cost = MatmulCost(p, 0);
+  cost.bytes += MatmulTileLoads(p, 128, parts == 1 ? 256 : 128) * size * split;
+  if (parts > 1 || size != SizeOf(p.dtype))
+    cost.bytes += (elements(p.m, p.k) + elements(p.k, p.n)) * (SizeOf(p.dtype) + size * split);
+  return cost;
+}
+
+// Launches with scratch memory for the sums of the pieces of k, and adds them.
+template <class C, bool kMnA, bool kMnB>
+void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
+             const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
+             CudaLane& lane) {
+  if (plan.splits == 1) {
+    LaunchTensor<C, kMnA, kMnB>(p, a, b, 1, nullptr, nonfinite, lane);
+    return;
+  }
+  const std::int64_t count = p.m * p.n;
+  auto* sums = static_cast<float*>(
+      lane.Scratch(static_cast<std::size_t>(plan.splits * count) * sizeof(float)));
+  LaunchTensor<C, kMnA, kMnB>(p, a, b, plan.splits, sums, nonfinite, lane);
+  const auto add = [&](auto o) {
+    using O = decltype(o);
+    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(CeilDiv(count, 256), 4096));
+    LaunchOverlapping(AddSplits<O>, blocks, 256, 0, lane, static_cast<const float*>(sums),
+                      plan.splits, count, static_cast<O*>(p.c));
+  };
+  if (p.out_dtype == DType::kF32) {
+    add(float{});
+  } else if (p.out_dtype == DType::kF16) {
+    add(Half{});
+  } else {
+    add(BFloat16{});
+  }
+}
+
+// --- `tensor_bf16` and `tensor_f16` ---
+
+// A copy, if need be: of f32, and where the copy engine cannot read the array itself.
+template <class T>
+TensorOperand<T> HalfOperand(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
+                             std::int64_t pitch, bool mn_major, CudaLane& lane) {
+  if (dtype == DType::kF32)
+    return Copied<T, 1>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
+  const auto* elements = static_cast<const T*>(data);
+  if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
+    return Copied<T, 1>(elements, rows, columns, pitch, mn_major, lane);
+  return {elements, rows, columns, pitch, mn_major};
+}
+
+template <class T>
+void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
+  using Shared = TensorTile<T, 128, 256, 2, 4>;
+  using Large = TensorTile<T, 128, 256, 1, 4>;
+  using Medium = TensorTile<T, 128, 128, 1, 6>;
+  using Small = TensorTile<T, 64, 128, 1, 8>;
+  CudaLane& lane = Cuda(any_lane);
+  if (TensorIsTrivial(p, lane)) return;
+  const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, lane)
+                               : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, lane);
+  const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, lane)
+                               : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, lane);
+  const int multiprocessors = lane.device().info().multiprocessors;
+  TensorPlan plan;
+  plan = BetterPlan<Shared>(plan, 0, 0.9, p, multiprocessors, false);
+  plan = BetterPlan<Large>(plan, 1, 0.89, p, multiprocessors, true);
+  plan = BetterPlan<Medium>(plan, 2, 0.75, p, multiprocessors, true);
+  plan = BetterPlan<Small>(plan, 3, 0.5, p, multiprocessors, true);
+  const auto run = [&](auto tile) {
+    using C = decltype(tile);
+    if (a.mn_major && b.mn_major) {
+      RunPlan<C, true, true>(p, a, b, plan, nullptr, lane);
+    } else if (a.mn_major) {
+      RunPlan<C, true, false>(p, a, b, plan, nullptr, lane);
+    } else if (b.mn_major) {
+      RunPlan<C, false, true>(p, a, b, plan, nullptr, lane);
+    } else {
+      RunPlan<C, false, false>(p, a, b, plan, nullptr, lane);
+    }
+  };
+  if (plan.tile == 0) {
+    run(Shared{});
+  } else if (plan.tile == 1) {
+    run(Large{});
+  } else if (plan.tile == 2) {
+    run(Medium{});
+  } else {
+    run(Small{});
+  }
 }
 
 }  // namespace tessera
