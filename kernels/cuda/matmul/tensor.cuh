@@ -1,6 +1,40 @@
 // Matmul on Hopper's tensor cores: the kernel of the rows `tensor_bf16`, `tensor_f16`,
-// `tensor_tf32` and `tensor_f32x3`, and what prepares operands for it. (hopper.cuh has the
-// instructions one by one.)
+// `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut.
+// hopper.cuh has the instructions one by one.
+//
+// Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
+//
+// - The warps of a block have different work. One warpgroup fetches: a single thread of it tells
+//   the copy engine which boxes of a and b to bring. The others, one for 64 rows of the tile,
+//   multiply: wgmma reads both operands from shared memory itself, so that no operand passes
+//   through registers at all, and those are nearly all sums: a 64 x 256 piece takes 128 of a
+//   thread. Since a fetching thread needs few registers and a multiplying one many, the former
+//   give theirs away.
+// - They meet at barriers, two for each of kStages slabs: "full", which the arriving bytes
+//   complete, and "empty", at which consumers arrive when wgmma has read the slab. So up to
+//   kStages slabs are on their way, also those of the block's next tile while this one's results
+//   are being written.
+//
+//      producer   wait empty[s], fetch slab s --+                  +--> next round
+//                                               v                  |
+//      consumers               wait full[s], multiply slab s, arrive at empty[s]
+//
+// - A slab is 128 bytes deep, and its 16-byte packs are permuted in each row. Engine and tensor
+//   cores agree on the pattern; it costs nothing and avoids all bank conflicts.
+// - 16-bit operands may lie either way around in shared memory, k along the rows or across, so
+//   that transposes cost nothing. f32 has to lie with k along the rows.
+// - Blocks stay: as many as there are multiprocessors, each computing tile after tile, in the order
+//   of `warp_tiled`'s picture, so that those computed at the same time share rows and columns.
+// - Two blocks one below the other can form a cluster, and each fetches half of the columns of b
+//   for both.
+// - Results take the way back through shared memory, a consumer's box by box, from where the copy
+//   engine writes whole lines.
+// - When the tiles are too few for the multiprocessors, they are smaller, or k is cut into pieces
+//   whose sums a second kernel adds, always in the same order.
+//
+// Right for any m, n and k: the engine reads zeros outside a matrix, and what it or a thread would
+// write outside c is not written. It asks for addresses and pitches that are multiples of 16 bytes;
+// operands without are copied into scratch memory first, results without are written by threads.
 #pragma once
 
 #include <algorithm>
@@ -24,11 +58,11 @@ namespace tessera {
 // below the other, share the columns of b that they load. kParts_: matrices that an operand is
 // split into, see `tensor_f32x3`.
 template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
-          int kParts_ = 1, int kPromote_ = 1>
+          int kParts_ = 1>
 struct TensorTile {
   using T = T_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
-  static constexpr int kStages = kStages_, kParts = kParts_, kPromote = kPromote_;
+  static constexpr int kStages = kStages_, kParts = kParts_;
   static constexpr int kProducts = kParts * (kParts + 1) / 2;  // of parts
   static constexpr int kWarpgroup = 128, kGroupRows = 64;      // threads, and rows of one wgmma
   static constexpr int kConsumers = kRows / kGroupRows;
@@ -52,18 +86,18 @@ struct TensorTile {
   static_assert(kCluster == 1 || kParts == 1);
 };
 
+// What the blocks of a launch are told.
 struct TensorWork {
   int m, n;
-  int row_tiles, column_tiles;  // row_tiles: of a cluster
-  int group;                    // row tiles a group
-  int splits;                   // pieces that k is cut into
-  int slabs, split_slabs;       // slabs along k, and of a piece
-  std::int64_t part_rows_a, part_rows_b;
-  void* c;  // or, when k is cut into pieces, the sums of the first, all in f32
-  __device__ std::int64_t count() const { return std::int64_t{m} * n; }
-  unsigned* nonfinite;  // of several parts: set when any element of c is an infinity or NaN
-  enum Store { kElements, kPairs, kBoxes } store;
-  bool floats;  // what c holds
+  int row_tiles, column_tiles;   // of clusters: kCluster kRows x kColumns
+  int group;                     // row tiles a group
+  int splits;                    // pieces that k is cut into
+  int slabs, split_slabs;        // slabs along k, and of a piece
+  int part_rows_a, part_rows_b;  // from a part of an operand to the next
+  void* c;      // [splits, m, n]; all but the last step of the result if splits > 1
+  bool floats;  // c holds f32, otherwise T
+  enum Store { kElements, kPairs, kBoxes } store;  // how c can be written
+  unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
 };
 
 // --- The kernel ---
@@ -140,7 +174,7 @@ __device__ void StoreSums(const float (&d)[kCount], const TensorWork& work, O* c
 // engine writes whole lines, and cuts off what lies outside c.
 template <class C, class O, int kCount>
 __device__ void StoreBoxes(const float (&d)[kCount], const CUtensorMap& c_map,
-                           std::uint32_t staging, int column, int row, int split) {
+                           std::uint32_t staging, int row, int column, int split) {
   constexpr int kWidth = 128 / static_cast<int>(sizeof(O));  // of a box
   constexpr int kAll = C::kColumns / kWidth;
   const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
@@ -189,6 +223,202 @@ __device__ void StoreBoxes(const float (&d)[kCount], const CUtensorMap& c_map,
   }
 }
 
+template <class C, class O, int kCount>
+__device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
+                          const CUtensorMap& c_map, std::uint32_t staging, int row, int column,
+                          int split) {
+  if (work.store == TensorWork::kBoxes) {
+    StoreBoxes<C, O>(d, c_map, staging, row, column, split);
+  } else {
+    StoreSums(d, work, static_cast<O*>(work.c) + split * (std::int64_t{work.m} * work.n), row,
+              column);
+  }
+}
+
+// The slabs in shared memory, as one thread goes through them.
+template <class C>
+class TensorPipeline {
+ public:
+  // slabs, barriers: addresses of kStages slabs, and of as many "full" and "empty" barriers.
+  __device__ TensorPipeline(std::uint32_t slabs, std::uint32_t barriers)
+      : slabs_(slabs), barriers_(barriers) {}
+
+  __device__ int stage() const { return stage_; }
+  __device__ std::uint32_t a() const { return slabs_ + stage_ * C::kStageBytes; }
+  __device__ std::uint32_t b() const { return a() + C::kBytesA; }
+  __device__ std::uint32_t full() const { return barriers_ + stage_ * 8; }
+  __device__ std::uint32_t empty(int stage) const { return barriers_ + (C::kStages + stage) * 8; }
+
+  __device__ void Init() const {
+    for (int s = 0; s < C::kStages; ++s) {
+      BarrierInit(barriers_ + s * 8, 1);
+      BarrierInit(empty(s), C::kConsumers * C::kCluster);
+    }
+    BarrierInitFence();
+  }
+  // New barriers are in the phase of parity 0: the first round waits for full, not for empty.
+  __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
+  __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
+  // A consumer is done with the slab: whoever fills it waits for all who read it, in every block
+  // that it is copied to. thread: of the warpgroup.
+  __device__ void Release(int stage, int thread) const {
+    if constexpr (C::kCluster == 1) {
+      if (thread == 0) BarrierArrive(empty(stage));
+    } else {
+      if (thread < C::kCluster) BarrierArriveAt(empty(stage), static_cast<unsigned>(thread));
+    }
+  }
+  __device__ void Next() {
+    if (++stage_ == C::kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  std::uint32_t slabs_, barriers_;
+  int stage_ = 0;
+  unsigned parity_ = 0;
+};
+
+// The fetching thread: brings the slabs of one piece of work. rank: of the block in its cluster.
+template <class C, bool kMnA, bool kMnB>
+__device__ void FetchSlabs(const CUtensorMap& a_map, const CUtensorMap& b_map,
+                           const TensorWork& work, const TensorPlace& place, int rank,
+                           TensorPipeline<C>& pipeline) {
+  constexpr int kShare = C::kColumns / C::kCluster;  // columns of b that a block fetches
+  const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
+  const int column = place.column_tile * C::kColumns + rank * kShare;
+  for (int slab = 0; slab < place.slabs; ++slab, pipeline.Next()) {
+    const int k = (place.first_slab + slab) * C::kDepth;
+    pipeline.WaitUntilEmpty();
+    BarrierExpect(pipeline.full(), C::kStageBytes);
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      const std::uint32_t to = pipeline.a() + part * C::kPartA;
+      if constexpr (kMnA) {
+#pragma unroll
+        for (int i = 0; i < C::kRows / C::kMnWidth; ++i)
+          LoadBox(to + i * C::kMnBytes, &a_map, row + i * C::kMnWidth, k, pipeline.full());
+      } else {
+        LoadBox(to, &a_map, k, row + part * work.part_rows_a, pipeline.full());
+      }
+    }
+    const auto load_b = [&](std::uint32_t to, int x, int y) {
+      if constexpr (C::kCluster == 1) {
+        LoadBox(to, &b_map, x, y, pipeline.full());
+      } else {
+        LoadBoxMulticast(to, &b_map, x, y, pipeline.full(), (1u << C::kCluster) - 1);
+      }
+    };
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      const std::uint32_t to = pipeline.b() + part * C::kPartB + rank * (C::kPartB / C::kCluster);
+      if constexpr (kMnB) {
+#pragma unroll
+        for (int i = 0; i < kShare / C::kMnWidth; ++i)
+          load_b(to + i * C::kMnBytes, column + i * C::kMnWidth, k);
+      } else {
+        load_b(to, k, column + part * work.part_rows_b);
+      }
+    }
+  }
+}
+
+// A consumer's view of the operands in a slab: descriptors for wgmma, and the way from a step along
+// k, or a part, to the next.
+template <class C, bool kMnA, bool kMnB>
+struct TensorSlab {
+  static constexpr int kSteps = C::kRowBytes / C::kStepBytes;
+  static constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
+  static constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
+  // A consumer's 64 rows of a.
+  static constexpr int kGroupA = kMnA ? C::kMnBytes : C::kGroupRows * C::kRowBytes;
+  static constexpr std::uint64_t Descriptor(bool mn_major) {
+    return mn_major ? MatrixDescriptor(128, C::kMnBytes, 8 * 128)
+                    : MatrixDescriptor(C::kRowBytes, 0, 8 * C::kRowBytes);
+  }
+
+  std::uint64_t a, b;
+
+  __device__ TensorSlab(const TensorPipeline<C>& pipeline, int consumer)
+      : a(MatrixAt(Descriptor(kMnA), pipeline.a() + consumer * kGroupA)),
+        b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
+
+  // d = or += part_a of a times part_b of b, over the slab. Descriptors count packs of 16 bytes.
+  template <int kCount>
+  __device__ void Multiply(int part_a, int part_b, bool add, float (&d)[kCount]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      Product<typename C::T, kMnA, kMnB>(d, a + (part_a * C::kPartA + step * kStepA) / 16,
+                                         b + (part_b * C::kPartB + step * kStepB) / 16,
+                                         add || step != 0);
+  }
+};
+
+// A consumer: d = the product of one piece of work. While a slab is multiplied, the one before it
+// is released.
+template <class C, bool kMnA, bool kMnB, int kCount>
+__device__ void MultiplySlabs(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+                              float (&d)[kCount]) {
+  int last = 0;
+  for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
+    pipeline.WaitUntilFull();
+    ProductsFence();
+    TensorSlab<C, kMnA, kMnB>(pipeline, consumer).Multiply(0, 0, slab != 0, d);
+    CommitProducts();
+    WaitForProducts<1>();
+    if (slab != 0) pipeline.Release(last, thread);
+    last = pipeline.stage();
+  }
+  WaitForProducts<0>();
+  SumsAreComplete(d);
+  pipeline.Release(last, thread);
+}
+
+// The same of operands in several parts, the first the coarsest. The tensor cores cut sums off
+// where f32 would round, so their sums are kept short or small: `d`, the product of the first
+// parts, begins at zero in every slab and is added to `sums` in f32, with the rounding error of
+// that addition (Dekker's fast two-sum, 1971) going to `low`; and there the tensor cores add the
+// products of the other parts, which are 2^-8 of the whole or less.
+template <class C, int kCount>
+__device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+                              float (&d)[kCount]) {
+  float sums[kCount], low[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = low[i] = 0;
+  int last = 0;
+  for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
+    pipeline.WaitUntilFull();
+    ProductsFence();
+    const TensorSlab<C, false, false> operands(pipeline, consumer);
+    operands.Multiply(0, 0, false, d);
+    CommitProducts();
+    WaitForProducts<0>();  // for the small products of the slab before as well
+    SumsAreComplete(d);
+    SumsAreComplete(low);
+    if (slab != 0) pipeline.Release(last, thread);
+    last = pipeline.stage();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float sum = sums[i] + d[i];
+      low[i] += (sums[i] - sum) + d[i];
+      sums[i] = sum;
+    }
+    ProductsFence();
+#pragma unroll
+    for (int order = C::kParts - 1; order > 0; --order)
+#pragma unroll
+      for (int part = 0; part <= order; ++part) operands.Multiply(order - part, part, true, low);
+    CommitProducts();
+  }
+  WaitForProducts<0>();
+  SumsAreComplete(low);
+  pipeline.Release(last, thread);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = sums[i] + low[i];
+}
+
 template <class C, bool kMnA, bool kMnB>
 __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThreads, 1)
     MatmulTensor(const __grid_constant__ CUtensorMap a_map,
@@ -197,24 +427,18 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
                  const __grid_constant__ TensorWork work) {
   using T = typename C::T;
   __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
-  const std::uint32_t slabs_at =
+  const std::uint32_t slabs =
       (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
-  const auto slab_a = [&](int stage) { return slabs_at + stage * C::kStageBytes; };
-  const auto slab_b = [&](int stage) { return slab_a(stage) + C::kBytesA; };
-  const auto full = [&](int stage) { return SharedAddress(barriers + stage); };
-  const auto empty = [&](int stage) { return SharedAddress(barriers + C::kStages + stage); };
+  TensorPipeline<C> pipeline(slabs, SharedAddress(barriers));
+  // The same in all lanes of a warp, which the compiler learns from the shuffle.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
   const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
-  const int work_items = work.row_tiles * work.column_tiles * work.splits;
+  const int items = work.row_tiles * work.column_tiles * work.splits;
   const int first_item = static_cast<int>(blockIdx.x) / C::kCluster;
   const int item_step = static_cast<int>(gridDim.x) / C::kCluster;
 
   if (threadIdx.x == 0) {
-    for (int s = 0; s < C::kStages; ++s) {
-      BarrierInit(full(s), 1);
-      BarrierInit(empty(s), C::kConsumers * C::kCluster);
-    }
-    BarrierInitFence();
+    pipeline.Init();
     PrefetchMap(&a_map);
     PrefetchMap(&b_map);
     PrefetchMap(&c_map);
@@ -224,216 +448,38 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   } else {
     ClusterBarrier();  // in all blocks
   }
-
   WaitForKernelBefore();
-
-  int stage = 0;
-  unsigned parity = 0;
-  const auto next_stage = [&] {
-    if (++stage == C::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  };
 
   if (warpgroup == C::kConsumers) {
     if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
     if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
-      for (int item = first_item; item < work_items; item += item_step) {
-        const TensorPlace place(work, item);
-        const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
-        const int column = place.column_tile * C::kColumns;
-        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
-          const int k = (place.first_slab + slab) * C::kDepth;
-          BarrierWait(empty(stage), parity ^ 1);
-          BarrierExpect(full(stage), C::kStageBytes);
-#pragma unroll
-          for (int part = 0; part < C::kParts; ++part) {
-            const std::uint32_t to = slab_a(stage) + part * C::kPartA;
-            if constexpr (kMnA) {
-#pragma unroll
-              for (int i = 0; i < C::kRows / C::kMnWidth; ++i)
-                LoadBox(to + i * C::kMnBytes, &a_map, row + i * C::kMnWidth, k, full(stage));
-            } else {
-              LoadBox(to, &a_map, k, row + static_cast<int>(part * work.part_rows_a), full(stage));
-            }
-          }
-#pragma unroll
-          for (int part = 0; part < C::kParts; ++part) {
-            // The block's share of the columns, for all.
-            constexpr int kShare = C::kColumns / C::kCluster;
-            const std::uint32_t to =
-                slab_b(stage) + part * C::kPartB + rank * (C::kPartB / C::kCluster);
-            const int x = column + rank * kShare;
-            const auto load = [&](std::uint32_t box, int i, int j) {
-              if constexpr (C::kCluster == 1) {
-                LoadBox(box, &b_map, i, j, full(stage));
-              } else {
-                LoadBoxMulticast(box, &b_map, i, j, full(stage), (1u << C::kCluster) - 1);
-              }
-            };
-            if constexpr (kMnB) {
-#pragma unroll
-              for (int i = 0; i < kShare / C::kMnWidth; ++i)
-                load(to + i * C::kMnBytes, x + i * C::kMnWidth, k);
-            } else {
-              load(to, k, x + static_cast<int>(part * work.part_rows_b));
-            }
-          }
-        }
-      }
+      for (int item = first_item; item < items; item += item_step)
+        FetchSlabs<C, kMnA, kMnB>(a_map, b_map, work, TensorPlace(work, item), rank, pipeline);
+      AllowNextKernel();
     }
-    AllowNextKernel();
-    __syncwarp();
   } else {
     if constexpr (C::kConsumers > 1) TakeRegisters<232>();
     const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
-    constexpr std::uint64_t kDescriptorA =
-        kMnA ? MatrixDescriptor(128, C::kMnBytes, 1024)
-             : MatrixDescriptor(C::kRowBytes, 0, 8 * C::kRowBytes);
-    constexpr std::uint64_t kDescriptorB =
-        kMnB ? MatrixDescriptor(128, C::kMnBytes, 1024)
-             : MatrixDescriptor(C::kRowBytes, 0, 8 * C::kRowBytes);
-    constexpr int kSteps = C::kRowBytes / C::kStepBytes;
-    constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
-    constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
-    const std::uint32_t group_a =
-        static_cast<std::uint32_t>(warpgroup) * (kMnA ? C::kMnBytes : C::kGroupRows * C::kRowBytes);
-    // Whoever fills a slab waits for all who read it, in every block that it is copied to.
-    const auto release = [&](int s) {
-      if constexpr (C::kCluster == 1) {
-        if (thread == 0) BarrierArrive(empty(s));
-      } else {
-        if (thread < C::kCluster) BarrierArriveAt(empty(s), static_cast<unsigned>(thread));
-      }
-    };
     const std::uint32_t staging =
-        slabs_at + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
-
-    for (int item = first_item; item < work_items; item += item_step) {
+        slabs + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
+    for (int item = first_item; item < items; item += item_step) {
       const TensorPlace place(work, item);
       float d[C::kColumns / 2];
       if constexpr (C::kParts == 1) {
-        int last = 0;
-        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
-          BarrierWait(full(stage), parity);
-          ProductsFence();
-          const std::uint64_t a = MatrixAt(kDescriptorA, slab_a(stage) + group_a);
-          const std::uint64_t b = MatrixAt(kDescriptorB, slab_b(stage));
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step)
-            Product<T, kMnA, kMnB>(d, a + step * (kStepA / 16), b + step * (kStepB / 16),
-                                   slab != 0 || step != 0);
-          CommitProducts();
-          WaitForProducts<1>();
-          if (slab != 0) release(last);
-          last = stage;
-        }
-        WaitForProducts<0>();
-        SumsAreComplete(d);
-        release(last);
-      } else if constexpr (C::kPromote == 0) {
-        float sums[C::kColumns / 2], low[C::kColumns / 2];
-#pragma unroll
-        for (int i = 0; i < C::kColumns / 2; ++i) sums[i] = low[i] = 0;
-        int last = 0;
-        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
-          BarrierWait(full(stage), parity);
-          ProductsFence();
-          const std::uint64_t a = MatrixAt(kDescriptorA, slab_a(stage) + group_a);
-          const std::uint64_t b = MatrixAt(kDescriptorB, slab_b(stage));
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step)
-            Product<T, false, false>(d, a + step * kStepA / 16, b + step * kStepB / 16, step != 0);
-          CommitProducts();
-          WaitForProducts<0>();
-          SumsAreComplete(d);
-          SumsAreComplete(low);
-          if (slab != 0) release(last);
-          last = stage;
-#pragma unroll
-          for (int i = 0; i < C::kColumns / 2; ++i) {
-            const float sum = sums[i] + d[i];
-            low[i] += (sums[i] - sum) + d[i];
-            sums[i] = sum;
-          }
-          ProductsFence();
-#pragma unroll
-          for (int order = C::kParts - 1; order > 0; --order) {
-#pragma unroll
-            for (int part = 0; part <= order; ++part) {
-#pragma unroll
-              for (int step = 0; step < kSteps; ++step)
-                Product<T, false, false>(low, a + ((order - part) * C::kPartA + step * kStepA) / 16,
-                                         b + (part * C::kPartB + step * kStepB) / 16, true);
-            }
-          }
-          CommitProducts();
-        }
-        WaitForProducts<0>();
-        SumsAreComplete(low);
-        release(last);
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < C::kColumns / 2; ++i) {
-          d[i] = sums[i] + low[i];
-          finite = finite && fabsf(d[i]) <= std::numeric_limits<float>::max();
-        }
-        if (!finite) *work.nonfinite = 1;
+        MultiplySlabs<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
       } else {
-        float sums[C::kColumns / 2];
-#pragma unroll
-        for (float& sum : sums) sum = 0;
-        for (int slab = 0; slab < place.slabs; ++slab, next_stage()) {
-          BarrierWait(full(stage), parity);
-          ProductsFence();
-          const std::uint64_t a = MatrixAt(kDescriptorA, slab_a(stage) + group_a);
-          const std::uint64_t b = MatrixAt(kDescriptorB, slab_b(stage));
-          bool add = slab % C::kPromote != 0;
-#pragma unroll
-          for (int order = C::kParts - 1; order >= 0; --order) {
-#pragma unroll
-            for (int part = 0; part <= order; ++part) {
-#pragma unroll
-              for (int step = 0; step < kSteps; ++step) {
-                Product<T, false, false>(d, a + ((order - part) * C::kPartA + step * kStepA) / 16,
-                                         b + (part * C::kPartB + step * kStepB) / 16, add);
-                add = true;
-              }
-            }
-          }
-          CommitProducts();
-          WaitForProducts<0>();
-          release(stage);
-          if (slab % C::kPromote == C::kPromote - 1 || slab == place.slabs - 1) {
-            SumsAreComplete(d);
-#pragma unroll
-            for (int i = 0; i < C::kColumns / 2; ++i) sums[i] += d[i];
-          }
-        }
+        MultiplyParts<C>(place.slabs, warpgroup, thread, pipeline, d);
         bool finite = true;
 #pragma unroll
-        for (int i = 0; i < C::kColumns / 2; ++i) {
-          d[i] = sums[i];
-          finite = finite && fabsf(d[i]) <= std::numeric_limits<float>::max();
-        }
+        for (float sum : d) finite = finite && fabsf(sum) <= std::numeric_limits<float>::max();
         if (!finite) *work.nonfinite = 1;
       }
-
       const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
       const int column = place.column_tile * C::kColumns;
       if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
-        if (work.store == TensorWork::kBoxes) {
-          StoreBoxes<C, float>(d, c_map, staging, column, row, place.split);
-        } else {
-          StoreSums(d, work, static_cast<float*>(work.c) + place.split * work.count(), row, column);
-        }
+        StoreTile<C, float>(d, work, c_map, staging, row, column, place.split);
       } else if constexpr (sizeof(T) == 2) {
-        if (work.store == TensorWork::kBoxes) {
-          StoreBoxes<C, T>(d, c_map, staging, column, row, place.split);
-        } else {
-          StoreSums(d, work, static_cast<T*>(work.c), row, column);
-        }
+        StoreTile<C, T>(d, work, c_map, staging, row, column, place.split);
       }
     }
     if (thread == 0) WaitForStoresToRead();
@@ -710,8 +756,8 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   work.slabs = static_cast<int>(CeilDiv(p.k, C::kDepth));
   work.split_slabs = static_cast<int>(CeilDiv(work.slabs, splits));
   work.splits = static_cast<int>(CeilDiv(work.slabs, work.split_slabs));
-  work.part_rows_a = a.rows;
-  work.part_rows_b = b.rows;
+  work.part_rows_a = static_cast<int>(a.rows);
+  work.part_rows_b = static_cast<int>(b.rows);
   work.c = sums == nullptr ? p.c : sums;
   work.nonfinite = nonfinite;
   work.floats = sums != nullptr || p.out_dtype == DType::kF32;
@@ -744,14 +790,14 @@ struct TensorPlan {
   double time = std::numeric_limits<double>::infinity();
 };
 
-// A model of what a plan takes, in multiply-adds of one multiprocessor: rounds of pieces of work,
-// each with its share of filling the pipeline and writing the tile. Better of it and `best`.
-// rate: the share of the tensor cores' speed that the tile reaches in its main loop.
+// A model of what a plan takes, in multiply-adds of 16 bits that one multiprocessor could do:
+// rounds of pieces of work, each with filling the pipeline and writing the tile. The better one of
+// it and `best`. rate: the share of the tensor cores' 16-bit speed that the tile reaches in its
+// main loop; start: what begins and ends a piece. Both as measured on an H200.
 template <class C>
-TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const MatmulProblem& p,
+TensorPlan BetterPlan(TensorPlan best, int tile, double rate, double start, const MatmulProblem& p,
                       int multiprocessors, bool may_split) {
-  // About what 2 us and 4 us are, of starting a piece, and of adding up the pieces of k.
-  constexpr double kStart = 5e6, kAdd = 1e7;
+  constexpr double kAdd = 1e7;  // another kernel, about 3 us
   const std::int64_t tiles = CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns);
   const std::int64_t slots = multiprocessors / C::kCluster;
   const std::int64_t slabs = CeilDiv(p.k, C::kDepth);
@@ -764,7 +810,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const MatmulProble
                                      : kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
                                                   16 * 2048 / multiprocessors;
     const double time =
-        static_cast<double>(CeilDiv(tiles * splits, slots)) * (piece / rate + kStart) + added;
+        static_cast<double>(CeilDiv(tiles * splits, slots)) * (piece / rate + start) + added;
     if (time < best.time) best = {tile, static_cast<int>(CeilDiv(slabs, split_slabs)), time};
   };
   try_splits(1);
@@ -806,17 +852,17 @@ inline double TensorSumRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }
 
-// Loads of 128 x 256 tiles of elements of `size` bytes, in `parts`, and what copies of the operands
-// read and write first, where the problem needs them.
-inline Cost TensorCost(const MatmulProblem& p, std::uint64_t size, int parts) {
-  const auto split = static_cast<std::uint64_t>(parts);
-  const auto elements = [](std::int64_t rows, std::int64_t columns) {
-    return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(columns);
+// Loads of tiles of `columns` columns, of elements of `size` bytes in `parts`, and what copies of
+// the operands that need one read and write first.
+inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t size, int parts,
+                       bool copies_a, bool copies_b) {
+  const auto copy = [&](bool copies, std::int64_t rows) {
+    const auto elements = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(p.k);
+    return copies ? elements * (SizeOf(p.dtype) + size * static_cast<std::size_t>(parts)) : 0;
   };
   Cost cost = MatmulCost(p, 0);
-  cost.bytes += MatmulTileLoads(p, 128, parts == 1 ? 256 : 128) * size * split;
-  if (parts > 1 || size != SizeOf(p.dtype))
-    cost.bytes += (elements(p.m, p.k) + elements(p.k, p.n)) * (SizeOf(p.dtype) + size * split);
+  cost.bytes += MatmulTileLoads(p, 128, columns) * size * static_cast<std::size_t>(parts) +
+                copy(copies_a, p.m) + copy(copies_b, p.n);
   return cost;
 }
 
@@ -852,14 +898,23 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
 
 // A copy, if need be: of f32, and where the copy engine cannot read the array itself.
 template <class T>
-TensorOperand<T> HalfOperand(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
-                             std::int64_t pitch, bool mn_major, CudaLane& lane) {
-  if (dtype == DType::kF32)
-    return Copied<T, 1>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
+TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std::int64_t rows,
+                             std::int64_t columns, std::int64_t pitch, bool mn_major,
+                             CudaLane& lane) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (dtype == DType::kF32)
+      return Copied<T, 1>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
+  }
   const auto* elements = static_cast<const T*>(data);
   if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
     return Copied<T, 1>(elements, rows, columns, pitch, mn_major, lane);
   return {elements, rows, columns, pitch, mn_major};
+}
+
+inline Cost TensorCost16(const MatmulProblem& p) {
+  const bool rounds = SizeOf(p.dtype) != 2;
+  return TensorCost(p, 256, 2, 1, rounds || !IsBoxAligned(p.a, p.m, p.lda * 2),
+                    rounds || !IsBoxAligned(p.b, p.n, p.ldb * 2));
 }
 
 template <class T>
@@ -876,10 +931,10 @@ void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
                                : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, lane);
   const int multiprocessors = lane.device().info().multiprocessors;
   TensorPlan plan;
-  plan = BetterPlan<Shared>(plan, 0, 0.9, p, multiprocessors, false);
-  plan = BetterPlan<Large>(plan, 1, 0.89, p, multiprocessors, true);
-  plan = BetterPlan<Medium>(plan, 2, 0.75, p, multiprocessors, true);
-  plan = BetterPlan<Small>(plan, 3, 0.5, p, multiprocessors, true);
+  plan = BetterPlan<Shared>(plan, 0, 0.79, 1.2e7, p, multiprocessors, false);
+  plan = BetterPlan<Large>(plan, 1, 0.78, 1e7, p, multiprocessors, true);
+  plan = BetterPlan<Medium>(plan, 2, 0.8, 1e7, p, multiprocessors, true);
+  plan = BetterPlan<Small>(plan, 3, 0.6, 1e7, p, multiprocessors, true);
   const auto run = [&](auto tile) {
     using C = decltype(tile);
     if (a.mn_major && b.mn_major) {
