@@ -39,6 +39,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -94,27 +95,26 @@ struct TensorWork {
   int splits;                    // pieces that k is cut into
   int slabs, split_slabs;        // slabs along k, and of a piece
   int part_rows_a, part_rows_b;  // from a part of an operand to the next
-  void* c;      // [splits, m, n]; all but the last step of the result if splits > 1
-  bool floats;  // c holds f32, otherwise T
-  enum Store { kElements, kPairs, kBoxes } store;  // how c can be written
+  void* c;              // [splits, m, n]; all but the last step of the result if splits > 1
+  bool floats;          // c holds f32, otherwise T
+  bool boxes;           // the copy engine can write c
   unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
 };
 
 // --- The kernel ---
 
+// Two sums as a register of 16-bit elements.
 template <class T>
 __device__ std::uint32_t PackPair(float low, float high) {
-  return static_cast<std::uint32_t>(T(low).bits) | static_cast<std::uint32_t>(T(high).bits) << 16;
-}
-template <>
-__device__ inline std::uint32_t PackPair<BFloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-template <>
-__device__ inline std::uint32_t PackPair<Half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
+  std::uint32_t bits;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    std::memcpy(&bits, &pair, sizeof bits);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    std::memcpy(&bits, &pair, sizeof bits);
+  }
+  return bits;
 }
 
 // The place of one piece of work: a cluster's tiles in groups, and a piece of k.
@@ -136,46 +136,15 @@ struct TensorPlace {
   }
 };
 
-// Writes a consumer's sums straight from its registers. O: float, or the 16-bit type.
-template <class O, int kCount>
-__device__ void StoreSums(const float (&d)[kCount], const TensorWork& work, O* c, std::int64_t row,
-                          int column) {
-  const bool pairs = work.store == TensorWork::kPairs;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  row += warp * 16 + lane / 4;
-  column += lane % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::int64_t r = row + half * 8;
-    if (r >= work.m) continue;
-    O* const to = c + r * work.n;
-#pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-      const int x = column + j * 8;
-      const float low = d[4 * j + 2 * half], high = d[4 * j + 2 * half + 1];
-      if (pairs) {
-        if (x < work.n) {
-          if constexpr (sizeof(O) == 4) {
-            *reinterpret_cast<float2*>(to + x) = make_float2(low, high);
-          } else {
-            *reinterpret_cast<std::uint32_t*>(to + x) = PackPair<O>(low, high);
-          }
-        }
-      } else {
-        if (x < work.n) to[x] = static_cast<O>(low);
-        if (x + 1 < work.n) to[x + 1] = static_cast<O>(high);
-      }
-    }
-  }
-}
-
-// Writes a consumer's sums through shared memory, where they take the order in which the copy
-// engine writes whole lines, and cuts off what lies outside c.
+// Writes what of a consumer's 64 rows of results, at [row, column], lies inside c. They go through
+// shared memory, some boxes of rows of 128 bytes at a time, to be written by whole lines: by the
+// copy engine or, where c is not aligned for it, by warps row by row. O: float, or C::T.
 template <class C, class O, int kCount>
-__device__ void StoreBoxes(const float (&d)[kCount], const CUtensorMap& c_map,
-                           std::uint32_t staging, int row, int column, int split) {
-  constexpr int kWidth = 128 / static_cast<int>(sizeof(O));  // of a box
+__device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
+                          const CUtensorMap& c_map, std::uint32_t staging, int row, int column,
+                          int split) {
+  constexpr int kSize = static_cast<int>(sizeof(O));
+  constexpr int kWidth = 128 / kSize;  // of a box
   constexpr int kAll = C::kColumns / kWidth;
   const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
@@ -187,7 +156,7 @@ __device__ void StoreBoxes(const float (&d)[kCount], const CUtensorMap& c_map,
 #pragma unroll
     for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
       const std::uint32_t to = staging + (box - first) * C::kBoxBytes;
-      if constexpr (sizeof(O) == 2) {
+      if constexpr (kSize == 2) {
         const int r = warp * 16 + lane % 16;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -214,24 +183,31 @@ __device__ void StoreBoxes(const float (&d)[kCount], const CUtensorMap& c_map,
     }
     FenceForCopyEngine();
     NamedBarrier(barrier, C::kWarpgroup);  // the results are in it
-    if (thread == 0) {
+    if (work.boxes) {
+      if (thread == 0) {
 #pragma unroll
-      for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
-        StoreBox(&c_map, column + box * kWidth, row, split, staging + (box - first) * C::kBoxBytes);
-      CommitStores();
+        for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
+          StoreBox(&c_map, column + box * kWidth, row, split,
+                   staging + (box - first) * C::kBoxBytes);
+        CommitStores();
+      }
+      continue;
     }
-  }
-}
-
-template <class C, class O, int kCount>
-__device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
-                          const CUtensorMap& c_map, std::uint32_t staging, int row, int column,
-                          int split) {
-  if (work.store == TensorWork::kBoxes) {
-    StoreBoxes<C, O>(d, c_map, staging, row, column, split);
-  } else {
-    StoreSums(d, work, static_cast<O*>(work.c) + split * (std::int64_t{work.m} * work.n), row,
-              column);
+    O* const c = static_cast<O*>(work.c) + std::int64_t{split} * work.m * work.n;
+    for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
+      const auto* const from = static_cast<const char*>(
+          __cvta_shared_to_generic(staging + (box - first) * C::kBoxBytes));
+      const int end = min(warp * 16 + 16, work.m - row);
+      for (int r = warp * 16; r < end; ++r) {
+#pragma unroll
+        for (int i = lane; i < kWidth; i += kWarpSize) {
+          const int x = column + box * kWidth + i;
+          const int at = r * 128 + (i * kSize / 16 ^ r % 8) * 16 + i * kSize % 16;
+          if (x < work.n)
+            c[std::int64_t{row + r} * work.n + x] = *reinterpret_cast<const O*>(from + at);
+        }
+      }
+    }
   }
 }
 
@@ -764,13 +740,10 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   const auto at = reinterpret_cast<std::uintptr_t>(work.c);
   const std::int64_t size = work.floats ? 4 : 2;
   CUtensorMap c_map = a_map;
-  if (at % kBoxAlignment == 0 && p.n * size % kBoxAlignment == 0) {
-    work.store = TensorWork::kBoxes;
+  work.boxes = at % kBoxAlignment == 0 && p.n * size % kBoxAlignment == 0;
+  if (work.boxes)
     c_map = work.floats ? ResultMap<float>(work.c, work.splits, p.m, p.n)
                         : ResultMap<T>(work.c, 1, p.m, p.n);
-  } else {
-    work.store = p.n % 2 == 0 && at % (2 * size) == 0 ? TensorWork::kPairs : TensorWork::kElements;
-  }
 
   const auto kernel = MatmulTensor<C, kMnA, kMnB>;
   CUDA_CHECK(
