@@ -59,6 +59,10 @@
   CUDA(kMatmulSharedTiledVectorized) \
   CUDA(kMatmulDoubleBuffered)        \
   CUDA(kMatmulWarpTiled)             \
+  CUDA(kMatmulTensorBf16)            \
+  CUDA(kMatmulTensorF16)             \
+  CUDA(kMatmulTensorTf32)            \
+  CUDA(kMatmulTensorF32x3)           \
   CUDA(kMatmulCublas)
 
 #define ADD_ROWS(CPU, CUDA) \

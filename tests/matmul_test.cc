@@ -105,8 +105,11 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
             << "got " << static_cast<double>(Exact(value)) << " want " << static_cast<double>(sum);
       }
     }
-    // A bound that allows anything proves nothing.
-    EXPECT_LE(stats->roundoff, IsInteger(a.dtype) ? 0 : 1e-3);
+    // A bound that allows anything proves nothing. These rows round f32 operands, as their names
+    // say.
+    const bool rounds =
+        a.dtype == DType::kF32 && (row().name == "tensor_bf16" || row().name == "tensor_tf32");
+    EXPECT_LE(stats->roundoff, IsInteger(a.dtype) ? 0 : rounds ? 1e-2 : 1e-3);
   }
 
   // offset: by how many elements a is misaligned; b by two more, unless it is 0.

@@ -1,0 +1,290 @@
+// Hopper's matrix instructions as functions: what PTX offers for compute capability 9.0 alone and
+// CUDA C++ has no words for. One function an instruction, nothing else; what they are used for is
+// told in tensor.cuh. The semantics are those of the PTX ISA, 8.0, "mbarrier",
+// "cp.async.bulk.tensor", "wgmma" and "setmaxnreg".
+//
+// Only for files that are compiled for sm_90a (CMakeLists.txt).
+#pragma once
+
+#include <cuda.h>  // the type CUtensorMap; nothing links with the driver
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/types.h"
+
+namespace tessera {
+
+// 19 bits of an f32 (8 of the exponent, 10 of the fraction) in 32: what the tensor cores multiply
+// when they are given f32. They leave the low 13 bits unread.
+struct Tf32 {
+  std::uint32_t bits;
+};
+
+// The address of shared memory as the instructions below want it.
+__device__ inline std::uint32_t SharedAddress(const void* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// --- Barriers in shared memory ---
+//
+// An mbarrier counts arrivals, and bytes that the copy engine still owes. When neither is left its
+// phase ends, and the next begins with the count it was made with. Phases are told apart by their
+// parity; waiting for parity 1 on a new barrier returns at once.
+
+__device__ inline void BarrierInit(std::uint32_t barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes new barriers visible to the cluster's other blocks and to the copy engine.
+__device__ inline void BarrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives, and promises so many bytes for this phase.
+__device__ inline void BarrierExpect(std::uint32_t barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void BarrierArrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives on the barrier at the same place in the shared memory of another block of the cluster.
+__device__ inline void BarrierArriveAt(std::uint32_t barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
+__device__ inline void BarrierWait(std::uint32_t barrier, unsigned parity) {
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+}
+
+// A barrier of `threads` threads of the block, one of 16; 0 is __syncthreads.
+__device__ inline void NamedBarrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// --- Clusters ---
+
+__device__ inline unsigned ClusterRank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of the cluster.
+__device__ inline void ClusterBarrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// --- The copy engine (TMA) ---
+//
+// A tensor map describes a matrix in global memory, and the box of it that one instruction copies;
+// x counts elements along the contiguous dimension, y along the other. What of a box lies outside
+// the matrix is zero when read, and not written.
+
+__device__ inline void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// The box at (x, y) into shared memory; its bytes count for the barrier.
+__device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, int y,
+                               std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y)
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set, and for the barrier of each.
+__device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map, int x, int y,
+                                        std::uint32_t barrier, unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(static_cast<std::uint16_t>(blocks))
+      : "memory");
+}
+
+// A box from shared memory to (x, y) of the z-th matrix.
+__device__ inline void StoreBox(const CUtensorMap* map, int x, int y, int z, std::uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ inline void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until the thread's stores have read their shared memory.
+__device__ inline void WaitForStoresToRead() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Orders the thread's writes to shared memory before what the copy engine reads of it.
+__device__ inline void FenceForCopyEngine() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- Overlap of launches ---
+//
+// A kernel launched to overlap may start while the one before it on the stream still runs, once all
+// blocks of that have allowed it or ended. It must wait before it touches global memory.
+
+__device__ inline void WaitForKernelBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void AllowNextKernel() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// --- Registers ---
+
+// Called by all threads of a warpgroup: what some give back, others can take.
+template <int kRegisters>
+__device__ void GiveRegistersBack() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ inline void StorePair(std::uint32_t to, float low, float high) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
+}
+
+// Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory. Lane l holds elements 2
+// (l % 4) and the next of row l / 4 of each; to: where row l % 8 of matrix l / 8 goes, 16 bytes.
+__device__ inline void StoreMatrices(std::uint32_t to, std::uint32_t m0, std::uint32_t m1,
+                                     std::uint32_t m2, std::uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
+// --- The tensor cores (wgmma) ---
+//
+// A warpgroup, four warps, multiplies 64 x kStep by kStep x n, operands in shared memory, sums in
+// its registers, in the background. Of the sums, d[4 j + 0 and 1] of a thread are row 16 w + l / 4,
+// columns 8 j + 2 (l % 4) and the next, w the warp in the group, l the lane; d[4 j + 2 and 3] the
+// same of the row 8 further down.
+
+// Where an operand stands in shared memory, for one instruction. Rows of kRowBytes, 64 or 128,
+// whose 16-byte packs are permuted as the copy engine does it ("swizzle": pack p of row r stands in
+// place p ^ r % 8, or p ^ r / 2 % 4 with 64 bytes), so that neither engine meets bank conflicts.
+//   k along the rows: a row an index of the other dimension, 8 of them 8 kRowBytes apart from the
+//     next 8, which is what `stride` says; `lead` is not read.
+//   k across the rows (16-bit elements only): a row of 64 indices of the other dimension; 8 values
+//     of k are `stride` bytes apart from the next 8, 64 indices `lead` bytes from the next.
+constexpr std::uint64_t MatrixDescriptor(int row_bytes, int lead, int stride) {
+  const std::uint64_t swizzle = row_bytes == 128 ? 1 : 2;
+  return swizzle << 62 | static_cast<std::uint64_t>(stride / 16) << 32 |
+         static_cast<std::uint64_t>(lead / 16) << 16;
+}
+__device__ inline std::uint64_t MatrixAt(std::uint64_t descriptor, std::uint32_t address) {
+  return descriptor | (address & 0x3ffff) >> 4;
+}
+
+// Before the first product of a batch: registers written by then are the sums to add to.
+__device__ inline void ProductsFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits until at most kPending batches, the latest, are under way.
+template <int kPending>
+__device__ void WaitForProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// After the wait: keeps the compiler from reading sums before it.
+template <int kCount>
+__device__ void SumsAreComplete(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// The operands' numbers in the instructions' text, and the registers they stand for.
+#define TESSERA_NAMES_32                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TESSERA_NAMES_64                                                             \
+  TESSERA_NAMES_32                                                                   \
+  ", "                                                                               \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TESSERA_NAMES_96                                                             \
+  TESSERA_NAMES_64                                                                   \
+  ", "                                                                               \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TESSERA_NAMES_128                                                                      \
+  TESSERA_NAMES_96                                                                             \
+  ", "                                                                                         \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+  "%111, "                                                                                     \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
+#define TESSERA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define TESSERA_SUMS_16(i) \
+  TESSERA_SUMS_4(i), TESSERA_SUMS_4(i + 4), TESSERA_SUMS_4(i + 8), TESSERA_SUMS_4(i + 12)
+#define TESSERA_SUMS_32 TESSERA_SUMS_16(0), TESSERA_SUMS_16(16)
+#define TESSERA_SUMS_64 TESSERA_SUMS_32, TESSERA_SUMS_16(32), TESSERA_SUMS_16(48)
+#define TESSERA_SUMS_96 TESSERA_SUMS_64, TESSERA_SUMS_16(64), TESSERA_SUMS_16(80)
+#define TESSERA_SUMS_128 TESSERA_SUMS_96, TESSERA_SUMS_16(96), TESSERA_SUMS_16(112)
+
+// N columns in R = N / 2 registers a thread; A, B, P, X, Y are R, R + 1, ... R + 4.
+#define TESSERA_PRODUCT(N, R, STEP, TYPES, A, B, P, MAJORS, ...)                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                          \
+               ", 0;\n"                                                                         \
+               "wgmma.mma_async.sync.aligned.m64n" #N STEP ".f32." TYPES " {" TESSERA_NAMES_##R \
+               "}, %" #A ", %" #B ", p, 1, 1" MAJORS ";\n}"                                     \
+               : TESSERA_SUMS_##R                                                               \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add))__VA_ARGS__)
+#define TESSERA_PRODUCT_16(N, R, TYPES, A, B, P, X, Y)                                           \
+  TESSERA_PRODUCT(N, R, "k16", TYPES, A, B, P, ", %" #X ", %" #Y, , "n"(static_cast<int>(kMnA)), \
+                  "n"(static_cast<int>(kMnB)))
+#define TESSERA_PRODUCT_ALL(N, R, A, B, P, X, Y)                     \
+  if constexpr (std::is_same_v<T, BFloat16>) {                       \
+    TESSERA_PRODUCT_16(N, R, "bf16.bf16", A, B, P, X, Y);            \
+  } else if constexpr (std::is_same_v<T, Half>) {                    \
+    TESSERA_PRODUCT_16(N, R, "f16.f16", A, B, P, X, Y);              \
+  } else {                                                           \
+    static_assert(!kMnA && !kMnB, "only 16 bits can be transposed"); \
+    TESSERA_PRODUCT(N, R, "k8", "tf32.tf32", A, B, P, "");           \
+  }
+
+// d = a b, or d += a b if add, for 2 kCount columns. kMnA, kMnB: k goes across the rows of the
+// operand.
+template <class T, bool kMnA, bool kMnB, int kCount>
+__device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool add) {
+  if constexpr (kCount == 128) {
+    TESSERA_PRODUCT_ALL(256, 128, 128, 129, 130, 131, 132)
+  } else if constexpr (kCount == 96) {
+    TESSERA_PRODUCT_ALL(192, 96, 96, 97, 98, 99, 100)
+  } else if constexpr (kCount == 64) {
+    TESSERA_PRODUCT_ALL(128, 64, 64, 65, 66, 67, 68)
+  } else {
+    static_assert(kCount == 32);
+    TESSERA_PRODUCT_ALL(64, 32, 32, 33, 34, 35, 36)
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,934 @@
+// Matmul on Hopper's tensor cores: the kernel of the rows `tensor_bf16`, `tensor_f16`,
+// `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut.
+// hopper.cuh has the instructions one by one.
+//
+// Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
+//
+// - The warps of a block have different work. One warpgroup fetches: a single thread of it tells
+//   the copy engine which boxes of a and b to bring. The others, one for 64 rows of the tile,
+//   multiply: wgmma reads both operands from shared memory itself, so that no operand passes
+//   through registers at all, and those are nearly all sums: a 64 x 256 piece takes 128 of a
+//   thread. Since a fetching thread needs few registers and a multiplying one many, the former
+//   give theirs away.
+// - They meet at barriers, two for each of kStages slabs: "full", which the arriving bytes
+//   complete, and "empty", at which consumers arrive when wgmma has read the slab. So up to
+//   kStages slabs are on their way, also those of the block's next tile while this one's results
+//   are being written.
+//
+//      producer   wait empty[s], fetch slab s --+                  +--> next round
+//                                               v                  |
+//      consumers               wait full[s], multiply slab s, arrive at empty[s]
+//
+// - A slab is 128 bytes deep, and its 16-byte packs are permuted in each row. Engine and tensor
+//   cores agree on the pattern; it costs nothing and avoids all bank conflicts.
+// - 16-bit operands may lie either way around in shared memory, k along the rows or across, so
+//   that transposes cost nothing. f32 has to lie with k along the rows.
+// - Blocks stay: as many as there are multiprocessors, each computing tile after tile, in the order
+//   of `warp_tiled`'s picture, so that those computed at the same time share rows and columns.
+// - Two blocks one below the other can form a cluster, and each fetches half of the columns of b
+//   for both.
+// - Results take the way back through shared memory, a consumer's box by box, from where the copy
+//   engine writes whole lines.
+// - When the tiles are too few for the multiprocessors, they are smaller, or k is cut into pieces
+//   whose sums a second kernel adds, always in the same order.
+//
+// Right for any m, n and k: the engine reads zeros outside a matrix, and what it or a thread would
+// write outside c is not written. It asks for addresses and pitches that are multiples of 16 bytes;
+// operands without are copied into scratch memory first, results without are written by threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "kernels/convert.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/hopper.cuh"
+#include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/matmul.h"
+
+namespace tessera {
+
+// --- Geometry ---
+
+// The tile of c that a block computes at a time. T_: BFloat16, Half or Tf32. kCluster_ blocks, one
+// below the other, share the columns of b that they load. kParts_: matrices that an operand is
+// split into, see `tensor_f32x3`.
+template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
+          int kParts_ = 1>
+struct TensorTile {
+  using T = T_;
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
+  static constexpr int kStages = kStages_, kParts = kParts_;
+  static constexpr int kProducts = kParts * (kParts + 1) / 2;  // of parts
+  static constexpr int kWarpgroup = 128, kGroupRows = 64;      // threads, and rows of one wgmma
+  static constexpr int kConsumers = kRows / kGroupRows;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  // A row of a slab in shared memory, and how far along k it reaches.
+  static constexpr int kRowBytes = kParts == 1 ? 128 : 64;
+  static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(T));
+  static constexpr int kStepBytes = 32;  // of one wgmma along k
+  static constexpr int kPartA = kRows * kRowBytes, kPartB = kColumns * kRowBytes;
+  static constexpr int kBytesA = kParts * kPartA, kBytesB = kParts * kPartB;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  // Where k goes across the rows: 64 indices of the other dimension a row, kDepth rows a slab.
+  static constexpr int kMnWidth = 64, kMnBytes = kDepth * 128;
+  // A consumer's results on their way out: so many boxes of rows of 128 bytes at a time.
+  static constexpr int kBoxes = kBoxes_;
+  static constexpr int kBoxBytes = kGroupRows * 128;
+  static constexpr int kStagingBytes = kBoxes * kBoxBytes;
+  static constexpr int kAlignment = 1024;  // of the pattern in which packs are permuted
+  static constexpr int kSharedBytes =
+      kAlignment + kStages * kStageBytes + kConsumers * kStagingBytes;
+  static_assert(kCluster == 1 || kParts == 1);
+};
+
+// What the blocks of a launch are told.
+struct TensorWork {
+  int m, n;
+  int row_tiles, column_tiles;   // of clusters: kCluster kRows x kColumns
+  int group;                     // row tiles a group
+  int splits;                    // pieces that k is cut into
+  int slabs, split_slabs;        // slabs along k, and of a piece
+  int part_rows_a, part_rows_b;  // from a part of an operand to the next
+  void* c;              // [splits, m, n]; all but the last step of the result if splits > 1
+  bool floats;          // c holds f32, otherwise T
+  bool boxes;           // the copy engine can write c
+  unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
+};
+
+// --- The kernel ---
+
+// Two sums as a register of 16-bit elements.
+template <class T>
+__device__ std::uint32_t PackPair(float low, float high) {
+  std::uint32_t bits;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    std::memcpy(&bits, &pair, sizeof bits);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    std::memcpy(&bits, &pair, sizeof bits);
+  }
+  return bits;
+}
+
+// The place of one piece of work: a cluster's tiles in groups, and a piece of k.
+struct TensorPlace {
+  int row_tile, column_tile, split, first_slab, slabs;
+
+  __device__ TensorPlace(const TensorWork& work, int index) {
+    const int tiles = work.row_tiles * work.column_tiles;
+    split = index / tiles;
+    const int tile = index - split * tiles;
+    const int per_group = work.group * work.column_tiles;
+    const int group_row = tile / per_group * work.group;
+    const int in_group = tile % per_group;
+    const int rows = min(work.row_tiles - group_row, work.group);
+    row_tile = group_row + in_group % rows;
+    column_tile = in_group / rows;
+    first_slab = split * work.split_slabs;
+    slabs = min(work.slabs - first_slab, work.split_slabs);
+  }
+};
+
+// Writes what of a consumer's 64 rows of results, at [row, column], lies inside c. They go through
+// shared memory, some boxes of rows of 128 bytes at a time, to be written by whole lines: by the
+// copy engine or, where c is not aligned for it, by warps row by row. O: float, or C::T.
+template <class C, class O, int kCount>
+__device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
+                          const CUtensorMap& c_map, std::uint32_t staging, int row, int column,
+                          int split) {
+  constexpr int kSize = static_cast<int>(sizeof(O));
+  constexpr int kWidth = 128 / kSize;  // of a box
+  constexpr int kAll = C::kColumns / kWidth;
+  const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
+  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int barrier = 1 + static_cast<int>(threadIdx.x) / C::kWarpgroup;
+#pragma unroll
+  for (int first = 0; first < kAll; first += C::kBoxes) {
+    if (thread == 0) WaitForStoresToRead();
+    NamedBarrier(barrier, C::kWarpgroup);  // the staging memory is free
+#pragma unroll
+    for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
+      const std::uint32_t to = staging + (box - first) * C::kBoxBytes;
+      if constexpr (kSize == 2) {
+        const int r = warp * 16 + lane % 16;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* const s = d + box * 32 + j * 8;
+          StoreMatrices(to + r * 128 + ((2 * j + lane / 16) ^ r % 8) * 16, PackPair<O>(s[0], s[1]),
+                        PackPair<O>(s[2], s[3]), PackPair<O>(s[4], s[5]), PackPair<O>(s[6], s[7]));
+        }
+      } else {
+        // A row's pairs at packs 2 j and 2 j + 1. Odd rows go through them in another order, so
+        // that the four rows of half a warp meet all banks.
+        const int r = warp * 16 + lane / 4;
+        const bool odd = r % 2 != 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float* const s = d + box * 16 + 2 * half;
+            const int pack = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
+            StorePair(to + (r + 8 * half) * 128 + (pack ^ r % 8) * 16 + lane % 2 * 8,
+                      odd ? s[4 * (j ^ 2)] : s[4 * j], odd ? s[4 * (j ^ 2) + 1] : s[4 * j + 1]);
+          }
+        }
+      }
+    }
+    FenceForCopyEngine();
+    NamedBarrier(barrier, C::kWarpgroup);  // the results are in it
+    if (work.boxes) {
+      if (thread == 0) {
+#pragma unroll
+        for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
+          StoreBox(&c_map, column + box * kWidth, row, split,
+                   staging + (box - first) * C::kBoxBytes);
+        CommitStores();
+      }
+      continue;
+    }
+    O* const c = static_cast<O*>(work.c) + std::int64_t{split} * work.m * work.n;
+    for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
+      const auto* const from = static_cast<const char*>(
+          __cvta_shared_to_generic(staging + (box - first) * C::kBoxBytes));
+      const int end = min(warp * 16 + 16, work.m - row);
+      for (int r = warp * 16; r < end; ++r) {
+#pragma unroll
+        for (int i = lane; i < kWidth; i += kWarpSize) {
+          const int x = column + box * kWidth + i;
+          const int at = r * 128 + (i * kSize / 16 ^ r % 8) * 16 + i * kSize % 16;
+          if (x < work.n)
+            c[std::int64_t{row + r} * work.n + x] = *reinterpret_cast<const O*>(from + at);
+        }
+      }
+    }
+  }
+}
+
+// The slabs in shared memory, as one thread goes through them.
+template <class C>
+class TensorPipeline {
+ public:
+  // slabs, barriers: addresses of kStages slabs, and of as many "full" and "empty" barriers.
+  __device__ TensorPipeline(std::uint32_t slabs, std::uint32_t barriers)
+      : slabs_(slabs), barriers_(barriers) {}
+
+  __device__ int stage() const { return stage_; }
+  __device__ std::uint32_t a() const { return slabs_ + stage_ * C::kStageBytes; }
+  __device__ std::uint32_t b() const { return a() + C::kBytesA; }
+  __device__ std::uint32_t full() const { return barriers_ + stage_ * 8; }
+  __device__ std::uint32_t empty(int stage) const { return barriers_ + (C::kStages + stage) * 8; }
+
+  __device__ void Init() const {
+    for (int s = 0; s < C::kStages; ++s) {
+      BarrierInit(barriers_ + s * 8, 1);
+      BarrierInit(empty(s), C::kConsumers * C::kCluster);
+    }
+    BarrierInitFence();
+  }
+  // New barriers are in the phase of parity 0: the first round waits for full, not for empty.
+  __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
+  __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
+  // A consumer is done with the slab: whoever fills it waits for all who read it, in every block
+  // that it is copied to. thread: of the warpgroup.
+  __device__ void Release(int stage, int thread) const {
+    if constexpr (C::kCluster == 1) {
+      if (thread == 0) BarrierArrive(empty(stage));
+    } else {
+      if (thread < C::kCluster) BarrierArriveAt(empty(stage), static_cast<unsigned>(thread));
+    }
+  }
+  __device__ void Next() {
+    if (++stage_ == C::kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  std::uint32_t slabs_, barriers_;
+  int stage_ = 0;
+  unsigned parity_ = 0;
+};
+
+// The fetching thread: brings the slabs of one piece of work. rank: of the block in its cluster.
+template <class C, bool kMnA, bool kMnB>
+__device__ void FetchSlabs(const CUtensorMap& a_map, const CUtensorMap& b_map,
+                           const TensorWork& work, const TensorPlace& place, int rank,
+                           TensorPipeline<C>& pipeline) {
+  constexpr int kShare = C::kColumns / C::kCluster;  // columns of b that a block fetches
+  const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
+  const int column = place.column_tile * C::kColumns + rank * kShare;
+  for (int slab = 0; slab < place.slabs; ++slab, pipeline.Next()) {
+    const int k = (place.first_slab + slab) * C::kDepth;
+    pipeline.WaitUntilEmpty();
+    BarrierExpect(pipeline.full(), C::kStageBytes);
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      const std::uint32_t to = pipeline.a() + part * C::kPartA;
+      if constexpr (kMnA) {
+#pragma unroll
+        for (int i = 0; i < C::kRows / C::kMnWidth; ++i)
+          LoadBox(to + i * C::kMnBytes, &a_map, row + i * C::kMnWidth, k, pipeline.full());
+      } else {
+        LoadBox(to, &a_map, k, row + part * work.part_rows_a, pipeline.full());
+      }
+    }
+    const auto load_b = [&](std::uint32_t to, int x, int y) {
+      if constexpr (C::kCluster == 1) {
+        LoadBox(to, &b_map, x, y, pipeline.full());
+      } else {
+        LoadBoxMulticast(to, &b_map, x, y, pipeline.full(), (1u << C::kCluster) - 1);
+      }
+    };
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      const std::uint32_t to = pipeline.b() + part * C::kPartB + rank * (C::kPartB / C::kCluster);
+      if constexpr (kMnB) {
+#pragma unroll
+        for (int i = 0; i < kShare / C::kMnWidth; ++i)
+          load_b(to + i * C::kMnBytes, column + i * C::kMnWidth, k);
+      } else {
+        load_b(to, k, column + part * work.part_rows_b);
+      }
+    }
+  }
+}
+
+// A consumer's view of the operands in a slab: descriptors for wgmma, and the way from a step along
+// k, or a part, to the next.
+template <class C, bool kMnA, bool kMnB>
+struct TensorSlab {
+  static constexpr int kSteps = C::kRowBytes / C::kStepBytes;
+  static constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
+  static constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
+  // A consumer's 64 rows of a.
+  static constexpr int kGroupA = kMnA ? C::kMnBytes : C::kGroupRows * C::kRowBytes;
+  static constexpr std::uint64_t Descriptor(bool mn_major) {
+    return mn_major ? MatrixDescriptor(128, C::kMnBytes, 8 * 128)
+                    : MatrixDescriptor(C::kRowBytes, 0, 8 * C::kRowBytes);
+  }
+
+  std::uint64_t a, b;
+
+  __device__ TensorSlab(const TensorPipeline<C>& pipeline, int consumer)
+      : a(MatrixAt(Descriptor(kMnA), pipeline.a() + consumer * kGroupA)),
+        b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
+
+  // d = or += part_a of a times part_b of b, over the slab. Descriptors count packs of 16 bytes.
+  template <int kCount>
+  __device__ void Multiply(int part_a, int part_b, bool add, float (&d)[kCount]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      Product<typename C::T, kMnA, kMnB>(d, a + (part_a * C::kPartA + step * kStepA) / 16,
+                                         b + (part_b * C::kPartB + step * kStepB) / 16,
+                                         add || step != 0);
+  }
+};
+
+// A consumer: d = the product of one piece of work. While a slab is multiplied, the one before it
+// is released.
+template <class C, bool kMnA, bool kMnB, int kCount>
+__device__ void MultiplySlabs(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+                              float (&d)[kCount]) {
+  int last = 0;
+  for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
+    pipeline.WaitUntilFull();
+    ProductsFence();
+    TensorSlab<C, kMnA, kMnB>(pipeline, consumer).Multiply(0, 0, slab != 0, d);
+    CommitProducts();
+    WaitForProducts<1>();
+    if (slab != 0) pipeline.Release(last, thread);
+    last = pipeline.stage();
+  }
+  WaitForProducts<0>();
+  SumsAreComplete(d);
+  pipeline.Release(last, thread);
+}
+
+// The same of operands in several parts, the first the coarsest. The tensor cores cut sums off
+// where f32 would round, so their sums are kept short or small: `d`, the product of the first
+// parts, begins at zero in every slab and is added to `sums` in f32, with the rounding error of
+// that addition (Dekker's fast two-sum, 1971) going to `low`; and there the tensor cores add the
+// products of the other parts, which are 2^-8 of the whole or less.
+template <class C, int kCount>
+__device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+                              float (&d)[kCount]) {
+  float sums[kCount], low[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = low[i] = 0;
+  int last = 0;
+  for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
+    pipeline.WaitUntilFull();
+    ProductsFence();
+    const TensorSlab<C, false, false> operands(pipeline, consumer);
+    operands.Multiply(0, 0, false, d);
+    CommitProducts();
+    WaitForProducts<0>();  // for the small products of the slab before as well
+    SumsAreComplete(d);
+    SumsAreComplete(low);
+    if (slab != 0) pipeline.Release(last, thread);
+    last = pipeline.stage();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float sum = sums[i] + d[i];
+      low[i] += (sums[i] - sum) + d[i];
+      sums[i] = sum;
+    }
+    ProductsFence();
+#pragma unroll
+    for (int order = C::kParts - 1; order > 0; --order)
+#pragma unroll
+      for (int part = 0; part <= order; ++part) operands.Multiply(order - part, part, true, low);
+    CommitProducts();
+  }
+  WaitForProducts<0>();
+  SumsAreComplete(low);
+  pipeline.Release(last, thread);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = sums[i] + low[i];
+}
+
+template <class C, bool kMnA, bool kMnB>
+__global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThreads, 1)
+    MatmulTensor(const __grid_constant__ CUtensorMap a_map,
+                 const __grid_constant__ CUtensorMap b_map,
+                 const __grid_constant__ CUtensorMap c_map,
+                 const __grid_constant__ TensorWork work) {
+  using T = typename C::T;
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
+  const std::uint32_t slabs =
+      (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
+  TensorPipeline<C> pipeline(slabs, SharedAddress(barriers));
+  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
+  const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
+  const int items = work.row_tiles * work.column_tiles * work.splits;
+  const int first_item = static_cast<int>(blockIdx.x) / C::kCluster;
+  const int item_step = static_cast<int>(gridDim.x) / C::kCluster;
+
+  if (threadIdx.x == 0) {
+    pipeline.Init();
+    PrefetchMap(&a_map);
+    PrefetchMap(&b_map);
+    PrefetchMap(&c_map);
+  }
+  if constexpr (C::kCluster == 1) {
+    __syncthreads();  // the barriers are made
+  } else {
+    ClusterBarrier();  // in all blocks
+  }
+  WaitForKernelBefore();
+
+  if (warpgroup == C::kConsumers) {
+    if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
+    if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
+      for (int item = first_item; item < items; item += item_step)
+        FetchSlabs<C, kMnA, kMnB>(a_map, b_map, work, TensorPlace(work, item), rank, pipeline);
+      AllowNextKernel();
+    }
+  } else {
+    if constexpr (C::kConsumers > 1) TakeRegisters<232>();
+    const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
+    const std::uint32_t staging =
+        slabs + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
+    for (int item = first_item; item < items; item += item_step) {
+      const TensorPlace place(work, item);
+      float d[C::kColumns / 2];
+      if constexpr (C::kParts == 1) {
+        MultiplySlabs<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
+      } else {
+        MultiplyParts<C>(place.slabs, warpgroup, thread, pipeline, d);
+        bool finite = true;
+#pragma unroll
+        for (float sum : d) finite = finite && fabsf(sum) <= std::numeric_limits<float>::max();
+        if (!finite) *work.nonfinite = 1;
+      }
+      const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
+      const int column = place.column_tile * C::kColumns;
+      if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
+        StoreTile<C, float>(d, work, c_map, staging, row, column, place.split);
+      } else if constexpr (sizeof(T) == 2) {
+        StoreTile<C, T>(d, work, c_map, staging, row, column, place.split);
+      }
+    }
+    if (thread == 0) WaitForStoresToRead();
+  }
+  // No block leaves while another may still write into its shared memory.
+  if constexpr (C::kCluster > 1) ClusterBarrier();
+}
+
+// --- Operands: device ---
+
+// An element as the kParts that stand for it.
+template <class Out, int kParts, class In>
+__device__ void SplitElement(In x, Out (&parts)[kParts]) {
+  if constexpr (std::is_same_v<Out, Tf32>) {
+    static_assert(kParts == 1 && std::is_same_v<In, float>);
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(parts[0].bits) : "f"(x));
+  } else if constexpr (kParts == 1) {
+    parts[0] = ConvertElement<Out>(x);
+  } else {
+    // Each rounds what those before it have left; the differences are exact.
+#pragma unroll
+    for (Out& part : parts) {
+      part = Out(x);
+      x -= static_cast<float>(part);
+    }
+  }
+}
+
+// out[part][row][column] = the part of in[row][column], rows of `pitch` and `out_pitch`, a multiple
+// of the pack: a thread writes a pack of every part. What lies between columns and out_pitch is
+// never read.
+template <class In, class Out, int kParts>
+__global__ void __launch_bounds__(256)
+    CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                bool packable, Out* out, std::int64_t out_pitch, unsigned* cleared) {
+  AllowNextKernel();
+  if (cleared != nullptr && GridThread() == 0) *cleared = 0;
+  constexpr int kWidth = Pack<Out>::kSize;
+  const std::int64_t packs = out_pitch / kWidth;
+  const std::int64_t thread = GridThread();
+  const std::int64_t row = thread / packs, column = thread % packs * kWidth;
+  if (row >= rows) return;
+  const In* const from = in + row * pitch + column;
+  In x[kWidth];
+  if (packable && column + kWidth <= columns) {
+#pragma unroll
+    for (int w = 0; w < kWidth; w += Pack<In>::kSize) {
+      const Pack<In> pack = LoadPack(from + w);
+#pragma unroll
+      for (int i = 0; i < Pack<In>::kSize; ++i) x[w + i] = pack.v[i];
+    }
+  } else {
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) x[w] = column + w < columns ? from[w] : In{};
+  }
+  Pack<Out> packs_out[kParts];
+#pragma unroll
+  for (int w = 0; w < kWidth; ++w) {
+    Out parts[kParts];
+    SplitElement(x[w], parts);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) packs_out[i].v[w] = parts[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i)
+    StorePack(out + (i * rows + row) * out_pitch + column, packs_out[i]);
+}
+
+// The same transposed: out[part][row][column] = the part of in[column][row]. A block moves a square
+// of kTurn through shared memory, whose odd pitch spreads columns over the banks.
+inline constexpr int kTurn = 64;
+
+template <class In, class Out, int kParts>
+__global__ void __launch_bounds__(256)
+    TransposeOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                     Out* out, std::int64_t out_pitch, unsigned* cleared) {
+  AllowNextKernel();
+  if (cleared != nullptr && GridThread() == 0) *cleared = 0;
+  constexpr int kWidth = Pack<Out>::kSize;
+  __shared__ In square[kTurn][kTurn + 1];
+  const std::int64_t row_squares = (rows + kTurn - 1) / kTurn;
+  const std::int64_t row = blockIdx.x % row_squares * kTurn;
+  const std::int64_t column = blockIdx.x / row_squares * kTurn;
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = thread / kTurn; i < kTurn; i += 256 / kTurn) {
+    const std::int64_t from_row = column + i, from_column = row + thread % kTurn;
+    square[i][thread % kTurn] =
+        from_row < columns && from_column < rows ? in[from_row * pitch + from_column] : In{};
+  }
+  __syncthreads();  // the square is complete
+  constexpr int kPacks = kTurn / kWidth;
+#pragma unroll
+  for (int i = thread; i < kTurn * kPacks; i += 256) {
+    const int y = i / kPacks, x = i % kPacks * kWidth;
+    if (row + y >= rows || column + x >= out_pitch) continue;
+    Pack<Out> packs[kParts];
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) {
+      Out parts[kParts];
+      SplitElement(square[x + w][y], parts);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) packs[part].v[w] = parts[part];
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      StorePack(out + (part * rows + row + y) * out_pitch + column + x, packs[part]);
+  }
+}
+
+// --- Results: device ---
+
+// c[i] = the sum of sums[0][i], sums[1][i], ..., in this order.
+template <class O>
+__global__ void __launch_bounds__(256)
+    AddSplits(const float* sums, int splits, std::int64_t count, O* c) {
+  AllowNextKernel();
+  WaitForKernelBefore();
+  for (std::int64_t i = GridThread(); i < count; i += GridThreads()) {
+    float sum = 0;
+    for (int s = 0; s < splits; ++s) sum += sums[s * count + i];
+    c[i] = static_cast<O>(sum);
+  }
+}
+
+// --- Operands: host ---
+
+// A matrix as the copy engine can read it: rows of `pitch` elements, of which `columns` count, k
+// along the rows or, if mn_major, across.
+template <class T>
+struct TensorOperand {
+  const T* data;
+  std::int64_t rows, columns, pitch;
+  bool mn_major;
+};
+
+// What the copy engine asks of base addresses and pitches.
+constexpr std::int64_t kBoxAlignment = 16;
+
+// The pitch that the engine is told: of a single row it does not matter.
+template <class T>
+std::int64_t PaddedPitch(std::int64_t columns) {
+  constexpr std::int64_t kPack = kBoxAlignment / static_cast<std::int64_t>(sizeof(T));
+  return CeilDiv(columns, kPack) * kPack;
+}
+
+inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch_bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
+         (rows == 1 || pitch_bytes % kBoxAlignment == 0);
+}
+
+template <class T>
+constexpr CUtensorMapDataType kMapType =
+    std::is_same_v<T, BFloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    : std::is_same_v<T, Half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+
+// The driver's function that makes tensor maps, looked up once through the runtime, so that
+// nothing links with the driver.
+inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
+  static const auto encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess)
+      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not found");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  return encoder;
+}
+
+// A map of `matrices` matrices, one after the other, in boxes whose rows, packs permuted, take
+// row_bytes, 64 or 128, in shared memory. dimensions: 2, or 3 for more than one.
+template <class T>
+CUtensorMap MakeTensorMap(int dimensions, const void* data, std::int64_t matrices,
+                          std::int64_t rows, std::int64_t columns, std::int64_t pitch, int box_rows,
+                          int row_bytes) {
+  // The pitch of a single row does not matter, but it has to be a legal one.
+  if (rows == 1) pitch = PaddedPitch<T>(columns);
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                                static_cast<cuuint64_t>(matrices)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * sizeof(T),
+                                static_cast<cuuint64_t>(pitch * rows) * sizeof(T)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(row_bytes / sizeof(T)),
+                            static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = TensorMapEncoder()(
+      &map, kMapType<T>, static_cast<cuuint32_t>(dimensions), const_cast<void*>(data), extents,
+      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", std::to_string(result));
+  return map;
+}
+
+template <class O>
+CUtensorMap ResultMap(const void* c, int splits, std::int64_t m, std::int64_t n) {
+  return MakeTensorMap<O>(3, c, splits, m, n, n, /*box_rows=*/64, /*row_bytes=*/128);
+}
+
+// A copy of the matrix in the lane's scratch memory that the engine can read, split into kParts.
+template <class Out, int kParts, class In>
+TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
+                          std::int64_t pitch, bool mn_major, CudaLane& lane,
+                          unsigned* cleared = nullptr) {
+  const std::int64_t out_pitch = PaddedPitch<Out>(columns);
+  auto* out = static_cast<Out*>(
+      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
+  const std::int64_t threads = rows * (out_pitch / Pack<Out>::kSize);
+  CopyOperand<In, Out, kParts>
+      <<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, lane.stream()>>>(
+          data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch, cleared);
+  CUDA_CHECK_LAUNCH(CopyOperand);
+  return {out, rows, columns, out_pitch, mn_major};
+}
+
+// A copy with k along the rows, of a matrix [columns, rows] in which it goes across.
+template <class Out, int kParts, class In>
+TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
+                              std::int64_t pitch, CudaLane& lane, unsigned* cleared = nullptr) {
+  const std::int64_t out_pitch = PaddedPitch<Out>(columns);
+  auto* out = static_cast<Out*>(
+      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
+  const std::int64_t squares = CeilDiv(rows, kTurn) * CeilDiv(columns, kTurn);
+  TransposeOperand<In, Out, kParts><<<static_cast<unsigned>(squares), 256, 0, lane.stream()>>>(
+      data, rows, columns, pitch, out, out_pitch, cleared);
+  CUDA_CHECK_LAUNCH(TransposeOperand);
+  return {out, rows, columns, out_pitch, false};
+}
+
+// --- Launch: host ---
+
+// Row tiles times rows of a group: blocks that run at the same time cover about a square of c.
+constexpr int kGroupedRows = 2048;
+
+// Launches a kernel that waits for the one before it by itself.
+template <class... Parameters, class... Arguments>
+void LaunchOverlapping(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                       std::size_t shared_bytes, CudaLane& lane, const Arguments&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = lane.stream();
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+template <class C, bool kMnA, bool kMnB>
+void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
+                  const TensorOperand<typename C::T>& b, int splits, float* sums,
+                  unsigned* nonfinite, CudaLane& lane) {
+  using T = typename C::T;
+  const auto map = [](const TensorOperand<T>& x, bool mn_major, int indices) {
+    return MakeTensorMap<T>(2, x.data, 1, x.rows * C::kParts, x.columns, x.pitch,
+                            mn_major ? C::kDepth : indices, mn_major ? 128 : C::kRowBytes);
+  };
+  const CUtensorMap a_map = map(a, kMnA, C::kRows);
+  const CUtensorMap b_map = map(b, kMnB, C::kColumns / C::kCluster);
+
+  TensorWork work{};
+  work.m = static_cast<int>(p.m);
+  work.n = static_cast<int>(p.n);
+  work.row_tiles = static_cast<int>(CeilDiv(p.m, C::kRows * C::kCluster));
+  work.column_tiles = static_cast<int>(CeilDiv(p.n, C::kColumns));
+  work.group = std::max(1, kGroupedRows / (C::kRows * C::kCluster));
+  work.slabs = static_cast<int>(CeilDiv(p.k, C::kDepth));
+  work.split_slabs = static_cast<int>(CeilDiv(work.slabs, splits));
+  work.splits = static_cast<int>(CeilDiv(work.slabs, work.split_slabs));
+  work.part_rows_a = static_cast<int>(a.rows);
+  work.part_rows_b = static_cast<int>(b.rows);
+  work.c = sums == nullptr ? p.c : sums;
+  work.nonfinite = nonfinite;
+  work.floats = sums != nullptr || p.out_dtype == DType::kF32;
+  const auto at = reinterpret_cast<std::uintptr_t>(work.c);
+  const std::int64_t size = work.floats ? 4 : 2;
+  CUtensorMap c_map = a_map;
+  work.boxes = at % kBoxAlignment == 0 && p.n * size % kBoxAlignment == 0;
+  if (work.boxes)
+    c_map = work.floats ? ResultMap<float>(work.c, work.splits, p.m, p.n)
+                        : ResultMap<T>(work.c, 1, p.m, p.n);
+
+  const auto kernel = MatmulTensor<C, kMnA, kMnB>;
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  const int clusters = std::min(lane.device().info().multiprocessors / C::kCluster,
+                                work.row_tiles * work.column_tiles * work.splits);
+  LaunchOverlapping(kernel, static_cast<unsigned>(clusters * C::kCluster), C::kThreads,
+                    C::kSharedBytes, lane, a_map, b_map, c_map, work);
+}
+
+// --- Choice of tiles: host ---
+
+// How the work is cut: into which tiles, and k into how many pieces.
+struct TensorPlan {
+  int tile = 0;  // an index into the row's tiles
+  int splits = 1;
+  double time = std::numeric_limits<double>::infinity();
+};
+
+// A model of what a plan takes, in multiply-adds of 16 bits that one multiprocessor could do:
+// rounds of pieces of work, each with filling the pipeline and writing the tile. The better one of
+// it and `best`. rate: the share of the tensor cores' 16-bit speed that the tile reaches in its
+// main loop; start: what begins and ends a piece. Both as measured on an H200.
+template <class C>
+TensorPlan BetterPlan(TensorPlan best, int tile, double rate, double start, const MatmulProblem& p,
+                      int multiprocessors, bool may_split) {
+  constexpr double kAdd = 1e7;  // another kernel, about 3 us
+  const std::int64_t tiles = CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns);
+  const std::int64_t slots = multiprocessors / C::kCluster;
+  const std::int64_t slabs = CeilDiv(p.k, C::kDepth);
+  const auto try_splits = [&](std::int64_t splits) {
+    const std::int64_t split_slabs = CeilDiv(slabs, splits);
+    const auto piece =
+        static_cast<double>(split_slabs * C::kRows * C::kColumns * C::kDepth * C::kProducts);
+    // Sums written and read again in f32, at 16 bytes a clock and multiprocessor.
+    const double added = splits == 1 ? 0
+                                     : kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
+                                                  16 * 2048 / multiprocessors;
+    const double time =
+        static_cast<double>(CeilDiv(tiles * splits, slots)) * (piece / rate + start) + added;
+    if (time < best.time) best = {tile, static_cast<int>(CeilDiv(slabs, split_slabs)), time};
+  };
+  try_splits(1);
+  if (may_split && tiles * 2 <= slots) {
+    for (std::int64_t splits = 2; splits <= slots / tiles && splits * 4 <= slabs; ++splits)
+      try_splits(splits);
+  }
+  return best;
+}
+
+// --- Rows: host ---
+
+inline std::string TensorMissing(const Device& device) {
+  return device.info().compute_capability == 90
+             ? ""
+             : "compute capability 9.0: wgmma is of that one alone";
+}
+
+// The copy engine counts in 32 bits with a sign.
+inline std::string TensorRefusal(std::int64_t parts, const MatmulProblem& p) {
+  const std::int64_t most = (std::int64_t{1} << 31) / parts - 1024;
+  return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
+}
+
+// Whether there is nothing to multiply; c is written then.
+inline bool TensorIsTrivial(const MatmulProblem& p, CudaLane& lane) {
+  if (p.m == 0 || p.n == 0) return true;
+  if (p.k > 0) return false;
+  CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
+                             lane.stream()));
+  return true;
+}
+
+// The tensor cores sum products of one instruction by aligning them and the sum so far to the
+// largest and cutting off what sticks out (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
+// of NVIDIA tensor cores", 2021): each of up to 17 terms for 16 products, or 9 for 8, costs 2 u of
+// the largest at most, and so does the result.
+inline double TensorSumRoundoff(std::int64_t k) {
+  return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
+}
+
+// Loads of tiles of `columns` columns, of elements of `size` bytes in `parts`, and what copies of
+// the operands that need one read and write first.
+inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t size, int parts,
+                       bool copies_a, bool copies_b) {
+  const auto copy = [&](bool copies, std::int64_t rows) {
+    const auto elements = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(p.k);
+    return copies ? elements * (SizeOf(p.dtype) + size * static_cast<std::size_t>(parts)) : 0;
+  };
+  Cost cost = MatmulCost(p, 0);
+  cost.bytes += MatmulTileLoads(p, 128, columns) * size * static_cast<std::size_t>(parts) +
+                copy(copies_a, p.m) + copy(copies_b, p.n);
+  return cost;
+}
+
+// Launches with scratch memory for the sums of the pieces of k, and adds them.
+template <class C, bool kMnA, bool kMnB>
+void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
+             const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
+             CudaLane& lane) {
+  if (plan.splits == 1) {
+    LaunchTensor<C, kMnA, kMnB>(p, a, b, 1, nullptr, nonfinite, lane);
+    return;
+  }
+  const std::int64_t count = p.m * p.n;
+  auto* sums = static_cast<float*>(
+      lane.Scratch(static_cast<std::size_t>(plan.splits * count) * sizeof(float)));
+  LaunchTensor<C, kMnA, kMnB>(p, a, b, plan.splits, sums, nonfinite, lane);
+  const auto add = [&](auto o) {
+    using O = decltype(o);
+    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(CeilDiv(count, 256), 4096));
+    LaunchOverlapping(AddSplits<O>, blocks, 256, 0, lane, static_cast<const float*>(sums),
+                      plan.splits, count, static_cast<O*>(p.c));
+  };
+  if (p.out_dtype == DType::kF32) {
+    add(float{});
+  } else if (p.out_dtype == DType::kF16) {
+    add(Half{});
+  } else {
+    add(BFloat16{});
+  }
+}
+
+// --- `tensor_bf16` and `tensor_f16` ---
+
+// A copy, if need be: of f32, and where the copy engine cannot read the array itself.
+template <class T>
+TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std::int64_t rows,
+                             std::int64_t columns, std::int64_t pitch, bool mn_major,
+                             CudaLane& lane) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (dtype == DType::kF32)
+      return Copied<T, 1>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
+  }
+  const auto* elements = static_cast<const T*>(data);
+  if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
+    return Copied<T, 1>(elements, rows, columns, pitch, mn_major, lane);
+  return {elements, rows, columns, pitch, mn_major};
+}
+
+inline Cost TensorCost16(const MatmulProblem& p) {
+  const bool rounds = SizeOf(p.dtype) != 2;
+  return TensorCost(p, 256, 2, 1, rounds || !IsBoxAligned(p.a, p.m, p.lda * 2),
+                    rounds || !IsBoxAligned(p.b, p.n, p.ldb * 2));
+}
+
+template <class T>
+void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
+  using Shared = TensorTile<T, 128, 256, 2, 4>;
+  using Large = TensorTile<T, 128, 256, 1, 4>;
+  using Medium = TensorTile<T, 128, 128, 1, 6>;
+  using Small = TensorTile<T, 64, 128, 1, 8>;
+  CudaLane& lane = Cuda(any_lane);
+  if (TensorIsTrivial(p, lane)) return;
+  const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, lane)
+                               : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, lane);
+  const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, lane)
+                               : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, lane);
+  const int multiprocessors = lane.device().info().multiprocessors;
+  TensorPlan plan;
+  plan = BetterPlan<Shared>(plan, 0, 0.79, 1.2e7, p, multiprocessors, false);
+  plan = BetterPlan<Large>(plan, 1, 0.78, 1e7, p, multiprocessors, true);
+  plan = BetterPlan<Medium>(plan, 2, 0.8, 1e7, p, multiprocessors, true);
+  plan = BetterPlan<Small>(plan, 3, 0.6, 1e7, p, multiprocessors, true);
+  const auto run = [&](auto tile) {
+    using C = decltype(tile);
+    if (a.mn_major && b.mn_major) {
+      RunPlan<C, true, true>(p, a, b, plan, nullptr, lane);
+    } else if (a.mn_major) {
+      RunPlan<C, true, false>(p, a, b, plan, nullptr, lane);
+    } else if (b.mn_major) {
+      RunPlan<C, false, true>(p, a, b, plan, nullptr, lane);
+    } else {
+      RunPlan<C, false, false>(p, a, b, plan, nullptr, lane);
+    }
+  };
+  if (plan.tile == 0) {
+    run(Shared{});
+  } else if (plan.tile == 1) {
+    run(Large{});
+  } else if (plan.tile == 2) {
+    run(Medium{});
+  } else {
+    run(Small{});
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// Matmul on the tensor cores of Hopper, operands in bf16, sums in f32.
+//
+// Against `warp_tiled`: the arithmetic is done by other units, which multiply 64 x 256 x 16
+// elements an instruction, and all of the kernel is about feeding those. tensor.cuh tells how.
+// bf16 has the exponents of f32 and 8 bits of precision. Its products are exact in f32; sums are
+// rounded to the result's type once, at the end.
+//
+// f32 operands are taken as well, and rounded to bf16 in a copy first, twice 2^-8 of error: only
+// for who asks for this row by name.
+//
+// Tiles of 128 x 256, in clusters of two when there are enough of them to keep all multiprocessors
+// busy for more than a round; of 128 x 128 or 64 x 128, or with k cut into pieces, when there are
+// few. Cost for 4096 x 4096 x 4096: 2^37 flops; 512 tiles, not quite four for each of 132
+// multiprocessors, 1.5 GiB of loads, nearly all from the second level of cache (1 GiB with
+// clusters), 64 slabs of k. An H200 takes 205 us, 669 TFLOP/s: its power, not its units, sets the
+// pace, as it does for cuBLAS (206 us, and 201 us with the best of six of cublasLt's proposals, in
+// the same run). For 1024 x 1024 x 1024: 128 tiles of 64 x 128, 48 MiB of loads.
+//
+// Right for any m, n and k, all transposes, pitches and alignments: see tensor.cuh. NaN and
+// infinities are those of IEEE arithmetic, subnormal numbers count.
+#include "kernels/cuda/matmul/tensor.cuh"
+
+namespace tessera {
+namespace {
+
+void Enqueue(const MatmulProblem& p, Lane& lane) { MatmulTensor16<BFloat16>(p, lane); }
+
+double Roundoff(const MatmulProblem& p) {
+  const double u = p.dtype == DType::kF32 ? UnitRoundoff(DType::kBF16) : 0;
+  return Then(Then(u, u), TensorSumRoundoff(p.k));
+}
+
+std::string Refuses(const MatmulProblem& p) { return TensorRefusal(1, p); }
+
+}  // namespace
+
+extern const Strategy<MatmulProblem> kMatmulTensorBf16;
+constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
+    .name = "tensor_bf16",
+    .summary = "Hopper's tensor cores on bf16; f32 operands are rounded to it",
+    .source =
+        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
+        "(P. Shankhdhar, 2024)",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF32, DType::kBF16),
+    .min_compute_capability = 90,
+    .deterministic = true,
+    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
+    .roundoff = Roundoff,
+    .cost = TensorCost16,
+    .launch = Enqueue,
+    .missing = TensorMissing,
+    .refuses = Refuses,
+};
+
+}  // namespace tessera
