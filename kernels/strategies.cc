@@ -49,6 +49,7 @@
   CUDA(kMatmulSharedTiledVectorized) \
   CUDA(kMatmulDoubleBuffered)        \
   CUDA(kMatmulWarpTiled)             \
+  CUDA(kMatmulSkinny)                \
   CUDA(kMatmulCublas)
 
 #define ADD_ROWS(CPU, CUDA) \
