@@ -50,6 +50,7 @@
   CUDA(kMatmulDoubleBuffered)        \
   CUDA(kMatmulWarpTiled)             \
   CUDA(kMatmulSkinny)                \
+  CUDA(kMatmulTensorMma)             \
   CUDA(kMatmulCublas)
 
 #define ADD_ROWS(CPU, CUDA) \
