@@ -51,6 +51,7 @@
   CUDA(kMatmulWarpTiled)             \
   CUDA(kMatmulSkinny)                \
   CUDA(kMatmulTensorMma)             \
+  CUDA(kMatmulTensorF64)             \
   CUDA(kMatmulCublas)
 
 #define ADD_ROWS(CPU, CUDA) \
