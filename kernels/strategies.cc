@@ -59,9 +59,12 @@
   CUDA(kMatmulSharedTiledVectorized) \
   CUDA(kMatmulDoubleBuffered)        \
   CUDA(kMatmulWarpTiled)             \
+  CUDA(kMatmulSkinny)                \
+  CUDA(kMatmulTensorMma)             \
+  CUDA(kMatmulTensorF64)             \
+  CUDA(kMatmulTensorTf32)            \
   CUDA(kMatmulTensorBf16)            \
   CUDA(kMatmulTensorF16)             \
-  CUDA(kMatmulTensorTf32)            \
   CUDA(kMatmulTensorF32x3)           \
   CUDA(kMatmulCublas)
 

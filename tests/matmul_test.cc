@@ -252,6 +252,37 @@ TEST_P(MatmulTest, Large) {
   });
 }
 
+TEST_P(MatmulTest, RandomShapes) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  const bool gpu = GetParam().row.backend == Backend::kCuda;
+  Dispatch([&]<class T, class O>(T, O) {
+    Random random(7);
+    const auto extent = [&] {
+      return static_cast<std::int64_t>(1 + random.Bits() % (gpu ? 3000 : 300));
+    };
+    for (int transposes = 0; transposes < 4; ++transposes) {
+      const MatmulShape any{extent(), extent(), extent()};
+      const std::int64_t few = 1 + extent() % 32;
+      for (const MatmulShape& s :
+           {any, MatmulShape{few, any.n, any.k}, MatmulShape{any.m, few, any.k}})
+        CheckShape<T, O>(s, transposes & 1, transposes & 2, random.Bits() % 3);
+    }
+  });
+}
+
+// Few rows or few columns: every number of them, and k long enough to be cut into parts.
+TEST_P(MatmulTest, Skinny) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  const std::int64_t k = GetParam().row.backend == Backend::kCuda ? 8201 : 301;
+  Dispatch([&]<class T, class O>(T, O) {
+    for (std::int64_t few : {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33}) {
+      const int transposes = static_cast<int>(few % 4);
+      CheckShape<T, O>({few, 136, k}, transposes & 1, transposes & 2, 0);
+      CheckShape<T, O>({136, few, k - 1}, transposes & 2, transposes & 1, 0);
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), MatmulCaseName);
 
 TEST(MatmulErrors, OperandsThatDoNotFit) {

@@ -1,23 +1,25 @@
 // Matmul by tiles of tiles: block, warp, thread, each in the memory that belongs to it.
 //
-// Against `double_buffered`, in which shared memory, not arithmetic, sets the pace (64
-// multiply-adds for four loads of 16 bytes):
-// - A level between block and thread. A warp computes a rectangle of 64 x 64 on its own, a thread
-//   8 x 16 in it: 128 multiply-adds for 6 loads. The 32 lanes form 8 rows of 4, so that a load of a
-//   warp finds 8 different packs of a or 4 of b and shared memory hands each to all lanes that want
-//   it:
+// Against `double_buffered`:
+// - A level between block and thread. A warp computes a rectangle of 64 x 32 on its own, a thread
+//   8 x 8 in it. The 32 lanes form 8 rows of 4, so that a load of a warp finds 8 different packs of
+//   a or 4 of b, 128 or 64 bytes, and shared memory hands each to all lanes that want it:
 //
-//      block 128 x 256          warp 64 x 64: 2 x 4 spans       span 32 x 16: 8 x 4 lanes,
-//      +----+----+----+----+    +----+----+----+----+           each 4 x 4 elements
-//      | w0 | w1 | w2 | w3 |    |    |    |    |    |           +----+----+----+----+
-//      +----+----+----+----+    +----+----+----+----+           | t0 | t1 | t2 | t3 |
-//      | w4 | w5 | w6 | w7 |    |    |    |    |    |           | t4 | ..
-//      +----+----+----+----+    +----+----+----+----+
+//      block 128 x 128          warp 64 x 32: 2 x 2 spans       span 32 x 16: 8 x 4 lanes,
+//      +----+----+----+----+    +---------+---------+           each 4 x 4 elements
+//      | w0 | w1 | w2 | w3 |    |         |         |           +----+----+----+----+
+//      +----+----+----+----+    +---------+---------+           | t0 | t1 | t2 | t3 |
+//      | w4 | w5 | w6 | w7 |    |         |         |           | t4 | ..
+//      +----+----+----+----+    +---------+---------+
 //
 // - The operands of a step are loaded from shared memory while the step before is computed, into a
 //   second set of registers, also across the end of a slab: no multiply-add waits for a load.
 // - Three slabs instead of two: one in use, two on their way, so that a slow answer of memory is
 //   met by two slabs of arithmetic.
+// - How operands lie in memory is known to the compiler, and what is left of the copies, beside the
+//   16 steps of a slab, are pointers that advance. At 64 sums and 32 operands a thread, two blocks
+//   a multiprocessor leave 32 registers for everything else: with more in use, results spill, and
+//   the compiler no longer finds pairs of registers that a multiply-add can read at once.
 // - Blocks run through c in groups of kGroup tile rows, column by column, so that those that run at
 //   the same time cover a square of c. Their operands, which they read from the second level of
 //   cache, are then as few as can be:
@@ -27,22 +29,21 @@
 //      2  5  8  11
 //      ...
 //
-// - Three sizes of blocks, for matrices of many, some and few tiles.
-//
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
-// 64 barriers a block; a chain of 1024. For 4096 x 4096 x 4096: 512 tiles of 128 x 256, nearly four
-// for each of 132 multiprocessors, 3 GiB of loads, most from the second level of cache, and 2^37
-// flops: 2.7 ms at 51 TFLOP/s, the speed at which the chip's power lets cuBLAS do the same.
+// 64 barriers a block; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
+// four for each of 264 places, 4 GiB of loads, most from the second level of cache, and 2^37 flops.
+// An H200 could issue them in 2.05 ms; the four loads of every 64 multiply-adds, which keep shared
+// memory busy for three quarters of that time, and the copies are what it takes longer.
 //
-// Right for any m, n and k, any pitch and alignment, for the reasons of `double_buffered`. f32 is
-// multiplied as f32: each element is one chain of k fused multiply-adds, in the same order as in
-// `naive`.
-#include <algorithm>
-#include <array>
+// Right for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
+// beyond the edges are not stored. For any pitch and alignment: where packs are not aligned,
+// elements travel one by one. f32 is multiplied as f32: each element is one chain of k fused
+// multiply-adds, in the same order as in `naive`.
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/matmul/slabs.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -65,13 +66,95 @@ struct Config {
   static constexpr int kThreads = kWarpSize * kWarpsX * (kRows / kWarpRows);
   // Elements a thread.
   static constexpr int kEachY = kWarpRows / kLanesY, kEachX = kWarpColumns / kLanesX;
-  static constexpr int kPitchA = kRows + kWidth, kPitchB = kColumns + kWidth;
-  static constexpr int kStageA = kDepth * kPitchA, kStageB = kDepth * kPitchB;
-  static constexpr int kSharedBytes = kStages * (kStageA + kStageB) * int{sizeof(float)};
 };
-using Large = Config<128, 256, 64, 64, 1>;
-using Medium = Config<128, 128, 64, 32, 2>;
-using Small = Config<64, 64, 32, 32, 4>;
+using Large = Config<128, 128, 64, 32, 2>;
+using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
+
+// A thread's share of copying an operand that is contiguous along k, one element at a time, to
+// slabs of kTile elements a row; see SlabStream. A warp takes squares of 4 values of i by 8 steps
+// along k: memory is read in pieces of 32 bytes, and with 4 cells between the rows of a slab all 32
+// elements go to different banks:
+//
+//       bank  0   1   2   3   ..                   lanes: 8 q + l has step l of i = q
+//   k = 0     i0  i1  i2  i3
+//   k = 1                     i0  i1  i2  i3
+//   ..                                        ..
+template <int kTile, int kThreads>
+class TurningStream {
+  static constexpr int kStep = kThreads / kDepth;  // values of i from one copy to the next
+  static_assert(kDepth == 16 && kTile % kStep == 0);
+
+ public:
+  static constexpr int kPitch = kTile + 4;
+
+  __device__ TurningStream(const Operand<float>& operand, std::int64_t first) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int i = warp / 2 * 4 + lane / 8;
+    l_ = warp % 2 * 8 + lane % 8;
+    cell_ = l_ * kPitch + i;
+    inside_ = static_cast<int>(min(operand.extent - first, std::int64_t{kTile})) - i;
+    next_ = operand.data + min(first + i, operand.extent - 1) * operand.stride + l_;
+    step_ = kStep * operand.stride;
+  }
+
+  __device__ void Copy(int depth, float* slab) {
+    const float* from = next_;
+    next_ += kDepth;
+    const int valid = l_ < depth ? int{sizeof(float)} : 0;
+#pragma unroll
+    for (int i = 0; i < kTile; i += kStep, from += step_)
+      CopyAsync<sizeof(float)>(slab + cell_ + i, from, i < inside_ ? valid : 0);
+  }
+
+ private:
+  const float* next_;  // what goes into the thread's first cell
+  std::int64_t step_;  // the way to the next
+  int cell_, l_;       // that cell, and its row of the slab
+  int inside_;         // values of i from there to the operand's end
+};
+
+// The same for operands that are contiguous along i: kWidth_ elements at a time, a vector of 16
+// bytes or, where they are not aligned to those, one.
+template <int kTile, int kThreads, int kCopied>
+class StraightStream {
+  static constexpr int kCopies = kTile / kCopied;  // of a row of a slab
+  static constexpr int kStep = kThreads / kCopies;
+  static_assert(kThreads % kCopies == 0 && kDepth % kStep == 0);
+
+ public:
+  static constexpr int kPitch = kTile + 4;
+
+  __device__ StraightStream(const Operand<float>& operand, std::int64_t first) {
+    const int i = static_cast<int>(threadIdx.x) % kCopies * kCopied;
+    l_ = static_cast<int>(threadIdx.x) / kCopies;
+    cell_ = l_ * kPitch + i;
+    const std::int64_t inside = max(std::int64_t{0}, operand.extent - first - i);
+    valid_ = static_cast<int>(min(inside, std::int64_t{kCopied})) * int{sizeof(float)};
+    next_ = operand.data + (inside == 0 ? 0 : first + i) + l_ * operand.k_stride;
+    step_ = kStep * operand.k_stride;
+    slab_step_ = kDepth * operand.k_stride;
+  }
+
+  __device__ void Copy(int depth, float* slab) {
+    const float* from = next_;
+    next_ += slab_step_;
+#pragma unroll
+    for (int l = 0; l < kDepth; l += kStep, from += step_)
+      CopyAsync<kCopied* int{sizeof(float)}>(slab + cell_ + l * kPitch, from,
+                                             l_ + l < depth ? valid_ : 0);
+  }
+
+ private:
+  const float* next_;              // what goes into the thread's first cell
+  std::int64_t step_, slab_step_;  // the way to the next, and to the next slab
+  int cell_, l_;                   // the cell, and its row of the slab
+  int valid_;                      // bytes that lie inside
+};
+
+template <int kTile, int kThreads, bool kAlongK, bool kPacks>
+using Stream = std::conditional_t<kAlongK, TurningStream<kTile, kThreads>,
+                                  StraightStream<kTile, kThreads, kPacks ? kWidth : 1>>;
 
 // The elements of both operands that a thread needs for one step.
 template <class C>
@@ -95,21 +178,25 @@ struct Fragment {
   }
 };
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    MatmulWarpTiled(Operand<float> a, Operand<float> b, Packable packable, std::int64_t k,
-                    float* c) {
-  float* const a_slabs = DynamicShared<float>();
-  float* const b_slabs = a_slabs + kStages * C::kStageA;
+template <class C, bool kAAlongK, bool kBAlongK, bool kPacks>
+struct Streams {
+  using A = Stream<C::kRows, C::kThreads, kAAlongK, kPacks>;
+  using B = Stream<C::kColumns, C::kThreads, kBAlongK, kPacks>;
+  static constexpr int kStageA = kDepth * A::kPitch, kStageB = kDepth * B::kPitch;
+  static constexpr int kSharedBytes = kStages * (kStageA + kStageB) * int{sizeof(float)};
+};
 
-  // The block's tile in the order of the picture.
-  const std::int64_t row_tiles = (a.extent + C::kRows - 1) / C::kRows;
-  const std::int64_t column_tiles = (b.extent + C::kColumns - 1) / C::kColumns;
-  const std::int64_t group_row = blockIdx.x / (kGroup * column_tiles) * kGroup;
-  const std::int64_t in_group = blockIdx.x % (kGroup * column_tiles);
-  const std::int64_t group_rows = min(row_tiles - group_row, std::int64_t{kGroup});
-  const std::int64_t row = (group_row + in_group % group_rows) * C::kRows;
-  const std::int64_t column = in_group / group_rows * C::kColumns;
+template <class C, bool kAAlongK, bool kBAlongK, bool kPacks>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    MatmulWarpTiled(Operand<float> a, Operand<float> b, std::int64_t k, bool c_packable, float* c) {
+  using S = Streams<C, kAAlongK, kBAlongK, kPacks>;
+  constexpr int kPitchA = S::A::kPitch, kPitchB = S::B::kPitch;
+  float* const a_slabs = DynamicShared<float>();
+  float* const b_slabs = a_slabs + kStages * S::kStageA;
+
+  const TilePlace place = GroupedTile<kGroup>(blockIdx.x, (a.extent + C::kRows - 1) / C::kRows,
+                                              (b.extent + C::kColumns - 1) / C::kColumns);
+  const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
 
   // The thread's first element in the tile.
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -117,50 +204,55 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int y = warp / C::kWarpsX * C::kWarpRows + lane / kLanesX * kWidth;
   const int x = warp % C::kWarpsX * C::kWarpColumns + lane % kLanesX * kWidth;
 
-  SlabCopier<float, C::kRows, kDepth, C::kPitchA, C::kThreads> a_copier(a, packable.a, row);
-  SlabCopier<float, C::kColumns, kDepth, C::kPitchB, C::kThreads> b_copier(b, packable.b, column);
-  // The slab that begins at k_first, if there is one. A group of copies each time, so that the
-  // number of groups under way says which have arrived.
-  const auto copy = [&](std::int64_t k_first, int stage) {
-    const int depth = static_cast<int>(min(k - k_first, std::int64_t{kDepth}));
-    if (depth > 0) {
-      a_copier.Copy(depth, a_slabs + stage * C::kStageA);
-      b_copier.Copy(depth, b_slabs + stage * C::kStageB);
+  typename S::A a_stream(a, row);
+  typename S::B b_stream(b, column);
+  int left = static_cast<int>((k + kDepth - 1) / kDepth);   // slabs to be copied
+  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k of the last one
+  int slabs = left;                                         // to be used
+  int to = 0;
+  // The next slab, if there is one. A group of copies each time, so that the number of groups under
+  // way says which have arrived.
+  const auto copy = [&] {
+    if (left > 0) {
+      const int depth = left == 1 ? tail : kDepth;
+      a_stream.Copy(depth, a_slabs + to * S::kStageA);
+      b_stream.Copy(depth, b_slabs + to * S::kStageB);
+      --left;
     }
     CommitCopies();
+    to = to + 1 == kStages ? 0 : to + 1;
   };
 
   float sums[C::kEachY][C::kEachX] = {};
-  if (k > 0) {
-    for (int s = 0; s < kStages - 1; ++s) copy(s * kDepth, s);
-    WaitForCopies<kStages - 2>();
-    __syncthreads();  // the first slab is complete
-    Fragment<C> fragments[2];
-    int stage = 0;
-    const float* a_slab = a_slabs + y;
-    const float* b_slab = b_slabs + x;
-    fragments[0].Load(a_slab, b_slab);
-    for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
-      // Into the place of the slab before this one, with which everybody was done at the barrier.
-      copy(k_first + (kStages - 1) * kDepth, stage == 0 ? kStages - 1 : stage - 1);
+  for (int s = 0; s < kStages - 1; ++s) copy();
+  WaitForCopies<kStages - 2>();
+  __syncthreads();  // the first slab is complete
+  Fragment<C> fragments[2];
+  const float* const a_first = a_slabs + y;
+  const float* const b_first = b_slabs + x;
+  const float *a_slab = a_first, *b_slab = b_first;
+  fragments[0].Load(a_slab, b_slab);
+  int stage = 0;
+  copy();
+  for (; slabs > 0; --slabs) {
 #pragma unroll
-      for (int l = 0; l < kDepth; ++l) {
-        if (l + 1 < kDepth) {
-          fragments[(l + 1) % 2].Load(a_slab + (l + 1) * C::kPitchA, b_slab + (l + 1) * C::kPitchB);
-        } else if (k_first + kDepth < k) {
-          WaitForCopies<kStages - 2>();
-          __syncthreads();  // the next slab is complete, and everybody has loaded the last of this
-          stage = stage + 1 == kStages ? 0 : stage + 1;
-          a_slab = a_slabs + stage * C::kStageA + y;
-          b_slab = b_slabs + stage * C::kStageB + x;
-          fragments[0].Load(a_slab, b_slab);
-        }
-        const Fragment<C>& now = fragments[l % 2];
-#pragma unroll
-        for (int i = 0; i < C::kEachY; ++i)
-#pragma unroll
-          for (int j = 0; j < C::kEachX; ++j) sums[i][j] = fma(now.a[i], now.b[j], sums[i][j]);
+    for (int l = 0; l < kDepth; ++l) {
+      if (l + 1 < kDepth) {
+        fragments[(l + 1) % 2].Load(a_slab + (l + 1) * kPitchA, b_slab + (l + 1) * kPitchB);
+      } else {
+        WaitForCopies<kStages - 2>();
+        __syncthreads();  // the next slab is complete, and everybody has loaded the last of this
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+        a_slab = a_first + stage * S::kStageA;
+        b_slab = b_first + stage * S::kStageB;
+        copy();  // into the place of this one
+        fragments[0].Load(a_slab, b_slab);
       }
+      const Fragment<C>& now = fragments[l % 2];
+#pragma unroll
+      for (int i = 0; i < C::kEachY; ++i)
+#pragma unroll
+        for (int j = 0; j < C::kEachX; ++j) sums[i][j] = fma(now.a[i], now.b[j], sums[i][j]);
     }
   }
   static_assert(kDepth % 2 == 0, "the first fragment of a slab has to be fragments[0]");
@@ -171,7 +263,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (r >= a.extent) continue;
 #pragma unroll
     for (int j = 0; j < C::kEachX; j += kWidth)
-      StoreClipped(sums[i] + j, column + x + j / kWidth * kSpanX, b.extent, packable.c,
+      StoreClipped(sums[i] + j, column + x + j / kWidth * kSpanX, b.extent, c_packable,
                    c + r * b.extent);
   }
 }
@@ -183,12 +275,23 @@ std::int64_t Tiles(const MatmulProblem& p) {
 
 template <class C>
 void Run(const MatmulProblem& p, CudaLane& lane) {
-  CUDA_CHECK(cudaFuncSetAttribute(MatmulWarpTiled<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  C::kSharedBytes));
-  const auto blocks = static_cast<unsigned>(Tiles<C>(p));
-  MatmulWarpTiled<C><<<blocks, C::kThreads, C::kSharedBytes, lane.stream()>>>(
-      OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k, static_cast<float*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulWarpTiled);
+  const auto run = [&](auto a_along_k, auto b_along_k, auto packs) {
+    const auto kernel = MatmulWarpTiled<C, a_along_k, b_along_k, packs>;
+    constexpr int kSharedBytes = Streams<C, a_along_k, b_along_k, packs>::kSharedBytes;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kSharedBytes, lane.stream()>>>(
+        OperandA<float>(p), OperandB<float>(p), p.k, IsPackable<float>(p.c, p.n),
+        static_cast<float*>(p.c));
+    CUDA_CHECK_LAUNCH(MatmulWarpTiled);
+  };
+  const Packable packable = PackableOf<float>(p);
+  // Operands along k travel one element at a time, aligned or not.
+  const bool packs = (!p.transpose_a || packable.a) && (p.transpose_b || packable.b);
+  DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
+    packs ? run(a_along_k, b_along_k, std::true_type{})
+          : run(a_along_k, b_along_k, std::false_type{});
+  });
 }
 
 // What the busiest multiprocessor has to compute, in elements of c; smaller tiles take longer for
@@ -208,14 +311,8 @@ void Enqueue(const MatmulProblem& p, Lane& lane) {
   CudaLane& cuda = Cuda(lane);
   if (p.m == 0 || p.n == 0) return;
   const int multiprocessors = cuda.device().info().multiprocessors;
-  const std::array<double, 3> times = {Time<Large>(p, multiprocessors, 1.0),
-                                       Time<Medium>(p, multiprocessors, 1.06),
-                                       Time<Small>(p, multiprocessors, 1.5)};
-  const double best = *std::min_element(times.begin(), times.end());
-  if (best == times[0]) {
+  if (Time<Large>(p, multiprocessors, 1.0) <= Time<Small>(p, multiprocessors, 1.4)) {
     Run<Large>(p, cuda);
-  } else if (best == times[1]) {
-    Run<Medium>(p, cuda);
   } else {
     Run<Small>(p, cuda);
   }

@@ -1,0 +1,154 @@
+// What the rows of Matmul that multiply with mma.sync share, and `skinny` with them: slabs of an
+// operand in shared memory as they lie in device memory, copied in the background in vectors of 16
+// bytes whatever the transposes, and the block's place in c.
+//
+// The fragments of an mma instruction want operands in an order that lanes can gather from either
+// layout, so nothing has to be transposed on the way in:
+//
+//     contiguous along k: a row of the slab is       along i: a row of the slab is
+//     kDepth elements of one i                       kTile elements of one step along k
+//
+//          k ->                                           i ->
+//       i  0 1 2 3 4 5 6 7   vectors of 16 bytes       k  0 1 2 3 4 5 6 7 ...
+//       |  1 0 3 2 5 4 7 6                             |  1 0 3 2 5 4 7 6 ...
+//       v  2 3 0 1 6 7 4 5                             v  2 3 0 1 6 7 4 5 ...
+//
+// Vector v of row r stands at place v ^ (r mod 8) of the row: lanes that read the same vector of 8
+// rows would otherwise all meet in one bank. Rows are multiples of 128 bytes, all 32 banks.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/matmul/tiles.cuh"
+
+namespace tessera {
+
+// How many bits of the row's number do not move its vectors: 0 in the picture. Rows that one
+// instruction reads together have to differ in the three bits after those.
+inline constexpr int kUnmoved = 31;  // none moves
+
+template <class T, int kTile_, int kDepth_, bool kAlongK_, int kSkip = 0>
+struct Slab {
+  static constexpr int kTile = kTile_, kDepth = kDepth_;
+  static constexpr bool kAlongK = kAlongK_;
+  static constexpr int kWidth = Pack<T>::kSize;
+  static constexpr int kRows = kAlongK ? kTile : kDepth;
+  static constexpr int kPitch = kAlongK ? kDepth : kTile;
+  static constexpr int kVectors = kPitch / kWidth;  // in a row
+  static constexpr int kElements = kRows * kPitch;
+  static_assert(kVectors % 8 == 0 && (kVectors & (kVectors - 1)) == 0);
+
+  // Where vector v of row r begins, in elements.
+  static __device__ int At(int r, int v) {
+    return r * kPitch + (v ^ ((kSkip < 0 ? r << -kSkip : r >> kSkip) & 7)) * kWidth;
+  }
+};
+
+// A thread's share of copying one operand's slabs, slab after slab; zeros beyond the edges. All
+// kThreads threads of the block copy together. What every thread has alike is passed to each call,
+// so that it stays where it costs no registers: among the kernel's parameters.
+template <class T, class S, int kThreads>
+class SlabStream {
+  static constexpr int kWidth = S::kWidth;
+  static constexpr int kRowStep = kThreads / S::kVectors;
+  static_assert(kThreads % S::kVectors == 0);
+
+ public:
+  // The slabs begin at element [first, k_first].
+  __device__ SlabStream(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
+    const std::int64_t i = first + (S::kAlongK ? Row() : Vector() * kWidth);
+    const std::int64_t l = k_first + (S::kAlongK ? Vector() * kWidth : Row());
+    next_ = operand.data + i * operand.stride + l * operand.k_stride;
+    inside_ = static_cast<int>(min(operand.extent - first, std::int64_t{S::kTile})) -
+              (S::kAlongK ? Row() : Vector() * kWidth);
+  }
+
+  // Starts the copy of the next slab, of which `depth` steps lie before the end of k.
+  __device__ void Copy(const Operand<T>& operand, bool packable, int depth, T* slab) {
+    const std::int64_t row_step = kRowStep * (S::kAlongK ? operand.stride : operand.k_stride);
+    const T* from = next_;
+    next_ += S::kDepth * operand.k_stride;
+    const int inside = S::kAlongK ? depth - Vector() * kWidth : inside_;
+    const int rows = S::kAlongK ? inside_ : depth - Row();
+    const int valid = max(0, min(inside, kWidth));
+    if (packable) {
+#pragma unroll
+      for (int r = 0; r < S::kRows; r += kRowStep, from += row_step) {
+        if (S::kRows % kRowStep != 0 && r + Row() >= S::kRows) break;
+        CopyAsync<16>(slab + S::At(Row() + r, Vector()), from,
+                      r < rows ? valid * static_cast<int>(sizeof(T)) : 0);
+      }
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < S::kRows; r += kRowStep, from += row_step) {
+        if (S::kRows % kRowStep != 0 && r + Row() >= S::kRows) break;
+        CopyElements(slab + S::At(Row() + r, Vector()), from, r < rows ? valid : 0);
+      }
+    }
+  }
+
+ private:
+  static __device__ int Row() { return static_cast<int>(threadIdx.x) / S::kVectors; }
+  static __device__ int Vector() { return static_cast<int>(threadIdx.x) % S::kVectors; }
+
+  __device__ void CopyElements(T* to, const T* from, int valid) {
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) {
+      if constexpr (sizeof(T) >= 4) {
+        CopyAsync<sizeof(T)>(to + w, from + w, w < valid ? static_cast<int>(sizeof(T)) : 0);
+      } else {
+        to[w] = w < valid ? from[w] : T{};  // too small for a copy in the background
+      }
+    }
+  }
+
+  const T* next_;  // what goes into the thread's first vector
+  int inside_;     // values of i from there to the operand's end
+};
+
+// A square of four elements for a lane, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1] with i
+// and l even: two vectors in either layout. Lane 4 g + t takes i = 2 g and l = 2 t. What the f64
+// instruction calls rows g and g + 8 are rows 2 g and 2 g + 1 here, its steps t and t + 4 are 2 t
+// and 2 t + 1, for both operands: a sum does not care for the order of its terms.
+template <class S>
+__device__ void LoadSquare(const double* slab, int i, int l, double (&square)[4]) {
+  if constexpr (S::kAlongK) {
+    const Pack<double> first = LoadPack(slab + S::At(i, l / 2));
+    const Pack<double> second = LoadPack(slab + S::At(i + 1, l / 2));
+    square[0] = first.v[0], square[1] = second.v[0];
+    square[2] = first.v[1], square[3] = second.v[1];
+  } else {
+    const Pack<double> first = LoadPack(slab + S::At(l, i / 2));
+    const Pack<double> second = LoadPack(slab + S::At(l + 1, i / 2));
+    square[0] = first.v[0], square[1] = first.v[1];
+    square[2] = second.v[0], square[3] = second.v[1];
+  }
+}
+
+// The slab whose squares lanes load without meeting in a bank.
+template <int kTile, int kDepth, bool kAlongK>
+using SquareSlab = Slab<double, kTile, kDepth, kAlongK, kAlongK ? -1 : 0>;
+
+// Tile `block` of c in the order of the picture in warp_tiled.cu: groups of kGroup tile rows,
+// column by column.
+struct TilePlace {
+  std::int64_t row, column;
+};
+template <int kGroup>
+__device__ TilePlace GroupedTile(std::int64_t block, std::int64_t row_tiles,
+                                 std::int64_t column_tiles) {
+  const std::int64_t group_row = block / (kGroup * column_tiles) * kGroup;
+  const std::int64_t in_group = block % (kGroup * column_tiles);
+  const std::int64_t group_rows = min(row_tiles - group_row, std::int64_t{kGroup});
+  return {group_row + in_group % group_rows, in_group / group_rows};
+}
+
+// Calls f(std::bool_constant, std::bool_constant).
+template <class F>
+void DispatchLayouts(bool a_along_k, bool b_along_k, F&& f) {
+  const auto b = [&](auto a) { b_along_k ? f(a, std::true_type{}) : f(a, std::false_type{}); };
+  a_along_k ? b(std::true_type{}) : b(std::false_type{});
+}
+
+}  // namespace tessera

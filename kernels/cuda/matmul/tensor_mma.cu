@@ -1,0 +1,233 @@
+// Matmul on the tensor cores of every GPU from Ampere on: mma.sync, ldmatrix and cp.async.
+//
+// Against `warp_tiled`: the levels are the same, a block, warps and registers, and slabs arrive in
+// the background; but the innermost level is an instruction. A warp multiplies 16 x 16 by 16 x 8
+// elements of 16 bits in one, 2048 multiply-adds, and sums them in f32:
+//
+//     block 128 x 128         warp 64 x 32: 4 x 4 tiles       tile 16 x 8: one instruction
+//     +----+----+----+----+   +---+---+---+---+               for 16 steps along k
+//     | w0 | w1 | w2 | w3 |   |   |   |   |   |
+//     +----+----+----+----+   +---+---+---+---+
+//     | w4 | w5 | w6 | w7 |   |   |   |   |   |
+//     +----+----+----+----+   ..
+//
+// What it wants from each lane are pairs of elements here and there; ldmatrix finds them, 8 x 8
+// elements from 8 rows of 16 bytes at a time, as they are or transposed. So slabs may stay as the
+// operands lie in memory, whatever the transposes (see slabs.cuh), and no row of shared memory is
+// read from a bank that is busy with another.
+//
+// An operand that does not begin and advance in multiples of 16 bytes is copied first, with a pitch
+// that does: 2-byte elements are too small for copies in the background.
+//
+// Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 slabs of
+// 64 steps, 16 barriers a block; 64 instructions of the tensor cores deep.
+//
+// Right for any m, n and k: vectors that lie only partly inside an operand are filled up with
+// zeros, which add 0 * 0, and results beyond the edges are not stored. Hopper's own instructions
+// (`tensor_bf16`) are faster there.
+#include <cstdint>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/mma.cuh"
+#include "kernels/cuda/matmul/slabs.cuh"
+#include "kernels/cuda/primitives.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kStages = 3;
+constexpr int kDepth = 64;  // steps along k a slab: rows of 128 bytes
+constexpr int kGroup = 16;  // tile rows a group of blocks
+
+// The tile of a block, the tile of a warp, and how many blocks share a multiprocessor.
+template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
+struct Config {
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kWarpRows = kWarpRows_, kWarpColumns = kWarpColumns_;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kWarpsX = kColumns / kWarpColumns;
+  static constexpr int kThreads = kWarpSize * kWarpsX * (kRows / kWarpRows);
+  static constexpr int kA = kRows * kDepth, kB = kColumns * kDepth;
+  static constexpr int kSharedBytes = kStages * (kA + kB) * 2;
+};
+using Large = Config<128, 128, 64, 32, 2>;
+using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
+
+// 16 values of i for 16 steps along k from l on: matrices [i, l], [i + 8, l], [i, l + 8] and
+// [i + 8, l + 8].
+template <class S, class T>
+__device__ void LoadTile(const T* slab, int i, int l, unsigned (&tile)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  if constexpr (S::kAlongK) {
+    LoadMatrices<false>(slab + S::At(i + lane % 16, l / 8 + lane / 16), tile);
+  } else {
+    LoadMatrices<true>(slab + S::At(l + lane / 16 * 8 + lane % 8, i / 8 + lane / 8 % 2), tile);
+  }
+}
+
+// Two neighbours of a row of c; pairs: both may be stored at once.
+template <class O>
+__device__ void StorePair(float first, float second, std::int64_t column, std::int64_t columns,
+                          bool pairs, O* row) {
+  struct alignas(2 * sizeof(O)) Pair {
+    O v[2];
+  };
+  const Pair pair = {{static_cast<O>(first), static_cast<O>(second)}};
+  if (pairs && column + 1 < columns) {
+    *reinterpret_cast<Pair*>(row + column) = pair;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (column + i < columns) row[column + i] = pair.v[i];
+}
+
+template <class C, class T, class O, bool kAAlongK, bool kBAlongK>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    MatmulTensorMma(Operand<T> a, Operand<T> b, bool pairs, std::int64_t k, O* c) {
+  using SlabA = Slab<T, C::kRows, kDepth, kAAlongK>;
+  using SlabB = Slab<T, C::kColumns, kDepth, kBAlongK>;
+  T* const a_slabs = DynamicShared<T>();
+  T* const b_slabs = a_slabs + kStages * C::kA;
+  const TilePlace place = GroupedTile<kGroup>(blockIdx.x, (a.extent + C::kRows - 1) / C::kRows,
+                                              (b.extent + C::kColumns - 1) / C::kColumns);
+  const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int y = warp / C::kWarpsX * C::kWarpRows, x = warp % C::kWarpsX * C::kWarpColumns;
+
+  SlabStream<T, SlabA, C::kThreads> a_stream(a, row, 0);
+  SlabStream<T, SlabB, C::kThreads> b_stream(b, column, 0);
+  std::int64_t left = k;  // steps along k from the next slab to be copied on
+  const auto copy = [&](int stage) {
+    if (left > 0) {
+      const int depth = static_cast<int>(min(left, std::int64_t{kDepth}));
+      a_stream.Copy(a, true, depth, a_slabs + stage * C::kA);
+      b_stream.Copy(b, true, depth, b_slabs + stage * C::kB);
+      left -= kDepth;
+    }
+    CommitCopies();
+  };
+
+  constexpr int kTilesY = C::kWarpRows / 16, kTilesX = C::kWarpColumns / 8;
+  float sums[kTilesY][kTilesX][4] = {};
+  for (int s = 0; s < kStages - 1; ++s) copy(s);
+  int stage = 0;
+  for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();  // the slab is complete, and nobody uses the one before any more
+    copy(stage == 0 ? kStages - 1 : stage - 1);
+    const T* const a_slab = a_slabs + stage * C::kA;
+    const T* const b_slab = b_slabs + stage * C::kB;
+#pragma unroll
+    for (int l = 0; l < kDepth; l += 16) {
+      unsigned as[kTilesY][4], bs[kTilesX / 2][4];
+#pragma unroll
+      for (int i = 0; i < kTilesY; ++i) LoadTile<SlabA>(a_slab, y + i * 16, l, as[i]);
+#pragma unroll
+      for (int j = 0; j < kTilesX / 2; ++j) LoadTile<SlabB>(b_slab, x + j * 16, l, bs[j]);
+#pragma unroll
+      for (int i = 0; i < kTilesY; ++i)
+#pragma unroll
+        for (int j = 0; j < kTilesX; ++j)
+          MultiplyHalves<T>(as[i], bs[j / 2][j % 2], bs[j / 2][j % 2 + 2], sums[i][j]);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+
+#pragma unroll
+  for (int i = 0; i < kTilesY; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t r = row + y + i * 16 + half * 8 + lane / 4;
+      if (r >= a.extent) continue;
+#pragma unroll
+      for (int j = 0; j < kTilesX; ++j)
+        StorePair(sums[i][j][2 * half], sums[i][j][2 * half + 1], column + x + j * 8 + lane % 4 * 2,
+                  b.extent, pairs, c + r * b.extent);
+    }
+  }
+}
+
+// The operand in vectors of 16 bytes: itself, or a copy in the lane's scratch memory.
+template <class T>
+Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaLane& lane) {
+  const bool along_k = operand.k_stride == 1;
+  const std::int64_t pitch = along_k ? operand.stride : operand.k_stride;
+  if (IsPackable<T>(operand.data, pitch)) return operand;
+  const std::int64_t rows = along_k ? operand.extent : k, columns = along_k ? k : operand.extent;
+  const std::int64_t packed = CeilDiv(columns, Pack<T>::kSize) * Pack<T>::kSize;
+  auto* copy = static_cast<T*>(lane.Scratch(static_cast<std::size_t>(rows * packed) * sizeof(T)));
+  CUDA_CHECK(cudaMemcpy2DAsync(
+      copy, static_cast<std::size_t>(packed) * sizeof(T), operand.data,
+      static_cast<std::size_t>(pitch) * sizeof(T), static_cast<std::size_t>(columns) * sizeof(T),
+      static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, lane.stream()));
+  return {copy, operand.extent, along_k ? packed : 1, along_k ? 1 : packed};
+}
+
+template <class C>
+std::int64_t Tiles(const MatmulProblem& p) {
+  return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
+}
+
+template <class C, class T, class O>
+void Run(const MatmulProblem& p, CudaLane& lane) {
+  const Operand<T> a = Packed(OperandA<T>(p), p.k, lane), b = Packed(OperandB<T>(p), p.k, lane);
+  const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(p.c) % (2 * sizeof(O)) == 0;
+  // By the operands' strides, not by the transposes: a pitch of 1 is contiguous along both.
+  const auto run = [&](auto a_along_k, auto b_along_k) {
+    const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, C::kSharedBytes, lane.stream()>>>(
+        a, b, pairs, p.k, static_cast<O*>(p.c));
+    CUDA_CHECK_LAUNCH(MatmulTensorMma);
+  };
+  DispatchLayouts(a.k_stride == 1, b.k_stride == 1, run);
+}
+
+// The small tiles, since which are used depends on the device.
+Cost CostOf(const MatmulProblem& p) {
+  return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
+}
+
+void Enqueue(const MatmulProblem& p, Lane& any_lane) {
+  CudaLane& lane = Cuda(any_lane);
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {
+    CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
+                               lane.stream()));
+    return;
+  }
+  const bool large = Tiles<Large>(p) >= lane.device().info().multiprocessors;
+  DispatchMatmul(p, [&](auto t, auto o) {
+    using T = decltype(t);
+    using O = decltype(o);
+    if constexpr (sizeof(T) == 2) {
+      large ? Run<Large, T, O>(p, lane) : Run<Small, T, O>(p, lane);
+    }
+  });
+}
+
+double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
+
+}  // namespace
+
+extern const Strategy<MatmulProblem> kMatmulTensorMma;
+constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
+    .name = "tensor_mma",
+    .summary = "16 bits on the tensor cores of any GPU from Ampere on (mma.sync, ldmatrix)",
+    .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF16, DType::kBF16),
+    .min_compute_capability = 80,
+    .deterministic = true,
+    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
+    .roundoff = Roundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = nullptr,
+    .refuses = nullptr,
+};
+
+}  // namespace tessera
