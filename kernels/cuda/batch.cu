@@ -1,11 +1,13 @@
 // Batches on a GPU: a thousand short vectors in one launch, where a launch for each would take
-// microseconds apiece. The table of segments travels as a parameter of the kernel, up to 32 KiB of
-// constant memory that arrive with the launch: no copy to the device goes before it. Results go
-// straight to host memory.
+// microseconds apiece. The table of segments stays in pinned host memory, from which each block
+// fetches its own part, and results go straight to host memory: there is no copy before or after
+// the launch. (As a kernel parameter of 32 KiB the table made a launch 9 us longer.)
 //
-// Items. A short segment (up to 256 vectors of 16 bytes) is the work of one warp: no barrier, and
-// eight segments a block. A longer one is a block's, a very long one is cut into chunks, a block
-// each, whose values a second small launch folds. Blocks come first in the grid, since they take
+// Items. A short segment (up to 256 vectors of 16 bytes) is the work of one warp: no barrier
+// between loads and result, and eight segments a block. A longer one is a block's, a very long one
+// is cut into chunks, a block each, whose values a second small launch folds. When there are many
+// segments of up to four times the short length, they too are a warp's each: all of them are under
+// way at once, where blocks would have to queue. Blocks come first in the grid, since they take
 // longest.
 //
 //   grid   | block: chunk 0 of A | block: chunk 1 of A | block: B | 8 warps: C D E F G H I J | ...
@@ -19,16 +21,15 @@
 //   2. the chains of a lane, then the 256 lanes, fold as halving trees: value i takes i + count / 2
 //   3. lane t folds the values of chunks t, t + 256, ..., and the lanes fold as a halving tree
 //
-// A warp stands for the 256 lanes of a short segment, lane t for t, t + 32, t + 64, ...
+// A thread of a block is one lane; one of a warp is eight of them: t, t + 32, t + 64, ...
 //
-// Cost of 1000 segments of 4096 f32: 16 MB read, 1000 blocks of 4 vectors a thread, one launch.
+// Cost of 1000 segments of 4096 f32: 16 MB read, 125 blocks of eight warps, each of which has 4 KiB
+// of loads in flight; one launch; 16 KB of table and 24 KB of results over PCIe.
 //
-// Right for any number of segments, a launch for each table that they fill; for any length, 0
-// included; for any alignment: a thread whose vectors are not aligned assembles them from aligned
-// ones or elements.
+// Right for any number of segments and any length, 0 included; for any alignment: a thread whose
+// vectors are not aligned assembles them from aligned ones or elements.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "kernels/batch.h"
 #include "kernels/cuda/cuda.h"
@@ -45,12 +46,14 @@ constexpr int kWarps = kBlock / kWarpSize;
 constexpr int kWarpBits = CeilLog2(kWarpSize);
 // Vectors of a warp's lane.
 constexpr int kPerWarpLane = kLanes / kWarpSize;
-// Blocks that a multiprocessor's registers have to suffice for.
-constexpr int kResident = 3;
-// Bytes of the larger and the smaller table. A launch takes parameters of 32764 bytes; small
-// batches should not pay for copying them.
-constexpr std::size_t kLargeTable = 32000;
-constexpr std::size_t kSmallTable = 2000;
+// Rows that a warp takes when there are many such items: more than a few blocks a multiprocessor.
+constexpr std::int64_t kWarpRows = 4;
+constexpr std::int64_t kManyPerMultiprocessor = 6;
+// Blocks that a multiprocessor's registers have to suffice for. Moments and two operands do not fit
+// three.
+template <class Terms>
+constexpr int kResident =
+    std::is_same_v<typename Terms::Wide, Moments> || Terms::kOperands == 2 ? 2 : 3;
 
 // --- The order of the fold ---
 
@@ -103,13 +106,14 @@ Steps StepsOf(std::int64_t n, DType dtype) {
 using Place = std::uint32_t;
 constexpr Place kPartial = 0x80000000u;
 
-struct ReduceItem {
+// Items are multiples of 16 bytes, in which the device fetches them.
+struct alignas(16) ReduceItem {
   const void* x;
   std::uint32_t n;
   Place place;
 };
 
-struct DotItem {
+struct alignas(16) DotItem {
   const void* a;
   const void* b;
   std::uint32_t n;
@@ -117,7 +121,7 @@ struct DotItem {
 };
 
 // A segment whose chunks have left partial values.
-struct CutItem {
+struct alignas(16) CutItem {
   std::int64_t n;
   std::uint32_t chunk;  // elements
   std::uint32_t chunks;
@@ -125,15 +129,15 @@ struct CutItem {
   Place place;
 };
 
-// What one launch works on: items [0, blocks) are a block's, the others, up to `items`, a warp's.
-template <class Item, std::size_t kBytes>
+// What one launch works on. The items lie in host memory.
+template <class Item>
 struct Table {
-  static constexpr int kItems = static_cast<int>(kBytes / sizeof(Item));
+  const Item* of_blocks;
+  const Item* of_warps;
   int blocks;
-  int items;
+  int warps;
   Scalar* results;
   void* partials;  // Fold::Wide
-  Item item[kItems];
 };
 
 // --- What the items of an operation are ---
@@ -156,20 +160,55 @@ __device__ A FoldHalves(A (&values)[kCount]) {
   return values[0];
 }
 
+// The halving tree over the eight lanes that a thread of a warp has. pair(k) is the value of lanes
+// k and k + 4; they come in an order in which two values have to be kept.
+template <class F, class Pair>
+__device__ auto FoldLanesOfThread(Pair pair) {
+  static_assert(kPerWarpLane == 8);
+  using Wide = decltype(pair(0));
+  Wide even{}, kept{};
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {  // k = 0, 2, 1, 3
+    Wide value = pair(i >> 1 | (i & 1) << 1);
+    if (i % 2 == 1) value = F::Combine(kept, value);
+    if (i == 1) even = value;
+    kept = i == 3 ? F::Combine(even, value) : value;
+  }
+  return kept;
+}
+
 template <ReduceOp op, class T>
 struct ReduceTerms {
   using F = Fold<op, T>;
   using Partial = PartialFold<op, T>;
   using Wide = typename F::Wide;
   using Item = ReduceItem;
+  static constexpr int kOperands = 1;
+  static constexpr std::uint32_t kRow = kLanes * kVector<T>;
 
-  // One of the lanes that a block has.
+  // One of the lanes.
   __device__ static Wide FoldLane(const Item& item, int lane) {
     const auto walk = WalkArray(static_cast<const T*>(item.x), item.n, lane, kLaneBits);
     Chain<F, T> chains[kVector<T>];
     FoldWalk<F>(walk, chains);
     return FoldChains<F>(walk, chains, [=](std::uint32_t row, int v) {
       return (std::int64_t{row} * kLanes + lane) * kVector<T> + v;
+    });
+  }
+
+  // Lanes `lane`, lane + 32, ... of an item of up to kWarpRows rows.
+  __device__ static Wide FoldRows(const Item& item, int lane) {
+    return FoldLanesOfThread<F>([&](int k) {
+      // Two lanes at a time, so that eight vectors are in flight.
+      const auto* x = static_cast<const T*>(item.x);
+      const int first = lane + k * kWarpSize, second = first + kLanes / 2;
+      const Walk<T> walks[2] = {WalkArray(x, item.n, first, kLaneBits),
+                                WalkArray(x, item.n, second, kLaneBits)};
+      uint4 vectors[2][kWarpRows];
+      LoadVectors(walks[0], 0, NeutralElement<F, T>(), vectors[0]);
+      LoadVectors(walks[1], 0, NeutralElement<F, T>(), vectors[1]);
+      return F::Combine(FoldLoaded(walks[0], vectors[0], first),
+                        FoldLoaded(walks[1], vectors[1], second));
     });
   }
 
@@ -192,6 +231,26 @@ struct ReduceTerms {
     }
     return FoldHalves<F>(lanes);
   }
+
+ private:
+  // A lane, from its vectors, of which there are at most kWarpRows.
+  __device__ static Wide FoldLoaded(const Walk<T>& walk, const uint4 (&vectors)[kWarpRows],
+                                    int lane) {
+    Chain<F, T> chains[kVector<T>];
+#pragma unroll
+    for (int v = 0; v < kVector<T>; ++v) {
+      chains[v].Begin(ElementOf<T>(vectors[0], v));
+      const std::int64_t length = walk.ChainLength(v);
+#pragma unroll
+      for (int row = 0; row < kWarpRows; ++row) {
+        if (row < length) chains[v].Add(ElementOf<T>(vectors[row], v), row);
+      }
+      chains[v].Flush(0, length);
+    }
+    return FoldChains<F>(walk, chains, [=](std::uint32_t row, int v) {
+      return (std::int64_t{row} * kLanes + lane) * kVector<T> + v;
+    });
+  }
 };
 
 template <class T>
@@ -200,6 +259,8 @@ struct DotTerms {
   using Partial = DotFold<ValueOf<T>>;
   using Wide = typename F::Wide;
   using Item = DotItem;
+  static constexpr int kOperands = 2;
+  static constexpr std::uint32_t kRow = kLanes * kVector<T>;
   static constexpr int kRows = kVectorsInFlight / 2;  // of each operand
 
   __device__ static Wide FoldLane(const Item& item, int lane) {
@@ -223,6 +284,14 @@ struct DotTerms {
       for (int v = 0; v < kVector<T>; ++v) chains[v].Flush(begin, end - begin);
     }
     return FoldChains<F>(a, chains, [](std::uint32_t, int) { return std::int64_t{0}; });
+  }
+
+  __device__ static Wide FoldRows(const Item& item, int lane) {
+    return FoldLanesOfThread<F>([&](int k) {
+      const int first = lane + k * kWarpSize;
+      const Wide value = FoldLane(item, first);
+      return F::Combine(value, FoldLane(item, first + kLanes / 2));
+    });
   }
 
   __device__ static Wide FoldRow(const Item& item, int lane) {
@@ -279,35 +348,53 @@ __device__ void StoreResult(typename F::Wide value, std::int64_t n, Scalar* resu
   *result = scalar;
 }
 
-template <class Terms, class Items>
-__global__ void __launch_bounds__(kBlock, kResident)
-    FoldItems(const __grid_constant__ Items table) {
+// Items from host memory to shared memory: one fetch a block. Every thread of the block calls it.
+template <class Item>
+__device__ void FetchItems(const Item* from, int count, Item* to) {
+  constexpr int kParts = sizeof(Item) / sizeof(uint4);
+  const auto part = static_cast<int>(threadIdx.x);
+  if (part < count * kParts)
+    reinterpret_cast<uint4*>(to)[part] = reinterpret_cast<const uint4*>(from)[part];
+  __syncthreads();  // the items are written
+}
+
+template <class Terms>
+__global__ void __launch_bounds__(kBlock, kResident<Terms>)
+    FoldItems(const Table<typename Terms::Item> table) {
   using F = typename Terms::F;
   using Wide = typename Terms::Wide;
+  __shared__ typename Terms::Item items[kWarps];
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  int number = block;
+  int mine = 0;
   Wide value;
   if (block < table.blocks) {
-    value = FoldLanesOfBlock<F>(Terms::FoldLane(table.item[number], thread));
+    FetchItems(table.of_blocks + block, 1, items);
+    value = FoldLanesOfBlock<F>(Terms::FoldLane(items[0], thread));
     if (thread != 0) return;
   } else {
-    number = table.blocks + (block - table.blocks) * kWarps + thread / kWarpSize;
-    if (number >= table.items) return;
-    value = FoldLanesOfWarp<F>(Terms::FoldRow(table.item[number], thread % kWarpSize));
-    if (thread % kWarpSize != 0) return;
+    const int first = (block - table.blocks) * kWarps;
+    const int count = min(kWarps, table.warps - first);
+    FetchItems(table.of_warps + first, count, items);
+    mine = thread / kWarpSize;
+    if (mine >= count) return;
+    const int lane = thread % kWarpSize;
+    value = FoldLanesOfWarp<F>(items[mine].n <= Terms::kRow ? Terms::FoldRow(items[mine], lane)
+                                                            : Terms::FoldRows(items[mine], lane));
+    if (lane != 0) return;
   }
-  const Place place = table.item[number].place;
+  const Place place = items[mine].place;
   if ((place & kPartial) != 0) {
     static_cast<Wide*>(table.partials)[place & ~kPartial] = value;
   } else {
-    StoreResult<F>(value, table.item[number].n, table.results + place);
+    StoreResult<F>(value, items[mine].n, table.results + place);
   }
 }
 
 // A block a segment that was cut.
-template <class F, class Items>
-__global__ void __launch_bounds__(kBlock) FoldChunks(const __grid_constant__ Items table) {
-  const CutItem& item = table.item[blockIdx.x];
+template <class F>
+__global__ void __launch_bounds__(kBlock) FoldChunks(const Table<CutItem> table) {
+  __shared__ CutItem item;
+  FetchItems(table.of_blocks + blockIdx.x, 1, &item);
   const auto* partials = static_cast<const typename F::Wide*>(table.partials) + item.first;
   const auto value =
       FoldLanesOfBlock<F>(FoldThread<F>(threadIdx.x, item.chunks, kLanes, [&](std::int64_t chunk) {
@@ -336,87 +423,81 @@ DotItem Part(const DotSegment& s, std::int64_t from, std::int64_t n, std::size_t
 
 template <class Item>
 struct Work {
-  std::vector<Item> of_blocks, of_warps;
-  std::vector<CutItem> cuts;
-  Place partials = 0;
+  Table<Item> items;
+  Table<CutItem> cuts;
+  std::size_t partials;
 };
 
+// The tables of a batch, in the lane's host memory.
 template <class Item, class Problem>
-Work<Item> MakeWork(const Problem& p) {
+Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
   const std::size_t size = SizeOf(p.dtype);
   const std::int64_t row = kLanes * kVectorBytes / static_cast<std::int64_t>(size);
-  Work<Item> work;
+  std::size_t short_ones = 0, middling = 0, chunks = 0, partials = 0, cuts = 0;
+  for (std::int64_t i = 0; i < p.count; ++i) {
+    const std::int64_t n = p.segments[i].n;
+    if (n <= row) {
+      ++short_ones;
+    } else if (n <= kWarpRows * row) {
+      ++middling;
+    } else {
+      const auto count = static_cast<std::size_t>(MakeChunking(n, p.dtype).chunks);
+      chunks += count;
+      if (count > 1) {
+        partials += count;
+        ++cuts;
+      }
+    }
+  }
+  const bool many = static_cast<std::int64_t>(middling) >
+                    kManyPerMultiprocessor * lane.device().info().multiprocessors;
+  const std::int64_t longest_of_warps = many ? kWarpRows * row : row;
+
+  const std::size_t blocks = chunks + (many ? 0 : middling);
+  const std::size_t warps = short_ones + (many ? middling : 0);
+  auto* of_blocks = static_cast<Item*>(lane.HostScratch((blocks + warps) * sizeof(Item)));
+  Item* of_warps = of_blocks + blocks;
+  auto* cut = static_cast<CutItem*>(lane.HostScratch(cuts * sizeof(CutItem)));
+  Work<Item> work{
+      {of_blocks, of_warps, static_cast<int>(blocks), static_cast<int>(warps), p.results, nullptr},
+      {cut, nullptr, static_cast<int>(cuts), 0, p.results, nullptr},
+      partials};
+  Place partial = 0;
   for (std::int64_t i = 0; i < p.count; ++i) {
     const auto& segment = p.segments[i];
     const auto place = static_cast<Place>(i);
-    if (segment.n <= row) {
-      work.of_warps.push_back(Part(segment, 0, segment.n, size, place));
+    if (segment.n <= longest_of_warps) {
+      *of_warps++ = Part(segment, 0, segment.n, size, place);
       continue;
     }
     const Chunking c = MakeChunking(segment.n, p.dtype);
     if (c.chunks == 1) {
-      work.of_blocks.push_back(Part(segment, 0, segment.n, size, place));
+      *of_blocks++ = Part(segment, 0, segment.n, size, place);
       continue;
     }
-    work.cuts.push_back({segment.n, static_cast<std::uint32_t>(c.chunk),
-                         static_cast<std::uint32_t>(c.chunks), work.partials, place});
+    *cut++ = {segment.n, static_cast<std::uint32_t>(c.chunk), static_cast<std::uint32_t>(c.chunks),
+              partial, place};
     for (std::int64_t from = 0; from < segment.n; from += c.chunk) {
-      work.of_blocks.push_back(Part(segment, from, std::min(c.chunk, segment.n - from), size,
-                                    kPartial | work.partials++));
+      *of_blocks++ =
+          Part(segment, from, std::min(c.chunk, segment.n - from), size, kPartial | partial++);
     }
   }
   return work;
 }
 
-// One launch with as many of the items as fit a table of kBytes; `blocks` and `warps` of them are
-// done already.
-template <class Items, class Item>
-void LaunchTable(void (*kernel)(Items), const Work<Item>& work, std::size_t& blocks,
-                 std::size_t& warps, Scalar* results, void* partials, cudaStream_t stream) {
-  Items table;  // not initialised: only what is used of it is written
-  const std::size_t room = Items::kItems;
-  const std::size_t more_blocks = std::min(room, work.of_blocks.size() - blocks);
-  const std::size_t more_warps = std::min(room - more_blocks, work.of_warps.size() - warps);
-  std::copy_n(work.of_blocks.begin() + static_cast<std::ptrdiff_t>(blocks), more_blocks,
-              table.item);
-  std::copy_n(work.of_warps.begin() + static_cast<std::ptrdiff_t>(warps), more_warps,
-              table.item + more_blocks);
-  table.blocks = static_cast<int>(more_blocks);
-  table.items = static_cast<int>(more_blocks + more_warps);
-  table.results = results;
-  table.partials = partials;
-  const auto grid = static_cast<unsigned>(more_blocks + (more_warps + kWarps - 1) / kWarps);
-  void* parameters[] = {&table};
-  CUDA_CHECK(
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, kBlock, parameters, 0, stream));
-  blocks += more_blocks;
-  warps += more_warps;
-}
-
 template <class Terms, class Problem>
 void Run(const Problem& p, CudaLane& lane) {
   using Item = typename Terms::Item;
-  using Small = Table<Item, kSmallTable>;
-  using Large = Table<Item, kLargeTable>;
-  using Cuts = Table<CutItem, kSmallTable>;
-  using Partial = typename Terms::Partial;
-  const Work<Item> work = MakeWork<Item>(p);
-  void* partials = lane.Scratch(work.partials * sizeof(typename Terms::Wide));
-  const std::size_t items = work.of_blocks.size() + work.of_warps.size();
-  for (std::size_t blocks = 0, warps = 0; blocks + warps < items;) {
-    if (items - blocks - warps <= Small::kItems) {
-      LaunchTable<Small>(FoldItems<Terms, Small>, work, blocks, warps, p.results, partials,
-                         lane.stream());
-    } else {
-      LaunchTable<Large>(FoldItems<Terms, Large>, work, blocks, warps, p.results, partials,
-                         lane.stream());
-    }
-  }
-  const Work<CutItem> rest{.of_blocks = work.cuts, .of_warps = {}, .cuts = {}};
-  for (std::size_t blocks = 0, warps = 0; blocks < work.cuts.size();) {
-    LaunchTable<Cuts>(FoldChunks<Partial, Cuts>, rest, blocks, warps, p.results, partials,
-                      lane.stream());
-  }
+  Work<Item> work = MakeWork<Item>(p, lane);
+  work.items.partials = work.cuts.partials =
+      lane.Scratch(work.partials * sizeof(typename Terms::Wide));
+  const auto grid = static_cast<unsigned>(work.items.blocks + CeilDiv(work.items.warps, kWarps));
+  FoldItems<Terms><<<grid, kBlock, 0, lane.stream()>>>(work.items);
+  CUDA_CHECK_LAUNCH(FoldItems);
+  if (work.cuts.blocks == 0) return;
+  FoldChunks<typename Terms::Partial>
+      <<<static_cast<unsigned>(work.cuts.blocks), kBlock, 0, lane.stream()>>>(work.cuts);
+  CUDA_CHECK_LAUNCH(FoldChunks);
 }
 
 void LaunchDot(const DotBatchProblem& p, Lane& lane) {

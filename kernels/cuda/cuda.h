@@ -109,7 +109,7 @@ class CudaLane final : public Lane {
   void Reset() override;
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
-  void* HostScratch(std::size_t bytes) override;
+  void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
   void CopyToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;

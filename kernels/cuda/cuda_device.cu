@@ -291,6 +291,7 @@ void* CudaLane::Scratch(std::size_t bytes) {
 }
 
 void* CudaLane::HostScratch(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
   device_.Use();
   const std::size_t size = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
   if (host_.empty() || host_size_ - host_used_ < size) {

@@ -23,8 +23,9 @@
 // ticket back. One launch in every case, and no atomics on values. The cut depends on the shape and
 // the element's size alone: the same input gives the same bits, on every GPU.
 //
-// Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 4
-// rows of 64 threads with 4 vectors each; along columns TODO.
+// Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
+// rows, with 2 vectors a thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
+// 32 KiB, are written and read again.
 //
 // Right for any extents, 0 included (length 0: identities), and any alignment: a thread whose
 // vectors are not aligned assembles them from aligned ones or, at the ends of the array, from
@@ -40,19 +41,26 @@ namespace {
 
 constexpr int kBlockBits = 8;
 constexpr int kBlock = 1 << kBlockBits;
-// A tile of columns is this many vectors wide at least, where there are so many: whole lines of 128
-// bytes.
+// A block along columns is 8 vectors wide at least, where there are so many: whole lines of 128
+// bytes. Up to 32 wide, a whole warp, its threads have less to fold between them; it grows that far
+// while there are this many blocks side by side, since more segments would have to make up for
+// fewer.
 constexpr int kLeastWidthBits = 3;
+constexpr int kMostWidthBits = 5;
+constexpr int kTilesBits = 5;
 // Threads that the work is spread over before a thread gets more than one vector: half of those an
 // H200 runs at once.
 constexpr std::int64_t kThreads = std::int64_t{1} << 17;
-// Blocks that are wanted when a cut has to make them.
-constexpr std::int64_t kBlocks = 1056;
+// Blocks that are wanted when a cut has to make them: those that 132 multiprocessors run at once,
+// as kernels below are bounded. A constant, so that the bits do not depend on the device.
+constexpr std::int64_t kBlocks = 396;
 // Vectors a thread in a segment at least, so that all its loads are in flight at once.
 constexpr std::int64_t kLeastSteps = 8;
-
-// Blocks that a multiprocessor's registers have to suffice for.
-constexpr int kResident = 2;
+// Blocks that a multiprocessor's registers have to suffice for. Three have 96 KiB of loads in
+// flight; at two, what a block does before its first load and after its last shows. Moments do not
+// fit three.
+template <class F>
+constexpr int kResident = std::is_same_v<typename F::Wide, Moments> ? 2 : 3;
 
 // How the block lies over the array and how the axis is cut.
 struct Plan {
@@ -78,19 +86,22 @@ Plan MakePlan(const ReduceAxesProblem& p) {
   const std::int64_t all = p.outer * columns * steps;
   const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
   const int column_bits = std::min(CeilLog2(columns), kBlockBits);
+  const int least_width =
+      std::clamp(CeilLog2(columns) - kTilesBits, kLeastWidthBits, kMostWidthBits);
   plan.height_bits =
-      std::min(CeilLog2(CeilDiv(steps, each)), kBlockBits - std::min(column_bits, kLeastWidthBits));
+      std::min(CeilLog2(CeilDiv(steps, each)), kBlockBits - std::min(column_bits, least_width));
   plan.width_bits = std::min(column_bits, kBlockBits - plan.height_bits);
   const std::int64_t depth = kBlock >> (plan.width_bits + plan.height_bits);
   plan.across = CeilDiv(columns, std::int64_t{1} << plan.width_bits);
   plan.tiles = plan.across * CeilDiv(p.outer, depth);
   plan.steps = CeilDiv(steps, std::int64_t{1} << plan.height_bits);
-  // Only a block without depth folds one tile's outputs alone.
+  // Whoever folds the segments is a block that has a thread for each output of one tile.
+  const bool whole =
+      plan.tiles == 0 || depth > 1 || (!plan.rows && vector << plan.width_bits > kBlock);
   const std::int64_t cut =
-      depth > 1 || plan.tiles == 0
-          ? 1
-          : std::clamp<std::int64_t>(kBlocks / plan.tiles, 1,
-                                     std::max<std::int64_t>(1, plan.steps / kLeastSteps));
+      whole ? 1
+            : std::clamp<std::int64_t>(kBlocks / plan.tiles, 1,
+                                       std::max<std::int64_t>(1, plan.steps / kLeastSteps));
   plan.steps = CeilDiv(plan.steps, cut);
   plan.segment = (plan.steps << plan.height_bits) * (plan.rows ? vector : 1);
   plan.segments =
@@ -152,7 +163,7 @@ struct alignas(sizeof(Out) * kCount < 16 ? sizeof(Out) * kCount : 16) Results {
 // Folds x[outer, length, inner] over length to out[outer, inner]. With segments: by way of
 // partials[tile][segment][output of the tile] and the tickets of the tiles.
 template <class F, class T>
-__global__ void __launch_bounds__(kBlock, kResident)
+__global__ void __launch_bounds__(kBlock, kResident<F>)
     FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner, Plan plan,
              typename F::Wide* partials, std::uint32_t* tickets, typename F::Out* out) {
   using Wide = typename F::Wide;
