@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/batch.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/strategy.h"
@@ -146,6 +147,24 @@ absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out
                              const RunOptions& options);
 absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius, void* out,
                                    const RunOptions& options);
+
+// Many vectors at once, each reduced to a number of its own: results[i] of segments[i], as RunDot
+// and RunReduce would give it one by one, but with one launch for about a thousand of them. For
+// many requests that wait at the same time; every operand is contiguous memory of the lane's
+// device and of one dtype, lengths may differ and may be 0. A result does not depend on what else
+// is in the batch, and the same segment gives the same bits every time. As in RunDot,
+// floating-point operands set real, integers integer (a reduction: by the dtype of its result, for
+// ARGMIN and ARGMAX that of the operand), and ARGMIN and ARGMAX set index as well.
+//
+// Stats are those of the whole batch; roundoff is the bound of its longest segment, and the
+// strategy is called "batch". REQUIRES: results.size() == segments.size(), which is below 2^31, and
+// n >= 0. INVALID_ARGUMENT / EMPTY_INPUT {op, segment} when an empty segment has no value, and then
+// nothing has run; otherwise the errors of a device.
+absl::StatusOr<Stats> RunDotBatch(Lane& lane, DType dtype, absl::Span<const DotSegment> segments,
+                                  absl::Span<Scalar> results, bool timing = false);
+absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
+                                     absl::Span<const ReduceSegment> segments,
+                                     absl::Span<Scalar> results, bool timing = false);
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
 // (kernels/convert.h says how), and waits.

@@ -94,6 +94,9 @@ class Lane {
   virtual void* Scratch(std::size_t bytes) = 0;
   // One Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
+  // bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write in
+  // stream order; valid until Reset. The lane keeps and reuses it.
+  virtual void* HostScratch(std::size_t bytes) = 0;
 
   // host may be any memory and may be reused on return; the device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, const void* host, std::size_t bytes) = 0;

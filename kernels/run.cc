@@ -220,6 +220,13 @@ absl::Status EmptyInput(ReduceOp op) {
                  {{"op", absl::StrCat(static_cast<int>(op))}});
 }
 
+absl::Status EmptySegment(ReduceOp op, std::size_t segment) {
+  return Invalid("EMPTY_INPUT",
+                 absl::StrCat("this reduction has no value for an empty input, which segment ",
+                              segment, " is"),
+                 {{"op", absl::StrCat(static_cast<int>(op))}, {"segment", absl::StrCat(segment)}});
+}
+
 // x with its axes reordered so that folded ones are neighbours, and the three extents that result.
 // Axes that are neighbours already stay where they are, which saves a gather.
 struct Folding {
@@ -255,6 +262,56 @@ Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
                                   : folding.outer) *= x.shape[from];
   }
   return folding;
+}
+
+// --- Batches
+// ---------------------------------------------------------------------------------------------------------
+
+const Batch<DotBatchProblem>& BatchOf([[maybe_unused]] const Lane& lane, const DotBatchProblem&) {
+#ifdef TESSERA_WITH_CUDA
+  if (lane.device().info().backend == Backend::kCuda) return kDotBatchCuda;
+#endif
+  return kDotBatchCpu;
+}
+
+const Batch<ReduceBatchProblem>& BatchOf([[maybe_unused]] const Lane& lane,
+                                         const ReduceBatchProblem&) {
+#ifdef TESSERA_WITH_CUDA
+  if (lane.device().info().backend == Backend::kCuda) return kReduceBatchCuda;
+#endif
+  return kReduceBatchCpu;
+}
+
+// each: what one element of a segment costs.
+template <class Problem>
+absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Problem>& batch,
+                                   absl::Span<Scalar> results, const Cost& each, bool timing) {
+  Stats stats;
+  stats.strategy = "batch";
+  if (problem.count == 0) return stats;
+  std::int64_t longest = 0, elements = 0;
+  for (std::int64_t i = 0; i < problem.count; ++i) {
+    longest = std::max(longest, problem.segments[i].n);
+    elements += problem.segments[i].n;
+  }
+  Device& device = lane.device();
+  absl::Status status = Guard(device, [&] {
+    problem.results = static_cast<Scalar*>(lane.HostScratch(results.size() * sizeof(Scalar)));
+    if (timing) lane.StartTimer();
+    batch.launch(problem, lane);
+    if (timing) stats.kernel_us = lane.StopTimer();
+    lane.Synchronize();
+    stats.roundoff = batch.roundoff(problem, longest, device);
+  });
+  if (!status.ok()) {
+    // What is in flight may still read the operands.
+    Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
+    return status;
+  }
+  std::copy_n(problem.results, results.size(), results.begin());
+  stats.bytes = static_cast<std::uint64_t>(elements) * SizeOf(problem.dtype) * each.bytes;
+  stats.flops = static_cast<std::uint64_t>(elements) * each.flops;
+  return stats;
 }
 
 // --- Matmul operands
@@ -427,6 +484,30 @@ absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radiu
                            .radius = std::min(radius, std::max<std::int64_t>(0, n - 1)),
                            .out = out};
   return Execute(lane, problem, options, [&](WindowSumProblem& p) { p.x = Contiguous(lane, x); });
+}
+
+absl::StatusOr<Stats> RunDotBatch(Lane& lane, DType dtype, absl::Span<const DotSegment> segments,
+                                  absl::Span<Scalar> results, bool timing) {
+  const DotBatchProblem problem{.dtype = dtype,
+                                .segments = segments.data(),
+                                .count = static_cast<std::int64_t>(segments.size())};
+  return ExecuteBatch(lane, problem, BatchOf(lane, problem), results, {.bytes = 2, .flops = 2},
+                      timing);
+}
+
+absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
+                                     absl::Span<const ReduceSegment> segments,
+                                     absl::Span<Scalar> results, bool timing) {
+  if (NeedsElements(op)) {
+    for (std::size_t i = 0; i < segments.size(); ++i)
+      if (segments[i].n == 0) return EmptySegment(op, i);
+  }
+  const ReduceBatchProblem problem{.dtype = dtype,
+                                   .op = op,
+                                   .segments = segments.data(),
+                                   .count = static_cast<std::int64_t>(segments.size())};
+  return ExecuteBatch(lane, problem, BatchOf(lane, problem), results, {.bytes = 1, .flops = 1},
+                      timing);
 }
 
 absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {

@@ -125,6 +125,7 @@ class FakeLane final : public Lane {
     return lane_->Scratch(bytes);
   }
   Scalar* result() override { return lane_->result(); }
+  void* HostScratch(std::size_t bytes) override { return lane_->HostScratch(bytes); }
   void CopyToDevice(void* to, const void* from, std::size_t bytes) override {
     device_.Reach(FakeDevice::Step::kCopyToDevice);
     lane_->CopyToDevice(to, from, bytes);

@@ -119,6 +119,7 @@ class CpuLane final : public Lane {
   }
 
   Scalar* result() override { return &result_; }
+  void* HostScratch(std::size_t bytes) override { return Scratch(bytes); }
 
   void CopyToDevice(void* device, const void* host, std::size_t bytes) override {
     if (bytes != 0) std::memcpy(device, host, bytes);

@@ -120,6 +120,7 @@ class CudaLane final : public Lane {
   void Reset() override;
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
+  void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
   void CopyToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;
@@ -130,6 +131,10 @@ class CudaLane final : public Lane {
 
   // The lane's mailbox, made on first use.
   Mailbox mailbox();
+  // kTickets counters in device memory, which are zero whenever no kernel of the lane runs: a
+  // kernel that counts with one sets it back, so that no launch begins with a memset.
+  static constexpr std::size_t kTickets = 4096;
+  std::uint32_t* Tickets();
 
   // The lane's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is empty.
   cublasContext* Cublas();
@@ -148,17 +153,23 @@ class CudaLane final : public Lane {
 
   Slot& NextSlot();
   void FreeBlocks() noexcept;
+  // Device memory that is zero for what comes next on the stream.
+  void* AllocateZeros(std::size_t bytes);
 
   CudaDevice& device_;
   Stream stream_;
   Event idle_, start_, stop_;
   PinnedMemory result_;
+  std::vector<PinnedMemory> host_;  // host scratch; only the last has room
+  std::size_t host_size_ = 0;       // bytes of the last one
+  std::size_t host_used_ = 0;
   Slot slots_[2];
   int next_slot_ = 0;
   std::vector<Block> blocks_;    // scratch; only the last has room
   std::size_t used_ = 0;         // bytes of the last block
   std::size_t first_block_ = 0;  // the least size of the first block
   void* mailbox_ = nullptr;
+  void* tickets_ = nullptr;
   cublasContext* cublas_ = nullptr;
 };
 

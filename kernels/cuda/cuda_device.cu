@@ -20,6 +20,9 @@ constexpr std::size_t kScratchAlignment = 256;
 constexpr std::size_t kLeastBlockBytes = std::size_t{1} << 20;
 // A request that needed more scratch than this gives it back when the next one begins.
 constexpr std::size_t kKeptScratchBytes = std::size_t{256} << 20;
+// Host scratch: the results of 2,700 segments; and what a lane keeps of it at most.
+constexpr std::size_t kLeastHostBytes = std::size_t{64} << 10;
+constexpr std::size_t kKeptHostBytes = std::size_t{4} << 20;
 // Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
 // waits longer sleeps: many lanes must not burn a core each.
 constexpr std::chrono::microseconds kPollTime{50};
@@ -240,6 +243,7 @@ CudaLane::~CudaLane() {
     // The device is lost: nothing runs any more, and the releases below fail quietly.
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
+  if (tickets_ != nullptr) device_.Free(tickets_);
   FreeBlocks();
   if (mailbox_ != nullptr) device_.Free(mailbox_);
 }
@@ -256,6 +260,12 @@ void CudaLane::Reset() {
   // writing to memory that has been freed, or to the result of the next request.
   Synchronize();
   *result() = Scalar{};
+  host_used_ = 0;
+  if (host_.size() > 1) host_.erase(host_.begin(), host_.end() - 1);
+  if (host_size_ > kKeptHostBytes) {
+    host_.clear();
+    host_size_ = 0;
+  }
   used_ = 0;
   std::size_t total = 0;
   for (const Block& block : blocks_) total += block.size;
@@ -278,6 +288,22 @@ void* CudaLane::Scratch(std::size_t bytes) {
   }
   void* memory = static_cast<char*>(blocks_.back().data) + used_;
   used_ += size;
+  return memory;
+}
+
+void* CudaLane::HostScratch(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  device_.Use();
+  const std::size_t size = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  if (host_.empty() || host_size_ - host_used_ < size) {
+    // Page-locking takes longer than any small request, so that the next one should fit as well.
+    const std::size_t block = std::max({size, kLeastHostBytes, 2 * host_size_});
+    host_.push_back(MakePinnedMemory(block));
+    host_size_ = block;
+    host_used_ = 0;
+  }
+  void* memory = static_cast<char*>(host_.back().get()) + host_used_;
+  host_used_ += size;
   return memory;
 }
 
@@ -373,18 +399,25 @@ double CudaLane::StopTimer() {
 Mailbox CudaLane::mailbox() {
   // The ticket has a sector of its own: the slots are read while it is written.
   constexpr std::size_t kTicketBytes = 256;
-  if (mailbox_ == nullptr) {
-    constexpr std::size_t kBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
-    void* memory = device_.Allocate(kBytes);
-    const cudaError_t error = cudaMemsetAsync(memory, 0, kBytes, stream_.get());
-    if (error != cudaSuccess) {
-      device_.Free(memory);
-      ThrowCudaError(error, "cudaMemsetAsync");
-    }
-    mailbox_ = memory;
-  }
+  if (mailbox_ == nullptr)
+    mailbox_ = AllocateZeros(kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2));
   auto* bytes = static_cast<unsigned char*>(mailbox_);
   return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<ulonglong2*>(bytes + kTicketBytes)};
+}
+
+std::uint32_t* CudaLane::Tickets() {
+  if (tickets_ == nullptr) tickets_ = AllocateZeros(kTickets * sizeof(std::uint32_t));
+  return static_cast<std::uint32_t*>(tickets_);
+}
+
+void* CudaLane::AllocateZeros(std::size_t bytes) {
+  void* memory = device_.Allocate(bytes);
+  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream_.get());
+  if (error != cudaSuccess) {
+    device_.Free(memory);
+    ThrowCudaError(error, "cudaMemsetAsync");
+  }
+  return memory;
 }
 
 cublasContext* CudaLane::Cublas() {

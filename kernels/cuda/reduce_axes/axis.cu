@@ -1,193 +1,319 @@
 // Reduce along the middle axis of x[outer, length, inner]: rows of a matrix (inner = 1), columns
 // (outer = 1), or any axes of an array that are neighbours. Three questions decide: do neighbouring
-// threads read neighbouring elements, has every thread enough to do, and has every multiprocessor.
+// threads read neighbouring memory, has every thread enough loads in flight, and has every
+// multiprocessor enough threads.
 //
-// Short axes (length <= 32), and rows up to 1024: a group of 1 to 32 lanes of a warp an output.
-// With inner > 1 one lane an output does: its neighbours have the neighbouring outputs. Along a row
-// the lanes of a group take neighbouring elements and fold by shuffles. No barrier, and any number
-// of outputs fills the chip.
+// A thread loads vectors of 16 bytes, eight of them before it uses the first
+// (kernels/cuda/vectors.cuh). A block of 256 threads is a box: `width` threads across neighbouring
+// vectors of outputs, `height` threads along the axis, and, when that is less than a block,
+// `depth` threads over neighbouring values of outer. All three are powers of two.
 //
-// Long axes: a block a tile of up to 32 neighbouring outputs. Its threads form a rectangle, as wide
-// as the tile, which takes as many steps of the axis at once as it has rows: with inner = 1 that is
-// a block a row, with inner >= 32 every warp reads 32 columns, and in between a warp reads several
-// short pieces that lie one behind the other. The columns of the rectangle are folded by a tree in
-// shared memory. When there are fewer tiles than the chip can run blocks, the axis is cut into
-// segments, a block each, and a second kernel, the one for short axes, folds their partial values.
+//   columns (inner > 1)                     rows (inner = 1): width 1, the vectors lie along the
+//   axis
 //
-// No atomics, and every fold in an order that shape and device decide: the same input gives the
-// same bits.
+//          across: vectors of outputs              along the axis
+//   axis   [t0   ] [t1   ] [t2   ]                 [t0   ] [t1   ] [t0   ] [t1   ]   row 0
+//     |    [t3   ] [t4   ] [t5   ]                 [t2   ] [t3   ] [t2   ] [t3   ]   row 1
+//     v    [t0   ] [t1   ] [t2   ]
 //
-// Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written. Along rows one launch of 128 blocks without
-// a barrier. Along columns 32 tiles in 16 segments, 4 barriers a block, 128 KiB written and read
-// again, and a second launch.
+// The height is what an axis needs for at most 8 or 16 vectors a thread, up to a block, then each
+// thread takes more. Few outputs would leave the chip idle: there the axis is cut into segments, a
+// block each. A block leaves the values of its segment in device memory and counts itself on a
+// ticket of its outputs; whoever counts last folds all the segments, in index order, and sets the
+// ticket back. One launch in every case, and no atomics on values. The cut depends on the shape and
+// the element's size alone: the same input gives the same bits, on every GPU.
 //
-// Right for any extents, 0 included (length 0: identities), and any alignment: loads are scalar.
-// For long f32 axes: chains of at most 64 in single precision, the rest double.
+// Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
+// rows, with 2 vectors a thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
+// 32 KiB, are written and read again.
+//
+// Right for any extents, 0 included (length 0: identities), and any alignment: a thread whose
+// vectors are not aligned assembles them from aligned ones or, at the ends of the array, from
+// elements. For long f32 axes: chains of at most 64 in single precision, the rest double.
 #include <algorithm>
 #include <bit>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/vectors.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr int kBlock = 256;
-constexpr std::int64_t kShortAxis = 32;
-constexpr std::int64_t kShortRow = 1024;
-// Elements of a row that a lane takes before another lane joins.
-constexpr std::int64_t kLeastPerLane = 4;
-// Blocks of 256 threads that one multiprocessor runs at once.
-constexpr std::int64_t kBlocksPerMultiprocessor = 8;
+constexpr int kBlockBits = 8;
+constexpr int kBlock = 1 << kBlockBits;
+// A block along columns is 8 vectors wide at least, where there are so many: whole lines of 128
+// bytes. Up to 32 wide, a whole warp, its threads have less to fold between them; it grows that far
+// while there are this many blocks side by side, since more segments would have to make up for
+// fewer.
+constexpr int kLeastWidthBits = 3;
+constexpr int kMostWidthBits = 5;
+constexpr int kTilesBits = 5;
+// Threads that the work is spread over before a thread gets more than one vector: half of those an
+// H200 runs at once.
+constexpr std::int64_t kThreads = std::int64_t{1} << 17;
+// Blocks that are wanted when a cut has to make them: those that 132 multiprocessors run at once,
+// as kernels below are bounded. A constant, so that the bits do not depend on the device.
+constexpr std::int64_t kBlocks = 396;
+// Vectors a thread in a segment at least, so that all its loads are in flight at once.
+constexpr std::int64_t kLeastSteps = 8;
+// Blocks that a multiprocessor's registers have to suffice for. Three have 96 KiB of loads in
+// flight; at two, what a block does before its first load and after its last shows. Moments do not
+// fit three.
+template <class F>
+constexpr int kResident = std::is_same_v<typename F::Wide, Moments> ? 2 : 3;
 
-// Folds x[outer, length, inner] over length to out[outer, inner], a group of 2^lane_bits lanes an
-// output. x holds elements or, with kPartials, values of segments that are already folded. count:
-// how many elements each output stands for.
-template <class F, bool kPartials, class In>
-__global__ void __launch_bounds__(kBlock)
-    FoldByGroups(const In* x, std::int64_t outputs, std::int64_t length, std::int64_t inner,
-                 int lane_bits, std::int64_t count, typename F::Out* out) {
-  using Wide = typename F::Wide;
-  const int lanes = 1 << lane_bits;
-  const std::int64_t output = GridThread() >> lane_bits;
-  const int lane = static_cast<int>(threadIdx.x) & (lanes - 1);
-  Wide value = F::template Identity<Wide>();
-  if (output < outputs) {
-    const In* axis = x + output / inner * length * inner + output % inner;
-    value = FoldThread<F>(lane, length, lanes, [=](std::int64_t j) {
-      if constexpr (kPartials) {
-        return axis[j * inner];
-      } else {
-        return F::Load(axis[j * inner], j);
-      }
-    });
-  }
-  // Blocks are whole warps, and every lane takes part. What a lane gets from the next group or from
-  // beyond the warp stays in lanes that the first of its group no longer reads.
-  for (int offset = lanes / 2; offset > 0; offset /= 2)
-    value = F::Combine(value, ShuffleDown(kFullMask, value, offset));
-  if (lane == 0 && output < outputs) out[output] = F::FinishAxis(value, count);
-}
-
-// How the threads of a block lie over tiles of neighbouring outputs, and how the axis is cut.
-struct Tiling {
-  int width_bits;  // a tile is 2^width_bits outputs wide, its block kBlock >> width_bits high
-  std::int64_t row_tiles;  // tiles along inner
-  std::int64_t segments;   // pieces of the axis
-  std::int64_t segment;    // steps of the axis in each; the last ones may have fewer or none
+// How the block lies over the array and how the axis is cut.
+struct Plan {
+  bool rows;             // inner = 1: vectors lie along the axis
+  int width_bits;        // log2 of the threads across vectors of outputs
+  int height_bits;       // log2 of the threads along the axis
+  std::int64_t across;   // tiles along inner
+  std::int64_t tiles;    // in all
+  std::int64_t steps;    // vectors of a thread in one segment
+  std::int64_t segment;  // elements of the axis in one segment
+  std::int64_t segments;
 };
 
-Tiling MakeTiling(const ReduceAxesProblem& p, std::int64_t concurrent_blocks) {
-  const std::int64_t width = std::min<std::int64_t>(
-      static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(p.inner))), kWarpSize);
-  Tiling tiling{};
-  tiling.width_bits = CeilLog2(width);
-  tiling.row_tiles = CeilDiv(p.inner, width);
-  const std::int64_t tiles = p.outer * tiling.row_tiles;
-  // A segment keeps every thread of its block busy for one batch of loads at least.
-  const std::int64_t least_segment = kBlock / width * kBatch;
-  tiling.segments = std::clamp<std::int64_t>(CeilDiv(concurrent_blocks, tiles), 1,
-                                             std::max<std::int64_t>(1, p.length / least_segment));
-  tiling.segment = CeilDiv(p.length, tiling.segments);
-  return tiling;
+Plan MakePlan(const ReduceAxesProblem& p) {
+  const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
+  Plan plan{};
+  plan.rows = p.inner == 1;
+  const std::int64_t steps = plan.rows ? CeilDiv(p.length, vector) : p.length;
+  const std::int64_t columns = CeilDiv(p.inner, vector);  // vectors of outputs
+  // Vectors a thread: a short row is read by few lanes, each of which takes several vectors of it;
+  // a column by one thread, as long as that leaves it work for two batches of loads.
+  const std::int64_t most = !plan.rows ? 2 * kVectorsInFlight : steps <= 128 ? 4 : kVectorsInFlight;
+  const std::int64_t all = p.outer * columns * steps;
+  const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
+  const int column_bits = std::min(CeilLog2(columns), kBlockBits);
+  const int least_width =
+      std::clamp(CeilLog2(columns) - kTilesBits, kLeastWidthBits, kMostWidthBits);
+  plan.height_bits =
+      std::min(CeilLog2(CeilDiv(steps, each)), kBlockBits - std::min(column_bits, least_width));
+  plan.width_bits = std::min(column_bits, kBlockBits - plan.height_bits);
+  const std::int64_t depth = kBlock >> (plan.width_bits + plan.height_bits);
+  plan.across = CeilDiv(columns, std::int64_t{1} << plan.width_bits);
+  plan.tiles = plan.across * CeilDiv(p.outer, depth);
+  plan.steps = CeilDiv(steps, std::int64_t{1} << plan.height_bits);
+  // Whoever folds the segments is a block that has a thread for each output of one tile.
+  const bool whole =
+      plan.tiles == 0 || depth > 1 || (!plan.rows && vector << plan.width_bits > kBlock);
+  const std::int64_t cut =
+      whole ? 1
+            : std::clamp<std::int64_t>(kBlocks / plan.tiles, 1,
+                                       std::max<std::int64_t>(1, plan.steps / kLeastSteps));
+  plan.steps = CeilDiv(plan.steps, cut);
+  plan.segment = (plan.steps << plan.height_bits) * (plan.rows ? vector : 1);
+  plan.segments =
+      std::max<std::int64_t>(1, CeilDiv(p.length, std::max<std::int64_t>(1, plan.segment)));
+  return plan;
 }
 
-// Folds x[outer, length, inner] over length. One segment: to out[outer, inner]; else to
-// partials[outer, inner, segments].
-template <class F, class T>
-__global__ void __launch_bounds__(kBlock)
-    FoldByTiles(const T* x, std::int64_t length, std::int64_t inner, Tiling tiling,
-                typename F::Wide* partials, typename F::Out* out) {
-  using Wide = typename F::Wide;
-  __shared__ Wide cells[kBlock];
+// Folds values[0, used) of the threads that differ in their position along the axis into those of
+// position 0. cells: kBlock / 2 * kCount in shared memory. Every thread of the block calls it.
+template <class F, int kCount, class A>
+__device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits, A* cells) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int width = 1 << tiling.width_bits;
-  const int height = kBlock >> tiling.width_bits;
-  const int y = thread >> tiling.width_bits;
-  const std::int64_t segment = blockIdx.x % tiling.segments;
-  const std::int64_t tile = blockIdx.x / tiling.segments;
-  const std::int64_t row = tile / tiling.row_tiles;
-  const std::int64_t column = tile % tiling.row_tiles * width + (thread & (width - 1));
-
-  Wide value = F::template Identity<Wide>();
-  if (column < inner) {
-    const T* axis = x + row * length * inner + column;
-    const std::int64_t begin = segment * tiling.segment;
-    const std::int64_t end = min(length, begin + tiling.segment);
-    value = FoldThread<F>(begin + y, end, height,
-                          [=](std::int64_t j) { return F::Load(axis[j * inner], j); });
-  }
-  cells[thread] = value;
-  __syncthreads();  // the rectangle is complete
-  for (int half = height / 2; half > 0; half /= 2) {
-    if (y < half) cells[thread] = F::Combine(cells[thread], cells[thread + half * width]);
-    __syncthreads();  // the upper half has been read, the lower half is written
-  }
-  if (y != 0 || column >= inner) return;
-  const std::int64_t output = row * inner + column;
-  if (tiling.segments == 1) {
-    out[output] = F::FinishAxis(cells[thread], length);
-  } else {
-    partials[output * tiling.segments + segment] = cells[thread];
+  const int y = thread >> width_bits & ((1 << height_bits) - 1);
+  for (int bit = height_bits - 1; bit >= 0; --bit) {
+    const int distance = 1 << (width_bits + bit);
+    if (distance < kWarpSize) {
+#pragma unroll
+      for (int v = 0; v < kCount; ++v)
+        values[v] = F::Combine(values[v], ShuffleDown(kFullMask, values[v], distance));
+      continue;
+    }
+    // A thread of the upper half hands its values to the one `distance` below it; both know the
+    // place by the lower one's number without bit `distance`.
+    const bool upper = (y >> bit & 1) != 0;
+    const int lower = upper ? thread - distance : thread;
+    const int place = (lower & (distance - 1)) | (lower >> 1 & ~(distance - 1));
+    if (upper) {
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) cells[v * (kBlock / 2) + place] = values[v];
+    }
+    __syncthreads();  // the upper half's values are in their cells
+    if (!upper) {
+#pragma unroll
+      for (int v = 0; v < kCount; ++v)
+        values[v] = F::Combine(values[v], cells[v * (kBlock / 2) + place]);
+    }
+    __syncthreads();  // and have been read
   }
 }
 
-template <class F, bool kPartials, class In>
-void LaunchGroups(const In* x, std::int64_t outputs, std::int64_t length, std::int64_t inner,
-                  std::int64_t count, typename F::Out* out, cudaStream_t stream) {
-  // Lanes that share an output read along a row; with inner > 1 they would be inner elements apart.
-  const int lane_bits =
-      inner == 1 ? std::min(CeilLog2(CeilDiv(length, kLeastPerLane)), CeilLog2(kWarpSize)) : 0;
-  const auto blocks = static_cast<unsigned>(CeilDiv(outputs << lane_bits, kBlock));
-  FoldByGroups<F, kPartials>
-      <<<blocks, kBlock, 0, stream>>>(x, outputs, length, inner, lane_bits, count, out);
-  CUDA_CHECK_LAUNCH(FoldByGroups);
+// A value that another block wrote during this launch: from the L2 cache.
+template <class A>
+__device__ A LoadShared(const A* from) {
+  constexpr int kWords = sizeof(A) / sizeof(unsigned);
+  unsigned words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __ldcg(reinterpret_cast<const unsigned*>(from) + i);
+  A value;
+  std::memcpy(&value, words, sizeof value);
+  return value;
+}
+
+// Neighbouring results, as one store where that is aligned.
+template <class Out, int kCount>
+struct alignas(sizeof(Out) * kCount < 16 ? sizeof(Out) * kCount : 16) Results {
+  Out values[kCount];
+};
+
+// Folds x[outer, length, inner] over length to out[outer, inner]. With segments: by way of
+// partials[tile][segment][output of the tile] and the tickets of the tiles.
+template <class F, class T>
+__global__ void __launch_bounds__(kBlock, kResident<F>)
+    FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner, Plan plan,
+             typename F::Wide* partials, std::uint32_t* tickets, typename F::Out* out) {
+  using Wide = typename F::Wide;
+  using Out = typename F::Out;
+  constexpr int kWide = kVector<T>;
+  __shared__ __align__(16) unsigned char shared[sizeof(Wide) * kBlock / 2 * kWide];
+  auto* cells = reinterpret_cast<Wide*>(shared);
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int across = thread & ((1 << plan.width_bits) - 1);
+  const int along = thread >> plan.width_bits & ((1 << plan.height_bits) - 1);
+  const int box_bits = plan.width_bits + plan.height_bits;
+  // Tiles first: blocks that run at the same time read neighbouring memory.
+  const std::int64_t segment = blockIdx.x / plan.tiles;
+  const std::int64_t tile = blockIdx.x % plan.tiles;
+  const std::int64_t row = (tile / plan.across << (kBlockBits - box_bits)) + (thread >> box_bits);
+  const std::int64_t tile_column = tile % plan.across * kWide << plan.width_bits;
+  const std::int64_t column = plan.rows ? 0 : tile_column + across * kWide;
+  const bool active = row < outer && column < inner;
+
+  const std::int64_t begin = segment * plan.segment;
+  const std::int64_t end = min(length, begin + plan.segment);
+  Walk<T> walk;
+  int outputs = 1;  // of this thread
+  if (plan.rows) {
+    walk = WalkArray(x + row * length + begin, active ? end - begin : 0, along, plan.height_bits);
+  } else {
+    outputs = active ? static_cast<int>(min(inner - column, std::int64_t{kWide})) : 0;
+    walk.first = x + (row * length + begin + along) * inner + column;
+    walk.stride = inner << plan.height_bits;
+    walk.count =
+        active && begin + along < end ? ((end - begin - along - 1) >> plan.height_bits) + 1 : 0;
+    walk.each = walk.last = outputs;
+  }
+  walk.end = x + outer * length * inner;
+
+  Chain<F, T> chains[kWide];
+  FoldWalk<F>(walk, chains);
+
+  Wide values[kWide];
+  if (plan.rows) {
+    Wide value[1] = {FoldChains<F>(walk, chains, [=](std::uint32_t step, int v) {
+      return begin + ((std::int64_t{step} << plan.height_bits) + along) * kWide + v;
+    })};
+    FoldHeight<F>(value, 0, plan.height_bits, cells);
+    values[0] = value[0];
+  } else {
+#pragma unroll
+    for (int v = 0; v < kWide; ++v) {
+      values[v] = chains[v].Value(walk.ChainLength(v), [=](std::uint32_t step) {
+        return begin + (std::int64_t{step} << plan.height_bits) + along;
+      });
+    }
+    FoldHeight<F>(values, plan.width_bits, plan.height_bits, cells);
+  }
+
+  // Outputs of a tile: 2^tile_bits.
+  const int tile_bits = plan.rows ? 0 : plan.width_bits + CeilLog2(kWide);
+  if (plan.segments == 1) {
+    if (along != 0 || !active) return;
+    Out* to = out + row * inner + column;
+    using All = Results<Out, kWide>;
+    if (outputs == kWide && reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
+      All results;
+#pragma unroll
+      for (int v = 0; v < kWide; ++v) results.values[v] = F::FinishAxis(values[v], length);
+      *reinterpret_cast<All*>(to) = results;
+    } else {
+#pragma unroll
+      for (int v = 0; v < kWide; ++v)
+        if (v < outputs) to[v] = F::FinishAxis(values[v], length);
+    }
+    return;
+  }
+
+  partials += tile * plan.segments << tile_bits;
+  if (along == 0) {
+    Wide* to = partials + (segment << tile_bits) + across * kWide;
+#pragma unroll
+    for (int v = 0; v < kWide; ++v)
+      if (v == 0 || !plan.rows) to[v] = values[v];
+  }
+  __shared__ bool last;
+  __threadfence();  // this thread's values are visible to other blocks
+  __syncthreads();  // and so are those of all threads of the block, before it is counted
+  if (thread == 0) {
+    last = atomicAdd(tickets + tile, 1u) == static_cast<std::uint32_t>(plan.segments - 1);
+    if (last) tickets[tile] = 0;
+  }
+  __syncthreads();  // last is written
+  if (!last) return;
+  __threadfence();  // what the other blocks wrote before they were counted is seen from here on
+
+  const int output = thread & ((1 << tile_bits) - 1);
+  Wide value[1] = {FoldThread<F>(
+      thread >> tile_bits, plan.segments, kBlock >> tile_bits,
+      [=](std::int64_t s) { return LoadShared(partials + (s << tile_bits) + output); })};
+  FoldHeight<F>(value, tile_bits, kBlockBits - tile_bits, cells);
+  if (thread == output && tile_column + output < inner)
+    out[row * inner + tile_column + output] = F::FinishAxis(value[0], length);
 }
 
 template <ReduceOp op, class T>
 void Run(const ReduceAxesProblem& p, CudaLane& lane) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
-  const auto* x = static_cast<const T*>(p.x);
-  auto* out = static_cast<typename F::Out*>(p.out);
-  const std::int64_t outputs = p.outer * p.inner;
-  if (outputs == 0) return;
-  if (p.length <= kShortAxis || (p.inner == 1 && p.length <= kShortRow)) {
-    LaunchGroups<F, false>(x, outputs, p.length, p.inner, p.length, out, lane.stream());
-    return;
-  }
-  const Tiling tiling =
-      MakeTiling(p, kBlocksPerMultiprocessor * lane.device().info().multiprocessors);
+  const Plan plan = MakePlan(p);
   Wide* partials = nullptr;
-  if (tiling.segments > 1) {
-    partials = static_cast<Wide*>(
-        lane.Scratch(static_cast<std::size_t>(outputs * tiling.segments) * sizeof(Wide)));
+  std::uint32_t* tickets = nullptr;
+  if (plan.segments > 1) {
+    const std::int64_t outputs = plan.rows ? 1 : std::int64_t{kVector<T>} << plan.width_bits;
+    partials = static_cast<Wide*>(lane.Scratch(
+        static_cast<std::size_t>(plan.tiles * plan.segments * outputs) * sizeof(Wide)));
+    tickets = lane.Tickets();
   }
-  const auto blocks = static_cast<unsigned>(p.outer * tiling.row_tiles * tiling.segments);
-  FoldByTiles<F><<<blocks, kBlock, 0, lane.stream()>>>(x, p.length, p.inner, tiling, partials, out);
-  CUDA_CHECK_LAUNCH(FoldByTiles);
-  if (partials != nullptr) {
-    LaunchGroups<F, true>(static_cast<const Wide*>(partials), outputs, tiling.segments, 1, p.length,
-                          out, lane.stream());
-  }
+  const auto blocks = static_cast<unsigned>(plan.tiles * plan.segments);
+  FoldAxis<F><<<blocks, kBlock, 0, lane.stream()>>>(static_cast<const T*>(p.x), p.outer, p.length,
+                                                    p.inner, plan, partials, tickets,
+                                                    static_cast<typename F::Out*>(p.out));
+  CUDA_CHECK_LAUNCH(FoldAxis);
 }
 
-// Holds for every tiling, which depends on the device: a chain in Fold::Acc, then any order.
+// Steps in Fold::Wide that follow a thread's chains.
+std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
+  std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
+  // A thread folds at most all segments of an output, then others fold with it.
+  if (plan.segments > 1) steps += plan.segments + CeilDiv(plan.segments, kMaxChain) + kBlockBits;
+  return steps;
+}
+
 double Roundoff(const ReduceAxesProblem& p) {
-  return ReduceRoundoff(p.op, p.dtype, p.length, std::min<std::int64_t>(p.length, kMaxChain),
-                        p.length);
+  const Plan plan = MakePlan(p);
+  return ReduceRoundoff(p.op, p.dtype, p.length, std::min<std::int64_t>(plan.steps, kMaxChain),
+                        WideSteps(p, plan));
 }
 
 Cost CostOf(const ReduceAxesProblem& p) {
+  const Plan plan = MakePlan(p);
   const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
   const auto elements = outputs * static_cast<std::uint64_t>(p.length);
-  return {.bytes = elements * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
+  const auto segments = static_cast<std::uint64_t>(plan.segments);
+  return {.bytes = elements * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)) +
+                   (segments > 1 ? 2 * segments * outputs * WideBytes(p.op, p.dtype) : 0),
           .flops = elements,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(std::min(p.length, kShortAxis) + CeilLog2(p.length))};
+          .atomics = segments > 1 ? segments : 0,
+          .depth = static_cast<std::uint64_t>(plan.steps + WideSteps(p, plan))};
 }
 
 void Enqueue(const ReduceAxesProblem& p, Lane& lane) {
+  if (p.outer * p.inner == 0) return;
   DispatchDType(p.dtype, [&](auto zero) {
     DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
   });
@@ -198,8 +324,10 @@ void Enqueue(const ReduceAxesProblem& p, Lane& lane) {
 extern const Strategy<ReduceAxesProblem> kReduceAxesAxis;
 constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .name = "axis",
-    .summary = "lanes, warps or blocks an output by the shape, long axes cut into segments",
-    .source = "tree reductions of the notes on CUDA reductions, laid along one axis of an array",
+    .summary = "16-byte loads, blocks laid out by the shape, long axes cut into segments",
+    .source =
+        "tree reductions of the notes on CUDA reductions, laid along one axis of an array; "
+        "the last block finishes as in the CUDA sample threadFenceReduction",
     .backend = Backend::kCuda,
     .dtypes = AllDTypes(),
     .min_compute_capability = kBaseComputeCapability,

@@ -1,0 +1,79 @@
+// Batches on the CPU: each segment by the row that a request of its own would get, and so with that
+// row's bits. Short segments are shared out among the cores; long ones come one after the other,
+// and the row shares out their elements.
+#include "kernels/batch.h"
+
+#include <cstddef>
+#include <exception>
+
+#include "kernels/compute.h"
+
+namespace tessera {
+namespace {
+
+// From here on a segment has work for several cores.
+constexpr std::int64_t kLong = std::int64_t{1} << 16;
+// Segments that a thread takes at a time.
+constexpr int kShare = 16;
+
+DotProblem ProblemOf(const DotBatchProblem& batch, std::int64_t i) {
+  const DotSegment& segment = batch.segments[i];
+  DotProblem problem{.dtype = batch.dtype, .n = segment.n, .a = segment.a, .b = segment.b};
+  problem.result = batch.results + i;
+  return problem;
+}
+
+ReduceProblem ProblemOf(const ReduceBatchProblem& batch, std::int64_t i) {
+  const ReduceSegment& segment = batch.segments[i];
+  ReduceProblem problem{.dtype = batch.dtype, .op = batch.op, .n = segment.n, .x = segment.x};
+  problem.result = batch.results + i;
+  return problem;
+}
+
+// CPU rows leave the lane alone, so that many threads may hand them the same.
+template <class Problem>
+void RunSegment(const Problem& batch, std::int64_t i, Lane& lane) {
+  batch.results[i] = Scalar{};
+  const auto problem = ProblemOf(batch, i);
+  Choose(problem, lane.device())->launch(problem, lane);
+}
+
+template <class Problem>
+void RunBatch(const Problem& batch, Lane& lane) {
+  std::exception_ptr failure;  // none may leave the parallel loop
+#pragma omp parallel for schedule(dynamic, kShare) if (batch.count > kShare)
+  for (std::int64_t i = 0; i < batch.count; ++i) {
+    if (batch.segments[i].n >= kLong) continue;
+    try {
+      RunSegment(batch, i, lane);
+    } catch (...) {
+#pragma omp critical
+      failure = std::current_exception();
+    }
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
+  for (std::int64_t i = 0; i < batch.count; ++i)
+    if (batch.segments[i].n >= kLong) RunSegment(batch, i, lane);
+}
+
+}  // namespace
+
+const Batch<DotBatchProblem> kDotBatchCpu = {
+    .launch = RunBatch<DotBatchProblem>,
+    .roundoff =
+        [](const DotBatchProblem& batch, std::int64_t n, const Device& device) {
+          const DotProblem problem{.dtype = batch.dtype, .n = n};
+          return Choose(problem, device)->roundoff(problem);
+        },
+};
+
+const Batch<ReduceBatchProblem> kReduceBatchCpu = {
+    .launch = RunBatch<ReduceBatchProblem>,
+    .roundoff =
+        [](const ReduceBatchProblem& batch, std::int64_t n, const Device& device) {
+          const ReduceProblem problem{.dtype = batch.dtype, .op = batch.op, .n = n};
+          return Choose(problem, device)->roundoff(problem);
+        },
+};
+
+}  // namespace tessera
