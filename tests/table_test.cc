@@ -73,8 +73,8 @@ TEST(TableTest, EveryRowIsInTheCourse) {
 // The names that clients rely on: a row may join them, none may leave.
 TEST(TableTest, NoPromisedRowIsMissing) {
   const std::map<std::string, std::string> promised = {
-      {"cpu/dot", "cpu_serial cpu_parallel"},
-      {"cpu/reduce", "cpu_serial cpu_parallel"},
+      {"cpu/dot", "cpu_serial cpu_parallel fixed_tree compensated"},
+      {"cpu/reduce", "cpu_serial cpu_parallel fixed_tree compensated"},
       {"cpu/reduce_axes", "cpu_axis"},
       {"cpu/matmul", "cpu_naive cpu_register_tiled cpu_cache_tiled cpu_library"},
       {"cpu/add", "cpu"},
@@ -82,14 +82,15 @@ TEST(TableTest, NoPromisedRowIsMissing) {
 #ifdef TESSERA_WITH_CUDA
       {"cuda/dot",
        "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "
-       "tree_interleaved tree_sequential hierarchical coarsened warp_shuffle cublas"},
+       "tree_interleaved tree_sequential hierarchical coarsened warp_shuffle "
+       "single_pass fixed_tree compensated cublas"},
       {"cuda/reduce",
        "interleaved coalesced privatized coarsened no_stride grid_stride atomic two_pass "
-       "two_kernels_unrolled warp_shuffle library"},
+       "two_kernels_unrolled warp_shuffle single_pass fixed_tree compensated library"},
       {"cuda/reduce_axes", "axis"},
       {"cuda/matmul",
        "naive register_tiled shared_tiled shared_tiled_vectorized double_buffered warp_tiled "
-       "cublas"},
+       "skinny tensor_mma tensor_f64 tensor_tf32 tensor_bf16 tensor_f16 tensor_f32x3 cublas"},
       {"cuda/add", "simple"},
       {"cuda/window_sum", "simple shared running_sum"},
 #endif
