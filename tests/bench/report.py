@@ -6,7 +6,8 @@
   report.py render
       A plot for each operation beside docs/measured/FILE.json, and the tables of kernels/README.md between
       <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is an element type: times against sizes; "types": the
-      rates of every type at the largest size; or "variants": the times of OPERATION_* at the largest size they share.
+      rates of every type at the largest size; "variants": the times of OPERATION_* at the largest size they share; "shapes-"
+      and a type: the times of products that are not square; or "targets": how TARGETS[OPERATION] were met.
   report.py check --bench STRATEGY_BENCH
       Exits 1 when that would change a file, when a row that the program lists has not been measured for one of its types,
       or when a row has been measured that it does not list.
@@ -29,6 +30,52 @@ LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
 OPERATIONS = ["dot", "reduce_axes", "reduce", "matmul", "add", "window_sum"]
 PLOTTED = ["dot", "reduce", "matmul", "add", "window_sum_8"]
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]
+def powers(*exponents):
+    return [2**e for e in exponents]
+
+
+# (what, ours, how it is compared, the peer, the aim); times are medians, the peer ran in the same process.
+TARGETS = {
+    "reduce": [
+        *((f"Reduce SUM, 2^{n.bit_length() - 1}", f"reduce/fixed_tree/f32/{n}", "time", f"peer/cub_sum/f32/{n}", goal)
+          for goal, sizes in ((1.0, powers(8, 10, 12)), (0.65, powers(14, 16, 18, 20)), (0.8, powers(22))) for n in sizes),
+        *((f"Reduce SUM, 2^{n.bit_length() - 1}", f"reduce/fixed_tree/f32/{n}", "speed", f"peer/cub_sum/f32/{n}", 1.0)
+          for n in powers(28, 30)),
+        ("Reduce SUM, 2^30", f"reduce/fixed_tree/f32/{2**30}", "rate", None, 4350),
+        *((f"Dot, 2^{n.bit_length() - 1}", f"dot/fixed_tree/f32/{n}", "time", f"dot/cublas/f32/{n}", goal)
+          for goal, sizes in ((0.6, powers(10, 12, 14, 16, 18, 20)), (0.8, powers(22))) for n in sizes),
+        *((f"Dot, 2^{n.bit_length() - 1}", f"dot/fixed_tree/f32/{n}", "speed", f"dot/cublas/f32/{n}", 1.02)
+          for n in powers(26, 28)),
+        *((f"`fixed_tree` beside `single_pass`, {o}, 2^28", f"{o}/fixed_tree/f32/{2**28}", "speed",
+           f"{o}/single_pass/f32/{2**28}", 0.98) for o in ("dot", "reduce")),
+        *((f"`compensated` beside `fixed_tree`, {o} {d}, 2^{n.bit_length() - 1}", f"{o}/compensated/{d}/{n}", "speed",
+           f"{o}/fixed_tree/{d}/{n}", 0.95) for o, d, n in (("dot", "f32", 2**26), ("dot", "f32", 2**28), ("reduce", "f32", 2**26),
+                                                            ("reduce", "f32", 2**28), ("dot", "f64", 2**27), ("reduce", "f64", 2**27))),
+        ("ARGMAX beside MAX, 2^28", f"reduce_argmax/fixed_tree/f32/{2**28}", "speed", f"reduce_max/fixed_tree/f32/{2**28}", 0.95),
+        ("ARGMAX beside CUB's, 2^28", f"reduce_argmax/fixed_tree/f32/{2**28}", "speed", f"peer/cub_argmax/f32/{2**28}", 1.5),
+        ("MAX beside CUB's, 2^28", f"reduce_max/fixed_tree/f32/{2**28}", "speed", f"peer/cub_max/f32/{2**28}", 1.0),
+        *((f"Reduce SUM, {d}, beside f32 of as many bytes", f"reduce/fixed_tree/{d}/{n}", "ceiling", None, 0.9)
+          for d, n in (("f64", 2**27), ("f16", 2**28), ("bf16", 2**28), ("i32", 2**28), ("i64", 2**27))),
+        *((f"misaligned beside aligned, {o}, 2^28", f"{o}_misaligned/fixed_tree/f32/{2**28}", "speed", f"{o}/fixed_tree/f32/{2**28}", 0.97)
+          for o in ("dot", "reduce")),
+        ("rows of 8192 x 8192", "reduce_axes/axis/f32/8192_rows", "ceiling", None, 0.9),
+        ("columns of 8192 x 8192", "reduce_axes/axis/f32/8192_columns", "ceiling", None, 0.9),
+        ("1,000 sums of 4,096 in one launch", "batch/reduce_sum/f32/1000x4096", "us", None, 12),
+    ],
+    "matmul": [
+        *((f"f32 without tensor cores, {n}", f"matmul/warp_tiled/f32/{n}", "speed", f"matmul/cublas/f32/{n}", 0.97) for n in (4096, 8192)),
+        *((f"{d}, {n.replace('x', ' x ')}", f"matmul/tensor_{d}/{d}/{n}", "speed", f"matmul/cublas/{d}/{n}", 1.0)
+          for d in ("bf16", "f16") for n in ("2048", "4096", "8192", "4096x14336x4096")),
+        *((f"`tensor_f32x3`, {n}", f"matmul/tensor_f32x3/f32/{n}", "speed", f"matmul/cublas/f32/{n}", 2.0) for n in (4096, 8192)),
+        ("f64, 4096", "matmul/tensor_f64/f64/4096", "speed", "matmul/cublas/f64/4096", 0.95),
+        *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/skinny/{d}/{n}", "ceiling", None, 0.9)
+          for d in ("f32", "bf16") for n in ("1x8192x8192", "16x8192x8192")),
+        *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/skinny/{d}/{n}", "speed", f"matmul/cublas/{d}/{n}", 1.0)
+          for d in ("f32", "bf16") for n in ("1x8192x8192", "16x8192x8192")),
+        ("ragged, f32, 4093 x 4099 x 4111", "matmul/warp_tiled/f32/4093x4099x4111", "speed", "matmul/cublas/f32/4093x4099x4111", 0.9),
+        ("ragged, bf16, 4093 x 4099 x 4111", "matmul/tensor_bf16/bf16/4093x4099x4111", "speed", "matmul/cublas/bf16/4093x4099x4111", 0.9),
+    ],
+}
 COLORS = [
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
     "#1b4f72", "#b03a2e", "#117a65", "#7d6608", "#6c3483", "#515a5a", "#0e6251", "#784212",
@@ -126,9 +173,9 @@ def ceilings(document):
 
 
 def pick_sizes(operation, sizes):
-    """Columns for a page: of the many sizes of a vector a few; of products squares and the rest at the end."""
+    """Columns for a page: of the many sizes of a vector a few, of products the squares."""
     if operation == "matmul":
-        return sizes
+        return [s for s in sizes if s.isdigit()]
     wanted = [s for s in sizes if s.isdigit() and int(s) in (2**10, 2**16, 2**20, 2**24, 2**28, 2**30)]
     return wanted or sizes
 
@@ -290,6 +337,46 @@ def plot(document, operation, dtype):
     return "\n".join(out) + "\n"
 
 
+def shapes_table(document, operation, dtype):
+    """Times of the products that are not square."""
+    rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype and not r["size"].isdigit()]
+    if not rows:
+        return "(not measured)\n"
+    sizes = sorted({r["size"] for r in rows}, key=lambda s: [int(d) for d in s.split("x")])
+    cell = {(r["strategy"], r["size"]): r for r in rows}
+    order = sorted({r["strategy"] for r in rows}, key=lambda s: (-max(cell[(s, z)]["us"] for z in sizes if (s, z) in cell), s))
+    lines = [[f"`{s}`"] + [microseconds(cell[(s, z)]["us"]) if (s, z) in cell else "-" for z in sizes] for s in order]
+    return markdown(["us, M x N x K"] + [z.replace("x", " x ") for z in sizes], lines) + f"\n\n{dtype}. {note(document, rows)}\n"
+
+
+def targets_table(document, operation):
+    """What was aimed at, and what was measured."""
+    cell = {"/".join((r["operation"], r["strategy"], r["dtype"], r["size"])): r for r in document["rows"]}
+    limits = ceilings(document)
+    lines = []
+    for text, ours, how, against, goal in TARGETS[operation]:
+        mine = cell.get(ours)
+        peer = cell.get(against) if isinstance(against, str) else None
+        if mine is None or (how in ("speed", "time") and peer is None):
+            lines.append([text, "-", "-", "not measured"])
+            continue
+        if how == "speed":  # how many times as fast as the peer
+            value, want, met = peer["us"] / mine["us"], f">= {goal:.2f} x", peer["us"] / mine["us"] >= goal
+            got = f"{value:.3f} x ({microseconds(mine['us'])} us, {microseconds(peer['us'])} us)".replace("ms us", "ms")
+        elif how == "time":  # the share of the peer's time
+            value, want, met = mine["us"] / peer["us"], f"<= {goal:.2f} x the time", mine["us"] / peer["us"] <= goal
+            got = f"{value:.3f} x ({microseconds(mine['us'])} us, {microseconds(peer['us'])} us)".replace("ms us", "ms")
+        elif how == "ceiling":
+            value = mine["gb_per_s"] / limits[("read", "f32")]
+            want, got, met = f">= {100 * goal:.0f} % of the read ceiling", f"{100 * value:.1f} %", value >= goal
+        elif how == "rate":
+            want, got, met = f">= {goal} GB/s", f"{mine['gb_per_s']:.0f} GB/s", mine["gb_per_s"] >= goal
+        else:
+            want, got, met = f"<= {goal} us", f"{mine['us']:.1f} us", mine["us"] <= goal
+        lines.append([text, want, got, "reached" if met else "**missed**"])
+    return markdown(["what", "aim", "measured", ""], lines) + f"\n\n{note(document, document['rows'])}\n"
+
+
 def make_outputs():
     """Path: text of every file that is made of the measured figures."""
     outputs = {}
@@ -299,6 +386,10 @@ def make_outputs():
         document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
         if what == "types":
             made = types_table(document, operation)
+        elif what == "targets":
+            made = targets_table(document, operation)
+        elif what.startswith("shapes-"):
+            made = shapes_table(document, operation, what[len("shapes-") :])
         elif what == "variants":
             made = variants_table(document, operation)
         else:

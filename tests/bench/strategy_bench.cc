@@ -24,13 +24,18 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "kernels/compute.h"
 #include "kernels/types.h"
 #include "tests/bench/ceilings.h"
+#ifdef TESSERA_WITH_CUDA
+#include "tests/bench/peers.h"
+#endif
 
 namespace tessera::bench {
 namespace {
@@ -74,6 +79,9 @@ class Arena {
       if (!status.ok()) Die(status);
     }
   }
+
+  // Makes Next begin at the front again.
+  void Rewind() { at_ = 0; }
 
   // bytes of operand, elsewhere than the last ones.
   void* Next(std::size_t bytes) {
@@ -164,37 +172,119 @@ void ForRows(Rig& rig, const Problem& like, const std::string& size, Body body,
   }
 }
 
-void RegisterDot(Rig& rig, DType dtype, std::int64_t n) {
+// How operands lie: anywhere in the arena, one element off any wider alignment, or in one place all
+// the time, so that what fits the caches stays there.
+enum class Place { kCold, kMisaligned, kWarm };
+
+constexpr std::string_view Suffix(Place place) {
+  return place == Place::kCold ? "" : place == Place::kWarm ? "_warm" : "_misaligned";
+}
+
+// The next operand of n elements.
+const void* NextOperand(Arena& arena, Place place, DType dtype, std::int64_t n) {
+  if (place == Place::kWarm) arena.Rewind();
+  const std::size_t size = SizeOf(dtype);
+  auto* operand = static_cast<char*>(arena.Next(static_cast<std::size_t>(n + 1) * size));
+  return operand + (place == Place::kMisaligned ? size : 0);
+}
+
+void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Place place = Place::kCold) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   rig.Need(dtype, 2 * bytes);
   const DotProblem like{.dtype = dtype, .n = n};
-  ForRows(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& row) {
-    rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), [&] {
-      Arena& arena = rig.Operands(like.dtype);
-      DotProblem p = like;
-      p.a = arena.Next(bytes);
-      p.b = arena.Next(bytes);
-      p.result = rig.lane().result();
-      row.launch(p, rig.lane());
-    });
-  });
+  ForRows(
+      rig, like, absl::StrCat(n),
+      [&rig, like, bytes, place](auto& state, auto& row) {
+        rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), [&] {
+          Arena& arena = rig.Operands(like.dtype);
+          DotProblem p = like;
+          p.a = NextOperand(arena, place, like.dtype, like.n);
+          p.b =
+              NextOperand(arena, place == Place::kWarm ? Place::kCold : place, like.dtype, like.n);
+          p.result = rig.lane().result();
+          row.launch(p, rig.lane());
+        });
+      },
+      Suffix(place));
 }
 
-void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view suffix) {
+void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view suffix,
+                    Place place = Place::kCold) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   rig.Need(dtype, bytes);
   const ReduceProblem like{.dtype = dtype, .op = op, .n = n};
   ForRows(
       rig, like, absl::StrCat(n),
-      [&rig, like, bytes](auto& state, auto& row) {
+      [&rig, like, bytes, place](auto& state, auto& row) {
         rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), [&] {
           ReduceProblem p = like;
-          p.x = rig.Operands(like.dtype).Next(bytes);
+          p.x = NextOperand(rig.Operands(like.dtype), place, like.dtype, like.n);
           p.result = rig.lane().result();
           row.launch(p, rig.lane());
         });
       },
       suffix);
+}
+
+// Batches of `count` vectors of n elements each, in one call.
+void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
+  const std::size_t bytes = static_cast<std::size_t>(count * n) * sizeof(float);
+  rig.Need(DType::kF32, 2 * bytes);
+  for (bool dot : {false, true}) {
+    const std::string name =
+        absl::StrCat("batch/", dot ? "dot" : "reduce_sum", "/f32/", count, "x", n);
+    benchmark::RegisterBenchmark(
+        name.c_str(),
+        [&rig, dot, count, n, bytes](benchmark::State& state) {
+          Arena& arena = rig.Operands(DType::kF32);
+          std::vector<Scalar> results(static_cast<std::size_t>(count));
+          std::vector<DotSegment> dots(results.size());
+          std::vector<ReduceSegment> sums(results.size());
+          for (auto _ : state) {
+            const auto* a = static_cast<const float*>(arena.Next(bytes));
+            const auto* b = static_cast<const float*>(arena.Next(bytes));
+            for (std::size_t i = 0; i < results.size(); ++i) {
+              const std::int64_t at = static_cast<std::int64_t>(i) * n;
+              dots[i] = {.a = a + at, .b = b + at, .n = n};
+              sums[i] = {.x = a + at, .n = n};
+            }
+            const absl::Status status = BeginRequest(rig.lane());
+            if (!status.ok()) Die(status);
+            const Stats stats = OrDie(
+                dot ? RunDotBatch(rig.lane(), DType::kF32, dots, absl::MakeSpan(results), true)
+                    : RunReduceBatch(rig.lane(), DType::kF32, ReduceOp::kSum, sums,
+                                     absl::MakeSpan(results), true));
+            state.SetIterationTime(stats.kernel_us * 1e-6);
+          }
+          state.counters["bytes_per_second"] =
+              benchmark::Counter(static_cast<double>(dot ? 2 * bytes : bytes) *
+                                     static_cast<double>(state.iterations()),
+                                 benchmark::Counter::kIsRate);
+        })
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
+  }
+}
+
+// The vendor's own calls beside the rows.
+void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n) {
+#ifdef TESSERA_WITH_CUDA
+  if (rig.device().info().backend != Backend::kCuda) return;
+  const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
+  for (const auto& [peer, operation] :
+       {std::pair{Peer::kCubSum, "sum"}, {Peer::kCubMax, "max"}, {Peer::kCubArgMax, "argmax"}}) {
+    benchmark::RegisterBenchmark(
+        absl::StrCat("peer/cub_", operation, "/f32/", n).c_str(),
+        [&rig, peer = peer, n, bytes](benchmark::State& state) {
+          rig.Time(state, static_cast<double>(bytes), static_cast<double>(n), [&] {
+            const void* x = rig.Operands(DType::kF32).Next(bytes);
+            LaunchPeer(peer, rig.lane(), static_cast<const float*>(x), n);
+          });
+        })
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
+  }
+#endif
 }
 
 void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
@@ -317,14 +407,22 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
   for (DType dtype : kAllDTypes) {
     const bool f32 = dtype == DType::kF32;
     const int top = f32 ? max_exponent : std::min(max_exponent, SizeOf(dtype) == 8 ? 27 : 28);
-    for (int exponent = 10; exponent <= top; ++exponent) {
+    for (int exponent = 8; exponent <= top; ++exponent) {
       if (f32 ? exponent % 2 != 0 : exponent != 16 && exponent != 22 && exponent != top) continue;
       const std::int64_t n = std::int64_t{1} << exponent;
       RegisterDot(rig, dtype, n);
       RegisterReduce(rig, dtype, n, ReduceOp::kSum, "");
       RegisterAdd(rig, dtype, n);
       RegisterWindowSum(rig, dtype, n, 8);
-      if (!f32 || (exponent != 20 && exponent != std::min(top, 28))) continue;
+      if (!f32) continue;
+      RegisterPeers(rig, n);
+      if (exponent == 20 || exponent == 22) {
+        RegisterDot(rig, dtype, n, Place::kWarm);
+        RegisterReduce(rig, dtype, n, ReduceOp::kSum, "_warm", Place::kWarm);
+      }
+      if (exponent != 20 && exponent != std::min(top, 28)) continue;
+      RegisterDot(rig, dtype, n, Place::kMisaligned);
+      RegisterReduce(rig, dtype, n, ReduceOp::kSum, "_misaligned", Place::kMisaligned);
       RegisterReduce(rig, dtype, n, ReduceOp::kMax, "_max");
       RegisterReduce(rig, dtype, n, ReduceOp::kArgMax, "_argmax");
       RegisterReduce(rig, dtype, n, ReduceOp::kNormL2, "_norm_l2");
@@ -340,6 +438,18 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
     if (f32) {
       RegisterMatmul(rig, dtype, 1021, 1031, 1033);  // primes: no tile fits
       RegisterMatmul(rig, dtype, 1, 4096, 4096);
+      for (std::int64_t count : {64, 1000, 10000}) RegisterBatches(rig, count, 4096);
+    }
+    if (gpu && (f32 || dtype == DType::kBF16 || dtype == DType::kF16)) {
+      RegisterMatmul(rig, dtype, 1, 8192, 8192);
+      RegisterMatmul(rig, dtype, 16, 8192, 8192);
+      RegisterMatmul(rig, dtype, 64, 8192, 8192);
+      RegisterMatmul(rig, dtype, 4096, 14336, 4096);
+      RegisterMatmul(rig, dtype, 4093, 4099, 4111);
+      if (!f32) {
+        RegisterMatmul(rig, dtype, 2048, 2048, 2048);
+        RegisterMatmul(rig, dtype, 8192, 8192, 8192);
+      }
     }
   }
   RegisterCeilings(rig, gpu);
