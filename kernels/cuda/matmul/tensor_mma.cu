@@ -38,6 +38,7 @@ namespace {
 constexpr int kStages = 3;
 constexpr int kDepth = 64;  // steps along k a slab: rows of 128 bytes
 constexpr int kGroup = 16;  // tile rows a group of blocks
+constexpr std::uint32_t kCopyBlock = 256;
 
 // The tile of a block, the tile of a warp, and how many blocks share a multiprocessor.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
@@ -149,6 +150,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
+// Copies a matrix to rows of `packs` packs, filled up with zeros; a pack a thread.
+template <class T>
+__global__ void __launch_bounds__(kCopyBlock)
+    PackRows(const T* from, std::int64_t rows, std::int64_t columns, std::int64_t pitch, T* to,
+             std::int64_t packs) {
+  for (std::int64_t e = GridThread(); e < rows * packs; e += GridThreads()) {
+    const T* const row = from + e / packs * pitch;
+    const std::int64_t column = e % packs * Pack<T>::kSize;
+    Pack<T> pack;
+#pragma unroll
+    for (int w = 0; w < Pack<T>::kSize; ++w)
+      pack.v[w] = column + w < columns ? row[column + w] : T{};
+    StorePack(to + e * Pack<T>::kSize, pack);
+  }
+}
+
 // The operand in vectors of 16 bytes: itself, or a copy in the lane's scratch memory.
 template <class T>
 Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaLane& lane) {
@@ -156,12 +173,12 @@ Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaLane& lane) {
   const std::int64_t pitch = along_k ? operand.stride : operand.k_stride;
   if (IsPackable<T>(operand.data, pitch)) return operand;
   const std::int64_t rows = along_k ? operand.extent : k, columns = along_k ? k : operand.extent;
-  const std::int64_t packed = CeilDiv(columns, Pack<T>::kSize) * Pack<T>::kSize;
+  const std::int64_t packs = CeilDiv(columns, Pack<T>::kSize), packed = packs * Pack<T>::kSize;
   auto* copy = static_cast<T*>(lane.Scratch(static_cast<std::size_t>(rows * packed) * sizeof(T)));
-  CUDA_CHECK(cudaMemcpy2DAsync(
-      copy, static_cast<std::size_t>(packed) * sizeof(T), operand.data,
-      static_cast<std::size_t>(pitch) * sizeof(T), static_cast<std::size_t>(columns) * sizeof(T),
-      static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, lane.stream()));
+  const Grid grid = MakeGrid(rows * packs, Launch{}, kCopyBlock, 1);
+  PackRows<<<grid.blocks, grid.block_size, 0, lane.stream()>>>(operand.data, rows, columns, pitch,
+                                                               copy, packs);
+  CUDA_CHECK_LAUNCH(PackRows);
   return {copy, operand.extent, along_k ? packed : 1, along_k ? 1 : packed};
 }
 
