@@ -135,10 +135,13 @@ class Rig {
   std::map<DType, std::unique_ptr<Arena>> arenas_;
 };
 
+// Every row for the type that runs here and, if there is a problem to ask it about, takes that.
 template <class Problem, class Body>
-void ForRows(Rig& rig, DType dtype, const std::string& size, Body body) {
+void ForRows(Rig& rig, DType dtype, const std::string& size, Body body,
+             const Problem* problem = nullptr) {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
     if (!row->dtypes.Contains(dtype) || !Missing(*row, rig.device()).empty()) continue;
+    if (problem != nullptr && !Refusal(*row, *problem).empty()) continue;
     const std::string name =
         absl::StrCat(std::string(kOperation<Problem>), "/", std::string(row->name), "/",
                      std::string(Name(dtype)), "/", size);
@@ -206,19 +209,27 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
 void RegisterMatmul(Rig& rig, DType dtype, std::int64_t side) {
   const std::size_t bytes = static_cast<std::size_t>(side * side) * SizeOf(dtype);
   rig.Need(dtype, 3 * bytes);
+  const MatmulProblem problem{.dtype = dtype,
+                              .out_dtype = dtype,
+                              .m = side,
+                              .n = side,
+                              .k = side,
+                              .lda = side,
+                              .ldb = side};
   ForRows<MatmulProblem>(
-      rig, dtype, absl::StrCat(side), [&rig, dtype, side, bytes](auto& state, auto& row) {
+      rig, dtype, absl::StrCat(side),
+      [&rig, dtype, side, bytes, problem](auto& state, auto& row) {
         const auto s = static_cast<double>(side);
         rig.Time(state, 3.0 * static_cast<double>(bytes), 2 * s * s * s, [&] {
           Arena& arena = rig.Operands(dtype);
-          MatmulProblem p{.dtype = dtype, .out_dtype = dtype, .m = side, .n = side, .k = side};
+          MatmulProblem p = problem;
           p.a = arena.Next(bytes);
           p.b = arena.Next(bytes);
           p.c = arena.Next(bytes);
-          p.lda = p.ldb = side;
           row.launch(p, rig.lane());
         });
-      });
+      },
+      &problem);
 }
 
 void RegisterCeilings([[maybe_unused]] Rig& rig) {
