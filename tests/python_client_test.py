@@ -491,6 +491,8 @@ class ClientTest(unittest.TestCase):
                         wide_a = (a.T if transpose_a else a).astype(np.float64)
                         wide_b = (b.T if transpose_b else b).astype(np.float64)
                         for strategy in self.strategies("matmul", a):
+                            if strategy == "skinny" and min(m, n) > 32:
+                                continue  # it refuses
                             with self.subTest(
                                 dtype=dtype,
                                 m=m,

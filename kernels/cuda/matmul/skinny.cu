@@ -75,8 +75,8 @@ struct Config {
 
   // In the order in which the lanes read them.
   template <bool kAlongK>
-  using WideSlab = Slab<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? -1 : 0>;
-  using ThinSlab = Slab<T, kVectors, kDepth, true, kSquares ? -1 : 0>;
+  using WideSlab = Slab<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? 1 : 0>;
+  using ThinSlab = Slab<T, kVectors, kDepth, true, kSquares ? 1 : 0>;
 };
 
 // Copies the thin operand's slabs, [vector][k] whatever its layout, with zeros beyond the edges. If

@@ -24,11 +24,9 @@
 
 namespace tessera {
 
-// How many bits of the row's number do not move its vectors: 0 in the picture. Rows that one
-// instruction reads together have to differ in the three bits after those.
-inline constexpr int kUnmoved = 31;  // none moves
-
-template <class T, int kTile_, int kDepth_, bool kAlongK_, int kSkip = 0>
+// kShift: vectors of row r move by (r << kShift) mod 8, so that rows which lanes read together have
+// different ones.
+template <class T, int kTile_, int kDepth_, bool kAlongK_, int kShift = 0>
 struct Slab {
   static constexpr int kTile = kTile_, kDepth = kDepth_;
   static constexpr bool kAlongK = kAlongK_;
@@ -40,9 +38,7 @@ struct Slab {
   static_assert(kVectors % 8 == 0 && (kVectors & (kVectors - 1)) == 0);
 
   // Where vector v of row r begins, in elements.
-  static __device__ int At(int r, int v) {
-    return r * kPitch + (v ^ ((kSkip < 0 ? r << -kSkip : r >> kSkip) & 7)) * kWidth;
-  }
+  static __device__ int At(int r, int v) { return r * kPitch + (v ^ (r << kShift & 7)) * kWidth; }
 };
 
 // A thread's share of copying one operand's slabs, slab after slab; zeros beyond the edges. All
@@ -128,7 +124,7 @@ __device__ void LoadSquare(const double* slab, int i, int l, double (&square)[4]
 
 // The slab whose squares lanes load without meeting in a bank.
 template <int kTile, int kDepth, bool kAlongK>
-using SquareSlab = Slab<double, kTile, kDepth, kAlongK, kAlongK ? -1 : 0>;
+using SquareSlab = Slab<double, kTile, kDepth, kAlongK, kAlongK ? 1 : 0>;
 
 // Tile `block` of c in the order of the picture in warp_tiled.cu: groups of kGroup tile rows,
 // column by column.

@@ -16,10 +16,10 @@
 //   second set of registers, also across the end of a slab: no multiply-add waits for a load.
 // - Three slabs instead of two: one in use, two on their way, so that a slow answer of memory is
 //   met by two slabs of arithmetic.
-// - How operands lie in memory is known to the compiler, and what is left of the copies, beside the
-//   16 steps of a slab, are pointers that advance. At 64 sums and 32 operands a thread, two blocks
-//   a multiprocessor leave 32 registers for everything else: with more in use, results spill, and
-//   the compiler no longer finds pairs of registers that a multiply-add can read at once.
+// - How operands lie in memory is known to the compiler, so that the copies between the 16 steps of
+//   a slab are straight code. At 64 sums and 32 operands a thread, two blocks a multiprocessor
+//   leave 32 registers for everything else: with more in use, sums spill, and fewer multiply-adds
+//   find their operands in different banks of the register file.
 // - Blocks run through c in groups of kGroup tile rows, column by column, so that those that run at
 //   the same time cover a square of c. Their operands, which they read from the second level of
 //   cache, are then as few as can be:
@@ -32,8 +32,7 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
 // 64 barriers a block; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
 // four for each of 264 places, 4 GiB of loads, most from the second level of cache, and 2^37 flops.
-// An H200 could issue them in 2.05 ms; the four loads of every 64 multiply-adds, which keep shared
-// memory busy for three quarters of that time, and the copies are what it takes longer.
+// An H200 issues 128 multiply-adds a cycle and multiprocessor, 2.05 ms for these at 1.98 GHz.
 //
 // Right for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
 // beyond the edges are not stored. For any pitch and alignment: where packs are not aligned,
