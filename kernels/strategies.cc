@@ -1,5 +1,7 @@
 // THE list: every strategy of every operation, slowest lesson first. A new strategy is its own file
 // and one row here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read it.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 
@@ -158,9 +160,26 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
   return FirstOf({"axis", "cpu_axis"}, problem, device);
 }
 
+// By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
+// memory, which `skinny` reads at its pace; products of 16-bit operands go to the tensor cores,
+// where our rows are at least as fast as the library unless there are few rows or columns. f32
+// operands are never rounded to less: `tensor_tf32` and `tensor_bf16` take them only when they are
+// named.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
-  return FirstOf({"cublas", "warp_tiled", "shared_tiled", "cpu_library", "cpu_cache_tiled"},
+  constexpr std::int64_t kFew = 16, kMany = 128;
+  const std::int64_t least = std::min(problem.m, problem.n);
+  if (problem.dtype == DType::kF32 && least <= kFew) {
+    if (const auto* row = FirstOf({"skinny"}, problem, device)) return row;
+  }
+  if (least >= kMany) {
+    const std::string_view row = problem.dtype == DType::kBF16  ? "tensor_bf16"
+                                 : problem.dtype == DType::kF16 ? "tensor_f16"
+                                                                : "cublas";
+    if (const auto* tensor = FirstOf({row}, problem, device)) return tensor;
+  }
+  return FirstOf({"cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled", "cpu_library",
+                  "cpu_cache_tiled"},
                  problem, device);
 }
 

@@ -1,6 +1,7 @@
 // The list in strategies.cc against the files beside it and against itself.
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <set>
@@ -102,6 +103,49 @@ TEST(TableTest, NoPromisedRowIsMissing) {
     std::istringstream words(names);
     for (std::string name; words >> name;)
       EXPECT_TRUE(rows.contains(table + "/" + name)) << table << "/" << name;
+  }
+}
+
+// The models of a row are asked before anything runs, on whatever a request brings.
+template <class Problem>
+void CheckModels(std::initializer_list<Problem> problems) {
+  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+    for (Problem p : problems) {
+      for (DType dtype : kAllDTypes) {
+        p.dtype = dtype;
+        if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
+        if (!row->dtypes.Contains(dtype) || !Refusal(*row, p).empty()) continue;
+        SCOPED_TRACE(std::string(row->name));
+        EXPECT_GE(row->roundoff(p), 0);
+        const Cost cost = row->cost(p);
+        EXPECT_LT(cost.bytes, std::uint64_t{1} << 62);
+        EXPECT_LT(cost.flops, std::uint64_t{1} << 62);
+      }
+    }
+  }
+}
+
+TEST(TableTest, ModelsTakeEveryProblem) {
+  CheckModels<DotProblem>({{.n = 0}, {.n = 1}, {.n = 1000003}});
+  CheckModels<ReduceProblem>({{.n = 0}, {.n = 1}, {.n = 1000003}});
+  CheckModels<ReduceAxesProblem>(
+      {{}, {.outer = 1}, {.length = 5}, {.outer = 3, .length = 5, .inner = 7}});
+  CheckModels<AddProblem>({{.n = 0}, {.n = 1}});
+  CheckModels<WindowSumProblem>({{.n = 0}, {.n = 1}, {.n = 1000003, .radius = 1000002}});
+  for (std::int64_t m : {0, 1, 2, 33, 4099}) {
+    for (std::int64_t n : {0, 1, 2, 33, 4099}) {
+      for (std::int64_t k : {0, 1, 2, 33, 4099}) {
+        SCOPED_TRACE(std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k));
+        CheckModels<MatmulProblem>({{.m = m, .n = n, .k = k, .lda = k, .ldb = n}});
+        CheckModels<MatmulProblem>({{.m = m,
+                                     .n = n,
+                                     .k = k,
+                                     .lda = m,
+                                     .transpose_a = true,
+                                     .ldb = k,
+                                     .transpose_b = true}});
+      }
+    }
   }
 }
 

@@ -107,6 +107,12 @@ class Rig {
 
   // Operands of `bytes` a call in all; made on the first use and as large as any use needs.
   void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
+  // Results go elsewhere: as operands of later calls they would grow out of all range.
+  void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
+  void* Output(std::size_t bytes) {
+    if (outputs_ == nullptr) outputs_ = std::make_unique<Arena>(*lane_, DType::kF32, output_bytes_);
+    return outputs_->Next(bytes);
+  }
   Arena& Operands(DType dtype) {
     std::unique_ptr<Arena>& arena = arenas_[dtype];
     if (arena == nullptr) arena = std::make_unique<Arena>(*lane_, dtype, needs_[dtype]);
@@ -144,6 +150,8 @@ class Rig {
   std::unique_ptr<Lane> lane_;
   std::map<DType, std::size_t> needs_;
   std::map<DType, std::unique_ptr<Arena>> arenas_;
+  std::size_t output_bytes_ = 0;
+  std::unique_ptr<Arena> outputs_;
 };
 
 std::string Join(std::initializer_list<std::string_view> parts, std::string_view separator) {
@@ -289,7 +297,8 @@ void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n) {
 
 void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
-  rig.Need(dtype, 3 * bytes);
+  rig.Need(dtype, 2 * bytes);
+  rig.NeedOutput(bytes);
   const AddProblem like{.dtype = dtype, .n = n};
   ForRows(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& row) {
     rig.Time(state, 3.0 * static_cast<double>(bytes), static_cast<double>(like.n), [&] {
@@ -297,7 +306,7 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
       AddProblem p = like;
       p.a = arena.Next(bytes);
       p.b = arena.Next(bytes);
-      p.out = arena.Next(bytes);
+      p.out = rig.Output(bytes);
       row.launch(p, rig.lane());
     });
   });
@@ -307,7 +316,8 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   const std::size_t out_bytes =
       static_cast<std::size_t>(n) * SizeOf(ResultDType(ReduceOp::kSum, dtype));
-  rig.Need(dtype, bytes + out_bytes);
+  rig.Need(dtype, bytes);
+  rig.NeedOutput(out_bytes);
   const WindowSumProblem like{.dtype = dtype, .n = n, .radius = radius};
   ForRows(
       rig, like, absl::StrCat(n),
@@ -318,7 +328,7 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
           Arena& arena = rig.Operands(like.dtype);
           WindowSumProblem p = like;
           p.x = arena.Next(bytes);
-          p.out = arena.Next(out_bytes);
+          p.out = rig.Output(out_bytes);
           row.launch(p, rig.lane());
         });
       },
@@ -330,7 +340,8 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   const std::size_t bytes = static_cast<std::size_t>(side * side) * SizeOf(dtype);
   const std::size_t out_bytes =
       static_cast<std::size_t>(side) * SizeOf(ResultDType(ReduceOp::kSum, dtype));
-  rig.Need(dtype, bytes + out_bytes);
+  rig.Need(dtype, bytes);
+  rig.NeedOutput(out_bytes);
   for (bool rows : {true, false}) {
     const ReduceAxesProblem like{
         .dtype = dtype, .outer = rows ? side : 1, .length = side, .inner = rows ? 1 : side};
@@ -341,7 +352,7 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
                 Arena& arena = rig.Operands(like.dtype);
                 ReduceAxesProblem p = like;
                 p.x = arena.Next(bytes);
-                p.out = arena.Next(out_bytes);
+                p.out = rig.Output(out_bytes);
                 row.launch(p, rig.lane());
               });
             });
@@ -355,7 +366,8 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const std::size_t a_bytes = bytes_of(m, k);
   const std::size_t b_bytes = bytes_of(k, n);
   const std::size_t c_bytes = bytes_of(m, n);
-  rig.Need(dtype, a_bytes + b_bytes + c_bytes);
+  rig.Need(dtype, a_bytes + b_bytes);
+  rig.NeedOutput(c_bytes);
   const MatmulProblem like{
       .dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
   const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
@@ -367,7 +379,7 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
       MatmulProblem p = like;
       p.a = arena.Next(a_bytes);
       p.b = arena.Next(b_bytes);
-      p.c = arena.Next(c_bytes);
+      p.c = rig.Output(c_bytes);
       row.launch(p, rig.lane());
     });
   });
@@ -375,7 +387,8 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
 
 void RegisterCeilings(Rig& rig, bool gpu) {
   const std::size_t bytes = std::size_t{1} << (gpu ? 32 : 28);
-  rig.Need(DType::kF32, 2 * bytes);
+  rig.Need(DType::kF32, bytes);
+  rig.NeedOutput(bytes);
   const auto add = [](const std::string& name, auto body) {
     benchmark::RegisterBenchmark(name.c_str(), body)
         ->UseManualTime()
@@ -390,7 +403,7 @@ void RegisterCeilings(Rig& rig, bool gpu) {
     rig.Time(state, 2.0 * static_cast<double>(bytes), 0, [&] {
       Arena& arena = rig.Operands(DType::kF32);
       void* from = arena.Next(bytes);
-      LaunchCopy(rig.lane(), arena.Next(bytes), from, bytes);
+      LaunchCopy(rig.lane(), rig.Output(bytes), from, bytes);
     });
   });
   for (bool wide : {false, true}) {
@@ -440,11 +453,13 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterMatmul(rig, dtype, 1, 4096, 4096);
       for (std::int64_t count : {64, 1000, 10000}) RegisterBatches(rig, count, 4096);
     }
+    if (gpu && dtype == DType::kF64) RegisterMatmul(rig, dtype, 1, 8192, 8192);
     if (gpu && (f32 || dtype == DType::kBF16 || dtype == DType::kF16)) {
       RegisterMatmul(rig, dtype, 1, 8192, 8192);
       RegisterMatmul(rig, dtype, 16, 8192, 8192);
       RegisterMatmul(rig, dtype, 64, 8192, 8192);
       RegisterMatmul(rig, dtype, 4096, 14336, 4096);
+      RegisterMatmul(rig, dtype, 8192, 1024, 8192);
       RegisterMatmul(rig, dtype, 4093, 4099, 4111);
       if (!f32) {
         RegisterMatmul(rig, dtype, 2048, 2048, 2048);

@@ -459,7 +459,11 @@ double Roundoff(const MatmulProblem& p) {
   return SizeOf(p.dtype) == 2 ? TensorRoundoff(p.k) : MatmulChainRoundoff(p);
 }
 
-Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, p.m, p.n)); }
+// The whole result is one tile.
+Cost CostOf(const MatmulProblem& p) {
+  const auto rows = std::max<std::int64_t>(1, p.m), columns = std::max<std::int64_t>(1, p.n);
+  return MatmulCost(p, MatmulTileLoads(p, rows, columns));
+}
 
 std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? "" : "m or n of at most 32";

@@ -771,9 +771,11 @@ template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, double start, const MatmulProblem& p,
                       int multiprocessors, bool may_split) {
   constexpr double kAdd = 1e7;  // another kernel, about 3 us
-  const std::int64_t tiles = CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns);
+  // At least one of each: empty products have a plan, too, for the models to look at.
+  const std::int64_t tiles =
+      std::max<std::int64_t>(1, CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns));
   const std::int64_t slots = multiprocessors / C::kCluster;
-  const std::int64_t slabs = CeilDiv(p.k, C::kDepth);
+  const std::int64_t slabs = std::max<std::int64_t>(1, CeilDiv(p.k, C::kDepth));
   const auto try_splits = [&](std::int64_t splits) {
     const std::int64_t split_slabs = CeilDiv(slabs, splits);
     const auto piece =
