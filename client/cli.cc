@@ -1083,9 +1083,11 @@ class Bench {
 
  private:
   void AddStrategy(const std::string& name) {
-    // A name may stand for a row on each kind of device.
+    // A name may stand for a row on each kind of device. The last place counts: rows of the CPU
+    // come first, and without the others their order is the same.
     auto& names = problem.strategies;
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    names.erase(std::remove(names.begin(), names.end(), name), names.end());
+    names.push_back(name);
   }
 
   // The vendor library's rate on the same problem.

@@ -100,7 +100,7 @@ TEST_P(DotTest, LaunchesAndAlignments) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (const Launch& launch : Launches(Row<DotProblem>(GetParam()).limits)) {
-      for (std::int64_t n : {0, 1, 33, 4099, 70001})
+      for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001}))
         Check<T>(NormalVector<T>(n, 5, 0.5), NormalVector<T>(n, 6), launch, n % 4, n % 3);
     }
   });
@@ -122,7 +122,7 @@ TEST_P(DotTest, DeterministicRowsRepeatTheirBits) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Lane& lane = TestLane(GetParam().backend);
-    const std::int64_t n = 300007;
+    const std::int64_t n = Sizes({4099, 300007}).back();
     DeviceArray<T> a(lane, NormalVector<T>(n, 7)), b(lane, NormalVector<T>(n, 8));
     Scalar first;
     for (int i = 0; i < 10; ++i) {

@@ -282,15 +282,16 @@ View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
 
-// TESSERA_LARGEST drops the sizes above it, for runs under tools that watch every access.
+// The sizes, without those above TESSERA_LARGEST, for runs under tools that watch every access.
+inline std::vector<std::int64_t> Sizes(std::vector<std::int64_t> sizes) {
+  if (const char* largest = std::getenv("TESSERA_LARGEST"))
+    std::erase_if(sizes, [&](std::int64_t n) { return n > std::atoll(largest); });
+  return sizes;
+}
+
 inline const std::vector<std::int64_t>& AwkwardSizes() {
-  static const auto& sizes = *new std::vector<std::int64_t>([] {
-    std::vector<std::int64_t> all = {0,   1,   2,    31,   32,    33,
-                                     255, 257, 1023, 4099, 65537, (1 << 20) + 1};
-    if (const char* largest = std::getenv("TESSERA_LARGEST"))
-      std::erase_if(all, [&](std::int64_t n) { return n > std::atoll(largest); });
-    return all;
-  }());
+  static const auto& sizes = *new std::vector<std::int64_t>(
+      Sizes({0, 1, 2, 31, 32, 33, 255, 257, 1023, 4099, 65537, (1 << 20) + 1}));
   return sizes;
 }
 

@@ -201,7 +201,8 @@ TEST_P(ReduceTest, LaunchesAndAlignments) {
     for (const Launch& launch : Launches(Row<ReduceProblem>(GetParam()).limits))
       for (ReduceOp op :
            {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2, ReduceOp::kVariance})
-        for (std::int64_t n : {1, 33, 4099, 70001}) Check<T>(op, Data<T>(op, n, 2), launch, n % 4);
+        for (std::int64_t n : Sizes({1, 33, 4099, 70001}))
+          Check<T>(op, Data<T>(op, n, 2), launch, n % 4);
   });
 }
 
@@ -211,7 +212,7 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kArgMax}) {
-      for (std::int64_t n : {1, 5, 257, 70001}) {
+      for (std::int64_t n : Sizes({1, 5, 257, 70001})) {
         std::vector<T> ties(static_cast<std::size_t>(n), Element<T>(3));
         Check<T>(op, ties);
         ties[static_cast<std::size_t>(n / 2)] = ties.back() =
@@ -268,7 +269,7 @@ TEST_P(ReduceTest, ZerosDecideAllAndAny) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kAll, ReduceOp::kAny}) {
-      for (std::int64_t n : {1, 257, 70001}) {
+      for (std::int64_t n : Sizes({1, 257, 70001})) {
         for (double value : {0.0, -0.0, 1.0}) {
           std::vector<T> x(static_cast<std::size_t>(n), Element<T>(value));
           Check<T>(op, x);
@@ -312,7 +313,7 @@ TEST_P(ReduceTest, DeterministicRowsRepeatTheirBits) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Lane& lane = TestLane(GetParam().backend);
-    const std::int64_t n = 300007;
+    const std::int64_t n = Sizes({4099, 300007}).back();
     DeviceArray<T> x(lane, NormalVector<T>(n, 5));
     Scalar first;
     for (int i = 0; i < 10; ++i) {
