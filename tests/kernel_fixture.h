@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -282,10 +283,17 @@ View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
 
-// The sizes, without those above TESSERA_LARGEST, for runs under tools that watch every access.
+// TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
+// no test more than it takes to reach every path.
+inline std::int64_t Largest() {
+  const char* value = std::getenv("TESSERA_LARGEST");
+  return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
+}
+inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
+
+// The sizes up to Largest().
 inline std::vector<std::int64_t> Sizes(std::vector<std::int64_t> sizes) {
-  if (const char* largest = std::getenv("TESSERA_LARGEST"))
-    std::erase_if(sizes, [&](std::int64_t n) { return n > std::atoll(largest); });
+  std::erase_if(sizes, [](std::int64_t n) { return n > Largest(); });
   return sizes;
 }
 
@@ -298,7 +306,7 @@ inline const std::vector<std::int64_t>& AwkwardSizes() {
 // Larger than every cache and every fixed grid; 2^28 where a GPU is, 2^24 where a CPU does the
 // work.
 inline std::int64_t LargeSize(Backend backend) {
-  return (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3;
+  return std::min(Largest(), (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3);
 }
 
 // What a launch knob may be tried with: none, and values inside the row's range, powers of two or

