@@ -140,6 +140,10 @@ def short(size):
     return size.replace("_", " ")
 
 
+def percent(value):
+    return f"{100 * value:.3g} %" if value < 10 else f"{100 * value:.0f} %"
+
+
 def microseconds(value):
     for limit, divisor, unit in ((1000, 1, ""), (1e6, 1e3, " ms"), (math.inf, 1e6, " s")):
         if value < limit:
@@ -204,7 +208,7 @@ def table(document, operation, dtype):
     sizes = pick_sizes(operation, sorted({r["size"] for r in rows}, key=size_key))
     squares = [s for s in sizes if s.isdigit()]
     largest = squares[-1] if squares else sizes[-1]
-    order = sorted({r["strategy"] for r in rows},
+    order = sorted({r["strategy"] for r in rows if r["size"] in sizes},
                    key=lambda s: (-cell[(s, largest)]["us"] if (s, largest) in cell else -math.inf, s))
     rate = Rate(document, operation)
     limits = ceilings(document)
@@ -227,9 +231,9 @@ def table(document, operation, dtype):
         else:
             cells.append(rate.text(rate.of(last)))
             if ceiling:
-                cells.append(f"{100 * rate.of(last) / ceiling:.3g} %")
+                cells.append(percent(rate.of(last) / ceiling))
             if library:
-                cells.append(f"{100 * cell[(library, largest)]['us'] / last['us']:.3g} %")
+                cells.append(percent(cell[(library, largest)]["us"] / last["us"]))
         lines.append(cells)
     end = note(document, rows)
     if ceiling:
