@@ -149,7 +149,7 @@ absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radiu
                                    const RunOptions& options);
 
 // Many vectors at once, each reduced to a number of its own: results[i] of segments[i], as RunDot
-// and RunReduce would give it one by one, but with one launch for about a thousand of them. For
+// and RunReduce would give it one by one, but with a launch or two for a thousand of them. For
 // many requests that wait at the same time; every operand is contiguous memory of the lane's
 // device and of one dtype, lengths may differ and may be 0. A result does not depend on what else
 // is in the batch, and the same segment gives the same bits every time. As in RunDot,
@@ -209,6 +209,15 @@ template <>
 const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device);
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device);
+
+// The row to take instead where device memory is too short for the scratch memory of Choose's: one
+// that needs none worth mentioning. Null where there is no other.
+template <class Problem>
+const Strategy<Problem>* ChooseInPlace(const Problem&, const Device&) {
+  return nullptr;
+}
+template <>
+const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const Device& device);
 
 // A row of the table without its problem type, for lists.
 struct StrategyInfo {

@@ -152,18 +152,15 @@ const void* Contiguous(Lane& lane, const View& view) {
 // prepare(problem) fills in the operands' addresses; it may gather, which the measured time
 // includes.
 template <class Problem, class Prepare>
-absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& options,
-                              const Prepare& prepare) {
+absl::StatusOr<Stats> ExecuteRow(Lane& lane, Problem& problem, const Strategy<Problem>& row,
+                                 bool timing, const Prepare& prepare) {
   Device& device = lane.device();
-  problem.launch = options.launch;
-  absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, device);
-  if (!row.ok()) return row.status();
   Stats stats;
   absl::Status status = Guard(device, [&] {
-    if (options.timing) lane.StartTimer();
+    if (timing) lane.StartTimer();
     prepare(problem);
-    (*row)->launch(problem, lane);
-    if (options.timing) stats.kernel_us = lane.StopTimer();
+    row.launch(problem, lane);
+    if (timing) stats.kernel_us = lane.StopTimer();
     lane.Synchronize();
   });
   if (!status.ok()) {
@@ -172,11 +169,27 @@ absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& op
     Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
     return status;
   }
-  const Cost cost = (*row)->cost(problem);
-  stats.strategy = (*row)->name;
+  const Cost cost = row.cost(problem);
+  stats.strategy = row.name;
   stats.bytes = cost.bytes;
   stats.flops = cost.flops;
-  stats.roundoff = (*row)->roundoff(problem);
+  stats.roundoff = row.roundoff(problem);
+  return stats;
+}
+
+template <class Problem, class Prepare>
+absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& options,
+                              const Prepare& prepare) {
+  problem.launch = options.launch;
+  absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, lane.device());
+  if (!row.ok()) return row.status();
+  absl::StatusOr<Stats> stats = ExecuteRow(lane, problem, **row, options.timing, prepare);
+  if (absl::IsResourceExhausted(stats.status()) && options.strategy.empty()) {
+    // Whoever leaves the choice to us has asked for a product, not for the fastest row's copies.
+    const Strategy<Problem>* other = ChooseInPlace(problem, lane.device());
+    if (other != nullptr && other != *row && CheckLaunch(*other, problem.launch).ok())
+      return ExecuteRow(lane, problem, *other, options.timing, prepare);
+  }
   return stats;
 }
 
@@ -297,8 +310,7 @@ absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Prob
   Device& device = lane.device();
   absl::Status status = Guard(device, [&] {
     problem.results = static_cast<Scalar*>(lane.HostScratch(results.size() * sizeof(Scalar)));
-    if (timing) lane.StartTimer();
-    batch.launch(problem, lane);
+    batch.launch(problem, lane, timing);
     if (timing) stats.kernel_us = lane.StopTimer();
     lane.Synchronize();
     stats.roundoff = batch.roundoff(problem, longest, device);

@@ -38,6 +38,12 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
  protected:
   const Strategy<MatmulProblem>& row() const { return Row<MatmulProblem>(GetParam().row); }
 
+  // These rows round f32 operands, as their names say.
+  bool RoundsOperands() const {
+    return GetParam().row.dtype == DType::kF32 &&
+           (row().name == "tensor_bf16" || row().name == "tensor_tf32");
+  }
+
   // Calls f with the operands' and the result's type.
   template <class F>
   void Dispatch(F&& f) {
@@ -71,8 +77,12 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
       return static_cast<const T*>(
           v.data)[i * v.strides[transpose ? 1 : 0] + j * v.strides[transpose ? 0 : 1]];
     };
-    // Below the smallest normal number, the error of rounding no longer shrinks with the value.
-    const double subnormal = out_dtype == DType::kF16 ? 0x1p-25 : 0;
+    // Below the smallest normal number, the error of rounding no longer shrinks with the value:
+    // half the smallest number, once for f16, which is summed in f32, and for each product and sum
+    // of f32.
+    const double subnormal = out_dtype == DType::kF16 ? 0x1p-25
+                             : a.dtype == DType::kF32 ? static_cast<double>(k) * 0x1p-149
+                                                      : 0;
     // Large results are checked at random places, small ones everywhere.
     Random random(42);
     const std::int64_t checks =
@@ -99,27 +109,37 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
           sum += product;
           magnitude += std::abs(product);
         }
+        if (!std::isfinite(sum)) {
+          ASSERT_TRUE(std::isnan(sum) ? std::isnan(Exact(value)) : Exact(value) == sum)
+              << "got " << static_cast<double>(Exact(value)) << " want "
+              << static_cast<double>(sum);
+          continue;
+        }
         ASSERT_LE(std::abs(static_cast<double>(Exact(value) - sum)),
                   stats->roundoff * static_cast<double>(magnitude) +
                       UnitRoundoff(out_dtype) * std::abs(static_cast<double>(sum)) + subnormal)
             << "got " << static_cast<double>(Exact(value)) << " want " << static_cast<double>(sum);
       }
     }
-    // A bound that allows anything proves nothing. These rows round f32 operands, as their names
-    // say.
-    const bool rounds =
-        a.dtype == DType::kF32 && (row().name == "tensor_bf16" || row().name == "tensor_tf32");
-    EXPECT_LE(stats->roundoff, IsInteger(a.dtype) ? 0 : rounds ? 1e-2 : 1e-3);
+    // A bound that allows anything proves nothing.
+    EXPECT_LE(stats->roundoff, IsInteger(a.dtype) ? 0 : RoundsOperands() ? 1e-2 : 1e-3);
   }
 
   // offset: by how many elements a is misaligned; b by two more, unless it is 0.
   template <class T, class O>
   void CheckShape(MatmulShape s, bool transpose_a, bool transpose_b, std::size_t offset,
                   Launch launch = {}) {
+    CheckValues<T, O>(s, NormalVector<T>(s.m * s.k, 1), NormalVector<T>(s.k * s.n, 2), transpose_a,
+                      transpose_b, offset, launch);
+  }
+
+  // The same of given elements.
+  template <class T, class O>
+  void CheckValues(MatmulShape s, const std::vector<T>& a, const std::vector<T>& b,
+                   bool transpose_a, bool transpose_b, std::size_t offset, Launch launch = {}) {
     const DType dtype = GetParam().row.dtype;
     const ArrayType type_a{dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})};
     const ArrayType type_b{dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})};
-    const std::vector<T> a = NormalVector<T>(s.m * s.k, 1), b = NormalVector<T>(s.k * s.n, 2);
     Lane& lane = TestLane(GetParam().row.backend);
     DeviceArray<T> da(lane, a, offset), db(lane, b, offset == 0 ? 0 : offset + 2);
     Check<T, O>(WholeView(type_a, a.data()), WholeView(type_b, b.data()),
@@ -241,6 +261,58 @@ TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
   });
 }
 
+// f32 of all sizes, subnormal numbers and infinities included, where a row must not lose more than
+// plain f32 does. Rows that round operands do so by more when those are subnormal.
+TEST_P(MatmulTest, ElementsOfAnySize) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  if (GetParam().row.dtype != DType::kF32 || RoundsOperands()) return;
+  // Binary exponents of the elements of a and b. No partial sum leaves the range of f32.
+  struct Sizes {
+    double a_least, a_most, b_least, b_most;
+  };
+  const Sizes all_sizes[] = {
+      {-120, -119, 0, 1},         // 1e-36
+      {-149, -126, 0, 100},       // subnormal
+      {-149, 20, -149, 20},       // products that underflow beside others
+      {-76, -73, -76, -73},       // subnormal results
+      {-126, 127.9, -126, -12},   // from the smallest normal number to the largest, in each row
+      {-126, -12, -126, 127.9},   // in each column
+      {127.5, 127.9, -126, -12},  // all large
+      {50, 58, 50, 58},           // results near the largest number
+  };
+  Random random(9);
+  const auto values = [&](std::int64_t count, double least, double most) {
+    std::vector<float> v(static_cast<std::size_t>(count));
+    for (float& x : v) {
+      const double size = std::exp2(least + (most - least) * random.Uniform());
+      x = static_cast<float>(random.Bits() % 2 == 0 ? size : -size);
+    }
+    return v;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const MatmulShape& s : {MatmulShape{150, 260, 100}, {37, 9, 333}, {20, 21, 1}}) {
+    for (const Sizes& sizes : all_sizes) {
+      SCOPED_TRACE(absl::StrCat("exponents from ", sizes.a_least, " to ", sizes.a_most, " and ",
+                                sizes.b_least, " to ", sizes.b_most));
+      std::vector<float> a = values(s.m * s.k, sizes.a_least, sizes.a_most);
+      std::vector<float> b = values(s.k * s.n, sizes.b_least, sizes.b_most);
+      const auto check = [&](std::size_t offset) {
+        const auto transposes = static_cast<int>(random.Bits() % 4);
+        CheckValues<float, float>(s, a, b, transposes & 1, transposes & 2, offset);
+      };
+      check(0);
+      check(1);
+      a[a.size() / 3] = kInfinity;
+      a[a.size() / 2] = 0;
+      b[b.size() / 2] = -kInfinity;
+      check(0);
+      a[a.size() / 4] = -kInfinity;
+      b[b.size() / 5] = std::numeric_limits<float>::quiet_NaN();
+      check(1);
+    }
+  }
+}
+
 TEST_P(MatmulTest, Large) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
@@ -254,11 +326,33 @@ TEST_P(MatmulTest, Large) {
       CheckShape<T, O>(gpu ? MatmulShape{2304, 3004, 520} : MatmulShape{260, 516, 300}, transpose_a,
                        transpose_b, 0);
     }
+    // More tiles than two for every block, for rows whose blocks stay.
+    CheckShape<T, O>(gpu ? MatmulShape{4700, 4500, 72} : MatmulShape{300, 290, 72}, true, false, 0);
     CheckShape<T, O>(gpu ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, false, false,
                      1);
     CheckShape<T, O>(gpu ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, false, true, 1);
     CheckShape<T, O>(gpu ? MatmulShape{5, 70003, 64} : MatmulShape{5, 7003, 64}, false, true, 1);
   });
+}
+
+// These rows add up each element in the same order, so they agree to the last bit.
+TEST_P(MatmulTest, SameBitsAsNaive) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  if (row().name != "warp_tiled" && row().name != "warp_tiled_tma") return;
+  constexpr std::int64_t kM = 4100, kN = 2900, kK = 333;
+  Lane& lane = TestLane(Backend::kCuda);
+  const std::vector<float> a = NormalVector<float>(kM * kK, 1), b = NormalVector<float>(kK * kN, 2);
+  DeviceArray<float> da(lane, a), db(lane, b), c(lane, kM * kN);
+  std::vector<float> results[2];
+  for (const bool naive : {false, true}) {
+    const auto stats =
+        RunMatmul(lane, WholeView({DType::kF32, MakeShape({kM, kK})}, da.data()),
+                  WholeView({DType::kF32, MakeShape({kK, kN})}, db.data()), false, false,
+                  DType::kF32, c.data(), {.strategy = naive ? "naive" : row().name});
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    results[naive] = c.Values();
+  }
+  ASSERT_EQ(results[0], results[1]);
 }
 
 TEST_P(MatmulTest, RandomShapes) {

@@ -3,7 +3,8 @@
 // told in tensor.cuh. The semantics are those of the PTX ISA, 8.0, "mbarrier",
 // "cp.async.bulk.tensor", "wgmma" and "setmaxnreg".
 //
-// Only for files that are compiled for sm_90a (CMakeLists.txt).
+// wgmma and setmaxnreg need a file that is compiled for sm_90a (CMakeLists.txt); the rest does with
+// sm_90, and for older GPUs a file only compiles as long as its code for them uses none of it.
 #pragma once
 
 #include <cuda.h>  // the type CUtensorMap; nothing links with the driver
@@ -98,7 +99,7 @@ __device__ inline void ClusterBarrier() {
 
 // --- The copy engine (TMA) ---
 //
-// A tensor map describes a matrix in global memory, and the box of it that one instruction copies;
+// A tensor map describes matrices in global memory, and the box of one that an instruction copies;
 // x counts elements along the contiguous dimension, y along the other. What of a box lies outside
 // the matrix is zero when read, and not written.
 
@@ -106,23 +107,23 @@ __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The box at (x, y) into shared memory; its bytes count for the barrier.
-__device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, int y,
+// The box at (x, y) of the z-th matrix into shared memory; its bytes count for the barrier.
+__device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, int y, int z,
                                std::uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 
 // The same into every block of the cluster whose bit is set, and for the barrier of each.
 __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map, int x, int y,
-                                        std::uint32_t barrier, unsigned blocks) {
+                                        int z, std::uint32_t barrier, unsigned blocks) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(static_cast<std::uint16_t>(blocks))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(static_cast<std::uint16_t>(blocks))
       : "memory");
 }
 
@@ -168,6 +169,16 @@ __device__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// --- Shared memory by its address ---
+
+__device__ inline float LoadShared(std::uint32_t from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
+__device__ inline void StoreShared(std::uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
 __device__ inline void StorePair(std::uint32_t to, float low, float high) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
 }
@@ -219,6 +230,12 @@ template <int kCount>
 __device__ void SumsAreComplete(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+// After the wait: keeps the compiler from using the operands' registers for something else before.
+template <int kCount>
+__device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 // The operands' numbers in the instructions' text, and the registers they stand for.
@@ -284,6 +301,27 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
   } else {
     static_assert(kCount == 32);
     TESSERA_PRODUCT_ALL(64, 32, 32, 33, 34, 35, 36)
+  }
+}
+
+#define TESSERA_PRODUCT_REGISTERS(N, R, A0, A1, A2, A3, B, P)                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                       \
+               ", 0;\n"                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" TESSERA_NAMES_##R \
+               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1;\n}"           \
+               : TESSERA_SUMS_##R                                                            \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
+
+// The same in tf32, of 64 x 8 elements of a in registers. Those of a thread are rows 16 w + l / 4
+// and 8 further down, at k = l % 4, then both at k = l % 4 + 4.
+template <int kCount>
+__device__ void ProductOfRegisters(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b,
+                                   bool add) {
+  if constexpr (kCount == 128) {
+    TESSERA_PRODUCT_REGISTERS(256, 128, 128, 129, 130, 131, 132, 133);
+  } else {
+    static_assert(kCount == 64);
+    TESSERA_PRODUCT_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69);
   }
 }
 

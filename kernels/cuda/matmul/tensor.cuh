@@ -22,7 +22,8 @@
 // - A slab is 128 bytes deep, and its 16-byte packs are permuted in each row. Engine and tensor
 //   cores agree on the pattern; it costs nothing and avoids all bank conflicts.
 // - 16-bit operands may lie either way around in shared memory, k along the rows or across, so
-//   that transposes cost nothing. f32 has to lie with k along the rows.
+//   that transposes cost nothing. f32 has to lie with k along the rows, but for one operand that
+//   may come through registers instead (MultiplyTurned).
 // - Blocks stay: as many as there are multiprocessors, each computing tile after tile, in the order
 //   of `warp_tiled`'s picture, so that those computed at the same time share rows and columns.
 // - Two blocks one below the other can form a cluster, and each fetches half of the columns of b
@@ -43,9 +44,11 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/convert.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/boxes.cuh"
 #include "kernels/cuda/matmul/hopper.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
@@ -75,8 +78,9 @@ struct TensorTile {
   static constexpr int kPartA = kRows * kRowBytes, kPartB = kColumns * kRowBytes;
   static constexpr int kBytesA = kParts * kPartA, kBytesB = kParts * kPartB;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  // Where k goes across the rows: 64 indices of the other dimension a row, kDepth rows a slab.
-  static constexpr int kMnWidth = 64, kMnBytes = kDepth * 128;
+  // Where k goes across the rows: kMnWidth indices of the other dimension a row, kDepth rows a
+  // slab.
+  static constexpr int kMnWidth = 128 / static_cast<int>(sizeof(T)), kMnBytes = kDepth * 128;
   // A consumer's results on their way out: so many boxes of rows of 128 bytes at a time.
   static constexpr int kBoxes = kBoxes_;
   static constexpr int kBoxBytes = kGroupRows * 128;
@@ -84,21 +88,27 @@ struct TensorTile {
   static constexpr int kAlignment = 1024;  // of the pattern in which packs are permuted
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kConsumers * kStagingBytes;
-  static_assert(kCluster == 1 || kParts == 1);
 };
+
+// What an operand in several parts is multiplied by; the result is divided by its square. The last
+// bit of the smallest f32, 2^-149, becomes the smallest normal bf16: no part underflows.
+inline constexpr float kPartsScale = 0x1p23f;
+
+// f32 whose k goes across the rows of a: the tile is the transpose of one of c, see MultiplyTurned.
+template <class C, bool kMnA>
+inline constexpr bool kIsTurned = std::is_same_v<typename C::T, Tf32>&& kMnA;
 
 // What the blocks of a launch are told.
 struct TensorWork {
-  int m, n;
-  int row_tiles, column_tiles;   // of clusters: kCluster kRows x kColumns
-  int group;                     // row tiles a group
-  int splits;                    // pieces that k is cut into
-  int slabs, split_slabs;        // slabs along k, and of a piece
-  int part_rows_a, part_rows_b;  // from a part of an operand to the next
-  void* c;              // [splits, m, n]; all but the last step of the result if splits > 1
-  bool floats;          // c holds f32, otherwise T
-  bool boxes;           // the copy engine can write c
-  unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
+  int m, n;                     // of c
+  int row_tiles, column_tiles;  // of clusters: kCluster kRows x kColumns
+  int group;                    // row tiles a group
+  int splits;                   // pieces that k is cut into
+  int slabs, split_slabs;       // slabs along k, and of a piece
+  void* c;                      // [splits, m, n]; all but the last step of the result if splits > 1
+  bool floats;                  // c holds f32, otherwise T
+  bool boxes;                   // the copy engine can write c
+  unsigned* nonfinite;          // of several parts: set when an element of c is an infinity or NaN
 };
 
 // --- The kernel ---
@@ -136,16 +146,73 @@ struct TensorPlace {
   }
 };
 
+// A consumer's sums of one box, 64 rows of 128 bytes, into shared memory. thread: of the warpgroup.
+template <class O>
+__device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
+  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  if constexpr (sizeof(O) == 2) {
+    const int r = warp * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* const s = sums + j * 8;
+      StoreMatrices(to + r * 128 + ((2 * j + lane / 16) ^ r % 8) * 16, PackPair<O>(s[0], s[1]),
+                    PackPair<O>(s[2], s[3]), PackPair<O>(s[4], s[5]), PackPair<O>(s[6], s[7]));
+    }
+  } else {
+    // A row's pairs at packs 2 j and 2 j + 1. Odd rows go through them in another order, so that
+    // the four rows of half a warp meet all banks.
+    const int r = warp * 16 + lane / 4;
+    const bool odd = r % 2 != 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const s = sums + 2 * half;
+        const int pack = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
+        StorePair(to + (r + 8 * half) * 128 + (pack ^ r % 8) * 16 + lane % 2 * 8,
+                  odd ? s[4 * (j ^ 2)] : s[4 * j], odd ? s[4 * (j ^ 2) + 1] : s[4 * j + 1]);
+      }
+    }
+  }
+}
+
+// The same of two boxes of c side by side, from the sums of MultiplyTurned for 64 columns: a warp's
+// 16 rows are columns of one of the boxes. Half of its lanes go through pairs of rows of c the
+// other way around, so that all banks are met.
+template <int kBoxBytes>
+__device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
+  const int warp = thread / kWarpSize, lane = thread % kWarpSize, half = lane / 16;
+  to += warp / 2 * kBoxBytes + lane / 4 % 4 * 4;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const s = sums + 4 * j + i / 2 * 2;
+      const int y = 8 * j + 2 * (lane % 4) + (i % 2 ^ half);
+      const int pack = 4 * half + warp % 2 * 2 + i / 2;
+      StoreShared(to + y * 128 + (pack ^ y % 8) * 16, half == i % 2 ? s[0] : s[1]);
+    }
+  }
+}
+
 // Writes what of a consumer's 64 rows of results, at [row, column], lies inside c. They go through
 // shared memory, some boxes of rows of 128 bytes at a time, to be written by whole lines: by the
-// copy engine or, where c is not aligned for it, by warps row by row. O: float, or C::T.
-template <class C, class O, int kCount>
+// copy engine or, where c is not aligned for it, by warps row by row. O: float, or C::T. kTurn: the
+// results are those of MultiplyTurned, and stand in c at [column, row].
+template <class C, class O, bool kTurn, int kCount>
 __device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
                           const CUtensorMap& c_map, std::uint32_t staging, int row, int column,
                           int split) {
   constexpr int kSize = static_cast<int>(sizeof(O));
   constexpr int kWidth = 128 / kSize;  // of a box
   constexpr int kAll = C::kColumns / kWidth;
+  constexpr int kBoxSums = kCount / kAll;
+  // Boxes lie side by side; those of a turned tile in pairs, one below the other.
+  static_assert(!kTurn || (kSize == 4 && C::kBoxes == 2));
+  const auto box_row = [&](int box) { return kTurn ? column + box / 2 * C::kGroupRows : row; };
+  const auto box_column = [&](int box) {
+    return kTurn ? row + box % 2 * kWidth : column + box * kWidth;
+  };
   const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
   const int barrier = 1 + static_cast<int>(threadIdx.x) / C::kWarpgroup;
@@ -153,33 +220,12 @@ __device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
   for (int first = 0; first < kAll; first += C::kBoxes) {
     if (thread == 0) WaitForStoresToRead();
     NamedBarrier(barrier, C::kWarpgroup);  // the staging memory is free
+    if constexpr (kTurn) {
+      StageTurned<C::kBoxBytes>(d + first * kBoxSums, thread, staging);
+    } else {
 #pragma unroll
-    for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
-      const std::uint32_t to = staging + (box - first) * C::kBoxBytes;
-      if constexpr (kSize == 2) {
-        const int r = warp * 16 + lane % 16;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* const s = d + box * 32 + j * 8;
-          StoreMatrices(to + r * 128 + ((2 * j + lane / 16) ^ r % 8) * 16, PackPair<O>(s[0], s[1]),
-                        PackPair<O>(s[2], s[3]), PackPair<O>(s[4], s[5]), PackPair<O>(s[6], s[7]));
-        }
-      } else {
-        // A row's pairs at packs 2 j and 2 j + 1. Odd rows go through them in another order, so
-        // that the four rows of half a warp meet all banks.
-        const int r = warp * 16 + lane / 4;
-        const bool odd = r % 2 != 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float* const s = d + box * 16 + 2 * half;
-            const int pack = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
-            StorePair(to + (r + 8 * half) * 128 + (pack ^ r % 8) * 16 + lane % 2 * 8,
-                      odd ? s[4 * (j ^ 2)] : s[4 * j], odd ? s[4 * (j ^ 2) + 1] : s[4 * j + 1]);
-          }
-        }
-      }
+      for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
+        StageBox<O>(d + box * kBoxSums, thread, staging + (box - first) * C::kBoxBytes);
     }
     FenceForCopyEngine();
     NamedBarrier(barrier, C::kWarpgroup);  // the results are in it
@@ -187,7 +233,7 @@ __device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
       if (thread == 0) {
 #pragma unroll
         for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
-          StoreBox(&c_map, column + box * kWidth, row, split,
+          StoreBox(&c_map, box_column(box), box_row(box), split,
                    staging + (box - first) * C::kBoxBytes);
         CommitStores();
       }
@@ -197,14 +243,14 @@ __device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
     for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
       const auto* const from = static_cast<const char*>(
           __cvta_shared_to_generic(staging + (box - first) * C::kBoxBytes));
-      const int end = min(warp * 16 + 16, work.m - row);
+      const int end = min(warp * 16 + 16, work.m - box_row(box));
       for (int r = warp * 16; r < end; ++r) {
 #pragma unroll
         for (int i = lane; i < kWidth; i += kWarpSize) {
-          const int x = column + box * kWidth + i;
+          const int x = box_column(box) + i;
           const int at = r * 128 + (i * kSize / 16 ^ r % 8) * 16 + i * kSize % 16;
           if (x < work.n)
-            c[std::int64_t{row + r} * work.n + x] = *reinterpret_cast<const O*>(from + at);
+            c[std::int64_t{box_row(box) + r} * work.n + x] = *reinterpret_cast<const O*>(from + at);
         }
       }
     }
@@ -275,16 +321,16 @@ __device__ void FetchSlabs(const CUtensorMap& a_map, const CUtensorMap& b_map,
       if constexpr (kMnA) {
 #pragma unroll
         for (int i = 0; i < C::kRows / C::kMnWidth; ++i)
-          LoadBox(to + i * C::kMnBytes, &a_map, row + i * C::kMnWidth, k, pipeline.full());
+          LoadBox(to + i * C::kMnBytes, &a_map, row + i * C::kMnWidth, k, part, pipeline.full());
       } else {
-        LoadBox(to, &a_map, k, row + part * work.part_rows_a, pipeline.full());
+        LoadBox(to, &a_map, k, row, part, pipeline.full());
       }
     }
-    const auto load_b = [&](std::uint32_t to, int x, int y) {
+    const auto load_b = [&](std::uint32_t to, int x, int y, int part) {
       if constexpr (C::kCluster == 1) {
-        LoadBox(to, &b_map, x, y, pipeline.full());
+        LoadBox(to, &b_map, x, y, part, pipeline.full());
       } else {
-        LoadBoxMulticast(to, &b_map, x, y, pipeline.full(), (1u << C::kCluster) - 1);
+        LoadBoxMulticast(to, &b_map, x, y, part, pipeline.full(), (1u << C::kCluster) - 1);
       }
     };
 #pragma unroll
@@ -293,9 +339,9 @@ __device__ void FetchSlabs(const CUtensorMap& a_map, const CUtensorMap& b_map,
       if constexpr (kMnB) {
 #pragma unroll
         for (int i = 0; i < kShare / C::kMnWidth; ++i)
-          load_b(to + i * C::kMnBytes, column + i * C::kMnWidth, k);
+          load_b(to + i * C::kMnBytes, column + i * C::kMnWidth, k, part);
       } else {
-        load_b(to, k, column + part * work.part_rows_b);
+        load_b(to, k, column, part);
       }
     }
   }
@@ -352,47 +398,99 @@ __device__ void MultiplySlabs(int slabs, int consumer, int thread, TensorPipelin
   pipeline.Release(last, thread);
 }
 
-// The same of operands in several parts, the first the coarsest. The tensor cores cut sums off
-// where f32 would round, so their sums are kept short or small: `d`, the product of the first
-// parts, begins at zero in every slab and is added to `sums` in f32, with the rounding error of
-// that addition (Dekker's fast two-sum, 1971) going to `low`; and there the tensor cores add the
-// products of the other parts, which are 2^-8 of the whole or less.
+// The same of f32 whose k goes across the rows of a, which wgmma does not take from shared memory:
+// a's fragments come through registers, those of the next slab while this one is multiplied. Which
+// row of a is which row of the product is free. This order makes a load of a warp find all banks:
+// row 16 w + r of a consumer's 64, w the warp, is index
+//
+//      32 (w / 2) + 16 (r / 4 % 2) + 8 (w % 2) + 4 (r / 8) + r % 4
+//
+// Rounds a to nearest.
 template <class C, int kCount>
+__device__ void MultiplyTurned(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+                               float (&d)[kCount]) {
+  constexpr int kSteps = C::kDepth / 8;
+  const int warp = thread / kWarpSize, row = thread % kWarpSize / 4, step_k = thread % 4;
+  const int offset = (2 * consumer + warp / 2) * C::kMnBytes + row % 4 * 4;
+  const auto load = [&](std::uint32_t(&fragment)[4 * kSteps]) {
+    const std::uint32_t a = pipeline.a() + offset;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int k = step_k + i / 2 * 4;
+      const std::uint32_t at = a + k * 128 + ((row / 4 * 4 + warp % 2 * 2 + i % 2) ^ k) * 16;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+        asm("cvt.rna.tf32.f32 %0, %1;"
+            : "=r"(fragment[4 * step + i])
+            : "f"(LoadShared(at + step * 8 * 128)));
+    }
+  };
+  std::uint32_t even[4 * kSteps], odd[4 * kSteps];
+  int last = 0;
+  const auto multiply = [&](int slab, std::uint32_t(&now)[4 * kSteps],
+                            std::uint32_t(&next)[4 * kSteps]) {
+    ProductsFence();
+    const std::uint64_t b = TensorSlab<C, false, false>(pipeline, 0).b;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      ProductOfRegisters(d, now + 4 * step, b + step * C::kStepBytes / 16, slab + step != 0);
+    CommitProducts();
+    WaitForProducts<1>();
+    if (slab != 0) {
+      OperandsAreRead(next);
+      pipeline.Release(last, thread);
+    }
+    last = pipeline.stage();
+    pipeline.Next();
+    if (slab + 1 == slabs) return;
+    pipeline.WaitUntilFull();
+    load(next);
+  };
+  pipeline.WaitUntilFull();
+  load(even);
+  for (int slab = 0; slab < slabs; slab += 2) {
+    multiply(slab, even, odd);
+    if (slab + 1 < slabs) multiply(slab + 1, odd, even);
+  }
+  WaitForProducts<0>();
+  SumsAreComplete(d);
+  OperandsAreRead(even);
+  OperandsAreRead(odd);
+  pipeline.Release(last, thread);
+}
+
+// The same of operands in several parts, the first the coarsest. The tensor cores cut sums off
+// where f32 would round, so their sums are kept short: after every slab d is added to `sums` in
+// f32, and begins the next slab as what that addition has rounded away (Dekker's fast two-sum,
+// 1971). In a slab the products of fine parts come first, while d is small. One consumer adds while
+// the other's slab is multiplied.
+template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {
-  float sums[kCount], low[kCount];
+  float sums[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) sums[i] = low[i] = 0;
-  int last = 0;
+  for (int i = 0; i < kCount; ++i) sums[i] = d[i] = 0;
   for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
     pipeline.WaitUntilFull();
     ProductsFence();
-    const TensorSlab<C, false, false> operands(pipeline, consumer);
-    operands.Multiply(0, 0, false, d);
+    const TensorSlab<C, kMnA, kMnB> operands(pipeline, consumer);
+#pragma unroll
+    for (int order = C::kParts - 1; order >= 0; --order)
+#pragma unroll
+      for (int part = 0; part <= order; ++part) operands.Multiply(order - part, part, true, d);
     CommitProducts();
-    WaitForProducts<0>();  // for the small products of the slab before as well
+    WaitForProducts<0>();
     SumsAreComplete(d);
-    SumsAreComplete(low);
-    if (slab != 0) pipeline.Release(last, thread);
-    last = pipeline.stage();
+    pipeline.Release(pipeline.stage(), thread);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float sum = sums[i] + d[i];
-      low[i] += (sums[i] - sum) + d[i];
+      d[i] += sums[i] - sum;
       sums[i] = sum;
     }
-    ProductsFence();
-#pragma unroll
-    for (int order = C::kParts - 1; order > 0; --order)
-#pragma unroll
-      for (int part = 0; part <= order; ++part) operands.Multiply(order - part, part, true, low);
-    CommitProducts();
   }
-  WaitForProducts<0>();
-  SumsAreComplete(low);
-  pipeline.Release(last, thread);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) d[i] = sums[i] + low[i];
+  for (int i = 0; i < kCount; ++i) d[i] = (sums[i] + d[i]) * (1 / (kPartsScale * kPartsScale));
 }
 
 template <class C, bool kMnA, bool kMnB>
@@ -427,24 +525,26 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   WaitForKernelBefore();
 
   if (warpgroup == C::kConsumers) {
-    if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
+    if constexpr (C::kConsumers > 1) GiveRegistersBack<24>();
     if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
       for (int item = first_item; item < items; item += item_step)
         FetchSlabs<C, kMnA, kMnB>(a_map, b_map, work, TensorPlace(work, item), rank, pipeline);
       AllowNextKernel();
     }
   } else {
-    if constexpr (C::kConsumers > 1) TakeRegisters<232>();
+    if constexpr (C::kConsumers > 1) TakeRegisters<240>();
     const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
     const std::uint32_t staging =
         slabs + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
     for (int item = first_item; item < items; item += item_step) {
       const TensorPlace place(work, item);
       float d[C::kColumns / 2];
-      if constexpr (C::kParts == 1) {
+      if constexpr (kIsTurned<C, kMnA>) {
+        MultiplyTurned<C>(place.slabs, warpgroup, thread, pipeline, d);
+      } else if constexpr (C::kParts == 1) {
         MultiplySlabs<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
       } else {
-        MultiplyParts<C>(place.slabs, warpgroup, thread, pipeline, d);
+        MultiplyParts<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
         bool finite = true;
 #pragma unroll
         for (float sum : d) finite = finite && fabsf(sum) <= std::numeric_limits<float>::max();
@@ -453,9 +553,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
       const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
       const int column = place.column_tile * C::kColumns;
       if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
-        StoreTile<C, float>(d, work, c_map, staging, row, column, place.split);
+        StoreTile<C, float, kIsTurned<C, kMnA>>(d, work, c_map, staging, row, column, place.split);
       } else if constexpr (sizeof(T) == 2) {
-        StoreTile<C, T>(d, work, c_map, staging, row, column, place.split);
+        StoreTile<C, T, false>(d, work, c_map, staging, row, column, place.split);
       }
     }
     if (thread == 0) WaitForStoresToRead();
@@ -466,103 +566,86 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
 
 // --- Operands: device ---
 
-// An element as the kParts that stand for it.
-template <class Out, int kParts, class In>
-__device__ void SplitElement(In x, Out (&parts)[kParts]) {
+template <class Out, class In>
+__device__ Out Rounded(In x) {
   if constexpr (std::is_same_v<Out, Tf32>) {
-    static_assert(kParts == 1 && std::is_same_v<In, float>);
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(parts[0].bits) : "f"(x));
-  } else if constexpr (kParts == 1) {
-    parts[0] = ConvertElement<Out>(x);
+    Tf32 out;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out.bits) : "f"(x));
+    return out;
   } else {
-    // Each rounds what those before it have left; the differences are exact.
-#pragma unroll
-    for (Out& part : parts) {
-      part = Out(x);
-      x -= static_cast<float>(part);
-    }
+    return ConvertElement<Out>(x);
   }
 }
 
-// out[part][row][column] = the part of in[row][column], rows of `pitch` and `out_pitch`, a multiple
-// of the pack: a thread writes a pack of every part. What lies between columns and out_pitch is
-// never read.
-template <class In, class Out, int kParts>
-__global__ void __launch_bounds__(256)
-    CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                bool packable, Out* out, std::int64_t out_pitch, unsigned* cleared) {
-  AllowNextKernel();
-  if (cleared != nullptr && GridThread() == 0) *cleared = 0;
-  constexpr int kWidth = Pack<Out>::kSize;
-  const std::int64_t packs = out_pitch / kWidth;
-  const std::int64_t thread = GridThread();
-  const std::int64_t row = thread / packs, column = thread % packs * kWidth;
-  if (row >= rows) return;
-  const In* const from = in + row * pitch + column;
-  In x[kWidth];
+// A pack of elements from a row that ends at `columns`, zeros beyond. packable: rows are aligned to
+// packs.
+template <class In, int kWidth>
+__device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns, bool packable,
+                        In (&x)[kWidth]) {
   if (packable && column + kWidth <= columns) {
 #pragma unroll
     for (int w = 0; w < kWidth; w += Pack<In>::kSize) {
-      const Pack<In> pack = LoadPack(from + w);
+      const Pack<In> pack = LoadPack(row + column + w);
 #pragma unroll
       for (int i = 0; i < Pack<In>::kSize; ++i) x[w + i] = pack.v[i];
     }
   } else {
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) x[w] = column + w < columns ? from[w] : In{};
+    for (int w = 0; w < kWidth; ++w) x[w] = column + w < columns ? row[column + w] : In{};
   }
-  Pack<Out> packs_out[kParts];
-#pragma unroll
-  for (int w = 0; w < kWidth; ++w) {
-    Out parts[kParts];
-    SplitElement(x[w], parts);
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) packs_out[i].v[w] = parts[i];
-  }
-#pragma unroll
-  for (int i = 0; i < kParts; ++i)
-    StorePack(out + (i * rows + row) * out_pitch + column, packs_out[i]);
 }
 
-// The same transposed: out[part][row][column] = the part of in[column][row]. A block moves a square
-// of kTurn through shared memory, whose odd pitch spreads columns over the banks.
-inline constexpr int kTurn = 64;
+// out[row][column] = in[row][column], rows of `pitch` and `out_pitch`, a multiple of the pack: a
+// thread writes a pack. What lies between columns and out_pitch is never read.
+template <class In, class Out>
+__global__ void __launch_bounds__(256)
+    CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                bool packable, Out* out, std::int64_t out_pitch) {
+  AllowNextKernel();
+  constexpr int kWidth = Pack<Out>::kSize;
+  const std::int64_t packs = out_pitch / kWidth;
+  const std::int64_t thread = GridThread();
+  const std::int64_t row = thread / packs, column = thread % packs * kWidth;
+  if (row >= rows) return;
+  In x[kWidth];
+  LoadRow(in + row * pitch, column, columns, packable, x);
+  Pack<Out> pack;
+#pragma unroll
+  for (int w = 0; w < kWidth; ++w) pack.v[w] = Rounded<Out>(x[w]);
+  StorePack(out + row * out_pitch + column, pack);
+}
 
-template <class In, class Out, int kParts>
+// The same transposed: out[row][column] = in[column][row]. A block moves a square of kSquare
+// through shared memory, whose odd pitch spreads columns over the banks.
+inline constexpr int kSquare = 64;
+
+template <class In, class Out>
 __global__ void __launch_bounds__(256)
     TransposeOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                     Out* out, std::int64_t out_pitch, unsigned* cleared) {
+                     Out* out, std::int64_t out_pitch) {
   AllowNextKernel();
-  if (cleared != nullptr && GridThread() == 0) *cleared = 0;
   constexpr int kWidth = Pack<Out>::kSize;
-  __shared__ In square[kTurn][kTurn + 1];
-  const std::int64_t row_squares = (rows + kTurn - 1) / kTurn;
-  const std::int64_t row = blockIdx.x % row_squares * kTurn;
-  const std::int64_t column = blockIdx.x / row_squares * kTurn;
+  __shared__ In square[kSquare][kSquare + 1];
+  const std::int64_t row_squares = (rows + kSquare - 1) / kSquare;
+  const std::int64_t row = blockIdx.x % row_squares * kSquare;
+  const std::int64_t column = blockIdx.x / row_squares * kSquare;
   const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-  for (int i = thread / kTurn; i < kTurn; i += 256 / kTurn) {
-    const std::int64_t from_row = column + i, from_column = row + thread % kTurn;
-    square[i][thread % kTurn] =
+  for (int i = thread / kSquare; i < kSquare; i += 256 / kSquare) {
+    const std::int64_t from_row = column + i, from_column = row + thread % kSquare;
+    square[i][thread % kSquare] =
         from_row < columns && from_column < rows ? in[from_row * pitch + from_column] : In{};
   }
   __syncthreads();  // the square is complete
-  constexpr int kPacks = kTurn / kWidth;
+  constexpr int kPacks = kSquare / kWidth;
 #pragma unroll
-  for (int i = thread; i < kTurn * kPacks; i += 256) {
+  for (int i = thread; i < kSquare * kPacks; i += 256) {
     const int y = i / kPacks, x = i % kPacks * kWidth;
     if (row + y >= rows || column + x >= out_pitch) continue;
-    Pack<Out> packs[kParts];
+    Pack<Out> pack;
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) {
-      Out parts[kParts];
-      SplitElement(square[x + w][y], parts);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) packs[part].v[w] = parts[part];
-    }
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      StorePack(out + (part * rows + row + y) * out_pitch + column + x, packs[part]);
+    for (int w = 0; w < kWidth; ++w) pack.v[w] = Rounded<Out>(square[x + w][y]);
+    StorePack(out + (row + y) * out_pitch + column + x, pack);
   }
 }
 
@@ -584,7 +667,7 @@ __global__ void __launch_bounds__(256)
 // --- Operands: host ---
 
 // A matrix as the copy engine can read it: rows of `pitch` elements, of which `columns` count, k
-// along the rows or, if mn_major, across.
+// along the rows or, if mn_major, across. Parts of one stand one behind the other.
 template <class T>
 struct TensorOperand {
   const T* data;
@@ -592,99 +675,35 @@ struct TensorOperand {
   bool mn_major;
 };
 
-// What the copy engine asks of base addresses and pitches.
-constexpr std::int64_t kBoxAlignment = 16;
-
-// The pitch that the engine is told: of a single row it does not matter.
-template <class T>
-std::int64_t PaddedPitch(std::int64_t columns) {
-  constexpr std::int64_t kPack = kBoxAlignment / static_cast<std::int64_t>(sizeof(T));
-  return CeilDiv(columns, kPack) * kPack;
-}
-
-inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch_bytes) {
-  return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
-         (rows == 1 || pitch_bytes % kBoxAlignment == 0);
-}
-
-template <class T>
-constexpr CUtensorMapDataType kMapType =
-    std::is_same_v<T, BFloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-    : std::is_same_v<T, Half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-
-// The driver's function that makes tensor maps, looked up once through the runtime, so that
-// nothing links with the driver.
-inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
-  static const auto encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess)
-      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not found");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  return encoder;
-}
-
-// A map of `matrices` matrices, one after the other, in boxes whose rows, packs permuted, take
-// row_bytes, 64 or 128, in shared memory. dimensions: 2, or 3 for more than one.
-template <class T>
-CUtensorMap MakeTensorMap(int dimensions, const void* data, std::int64_t matrices,
-                          std::int64_t rows, std::int64_t columns, std::int64_t pitch, int box_rows,
-                          int row_bytes) {
-  // The pitch of a single row does not matter, but it has to be a legal one.
-  if (rows == 1) pitch = PaddedPitch<T>(columns);
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                                static_cast<cuuint64_t>(matrices)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * sizeof(T),
-                                static_cast<cuuint64_t>(pitch * rows) * sizeof(T)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(row_bytes / sizeof(T)),
-                            static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t steps[] = {1, 1, 1};
-  CUtensorMap map;
-  const CUresult result = TensorMapEncoder()(
-      &map, kMapType<T>, static_cast<cuuint32_t>(dimensions), const_cast<void*>(data), extents,
-      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS)
-    throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", std::to_string(result));
-  return map;
-}
-
 template <class O>
 CUtensorMap ResultMap(const void* c, int splits, std::int64_t m, std::int64_t n) {
-  return MakeTensorMap<O>(3, c, splits, m, n, n, /*box_rows=*/64, /*row_bytes=*/128);
+  return MakeTensorMap<O>(c, splits, m, n, n, /*box_rows=*/64, /*row_bytes=*/128);
 }
 
-// A copy of the matrix in the lane's scratch memory that the engine can read, split into kParts.
-template <class Out, int kParts, class In>
+// A copy of the matrix in the lane's scratch memory that the engine can read.
+template <class Out, class In>
 TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, bool mn_major, CudaLane& lane,
-                          unsigned* cleared = nullptr) {
+                          std::int64_t pitch, bool mn_major, CudaLane& lane) {
   const std::int64_t out_pitch = PaddedPitch<Out>(columns);
-  auto* out = static_cast<Out*>(
-      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
+  auto* out =
+      static_cast<Out*>(lane.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
   const std::int64_t threads = rows * (out_pitch / Pack<Out>::kSize);
-  CopyOperand<In, Out, kParts>
-      <<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, lane.stream()>>>(
-          data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch, cleared);
+  CopyOperand<<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, lane.stream()>>>(
+      data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch);
   CUDA_CHECK_LAUNCH(CopyOperand);
   return {out, rows, columns, out_pitch, mn_major};
 }
 
 // A copy with k along the rows, of a matrix [columns, rows] in which it goes across.
-template <class Out, int kParts, class In>
+template <class Out, class In>
 TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
-                              std::int64_t pitch, CudaLane& lane, unsigned* cleared = nullptr) {
+                              std::int64_t pitch, CudaLane& lane) {
   const std::int64_t out_pitch = PaddedPitch<Out>(columns);
-  auto* out = static_cast<Out*>(
-      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(Out)));
-  const std::int64_t squares = CeilDiv(rows, kTurn) * CeilDiv(columns, kTurn);
-  TransposeOperand<In, Out, kParts><<<static_cast<unsigned>(squares), 256, 0, lane.stream()>>>(
-      data, rows, columns, pitch, out, out_pitch, cleared);
+  auto* out =
+      static_cast<Out*>(lane.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
+  const std::int64_t squares = CeilDiv(rows, kSquare) * CeilDiv(columns, kSquare);
+  TransposeOperand<<<static_cast<unsigned>(squares), 256, 0, lane.stream()>>>(
+      data, rows, columns, pitch, out, out_pitch);
   CUDA_CHECK_LAUNCH(TransposeOperand);
   return {out, rows, columns, out_pitch, false};
 }
@@ -717,7 +736,7 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   unsigned* nonfinite, CudaLane& lane) {
   using T = typename C::T;
   const auto map = [](const TensorOperand<T>& x, bool mn_major, int indices) {
-    return MakeTensorMap<T>(2, x.data, 1, x.rows * C::kParts, x.columns, x.pitch,
+    return MakeTensorMap<T>(x.data, C::kParts, x.rows, x.columns, x.pitch,
                             mn_major ? C::kDepth : indices, mn_major ? 128 : C::kRowBytes);
   };
   const CUtensorMap a_map = map(a, kMnA, C::kRows);
@@ -726,14 +745,13 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   TensorWork work{};
   work.m = static_cast<int>(p.m);
   work.n = static_cast<int>(p.n);
-  work.row_tiles = static_cast<int>(CeilDiv(p.m, C::kRows * C::kCluster));
-  work.column_tiles = static_cast<int>(CeilDiv(p.n, C::kColumns));
+  const auto [rows, columns] = kIsTurned<C, kMnA> ? std::pair(p.n, p.m) : std::pair(p.m, p.n);
+  work.row_tiles = static_cast<int>(CeilDiv(rows, C::kRows * C::kCluster));
+  work.column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
   work.group = std::max(1, kGroupedRows / (C::kRows * C::kCluster));
   work.slabs = static_cast<int>(CeilDiv(p.k, C::kDepth));
   work.split_slabs = static_cast<int>(CeilDiv(work.slabs, splits));
   work.splits = static_cast<int>(CeilDiv(work.slabs, work.split_slabs));
-  work.part_rows_a = static_cast<int>(a.rows);
-  work.part_rows_b = static_cast<int>(b.rows);
   work.c = sums == nullptr ? p.c : sums;
   work.nonfinite = nonfinite;
   work.floats = sums != nullptr || p.out_dtype == DType::kF32;
@@ -805,8 +823,8 @@ inline std::string TensorMissing(const Device& device) {
 }
 
 // The copy engine counts in 32 bits with a sign.
-inline std::string TensorRefusal(std::int64_t parts, const MatmulProblem& p) {
-  const std::int64_t most = (std::int64_t{1} << 31) / parts - 1024;
+inline std::string TensorRefusal(const MatmulProblem& p) {
+  constexpr std::int64_t most = (std::int64_t{1} << 31) - 1024;
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
 }
 
@@ -869,6 +887,22 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   }
 }
 
+// For operands of 16 bits, each either way around.
+template <class C>
+void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
+                      const TensorOperand<typename C::T>& b, const TensorPlan& plan,
+                      unsigned* nonfinite, CudaLane& lane) {
+  if (a.mn_major && b.mn_major) {
+    RunPlan<C, true, true>(p, a, b, plan, nonfinite, lane);
+  } else if (a.mn_major) {
+    RunPlan<C, true, false>(p, a, b, plan, nonfinite, lane);
+  } else if (b.mn_major) {
+    RunPlan<C, false, true>(p, a, b, plan, nonfinite, lane);
+  } else {
+    RunPlan<C, false, false>(p, a, b, plan, nonfinite, lane);
+  }
+}
+
 // --- `tensor_bf16` and `tensor_f16` ---
 
 // A copy, if need be: of f32, and where the copy engine cannot read the array itself.
@@ -878,11 +912,11 @@ TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std
                              CudaLane& lane) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (dtype == DType::kF32)
-      return Copied<T, 1>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
+      return Copied<T>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
   }
   const auto* elements = static_cast<const T*>(data);
   if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
-    return Copied<T, 1>(elements, rows, columns, pitch, mn_major, lane);
+    return Copied<T>(elements, rows, columns, pitch, mn_major, lane);
   return {elements, rows, columns, pitch, mn_major};
 }
 
@@ -911,16 +945,7 @@ void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
   plan = BetterPlan<Medium>(plan, 2, 0.8, 1e7, p, multiprocessors, true);
   plan = BetterPlan<Small>(plan, 3, 0.6, 1e7, p, multiprocessors, true);
   const auto run = [&](auto tile) {
-    using C = decltype(tile);
-    if (a.mn_major && b.mn_major) {
-      RunPlan<C, true, true>(p, a, b, plan, nullptr, lane);
-    } else if (a.mn_major) {
-      RunPlan<C, true, false>(p, a, b, plan, nullptr, lane);
-    } else if (b.mn_major) {
-      RunPlan<C, false, true>(p, a, b, plan, nullptr, lane);
-    } else {
-      RunPlan<C, false, false>(p, a, b, plan, nullptr, lane);
-    }
+    RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, lane);
   };
   if (plan.tile == 0) {
     run(Shared{});

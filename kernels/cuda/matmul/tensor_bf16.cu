@@ -6,7 +6,8 @@
 // rounded to the result's type once, at the end.
 //
 // f32 operands are taken as well, and rounded to bf16 in a copy first, twice 2^-8 of error: only
-// for who asks for this row by name.
+// for who asks for this row by name. The copies are made at the speed of memory, and take 57 of 239
+// us at 4096, 0.18 of 1.81 ms at 8192: what a caller saves who keeps the operands in bf16.
 //
 // Tiles of 128 x 256, in clusters of two when there are enough of them to keep all multiprocessors
 // busy for more than a round; of 128 x 128 or 64 x 128, or with k cut into pieces, when there are
@@ -30,7 +31,7 @@ double Roundoff(const MatmulProblem& p) {
   return Then(Then(u, u), TensorSumRoundoff(p.k));
 }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(1, p); }
+std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 

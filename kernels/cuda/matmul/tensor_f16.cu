@@ -20,7 +20,7 @@ void Enqueue(const MatmulProblem& p, Lane& lane) { MatmulTensor16<Half>(p, lane)
 
 double Roundoff(const MatmulProblem& p) { return TensorSumRoundoff(p.k); }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(1, p); }
+std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 

@@ -6,15 +6,18 @@
 // Half the speed of bf16, since a slab of the same bytes is half as deep. Never the choice for f32
 // operands unless it is asked for by name.
 //
-// wgmma wants k along the rows of both f32 operands. An a that is transposed and a b that is not,
-// as in the plain product, go through a transposed copy first, and are rounded to nearest on the
-// way; the kernel starts up while that runs. Against cuBLAS on an H200, in the same run: with b
-// transposed, no copy, 1.03, 1.00 and 1.00 times its speed at 2048, 4096 and 8192; with b as it is,
-// and the copy, 0.86, 0.93 and 0.97.
+// wgmma wants k along the rows of f32 operands in shared memory. A b that is not transposed, as in
+// the plain product, has it across. So the plain product is computed as its transpose, c' = b' a':
+// the first operand of wgmma may also come from registers, and a thread can load what it needs of b
+// from shared memory either way around, rounded to nearest on the way (MultiplyTurned in
+// tensor.cuh). Results are turned back as they pass through shared memory. A transposed a goes
+// through a copy, also rounded to nearest. Against cuBLAS on an H200, in the same run: 1.02
+// and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. With a transposed
+// copy of b, as before, it was 0.93 and 0.97: the copy alone took 35 of 402 us.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 48 MiB of loads in tiles of 128 x 256, 96 in those of 64
-// x 128 that are taken, and 8 MiB for the copy of b; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of
-// loads, most from the second level of cache, and 128 MiB.
+// x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the second
+// level of cache.
 //
 // Right for any m, n and k, all transposes, pitches and alignments: see tensor.cuh. NaN and
 // infinities are those of IEEE arithmetic, except that a NaN whose fraction has bits set only among
@@ -30,35 +33,47 @@ using Large = TensorTile<T, 128, 256, 1, 4>;
 using Medium = TensorTile<T, 128, 128, 1, 6>;
 using Small = TensorTile<T, 64, 128, 1, 8>;
 
-// An operand with k along the rows. A copy is rounded to nearest; in place, the tensor cores cut.
-TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t k, std::int64_t pitch,
-                          bool mn_major, CudaLane& lane) {
+// A copy is rounded to nearest; in place, the tensor cores cut.
+TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t columns,
+                          std::int64_t pitch, bool mn_major, CudaLane& lane) {
   const auto* elements = static_cast<const float*>(data);
-  if (mn_major) return Transposed<T, 1>(elements, rows, k, pitch, lane);
   if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
-    return Copied<T, 1>(elements, rows, k, pitch, false, lane);
-  return {static_cast<const T*>(data), rows, k, pitch, false};
+    return Copied<T>(elements, rows, columns, pitch, mn_major, lane);
+  return {static_cast<const T*>(data), rows, columns, pitch, mn_major};
 }
 
 void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   CudaLane& lane = Cuda(any_lane);
   if (TensorIsTrivial(p, lane)) return;
-  const auto a = Prepared(p.a, p.m, p.k, p.lda, p.transpose_a, lane);
-  const auto b = Prepared(p.b, p.n, p.k, p.ldb, !p.transpose_b, lane);
+  const auto a = p.transpose_a
+                     ? Transposed<T>(static_cast<const float*>(p.a), p.m, p.k, p.lda, lane)
+                     : Prepared(p.a, p.m, p.k, p.lda, false, lane);
+  const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, lane)
+                               : Prepared(p.b, p.k, p.n, p.ldb, true, lane);
   const int multiprocessors = lane.device().info().multiprocessors;
+  MatmulProblem computed = p;
+  if (b.mn_major) std::swap(computed.m, computed.n);  // c' = b' a'
   TensorPlan plan;
-  plan = BetterPlan<Shared>(plan, 0, 0.4, 1.2e7, p, multiprocessors, false);
-  plan = BetterPlan<Large>(plan, 1, 0.39, 1e7, p, multiprocessors, true);
-  plan = BetterPlan<Medium>(plan, 2, 0.38, 1e7, p, multiprocessors, true);
-  plan = BetterPlan<Small>(plan, 3, 0.3, 1e7, p, multiprocessors, true);
+  plan = BetterPlan<Shared>(plan, 0, 0.4, 1.2e7, computed, multiprocessors, false);
+  plan = BetterPlan<Large>(plan, 1, 0.39, 1e7, computed, multiprocessors, true);
+  plan = BetterPlan<Medium>(plan, 2, 0.38, 1e7, computed, multiprocessors, true);
+  plan = BetterPlan<Small>(plan, 3, 0.3, 1e7, computed, multiprocessors, true);
+  const auto run = [&](auto tile) {
+    using C = decltype(tile);
+    if (b.mn_major) {
+      RunPlan<C, true, false>(p, b, a, plan, nullptr, lane);
+    } else {
+      RunPlan<C, false, false>(p, a, b, plan, nullptr, lane);
+    }
+  };
   if (plan.tile == 0) {
-    RunPlan<Shared, false, false>(p, a, b, plan, nullptr, lane);
+    run(Shared{});
   } else if (plan.tile == 1) {
-    RunPlan<Large, false, false>(p, a, b, plan, nullptr, lane);
+    run(Large{});
   } else if (plan.tile == 2) {
-    RunPlan<Medium, false, false>(p, a, b, plan, nullptr, lane);
+    run(Medium{});
   } else {
-    RunPlan<Small, false, false>(p, a, b, plan, nullptr, lane);
+    run(Small{});
   }
 }
 
@@ -69,10 +84,10 @@ double Roundoff(const MatmulProblem& p) {
 
 Cost CostOf(const MatmulProblem& p) {
   return TensorCost(p, 256, 4, 1, p.transpose_a || !IsBoxAligned(p.a, p.m, p.lda * 4),
-                    !p.transpose_b || !IsBoxAligned(p.b, p.n, p.ldb * 4));
+                    !IsBoxAligned(p.b, p.transpose_b ? p.n : p.k, p.ldb * 4));
 }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(1, p); }
+std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 

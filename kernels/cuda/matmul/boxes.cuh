@@ -1,0 +1,80 @@
+// What Hopper's copy engine asks of matrices, and the driver's function that describes one to it.
+#pragma once
+
+#include <cuda.h>  // types; nothing links with the driver
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/types.h"
+
+namespace tessera {
+
+// What the copy engine asks of base addresses and pitches.
+constexpr std::int64_t kBoxAlignment = 16;
+
+// The pitch that the engine is told: of a single row it does not matter.
+template <class T>
+std::int64_t PaddedPitch(std::int64_t columns) {
+  constexpr std::int64_t kPack = kBoxAlignment / static_cast<std::int64_t>(sizeof(T));
+  return CeilDiv(columns, kPack) * kPack;
+}
+
+inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch_bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
+         (rows == 1 || pitch_bytes % kBoxAlignment == 0);
+}
+
+template <class T>
+constexpr CUtensorMapDataType kMapType =
+    std::is_same_v<T, BFloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    : std::is_same_v<T, Half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    : std::is_same_v<T, double> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+
+// The driver's function that makes tensor maps, looked up once through the runtime, so that
+// nothing links with the driver.
+inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
+  static const auto encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess)
+      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not found");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  return encoder;
+}
+
+// A map of `matrices` matrices, one after the other, in boxes whose rows take row_bytes in shared
+// memory: 64 or 128 with packs permuted, or more, up to 256 elements, as they are.
+template <class T>
+CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t rows,
+                          std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes) {
+  // The pitch of a single row does not matter, but it has to be a legal one.
+  if (rows == 1) pitch = PaddedPitch<T>(columns);
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                                static_cast<cuuint64_t>(matrices)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch) * sizeof(T),
+                                static_cast<cuuint64_t>(pitch * rows) * sizeof(T)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(row_bytes / sizeof(T)),
+                            static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      TensorMapEncoder()(&map, kMapType<T>, 3, const_cast<void*>(data), extents, strides, box,
+                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         row_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                            : CU_TENSOR_MAP_SWIZZLE_NONE,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", std::to_string(result));
+  return map;
+}
+
+}  // namespace tessera

@@ -1,0 +1,430 @@
+// Matmul as in `warp_tiled`, fetched by Hopper's copy engine and arranged so that the registers
+// keep up.
+//
+// What holds `warp_tiled` up is not memory. A quarter of a multiprocessor starts one instruction a
+// cycle, so whatever is not a multiply-add takes the place of one; and its registers lie in two
+// banks, the even and the odd numbers, each of which seems to hand out one register a cycle. A
+// multiply-add reads three: alone it takes two cycles, or three if all are of one bank. One that
+// reads, in the same place, what the multiply-add before it has read gets that from a latch
+// (".reuse" in the machine code), and takes one cycle if the other two lie in different banks.
+// Counted like this over its inner loop, `warp_tiled` needs 1.42 cycles for a multiply-add, and it
+// takes 1.41; most of some twenty other arrangements took what their count says within a tenth.
+// Hence:
+//
+// - 8 x 16 elements a thread. A step's 24 operands, 6 loads, serve 128 multiply-adds, and one of a
+//   serves 16 in a row. With 128 sums a thread there is room for 8 warps a multiprocessor.
+//   They suffice, since a warp's multiply-adds do not wait for each other.
+// - No copies between the multiply-adds: a producer and the copy engine fetch, as in `tensor_bf16`,
+//   and each consumer, here a warp, meets them at barriers on its own. Of 2176 instructions in a
+//   slab of 16 steps 2048 are multiply-adds; in `warp_tiled`, 1024 of 1183.
+// - The rows of a thread's tile are computed from left to right and from right to left in turn, so
+//   that an operand stays the same at the turns, too:
+//
+//            b0   b1   b2   ..  b15
+//       a0    -------------------->
+//       a1    <--------------------
+//       a2    -------------------->
+//
+// - A sum lies in the other bank than the b that it is computed with: see StorePartial.
+// - Blocks stay, one a multiprocessor, and none idles at the end. What whole tiles of every block
+//   leave over, and one more tile of each, is shared out evenly, so that most blocks end within a
+//   tile. To keep a sum one chain in order, a block begins with that tile, the first steps along k,
+//   and the block after it ends with the rest, starting from the sums that it finds (after
+//   Stream-K, Osama, Merrill, Cecka, Garland and Owens, 2023, where the parts are summed apart and
+//   added):
+//
+//       8 tiles, 3 blocks
+//       block 0   first part of 4 | tile 0 | tile 3
+//       block 1   first part of 6 | tile 1 | tile 5 | rest of 4
+//       block 2                     tile 2 | tile 7 | rest of 6
+//
+//   Nobody waits, because first parts are done long before the rests begin.
+//
+// Both operands are fetched with their index along the rows, as a thread wants them. One that is
+// contiguous along k is transposed in scratch memory first, which is 128 MiB of traffic, about 1 %
+// of the time, for a side of 4096, and less for larger ones. Without, a thread would load 4 steps
+// of a row at once, whose registers then stand in the same bank for all of its rows: 0.85 to 0.90
+// of the library.
+//
+// Cost for 4096 x 4096 x 4096: 2^37 flops; 3 GiB of loads in tiles of 128 x 256, most from the
+// second level of cache, and 128 MiB for the copy of an operand that needs one. Products that do
+// not fill the chip with such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
+//
+// Right for any m, n and k: the engine reads zeros outside a matrix, and results beyond the edges
+// are not stored. For any pitch and alignment: the engine asks for multiples of 16 bytes; operands
+// without are copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds,
+// in the same order as in `naive`.
+#include "kernels/cuda/matmul/slabs.cuh"
+#include "kernels/cuda/matmul/tensor.cuh"
+
+namespace tessera {
+
+extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // for what is too small
+
+namespace {
+
+// The tile of a block, and how it is fetched; the names are those of TensorPipeline.
+struct Tile {
+  static constexpr int kRows = 128, kColumns = 256;
+  static constexpr int kDepth = 16;  // steps along k a slab
+  static constexpr int kStages = 8;
+  static constexpr int kBytesA = kRows * kDepth * 4, kBytesB = kColumns * kDepth * 4;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int kAlignment = 128;  // of a box in shared memory
+  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes;
+  static constexpr int kConsumers = 8, kCluster = 1;  // warps
+  static constexpr int kMultiplying = kConsumers * kWarpSize;
+  static constexpr int kThreads = kMultiplying + 128;  // registers move between warpgroups
+  static constexpr int kGroup = 16;                    // tile rows a group of blocks
+};
+using Pipeline = TensorPipeline<Tile>;
+
+constexpr int kWidth = Pack<float>::kSize;
+constexpr int kLanesY = 8, kLanesX = 4;
+constexpr int kEachY = 8, kEachX = 16;  // elements a thread
+constexpr int kWarpRows = kLanesY * kEachY, kWarpColumns = kLanesX * kEachX;
+constexpr int kWarpsX = Tile::kColumns / kWarpColumns;
+
+// What the blocks of a launch are told.
+struct Work {
+  int m, n;
+  int row_tiles, column_tiles;
+  int slabs;         // of a tile
+  int rounds;        // whole tiles of every block
+  int shared_tiles;  // of all blocks, after those; none, or more than there are blocks
+  bool c_packable;
+  float* c;
+  float* partials;         // [blocks, Tile::kRows * Tile::kColumns]
+  std::uint32_t* written;  // [blocks], whether the block's partial is; zero before and after
+};
+
+// --- Who computes what ---
+
+// Slabs [first, first + slabs) of a tile; slabs is 0 where there is none. starts, ends: the tile.
+struct Piece {
+  int tile, first, slabs;
+  bool starts, ends;
+};
+
+// What a block computes as number i = 0, 1, .. of its pieces. Computed anew each time, so that
+// nothing but i takes up registers.
+__device__ Piece PieceOf(const Work& work, int i) {
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  const int slabs = work.slabs;
+  // The block's slabs of the shared tiles: at least a tile of them, so that none has three parts.
+  const std::int64_t all = std::int64_t{work.shared_tiles} * slabs;
+  const std::int64_t begin = all * block / blocks, end = all * (block + 1) / blocks;
+  const int first_shared = work.rounds * blocks;
+  const int begin_tile = first_shared + static_cast<int>(begin / slabs);
+  const int end_tile = first_shared + static_cast<int>(end / slabs);
+  const int after_begin = static_cast<int>(begin % slabs);
+  const int before_end = static_cast<int>(end % slabs);
+  if (before_end != 0 && i-- == 0) return {end_tile, 0, before_end, true, false};
+  if (i < work.rounds) return {i * blocks + block, 0, slabs, true, true};
+  i -= work.rounds;
+  const int whole = begin_tile + (after_begin != 0 ? 1 : 0);
+  if (whole + i < end_tile) return {whole + i, 0, slabs, true, true};
+  if (whole + i == end_tile && after_begin != 0)
+    return {begin_tile, after_begin, slabs - after_begin, false, true};
+  return {};
+}
+
+__device__ TilePlace PlaceOf(const Work& work, int tile) {
+  const TilePlace place = GroupedTile<Tile::kGroup>(tile, work.row_tiles, work.column_tiles);
+  return {place.row * Tile::kRows, place.column * Tile::kColumns};
+}
+
+// --- A thread's share of a tile ---
+
+// In order with the waits for barriers, as those are volatile, too.
+__device__ Pack<float> LoadShared(std::uint32_t from) {
+  Pack<float> pack;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(pack.v[0]), "=f"(pack.v[1]), "=f"(pack.v[2]), "=f"(pack.v[3])
+               : "r"(from));
+  return pack;
+}
+
+// Elements of one operand for a step: packs a span of kLanes packs apart.
+template <int kEach, int kLanes>
+struct Fragment {
+  float v[kEach];
+
+  __device__ void Load(std::uint32_t from) {
+#pragma unroll
+    for (int g = 0; g < kEach / kWidth; ++g) {
+      const Pack<float> pack = LoadShared(from + g * kLanes * int{sizeof(pack)});
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) v[g * kWidth + w] = pack.v[w];
+    }
+  }
+};
+
+struct Operands {
+  Fragment<kEachY, kLanesY> a;
+  Fragment<kEachX, kLanesX> b;
+
+  // from_a, from_b: the thread's first element in the step's rows of the slab.
+  __device__ void Load(std::uint32_t from_a, std::uint32_t from_b) {
+    a.Load(from_a);
+    b.Load(from_b);
+  }
+};
+
+struct Sums {
+  float v[kEachY][kEachX];
+
+  __device__ void Clear() {
+#pragma unroll
+    for (auto& row : v)
+#pragma unroll
+      for (float& sum : row) sum = 0;
+  }
+
+  __device__ void Multiply(const Operands& step) {
+#pragma unroll
+    for (int i = 0; i < kEachY; ++i)
+#pragma unroll
+      for (int j = 0; j < kEachX; ++j) {
+        const int x = i % 2 == 0 ? j : kEachX - 1 - j;
+        v[i][x] = fma(step.a.v[i], step.b.v[x], v[i][x]);
+      }
+  }
+
+  // Through a block's memory for partial sums. The four registers of a store of 16 bytes are
+  // neighbours, the first of them even, as are those of a load of b. Neighbours change places here,
+  // so that the compiler keeps sum j in the other bank than b[j].
+  __device__ void StorePartial(float* partial) const {
+    auto* to = reinterpret_cast<float4*>(partial) + threadIdx.x;
+#pragma unroll
+    for (const auto& row : v)
+#pragma unroll
+      for (int j = 0; j < kEachX; j += kWidth, to += Tile::kMultiplying)
+        __stcg(to, make_float4(row[j + 1], row[j], row[j + 3], row[j + 2]));
+  }
+  __device__ void LoadPartial(const float* partial) {
+    const auto* from = reinterpret_cast<const float4*>(partial) + threadIdx.x;
+#pragma unroll
+    for (auto& row : v)
+#pragma unroll
+      for (int j = 0; j < kEachX; j += kWidth, from += Tile::kMultiplying) {
+        const float4 pack = __ldcg(from);
+        row[j + 1] = pack.x, row[j] = pack.y, row[j + 3] = pack.z, row[j + 2] = pack.w;
+      }
+  }
+
+  // row, column: of the thread's first element.
+  __device__ void Store(const Work& work, std::int64_t row, std::int64_t column) const {
+#pragma unroll
+    for (int i = 0; i < kEachY; ++i) {
+      const std::int64_t r = row + i / kWidth * kLanesY * kWidth + i % kWidth;
+      if (r >= work.m) continue;
+#pragma unroll
+      for (int j = 0; j < kEachX; j += kWidth)
+        StoreClipped(v[i] + j, column + j * kLanesX, work.n, work.c_packable, work.c + r * work.n);
+    }
+  }
+};
+
+// --- The kernel ---
+
+__device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const Work& work,
+                      Pipeline pipeline) {
+  for (int i = 0;; ++i) {
+    const Piece piece = PieceOf(work, i);
+    if (piece.slabs == 0) return;
+    const TilePlace place = PlaceOf(work, piece.tile);
+    const int row = static_cast<int>(place.row), column = static_cast<int>(place.column);
+    int k = piece.first * Tile::kDepth;
+    for (int s = 0; s < piece.slabs; ++s, k += Tile::kDepth, pipeline.Next()) {
+      pipeline.WaitUntilEmpty();
+      BarrierExpect(pipeline.full(), Tile::kStageBytes);
+      LoadBox(pipeline.a(), &a_map, row, k, 0, pipeline.full());
+      LoadBox(pipeline.b(), &b_map, column, k, 0, pipeline.full());
+    }
+  }
+}
+
+// Adds the products of `slabs` slabs. at_a, at_b: the thread's first element in a slab.
+__device__ void MultiplySlabs(int slabs, int lane, std::uint32_t at_a, std::uint32_t at_b,
+                              Pipeline& pipeline, Sums& sums) {
+  constexpr int kPitchA = Tile::kRows * 4, kPitchB = Tile::kColumns * 4;
+  Operands operands[2];
+  pipeline.WaitUntilFull();
+  std::uint32_t a = pipeline.a() + at_a, b = pipeline.b() + at_b;
+  operands[0].Load(a, b);
+#pragma unroll 1
+  for (; slabs > 0; --slabs) {
+    const int stage = pipeline.stage();
+    pipeline.Next();
+#pragma unroll
+    for (int l = 0; l < Tile::kDepth; ++l) {
+      const int next = (l + 1) % Tile::kDepth;
+      if (next == 0 && slabs > 1) {  // otherwise the load below is of no use, and does no harm
+        pipeline.WaitUntilFull();
+        a = pipeline.a() + at_a, b = pipeline.b() + at_b;
+      }
+      operands[next % 2].Load(a + next * kPitchA, b + next * kPitchB);
+      sums.Multiply(operands[l % 2]);
+    }
+    __syncwarp();  // all lanes have loaded the last of the slab
+    pipeline.Release(stage, lane);
+  }
+  static_assert(Tile::kDepth % 2 == 0, "the first operands of a slab have to be operands[0]");
+}
+
+// The flag's thread waits until another block has set it, and clears it for the next launch.
+__device__ void WaitForPartial(std::uint32_t* written) {
+  std::uint32_t set = 0;
+  while (set == 0)
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(written) : "memory");
+  *written = 0;
+}
+__device__ void AnnouncePartial(std::uint32_t* written) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
+}
+
+__device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline) {
+  constexpr int kBarrier = 1;  // of the consumers
+  constexpr std::size_t kPartial = Tile::kRows * Tile::kColumns;
+  const int y = warp / kWarpsX * kWarpRows + lane / kLanesX * kWidth;
+  const int x = warp % kWarpsX * kWarpColumns + lane % kLanesX * kWidth;
+  for (int i = 0;; ++i) {
+    const Piece piece = PieceOf(work, i);
+    if (piece.slabs == 0) return;
+    Sums sums;
+    if (piece.starts) {
+      sums.Clear();
+    } else {
+      if (threadIdx.x == 0) WaitForPartial(work.written + blockIdx.x - 1);
+      NamedBarrier(kBarrier, Tile::kMultiplying);  // the partial sums are there
+      sums.LoadPartial(work.partials + (blockIdx.x - 1) * kPartial);
+    }
+    MultiplySlabs(piece.slabs, lane, y * 4, x * 4, pipeline, sums);
+    if (piece.ends) {
+      const TilePlace place = PlaceOf(work, piece.tile);
+      sums.Store(work, place.row + y, place.column + x);
+    } else {
+      sums.StorePartial(work.partials + blockIdx.x * kPartial);
+      __threadfence();
+      NamedBarrier(kBarrier, Tile::kMultiplying);  // all have stored
+      if (threadIdx.x == 0) AnnouncePartial(work.written + blockIdx.x);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    MatmulWarpTiledTma(const __grid_constant__ CUtensorMap a_map,
+                       const __grid_constant__ CUtensorMap b_map,
+                       const __grid_constant__ Work work) {
+  __shared__ alignas(8) std::uint64_t barriers[2 * Tile::kStages];
+  const std::uint32_t slabs = (SharedAddress(DynamicShared<char>()) + Tile::kAlignment - 1) /
+                              Tile::kAlignment * Tile::kAlignment;
+  const Pipeline pipeline(slabs, SharedAddress(barriers));
+  // The same in all lanes of a warp, which the compiler learns from the shuffle.
+  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  if (threadIdx.x == 0) pipeline.Init();
+  __syncthreads();  // the barriers are made
+  if (warp >= Tile::kConsumers) {
+    GiveRegistersBack<40>();
+    if (threadIdx.x == Tile::kMultiplying) Fetch(a_map, b_map, work, pipeline);
+  } else {
+    TakeRegisters<232>();
+    Multiply(work, warp, static_cast<int>(threadIdx.x) % kWarpSize, pipeline);
+  }
+}
+
+// --- Launch ---
+
+// An operand with its index, `extent` values of it, along the rows; see Operand.
+TensorOperand<float> Prepared(const Operand<float>& operand, std::int64_t k, CudaLane& lane) {
+  if (operand.k_stride == 1)
+    return Transposed<float>(operand.data, k, operand.extent, operand.stride, lane);
+  if (!IsBoxAligned(operand.data, k, operand.k_stride * 4))
+    return Copied<float>(operand.data, k, operand.extent, operand.k_stride, true, lane);
+  return {operand.data, k, operand.extent, operand.k_stride, true};
+}
+
+CUtensorMap MapOf(const TensorOperand<float>& x, int width) {
+  return MakeTensorMap<float>(x.data, 1, x.rows, x.columns, x.pitch, Tile::kDepth, width * 4);
+}
+
+bool IsCopied(const void* data, bool along_k, std::int64_t k, std::int64_t pitch) {
+  return along_k || !IsBoxAligned(data, k, pitch * 4);
+}
+bool CopiesA(const MatmulProblem& p) { return IsCopied(p.a, !p.transpose_a, p.k, p.lda); }
+bool CopiesB(const MatmulProblem& p) { return IsCopied(p.b, p.transpose_b, p.k, p.ldb); }
+
+std::int64_t Tiles(const MatmulProblem& p) {
+  return CeilDiv(p.m, Tile::kRows) * CeilDiv(p.n, Tile::kColumns);
+}
+
+// Whether the tiles fill most of the chip, and copies are cheap against the product: an H200 copies
+// an element in the time of about 64 multiply-adds.
+bool IsLarge(const MatmulProblem& p, int multiprocessors) {
+  const double copies = (CopiesA(p) ? 64.0 / static_cast<double>(p.n) : 0) +
+                        (CopiesB(p) ? 64.0 / static_cast<double>(p.m) : 0);
+  return Tiles(p) * 4 >= std::int64_t{multiprocessors} * 3 && copies < 0.15;
+}
+
+void Enqueue(const MatmulProblem& p, Lane& any_lane) {
+  CudaLane& lane = Cuda(any_lane);
+  if (TensorIsTrivial(p, lane)) return;
+  const int multiprocessors = lane.device().info().multiprocessors;
+  if (!IsLarge(p, multiprocessors)) {
+    kMatmulWarpTiled.launch(p, lane);
+    return;
+  }
+  const auto a = Prepared(OperandA<float>(p), p.k, lane);
+  const auto b = Prepared(OperandB<float>(p), p.k, lane);
+  const std::int64_t tiles = Tiles(p), blocks = std::min<std::int64_t>(tiles, multiprocessors);
+  Work work{};
+  work.m = static_cast<int>(p.m);
+  work.n = static_cast<int>(p.n);
+  work.row_tiles = static_cast<int>(CeilDiv(p.m, Tile::kRows));
+  work.column_tiles = static_cast<int>(CeilDiv(p.n, Tile::kColumns));
+  work.slabs = static_cast<int>(CeilDiv(p.k, Tile::kDepth));
+  work.rounds = static_cast<int>(tiles / blocks);
+  work.shared_tiles = static_cast<int>(tiles % blocks);
+  work.c_packable = IsPackable<float>(p.c, p.n);
+  work.c = static_cast<float*>(p.c);
+  if (work.shared_tiles != 0) {
+    --work.rounds;
+    work.shared_tiles += static_cast<int>(blocks);
+    work.partials = static_cast<float*>(
+        lane.Scratch(static_cast<std::size_t>(blocks) * Tile::kRows * Tile::kColumns * 4));
+    work.written = lane.Tickets();
+  }
+  CUDA_CHECK(cudaFuncSetAttribute(MatmulWarpTiledTma, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  Tile::kSharedBytes));
+  MatmulWarpTiledTma<<<static_cast<unsigned>(blocks), Tile::kThreads, Tile::kSharedBytes,
+                       lane.stream()>>>(MapOf(a, Tile::kRows), MapOf(b, Tile::kColumns), work);
+  CUDA_CHECK_LAUNCH(MatmulWarpTiledTma);
+}
+
+Cost CostOf(const MatmulProblem& p) {
+  return TensorCost(p, Tile::kColumns, sizeof(float), 1, CopiesA(p), CopiesB(p));
+}
+
+std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
+
+}  // namespace
+
+extern const Strategy<MatmulProblem> kMatmulWarpTiledTma;
+constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
+    .name = "warp_tiled_tma",
+    .summary = "8 x 16 elements a thread, fetched by Hopper's copy engine, tiles shared out evenly",
+    .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF32),
+    .min_compute_capability = 90,
+    .deterministic = true,
+    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
+    .roundoff = MatmulChainRoundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = TensorMissing,
+    .refuses = Refuses,
+};
+
+}  // namespace tessera
