@@ -40,8 +40,9 @@ struct ReduceBatchProblem {
 // once, each with its own lane. The result of a segment is the same whatever else is in the batch.
 template <class Problem>
 struct Batch {
-  // Enqueues the work. Throws DeviceError. The segments may change once it has returned.
-  void (*launch)(const Problem&, Lane&) = nullptr;
+  // Enqueues the work. Throws DeviceError. The segments may change once it has returned. timing: it
+  // starts the lane's timer before the first piece of work on the device, when its tables are made.
+  void (*launch)(const Problem&, Lane&, bool timing) = nullptr;
   // Strategy's, of one segment of n elements.
   double (*roundoff)(const Problem&, std::int64_t n, const Device&) = nullptr;
 };

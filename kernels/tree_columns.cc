@@ -31,6 +31,19 @@ double SumRoundoff(const TreeSteps& steps, DType dtype, bool compensated, std::i
               static_cast<double>(steps.wide + more) * kRoundoffF64);
 }
 
+// flops: of an element, or of a pair.
+Cost CostOf(const Tree& tree, DType dtype, int operands, std::uint64_t flops,
+            std::uint64_t value_bytes) {
+  const TreeSteps steps = StepsOf(tree, dtype);
+  const auto n = static_cast<std::uint64_t>(tree.n);
+  const std::uint64_t sent = tree.chunks == 1 ? 0 : static_cast<std::uint64_t>(tree.chunks);
+  return {
+      .bytes = static_cast<std::uint64_t>(operands) * n * SizeOf(dtype) + 2 * sent * value_bytes,
+      .flops = flops * n,
+      .atomics = 0,
+      .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
+}
+
 }  // namespace
 
 TreeSteps StepsOf(const Tree& tree, DType dtype) {
@@ -96,6 +109,13 @@ std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated) {
     }
   });
   return bytes;
+}
+
+Cost TreeCost(const DotProblem& p, const Tree& tree, std::uint64_t value_bytes) {
+  return CostOf(tree, p.dtype, /*operands=*/2, /*flops=*/2, value_bytes);
+}
+Cost TreeCost(const ReduceProblem& p, const Tree& tree, std::uint64_t value_bytes) {
+  return CostOf(tree, p.dtype, /*operands=*/1, /*flops=*/1, value_bytes);
 }
 
 }  // namespace tessera

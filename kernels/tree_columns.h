@@ -497,6 +497,18 @@ TreeSteps StepsOf(const Tree& tree, DType dtype);
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated);
 double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated);
+// Bytes of the value that the block of one chunk sends to another.
 std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated);
+
+// The fixed tree of a problem of Dot or Reduce.
+template <class Problem>
+Tree FixedTreeOf(const Problem& p) {
+  return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
+}
+
+// What folding along the tree costs. value_bytes: TreeWideBytes where the values of chunks travel
+// through device memory, 0 where they stay with a core.
+Cost TreeCost(const DotProblem& p, const Tree& tree, std::uint64_t value_bytes);
+Cost TreeCost(const ReduceProblem& p, const Tree& tree, std::uint64_t value_bytes);
 
 }  // namespace tessera

@@ -9,12 +9,6 @@
 namespace tessera::test {
 namespace {
 
-constexpr ReduceOp kOps[] = {ReduceOp::kSum,        ReduceOp::kProduct,  ReduceOp::kMin,
-                             ReduceOp::kMax,        ReduceOp::kArgMin,   ReduceOp::kArgMax,
-                             ReduceOp::kMean,       ReduceOp::kNormL1,   ReduceOp::kNormL2,
-                             ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
-                             ReduceOp::kAny};
-
 // Around the lengths at which a vector, a warp, a block and a chunk are full, for every size of
 // element; primes in between.
 constexpr std::int64_t kLengths[] = {0,    1,    2,    3,    7,     8,     9,     31,    64,
@@ -130,7 +124,7 @@ TEST_P(BatchTest, LengthsAndAlignments) {
   TESSERA_NEED_DEVICE(backend());
   DispatchDType(dtype(), [&](auto t) {
     using T = decltype(t);
-    for (ReduceOp op : kOps) {
+    for (ReduceOp op : kAllReduceOps) {
       // Products need values near 1, or few other ones, to stay in range.
       std::vector<T> x = op == ReduceOp::kProduct && !std::is_integral_v<T>
                              ? NormalVector<T>(70000, 1, 1.0, sizeof(T) > 2 ? 1e-3 : 0.0)
@@ -289,7 +283,7 @@ TEST_P(BatchTest, EmptyBatchesAndSegments) {
   EXPECT_TRUE(RunReduceBatch(lane, dtype(), ReduceOp::kMin, {}, {}).ok());
   std::vector<ReduceSegment> segments(5);
   std::vector<Scalar> results(5);
-  for (ReduceOp op : kOps) {
+  for (ReduceOp op : kAllReduceOps) {
     const auto stats = RunReduceBatch(lane, dtype(), op, segments, absl::MakeSpan(results));
     EXPECT_EQ(stats.ok(), !NeedsElements(op));
     if (!stats.ok()) {

@@ -283,6 +283,12 @@ View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
 
+inline constexpr ReduceOp kAllReduceOps[] = {
+    ReduceOp::kSum,    ReduceOp::kProduct,    ReduceOp::kMin,      ReduceOp::kMax,
+    ReduceOp::kArgMin, ReduceOp::kArgMax,     ReduceOp::kMean,     ReduceOp::kNormL1,
+    ReduceOp::kNormL2, ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
+    ReduceOp::kAny};
+
 // TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
 // no test more than it takes to reach every path.
 inline std::int64_t Largest() {

@@ -12,12 +12,6 @@
 namespace tessera::test {
 namespace {
 
-constexpr ReduceOp kOps[] = {ReduceOp::kSum,        ReduceOp::kProduct,  ReduceOp::kMin,
-                             ReduceOp::kMax,        ReduceOp::kArgMin,   ReduceOp::kArgMax,
-                             ReduceOp::kMean,       ReduceOp::kNormL1,   ReduceOp::kNormL2,
-                             ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
-                             ReduceOp::kAny};
-
 struct Reference {
   long double value = 0;
   // |computed - value| <= roundoff * scale, plus the rounding of the output.
@@ -188,7 +182,7 @@ TEST_P(ReduceTest, AwkwardSizes) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    for (ReduceOp op : kOps)
+    for (ReduceOp op : kAllReduceOps)
       for (std::int64_t n : AwkwardSizes())
         if (n > 0 || !NeedsElements(op)) Check<T>(op, Data<T>(op, n, 1), {}, n % 4);
   });
@@ -293,7 +287,7 @@ TEST_P(ReduceTest, EmptyInputs) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   Lane& lane = TestLane(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({3, 0})}, nullptr);
-  for (ReduceOp op : kOps) {
+  for (ReduceOp op : kAllReduceOps) {
     if (!NeedsElements(op) && !Takes(op, lane, empty)) continue;
     const auto result = RunReduce(lane, empty, op, {.strategy = GetParam().name});
     if (NeedsElements(op)) {
@@ -499,7 +493,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
     for (const AxesCase& c : cases) {
       const auto type = MakeArrayType(GetParam().dtype, c.shape);
       ASSERT_TRUE(type.ok());
-      for (ReduceOp op : kOps) {
+      for (ReduceOp op : kAllReduceOps) {
         SCOPED_TRACE(absl::StrCat("shape ", ToString(type->shape), " op ", static_cast<int>(op),
                                   " first axis ", c.axes.empty() ? -99 : c.axes[0]));
         const std::vector<T> values = Data<T>(op, type->shape.elements(), 8);

@@ -12,12 +12,6 @@ namespace {
 
 constexpr std::string_view kTreeRows[] = {"fixed_tree", "compensated"};
 
-constexpr ReduceOp kOps[] = {ReduceOp::kSum,        ReduceOp::kProduct,  ReduceOp::kMin,
-                             ReduceOp::kMax,        ReduceOp::kArgMin,   ReduceOp::kArgMax,
-                             ReduceOp::kMean,       ReduceOp::kNormL1,   ReduceOp::kNormL2,
-                             ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
-                             ReduceOp::kAny};
-
 // A result as the bits that a client sees.
 std::string Bits(const absl::StatusOr<ScalarResult>& result) {
   if (!result.ok()) return result.status().ToString();
@@ -132,8 +126,12 @@ TEST_P(TreeTest, GoldenBits) {
        "c0bb59eec879cd8c 0 0"},
       {3000001, "c09afb988f000000 0 0", "40d6ae7434604e80 0 0", "40355282b75e65ab 0 0",
        "40d6ae7457666447 0 0"},
+      // Chunks of 60 rows.
+      {33554439, "40e355d583440000 0 0", "41026efd8aba5900 0 0", "403555731de8a953 0 0",
+       "41026efd7c015280 0 0"},
   };
   for (const Golden& g : golden) {
+    if (g.n > Largest()) continue;
     SCOPED_TRACE(g.n);
     const std::vector<float> x = GoldenInput(g.n, 101), y = GoldenInput(g.n, 102);
     DeviceArray<float> a(lane(), x), b(lane(), y);
@@ -154,7 +152,7 @@ TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
       DeviceArray<float> a(lane(), NormalVector<float>(n, 1, 0.5));
       DeviceArray<float> b(lane(), NormalVector<float>(n, 2));
       const std::string dot = DotBits(lane(), row, a, b, n);
-      for (ReduceOp op : kOps) {
+      for (ReduceOp op : kAllReduceOps) {
         const std::string want = ReduceBits(lane(), row, op, a, n);
         for (const Launch& launch : Launches(limits)) {
           SCOPED_TRACE(absl::StrCat(n, " block ", launch.block_size, " grid ", launch.grid_size));
@@ -179,6 +177,7 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
           for (std::size_t offset = 0; offset < 16 / sizeof(T); ++offset) {
             SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", n, " offset ", offset));
             DeviceArray<T> a(lane(), x, offset), b(lane(), y, (3 * offset) % 5);
+            DeviceArray<T> alike(lane(), y, offset);
             for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance,
                                 ReduceOp::kNormL2, ReduceOp::kProduct}) {
               const std::string got = ReduceBits(lane(), row, op, a, n);
@@ -188,7 +187,34 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
             const std::string got = DotBits(lane(), row, a, b, n);
             if (offset == 0) dot = got;
             EXPECT_EQ(got, dot);
+            EXPECT_EQ(DotBits(lane(), row, a, alike, n), dot);
           }
+        }
+      }
+    });
+  }
+}
+
+// Chunks of more than one segment, which the fixed tree has in the longest arrays only.
+TEST_P(TreeTest, LongChunksDoNotDependOnTheAlignment) {
+  TESSERA_NEED_DEVICE(GetParam());
+  if (GetParam() != Backend::kCuda) return;
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&](auto t) {
+      using T = decltype(t);
+      // Rows of 4096 bytes: 64, one element more and less, and several segments.
+      const auto row = static_cast<std::int64_t>(4096 / sizeof(T));
+      for (std::int64_t n : {64 * row - 1, 64 * row, 64 * row + 1, 128 * row + 3, 200 * row + 5}) {
+        const std::vector<T> x = NormalVector<T>(n, 3, 0.5), y = NormalVector<T>(n, 4);
+        const Launch one_chunk = {.grid_size = 1};
+        std::string dot;
+        for (std::size_t offset = 0; offset < 16 / sizeof(T); ++offset) {
+          SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", n, " offset ", offset));
+          DeviceArray<T> a(lane(), x, offset), b(lane(), y), alike(lane(), y, offset);
+          const std::string got = DotBits(lane(), "single_pass", a, b, n, one_chunk);
+          if (offset == 0) dot = got;
+          EXPECT_EQ(got, dot);
+          EXPECT_EQ(DotBits(lane(), "single_pass", a, alike, n, one_chunk), dot);
         }
       }
     });
@@ -307,7 +333,7 @@ TEST(TreeDevices, AgreeBitByBit) {
         const std::vector<T> x = NormalVector<T>(n, seed, 0.25), y = NormalVector<T>(n, seed + 1);
         DeviceArray<T> ca(cpu, x), cb(cpu, y), ga(gpu, x, i % 5), gb(gpu, y, i % 3);
         for (std::string_view row : kTreeRows) {
-          for (ReduceOp op : kOps)
+          for (ReduceOp op : kAllReduceOps)
             EXPECT_EQ(ReduceBits(cpu, row, op, ca, n), ReduceBits(gpu, row, op, ga, n))
                 << static_cast<int>(op) << " " << row;
           EXPECT_EQ(DotBits(cpu, row, ca, cb, n), DotBits(gpu, row, ga, gb, n)) << row;
@@ -321,7 +347,7 @@ TEST(TreeDevices, AgreeBitByBit) {
           x[4321] = Element<T>(special);
           DeviceArray<T> ca(cpu, x), ga(gpu, x);
           for (std::string_view row : kTreeRows)
-            for (ReduceOp op : kOps)
+            for (ReduceOp op : kAllReduceOps)
               EXPECT_EQ(ReduceBits(cpu, row, op, ca, 5000), ReduceBits(gpu, row, op, ga, 5000))
                   << static_cast<int>(op);
         }

@@ -39,7 +39,8 @@ void RunSegment(const Problem& batch, std::int64_t i, Lane& lane) {
 }
 
 template <class Problem>
-void RunBatch(const Problem& batch, Lane& lane) {
+void RunBatch(const Problem& batch, Lane& lane, bool timing) {
+  if (timing) lane.StartTimer();
   std::exception_ptr failure;  // none may leave the parallel loop
 #pragma omp parallel for schedule(dynamic, kShare) if (batch.count > kShare)
   for (std::int64_t i = 0; i < batch.count; ++i) {

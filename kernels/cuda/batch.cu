@@ -1,14 +1,14 @@
-// Batches on a GPU: a thousand short vectors in one launch, where a launch for each would take
+// Batches on a GPU: a thousand short vectors in a launch or two, where a launch for each would take
 // microseconds apiece. The table of segments stays in pinned host memory, from which each block
 // fetches its own part, and results go straight to host memory: there is no copy before or after
 // the launch. (As a kernel parameter of 32 KiB the table made a launch 9 us longer.)
 //
 // Items. A short segment (up to 256 vectors of 16 bytes) is the work of one warp: no barrier
 // between loads and result, and eight segments a block. A longer one is a block's, a very long one
-// is cut into chunks, a block each, whose values a second small launch folds. When there are many
-// segments of up to four times the short length, they too are a warp's each: all of them are under
-// way at once, where blocks would have to queue. Blocks come first in the grid, since they take
-// longest.
+// is cut into chunks, a block each, whose values a second small launch folds. Blocks come first in
+// the grid, since they take longest. Many segments of up to four times the short length are a
+// launch of their own, in which half a block takes one: as soon as it knows the segment it asks for
+// all of it, and a thousand of them are under way at once, where blocks would have to queue.
 //
 //   grid   | block: chunk 0 of A | block: chunk 1 of A | block: B | 8 warps: C D E F G H I J | ...
 //
@@ -21,10 +21,11 @@
 //   2. the chains of a lane, then the 256 lanes, fold as halving trees: value i takes i + count / 2
 //   3. lane t folds the values of chunks t, t + 256, ..., and the lanes fold as a halving tree
 //
-// A thread of a block is one lane; one of a warp is eight of them: t, t + 32, t + 64, ...
+// A thread of a block is one lane, one of half a block two of them, t and t + 128, and one of a
+// warp eight: t, t + 32, t + 64, ...
 //
-// Cost of 1000 segments of 4096 f32: 16 MB read, 125 blocks of eight warps, each of which has 4 KiB
-// of loads in flight; one launch; 16 KB of table and 24 KB of results over PCIe.
+// Cost of 1000 segments of 4096 f32: 16 MB read by 1000 blocks of 128 threads, each of which has
+// its 16 KiB in flight; one launch; 16 KB of table and 24 KB of results over PCIe.
 //
 // Right for any number of segments and any length, 0 included; for any alignment: a thread whose
 // vectors are not aligned assembles them from aligned ones or elements.
@@ -46,9 +47,11 @@ constexpr int kWarps = kBlock / kWarpSize;
 constexpr int kWarpBits = CeilLog2(kWarpSize);
 // Vectors of a warp's lane.
 constexpr int kPerWarpLane = kLanes / kWarpSize;
-// Rows that a warp takes when there are many such items: more than a few blocks a multiprocessor.
-constexpr std::int64_t kWarpRows = 4;
+// Rows of items that half a block's threads take, when there are many such items: more than a few
+// blocks a multiprocessor.
+constexpr std::int64_t kMiddlingRows = 4;
 constexpr std::int64_t kManyPerMultiprocessor = 6;
+constexpr int kHalf = kLanes / 2;
 // Blocks that a multiprocessor's registers have to suffice for. Moments and two operands do not fit
 // three.
 template <class Terms>
@@ -129,7 +132,7 @@ struct alignas(16) CutItem {
   Place place;
 };
 
-// What one launch works on. The items lie in host memory.
+// What one launch works on. The items lie in host memory. Middling ones are not FoldItems's.
 template <class Item>
 struct Table {
   const Item* of_blocks;
@@ -160,23 +163,6 @@ __device__ A FoldHalves(A (&values)[kCount]) {
   return values[0];
 }
 
-// The halving tree over the eight lanes that a thread of a warp has. pair(k) is the value of lanes
-// k and k + 4; they come in an order in which two values have to be kept.
-template <class F, class Pair>
-__device__ auto FoldLanesOfThread(Pair pair) {
-  static_assert(kPerWarpLane == 8);
-  using Wide = decltype(pair(0));
-  Wide even{}, kept{};
-#pragma unroll 1
-  for (int i = 0; i < 4; ++i) {  // k = 0, 2, 1, 3
-    Wide value = pair(i >> 1 | (i & 1) << 1);
-    if (i % 2 == 1) value = F::Combine(kept, value);
-    if (i == 1) even = value;
-    kept = i == 3 ? F::Combine(even, value) : value;
-  }
-  return kept;
-}
-
 template <ReduceOp op, class T>
 struct ReduceTerms {
   using F = Fold<op, T>;
@@ -184,7 +170,6 @@ struct ReduceTerms {
   using Wide = typename F::Wide;
   using Item = ReduceItem;
   static constexpr int kOperands = 1;
-  static constexpr std::uint32_t kRow = kLanes * kVector<T>;
 
   // One of the lanes.
   __device__ static Wide FoldLane(const Item& item, int lane) {
@@ -196,20 +181,18 @@ struct ReduceTerms {
     });
   }
 
-  // Lanes `lane`, lane + 32, ... of an item of up to kWarpRows rows.
-  __device__ static Wide FoldRows(const Item& item, int lane) {
-    return FoldLanesOfThread<F>([&](int k) {
-      // Two lanes at a time, so that eight vectors are in flight.
-      const auto* x = static_cast<const T*>(item.x);
-      const int first = lane + k * kWarpSize, second = first + kLanes / 2;
-      const Walk<T> walks[2] = {WalkArray(x, item.n, first, kLaneBits),
-                                WalkArray(x, item.n, second, kLaneBits)};
-      uint4 vectors[2][kWarpRows];
-      LoadVectors(walks[0], 0, NeutralElement<F, T>(), vectors[0]);
-      LoadVectors(walks[1], 0, NeutralElement<F, T>(), vectors[1]);
-      return F::Combine(FoldLoaded(walks[0], vectors[0], first),
-                        FoldLoaded(walks[1], vectors[1], second));
-    });
+  // Lanes `first` and first + kHalf of an item of up to kMiddlingRows rows: eight vectors in
+  // flight.
+  __device__ static Wide FoldTwoLanes(const Item& item, int first) {
+    const auto* x = static_cast<const T*>(item.x);
+    const int second = first + kHalf;
+    const Walk<T> walks[2] = {WalkArray(x, item.n, first, kLaneBits),
+                              WalkArray(x, item.n, second, kLaneBits)};
+    uint4 vectors[2][kMiddlingRows];
+    LoadVectors(walks[0], 0, NeutralElement<F, T>(), vectors[0]);
+    LoadVectors(walks[1], 0, NeutralElement<F, T>(), vectors[1]);
+    return F::Combine(FoldLoaded(walks[0], vectors[0], first),
+                      FoldLoaded(walks[1], vectors[1], second));
   }
 
   // Lanes `lane`, lane + 32, ... of an item of one row.
@@ -233,8 +216,8 @@ struct ReduceTerms {
   }
 
  private:
-  // A lane, from its vectors, of which there are at most kWarpRows.
-  __device__ static Wide FoldLoaded(const Walk<T>& walk, const uint4 (&vectors)[kWarpRows],
+  // A lane, from its vectors, of which there are at most kMiddlingRows.
+  __device__ static Wide FoldLoaded(const Walk<T>& walk, const uint4 (&vectors)[kMiddlingRows],
                                     int lane) {
     Chain<F, T> chains[kVector<T>];
 #pragma unroll
@@ -242,7 +225,7 @@ struct ReduceTerms {
       chains[v].Begin(ElementOf<T>(vectors[0], v));
       const std::int64_t length = walk.ChainLength(v);
 #pragma unroll
-      for (int row = 0; row < kWarpRows; ++row) {
+      for (int row = 0; row < kMiddlingRows; ++row) {
         if (row < length) chains[v].Add(ElementOf<T>(vectors[row], v), row);
       }
       chains[v].Flush(0, length);
@@ -260,7 +243,6 @@ struct DotTerms {
   using Wide = typename F::Wide;
   using Item = DotItem;
   static constexpr int kOperands = 2;
-  static constexpr std::uint32_t kRow = kLanes * kVector<T>;
   static constexpr int kRows = kVectorsInFlight / 2;  // of each operand
 
   __device__ static Wide FoldLane(const Item& item, int lane) {
@@ -286,12 +268,9 @@ struct DotTerms {
     return FoldChains<F>(a, chains, [](std::uint32_t, int) { return std::int64_t{0}; });
   }
 
-  __device__ static Wide FoldRows(const Item& item, int lane) {
-    return FoldLanesOfThread<F>([&](int k) {
-      const int first = lane + k * kWarpSize;
-      const Wide value = FoldLane(item, first);
-      return F::Combine(value, FoldLane(item, first + kLanes / 2));
-    });
+  __device__ static Wide FoldTwoLanes(const Item& item, int first) {
+    const Wide value = FoldLane(item, first);
+    return F::Combine(value, FoldLane(item, first + kHalf));
   }
 
   __device__ static Wide FoldRow(const Item& item, int lane) {
@@ -378,8 +357,7 @@ __global__ void __launch_bounds__(kBlock, kResident<Terms>)
     mine = thread / kWarpSize;
     if (mine >= count) return;
     const int lane = thread % kWarpSize;
-    value = FoldLanesOfWarp<F>(items[mine].n <= Terms::kRow ? Terms::FoldRow(items[mine], lane)
-                                                            : Terms::FoldRows(items[mine], lane));
+    value = FoldLanesOfWarp<F>(Terms::FoldRow(items[mine], lane));
     if (lane != 0) return;
   }
   const Place place = items[mine].place;
@@ -388,6 +366,27 @@ __global__ void __launch_bounds__(kBlock, kResident<Terms>)
   } else {
     StoreResult<F>(value, items[mine].n, table.results + place);
   }
+}
+
+// A block of half the threads an item of up to kMiddlingRows rows, in table.of_blocks; all it has
+// to load is under way at once. At least four blocks a multiprocessor: bounded for more, kinds with
+// two operands spill, and others take fewer registers anyway.
+template <class Terms>
+__global__ void __launch_bounds__(kHalf, 4) FoldMiddling(const Table<typename Terms::Item> table) {
+  using F = typename Terms::F;
+  using Wide = typename Terms::Wide;
+  __shared__ typename Terms::Item item;
+  __shared__ Wide cells[kHalf];
+  FetchItems(table.of_blocks + blockIdx.x, 1, &item);
+  const int thread = static_cast<int>(threadIdx.x);
+  cells[thread] = Terms::FoldTwoLanes(item, thread);
+  __syncthreads();  // all cells are written
+  if (thread >= kWarpSize) return;
+  Wide lanes[kHalf / kWarpSize];
+#pragma unroll
+  for (int k = 0; k < kHalf / kWarpSize; ++k) lanes[k] = cells[thread + k * kWarpSize];
+  const Wide value = FoldLanesOfWarp<F>(FoldHalves<F>(lanes));
+  if (thread == 0) StoreResult<F>(value, item.n, table.results + item.place);
 }
 
 // A block a segment that was cut.
@@ -424,6 +423,7 @@ DotItem Part(const DotSegment& s, std::int64_t from, std::int64_t n, std::size_t
 template <class Item>
 struct Work {
   Table<Item> items;
+  Table<Item> middling;
   Table<CutItem> cuts;
   std::size_t partials;
 };
@@ -438,7 +438,7 @@ Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
     const std::int64_t n = p.segments[i].n;
     if (n <= row) {
       ++short_ones;
-    } else if (n <= kWarpRows * row) {
+    } else if (n <= kMiddlingRows * row) {
       ++middling;
     } else {
       const auto count = static_cast<std::size_t>(MakeChunking(n, p.dtype).chunks);
@@ -451,23 +451,28 @@ Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
   }
   const bool many = static_cast<std::int64_t>(middling) >
                     kManyPerMultiprocessor * lane.device().info().multiprocessors;
-  const std::int64_t longest_of_warps = many ? kWarpRows * row : row;
-
   const std::size_t blocks = chunks + (many ? 0 : middling);
-  const std::size_t warps = short_ones + (many ? middling : 0);
-  auto* of_blocks = static_cast<Item*>(lane.HostScratch((blocks + warps) * sizeof(Item)));
+  const std::size_t halves = many ? middling : 0;
+  auto* of_blocks =
+      static_cast<Item*>(lane.HostScratch((blocks + short_ones + halves) * sizeof(Item)));
   Item* of_warps = of_blocks + blocks;
+  Item* of_halves = of_warps + short_ones;
   auto* cut = static_cast<CutItem*>(lane.HostScratch(cuts * sizeof(CutItem)));
-  Work<Item> work{
-      {of_blocks, of_warps, static_cast<int>(blocks), static_cast<int>(warps), p.results, nullptr},
-      {cut, nullptr, static_cast<int>(cuts), 0, p.results, nullptr},
-      partials};
+  Work<Item> work{{of_blocks, of_warps, static_cast<int>(blocks), static_cast<int>(short_ones),
+                   p.results, nullptr},
+                  {of_halves, nullptr, static_cast<int>(halves), 0, p.results, nullptr},
+                  {cut, nullptr, static_cast<int>(cuts), 0, p.results, nullptr},
+                  partials};
   Place partial = 0;
   for (std::int64_t i = 0; i < p.count; ++i) {
     const auto& segment = p.segments[i];
     const auto place = static_cast<Place>(i);
-    if (segment.n <= longest_of_warps) {
+    if (segment.n <= row) {
       *of_warps++ = Part(segment, 0, segment.n, size, place);
+      continue;
+    }
+    if (many && segment.n <= kMiddlingRows * row) {
+      *of_halves++ = Part(segment, 0, segment.n, size, place);
       continue;
     }
     const Chunking c = MakeChunking(segment.n, p.dtype);
@@ -486,27 +491,36 @@ Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
 }
 
 template <class Terms, class Problem>
-void Run(const Problem& p, CudaLane& lane) {
+void Run(const Problem& p, CudaLane& lane, bool timing) {
   using Item = typename Terms::Item;
   Work<Item> work = MakeWork<Item>(p, lane);
   work.items.partials = work.cuts.partials =
       lane.Scratch(work.partials * sizeof(typename Terms::Wide));
+  if (timing) lane.StartTimer();
   const auto grid = static_cast<unsigned>(work.items.blocks + CeilDiv(work.items.warps, kWarps));
-  FoldItems<Terms><<<grid, kBlock, 0, lane.stream()>>>(work.items);
-  CUDA_CHECK_LAUNCH(FoldItems);
+  if (grid > 0) {
+    FoldItems<Terms><<<grid, kBlock, 0, lane.stream()>>>(work.items);
+    CUDA_CHECK_LAUNCH(FoldItems);
+  }
+  if (work.middling.blocks > 0) {
+    FoldMiddling<Terms>
+        <<<static_cast<unsigned>(work.middling.blocks), kHalf, 0, lane.stream()>>>(work.middling);
+    CUDA_CHECK_LAUNCH(FoldMiddling);
+  }
   if (work.cuts.blocks == 0) return;
   FoldChunks<typename Terms::Partial>
       <<<static_cast<unsigned>(work.cuts.blocks), kBlock, 0, lane.stream()>>>(work.cuts);
   CUDA_CHECK_LAUNCH(FoldChunks);
 }
 
-void LaunchDot(const DotBatchProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<DotTerms<decltype(zero)>>(p, Cuda(lane)); });
+void LaunchDot(const DotBatchProblem& p, Lane& lane, bool timing) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<DotTerms<decltype(zero)>>(p, Cuda(lane), timing); });
 }
 
-void LaunchReduce(const ReduceBatchProblem& p, Lane& lane) {
+void LaunchReduce(const ReduceBatchProblem& p, Lane& lane, bool timing) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<ReduceTerms<op(), decltype(zero)>>(p, Cuda(lane)); });
+    DispatchOp(p.op,
+               [&](auto op) { Run<ReduceTerms<op(), decltype(zero)>>(p, Cuda(lane), timing); });
   });
 }
 

@@ -152,6 +152,24 @@ using PartialFold = Fold<op, ValueOf<T>>;
 
 // --- Device: one thread ---
 
+// 16 bytes that nobody writes meanwhile, kept out of the L1 cache if they are read once. address: a
+// multiple of 16. Volatile, so that the compiler leaves a load where it starts early instead of
+// moving it to where its value is used.
+template <bool kOnce>
+__device__ uint4 LoadAligned(const void* address) {
+  uint4 v;
+  if constexpr (kOnce) {
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+  } else {
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+  }
+  return v;
+}
+
 // An accumulator of either kind as Fold::Wide.
 template <class F, class A>
 __device__ typename F::Wide Widened(A a) {

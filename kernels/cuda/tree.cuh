@@ -2,11 +2,15 @@
 // the tree of kernels/fixed_tree.h, whatever its chunks are, and leaves the result.
 //
 // Loads. A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
-// vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (128 bytes,
-// kBatchBytes) before it uses the first: 1024 threads a multiprocessor have 128 KiB in flight,
+// vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (64 bytes,
+// kBatchVectors) before it uses the first: 1024 threads a multiprocessor have 64 KiB in flight,
 // where latency times bandwidth ask for about 48 KiB on an H200. Where an operand is not aligned to
 // 16 bytes, a thread loads the two aligned vectors that its vector lies across, of which its
 // neighbour loads one as well, from the L1 cache, and shifts: no scalar loads, whatever the offset.
+// Two operands that are off by the same distance need neither: see FoldLane.
+//
+// Short arrays, of a few rows a chunk, are bound by the latency of what happens one after the
+// other. They have a kernel of their own, FoldShort, in which there is one trip to memory a block.
 //
 // One launch. A block leaves the value of a chunk in the chunk's slot of the lane's mailbox. The
 // last block to *start* (it takes a ticket first, while its loads are under way) receives all
@@ -55,23 +59,6 @@ template <class T>
 struct alignas(kTreeVectorBytes) TreeVectorOf {
   T element[kTreeVector<T>];
 };
-
-// 16 bytes that nobody writes meanwhile. address: a multiple of 16. Volatile, so that the compiler
-// leaves a load where it starts early instead of moving it to where its value is used.
-template <bool kOnce>
-__device__ uint4 LoadAligned(const void* address) {
-  uint4 v;
-  if constexpr (kOnce) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-  } else {
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-  }
-  return v;
-}
 
 // The 16 bytes that begin at byte `shift` of lo, hi; shift is a multiple of size.
 template <int size>
@@ -134,8 +121,58 @@ __device__ void StepElement(typename C::Column& column, const V (&v)[C::kOperand
   }
 }
 
+// Takes the elements of a lane's last vector, [rest, end), of which not all exist; row: theirs in
+// the segment.
+template <class C>
+__device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
+                         typename C::Column (&column)[kTreeVector<typename C::Element>],
+                         std::int64_t rest, std::int64_t end, int row) {
+  constexpr int V = kTreeVector<typename C::Element>;
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    if (rest + k >= end) break;
+    TreeVectorOf<typename C::Element> v[C::kOperands];
+#pragma unroll
+    for (int o = 0; o < C::kOperands; ++o) v[o].element[k] = in.x[o][rest + k];
+    if (row == 0) column[k] = C::Start(v[0].element[k]);
+    StepElement<C>(column[k], v, k, row, work.mirror);
+  }
+}
+
+// The value of a lane's columns of one segment, the first of which begins at element `first`; the
+// segment ends before `end`.
+template <class C>
+__device__ typename C::Wide FoldColumns(
+    const typename C::Column (&column)[kTreeVector<typename C::Element>], std::int64_t first,
+    std::int64_t end) {
+  constexpr int V = kTreeVector<typename C::Element>;
+  typename C::Wide wide[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) wide[k] = C::Widen(column[k], ColumnSpan{first + k, end});
+#pragma unroll
+  for (int half = V / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int k = 0; k < half; ++k) wide[k] = C::Combine(wide[k], wide[k + half]);
+  return wide[0];
+}
+
+// How operands lie: at multiples of 16 bytes, all at the same distance behind one, or anyhow.
+enum class Placement { kAligned, kAlike, kAny };
+
 // The value of one lane of the chunk [begin, end).
-template <class C, bool kAligned>
+//
+// kAlike: every load is of an aligned vector all the same. It begins `ahead` elements before the
+// lane's own, so that a thread folds columns of which the first `ahead` are the lane's before it,
+// and at the end of a segment columns change hands. What comes before a row's first column is the
+// end of the row above: there lane 0 folds the last columns, one row late.
+//
+//   ahead 1    lane 0            lane 1           lane 255
+//   row 0      .   0  1  2       3  4  5  6  ...  1019 .. 1022
+//   row 1    1023 1024 ...      1027   ...
+//   row 2    2047  ...
+//
+// All threads of the block call it, for lanes threadIdx.x.
+template <class C, Placement kPlacement>
 __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& work,
                                      std::int64_t begin, std::int64_t end, int lane) {
   using T = typename C::Element;
@@ -144,14 +181,20 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
   constexpr int kRow = kTreeRow<T>;
   constexpr int kRows = kBatchVectors / C::kOperands;
   constexpr int O = C::kOperands;
-  const std::int64_t first = begin + lane * V;
-  // Vectors that the lane can load whole. One that is not aligned needs another behind it, so that
-  // nothing is read beyond the array but the rest of 16 bytes that hold some of it.
-  const std::int64_t limit = (kAligned ? end : min(end, work.tree.n - V)) - V;
+  constexpr bool kWhole = kPlacement != Placement::kAny;
+  constexpr bool kAlike = kPlacement == Placement::kAlike;
+  const int ahead = kAlike ? static_cast<int>(reinterpret_cast<std::uintptr_t>(in.x[0]) %
+                                              kTreeVectorBytes / sizeof(T))
+                           : 0;
+  const int late = lane == 0 ? ahead : 0;  // columns that are one row late
+  const std::int64_t first = begin - ahead + lane * V;
+  // Vectors that the lane can load whole. With kAny one needs another behind it, so that nothing is
+  // read beyond the array but the rest of 16 bytes that hold some of it.
+  const std::int64_t limit = (kWhole ? end : min(end, work.tree.n - V)) - V;
   const int rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
   // At most one vector is left, of which not all elements need exist: it is taken one by one.
   const std::int64_t rest = first + std::int64_t{rows} * kRow;
-  const int all = rows + (rest < end);
+  const int all = kAlike ? static_cast<int>((end - begin + kRow - 1) / kRow) : rows + (rest < end);
 
   const unsigned char* next[O];
   unsigned shift[O];
@@ -167,17 +210,22 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
     typename C::Column column[V];
 #pragma unroll
     for (int k = 0; k < V; ++k) column[k] = C::Start(T{});
+    const auto forget_row_above = [&] {
+#pragma unroll
+      for (int k = 0; k < V; ++k)
+        if (k < late) column[k] = C::Start(T{});
+    };
     const int bottom = min(rows, top + kTreeSegmentRows);
 #pragma unroll 1
     for (int row = top; row < bottom; row += kRows) {
-      Loaded<kAligned> batch[kRows][O];
+      Loaded<kWhole> batch[kRows][O];
       // Beyond the last row it is loaded again, which costs less than not to.
       const int more = min(kRows, bottom - row) - 1;
 #pragma unroll
       for (int j = 0; j < kRows; ++j)
 #pragma unroll
         for (int o = 0; o < O; ++o)
-          batch[j][o] = LoadVector<kAligned>(next[o] + min(j, more) * kTreeRowBytes);
+          batch[j][o] = LoadVector<kWhole>(next[o] + min(j, more) * kTreeRowBytes);
 #pragma unroll
       for (int o = 0; o < O; ++o) next[o] += kRows * kTreeRowBytes;
 #pragma unroll
@@ -185,36 +233,38 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
         if (j > more) break;
         TreeVectorOf<T> v[O];
 #pragma unroll
-        for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kAligned>(batch[j][o], shift[o]);
+        for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kWhole>(batch[j][o], shift[o]);
         if (j == 0 && row == top) {
 #pragma unroll
           for (int k = 0; k < V; ++k) column[k] = C::Start(v[0].element[k]);
         }
 #pragma unroll
         for (int k = 0; k < V; ++k) StepElement<C>(column[k], v, k, row - top + j, work.mirror);
+        if (kAlike && j == 0 && row == top) forget_row_above();
       }
     }
-    if (rows < all && rows - top < kTreeSegmentRows) {
-#pragma unroll
-      for (int k = 0; k < V; ++k) {
-        if (rest + k >= end) break;
-        TreeVectorOf<T> v[O];
-#pragma unroll
-        for (int o = 0; o < O; ++o) v[o].element[k] = in.x[o][rest + k];
-        if (rows == top) column[k] = C::Start(v[0].element[k]);
-        StepElement<C>(column[k], v, k, rows - top, work.mirror);
+    if constexpr (kAlike) {
+      // After the last row of a segment only those that are late.
+      const bool full = bottom == top + kTreeSegmentRows;
+      const std::int64_t from = first + std::int64_t{bottom} * kRow;
+      const std::int64_t until = full ? min(end, from + late) : end;
+      if (bottom >= top && from < until) {
+        FoldRest<C>(in, work, column, from, until, bottom - top);
+        if (bottom == top) forget_row_above();
       }
+      __shared__ typename C::Column columns[kRow];
+      __syncthreads();  // columns of the segment before have been read
+#pragma unroll
+      for (int k = 0; k < V; ++k) columns[(lane * V + k - ahead) & (kRow - 1)] = column[k];
+      __syncthreads();  // columns are written
+#pragma unroll
+      for (int k = 0; k < V; ++k) column[k] = columns[lane * V + k];
+    } else if (rows < all && rows - top < kTreeSegmentRows) {
+      FoldRest<C>(in, work, column, rest, end, rows - top);
     }
-    Wide wide[V];
-    const std::int64_t at = first + std::int64_t{top} * kRow;
+    const std::int64_t at = begin + lane * V + std::int64_t{top} * kRow;
     const std::int64_t stop = min(end, begin + std::int64_t{top + kTreeSegmentRows} * kRow);
-#pragma unroll
-    for (int k = 0; k < V; ++k) wide[k] = C::Widen(column[k], ColumnSpan{at + k, stop});
-#pragma unroll
-    for (int half = V / 2; half > 0; half /= 2)
-#pragma unroll
-      for (int k = 0; k < half; ++k) wide[k] = C::Combine(wide[k], wide[k + half]);
-    total = C::Combine(total, wide[0]);
+    total = C::Combine(total, FoldColumns<C>(column, at, stop));
   }
   return total;
 }
@@ -241,6 +291,19 @@ __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
 }
 
 // --- Between blocks ---
+
+// This block's place among the blocks of the launch that have asked before. Volatile, as the loads
+// of operands are, so that it is asked for before them: besides taking its time next to them, it
+// brings the mailbox's page into the multiprocessor's translation buffer. A block that first meets
+// that page when it sends or receives waits for it alone, about a microsecond.
+__device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
+  unsigned ticket;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(ticket)
+               : "l"(mailbox.ticket)
+               : "memory");
+  return ticket;
+}
 
 // 64-bit words of a value on its way: 32 bits of value, 32 of flag. In pairs, which one 16-byte
 // access moves; each half of it is atomic.
@@ -276,13 +339,12 @@ __device__ inline ulonglong2 Peek(const ulonglong2* pair) {
 }
 
 // Folds the values of chunks first, first + kTreeLanes, ... in order into total, waiting for each,
-// and zeroes their slots.
-template <class C>
+// and zeroes their slots. It asks for kAtOnce of them together.
+template <class C, int kAtOnce>
 __device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
                                     std::int64_t chunks) {
   using Wide = typename C::Wide;
   constexpr int kPairs = kMailPairs<Wide>;
-  constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
   Wide total = C::Identity();
 #pragma unroll 1
   for (; first < chunks; first += kAtOnce * kTreeLanes) {
@@ -329,21 +391,30 @@ __device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
 
 // --- The kernel ---
 
-// Blocks of a multiprocessor that registers have to suffice for: 64 a thread with 4 blocks of 256,
-// more where a thread's columns take many.
-template <class C>
+// Blocks of a multiprocessor that registers have to suffice for: 48 a thread with 5 blocks of 256,
+// more where a thread's columns or loads take many. A block is under way for long, all rows of a
+// chunk, so that what counts is how few blocks have to wait for another to end: of Dot's 1093 at
+// n = 2^26, f32, an H200 runs 528 at once with 4 a multiprocessor. With 5, the compensated Dot does
+// not run the last 37 alone, and takes 131 us instead of 154.
+template <class C, Placement kPlacement>
 constexpr int TreeBlocks() {
-  constexpr int kBytes =
-      static_cast<int>(sizeof(typename C::Column)) * kTreeVector<typename C::Element>;
-  return kBytes <= 40 ? 4 : kBytes <= 64 ? 3 : 2;
+  using Column = typename C::Column;
+  constexpr int kBytes = static_cast<int>(sizeof(Column)) * kTreeVector<typename C::Element>;
+  constexpr bool kDot = C::kOperands == 2;
+  constexpr bool kFive = kPlacement == Placement::kAny
+                             ? kDot && kBytes <= 16
+                             : kBytes <= 32 && (kDot || std::is_arithmetic_v<Column>);
+  return kFive ? 5 : kBytes <= 40 ? 4 : kBytes <= 64 ? 3 : 2;
 }
 
 // Any grid, any block of at least a warp. Blocks take chunks a grid apart, threads take lanes a
 // block apart.
-template <class C, bool kAligned>
-__global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C>())
+template <class C, Placement kPlacement>
+__global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
     FoldTree(const TreeOperands<C> in, const TreeWork work) {
   using Wide = typename C::Wide;
+  constexpr int kPairs = kMailPairs<Wide>;
+  constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
   __shared__ Wide cells[kTreeLanes];
   __shared__ Wide received[kTreeLanes];
   __shared__ bool receiver;
@@ -352,7 +423,7 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C>())
   // The receiver's own chunk need not travel when there is one slot a lane.
   const bool direct = tree.chunks <= kTreeLanes && gridDim.x == tree.chunks;
   unsigned ticket = 0;
-  if (!alone && threadIdx.x == 0) ticket = atomicAdd(work.mailbox.ticket, 1u);
+  if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
 
 #pragma unroll 1
   for (std::int64_t chunk = blockIdx.x; chunk < tree.chunks; chunk += gridDim.x) {
@@ -361,7 +432,7 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C>())
 #pragma unroll 1
     for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
          lane += static_cast<int>(blockDim.x))
-      cells[lane] = FoldLane<C, kAligned>(in, work, begin, end, lane);
+      cells[lane] = FoldLane<C, kPlacement>(in, work, begin, end, lane);
     if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
     __syncthreads();  // cells and receiver are written
     if (threadIdx.x < kWarpSize) {
@@ -383,13 +454,108 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C>())
   for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
        lane += static_cast<int>(blockDim.x)) {
     if (direct && lane == static_cast<int>(blockIdx.x)) continue;
-    received[lane] = Receive<C>(work.mailbox, lane, tree.chunks);
+    received[lane] = Receive<C, kAtOnce>(work.mailbox, lane, tree.chunks);
   }
   if (threadIdx.x == 0) *work.mailbox.ticket = 0;
   __syncthreads();  // received is written
   if (threadIdx.x >= kWarpSize) return;
   const Wide value = FoldLanes<C>(received);
   if (threadIdx.x == 0) C::Finish(value, work.op, tree.n, work.mirror, work.result);
+}
+
+// --- The kernel of short arrays ---
+
+// Rows of a chunk that FoldShort has registers for.
+inline constexpr int kShortRows = 8;
+static_assert(kShortRows <= kTreeSegmentRows);
+
+// FoldLane for a chunk of up to kShortRows rows, all of whose loads are under way before the first
+// is used. Operands are aligned; a lane is a thread, a chunk a block.
+template <class C>
+__device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work) {
+  using T = typename C::Element;
+  using Wide = typename C::Wide;
+  constexpr int V = kTreeVector<T>;
+  constexpr int kRow = kTreeRow<T>;
+  constexpr int kHalf = kShortRows / 2;
+  constexpr int O = C::kOperands;
+  const int chunk = static_cast<int>(work.tree.chunk);
+  const int begin = static_cast<int>(blockIdx.x) * chunk;
+  const int end = min(static_cast<int>(work.tree.n), begin + chunk);
+  const int first = begin + static_cast<int>(threadIdx.x) * V;
+  const int rows = end - first < V ? 0 : (end - first - V) / kRow + 1;
+
+  TreeVectorOf<T> batch[kShortRows][O];
+  const auto load = [&](int j) {
+#pragma unroll
+    for (int o = 0; o < O; ++o) {
+      if (j < rows) batch[j][o] = VectorIn<T>(LoadVector<true>(in.x[o] + first + j * kRow), 0);
+    }
+  };
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) load(j);
+  const bool more = end - begin > kHalf * kRow;
+  if (more) {
+#pragma unroll
+    for (int j = kHalf; j < kShortRows; ++j) load(j);
+  }
+
+  typename C::Column column[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) column[k] = C::Start(rows > 0 ? batch[0][0].element[k] : T{});
+  const auto step = [&](int j) {
+    if (j < rows) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) StepElement<C>(column[k], batch[j], k, j, work.mirror);
+    }
+  };
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) step(j);
+  if (more) {
+#pragma unroll
+    for (int j = kHalf; j < kShortRows; ++j) step(j);
+  }
+  const int rest = first + rows * kRow;
+  if (rest < end) FoldRest<C>(in, work, column, rest, end, rows);
+  return C::Combine(C::Identity(), FoldColumns<C>(column, first, end));
+}
+
+// FoldTree for one chunk of up to kShortRows rows a block, one a lane at most, and aligned
+// operands. Short arrays wait for latencies, and that is what goes: a chunk's rows are loaded
+// together, and indices have 32 bits.
+template <class C>
+__global__ void __launch_bounds__(kTreeLanes, 2)
+    FoldShort(const TreeOperands<C> in, const TreeWork work) {
+  using Wide = typename C::Wide;
+  __shared__ Wide cells[kTreeLanes];
+  __shared__ Wide received[kTreeLanes];
+  __shared__ bool receiver;
+  const bool alone = gridDim.x == 1;
+  unsigned ticket = 0;
+  if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
+  cells[threadIdx.x] = FoldShortLane<C>(in, work);
+  if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
+  __syncthreads();  // cells and receiver are written
+  if (threadIdx.x < kWarpSize) {
+    const Wide value = FoldLanes<C>(cells);
+    if (threadIdx.x == 0) {
+      if (alone) {
+        C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
+      } else if (receiver) {
+        received[blockIdx.x] = value;
+      } else {
+        Send(work.mailbox, blockIdx.x, value);
+      }
+    }
+  }
+  if (!receiver) return;
+  if (threadIdx.x != blockIdx.x)
+    received[threadIdx.x] = Receive<C, 1>(work.mailbox, threadIdx.x, gridDim.x);
+  if (threadIdx.x == 0) *work.mailbox.ticket = 0;
+  __syncthreads();  // received is written
+  if (threadIdx.x >= kWarpSize) return;
+  const Wide value = FoldLanes<C>(received);
+  if (threadIdx.x == 0) C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
 }
 
 // --- Host ---
@@ -440,12 +606,25 @@ void LaunchTree(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& launch
   const auto grid = static_cast<unsigned>(
       launch.grid == 0 ? tree.chunks : std::min<std::int64_t>(launch.grid, tree.chunks));
   const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
-  bool aligned = true;
-  for (const auto* x : in.x) aligned &= reinterpret_cast<std::uintptr_t>(x) % kTreeVectorBytes == 0;
-  if (aligned) {
-    FoldTree<C, true><<<grid, block, 0, lane.stream()>>>(in, work);
+  bool aligned = true, alike = C::kOperands > 1;
+  for (const auto* x : in.x) {
+    const auto place = reinterpret_cast<std::uintptr_t>(x) % kTreeVectorBytes;
+    aligned &= place == 0;
+    alike &= place == reinterpret_cast<std::uintptr_t>(in.x[0]) % kTreeVectorBytes;
+  }
+  const bool is_short = tree.chunk <= kShortRows * kTreeRow<typename C::Element> &&
+                        tree.chunks <= kTreeLanes && grid == tree.chunks;
+  const auto launch_kernel = [&](auto kernel) {
+    kernel<<<grid, block, 0, lane.stream()>>>(in, work);
+  };
+  if (aligned && block == kTreeLanes && is_short) {
+    launch_kernel(FoldShort<C>);
+  } else if (aligned) {
+    launch_kernel(FoldTree<C, Placement::kAligned>);
+  } else if (alike && block == kTreeLanes) {
+    if constexpr (C::kOperands > 1) launch_kernel(FoldTree<C, Placement::kAlike>);
   } else {
-    FoldTree<C, false><<<grid, block, 0, lane.stream()>>>(in, work);
+    launch_kernel(FoldTree<C, Placement::kAny>);
   }
   CUDA_CHECK_LAUNCH(FoldTree);
 }

@@ -9,20 +9,9 @@
 namespace tessera {
 namespace {
 
-Tree TreeOf(const DotProblem& p) {
-  return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
-}
+double Roundoff(const DotProblem& p) { return TreeDotRoundoff(FixedTreeOf(p), p.dtype, true); }
 
-double Roundoff(const DotProblem& p) { return TreeDotRoundoff(TreeOf(p), p.dtype, true); }
-
-Cost CostOf(const DotProblem& p) {
-  const TreeSteps steps = StepsOf(TreeOf(p), p.dtype);
-  const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = 2 * n * SizeOf(p.dtype),
-          .flops = 2 * n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
-}
+Cost CostOf(const DotProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 }  // namespace
 

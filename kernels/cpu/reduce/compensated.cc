@@ -9,20 +9,11 @@
 namespace tessera {
 namespace {
 
-Tree TreeOf(const ReduceProblem& p) {
-  return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
+double Roundoff(const ReduceProblem& p) {
+  return TreeRoundoff(FixedTreeOf(p), p.op, p.dtype, true);
 }
 
-double Roundoff(const ReduceProblem& p) { return TreeRoundoff(TreeOf(p), p.op, p.dtype, true); }
-
-Cost CostOf(const ReduceProblem& p) {
-  const TreeSteps steps = StepsOf(TreeOf(p), p.dtype);
-  const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = n * SizeOf(p.dtype),
-          .flops = n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
-}
+Cost CostOf(const ReduceProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 }  // namespace
 

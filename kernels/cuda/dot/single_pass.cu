@@ -14,10 +14,10 @@
 // takes 2 us at 4.3 TB/s, starting the kernel twice as long.
 //
 // Right for any n: a lane takes what vectors there are and at most one in pieces; n = 0 is one
-// chunk of zeros. For any block size: threads share out 256 lanes. For any alignment, also when it
-// differs between the operands: an address that is not a multiple of 16 costs a second load, from
-// the L1 cache, and a shift. For 2^28 floats: at most 64 products are added in single precision,
-// the rest is double.
+// chunk of zeros. For any block size: threads share out 256 lanes. For any alignment: operands that
+// are off a multiple of 16 by the same distance are read like aligned ones; otherwise each vector
+// costs a second load, from the L1 cache, and a shift. For 2^28 floats: at most 64 products are
+// added in single precision, the rest is double.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tree.cuh"
 
@@ -37,15 +37,8 @@ double Roundoff(const DotProblem& p) {
 }
 
 Cost CostOf(const DotProblem& p) {
-  const Tree tree = TreeOf(p, kUsualMultiprocessors);
-  const TreeSteps steps = StepsOf(tree, p.dtype);
-  const auto n = static_cast<std::uint64_t>(p.n);
-  const std::uint64_t sent = tree.chunks == 1 ? 0 : static_cast<std::uint64_t>(tree.chunks);
-  return {
-      .bytes = 2 * n * SizeOf(p.dtype) + 2 * sent * TreeWideBytes(ReduceOp::kSum, p.dtype, false),
-      .flops = 2 * n,
-      .atomics = 0,
-      .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
+  return TreeCost(p, TreeOf(p, kUsualMultiprocessors),
+                  TreeWideBytes(ReduceOp::kSum, p.dtype, false));
 }
 
 void Enqueue(const DotProblem& p, Lane& lane) {

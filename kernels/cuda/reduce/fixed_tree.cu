@@ -22,27 +22,18 @@
 namespace tessera {
 namespace {
 
-Tree TreeOf(const ReduceProblem& p) {
-  return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
+double Roundoff(const ReduceProblem& p) {
+  return TreeRoundoff(FixedTreeOf(p), p.op, p.dtype, false);
 }
 
-double Roundoff(const ReduceProblem& p) { return TreeRoundoff(TreeOf(p), p.op, p.dtype, false); }
-
 Cost CostOf(const ReduceProblem& p) {
-  const Tree tree = TreeOf(p);
-  const TreeSteps steps = StepsOf(tree, p.dtype);
-  const auto n = static_cast<std::uint64_t>(p.n);
-  const std::uint64_t sent = tree.chunks == 1 ? 0 : static_cast<std::uint64_t>(tree.chunks);
-  return {.bytes = n * SizeOf(p.dtype) + 2 * sent * TreeWideBytes(p.op, p.dtype, false),
-          .flops = n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
+  return TreeCost(p, FixedTreeOf(p), TreeWideBytes(p.op, p.dtype, false));
 }
 
 void Enqueue(const ReduceProblem& p, Lane& lane) {
   CudaLane& cuda = Cuda(lane);
   const TreeLaunch launch = {
-      .tree = TreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
+      .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype,
                 [&](auto zero) { LaunchTreeReduce<decltype(zero), false>(p, launch, cuda); });
 }

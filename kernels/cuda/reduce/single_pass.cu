@@ -42,14 +42,7 @@ double Roundoff(const ReduceProblem& p) {
 }
 
 Cost CostOf(const ReduceProblem& p) {
-  const Tree tree = TreeOf(p, kUsualMultiprocessors);
-  const TreeSteps steps = StepsOf(tree, p.dtype);
-  const auto n = static_cast<std::uint64_t>(p.n);
-  const std::uint64_t sent = tree.chunks == 1 ? 0 : static_cast<std::uint64_t>(tree.chunks);
-  return {.bytes = n * SizeOf(p.dtype) + 2 * sent * TreeWideBytes(p.op, p.dtype, false),
-          .flops = n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(steps.narrow + steps.wide)};
+  return TreeCost(p, TreeOf(p, kUsualMultiprocessors), TreeWideBytes(p.op, p.dtype, false));
 }
 
 void Enqueue(const ReduceProblem& p, Lane& lane) {

@@ -52,15 +52,18 @@ constexpr int kTilesBits = 5;
 // H200 runs at once.
 constexpr std::int64_t kThreads = std::int64_t{1} << 17;
 // Blocks that are wanted when a cut has to make them: those that 132 multiprocessors run at once,
-// as kernels below are bounded. A constant, so that the bits do not depend on the device.
-constexpr std::int64_t kBlocks = 396;
+// as the kernels below are bounded for sums of elements of `size` bytes. Constants, so that the
+// bits do not depend on the device.
+constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // Vectors a thread in a segment at least, so that all its loads are in flight at once.
 constexpr std::int64_t kLeastSteps = 8;
-// Blocks that a multiprocessor's registers have to suffice for. Three have 96 KiB of loads in
-// flight; at two, what a block does before its first load and after its last shows. Moments do not
-// fit three.
-template <class F>
-constexpr int kResident = std::is_same_v<typename F::Wide, Moments> ? 2 : 3;
+// Blocks that a multiprocessor's registers have to suffice for. Four have 128 KiB of loads in
+// flight; at two, what a block does before its first load and after its last shows. Four need
+// vectors that are whole and no more than four of a thread's chains; Moments do not fit three.
+template <class F, class T, bool kWhole>
+constexpr int kResident = std::is_same_v<typename F::Wide, Moments> ? 2
+                          : kWhole && sizeof(T) >= 4                ? 4
+                                                                    : 3;
 
 // How the block lies over the array and how the axis is cut.
 struct Plan {
@@ -100,7 +103,7 @@ Plan MakePlan(const ReduceAxesProblem& p) {
       plan.tiles == 0 || depth > 1 || (!plan.rows && vector << plan.width_bits > kBlock);
   const std::int64_t cut =
       whole ? 1
-            : std::clamp<std::int64_t>(kBlocks / plan.tiles, 1,
+            : std::clamp<std::int64_t>(BlocksWanted(kVectorBytes / vector) / plan.tiles, 1,
                                        std::max<std::int64_t>(1, plan.steps / kLeastSteps));
   plan.steps = CeilDiv(plan.steps, cut);
   plan.segment = (plan.steps << plan.height_bits) * (plan.rows ? vector : 1);
@@ -161,9 +164,10 @@ struct alignas(sizeof(Out) * kCount < 16 ? sizeof(Out) * kCount : 16) Results {
 };
 
 // Folds x[outer, length, inner] over length to out[outer, inner]. With segments: by way of
-// partials[tile][segment][output of the tile] and the tickets of the tiles.
-template <class F, class T>
-__global__ void __launch_bounds__(kBlock, kResident<F>)
+// partials[tile][segment][output of the tile] and the tickets of the tiles. kWhole: all vectors are
+// whole and aligned.
+template <class F, class T, bool kWhole>
+__global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner, Plan plan,
              typename F::Wide* partials, std::uint32_t* tickets, typename F::Out* out) {
   using Wide = typename F::Wide;
@@ -177,10 +181,16 @@ __global__ void __launch_bounds__(kBlock, kResident<F>)
   const int along = thread >> plan.width_bits & ((1 << plan.height_bits) - 1);
   const int box_bits = plan.width_bits + plan.height_bits;
   // Tiles first: blocks that run at the same time read neighbouring memory.
-  const std::int64_t segment = blockIdx.x / plan.tiles;
-  const std::int64_t tile = blockIdx.x % plan.tiles;
-  const std::int64_t row = (tile / plan.across << (kBlockBits - box_bits)) + (thread >> box_bits);
-  const std::int64_t tile_column = tile % plan.across * kWide << plan.width_bits;
+  // All of these are below the number of blocks; a 64-bit division takes a hundred instructions.
+  const auto tiles = static_cast<unsigned>(plan.tiles),
+             tiles_across = static_cast<unsigned>(plan.across);
+  const std::int64_t segment = blockIdx.x / tiles;
+  const std::int64_t tile = blockIdx.x % tiles;
+  const std::int64_t row =
+      (std::int64_t{blockIdx.x % tiles / tiles_across} << (kBlockBits - box_bits)) +
+      (thread >> box_bits);
+  const std::int64_t tile_column = std::int64_t{blockIdx.x % tiles % tiles_across} * kWide
+                                   << plan.width_bits;
   const std::int64_t column = plan.rows ? 0 : tile_column + across * kWide;
   const bool active = row < outer && column < inner;
 
@@ -201,7 +211,11 @@ __global__ void __launch_bounds__(kBlock, kResident<F>)
   walk.end = x + outer * length * inner;
 
   Chain<F, T> chains[kWide];
-  FoldWalk<F>(walk, chains);
+  if constexpr (kWhole) {
+    FoldWholeWalk<F>(walk, chains);
+  } else {
+    FoldWalk<F>(walk, chains);
+  }
 
   Wide values[kWide];
   if (plan.rows) {
@@ -280,9 +294,18 @@ void Run(const ReduceAxesProblem& p, CudaLane& lane) {
     tickets = lane.Tickets();
   }
   const auto blocks = static_cast<unsigned>(plan.tiles * plan.segments);
-  FoldAxis<F><<<blocks, kBlock, 0, lane.stream()>>>(static_cast<const T*>(p.x), p.outer, p.length,
-                                                    p.inner, plan, partials, tickets,
-                                                    static_cast<typename F::Out*>(p.out));
+  const auto launch = [&](auto kernel) {
+    kernel<<<blocks, kBlock, 0, lane.stream()>>>(static_cast<const T*>(p.x), p.outer, p.length,
+                                                 p.inner, plan, partials, tickets,
+                                                 static_cast<typename F::Out*>(p.out));
+  };
+  // Every line of vectors begins at a multiple of 16 bytes and ends at one.
+  const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : p.inner) * sizeof(T);
+  if ((reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0) {
+    launch(FoldAxis<F, T, true>);
+  } else {
+    launch(FoldAxis<F, T, false>);
+  }
   CUDA_CHECK_LAUNCH(FoldAxis);
 }
 
