@@ -1,18 +1,43 @@
 // What the vendor's libraries do with the same operands, called as their documents call them: what
 // a claim of being faster is measured against, where the library's row of the table does more (the
-// reductions of `library` accumulate in double).
+// reductions of `library` accumulate in double) or less (`cublas` takes the algorithm that the
+// library's own heuristics put first).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "kernels/device.h"
+#include "kernels/matmul.h"
 
 namespace tessera::bench {
 
-enum class Peer { kCubSum, kCubMax, kCubArgMax };
+enum class Peer { kCubSum, kCubMax, kCubArgMax, kCublasNrm2, kCublasAsum };
 
 // Enqueues the reduction of n floats in device memory on a lane of a CUDA device; results go to
-// scratch memory.
+// scratch memory. CUB's sums are the same from run to run on one device, the only deterministic
+// mode of the CUB that CUDA 13.0 brings.
+// REQUIRES: HasPeers().
 void LaunchPeer(Peer peer, Lane& lane, const float* x, std::int64_t n);
+
+// Products by cublasLt with the fastest of the algorithms that its heuristics propose for a
+// problem. REQUIRES: HasPeers().
+class LtMatmul {
+ public:
+  // tf32: f32 operands are rounded to TF32.
+  LtMatmul(const MatmulProblem& like, bool tf32);
+  ~LtMatmul();
+
+  // Enqueues a product that differs from `like` in places only. The first call tries the algorithms
+  // and takes much longer. False: the library has none for it.
+  bool Launch(const MatmulProblem& problem, Lane& lane);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Whether this host has the libraries.
+bool HasPeers();
 
 }  // namespace tessera::bench

@@ -7,7 +7,8 @@
       A plot for each operation beside docs/measured/FILE.json, and the tables of kernels/README.md between
       <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is an element type: times against sizes; "types": the
       rates of every type at the largest size; "variants": the times of OPERATION_* at the largest size they share; "shapes-"
-      and a type: the times of products that are not square; or "targets": how TARGETS[OPERATION] were met.
+      and a type: the times of products that are not square; "errors": the largest errors that were seen; "choices": what an
+      empty strategy stands for, and what that costs; or "targets": how TARGETS[OPERATION] were met.
   report.py check --bench STRATEGY_BENCH
       Exits 1 when that would change a file, when a row that the program lists has not been measured for one of its types,
       or when a row has been measured that it does not list.
@@ -27,6 +28,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "docs" / "measured"
 COURSE = ROOT / "kernels" / "README.md"
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
+# The vendor's other calls, which stand in an operation's tables.
+PEERS = {"matmul": {"cublaslt": "cublasLt, the best of 8", "cublaslt_tf32": "the same in TF32"}}
+# Rows that round their operands to fewer bits than they have.
+ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
 OPERATIONS = ["dot", "reduce_axes", "reduce", "matmul", "add", "window_sum"]
 PLOTTED = ["dot", "reduce", "matmul", "add", "window_sum_8"]
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]
@@ -34,7 +39,12 @@ def powers(*exponents):
     return [2**e for e in exponents]
 
 
-# (what, ours, how it is compared, the peer, the aim); times are medians, the peer ran in the same process.
+def best_library(dtype, size):
+    """The vendor's calls for a product, of which the fastest counts."""
+    return f"matmul/cublas/{dtype}/{size}", f"peer/cublaslt/{dtype}/{size}"
+
+
+# (what, ours, how it is compared, the peer or peers, the aim); times are medians, the peer ran in the same process.
 TARGETS = {
     "reduce": [
         *((f"Reduce SUM, 2^{n.bit_length() - 1}", f"reduce/fixed_tree/f32/{n}", "time", f"peer/cub_sum/f32/{n}", goal)
@@ -63,17 +73,18 @@ TARGETS = {
         ("1,000 sums of 4,096 in one launch", "batch/reduce_sum/f32/1000x4096", "us", None, 12),
     ],
     "matmul": [
-        *((f"f32 without tensor cores, {n}", f"matmul/warp_tiled/f32/{n}", "speed", f"matmul/cublas/f32/{n}", 0.97) for n in (4096, 8192)),
-        *((f"{d}, {n.replace('x', ' x ')}", f"matmul/tensor_{d}/{d}/{n}", "speed", f"matmul/cublas/{d}/{n}", 1.0)
+        *((f"f32 without tensor cores, {n}", f"matmul/warp_tiled_tma/f32/{n}", "speed", best_library("f32", n), 0.97) for n in (4096, 8192)),
+        *((f"{d}, {n.replace('x', ' x ')}", f"matmul/tensor_{d}/{d}/{n}", "speed", best_library(d, n), 1.0)
           for d in ("bf16", "f16") for n in ("2048", "4096", "8192", "4096x14336x4096")),
-        *((f"`tensor_f32x3`, {n}", f"matmul/tensor_f32x3/f32/{n}", "speed", f"matmul/cublas/f32/{n}", 2.0) for n in (4096, 8192)),
-        ("f64, 4096", "matmul/tensor_f64/f64/4096", "speed", "matmul/cublas/f64/4096", 0.95),
+        *((f"TF32, {n}", f"matmul/tensor_tf32/f32/{n}", "speed", (f"peer/cublaslt_tf32/f32/{n}",), 0.97) for n in (4096, 8192)),
+        *((f"`tensor_f32x3`, {n}", f"matmul/tensor_f32x3/f32/{n}", "speed", best_library("f32", n), 2.0) for n in (4096, 8192)),
+        *((f"f64, {n}", f"matmul/tensor_f64/f64/{n}", "speed", best_library("f64", n), 0.95) for n in (4096, 8192)),
         *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/skinny/{d}/{n}", "ceiling", None, 0.9)
           for d in ("f32", "bf16") for n in ("1x8192x8192", "16x8192x8192")),
-        *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/skinny/{d}/{n}", "speed", f"matmul/cublas/{d}/{n}", 1.0)
+        *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/skinny/{d}/{n}", "speed", best_library(d, n), 1.0)
           for d in ("f32", "bf16") for n in ("1x8192x8192", "16x8192x8192")),
-        ("ragged, f32, 4093 x 4099 x 4111", "matmul/warp_tiled/f32/4093x4099x4111", "speed", "matmul/cublas/f32/4093x4099x4111", 0.9),
-        ("ragged, bf16, 4093 x 4099 x 4111", "matmul/tensor_bf16/bf16/4093x4099x4111", "speed", "matmul/cublas/bf16/4093x4099x4111", 0.9),
+        *((f"ragged, `{row}`, {n.replace('x', ' x ')}", f"matmul/{row}/{d}/{n}", "speed", best_library(d, n), 0.9)
+          for row, d in (("warp_tiled_tma", "f32"), ("tensor_f32x3", "f32"), ("tensor_bf16", "bf16")) for n in ("4093x4099x4111", "4096x4096x1")),
     ],
 }
 COLORS = [
@@ -85,6 +96,8 @@ COLORS = [
 def collect(options):
     times = {}
     rates = {}
+    errors = {}
+    chosen = set()
     context = {}
     for path in options.raw:
         raw = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -97,6 +110,10 @@ def collect(options):
             unit = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}[run["time_unit"]]
             times[name][-1] *= unit
             rates.setdefault(name, []).append((run.get("bytes_per_second", 0.0), run.get("flops_per_second", 0.0)))
+            if "error" in run:
+                errors[name] = max(errors.get(name, 0.0), run["error"])
+            if "chosen" in run:
+                chosen.add(name)
     rows = []
     for name, measured in sorted(times.items()):
         operation, strategy, dtype, size = name.split("/")
@@ -116,6 +133,10 @@ def collect(options):
             row["gb_per_s"] = float(f"{bytes_rate / 1e9:.5g}")
         if flops_rate:
             row["gflop_per_s"] = float(f"{flops_rate / 1e9:.5g}")
+        if name in errors:
+            row["error"] = float(f"{errors[name]:.3g}")
+        if name in chosen:
+            row["chosen"] = True
         rows.append(row)
     document = {
         "caption": options.caption,
@@ -189,6 +210,17 @@ def size_key(size):
     return (not size.isdigit(), int(digits.group()) if digits else 0, size)
 
 
+def rows_of(document, operation, dtype=None):
+    """An operation's rows, and those of the vendor's other calls for it."""
+    wanted = PEERS.get(operation, {})
+    return [r for r in document["rows"] if (r["operation"] == operation or (r["operation"] == "peer" and r["strategy"] in wanted))
+            and dtype in (None, r["dtype"])]
+
+
+def label(operation, strategy):
+    return PEERS.get(operation, {}).get(strategy) or f"`{strategy}`"
+
+
 def markdown(head, lines):
     rows = ["| " + " | ".join(cells) + " |" for cells in [head] + lines]
     return "\n".join([rows[0], "|---" * len(head) + "|"] + rows[1:])
@@ -201,7 +233,7 @@ def note(document, rows):
 
 def table(document, operation, dtype):
     """Times against sizes; rate, share of the ceiling and of the library at the largest."""
-    rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype]
+    rows = rows_of(document, operation, dtype)
     if not rows:
         return "(not measured)\n"
     cell = {(r["strategy"], r["size"]): r for r in rows}
@@ -221,7 +253,7 @@ def table(document, operation, dtype):
         head.append(f"of `{library}`")
     lines = []
     for strategy in order:
-        cells = [f"`{strategy}`"]
+        cells = [label(operation, strategy)]
         for size in sizes:
             row = cell.get((strategy, size))
             cells.append(microseconds(row["us"]) if row else "-")
@@ -244,7 +276,7 @@ def table(document, operation, dtype):
 
 def types_table(document, operation):
     """The rate of each type at the largest size that it was measured at."""
-    rows = [r for r in document["rows"] if r["operation"] == operation and r["size"].isdigit()]
+    rows = [r for r in rows_of(document, operation) if r["size"].isdigit()]
     if not rows:
         return "(not measured)\n"
     rate = Rate(document, operation)
@@ -260,7 +292,7 @@ def types_table(document, operation):
     order = sorted({s for s, _ in cell}, key=lambda s: (rate.of(cell.get((s, "f32"), {})), s))
     head = ["strategy"] + [f"{d}, {short(size_of[d])}" for d in size_of]
     lines = [
-        [f"`{s}`"] + [rate.text(rate.of(cell[(s, d)])) if (s, d) in cell else "-" for d in size_of] for s in order
+        [label(operation, s)] + [rate.text(rate.of(cell[(s, d)])) if (s, d) in cell else "-" for d in size_of] for s in order
     ]
     return markdown(head, lines) + f"\n\n{rate.unit}. {note(document, list(cell.values()))}\n"
 
@@ -285,7 +317,7 @@ def variants_table(document, operation):
 
 def plot(document, operation, dtype):
     """Rate against size, both logarithmic, one line a strategy."""
-    rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype and r["size"].isdigit()]
+    rows = [r for r in rows_of(document, operation, dtype) if r["size"].isdigit()]
     matmul = operation == "matmul"
     field = "gflop_per_s" if matmul else "gb_per_s"
     series = {}
@@ -320,8 +352,8 @@ def plot(document, operation, dtype):
     for size in sorted({x for points in series.values() for x, _ in points}):
         x = px(size)
         out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#eee"/>')
-        label = str(size) if matmul else f"2^{size.bit_length() - 1}"
-        out.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle" fill="#444">{label}</text>')
+        tick = str(size) if matmul else f"2^{size.bit_length() - 1}"
+        out.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle" fill="#444">{tick}</text>')
     limits = ceilings(document)
     ceiling = limits.get(("fma", dtype)) if matmul else limits.get(("read", "f32"))
     if ceiling and math.log10(ceiling) <= y_high:
@@ -336,21 +368,58 @@ def plot(document, operation, dtype):
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
         y = top + 14 + index * 18
         out.append(f'<line x1="{width - right + 14}" x2="{width - right + 38}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"{dash}/>')
-        out.append(f'<text x="{width - right + 44}" y="{y + 4}" fill="#222">{html.escape(name)}</text>')
+        out.append(f'<text x="{width - right + 44}" y="{y + 4}" fill="#222">{html.escape(label(operation, name).strip("`"))}</text>')
     out.append("</svg>")
     return "\n".join(out) + "\n"
 
 
 def shapes_table(document, operation, dtype):
     """Times of the products that are not square."""
-    rows = [r for r in document["rows"] if r["operation"] == operation and r["dtype"] == dtype and not r["size"].isdigit()]
+    rows = [r for r in rows_of(document, operation, dtype) if not r["size"].isdigit()]
     if not rows:
         return "(not measured)\n"
     sizes = sorted({r["size"] for r in rows}, key=lambda s: [int(d) for d in s.split("x")])
     cell = {(r["strategy"], r["size"]): r for r in rows}
     order = sorted({r["strategy"] for r in rows}, key=lambda s: (-max(cell[(s, z)]["us"] for z in sizes if (s, z) in cell), s))
-    lines = [[f"`{s}`"] + [microseconds(cell[(s, z)]["us"]) if (s, z) in cell else "-" for z in sizes] for s in order]
+    lines = [[label(operation, s)] + [microseconds(cell[(s, z)]["us"]) if (s, z) in cell else "-" for z in sizes] for s in order]
     return markdown(["us, M x N x K"] + [z.replace("x", " x ") for z in sizes], lines) + f"\n\n{dtype}. {note(document, rows)}\n"
+
+
+def errors_table(document, operation):
+    """The largest error of each row at the largest side that all types were measured at."""
+    rows = [r for r in rows_of(document, operation) if "error" in r and r["size"].isdigit()]
+    if not rows:
+        return "(not measured)\n"
+    dtypes = [d for d in DTYPES if any(r["dtype"] == d and r["error"] > 0 for r in rows)]
+    side = max(set.intersection(*({int(r["size"]) for r in rows if r["dtype"] == d} for d in dtypes)))
+    cell = {(r["strategy"], r["dtype"]): r for r in rows if int(r["size"]) == side}
+    order = sorted({s for s, d in cell if d in dtypes}, key=lambda s: ([-cell[(s, d)]["error"] if (s, d) in cell else 0.0 for d in dtypes], s))
+    lines = [[label(operation, s)] + [f"{cell[(s, d)]['error']:.1e}" if (s, d) in cell else "-" for d in dtypes] for s in order]
+    return markdown(["strategy"] + dtypes, lines) + (
+        f"\n\nThe largest error of 64 elements of a product of {side} x {side} matrices of normal values, relative to the sum of its terms'"
+        f" sizes, with what rounding the result to the type costs. {document['caption']}.\n")
+
+
+def choices_table(document, operation):
+    """What an empty strategy stands for, and what it costs beside the fastest that rounds no operand and the vendor's best."""
+    rows = [r for r in rows_of(document, operation) if (r["strategy"], r["dtype"]) not in ROUNDING]
+    lines = []
+    by_problem = {}
+    for row in rows:
+        by_problem.setdefault((DTYPES.index(row["dtype"]), row["size"]), []).append(row)
+    for (dtype, size), here in sorted(by_problem.items(), key=lambda item: (item[0][0], size_key(item[0][1]))):
+        chosen = next((r for r in here if r.get("chosen")), None)
+        if chosen is None:
+            continue
+        ours = [r for r in here if r["operation"] == operation]
+        fastest = min(ours, key=lambda r: r["us"])
+        vendor = min((r for r in here if r["operation"] == "peer" or r["strategy"] == LIBRARY[operation]), key=lambda r: r["us"], default=None)
+        lines.append([DTYPES[dtype], size.replace("x", " x "), f"`{chosen['strategy']}`", microseconds(chosen["us"]),
+                      "the same" if fastest is chosen else f"`{fastest['strategy']}`, {microseconds(fastest['us'])}",
+                      f"{label(operation, vendor['strategy'])}, {microseconds(vendor['us'])}" if vendor else "-",
+                      f"{vendor['us'] / chosen['us']:.2f}" if vendor else "-"])
+    head = ["type", "M x N x K", "chosen", "us", "the fastest row, us", "the vendor's best, us", "times as fast"]
+    return markdown(head, lines) + f"\n\n{note(document, rows)}\n"
 
 
 def targets_table(document, operation):
@@ -360,7 +429,8 @@ def targets_table(document, operation):
     lines = []
     for text, ours, how, against, goal in TARGETS[operation]:
         mine = cell.get(ours)
-        peer = cell.get(against) if isinstance(against, str) else None
+        peers = [cell[name] for name in ([against] if isinstance(against, str) else against or []) if name in cell]
+        peer = min(peers, key=lambda r: r["us"], default=None)
         if mine is None or (how in ("speed", "time") and peer is None):
             lines.append([text, "-", "-", "not measured"])
             continue
@@ -390,6 +460,10 @@ def make_outputs():
         document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
         if what == "types":
             made = types_table(document, operation)
+        elif what == "errors":
+            made = errors_table(document, operation)
+        elif what == "choices":
+            made = choices_table(document, operation)
         elif what == "targets":
             made = targets_table(document, operation)
         elif what.startswith("shapes-"):

@@ -13,6 +13,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -62,20 +63,19 @@ class Arena {
       : memory_(OrDie(Allocate(lane.device(), bytes + kRotation))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
-    std::vector<char> block(std::size_t{16} << 20);
     DispatchDType(dtype, [&](auto zero) {
       using T = decltype(zero);
       // Integers that differ, a hundred to a standard deviation.
       constexpr float kScale = std::is_integral_v<T> ? 100.0F : 1.0F;
-      for (std::size_t at = 0; at < block.size(); at += sizeof(T)) {
+      for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
         const T value(kScale * normal(random));
-        std::memcpy(&block[at], &value, sizeof value);
+        std::memcpy(&block_[at], &value, sizeof value);
       }
     });
-    for (std::size_t at = 0; at < memory_.size(); at += block.size()) {
+    for (std::size_t at = 0; at < memory_.size(); at += block_.size()) {
       const absl::Status status =
-          CopyToDevice(lane, static_cast<char*>(memory_.data()) + at, block.data(),
-                       std::min(block.size(), memory_.size() - at));
+          CopyToDevice(lane, static_cast<char*>(memory_.data()) + at, block_.data(),
+                       std::min(block_.size(), memory_.size() - at));
       if (!status.ok()) Die(status);
     }
   }
@@ -92,9 +92,22 @@ class Arena {
     return operand;
   }
 
+  // The value of element i of an operand.
+  template <class T>
+  double Value(const void* operand, std::int64_t i) const {
+    const auto at = static_cast<std::size_t>(static_cast<const char*>(operand) -
+                                             static_cast<const char*>(memory_.data())) +
+                    static_cast<std::size_t>(i) * sizeof(T);
+    T value;
+    std::memcpy(&value, &block_[at % block_.size()], sizeof value);
+    return static_cast<double>(static_cast<ValueOf<T>>(value));
+  }
+
  private:
   Memory memory_;
   std::size_t at_ = 0;
+  // What the memory repeats.
+  std::vector<char> block_ = std::vector<char>(std::size_t{16} << 20);
 };
 
 class Rig {
@@ -165,16 +178,21 @@ std::string Join(std::initializer_list<std::string_view> parts, std::string_view
 
 // Registers body for every row that the device offers for problems like `like`.
 template <class Problem, class Body>
-void ForRows(Rig& rig, const Problem& like, const std::string& size, Body body,
-             std::string_view suffix = "") {
+void ForRows(
+    Rig& rig, const Problem& like, const std::string& size, Body body, std::string_view suffix = "",
+    bool (*wanted)(const Strategy<Problem>&) = [](const Strategy<Problem>&) { return true; }) {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
     if (!row->dtypes.Contains(like.dtype) || !Missing(*row, rig.device()).empty() ||
-        !Refusal(*row, like).empty())
+        !Refusal(*row, like).empty() || !wanted(*row))
       continue;
+    const bool chosen = Choose(like, rig.device()) == row;
     const std::string name = Join({kOperation<Problem>, suffix}, "") +
                              Join({"", row->name, Name(like.dtype), size}, "/");
     benchmark::RegisterBenchmark(name.c_str(),
-                                 [row, body](benchmark::State& state) { body(state, *row); })
+                                 [row, body, chosen](benchmark::State& state) mutable {
+                                   body(state, *row);
+                                   if (chosen) state.counters["chosen"] = 1;
+                                 })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
   }
@@ -277,12 +295,15 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
 // The vendor's own calls beside the rows.
 void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n) {
 #ifdef TESSERA_WITH_CUDA
-  if (rig.device().info().backend != Backend::kCuda) return;
+  if (rig.device().info().backend != Backend::kCuda || !HasPeers()) return;
   const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
-  for (const auto& [peer, operation] :
-       {std::pair{Peer::kCubSum, "sum"}, {Peer::kCubMax, "max"}, {Peer::kCubArgMax, "argmax"}}) {
+  for (const auto& [peer, operation] : {std::pair{Peer::kCubSum, "cub_sum"},
+                                        {Peer::kCubMax, "cub_max"},
+                                        {Peer::kCubArgMax, "cub_argmax"},
+                                        {Peer::kCublasNrm2, "cublas_nrm2"},
+                                        {Peer::kCublasAsum, "cublas_asum"}}) {
     benchmark::RegisterBenchmark(
-        absl::StrCat("peer/cub_", operation, "/f32/", n).c_str(),
+        absl::StrCat("peer/", operation, "/f32/", n).c_str(),
         [&rig, peer = peer, n, bytes](benchmark::State& state) {
           rig.Time(state, static_cast<double>(bytes), static_cast<double>(n), [&] {
             const void* x = rig.Operands(DType::kF32).Next(bytes);
@@ -359,30 +380,102 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   }
 }
 
-void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
-  const auto bytes_of = [dtype](std::int64_t rows, std::int64_t columns) {
-    return static_cast<std::size_t>(rows * columns) * SizeOf(dtype);
+// The largest error over some elements of c = a b, relative to the sum of the sizes of the terms.
+double LargestError(Rig& rig, const MatmulProblem& p) {
+  constexpr int kElements = 64;
+  const Arena& arena = rig.Operands(p.dtype);
+  std::mt19937_64 random(2);
+  double largest = 0;
+  DispatchDType(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (int element = 0; element < kElements; ++element) {
+      const auto i = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.m));
+      const auto j = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.n));
+      T computed;
+      const absl::Status status = CopyToHost(
+          rig.lane(), &computed, static_cast<const T*>(p.c) + i * p.n + j, sizeof computed);
+      if (!status.ok()) Die(status);
+      long double sum = 0, sizes = 0;
+      for (std::int64_t l = 0; l < p.k; ++l) {
+        const long double term = static_cast<long double>(arena.Value<T>(p.a, i * p.lda + l)) *
+                                 arena.Value<T>(p.b, l * p.ldb + j);
+        sum += term;
+        sizes += std::abs(term);
+      }
+      const long double error =
+          std::abs(static_cast<long double>(static_cast<ValueOf<T>>(computed)) - sum);
+      if (sizes > 0) largest = std::max(largest, static_cast<double>(error / sizes));
+    }
+  });
+  return largest;
+}
+
+// Times launch(problem), which enqueues products like `like`. error: LargestError, negative until
+// the first call, since a benchmark is called many times.
+template <class Launch>
+void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, double& error,
+                Launch launch) {
+  const auto bytes_of = [&](std::int64_t rows, std::int64_t columns) {
+    return static_cast<std::size_t>(rows * columns) * SizeOf(like.dtype);
   };
-  const std::size_t a_bytes = bytes_of(m, k);
-  const std::size_t b_bytes = bytes_of(k, n);
-  const std::size_t c_bytes = bytes_of(m, n);
-  rig.Need(dtype, a_bytes + b_bytes);
-  rig.NeedOutput(c_bytes);
+  const std::size_t a_bytes = bytes_of(like.m, like.k);
+  const std::size_t b_bytes = bytes_of(like.k, like.n);
+  const std::size_t c_bytes = bytes_of(like.m, like.n);
+  const double flops =
+      2.0 * static_cast<double>(like.m) * static_cast<double>(like.n) * static_cast<double>(like.k);
+  MatmulProblem p = like;
+  rig.Time(state, static_cast<double>(a_bytes + b_bytes + c_bytes), flops, [&] {
+    Arena& arena = rig.Operands(like.dtype);
+    p.a = arena.Next(a_bytes);
+    p.b = arena.Next(b_bytes);
+    p.c = rig.Output(c_bytes);
+    launch(p);
+  });
+  if (error < 0) error = LargestError(rig, p);
+  state.counters["error"] = error;
+}
+
+// The vendor's best: cublasLt with the fastest of its algorithms.
+void RegisterMatmulPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] const MatmulProblem& like,
+                         [[maybe_unused]] const std::string& size) {
+#ifdef TESSERA_WITH_CUDA
+  if (rig.device().info().backend != Backend::kCuda || !HasPeers() || IsInteger(like.dtype)) return;
+  for (const bool tf32 : {false, true}) {
+    if (tf32 && like.dtype != DType::kF32) continue;
+    auto peer = std::make_shared<LtMatmul>(like, tf32);
+    benchmark::RegisterBenchmark(
+        Join({"peer", tf32 ? "cublaslt_tf32" : "cublaslt", Name(like.dtype), size}, "/").c_str(),
+        [&rig, like, peer, error = -1.0](benchmark::State& state) mutable {
+          TimeMatmul(rig, state, like, error, [&](const MatmulProblem& p) {
+            if (!peer->Launch(p, rig.lane()))
+              throw DeviceError(DeviceError::Kind::kFailed, "cublasLt", "no algorithm");
+          });
+        })
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
+  }
+#endif
+}
+
+void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
+  rig.Need(dtype, static_cast<std::size_t>(m * k + k * n) * SizeOf(dtype));
+  rig.NeedOutput(static_cast<std::size_t>(m * n) * SizeOf(dtype));
   const MatmulProblem like{
       .dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
   const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
-  ForRows(rig, like, size, [&rig, like, a_bytes, b_bytes, c_bytes](auto& state, auto& row) {
-    const double flops = 2.0 * static_cast<double>(like.m) * static_cast<double>(like.n) *
-                         static_cast<double>(like.k);
-    rig.Time(state, static_cast<double>(a_bytes + b_bytes + c_bytes), flops, [&] {
-      Arena& arena = rig.Operands(like.dtype);
-      MatmulProblem p = like;
-      p.a = arena.Next(a_bytes);
-      p.b = arena.Next(b_bytes);
-      p.c = rig.Output(c_bytes);
-      row.launch(p, rig.lane());
-    });
-  });
+  // Each row's benchmark has a copy of this, and so an error of its own.
+  const auto body = [&rig, like, error = -1.0](auto& state, auto& row) mutable {
+    TimeMatmul(rig, state, like, error, [&](const MatmulProblem& p) { row.launch(p, rig.lane()); });
+  };
+  const auto all = [](const Strategy<MatmulProblem>&) { return true; };
+  // For the largest products, which take the simpler rows seconds.
+  const auto fast = [](const Strategy<MatmulProblem>& row) {
+    return row.name == "cublas" || row.name == "warp_tiled_tma" ||
+           row.name.substr(0, 7) == "tensor_";
+  };
+  const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  ForRows<MatmulProblem>(rig, like, size, body, "", products > 0x1p39 ? +fast : +all);
+  RegisterMatmulPeers(rig, like, size);
 }
 
 void RegisterCeilings(Rig& rig, bool gpu) {
@@ -438,15 +531,18 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterReduce(rig, dtype, n, ReduceOp::kSum, "_misaligned", Place::kMisaligned);
       RegisterReduce(rig, dtype, n, ReduceOp::kMax, "_max");
       RegisterReduce(rig, dtype, n, ReduceOp::kArgMax, "_argmax");
+      RegisterReduce(rig, dtype, n, ReduceOp::kNormL1, "_norm_l1");
       RegisterReduce(rig, dtype, n, ReduceOp::kNormL2, "_norm_l2");
       RegisterReduce(rig, dtype, n, ReduceOp::kVariance, "_variance");
       for (std::int64_t radius : {1, 64, 512}) RegisterWindowSum(rig, dtype, n, radius);
     }
-    for (std::int64_t side : {256, 512, 1024, 2048, 4096, 8192}) {
+    for (std::int64_t side : {256, 512, 1024, 2048, 4096, 8192, 16384}) {
       if (!gpu && side > 1024) break;
       const bool shown = side == (gpu ? 4096 : 512);
-      if (f32 || shown) RegisterMatmul(rig, dtype, side, side, side);
-      if (side >= 1024 && (f32 || side >= (gpu ? 4096 : 1024))) RegisterAxes(rig, dtype, side);
+      const bool tensors = gpu && !IsInteger(dtype) && side >= 2048;
+      if (f32 || shown || tensors) RegisterMatmul(rig, dtype, side, side, side);
+      if (side >= 1024 && side <= 8192 && (f32 || side >= (gpu ? 4096 : 1024)))
+        RegisterAxes(rig, dtype, side);
     }
     if (f32) {
       RegisterMatmul(rig, dtype, 1021, 1031, 1033);  // primes: no tile fits
@@ -461,10 +557,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterMatmul(rig, dtype, 4096, 14336, 4096);
       RegisterMatmul(rig, dtype, 8192, 1024, 8192);
       RegisterMatmul(rig, dtype, 4093, 4099, 4111);
-      if (!f32) {
-        RegisterMatmul(rig, dtype, 2048, 2048, 2048);
-        RegisterMatmul(rig, dtype, 8192, 8192, 8192);
-      }
+      RegisterMatmul(rig, dtype, 4096, 4096, 1);
     }
   }
   RegisterCeilings(rig, gpu);
