@@ -288,6 +288,7 @@ Json ToJson(const v1::GetServerInfoResponse& info) {
     entry["buffer_limit_bytes"] = device.buffer_limit_bytes();
     entry["buffer_used_bytes"] = device.buffer_used_bytes();
     entry["workers"] = device.workers();
+    entry["waiting"] = device.waiting();
   }
   Json& limits = json["limits"];
   limits["max_message_bytes"] = info.limits().max_message_bytes();

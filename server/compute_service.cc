@@ -375,6 +375,7 @@ grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerCont
       out->set_buffer_limit_bytes(budget.limit());
       out->set_buffer_used_bytes(budget.used());
       out->set_workers(core_.compute(*device).workers());
+      out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
     }
     v1::Limits* limits = response->mutable_limits();
     limits->set_max_message_bytes(options.max_message);

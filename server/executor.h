@@ -54,6 +54,8 @@ class Executor {
   absl::Status Submit(Task task);
 
   int workers() const { return static_cast<int>(threads_.size()); }
+  // How many tasks wait for a thread now.
+  std::size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
 
  private:
   Executor(Device& device, std::size_t queue_length, std::chrono::microseconds spin)

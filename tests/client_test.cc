@@ -162,15 +162,16 @@ TEST_F(ClientTest, AFailingSourceLeavesNoBuffer) {
     options.streams = streams;
     const auto buffer = client_.Upload(
         "x", DType::kF32, {100000},
-        [](std::uint64_t offset, absl::Span<char>) {
-          return offset < 200000 ? absl::OkStatus() : absl::DataLossError("the disk broke");
+        [&](std::uint64_t offset, absl::Span<char>) {
+          if (offset < 200000) return absl::OkStatus();
+          // The server hears of a stream a moment after it begins: what has not begun leaves
+          // nothing.
+          EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 400000; }));
+          return absl::DataLossError("the disk broke");
         },
         options);
     EXPECT_EQ(buffer.status(), absl::DataLossError("the disk broke"));
-    // The server hears of a cancelled stream a moment later.
-    for (int i = 0; i < 100 && server_.used_bytes() > 0; ++i)
-      absl::SleepFor(absl::Milliseconds(20));
-    EXPECT_EQ(server_.used_bytes(), 0u);
+    EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
     EXPECT_EQ(ErrorReason(client_.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
   }
 }
@@ -560,10 +561,20 @@ TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
   CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 1);
   Client client(FastOptions(proxy.address()));
   const std::string data = Pattern(8 << 20);
-  const auto buffer = client.Upload("x", DType::kF32, {2 << 20}, FromMemory(data));
+  const auto whole = FromMemory(data);
+  UploadOptions options;
+  options.chunk_bytes = 64 << 10;
+  const auto buffer = client.Upload(
+      "x", DType::kF32, {2 << 20},
+      [&](std::uint64_t offset, absl::Span<char> out) {
+        // The connection breaks when the server has begun.
+        if (offset == 512 << 10)
+          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == data.size(); }));
+        return whole(offset, out);
+      },
+      options);
   EXPECT_EQ(ErrorReason(buffer.status()), "CONNECTION_LOST") << buffer.status();
-  for (int i = 0; i < 100 && server.used_bytes() > 0; ++i) absl::SleepFor(absl::Milliseconds(20));
-  EXPECT_EQ(server.used_bytes(), 0u);
+  EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
 }
 
 TEST(BrokenConnection, ADownloadResumes) {

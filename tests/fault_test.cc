@@ -93,13 +93,9 @@ class FaultTest : public testing::Test {
     EXPECT_EQ(value, 14);
   }
 
-  template <class Condition>
-  static bool Eventually(Condition condition) {
-    for (int i = 0; i < 500; ++i) {
-      if (condition()) return true;
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-    return false;
+  // Waits until one operation waits for the worker.
+  void WaitForQueued() {
+    ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
   }
 
   FakeDevice* device_ = nullptr;  // the server's
@@ -192,10 +188,10 @@ TEST_F(FaultTest, CancelledCallsNeverReachTheDevice) {
   device_->WaitForBlocked(1);
   grpc::ClientContext context;
   auto second = std::async(std::launch::async, [&] { return Dot(context); });
-  absl::SleepFor(absl::Milliseconds(50));
+  WaitForQueued();
   context.TryCancel();
   EXPECT_EQ(second.get().error_code(), StatusCode::CANCELLED);
-  absl::SleepFor(absl::Milliseconds(50));
+  absl::SleepFor(absl::Milliseconds(200));  // until the server has heard of it
   device_->Open();
   EXPECT_TRUE(first.get().ok());
   ExpectWorks();
@@ -228,7 +224,7 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   EXPECT_EQ(server_->used_bytes(), 20u) << "both are in memory";
   double new_value = 0;
   auto queued = DotAsync(&new_value);
-  absl::SleepFor(absl::Milliseconds(50));
+  WaitForQueued();
   ASSERT_TRUE(Delete("x").ok());
   ExpectError(Dot(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "x"}});
   EXPECT_EQ(server_->used_bytes(), 20u);
@@ -237,7 +233,7 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   EXPECT_EQ(old_value, 14);
   EXPECT_TRUE(queued.get().ok());
   EXPECT_EQ(new_value, 500);
-  EXPECT_EQ(server_->used_bytes(), 0u);
+  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == 0; }));
   EXPECT_EQ(device_->allocations(), 0u);
 }
 
@@ -341,7 +337,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   auto first = DotAsync();
   device_->WaitForBlocked(1);
   auto queued = DotAsync();
-  absl::SleepFor(absl::Milliseconds(50));
+  WaitForQueued();
   device_->Fail(Step::kBegin, Kind::kLost);
   const auto begin = std::chrono::steady_clock::now();
   device_->Open();
@@ -357,7 +353,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   for (const char* service : {"", kCompute, kBuffers}) {
     EXPECT_EQ(HealthOf(server_->channel(), service), Serving::kNotServing) << service;
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
   server_->server().Drain();
 }
 
@@ -379,7 +375,8 @@ TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   message.mutable_spec()->add_shape(2);
   message.set_data("abcd");
   writer->Write(message);
-  absl::SleepFor(absl::Milliseconds(50));
+  WaitForQueued();
+  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == 20; }));
 
   server_->server().RequestStop();
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kStopRequested);
@@ -427,7 +424,7 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   message.mutable_spec()->set_dtype(v1::DTYPE_F32);
   message.mutable_spec()->add_shape(2);
   writer->Write(message);
-  absl::SleepFor(absl::Milliseconds(50));
+  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == 20; }));
   const auto begin = std::chrono::steady_clock::now();
   server_->server().Drain();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
@@ -498,7 +495,7 @@ std::string SocketPath(const std::string& name) {
 TEST(ProcessTest, StopsOnSignalsUnderLoadWithoutAFailedCall) {
   for (const int signal : {SIGTERM, SIGINT}) {
     const std::string path = SocketPath("stop");
-    Process server("stop", {"--listen", "unix:" + path, "--drain-delay", "300ms"});
+    Process server("stop", {"--listen", "unix:" + path, "--drain-delay", "2s"});
     ASSERT_TRUE(server.WaitForLog("listening on")) << server.log();
     std::atomic<bool> stop{false};
     std::atomic<int> calls{0};
@@ -520,14 +517,13 @@ TEST(ProcessTest, StopsOnSignalsUnderLoadWithoutAFailedCall) {
         }
       });
     }
-    absl::SleepFor(absl::Milliseconds(200));
+    EXPECT_TRUE(Eventually([&] { return calls >= 100; }));
     server.Signal(signal);
     // A client that watches the health service leaves within the drain delay.
     absl::SleepFor(absl::Milliseconds(150));
     stop = true;
     for (std::thread& caller : callers) caller.join();
     EXPECT_EQ(server.Wait(), 0) << server.log();
-    EXPECT_GT(calls, 0);
     EXPECT_EQ(failed, 0);
     EXPECT_NE(access(path.c_str(), F_OK), 0) << "the socket file is gone";
   }

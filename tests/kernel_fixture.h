@@ -296,6 +296,8 @@ inline std::int64_t Largest() {
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
 }
 inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
+// Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
+inline bool WatchedClosely() { return Largest() <= 5000; }
 
 // The sizes up to Largest().
 inline std::vector<std::int64_t> Sizes(std::vector<std::int64_t> sizes) {

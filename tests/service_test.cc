@@ -158,16 +158,6 @@ class ServiceTest : public testing::Test {
     return message;
   }
 
-  // Waits until what happens after an answer has happened.
-  template <class Condition>
-  static bool Eventually(Condition condition) {
-    for (int i = 0; i < 500; ++i) {
-      if (condition()) return true;
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-    return false;
-  }
-
   TestServer server_;
 };
 
@@ -1095,6 +1085,7 @@ TEST_F(ServiceTest, ServerInfo) {
   EXPECT_EQ(info.devices(0).name(), "cpu");
   EXPECT_EQ(info.devices(0).buffer_limit_bytes(), 256u << 20);
   EXPECT_EQ(info.devices(0).workers(), 2);
+  EXPECT_EQ(info.devices(0).waiting(), 0u);
   EXPECT_EQ(info.limits().max_message_bytes(), 4259840u);
   EXPECT_EQ(info.limits().max_inline_result_bytes(), 4u << 20);
   EXPECT_EQ(info.limits().queue_length(), 1024u);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "grpcpp/grpcpp.h"
@@ -22,6 +23,16 @@
 #include "tests/fake_device.h"
 
 namespace tessera {
+
+// Waits until what happens after an answer, or beside it, has happened.
+template <class Condition>
+bool Eventually(Condition condition) {
+  for (int i = 0; i < 2000; ++i) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return false;
+}
 
 // Small, quiet, and without a socket.
 inline Options TestOptions() {
@@ -58,12 +69,13 @@ class TestServer {
   // Of the first --listen.
   const std::string& address() { return server_->addresses().front(); }
 
-  std::uint64_t used_bytes(int device = 0) {
+  v1::Device Info(int device = 0) {
     grpc::ClientContext context;
     v1::GetServerInfoResponse response;
     EXPECT_TRUE(compute_->GetServerInfo(&context, {}, &response).ok());
-    return response.devices(device).buffer_used_bytes();
+    return response.devices(device);
   }
+  std::uint64_t used_bytes(int device = 0) { return Info(device).buffer_used_bytes(); }
 
   // Uploads in one message.
   template <class T>

@@ -553,6 +553,8 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
     if (gpu && (f32 || dtype == DType::kBF16 || dtype == DType::kF16)) {
       RegisterMatmul(rig, dtype, 1, 8192, 8192);
       RegisterMatmul(rig, dtype, 16, 8192, 8192);
+      RegisterMatmul(rig, dtype, 8192, 1, 8192);  // the large operand along k
+      RegisterMatmul(rig, dtype, 8192, 16, 8192);
       RegisterMatmul(rig, dtype, 64, 8192, 8192);
       RegisterMatmul(rig, dtype, 4096, 14336, 4096);
       RegisterMatmul(rig, dtype, 8192, 1024, 8192);
