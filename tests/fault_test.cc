@@ -437,7 +437,7 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
 class Process {
  public:
   Process(const std::string& name, std::vector<std::string> arguments)
-      : log_(testing::TempDir() + "/fault_test_" + name + ".log") {
+      : log_(testing::TempDir() + "/fault_test_" + name + "_" + std::to_string(getpid()) + ".log") {
     arguments.insert(arguments.begin(), TESSERA_SERVER);
     arguments.insert(arguments.end(), {"--device", "cpu", "--memory-limit", "64Mi"});
     std::vector<char*> argv;
@@ -454,6 +454,7 @@ class Process {
       kill(pid_, SIGKILL);
       waitpid(pid_, nullptr, 0);
     }
+    unlink(log_.c_str());
   }
 
   bool WaitForLog(const std::string& text) {
