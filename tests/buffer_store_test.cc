@@ -231,13 +231,13 @@ TEST_F(BufferStoreTest, ExclusiveDraftsAreTheirOwners) {
 
 TEST_F(BufferStoreTest, Expiry) {
   BufferSpec spec = Spec("a", 10);
-  spec.ttl = absl::Milliseconds(20);
+  spec.ttl = absl::Milliseconds(300);
   Make(spec);
   Make(Spec("b", 10));
   EXPECT_TRUE(store_.Find("a").ok());
   EXPECT_GT(store_.Get("b")->expire_time, absl::Now() + absl::Hours(999))
       << "no ttl of its own: the longest there is";
-  absl::SleepFor(absl::Milliseconds(25));
+  absl::SleepFor(absl::Milliseconds(310));
   EXPECT_EQ(ErrorReason(store_.Find("a").status()), "BUFFER_NOT_FOUND");
   EXPECT_THAT(Names(store_.List("", "", 10)), ElementsAre("b"));
   EXPECT_EQ(store_.budget(device_).used(), 80u);
