@@ -63,7 +63,6 @@
   CUDA(kMatmulWarpTiled)             \
   CUDA(kMatmulWarpTiledTma)          \
   CUDA(kMatmulSkinny)                \
-  CUDA(kMatmulSkinnyTma)             \
   CUDA(kMatmulTensorMma)             \
   CUDA(kMatmulTensorF64)             \
   CUDA(kMatmulTensorTf32)            \
