@@ -474,7 +474,8 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
            row.name.substr(0, 7) == "tensor_";
   };
   const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  ForRows<MatmulProblem>(rig, like, size, body, "", products > 0x1p39 ? +fast : +all);
+  const bool large = products > (dtype == DType::kF32 ? 0x1p39 : 0x1p38);
+  ForRows<MatmulProblem>(rig, like, size, body, "", large ? +fast : +all);
   RegisterMatmulPeers(rig, like, size);
 }
 
