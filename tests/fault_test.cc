@@ -564,6 +564,8 @@ TEST(ProcessTest, AddressInUse) {
   EXPECT_EQ(first.Wait(), -1);
   Process next("next", {"--listen", "unix:" + path});
   EXPECT_TRUE(next.WaitForLog("listening on")) << "a dead server's socket file is no obstacle";
+  next.Signal(SIGTERM);
+  EXPECT_EQ(next.Wait(), 0);
 }
 
 // In a process of its own, which says nothing.
