@@ -75,7 +75,7 @@ class Executor {
   bool stopping_ = false;
   // At most one thread polls at a time: it takes the next task without being woken.
   bool polling_ = false;
-  // queue_.size(), for the polling thread to read without the mutex.
+  // queue_.size(), to read without the mutex: for the polling thread, and for waiting().
   std::atomic<std::size_t> waiting_{0};
 
   std::vector<std::unique_ptr<Lane>> lanes_;

@@ -159,6 +159,7 @@ class CliTest(unittest.TestCase):
         info = self.json("info")
         self.assertEqual(info["devices"][0]["name"], "cpu")
         self.assertEqual(info["devices"][0]["buffer_limit_bytes"], 2 << 30)
+        self.assertEqual(info["devices"][0]["waiting"], 0)
         self.assertIn("tessera-server", self.cli("info"))
         rows = self.json("strategies", "dot")["strategies"]
         self.assertEqual({row["operation"] for row in rows}, {"dot"})

@@ -164,8 +164,7 @@ TEST_F(ClientTest, AFailingSourceLeavesNoBuffer) {
         "x", DType::kF32, {100000},
         [&](std::uint64_t offset, absl::Span<char>) {
           if (offset < 200000) return absl::OkStatus();
-          // The server hears of a stream a moment after it begins: what has not begun leaves
-          // nothing.
+          // Not before the server has begun: until then there is nothing that could be left.
           EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 400000; }));
           return absl::DataLossError("the disk broke");
         },

@@ -389,6 +389,37 @@ __device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
   return total;
 }
 
+// What a block does with a chunk whose lanes are in cells, called by all threads: it leaves the
+// result if the chunk is the only one, or sends its value; the receiver, if there is one slot a
+// lane (direct), keeps its own. receiver lies in shared memory and is read only where it matters.
+template <class C>
+__device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std::int64_t chunk,
+                        bool alone, bool direct, const bool& receiver, typename C::Wide* received) {
+  if (threadIdx.x < kWarpSize) {
+    const typename C::Wide value = FoldLanes<C>(cells);
+    if (threadIdx.x == 0) {
+      if (alone) {
+        C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
+      } else if (direct && receiver) {
+        received[chunk] = value;
+      } else {
+        Send(work.mailbox, chunk, value);
+      }
+    }
+  }
+}
+
+// What the receiver does at the end, called by all threads: the values of all chunks, by lane, are
+// in received.
+template <class C>
+__device__ void FinishReceived(const typename C::Wide* received, const TreeWork& work) {
+  if (threadIdx.x == 0) *work.mailbox.ticket = 0;
+  __syncthreads();  // received is written
+  if (threadIdx.x >= kWarpSize) return;
+  const typename C::Wide value = FoldLanes<C>(received);
+  if (threadIdx.x == 0) C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
+}
+
 // --- The kernel ---
 
 // Blocks of a multiprocessor that registers have to suffice for: 48 a thread with 5 blocks of 256,
@@ -435,18 +466,7 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
       cells[lane] = FoldLane<C, kPlacement>(in, work, begin, end, lane);
     if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
     __syncthreads();  // cells and receiver are written
-    if (threadIdx.x < kWarpSize) {
-      const Wide value = FoldLanes<C>(cells);
-      if (threadIdx.x == 0) {
-        if (alone) {
-          C::Finish(value, work.op, tree.n, work.mirror, work.result);
-        } else if (direct && receiver) {
-          received[chunk] = value;
-        } else {
-          Send(work.mailbox, chunk, value);
-        }
-      }
-    }
+    Deliver<C>(cells, work, chunk, alone, direct, receiver, received);
     if (chunk + gridDim.x < tree.chunks) __syncthreads();  // cells have been read
   }
   if (alone || !receiver) return;
@@ -456,11 +476,7 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
     if (direct && lane == static_cast<int>(blockIdx.x)) continue;
     received[lane] = Receive<C, kAtOnce>(work.mailbox, lane, tree.chunks);
   }
-  if (threadIdx.x == 0) *work.mailbox.ticket = 0;
-  __syncthreads();  // received is written
-  if (threadIdx.x >= kWarpSize) return;
-  const Wide value = FoldLanes<C>(received);
-  if (threadIdx.x == 0) C::Finish(value, work.op, tree.n, work.mirror, work.result);
+  FinishReceived<C>(received, work);
 }
 
 // --- The kernel of short arrays ---
@@ -536,26 +552,11 @@ __global__ void __launch_bounds__(kTreeLanes, 2)
   cells[threadIdx.x] = FoldShortLane<C>(in, work);
   if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
   __syncthreads();  // cells and receiver are written
-  if (threadIdx.x < kWarpSize) {
-    const Wide value = FoldLanes<C>(cells);
-    if (threadIdx.x == 0) {
-      if (alone) {
-        C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
-      } else if (receiver) {
-        received[blockIdx.x] = value;
-      } else {
-        Send(work.mailbox, blockIdx.x, value);
-      }
-    }
-  }
+  Deliver<C>(cells, work, blockIdx.x, alone, true, receiver, received);
   if (!receiver) return;
   if (threadIdx.x != blockIdx.x)
     received[threadIdx.x] = Receive<C, 1>(work.mailbox, threadIdx.x, gridDim.x);
-  if (threadIdx.x == 0) *work.mailbox.ticket = 0;
-  __syncthreads();  // received is written
-  if (threadIdx.x >= kWarpSize) return;
-  const Wide value = FoldLanes<C>(received);
-  if (threadIdx.x == 0) C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
+  FinishReceived<C>(received, work);
 }
 
 // --- Host ---

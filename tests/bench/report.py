@@ -29,7 +29,7 @@ MEASURED = ROOT / "docs" / "measured"
 COURSE = ROOT / "kernels" / "README.md"
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
 # The vendor's other calls, which stand in an operation's tables.
-PEERS = {"matmul": {"cublaslt": "cublasLt, the best of 8", "cublaslt_tf32": "the same in TF32"}}
+PEERS = {"matmul": {"cublaslt": "cublasLt, the best of several", "cublaslt_tf32": "the same in TF32"}}
 # Rows that round their operands to fewer bits than they have.
 ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
 OPERATIONS = ["dot", "reduce_axes", "reduce", "matmul", "add", "window_sum"]
