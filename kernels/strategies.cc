@@ -63,6 +63,7 @@
   CUDA(kMatmulWarpTiled)             \
   CUDA(kMatmulWarpTiledTma)          \
   CUDA(kMatmulSkinny)                \
+  CUDA(kMatmulSkinnyTma)             \
   CUDA(kMatmulTensorMma)             \
   CUDA(kMatmulTensorF64)             \
   CUDA(kMatmulTensorTf32)            \

@@ -51,10 +51,12 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
 }
 
 // A map of `matrices` matrices, one after the other, in boxes whose rows take row_bytes in shared
-// memory: 64 or 128 with packs permuted, or more, up to 256 elements, as they are.
+// memory: 64 or 128, with packs permuted unless they shall not be, or more, up to 256 elements, as
+// they are.
 template <class T>
 CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t rows,
-                          std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes) {
+                          std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes,
+                          bool permuted = true) {
   // The pitch of a single row does not matter, but it has to be a legal one.
   if (rows == 1) pitch = PaddedPitch<T>(columns);
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
@@ -68,9 +70,9 @@ CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t 
   const CUresult result =
       TensorMapEncoder()(&map, kMapType<T>, 3, const_cast<void*>(data), extents, strides, box,
                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         row_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
-                         : row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
-                                            : CU_TENSOR_MAP_SWIZZLE_NONE,
+                         permuted && row_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : permuted && row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                        : CU_TENSOR_MAP_SWIZZLE_NONE,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", std::to_string(result));

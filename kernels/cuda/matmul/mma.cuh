@@ -22,21 +22,24 @@ namespace tessera {
 // row r of matrix j, aligned to its 16 bytes; every lane gets two neighbours of row g of each, or,
 // if kTranspose, of column g.
 template <bool kTranspose>
-__device__ void LoadMatrices(const void* row, unsigned (&pairs)[4]) {
+__device__ void LoadMatrices(unsigned row, unsigned (&pairs)[4]) {
 #if __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   if constexpr (kTranspose) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                 : "r"(address)
+                 : "r"(row)
                  : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                 : "r"(address)
+                 : "r"(row)
                  : "memory");
   }
 #endif
+}
+template <bool kTranspose>
+__device__ void LoadMatrices(const void* row, unsigned (&pairs)[4]) {
+  LoadMatrices<kTranspose>(static_cast<unsigned>(__cvta_generic_to_shared(row)), pairs);
 }
 
 // c += a b, sums in f32. T: Half or BFloat16.
