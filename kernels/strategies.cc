@@ -163,28 +163,31 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 }
 
 // By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
-// memory, which `skinny` reads at its pace; products of 16-bit operands go to the tensor cores,
-// where our rows are at least as fast as the library unless there are few rows or columns, and so
-// do those of f32 that are large enough to repay the splitting of the operands. From kLongF32 steps
-// along k on the bound of `tensor_f32x3` is below that of plain f32 sums. f32 operands are never
-// rounded to less: `tensor_tf32` and `tensor_bf16` take them only when they are named.
+// memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of
+// 16-bit operands go to the tensor cores, where our rows are at least as fast as the library unless
+// there are few rows or columns, and so do those of f32 that are large enough to repay the
+// splitting of the operands. From kLongF32 steps along k on the bound of `tensor_f32x3` is below
+// that of plain f32 sums. Above kLargest16 multiply-adds the 16-bit rows read most of their slabs
+// from memory again and take twice the library's time. f32 operands are never rounded to less:
+// `tensor_tf32` and `tensor_bf16` take them only when they are named.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
-  constexpr std::int64_t kFew = 16, kMany = 128;
+  constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;
   constexpr std::int64_t kManyF32 = 256, kLongF32 = 256;
-  constexpr double kLargeF32 = 0x1p28;
+  constexpr double kLargeF32 = 0x1p28, kLargest16 = 0x1p40;
   const std::int64_t least = std::min(problem.m, problem.n);
   const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
                           static_cast<double>(problem.k);
-  std::string_view best;
+  std::string_view best, otherwise;
   if (problem.dtype == DType::kF32) {
-    if (least <= kFew) best = "skinny";
+    if (least > 1 && least <= kFewTma) best = "skinny_tma";
+    if (least <= kFew) otherwise = "skinny";
     if (least >= kManyF32 && problem.k >= kLongF32 && products >= kLargeF32) best = "tensor_f32x3";
-  } else if (least >= kMany) {
+  } else if (least >= kMany && products <= kLargest16) {
     if (problem.dtype == DType::kBF16) best = "tensor_bf16";
     if (problem.dtype == DType::kF16) best = "tensor_f16";
   }
-  if (const auto* row = FirstOf({best}, problem, device)) return row;
+  if (const auto* row = FirstOf({best, otherwise}, problem, device)) return row;
   if (const auto* row = ChooseInPlace(problem, device)) return row;
   // Five times as fast as Debian's OpenBLAS on 16 cores, as fast within a sixth on 2; the library
   // is better with few rows or columns.

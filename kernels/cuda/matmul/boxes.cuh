@@ -51,8 +51,8 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
 }
 
 // A map of `matrices` matrices, one after the other, in boxes whose rows take row_bytes in shared
-// memory: 64 or 128, with packs permuted unless they shall not be, or more, up to 256 elements, as
-// they are.
+// memory: 32, 64 or 128, with packs permuted unless they shall not be, or more, up to 256 elements,
+// as they are.
 template <class T>
 CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t rows,
                           std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes,
@@ -70,7 +70,8 @@ CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t 
   const CUresult result =
       TensorMapEncoder()(&map, kMapType<T>, 3, const_cast<void*>(data), extents, strides, box,
                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         permuted && row_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
+                         permuted && row_bytes == 32    ? CU_TENSOR_MAP_SWIZZLE_32B
+                         : permuted && row_bytes == 64  ? CU_TENSOR_MAP_SWIZZLE_64B
                          : permuted && row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
                                                         : CU_TENSOR_MAP_SWIZZLE_NONE,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -92,9 +92,59 @@ __device__ inline unsigned ClusterRank() {
   return rank;
 }
 
-// All threads of all blocks of the cluster.
+__device__ inline unsigned ClusterSize() {
+  unsigned blocks;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
+
+// A barrier of all threads of all blocks of the cluster, in two halves.
+__device__ inline void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ inline void ClusterWait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ inline void ClusterBarrier() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  ClusterArrive();
+  ClusterWait();
+}
+
+// Stores at the same place in the shared memory of another block of the cluster.
+__device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float value) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.f32 [remote], %2;\n"
+      "}" ::"r"(to),
+      "r"(block), "f"(value)
+      : "memory");
+}
+
+// As BarrierArriveAt and BarrierWait: what was stored in shared memory of the cluster before the
+// one, also by threads that met at a barrier since, is seen after the other.
+__device__ inline void PublishAt(std::uint32_t barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+__device__ inline void WaitForPublished(std::uint32_t barrier, unsigned parity) {
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
 }
 
 // --- The copy engine (TMA) ---

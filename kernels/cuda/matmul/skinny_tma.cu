@@ -6,28 +6,28 @@
 // that multiply meet it at the slabs' own barriers, each on its own (see tensor.cuh). About 200 KiB
 // are on their way to a multiprocessor at any time, whatever its warps are doing.
 //
-// - A block stays for the whole launch, one a multiprocessor. Tiles, 128 or 256 elements of the
-//   large operand by all vectors, are cut along k into slabs, and all slabs of all tiles are shared
-//   out evenly, one run of them to each block, wherever in a tile that begins or ends (Stream-K,
-//   Osama, Merrill, Cecka, Garland and Owens, 2023):
+// - The large operand is cut into tiles, 128 of its elements by all vectors, and a tile along k
+//   into slabs. The blocks of a cluster, up to 8, share the slabs of a tile evenly, as many blocks
+//   as it takes to give all multiprocessors the same:
 //
 //         k ->
-//       | block 0          | block 1    |   tile 0
-//       | 1   | block 2            | 3  |   tile 1
-//       | block 3      | block 4        |   tile 2
+//       | block 0  | block 1  |   tile 0
+//       | block 2  | block 3  |   tile 1
 //
-//   Blocks that share a tile leave their sums in scratch memory, and the last of them to arrive
-//   adds all, in the order of k. No second kernel has to begin after the first has ended.
+//   Then each adds up one part of the tile's results: the others store their sums of it in its
+//   shared memory, and it adds them in the order of k. Nothing takes the way through global memory,
+//   and no second kernel has to begin after the first has ended.
+// - Blocks stay for further tiles, fetched already while the results of one are being added.
 // - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 a lane, and a part
 //   of the slab's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own, and
 //   one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20 reads
 //   for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end of a
 //   tile.
-// - 16 bits on the tensor cores: a warp has 16 or 32 rows of the tile, and all steps of the slab.
+// - 16 bits on the tensor cores: a warp has 16 rows of the tile, and all steps of the slab.
 //
-// Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 32 or 64 tiles
-// of 8192 slabs, 62 a block. The small operand is read again for every tile, from the second level
-// of cache: with 16 vectors that is an eighth of the traffic, or a sixteenth.
+// Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles of 128
+// slabs, half a tile a block. The small operand is read again for every tile, from the second level
+// of cache: with 16 vectors that is an eighth of the traffic.
 //
 // Right for any m, n and k of which m or n is at most 32: the engine reads zeros outside a matrix,
 // and results beyond the edges are not stored. A large operand whose address or pitch is no
@@ -35,7 +35,9 @@
 // in an order that the shape and the device decide.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <tuple>
 #include <type_traits>
 
 #include "kernels/cuda/matmul/mma.cuh"
@@ -48,19 +50,21 @@ extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what the copy engine
 namespace {
 
 constexpr int kMostVectors = 32;
-constexpr int kBoxRow = 128;  // bytes of a row of a box whose packs the engine permutes
-constexpr int kSteps = 4;     // along k that a lane multiplies at a time without tensor cores
+constexpr int kMostBlocks = 8;  // of a cluster
+constexpr int kBoxRow = 128;    // bytes of a row of a box whose packs the engine permutes
+constexpr int kSteps = 4;       // along k that a lane multiplies at a time without tensor cores
 
 // The tile of a block, and how it is fetched; the names that TensorPipeline knows are its own.
-template <class T_, int kVectors_, bool kAlongK_>
+template <class T_, int kVectors_, bool kAlongK_, bool kThinAlongK_ = true>
 struct Config {
   using T = T_;
   static constexpr int kVectors = kVectors_;  // of the small operand, rounded up
-  static constexpr bool kAlongK = kAlongK_;   // how the large operand lies in memory
+  // How the large and the small operand lie in memory.
+  static constexpr bool kAlongK = kAlongK_, kThinAlongK = kThinAlongK_;
   static constexpr bool kHalves = sizeof(T) == 2;
 
-  // The large operand's share of a slab: 256 or 128 bytes a row of the tile along k.
-  static constexpr int kWide = kAlongK ? 128 : 256;
+  // The large operand's share of a slab: 256 bytes a row of the tile along k.
+  static constexpr int kWide = 128;
   static constexpr int kBytesA = 32 * 1024;
   static constexpr int kDepth = kBytesA / kWide / int{sizeof(T)};
   // Boxes of kBoxRow bytes a row, but that f32 across k needs no permutation, and one box does.
@@ -71,9 +75,11 @@ struct Config {
   static constexpr int kWideBoxRowBytes = kOneBox ? kWide * int{sizeof(T)} : kBoxRow;
   static constexpr int kWideBoxBytes = kBytesA / kWideBoxes;
 
-  // The small operand's, k along the rows.
-  static constexpr int kThinBoxes = kDepth * int{sizeof(T)} / kBoxRow;
-  static constexpr int kThinBoxBytes = kVectors * kBoxRow;
+  // The small operand's.
+  static constexpr int kThinBoxes = kThinAlongK ? kDepth * int{sizeof(T)} / kBoxRow : 1;
+  static constexpr int kThinBoxRows = kThinAlongK ? kVectors : kDepth;
+  static constexpr int kThinBoxRowBytes = kThinAlongK ? kBoxRow : kVectors * int{sizeof(T)};
+  static constexpr int kThinBoxBytes = kThinBoxRows * kThinBoxRowBytes;
   static constexpr int kBytes = kBytesA + kThinBoxes * kThinBoxBytes;
 
   static constexpr int kAlignment = 1024;  // of a permuted box in shared memory
@@ -89,68 +95,55 @@ struct Config {
   static constexpr int kWarpsWide = kWide / kWarpRows, kWarpsK = kConsumers / kWarpsWide;
   static constexpr int kSums = kHalves ? kWarpRows / 16 * kVectors / 2 : kSteps * kVectors;
 
-  // Where the warps' sums meet, a few vectors at a time.
-  static constexpr int kAtOnce = std::min(kVectors, kHalves ? 16 : 4);
-  static constexpr int kCellBytes = kWarpsK * kAtOnce * kWide * 4;
-  static constexpr int kStages = std::min(8, (226 * 1024 - kAlignment - kCellBytes) / kStageBytes);
-  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kCellBytes;
+  // Where the sums of warps that share a slab along k meet, a few vectors at a time.
+  static constexpr int kAtOnce = std::min(kVectors, 4);
+  static constexpr int kCellBytes = kWarpsK == 1 ? 0 : kWarpsK * kAtOnce * kWide * 4;
+  // What a block receives of the cluster's sums of a tile.
+  static constexpr int kResults = kVectors * kWide;
+  static constexpr int kExtraBytes = kAlignment + kCellBytes + (kResults + kMostBlocks) * 4;
+  static constexpr int kStages = std::min(8, (226 * 1024 - kExtraBytes) / kStageBytes);
+  static constexpr int kSharedBytes = kExtraBytes + kStages * kStageBytes;
 };
 
 // What the blocks of a launch are told.
 template <class Out>
 struct Work {
-  std::int64_t units;  // slabs of all tiles, at least one a block
-  int slabs;           // of a tile
-  int wide, vectors;   // extents
+  int tiles, slabs;   // slabs of a tile
+  int wide, vectors;  // extents
   Out* c;
   std::int64_t wide_stride, thin_stride;  // of c
-  float* partials;                        // [blocks][2][C::kVectors][C::kWide], or unused
-  std::uint32_t* arrived;                 // [blocks]; zero before and after
 
-  __device__ std::int64_t FirstUnit(int block) const {
-    return units * block / static_cast<int>(gridDim.x);
-  }
-  __device__ int BlockOf(std::int64_t unit) const {
-    const auto blocks = static_cast<std::int64_t>(gridDim.x);
-    return static_cast<int>(((unit + 1) * blocks - 1) / units);
-  }
-  // The memory for a block's sums of a tile: a block shares at most one tile with blocks before it,
-  // and one, whose first it is, with blocks after it.
-  template <class C>
-  __device__ float* Partial(int block, bool is_first) const {
-    return partials + (2 * block + (is_first ? 1 : 0)) * (C::kVectors * C::kWide);
-  }
   __device__ void Store(std::int64_t row, int vector, float sum) const {
     if (row < wide && vector < vectors)
       c[row * wide_stride + vector * thin_stride] = static_cast<Out>(sum);
   }
 };
 
-// Slabs [first, first + slabs) of a tile. Calls f for each piece of the block's run.
-struct Piece {
-  int tile, first, slabs;
+// A block's share of its cluster's tiles: slabs [first, end) of each.
+struct Share {
+  int rank, blocks;  // in the cluster
+  int tile, step;    // the first tile, and the way to the next
+  int first, end;
+
+  template <class Out>
+  __device__ explicit Share(const Work<Out>& work)
+      : rank(static_cast<int>(ClusterRank())),
+        blocks(static_cast<int>(ClusterSize())),
+        tile(static_cast<int>(blockIdx.x) / blocks),
+        step(static_cast<int>(gridDim.x) / blocks),
+        first(work.slabs * rank / blocks),
+        end(work.slabs * (rank + 1) / blocks) {}
 };
-template <class Out, class F>
-__device__ void ForEachPiece(const Work<Out>& work, F&& f) {
-  const int block = static_cast<int>(blockIdx.x);
-  const std::int64_t end = work.FirstUnit(block + 1);
-  for (std::int64_t unit = work.FirstUnit(block); unit < end;) {
-    const auto first = static_cast<int>(unit % work.slabs);
-    const auto slabs =
-        static_cast<int>(min(end - unit, static_cast<std::int64_t>(work.slabs - first)));
-    f(Piece{static_cast<int>(unit / work.slabs), first, slabs});
-    unit += slabs;
-  }
-}
 
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
   constexpr int kBoxDepth = kBoxRow / int{sizeof(typename C::T)};
-  ForEachPiece(work, [&](const Piece& piece) {
-    const int row = piece.tile * C::kWide;
-    int k = piece.first * C::kDepth;
-    for (int s = 0; s < piece.slabs; ++s, k += C::kDepth, pipeline.Next()) {
+  const Share share(work);
+  for (int tile = share.tile; tile < work.tiles; tile += share.step) {
+    const int row = tile * C::kWide;
+    for (int slab = share.first; slab < share.end; ++slab, pipeline.Next()) {
+      const int k = slab * C::kDepth;
       pipeline.WaitUntilEmpty();
       BarrierExpect(pipeline.full(), C::kBytes);
 #pragma unroll
@@ -164,10 +157,10 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
       }
 #pragma unroll
       for (int i = 0; i < C::kThinBoxes; ++i)
-        LoadBox(pipeline.b() + i * C::kThinBoxBytes, &thin_map, k + i * kBoxDepth, 0, 0,
-                pipeline.full());
+        LoadBox(pipeline.b() + i * C::kThinBoxBytes, &thin_map,
+                C::kThinAlongK ? k + i * kBoxDepth : 0, C::kThinAlongK ? 0 : k, 0, pipeline.full());
     }
-  });
+  }
 }
 
 __device__ float4 LoadShared4(std::uint32_t from) {
@@ -185,10 +178,6 @@ struct VectorSums {
   static constexpr int kPacks = C::kDepth / kSteps / C::kWarpsK;  // along k of a slab, of a warp
   static constexpr int kRowPacks = kBoxRow / 16;
   float v[C::kSums];
-
-  __device__ static int Row(int lane, int i) {
-    return C::kAlongK ? i * kWarpSize + lane : lane * kSteps + i;
-  }
 
   __device__ void Add(std::uint32_t wide, std::uint32_t thin, int warp, int lane) {
     const int warp_row = warp % C::kWarpsWide * C::kWarpRows;
@@ -210,15 +199,26 @@ struct VectorSums {
           w[i][0] = x.x, w[i][1] = x.y, w[i][2] = x.z, w[i][3] = x.w;
         }
       }
+      const auto add = [&](int l, int u, float x) {
 #pragma unroll
-      for (int u = 0; u < C::kVectors; ++u) {
-        const float4 x = LoadShared4(thin + box * C::kThinBoxBytes + u * kBoxRow + place * 16);
-        const float steps[kSteps] = {x.x, x.y, x.z, x.w};
+        for (int i = 0; i < kSteps; ++i)
+          v[i * C::kVectors + u] = fma(w[l][i], x, v[i * C::kVectors + u]);
+      };
+      if constexpr (C::kThinAlongK) {
 #pragma unroll
-        for (int l = 0; l < kSteps; ++l)
+        for (int u = 0; u < C::kVectors; ++u) {
+          const float4 x = LoadShared4(thin + box * C::kThinBoxBytes + u * kBoxRow + place * 16);
+          add(0, u, x.x), add(1, u, x.y), add(2, u, x.z), add(3, u, x.w);
+        }
+      } else {
 #pragma unroll
-          for (int i = 0; i < kSteps; ++i)
-            v[i * C::kVectors + u] = fma(w[l][i], steps[l], v[i * C::kVectors + u]);
+        for (int u = 0; u < C::kVectors; u += 4) {
+#pragma unroll
+          for (int l = 0; l < kSteps; ++l) {
+            const float4 x = LoadShared4(thin + (pack * kSteps + l) * C::kThinBoxRowBytes + u * 4);
+            add(l, u, x.x), add(l, u + 1, x.y), add(l, u + 2, x.z), add(l, u + 3, x.w);
+          }
+        }
       }
     }
   }
@@ -229,10 +229,17 @@ struct VectorSums {
     float* const part = cells + warp / C::kWarpsWide * (C::kAtOnce * C::kWide) +
                         warp % C::kWarpsWide * C::kWarpRows;
 #pragma unroll
-    for (int j = 0; j < C::kAtOnce; ++j)
+    for (int j = 0; j < C::kAtOnce; ++j) {
+      const float* const sums = v + kFirst + j;
+      if constexpr (C::kAlongK) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i)
-        part[j * C::kWide + Row(lane, i)] = v[i * C::kVectors + kFirst + j];
+        for (int i = 0; i < kSteps; ++i)
+          part[j * C::kWide + i * kWarpSize + lane] = sums[i * C::kVectors];
+      } else {
+        reinterpret_cast<float4*>(part + j * C::kWide)[lane] = {
+            sums[0], sums[C::kVectors], sums[2 * C::kVectors], sums[3 * C::kVectors]};
+      }
+    }
   }
 };
 
@@ -267,10 +274,18 @@ struct TensorSums {
 #pragma unroll
       for (int u = 0; u < C::kVectors; u += 16) {
         unsigned b[4];
-        LoadMatrices<false>(thin + box * C::kThinBoxBytes +
-                                (u + lane / 16 * 8 + lane % 8) * kBoxRow +
-                                (((place + lane / 8 % 2) ^ lane % 8) << 4),
-                            b);
+        if constexpr (C::kThinAlongK) {
+          LoadMatrices<false>(thin + box * C::kThinBoxBytes +
+                                  (u + lane / 16 * 8 + lane % 8) * kBoxRow +
+                                  (((place + lane / 8 % 2) ^ lane % 8) << 4),
+                              b);
+        } else {
+          // 128 bytes hold several rows, whose packs the engine permutes alike.
+          constexpr int kRow = C::kThinBoxRowBytes;
+          const int k = l * 16 + lane / 8 % 2 * 8 + lane % 8;
+          LoadMatrices<true>(
+              thin + k * kRow + (((u / 8 + lane / 16) ^ k * kRow / 128 % (kRow / 16)) << 4), b);
+        }
 #pragma unroll
         for (int i = 0; i < kTiles; ++i)
 #pragma unroll
@@ -282,18 +297,17 @@ struct TensorSums {
     }
   }
 
-  template <int kFirst>
-  __device__ void Put(float* cells, int warp, int lane) const {
+  // Calls f(row of the tile, vector, sum) for each.
+  template <class F>
+  __device__ void ForEach(int warp, int lane, F&& f) const {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
-      for (int j = 0; j < C::kAtOnce / 8; ++j)
+      for (int j = 0; j < C::kVectors / 8; ++j)
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          const int row = warp * C::kWarpRows + i * 16 + lane / 4 + s / 2 * 8;
-          const int vector = j * 8 + lane % 4 * 2 + s % 2;
-          cells[vector * C::kWide + row] = v[(i * (C::kVectors / 8) + kFirst / 8 + j) * 4 + s];
-        }
+        for (int s = 0; s < 4; ++s)
+          f(warp * C::kWarpRows + i * 16 + lane / 4 + s / 2 * 8, j * 8 + lane % 4 * 2 + s % 2,
+            v[(i * (C::kVectors / 8) + j) * 4 + s]);
   }
 };
 
@@ -306,51 +320,27 @@ __device__ void ForEachOf(F&& f) {
   }
 }
 
-// What blocks that share a tile have summed, in the order of k.
+// barriers: of the cluster, `ready` and `taken`.
 template <class C, class Out>
-__device__ void AddPartials(const Work<Out>& work, int tile, int first_block, int blocks) {
-  constexpr int kPacks = C::kVectors * C::kWide / 4;
-  constexpr int kTogether = 4;  // blocks whose sums are on their way
-  const auto partial = [&](int b) {
-    return reinterpret_cast<const float4*>(work.template Partial<C>(first_block + b, b == 0));
-  };
-  for (int e = static_cast<int>(threadIdx.x); e < kPacks; e += C::kMultiplying) {
-    const int vector = e * 4 / C::kWide;
-    if (vector >= work.vectors) break;
-    float4 sum = __ldcg(partial(0) + e);
-    for (int b = 1; b < blocks; b += kTogether) {
-      float4 x[kTogether];
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j)
-        if (b + j < blocks) x[j] = __ldcg(partial(b + j) + e);
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        if (b + j >= blocks) break;
-        sum.x += x[j].x, sum.y += x[j].y, sum.z += x[j].z, sum.w += x[j].w;
-      }
-    }
-    const std::int64_t row = std::int64_t{tile} * C::kWide + e * 4 % C::kWide;
-    work.Store(row, vector, sum.x);
-    work.Store(row + 1, vector, sum.y);
-    work.Store(row + 2, vector, sum.z);
-    work.Store(row + 3, vector, sum.w);
-  }
-}
-
-template <class C, class Out>
-__device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> pipeline) {
+__device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barriers,
+                         TensorPipeline<C> pipeline) {
   using Sums = std::conditional_t<C::kHalves, TensorSums<C>, VectorSums<C>>;
   constexpr int kBarrier = 1;  // of the consumers
-  __shared__ std::uint32_t ticket;
-  const int thread = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
+  const std::uint32_t ready = barriers, taken = barriers + 8;
+  const Share share(work);
+  const int thread = static_cast<int>(threadIdx.x);
   // The same in all lanes of a warp, which the compiler learns from the shuffle.
   const int warp = __shfl_sync(kFullMask, thread / kWarpSize, 0), lane = thread % kWarpSize;
-  ForEachPiece(work, [&](const Piece& piece) {
+  // [blocks of the cluster][results that this block adds up]
+  const float* const received = cells + C::kCellBytes / 4;
+  const int results = CeilDiv(C::kResults, share.blocks);
+  unsigned parity = 0;
+  for (int tile = share.tile; tile < work.tiles; tile += share.step, parity ^= 1) {
     Sums sums;
 #pragma unroll
     for (float& sum : sums.v) sum = 0;
 #pragma unroll 1
-    for (int s = 0; s < piece.slabs; ++s) {
+    for (int slab = share.first; slab < share.end; ++slab) {
       pipeline.WaitUntilFull();
       sums.Add(pipeline.a(), pipeline.b(), warp, lane);
       __syncwarp();  // all lanes have read the slab
@@ -358,39 +348,54 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
       pipeline.Next();
     }
 
-    const bool whole = piece.slabs == work.slabs;
-    float* const partial = work.template Partial<C>(block, piece.first == 0);
-    ForEachOf<C::kAtOnce, C::kVectors>([&](auto first) {
-      if (first >= work.vectors) return;
-      NamedBarrier(kBarrier, C::kMultiplying);  // what was in the cells is read
-      sums.template Put<first>(cells, warp, lane);
-      NamedBarrier(kBarrier, C::kMultiplying);  // all warps' sums are there
-      for (int e = thread; e < C::kAtOnce * C::kWide; e += C::kMultiplying) {
-        float sum = cells[e];
+    if (tile == share.tile) {
+      ClusterWait();  // the others' barriers are made
+    } else {
+      WaitForPublished(taken, parity ^ 1);
+    }
+    __syncwarp();
+    const auto send = [&](int result, float sum) {
+      const int block = result / results;
+      StoreSharedAt(SharedAddress(received + share.rank * results + result - block * results),
+                    static_cast<unsigned>(block), sum);
+    };
+    if constexpr (C::kWarpsK == 1) {
+      sums.ForEach(warp, lane, [&](int row, int vector, float sum) {
+        if (vector < work.vectors) send(vector * C::kWide + row, sum);
+      });
+    } else {
+      ForEachOf<C::kAtOnce, C::kVectors>([&](auto first) {
+        if (first >= work.vectors) return;
+        NamedBarrier(kBarrier, C::kMultiplying);  // what was in the cells is read
+        sums.template Put<first>(cells, warp, lane);
+        NamedBarrier(kBarrier, C::kMultiplying);  // all warps' sums are there
+        for (int e = thread; e < C::kAtOnce * C::kWide; e += C::kMultiplying) {
+          float sum = cells[e];
 #pragma unroll
-        for (int part = 1; part < C::kWarpsK; ++part)
-          sum += cells[part * (C::kAtOnce * C::kWide) + e];
-        if (whole) {
-          work.Store(std::int64_t{piece.tile} * C::kWide + e % C::kWide, first + e / C::kWide, sum);
-        } else {
-          __stcg(partial + first * C::kWide + e, sum);
+          for (int part = 1; part < C::kWarpsK; ++part)
+            sum += cells[part * (C::kAtOnce * C::kWide) + e];
+          send(first * C::kWide + e, sum);
         }
-      }
-    });
-    if (whole) return;
-
-    const std::int64_t unit = std::int64_t{piece.tile} * work.slabs;
-    const int first_block = work.BlockOf(unit);
-    const int blocks = work.BlockOf(unit + work.slabs - 1) - first_block + 1;
-    __threadfence();
+      });
+    }
     NamedBarrier(kBarrier, C::kMultiplying);  // all have stored
-    if (thread == 0) ticket = atomicAdd(work.arrived + first_block, 1);
-    NamedBarrier(kBarrier, C::kMultiplying);  // the ticket is there
-    if (ticket + 1 != static_cast<std::uint32_t>(blocks)) return;
-    __threadfence();
-    AddPartials<C>(work, piece.tile, first_block, blocks);
-    if (thread == 0) work.arrived[first_block] = 0;
-  });
+    if (thread < share.blocks) PublishAt(ready, static_cast<unsigned>(thread));
+    WaitForPublished(ready, parity);
+    __syncwarp();  // barriers want warps whole
+    for (int e = thread; e < results; e += C::kMultiplying) {
+      float sum = received[e];
+      for (int block = 1; block < share.blocks; ++block) sum += received[block * results + e];
+      const int result = share.rank * results + e;
+      if (result >= C::kResults) break;
+      work.Store(std::int64_t{tile} * C::kWide + result % C::kWide, result / C::kWide, sum);
+    }
+    // Not after the last tile: the other blocks may have ended.
+    if (tile + share.step < work.tiles) {
+      __syncwarp();
+      NamedBarrier(kBarrier, C::kMultiplying);  // all have read
+      if (thread < share.blocks) PublishAt(taken, static_cast<unsigned>(thread));
+    }
+  }
 }
 
 template <class C, class Out>
@@ -398,67 +403,101 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     MatmulSkinnyTma(const __grid_constant__ CUtensorMap wide_map,
                     const __grid_constant__ CUtensorMap thin_map,
                     const __grid_constant__ Work<Out> work) {
-  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages + 2];
   char* const memory = DynamicShared<char>();
   const std::uint32_t begin = SharedAddress(memory);
   const std::uint32_t slabs = (begin + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
   auto* const cells =
       reinterpret_cast<float*>(memory + (slabs - begin) + C::kStages * C::kStageBytes);
   const TensorPipeline<C> pipeline(slabs, SharedAddress(barriers));
+  const std::uint32_t of_cluster = SharedAddress(barriers + 2 * C::kStages);
   if (threadIdx.x == C::kMultiplying) {
     PrefetchMap(&wide_map);
     PrefetchMap(&thin_map);
+    for (int i = 0; i < 2; ++i) BarrierInit(of_cluster + i * 8, ClusterSize());
     pipeline.Init();
   }
   __syncthreads();  // the barriers are made
+  ClusterArrive();
   if (threadIdx.x < C::kMultiplying) {
     if constexpr (C::kMovesRegisters) TakeRegisters<232>();
-    Multiply<C>(work, cells, pipeline);
+    Multiply<C>(work, cells, of_cluster, pipeline);
   } else {
     if constexpr (C::kMovesRegisters) GiveRegistersBack<40>();
+    WaitForKernelBefore();  // it may have made an operand
     if (threadIdx.x == C::kMultiplying) Fetch<C>(wide_map, thin_map, work, pipeline);
+    ClusterWait();
   }
 }
 
 // --- Launch ---
 
-// Blocks for so many tiles. What the last block of a tile has to add, from as many blocks as share
-// it, takes longer with more vectors.
-std::int64_t Blocks(std::int64_t tiles, std::int64_t units, int vectors, int multiprocessors) {
-  const std::int64_t most_shares = std::max(5, 160 / vectors);
-  return std::min({std::int64_t{multiprocessors}, units, tiles * most_shares});
+// How many blocks share a tile, and how many clusters of so many are launched.
+struct Clusters {
+  int blocks, count;
+};
+
+// Those that make the busiest block end first. fitting: how many clusters of so many blocks run at
+// a time, which differs from what the multiprocessors would hold.
+template <class Fitting>
+Clusters ChooseClusters(std::int64_t tiles, std::int64_t slabs, int multiprocessors,
+                        Fitting fitting) {
+  constexpr std::int64_t kEnd = 2;  // slabs that a block could read while it ends a tile
+  Clusters best{1, 1};
+  auto least = std::numeric_limits<std::int64_t>::max();
+  for (int blocks = 1; blocks <= std::min<std::int64_t>(kMostBlocks, slabs); ++blocks) {
+    const auto time = [&](int count) {
+      return count == 0 ? least : CeilDiv(tiles, count) * (CeilDiv(slabs, blocks) + kEnd);
+    };
+    if (time(multiprocessors / blocks) >= least) continue;
+    const int count = fitting(blocks);
+    if (time(count) >= least) continue;
+    least = time(count);
+    best = {blocks, static_cast<int>(std::min<std::int64_t>(count, tiles))};
+  }
+  return best;
 }
 
-// The small operand with k along the rows, where the copy engine can read it.
-template <class T>
+// Whether the copy engine can read the small operand as C says that it lies.
+template <class C, class T = typename C::T>
+bool IsReadable(const Operand<T>& thin, std::int64_t k) {
+  const auto [rows, pitch, step] = C::kThinAlongK
+                                       ? std::tuple(thin.extent, thin.stride, thin.k_stride)
+                                       : std::tuple(k, thin.k_stride, thin.stride);
+  return step == 1 && IsBoxAligned(thin.data, rows, pitch * std::int64_t{sizeof(T)});
+}
+
+// The small operand, or a copy of it that is readable.
+template <class C, class T = typename C::T>
 TensorOperand<T> Prepared(const Operand<T>& thin, std::int64_t k, CudaLane& lane) {
-  if (thin.k_stride != 1) return Transposed<T>(thin.data, thin.extent, k, thin.k_stride, lane);
-  if (!IsBoxAligned(thin.data, thin.extent, thin.stride * std::int64_t{sizeof(T)}))
-    return Copied<T>(thin.data, thin.extent, k, thin.stride, false, lane);
-  return {thin.data, thin.extent, k, thin.stride, false};
+  if constexpr (!C::kThinAlongK) return {thin.data, k, thin.extent, thin.k_stride, true};
+  if (IsReadable<C>(thin, k)) return {thin.data, thin.extent, k, thin.stride, false};
+  if (thin.k_stride == 1) return Copied<T>(thin.data, thin.extent, k, thin.stride, false, lane);
+  return Transposed<T>(thin.data, thin.extent, k, thin.k_stride, lane);
 }
 
 template <class C, class Out>
 void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
          const Operand<typename C::T>& thin, CudaLane& lane) {
   using T = typename C::T;
-  const auto prepared = Prepared(thin, p.k, lane);
+  const auto prepared = Prepared<C>(thin, p.k, lane);
   const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), slabs = CeilDiv(p.k, C::kDepth);
-  const std::int64_t blocks =
-      Blocks(tiles, tiles * slabs, C::kVectors, lane.device().info().multiprocessors);
+  const auto kernel = MatmulSkinnyTma<C, Out>;
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  const Clusters clusters =
+      ChooseClusters(tiles, slabs, lane.device().info().multiprocessors, [&](int blocks) {
+        return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, lane);
+      });
   const bool a_is_wide = p.m >= p.n;
-  const std::size_t partial_bytes =
-      static_cast<std::size_t>(blocks) * 2 * C::kVectors * C::kWide * 4;
   const Work<Out> work{
-      .units = tiles * slabs,
+      .tiles = static_cast<int>(tiles),
       .slabs = static_cast<int>(slabs),
       .wide = static_cast<int>(wide.extent),
       .vectors = static_cast<int>(thin.extent),
       .c = static_cast<Out*>(p.c),
       .wide_stride = a_is_wide ? p.n : 1,
       .thin_stride = a_is_wide ? 1 : p.n,
-      .partials = static_cast<float*>(lane.Scratch(partial_bytes)),
-      .arrived = lane.Tickets(),
   };
   const bool along_k = C::kAlongK;
   const CUtensorMap wide_map =
@@ -466,13 +505,13 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
                        along_k ? wide.stride : wide.k_stride, C::kWideBoxRows, C::kWideBoxRowBytes);
   const CUtensorMap thin_map =
       MakeTensorMap<T>(prepared.data, 1, prepared.rows, prepared.columns, prepared.pitch,
-                       C::kVectors, kBoxRow, /*permuted=*/C::kHalves);
-  const auto kernel = MatmulSkinnyTma<C, Out>;
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
-  kernel<<<static_cast<unsigned>(blocks), C::kThreads, C::kSharedBytes, lane.stream()>>>(
-      wide_map, thin_map, work);
-  CUDA_CHECK_LAUNCH(MatmulSkinnyTma);
+                       C::kThinBoxRows, C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
+  // A cluster of one is launched as a cluster, too: where there is none, ClusterWait waits until
+  // all threads wait, and the fetching one does so last.
+  LaunchOverlapping(kernel,
+                    {static_cast<unsigned>(clusters.count * clusters.blocks), C::kThreads,
+                     C::kSharedBytes, static_cast<unsigned>(clusters.blocks)},
+                    lane, wide_map, thin_map, work);
 }
 
 template <class T, class Out, bool kAlongK>
@@ -482,8 +521,13 @@ void RunLayout(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>&
     if (thin.extent <= 1) return Run<Config<T, 1, kAlongK>, Out>(p, wide, thin, lane);
     if (thin.extent <= 4) return Run<Config<T, 4, kAlongK>, Out>(p, wide, thin, lane);
   }
-  if (thin.extent <= 16) return Run<Config<T, 16, kAlongK>, Out>(p, wide, thin, lane);
-  return Run<Config<T, 32, kAlongK>, Out>(p, wide, thin, lane);
+  const auto run_many = [&](auto vectors) {
+    using Across = Config<T, vectors(), kAlongK, false>;
+    if (IsReadable<Across>(thin, p.k)) return Run<Across, Out>(p, wide, thin, lane);
+    Run<Config<T, vectors(), kAlongK>, Out>(p, wide, thin, lane);
+  };
+  if (thin.extent <= 16) return run_many(std::integral_constant<int, 16>{});
+  run_many(std::integral_constant<int, 32>{});
 }
 
 void Enqueue(const MatmulProblem& p, Lane& any_lane) {

@@ -713,21 +713,50 @@ TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t co
 // Row tiles times rows of a group: blocks that run at the same time cover about a square of c.
 constexpr int kGroupedRows = 2048;
 
+struct LaunchGrid {
+  unsigned blocks, threads;
+  std::size_t shared_bytes;
+  unsigned cluster = 0;  // blocks of one; 0: the kernel says it, or has none
+};
+
 // Launches a kernel that waits for the one before it by itself.
 template <class... Parameters, class... Arguments>
-void LaunchOverlapping(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                       std::size_t shared_bytes, CudaLane& lane, const Arguments&... arguments) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, CudaLane& lane,
+                       const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {grid.cluster, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = dim3(grid.blocks);
+  config.blockDim = dim3(grid.threads);
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = lane.stream();
+  config.attrs = attributes;
+  config.numAttrs = grid.cluster > 0 ? 2 : 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+// Clusters of so many blocks that run on a GPU at a time, for a kernel that has a multiprocessor to
+// itself. The blocks of one lie in one of the groups of multiprocessors that make a GPU, and those
+// differ in size.
+template <class... Parameters>
+int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t shared_bytes,
+                    int blocks, const CudaLane& lane) {
+  if (blocks <= 2) return lane.device().info().multiprocessors / blocks;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
-  config.stream = lane.stream();
-  config.attrs = &overlap;
+  config.attrs = &cluster;
   config.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+  int count = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+  return count;
 }
 
 template <class C, bool kMnA, bool kMnB>
@@ -768,8 +797,9 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   const int clusters = std::min(lane.device().info().multiprocessors / C::kCluster,
                                 work.row_tiles * work.column_tiles * work.splits);
-  LaunchOverlapping(kernel, static_cast<unsigned>(clusters * C::kCluster), C::kThreads,
-                    C::kSharedBytes, lane, a_map, b_map, c_map, work);
+  LaunchOverlapping(kernel,
+                    {static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes},
+                    lane, a_map, b_map, c_map, work);
 }
 
 // --- Choice of tiles: host ---
@@ -875,7 +905,7 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   const auto add = [&](auto o) {
     using O = decltype(o);
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(CeilDiv(count, 256), 4096));
-    LaunchOverlapping(AddSplits<O>, blocks, 256, 0, lane, static_cast<const float*>(sums),
+    LaunchOverlapping(AddSplits<O>, {blocks, 256, 0}, lane, static_cast<const float*>(sums),
                       plan.splits, count, static_cast<O*>(p.c));
   };
   if (p.out_dtype == DType::kF32) {

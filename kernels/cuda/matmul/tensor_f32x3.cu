@@ -179,7 +179,7 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   RunPlanAnyLayout<Tile>(p, {a.out, a.rows, a.columns, a.out_pitch, p.transpose_a},
                          {b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b}, plan, nonfinite,
                          lane);
-  LaunchOverlapping(ComputeAgain, static_cast<unsigned>(2 * multiprocessors), kAgainThreads, 0,
+  LaunchOverlapping(ComputeAgain, {static_cast<unsigned>(2 * multiprocessors), kAgainThreads, 0},
                     lane, OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,
                     static_cast<float*>(p.c), static_cast<const unsigned*>(nonfinite));
 }
