@@ -29,7 +29,7 @@ MEASURED = ROOT / "docs" / "measured"
 COURSE = ROOT / "kernels" / "README.md"
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
 # The vendor's other calls, which stand in an operation's tables.
-PEERS = {"matmul": {"cublaslt": "cublasLt, the best of several", "cublaslt_tf32": "the same in TF32"}}
+PEERS = {"matmul": {"cublaslt": "cublasLt, best of several", "cublaslt_tf32": "cublasLt in TF32"}}
 # Rows that round their operands to fewer bits than they have.
 ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
 OPERATIONS = ["dot", "reduce_axes", "reduce", "matmul", "add", "window_sum"]
@@ -44,17 +44,20 @@ def best_library(dtype, size):
     return f"matmul/cublas/{dtype}/{size}", f"peer/cublaslt/{dtype}/{size}"
 
 
-SKINNY = ("1x8192x8192", "16x8192x8192", "8192x1x8192", "8192x16x8192")
+# Products of a large matrix and so many vectors.
+SKINNY = (("1x8192x8192", 1), ("16x8192x8192", 16), ("8192x1x8192", 1), ("8192x16x8192", 16))
 
 # (what, ours, how it is compared, the peer or peers, the aim); times are medians, the peer ran in the same process.
 TARGETS = {
     "reduce": [
-        *((f"Reduce SUM, 2^{n.bit_length() - 1}", f"reduce/fixed_tree/f32/{n}", "time", f"peer/cub_sum/f32/{n}", goal)
+        *((f"Reduce SUM, 2^{n.bit_length() - 1}{how}", f"{lone}reduce/fixed_tree/f32/{n}", "time", f"{lone}peer/cub_sum/f32/{n}", goal)
+          for lone, how in (("lone_", ", idle device"), ("", ""))
           for goal, sizes in ((1.0, powers(8, 10, 12)), (0.65, powers(14, 16, 18, 20)), (0.8, powers(22))) for n in sizes),
         *((f"Reduce SUM, 2^{n.bit_length() - 1}", f"reduce/fixed_tree/f32/{n}", "speed", f"peer/cub_sum/f32/{n}", 1.0)
           for n in powers(28, 30)),
         ("Reduce SUM, 2^30", f"reduce/fixed_tree/f32/{2**30}", "rate", None, 4350),
-        *((f"Dot, 2^{n.bit_length() - 1}", f"dot/fixed_tree/f32/{n}", "time", f"dot/cublas/f32/{n}", goal)
+        *((f"Dot, 2^{n.bit_length() - 1}{how}", f"{lone}dot/fixed_tree/f32/{n}", "time", f"{lone}dot/cublas/f32/{n}", goal)
+          for lone, how in (("lone_", ", idle device"), ("", ""))
           for goal, sizes in ((0.6, powers(10, 12, 14, 16, 18, 20)), (0.8, powers(22))) for n in sizes),
         *((f"Dot, 2^{n.bit_length() - 1}", f"dot/fixed_tree/f32/{n}", "speed", f"dot/cublas/f32/{n}", 1.02)
           for n in powers(26, 28)),
@@ -81,9 +84,9 @@ TARGETS = {
         *((f"TF32, {n}", f"matmul/tensor_tf32/f32/{n}", "speed", (f"peer/cublaslt_tf32/f32/{n}",), 0.97) for n in (4096, 8192)),
         *((f"`tensor_f32x3`, {n}", f"matmul/tensor_f32x3/f32/{n}", "speed", best_library("f32", n), 2.0) for n in (4096, 8192)),
         *((f"f64, {n}", f"matmul/tensor_f64/f64/{n}", "speed", best_library("f64", n), 0.95) for n in (4096, 8192)),
-        *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/skinny_tma/{d}/{n}", kind,
+        *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/{'skinny' if (d, few) == ('f32', 1) else 'skinny_tma'}/{d}/{n}", kind,
            best_library(d, n) if kind == "speed" else None, aim)
-          for kind, aim in (("ceiling", 0.9), ("speed", 1.0)) for d in ("f32", "bf16") for n in SKINNY),
+          for kind, aim in (("ceiling", 0.9), ("speed", 1.0)) for d in ("f32", "f16", "bf16") for n, few in SKINNY),
         *((f"ragged, `{row}`, {n.replace('x', ' x ')}", f"matmul/{row}/{d}/{n}", "speed", best_library(d, n), 0.9)
           for row, d in (("warp_tiled_tma", "f32"), ("tensor_f32x3", "f32"), ("tensor_bf16", "bf16")) for n in ("4093x4099x4111", "4096x4096x1")),
     ],
@@ -327,7 +330,7 @@ def plot(document, operation, dtype):
     series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
     if not series:
         return None
-    width, height, left, right, top, bottom = 920, 520, 70, 210, 40, 56
+    width, height, left, right, top, bottom = 950, 520, 70, 240, 40, 56
     xs = [math.log2(x) for points in series.values() for x, _ in points]
     ys = [math.log10(y) for points in series.values() for _, y in points]
     x_low, x_high = min(xs), max(xs)

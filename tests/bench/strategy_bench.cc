@@ -7,12 +7,14 @@
 //
 // Names are operation/strategy/dtype/size, where operation is reduce_max and the like for
 // reductions other than sums. Time is device time (manual time), from the first to the last piece
-// of work of one operation. Operands hold random normal values and rotate through more than three
-// times the largest L2 cache, so that every pass reads memory. Run with
+// of work of one operation, all of which the host has enqueued before it begins. Operands hold
+// random normal values and rotate through more than three times the largest L2 cache, so that every
+// pass reads memory. Run with
 // --benchmark_enable_random_interleaving and repetitions to compare rows fairly.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -35,6 +37,7 @@
 #include "kernels/types.h"
 #include "tests/bench/ceilings.h"
 #ifdef TESSERA_WITH_CUDA
+#include "tests/bench/hold.h"
 #include "tests/bench/peers.h"
 #endif
 
@@ -133,15 +136,18 @@ class Rig {
   }
 
   // Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and
-  // flops: of the problem itself, each input read once and each output written once.
+  // flops: of the problem itself, each input read once and each output written once. held: the
+  // operation begins when the host has enqueued it.
   void Time(benchmark::State& state, double bytes, double flops,
-            const std::function<void()>& launch) {
+            const std::function<void()>& launch, bool held = true) {
     try {
       lane_->Reset();
       launch();
       lane_->Synchronize();
+      const double enqueueing_us = EnqueueingTime(launch);
       for (auto _ : state) {
         lane_->Reset();
+        if (held) Hold(enqueueing_us);
         lane_->StartTimer();
         launch();
         state.SetIterationTime(lane_->StopTimer() * 1e-6);
@@ -159,6 +165,25 @@ class Rig {
   }
 
  private:
+  // How long the host needs to enqueue a launch that it has made before.
+  double EnqueueingTime(const std::function<void()>& launch) {
+    lane_->Reset();
+    const auto begin = std::chrono::steady_clock::now();
+    launch();
+    const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - begin;
+    lane_->Synchronize();
+    return us.count();
+  }
+
+  // Holds a CUDA device until the host has surely enqueued what took it so long before. Operations
+  // that wait for the device themselves are not worth waiting for.
+  void Hold([[maybe_unused]] double enqueueing_us) {
+#ifdef TESSERA_WITH_CUDA
+    if (device_->info().backend == Backend::kCuda)
+      LaunchHold(*lane_, std::min(10 + 3 * enqueueing_us, 200.0));
+#endif
+  }
+
   std::unique_ptr<Device> device_;
   std::unique_ptr<Lane> lane_;
   std::map<DType, std::size_t> needs_;
@@ -179,15 +204,15 @@ std::string Join(std::initializer_list<std::string_view> parts, std::string_view
 // Registers body for every row that the device offers for problems like `like`.
 template <class Problem, class Body>
 void ForRows(
-    Rig& rig, const Problem& like, const std::string& size, Body body, std::string_view suffix = "",
+    Rig& rig, const Problem& like, const std::string& size, Body body,
+    std::string_view operation = kOperation<Problem>,
     bool (*wanted)(const Strategy<Problem>&) = [](const Strategy<Problem>&) { return true; }) {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
     if (!row->dtypes.Contains(like.dtype) || !Missing(*row, rig.device()).empty() ||
         !Refusal(*row, like).empty() || !wanted(*row))
       continue;
     const bool chosen = Choose(like, rig.device()) == row;
-    const std::string name = Join({kOperation<Problem>, suffix}, "") +
-                             Join({"", row->name, Name(like.dtype), size}, "/");
+    const std::string name = Join({operation, row->name, Name(like.dtype), size}, "/");
     benchmark::RegisterBenchmark(name.c_str(),
                                  [row, body, chosen](benchmark::State& state) mutable {
                                    body(state, *row);
@@ -199,57 +224,82 @@ void ForRows(
 }
 
 // How operands lie: anywhere in the arena, one element off any wider alignment, or in one place all
-// the time, so that what fits the caches stays there.
-enum class Place { kCold, kMisaligned, kWarm };
+// the time, so that what fits the caches stays there. kLone: anywhere, and the device is idle when
+// the host begins to enqueue, as it is for a caller who waits for each answer. What the host takes
+// for a second kernel counts then.
+enum class Setting { kCold, kMisaligned, kWarm, kLone };
 
-constexpr std::string_view Suffix(Place place) {
-  return place == Place::kCold ? "" : place == Place::kWarm ? "_warm" : "_misaligned";
+// What an operation is called in a setting.
+std::string In(Setting setting, std::string_view operation) {
+  switch (setting) {
+    case Setting::kCold:
+      return std::string(operation);
+    case Setting::kMisaligned:
+      return Join({operation, "misaligned"}, "_");
+    case Setting::kWarm:
+      return Join({operation, "warm"}, "_");
+    case Setting::kLone:
+      return Join({"lone", operation}, "_");
+  }
+  std::abort();
+}
+
+// The rows that are timed in it: alone on the device, those that are compared.
+template <class Problem>
+bool (*RowsOf(Setting setting))(const Strategy<Problem>&) {
+  using Row = const Strategy<Problem>&;
+  if (setting != Setting::kLone) return [](Row) { return true; };
+  return [](Row row) { return row.name == "fixed_tree" || row.name == "cublas"; };
 }
 
 // The next operand of n elements.
-const void* NextOperand(Arena& arena, Place place, DType dtype, std::int64_t n) {
-  if (place == Place::kWarm) arena.Rewind();
+const void* NextOperand(Arena& arena, Setting setting, DType dtype, std::int64_t n) {
+  if (setting == Setting::kWarm) arena.Rewind();
   const std::size_t size = SizeOf(dtype);
   auto* operand = static_cast<char*>(arena.Next(static_cast<std::size_t>(n + 1) * size));
-  return operand + (place == Place::kMisaligned ? size : 0);
+  return operand + (setting == Setting::kMisaligned ? size : 0);
 }
 
-void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Place place = Place::kCold) {
+void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Setting setting = Setting::kCold) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   rig.Need(dtype, 2 * bytes);
   const DotProblem like{.dtype = dtype, .n = n};
   ForRows(
       rig, like, absl::StrCat(n),
-      [&rig, like, bytes, place](auto& state, auto& row) {
-        rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), [&] {
+      [&rig, like, bytes, setting](auto& state, auto& row) {
+        const auto launch = [&] {
           Arena& arena = rig.Operands(like.dtype);
           DotProblem p = like;
-          p.a = NextOperand(arena, place, like.dtype, like.n);
-          p.b =
-              NextOperand(arena, place == Place::kWarm ? Place::kCold : place, like.dtype, like.n);
+          p.a = NextOperand(arena, setting, like.dtype, like.n);
+          p.b = NextOperand(arena, setting == Setting::kWarm ? Setting::kCold : setting, like.dtype,
+                            like.n);
           p.result = rig.lane().result();
           row.launch(p, rig.lane());
-        });
+        };
+        rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), launch,
+                 setting != Setting::kLone);
       },
-      Suffix(place));
+      In(setting, kOperation<DotProblem>), RowsOf<DotProblem>(setting));
 }
 
-void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view suffix,
-                    Place place = Place::kCold) {
+void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view operation,
+                    Setting setting = Setting::kCold) {
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   rig.Need(dtype, bytes);
   const ReduceProblem like{.dtype = dtype, .op = op, .n = n};
   ForRows(
       rig, like, absl::StrCat(n),
-      [&rig, like, bytes, place](auto& state, auto& row) {
-        rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), [&] {
+      [&rig, like, bytes, setting](auto& state, auto& row) {
+        const auto launch = [&] {
           ReduceProblem p = like;
-          p.x = NextOperand(rig.Operands(like.dtype), place, like.dtype, like.n);
+          p.x = NextOperand(rig.Operands(like.dtype), setting, like.dtype, like.n);
           p.result = rig.lane().result();
           row.launch(p, rig.lane());
-        });
+        };
+        rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), launch,
+                 setting != Setting::kLone);
       },
-      suffix);
+      In(setting, operation), RowsOf<ReduceProblem>(setting));
 }
 
 // Batches of `count` vectors of n elements each, in one call.
@@ -293,7 +343,8 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
 }
 
 // The vendor's own calls beside the rows.
-void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n) {
+void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n,
+                   [[maybe_unused]] Setting setting = Setting::kCold) {
 #ifdef TESSERA_WITH_CUDA
   if (rig.device().info().backend != Backend::kCuda || !HasPeers()) return;
   const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
@@ -302,13 +353,16 @@ void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n) {
                                         {Peer::kCubArgMax, "cub_argmax"},
                                         {Peer::kCublasNrm2, "cublas_nrm2"},
                                         {Peer::kCublasAsum, "cublas_asum"}}) {
+    if (setting == Setting::kLone && peer != Peer::kCubSum) continue;
     benchmark::RegisterBenchmark(
-        absl::StrCat("peer/", operation, "/f32/", n).c_str(),
-        [&rig, peer = peer, n, bytes](benchmark::State& state) {
-          rig.Time(state, static_cast<double>(bytes), static_cast<double>(n), [&] {
+        absl::StrCat(In(setting, "peer"), "/", operation, "/f32/", n).c_str(),
+        [&rig, peer = peer, n, bytes, setting](benchmark::State& state) {
+          const auto launch = [&] {
             const void* x = rig.Operands(DType::kF32).Next(bytes);
             LaunchPeer(peer, rig.lane(), static_cast<const float*>(x), n);
-          });
+          };
+          rig.Time(state, static_cast<double>(bytes), static_cast<double>(n), launch,
+                   setting != Setting::kLone);
         })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
@@ -353,7 +407,7 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
           row.launch(p, rig.lane());
         });
       },
-      absl::StrCat("_", radius));
+      Join({kOperation<WindowSumProblem>, absl::StrCat(radius)}, "_"));
 }
 
 // SUM over the rows (inner 1) or the columns (outer 1) of a square matrix.
@@ -475,7 +529,7 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   };
   const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   const bool large = products > (dtype == DType::kF32 ? 0x1p39 : 0x1p38);
-  ForRows<MatmulProblem>(rig, like, size, body, "", large ? +fast : +all);
+  ForRows<MatmulProblem>(rig, like, size, body, kOperation<MatmulProblem>, large ? +fast : +all);
   RegisterMatmulPeers(rig, like, size);
 }
 
@@ -518,23 +572,28 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       if (f32 ? exponent % 2 != 0 : exponent != 16 && exponent != 22 && exponent != top) continue;
       const std::int64_t n = std::int64_t{1} << exponent;
       RegisterDot(rig, dtype, n);
-      RegisterReduce(rig, dtype, n, ReduceOp::kSum, "");
+      RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce");
       RegisterAdd(rig, dtype, n);
       RegisterWindowSum(rig, dtype, n, 8);
       if (!f32) continue;
       RegisterPeers(rig, n);
+      if (gpu && exponent <= 22) {
+        RegisterDot(rig, dtype, n, Setting::kLone);
+        RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce", Setting::kLone);
+        RegisterPeers(rig, n, Setting::kLone);
+      }
       if (exponent == 20 || exponent == 22) {
-        RegisterDot(rig, dtype, n, Place::kWarm);
-        RegisterReduce(rig, dtype, n, ReduceOp::kSum, "_warm", Place::kWarm);
+        RegisterDot(rig, dtype, n, Setting::kWarm);
+        RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce", Setting::kWarm);
       }
       if (exponent != 20 && exponent != std::min(top, 28)) continue;
-      RegisterDot(rig, dtype, n, Place::kMisaligned);
-      RegisterReduce(rig, dtype, n, ReduceOp::kSum, "_misaligned", Place::kMisaligned);
-      RegisterReduce(rig, dtype, n, ReduceOp::kMax, "_max");
-      RegisterReduce(rig, dtype, n, ReduceOp::kArgMax, "_argmax");
-      RegisterReduce(rig, dtype, n, ReduceOp::kNormL1, "_norm_l1");
-      RegisterReduce(rig, dtype, n, ReduceOp::kNormL2, "_norm_l2");
-      RegisterReduce(rig, dtype, n, ReduceOp::kVariance, "_variance");
+      RegisterDot(rig, dtype, n, Setting::kMisaligned);
+      RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce", Setting::kMisaligned);
+      RegisterReduce(rig, dtype, n, ReduceOp::kMax, "reduce_max");
+      RegisterReduce(rig, dtype, n, ReduceOp::kArgMax, "reduce_argmax");
+      RegisterReduce(rig, dtype, n, ReduceOp::kNormL1, "reduce_norm_l1");
+      RegisterReduce(rig, dtype, n, ReduceOp::kNormL2, "reduce_norm_l2");
+      RegisterReduce(rig, dtype, n, ReduceOp::kVariance, "reduce_variance");
       for (std::int64_t radius : {1, 64, 512}) RegisterWindowSum(rig, dtype, n, radius);
     }
     for (std::int64_t side : {256, 512, 1024, 2048, 4096, 8192, 16384}) {
