@@ -164,12 +164,12 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 
 // By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
 // memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of
-// 16-bit operands go to the tensor cores, where our rows are at least as fast as the library unless
-// there are few rows or columns, and so do those of f32 that are large enough to repay the
-// splitting of the operands. From kLongF32 steps along k on the bound of `tensor_f32x3` is below
-// that of plain f32 sums. Above kLargest16 multiply-adds the 16-bit rows read most of their slabs
-// from memory again and take twice the library's time. f32 operands are never rounded to less:
-// `tensor_tf32` and `tensor_bf16` take them only when they are named.
+// 16-bit operands go to the tensor cores, where our rows keep up with the library within a few
+// percent, and are far ahead of it for ragged shapes, unless there are few rows or columns, or more
+// than kLargest16 multiply-adds, for which they take up to twice its time. To the tensor cores go
+// also those of f32 that are large enough to repay the splitting of the operands. From kLongF32
+// steps along k on the bound of `tensor_f32x3` is below that of plain f32 sums. f32 operands are
+// never rounded to less: `tensor_tf32` and `tensor_bf16` take them only when they are named.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;

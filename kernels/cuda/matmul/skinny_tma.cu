@@ -45,7 +45,7 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what the copy engine can not read
+extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what the copy engine cannot read
 
 namespace {
 
@@ -353,7 +353,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
     } else {
       WaitForPublished(taken, parity ^ 1);
     }
-    __syncwarp();
+    __syncwarp();  // here and below: NamedBarrier wants warps whole, and lanes have waited apart
     const auto send = [&](int result, float sum) {
       const int block = result / results;
       StoreSharedAt(SharedAddress(received + share.rank * results + result - block * results),
@@ -381,7 +381,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
     NamedBarrier(kBarrier, C::kMultiplying);  // all have stored
     if (thread < share.blocks) PublishAt(ready, static_cast<unsigned>(thread));
     WaitForPublished(ready, parity);
-    __syncwarp();  // barriers want warps whole
+    __syncwarp();
     for (int e = thread; e < results; e += C::kMultiplying) {
       float sum = received[e];
       for (int block = 1; block < share.blocks; ++block) sum += received[block * results + e];
@@ -391,7 +391,6 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
     }
     // Not after the last tile: the other blocks may have ended.
     if (tile + share.step < work.tiles) {
-      __syncwarp();
       NamedBarrier(kBarrier, C::kMultiplying);  // all have read
       if (thread < share.blocks) PublishAt(taken, static_cast<unsigned>(thread));
     }
@@ -566,8 +565,8 @@ std::string Refuses(const MatmulProblem& p) {
 extern const Strategy<MatmulProblem> kMatmulSkinnyTma;
 constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
     .name = "skinny_tma",
-    .summary = "skinny, fetched by Hopper's copy engine, all slabs shared out evenly",
-    .source = "Stream-K (Osama et al., 2023)",
+    .summary = "skinny, fetched by Hopper's copy engine, tiles shared by the blocks of a cluster",
+    .source = "warp-specialized kernels as in CUTLASS, one operand a few vectors wide",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),
     .min_compute_capability = 90,
