@@ -120,33 +120,6 @@ __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float val
       : "memory");
 }
 
-// As BarrierArriveAt and BarrierWait: what was stored in shared memory of the cluster before the
-// one, also by threads that met at a barrier since, is seen after the other.
-__device__ inline void PublishAt(std::uint32_t barrier, unsigned block) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(barrier),
-      "r"(block)
-      : "memory");
-}
-__device__ inline void WaitForPublished(std::uint32_t barrier, unsigned parity) {
-  unsigned done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
-        "selp.b32 %0, 1, 0, done;\n"
-        "}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  }
-}
-
 // --- The copy engine (TMA) ---
 //
 // A tensor map describes matrices in global memory, and the box of one that an instruction copies;

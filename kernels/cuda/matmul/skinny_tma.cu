@@ -135,32 +135,49 @@ struct Share {
         end(work.slabs * (rank + 1) / blocks) {}
 };
 
+// Orders the block's slabs of one tile.
+template <class C>
+__device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
+                          const Share& share, int tile, TensorPipeline<C>& pipeline) {
+  constexpr int kBoxDepth = kBoxRow / int{sizeof(typename C::T)};
+  const int row = tile * C::kWide;
+  for (int slab = share.first; slab < share.end; ++slab, pipeline.Next()) {
+    const int k = slab * C::kDepth;
+    pipeline.WaitUntilEmpty();
+    BarrierExpect(pipeline.full(), C::kBytes);
+#pragma unroll
+    for (int i = 0; i < C::kWideBoxes; ++i) {
+      const std::uint32_t to = pipeline.a() + i * C::kWideBoxBytes;
+      if constexpr (C::kAlongK) {
+        LoadBox(to, &wide_map, k + i * kBoxDepth, row, 0, pipeline.full());
+      } else {
+        LoadBox(to, &wide_map, row + i * kBoxDepth, k, 0, pipeline.full());
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < C::kThinBoxes; ++i)
+      LoadBox(pipeline.b() + i * C::kThinBoxBytes, &thin_map,
+              C::kThinAlongK ? k + i * kBoxDepth : 0, C::kThinAlongK ? 0 : k, 0, pipeline.full());
+  }
+}
+
+// The warpgroup of the fetching thread. It has to take part in every barrier of the cluster, and
+// does so late, a tile's slabs ahead of the others.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
-  constexpr int kBoxDepth = kBoxRow / int{sizeof(typename C::T)};
   const Share share(work);
   for (int tile = share.tile; tile < work.tiles; tile += share.step) {
-    const int row = tile * C::kWide;
-    for (int slab = share.first; slab < share.end; ++slab, pipeline.Next()) {
-      const int k = slab * C::kDepth;
-      pipeline.WaitUntilEmpty();
-      BarrierExpect(pipeline.full(), C::kBytes);
-#pragma unroll
-      for (int i = 0; i < C::kWideBoxes; ++i) {
-        const std::uint32_t to = pipeline.a() + i * C::kWideBoxBytes;
-        if constexpr (C::kAlongK) {
-          LoadBox(to, &wide_map, k + i * kBoxDepth, row, 0, pipeline.full());
-        } else {
-          LoadBox(to, &wide_map, row + i * kBoxDepth, k, 0, pipeline.full());
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < C::kThinBoxes; ++i)
-        LoadBox(pipeline.b() + i * C::kThinBoxBytes, &thin_map,
-                C::kThinAlongK ? k + i * kBoxDepth : 0, C::kThinAlongK ? 0 : k, 0, pipeline.full());
+    if (threadIdx.x == C::kMultiplying) FetchTile<C>(wide_map, thin_map, share, tile, pipeline);
+    __syncwarp();
+    if (tile != share.tile) {
+      ClusterWait();  // the tile before: its sums are there
+      ClusterArrive();
     }
+    ClusterWait();  // the cluster runs, or the sums of the tile before are read
+    ClusterArrive();
   }
+  ClusterWait();
 }
 
 __device__ float4 LoadShared4(std::uint32_t from) {
@@ -320,13 +337,10 @@ __device__ void ForEachOf(F&& f) {
   }
 }
 
-// barriers: of the cluster, `ready` and `taken`.
 template <class C, class Out>
-__device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barriers,
-                         TensorPipeline<C> pipeline) {
+__device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> pipeline) {
   using Sums = std::conditional_t<C::kHalves, TensorSums<C>, VectorSums<C>>;
   constexpr int kBarrier = 1;  // of the consumers
-  const std::uint32_t ready = barriers, taken = barriers + 8;
   const Share share(work);
   const int thread = static_cast<int>(threadIdx.x);
   // The same in all lanes of a warp, which the compiler learns from the shuffle.
@@ -334,8 +348,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
   // [blocks of the cluster][results that this block adds up]
   const float* const received = cells + C::kCellBytes / 4;
   const int results = CeilDiv(C::kResults, share.blocks);
-  unsigned parity = 0;
-  for (int tile = share.tile; tile < work.tiles; tile += share.step, parity ^= 1) {
+  for (int tile = share.tile; tile < work.tiles; tile += share.step) {
     Sums sums;
 #pragma unroll
     for (float& sum : sums.v) sum = 0;
@@ -348,12 +361,8 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
       pipeline.Next();
     }
 
-    if (tile == share.tile) {
-      ClusterWait();  // the others' barriers are made
-    } else {
-      WaitForPublished(taken, parity ^ 1);
-    }
-    __syncwarp();  // here and below: NamedBarrier wants warps whole, and lanes have waited apart
+    ClusterWait();  // the cluster's blocks run and have read the sums of the tile before
+    __syncwarp();   // NamedBarrier wants warps whole, and lanes may have waited apart
     const auto send = [&](int result, float sum) {
       const int block = result / results;
       StoreSharedAt(SharedAddress(received + share.rank * results + result - block * results),
@@ -378,10 +387,8 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
         }
       });
     }
-    NamedBarrier(kBarrier, C::kMultiplying);  // all have stored
-    if (thread < share.blocks) PublishAt(ready, static_cast<unsigned>(thread));
-    WaitForPublished(ready, parity);
-    __syncwarp();
+    ClusterArrive();
+    ClusterWait();  // all sums are there
     for (int e = thread; e < results; e += C::kMultiplying) {
       float sum = received[e];
       for (int block = 1; block < share.blocks; ++block) sum += received[block * results + e];
@@ -389,11 +396,7 @@ __device__ void Multiply(const Work<Out>& work, float* cells, std::uint32_t barr
       if (result >= C::kResults) break;
       work.Store(std::int64_t{tile} * C::kWide + result % C::kWide, result / C::kWide, sum);
     }
-    // Not after the last tile: the other blocks may have ended.
-    if (tile + share.step < work.tiles) {
-      NamedBarrier(kBarrier, C::kMultiplying);  // all have read
-      if (thread < share.blocks) PublishAt(taken, static_cast<unsigned>(thread));
-    }
+    if (tile + share.step < work.tiles) ClusterArrive();  // the sums are read
   }
 }
 
@@ -402,30 +405,27 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     MatmulSkinnyTma(const __grid_constant__ CUtensorMap wide_map,
                     const __grid_constant__ CUtensorMap thin_map,
                     const __grid_constant__ Work<Out> work) {
-  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages + 2];
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
   char* const memory = DynamicShared<char>();
   const std::uint32_t begin = SharedAddress(memory);
   const std::uint32_t slabs = (begin + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
   auto* const cells =
       reinterpret_cast<float*>(memory + (slabs - begin) + C::kStages * C::kStageBytes);
   const TensorPipeline<C> pipeline(slabs, SharedAddress(barriers));
-  const std::uint32_t of_cluster = SharedAddress(barriers + 2 * C::kStages);
   if (threadIdx.x == C::kMultiplying) {
     PrefetchMap(&wide_map);
     PrefetchMap(&thin_map);
-    for (int i = 0; i < 2; ++i) BarrierInit(of_cluster + i * 8, ClusterSize());
     pipeline.Init();
   }
   __syncthreads();  // the barriers are made
   ClusterArrive();
   if (threadIdx.x < C::kMultiplying) {
     if constexpr (C::kMovesRegisters) TakeRegisters<232>();
-    Multiply<C>(work, cells, of_cluster, pipeline);
+    Multiply<C>(work, cells, pipeline);
   } else {
     if constexpr (C::kMovesRegisters) GiveRegistersBack<40>();
     WaitForKernelBefore();  // it may have made an operand
-    if (threadIdx.x == C::kMultiplying) Fetch<C>(wide_map, thin_map, work, pipeline);
-    ClusterWait();
+    Fetch<C>(wide_map, thin_map, work, pipeline);
   }
 }
 
