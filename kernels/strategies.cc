@@ -165,16 +165,16 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 // By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
 // memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of
 // 16-bit operands go to the tensor cores, where our rows keep up with the library within a few
-// percent, and are far ahead of it for ragged shapes, unless there are few rows or columns, or more
-// than kLargest16 multiply-adds, for which they take up to twice its time. To the tensor cores go
-// also those of f32 that are large enough to repay the splitting of the operands. From kLongF32
-// steps along k on the bound of `tensor_f32x3` is below that of plain f32 sums. f32 operands are
-// never rounded to less: `tensor_tf32` and `tensor_bf16` take them only when they are named.
+// percent, and are far ahead of it for ragged shapes, unless there are few rows or columns. To the
+// tensor cores go also those of f32 that are large enough to repay the splitting of the operands.
+// From kLongF32 steps along k on the bound of `tensor_f32x3` is below that of plain f32 sums. f32
+// operands are never rounded to less: `tensor_tf32` and `tensor_bf16` take them only when they are
+// named.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;
   constexpr std::int64_t kManyF32 = 256, kLongF32 = 256;
-  constexpr double kLargeF32 = 0x1p28, kLargest16 = 0x1p40;
+  constexpr double kLargeF32 = 0x1p28;
   const std::int64_t least = std::min(problem.m, problem.n);
   const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
                           static_cast<double>(problem.k);
@@ -183,7 +183,7 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
     if (least > 1 && least <= kFewTma) best = "skinny_tma";
     if (least <= kFew) otherwise = "skinny";
     if (least >= kManyF32 && problem.k >= kLongF32 && products >= kLargeF32) best = "tensor_f32x3";
-  } else if (least >= kMany && products <= kLargest16) {
+  } else if (least >= kMany) {
     if (problem.dtype == DType::kBF16) best = "tensor_bf16";
     if (problem.dtype == DType::kF16) best = "tensor_f16";
   }

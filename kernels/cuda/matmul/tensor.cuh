@@ -972,7 +972,7 @@ void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
   TensorPlan plan;
   plan = BetterPlan<Shared>(plan, 0, 0.79, 1.2e7, p, multiprocessors, false);
   plan = BetterPlan<Large>(plan, 1, 0.78, 1e7, p, multiprocessors, true);
-  plan = BetterPlan<Medium>(plan, 2, 0.8, 1e7, p, multiprocessors, true);
+  plan = BetterPlan<Medium>(plan, 2, 0.72, 1e7, p, multiprocessors, true);
   plan = BetterPlan<Small>(plan, 3, 0.6, 1e7, p, multiprocessors, true);
   const auto run = [&](auto tile) {
     RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, lane);
