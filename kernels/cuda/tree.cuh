@@ -216,21 +216,19 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
         if (k < late) column[k] = C::Start(T{});
     };
     const int bottom = min(rows, top + kTreeSegmentRows);
-#pragma unroll 1
-    for (int row = top; row < bottom; row += kRows) {
-      Loaded<kWhole> batch[kRows][O];
-      // Beyond the last row it is loaded again, which costs less than not to.
-      const int more = min(kRows, bottom - row) - 1;
+    // No branch between the loads of a batch and their use: the compiler would move the loads
+    // behind it, where each waits for the one before (VARIANCE of f32 took twice as long).
+    const auto fold_rows = [&](int row, auto count) {
+      constexpr int kCount = decltype(count)::value;
+      Loaded<kWhole> batch[kCount][O];
 #pragma unroll
-      for (int j = 0; j < kRows; ++j)
+      for (int j = 0; j < kCount; ++j)
 #pragma unroll
-        for (int o = 0; o < O; ++o)
-          batch[j][o] = LoadVector<kWhole>(next[o] + min(j, more) * kTreeRowBytes);
+        for (int o = 0; o < O; ++o) batch[j][o] = LoadVector<kWhole>(next[o] + j * kTreeRowBytes);
 #pragma unroll
-      for (int o = 0; o < O; ++o) next[o] += kRows * kTreeRowBytes;
+      for (int o = 0; o < O; ++o) next[o] += kCount * kTreeRowBytes;
 #pragma unroll
-      for (int j = 0; j < kRows; ++j) {
-        if (j > more) break;
+      for (int j = 0; j < kCount; ++j) {
         TreeVectorOf<T> v[O];
 #pragma unroll
         for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kWhole>(batch[j][o], shift[o]);
@@ -242,7 +240,13 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
         for (int k = 0; k < V; ++k) StepElement<C>(column[k], v, k, row - top + j, work.mirror);
         if (kAlike && j == 0 && row == top) forget_row_above();
       }
-    }
+    };
+    int row = top;
+#pragma unroll 1
+    for (; row + kRows <= bottom; row += kRows)
+      fold_rows(row, std::integral_constant<int, kRows>());
+#pragma unroll 1
+    for (; row < bottom; ++row) fold_rows(row, std::integral_constant<int, 1>());
     if constexpr (kAlike) {
       // After the last row of a segment only those that are late.
       const bool full = bottom == top + kTreeSegmentRows;
@@ -423,19 +427,19 @@ __device__ void FinishReceived(const typename C::Wide* received, const TreeWork&
 // --- The kernel ---
 
 // Blocks of a multiprocessor that registers have to suffice for: 48 a thread with 5 blocks of 256,
-// more where a thread's columns or loads take many. A block is under way for long, all rows of a
-// chunk, so that what counts is how few blocks have to wait for another to end: of Dot's 1093 at
-// n = 2^26, f32, an H200 runs 528 at once with 4 a multiprocessor. With 5, the compensated Dot does
-// not run the last 37 alone, and takes 131 us instead of 154.
+// more where a thread's columns or loads take many, as those of vectors that lie across two. A
+// block is under way for long, all rows of a chunk, so that what counts is how few blocks have to
+// wait for another to end: of Dot's 1093 at n = 2^26, f32, an H200 runs 528 at once with 4 a
+// multiprocessor. With 5, the compensated Dot does not run the last 37 alone, and takes 131 us
+// instead of 154.
 template <class C, Placement kPlacement>
 constexpr int TreeBlocks() {
   using Column = typename C::Column;
   constexpr int kBytes = static_cast<int>(sizeof(Column)) * kTreeVector<typename C::Element>;
-  constexpr bool kDot = C::kOperands == 2;
-  constexpr bool kFive = kPlacement == Placement::kAny
-                             ? kDot && kBytes <= 16
-                             : kBytes <= 32 && (kDot || std::is_arithmetic_v<Column>);
-  return kFive ? 5 : kBytes <= 40 ? 4 : kBytes <= 64 ? 3 : 2;
+  constexpr bool kAny = kPlacement == Placement::kAny;
+  if constexpr (C::kOperands == 2) return kBytes <= (kAny ? 16 : 32) ? 5 : kBytes <= 40 ? 4 : 3;
+  if constexpr (kAny) return 3;
+  return kBytes <= 32 && std::is_arithmetic_v<Column> ? 5 : kBytes <= 40 ? 4 : 3;
 }
 
 // Any grid, any block of at least a warp. Blocks take chunks a grid apart, threads take lanes a
