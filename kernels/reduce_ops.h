@@ -137,7 +137,7 @@ struct Fold {
       if (b.count == 0) return a;
       const double count = a.count + b.count;
       const double apart = b.mean - a.mean;
-      // Mostly equal, and a division takes as long as all the rest.
+      // The counts are mostly equal, and this is the quotient without a division.
       const double share = a.count == b.count ? 0.5 : b.count / count;
       return {count, a.mean + apart * share,
               a.deviations + b.deviations + apart * apart * a.count * share};
