@@ -64,6 +64,7 @@
   CUDA(kMatmulWarpTiledTma)          \
   CUDA(kMatmulSkinny)                \
   CUDA(kMatmulSkinnyTma)             \
+  CUDA(kMatmulOuterProduct)          \
   CUDA(kMatmulTensorMma)             \
   CUDA(kMatmulTensorF64)             \
   CUDA(kMatmulTensorTf32)            \
@@ -163,8 +164,9 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 }
 
 // By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
-// memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of
-// 16-bit operands go to the tensor cores, where our rows keep up with the library within a few
+// memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of a
+// few steps along k are, too, and `outer_product` writes them at its pace; other products of 16-bit
+// operands go to the tensor cores, where our rows keep up with the library within a few
 // percent, and are far ahead of it for ragged shapes, unless there are few rows or columns. To the
 // tensor cores go also those of f32 that are large enough to repay the splitting of the operands.
 // From kLongF32 steps along k on the bound of `tensor_f32x3` is below that of plain f32 sums. f32
@@ -174,6 +176,8 @@ template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;
   constexpr std::int64_t kManyF32 = 256, kLongF32 = 256;
+  // Of 16 bits half as many bytes are written, so that more than that counts earlier.
+  const std::int64_t short_k = SizeOf(problem.dtype) == 2 ? 4 : 8;
   constexpr double kLargeF32 = 0x1p28;
   const std::int64_t least = std::min(problem.m, problem.n);
   const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
@@ -187,6 +191,7 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
     if (problem.dtype == DType::kBF16) best = "tensor_bf16";
     if (problem.dtype == DType::kF16) best = "tensor_f16";
   }
+  if (least > kFewTma && problem.k <= short_k) best = "outer_product";
   if (const auto* row = FirstOf({best, otherwise}, problem, device)) return row;
   if (const auto* row = ChooseInPlace(problem, device)) return row;
   // Five times as fast as Debian's OpenBLAS on 16 cores, as fast within a sixth on 2; the library

@@ -229,22 +229,24 @@ TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
   if (IsInteger(GetParam().row.dtype)) return;  // all of them are finite
   Dispatch([&]<class T, class O>(T, O) {
     constexpr std::int64_t kSide = 130;
-    // The second number of columns also for rows that take only few.
-    for (const std::int64_t columns : {kSide, std::int64_t{30}}) {
+    // Also for rows that take only few columns, or few steps along k.
+    for (const auto& [columns, steps] :
+         {std::pair<std::int64_t, std::int64_t>{kSide, kSide}, {30, kSide}, {kSide, 7}}) {
       Lane& lane = TestLane(GetParam().row.backend);
-      std::vector<T> a(kSide * kSide, Element<T>(0.5));
-      std::vector<T> b(static_cast<std::size_t>(kSide * columns), Element<T>(0.25));
-      a[129 * kSide + 64] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-      b[static_cast<std::size_t>(64 * columns + columns - 2)] =
+      std::vector<T> a(static_cast<std::size_t>(kSide * steps), Element<T>(0.5));
+      std::vector<T> b(static_cast<std::size_t>(steps * columns), Element<T>(0.25));
+      a[static_cast<std::size_t>(129 * steps + steps / 2)] =
+          Element<T>(std::numeric_limits<double>::quiet_NaN());
+      b[static_cast<std::size_t>(steps / 2 * columns + columns - 2)] =
           Element<T>(std::numeric_limits<double>::infinity());
       DeviceArray<T> da(lane, a), db(lane, b);
       DeviceArray<O> c(lane, kSide * columns);
       const DType dtype = GetParam().row.dtype, out_dtype = GetParam().out_dtype;
-      const auto stats = RunMatmul(lane, WholeView({dtype, MakeShape({kSide, kSide})}, da.data()),
-                                   WholeView({dtype, MakeShape({kSide, columns})}, db.data()),
+      const auto stats = RunMatmul(lane, WholeView({dtype, MakeShape({kSide, steps})}, da.data()),
+                                   WholeView({dtype, MakeShape({steps, columns})}, db.data()),
                                    false, false, out_dtype, c.data(), {.strategy = row().name});
       const MatmulProblem problem{
-          .dtype = dtype, .out_dtype = out_dtype, .m = kSide, .n = columns, .k = kSide};
+          .dtype = dtype, .out_dtype = out_dtype, .m = kSide, .n = columns, .k = steps};
       if (!Refusal(row(), problem).empty()) continue;
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<O> got = c.Values();
@@ -257,7 +259,7 @@ TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
           } else if (j == columns - 2) {
             ASSERT_EQ(value, std::numeric_limits<double>::infinity()) << i << " " << j;
           } else {
-            ASSERT_EQ(value, 16.25) << i << " " << j;
+            ASSERT_EQ(value, static_cast<double>(steps) / 8) << i << " " << j;
           }
         }
       }
@@ -343,16 +345,19 @@ TEST_P(MatmulTest, Large) {
 // These rows add up each element in the same order, so they agree to the last bit.
 TEST_P(MatmulTest, SameBitsAsNaive) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  if (row().name != "warp_tiled" && row().name != "warp_tiled_tma") return;
-  constexpr std::int64_t kM = 4100, kN = 2900, kK = 333;
+  const bool few_steps = row().name == "outer_product";
+  if (row().name != "warp_tiled" && row().name != "warp_tiled_tma" && !few_steps) return;
+  if (GetParam().row.dtype != DType::kF32) return;
+  constexpr std::int64_t kM = 4100, kN = 2900;
+  const std::int64_t k = few_steps ? 7 : 333;
   Lane& lane = TestLane(Backend::kCuda);
-  const std::vector<float> a = NormalVector<float>(kM * kK, 1), b = NormalVector<float>(kK * kN, 2);
+  const std::vector<float> a = NormalVector<float>(kM * k, 1), b = NormalVector<float>(k * kN, 2);
   DeviceArray<float> da(lane, a), db(lane, b), c(lane, kM * kN);
   std::vector<float> results[2];
   for (const bool naive : {false, true}) {
     const auto stats =
-        RunMatmul(lane, WholeView({DType::kF32, MakeShape({kM, kK})}, da.data()),
-                  WholeView({DType::kF32, MakeShape({kK, kN})}, db.data()), false, false,
+        RunMatmul(lane, WholeView({DType::kF32, MakeShape({kM, k})}, da.data()),
+                  WholeView({DType::kF32, MakeShape({k, kN})}, db.data()), false, false,
                   DType::kF32, c.data(), {.strategy = naive ? "naive" : row().name});
     ASSERT_TRUE(stats.ok()) << stats.status();
     results[naive] = c.Values();
@@ -401,6 +406,26 @@ TEST_P(MatmulTest, Skinny) {
     // More tiles than blocks, and than clusters of several blocks.
     CheckShape<T, O>({70000, 16, 520}, false, false, 0);
     CheckShape<T, O>({17920, 16, 1032}, false, false, 0);
+  });
+}
+
+// Few steps along k: every number of them, and results of many tiles, high, wide and ragged.
+TEST_P(MatmulTest, FewSteps) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  const bool large = GetParam().row.backend == Backend::kCuda && !Watched();
+  Dispatch([&]<class T, class O>(T, O) {
+    for (int k = 0; k <= 9; ++k)
+      for (int transposes = 0; transposes < 4; ++transposes)
+        if (!WatchedClosely() || (k + transposes) % 4 == 0)
+          CheckShape<T, O>({131, 259, k}, transposes & 1, transposes & 2,
+                           static_cast<std::size_t>(k % 2));
+    if (!large) return;
+    for (int k : {1, 3, 8}) {
+      CheckShape<T, O>({1280, 1536, k}, false, false, 0);
+      CheckShape<T, O>({1021, 2053, k}, k & 1, k & 2, 1);
+      CheckShape<T, O>({40, 70003, k}, k & 2, k & 1, 0);
+      CheckShape<T, O>({70003, 3, k}, k & 1, k & 2, 0);
+    }
   });
 }
 

@@ -493,6 +493,8 @@ class ClientTest(unittest.TestCase):
                         for strategy in self.strategies("matmul", a):
                             if strategy == "skinny" and min(m, n) > 32:
                                 continue  # it refuses
+                            if strategy == "outer_product" and k > 8:
+                                continue
                             with self.subTest(
                                 dtype=dtype,
                                 m=m,

@@ -87,8 +87,10 @@ TARGETS = {
         *((f"skinny, {d}, {n.replace('x', ' x ')}", f"matmul/{'skinny' if (d, few) == ('f32', 1) else 'skinny_tma'}/{d}/{n}", kind,
            best_library(d, n) if kind == "speed" else None, aim)
           for kind, aim in (("ceiling", 0.9), ("speed", 1.0)) for d in ("f32", "f16", "bf16") for n, few in SKINNY),
-        *((f"ragged, `{row}`, {n.replace('x', ' x ')}", f"matmul/{row}/{d}/{n}", "speed", best_library(d, n), 0.9)
-          for row, d in (("warp_tiled_tma", "f32"), ("tensor_f32x3", "f32"), ("tensor_bf16", "bf16")) for n in ("4093x4099x4111", "4096x4096x1")),
+        *((f"ragged, `{row}`, {d}, {n.replace('x', ' x ')}", f"matmul/{row}/{d}/{n}", "speed", best_library(d, n), 0.9)
+          for row, d, n in (("warp_tiled_tma", "f32", "4093x4099x4111"), ("tensor_f32x3", "f32", "4093x4099x4111"),
+                            ("tensor_bf16", "bf16", "4093x4099x4111"), ("outer_product", "f32", "4096x4096x1"),
+                            ("outer_product", "f16", "4096x4096x1"), ("outer_product", "bf16", "4096x4096x1"))),
     ],
 }
 COLORS = [
