@@ -619,6 +619,8 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterMatmul(rig, dtype, 4096, 14336, 4096);
       RegisterMatmul(rig, dtype, 8192, 1024, 8192);
       RegisterMatmul(rig, dtype, 4093, 4099, 4111);
+    }
+    if (gpu) {
       for (std::int64_t k : {1, 8}) RegisterMatmul(rig, dtype, 4096, 4096, k);
     }
   }

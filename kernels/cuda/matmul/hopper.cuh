@@ -84,6 +84,11 @@ __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same without waiting for the others.
+__device__ inline void NamedBarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // --- Clusters ---
 
 __device__ inline unsigned ClusterRank() {

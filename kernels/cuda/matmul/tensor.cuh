@@ -31,7 +31,8 @@
 // - Results take the way back through shared memory, a consumer's box by box, from where the copy
 //   engine writes whole lines.
 // - When the tiles are too few for the multiprocessors, they are smaller, or k is cut into pieces
-//   whose sums a second kernel adds, always in the same order.
+//   whose sums a second kernel adds, always in the same order. When they are many, but not a
+//   multiple of the multiprocessors, some of them are cut in two: see pieces.h.
 //
 // Right for any m, n and k: the engine reads zeros outside a matrix, and what it or a thread would
 // write outside c is not written. It asks for addresses and pitches that are multiples of 16 bytes;
@@ -50,6 +51,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/boxes.cuh"
 #include "kernels/cuda/matmul/hopper.cuh"
+#include "kernels/cuda/matmul/pieces.h"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/matmul.h"
@@ -103,8 +105,10 @@ struct TensorWork {
   int m, n;                     // of c
   int row_tiles, column_tiles;  // of clusters: kCluster kRows x kColumns
   int group;                    // row tiles a group
-  int splits;                   // pieces that k is cut into
-  int slabs, split_slabs;       // slabs along k, and of a piece
+  Sharing sharing;              // of tiles, or of pieces of k of all tiles, among clusters
+  int slabs;                    // along k
+  float* partials;              // [blocks, kRows * kColumns], see PassMessages
+  std::uint32_t* written;       // [blocks, kConsumers], whether they are; zero before and after
   void* c;                      // [splits, m, n]; all but the last step of the result if splits > 1
   bool floats;                  // c holds f32, otherwise T
   bool boxes;                   // the copy engine can write c
@@ -127,22 +131,22 @@ __device__ std::uint32_t PackPair(float low, float high) {
   return bits;
 }
 
-// The place of one piece of work: a cluster's tiles in groups, and a piece of k.
+// The place of one piece of work: a cluster's tiles in groups, and slabs of k.
 struct TensorPlace {
   int row_tile, column_tile, split, first_slab, slabs;
 
-  __device__ TensorPlace(const TensorWork& work, int index) {
+  __device__ TensorPlace(const TensorWork& work, const Piece& piece) {
     const int tiles = work.row_tiles * work.column_tiles;
-    split = index / tiles;
-    const int tile = index - split * tiles;
+    split = piece.tile / tiles;
+    const int tile = piece.tile - split * tiles;
     const int per_group = work.group * work.column_tiles;
     const int group_row = tile / per_group * work.group;
     const int in_group = tile % per_group;
     const int rows = min(work.row_tiles - group_row, work.group);
     row_tile = group_row + in_group % rows;
     column_tile = in_group / rows;
-    first_slab = split * work.split_slabs;
-    slabs = min(work.slabs - first_slab, work.split_slabs);
+    first_slab = split * work.sharing.slabs + piece.first;
+    slabs = min(work.slabs - first_slab, piece.slabs);
   }
 };
 
@@ -493,6 +497,83 @@ __device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipelin
   for (int i = 0; i < kCount; ++i) d[i] = (sums[i] + d[i]) * (1 / (kPartsScale * kPartsScale));
 }
 
+// --- Sums that pass from a cluster to the next ---
+
+// One thread waits until another worker has set the flag, and clears it for the next launch.
+__device__ inline void WaitForPartial(std::uint32_t* written) {
+  std::uint32_t set = 0;
+  while (set == 0)
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(written) : "memory");
+  *written = 0;
+}
+__device__ inline void AnnouncePartial(std::uint32_t* written) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
+}
+
+// Between a consumer and its messenger: a warp of the fetching warpgroup that tells other blocks
+// that sums are stored, or waits for theirs, so that the consumer need not wait for memory.
+template <class C>
+struct Messenger {
+  static constexpr int kThreads = C::kWarpgroup + kWarpSize;  // that meet
+  static __device__ int Stored(int consumer) { return 1 + C::kConsumers + consumer; }
+  static __device__ int MayLoad(int consumer) { return 1 + 2 * C::kConsumers + consumer; }
+};
+
+// A thread's sums, as packs kWarpgroup apart, of those that a block's consumer leaves behind.
+template <class C>
+__device__ float4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
+  constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
+  return reinterpret_cast<float4*>(work.partials) +
+         (std::int64_t{block} * C::kConsumers + consumer) * kPacks + thread;
+}
+
+// Leaves the sums of the first part of a tile to the next cluster.
+template <class C, int kCount>
+__device__ void StorePartial(const float (&d)[kCount], const TensorWork& work, int consumer,
+                             int thread) {
+  float4* to = PartialOf<C>(work, static_cast<int>(blockIdx.x), consumer, thread);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4, to += C::kWarpgroup)
+    __stcg(to, make_float4(d[i], d[i + 1], d[i + 2], d[i + 3]));
+  NamedBarrierArrive(Messenger<C>::Stored(consumer), Messenger<C>::kThreads);
+}
+
+// Adds those that the cluster before has left.
+template <class C, int kCount>
+__device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consumer, int thread) {
+  NamedBarrier(Messenger<C>::MayLoad(consumer), Messenger<C>::kThreads);
+  const float4* from =
+      PartialOf<C>(work, static_cast<int>(blockIdx.x) - C::kCluster, consumer, thread);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4, from += C::kWarpgroup) {
+    const float4 pack = __ldcg(from);
+    d[i] += pack.x, d[i + 1] += pack.y, d[i + 2] += pack.z, d[i + 3] += pack.w;
+  }
+}
+
+// What a messenger tells and waits for, in the order of its consumer's pieces.
+template <class C>
+__device__ void PassMessages(const TensorWork& work, int cluster, int clusters, int consumer) {
+  const bool speaks = threadIdx.x % kWarpSize == 0;
+  std::uint32_t* const written =
+      work.written + static_cast<int>(blockIdx.x) * C::kConsumers + consumer;
+  for (int i = work.sharing.rounds;; ++i) {
+    const Piece piece = PieceOf(work.sharing, cluster, clusters, i);
+    if (piece.slabs == 0) return;
+    if (!piece.ends) {
+      NamedBarrier(Messenger<C>::Stored(consumer), Messenger<C>::kThreads);
+      if (speaks) AnnouncePartial(written);
+    }
+    if (!piece.starts) {
+      if (speaks) WaitForPartial(written - C::kCluster * C::kConsumers);
+      __syncwarp();
+      NamedBarrier(Messenger<C>::MayLoad(consumer), Messenger<C>::kThreads);
+    }
+  }
+}
+
+// --- All of it ---
+
 template <class C, bool kMnA, bool kMnB>
 __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThreads, 1)
     MatmulTensor(const __grid_constant__ CUtensorMap a_map,
@@ -507,9 +588,8 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   // The same in all lanes of a warp, which the compiler learns from the shuffle.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
   const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
-  const int items = work.row_tiles * work.column_tiles * work.splits;
-  const int first_item = static_cast<int>(blockIdx.x) / C::kCluster;
-  const int item_step = static_cast<int>(gridDim.x) / C::kCluster;
+  const int cluster = static_cast<int>(blockIdx.x) / C::kCluster;
+  const int clusters = static_cast<int>(gridDim.x) / C::kCluster;
 
   if (threadIdx.x == 0) {
     pipeline.Init();
@@ -527,17 +607,25 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   if (warpgroup == C::kConsumers) {
     if constexpr (C::kConsumers > 1) GiveRegistersBack<24>();
     if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
-      for (int item = first_item; item < items; item += item_step)
-        FetchSlabs<C, kMnA, kMnB>(a_map, b_map, work, TensorPlace(work, item), rank, pipeline);
+      for (int i = 0;; ++i) {
+        const Piece piece = PieceOf(work.sharing, cluster, clusters, i);
+        if (piece.slabs == 0) break;
+        FetchSlabs<C, kMnA, kMnB>(a_map, b_map, work, TensorPlace(work, piece), rank, pipeline);
+      }
       AllowNextKernel();
+    } else if (work.sharing.shared != 0) {
+      const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / kWarpSize;
+      if (warp >= 1 && warp <= C::kConsumers) PassMessages<C>(work, cluster, clusters, warp - 1);
     }
   } else {
     if constexpr (C::kConsumers > 1) TakeRegisters<240>();
     const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
     const std::uint32_t staging =
         slabs + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
-    for (int item = first_item; item < items; item += item_step) {
-      const TensorPlace place(work, item);
+    for (int i = 0;; ++i) {
+      const Piece piece = PieceOf(work.sharing, cluster, clusters, i);
+      if (piece.slabs == 0) break;
+      const TensorPlace place(work, piece);
       float d[C::kColumns / 2];
       if constexpr (kIsTurned<C, kMnA>) {
         MultiplyTurned<C>(place.slabs, warpgroup, thread, pipeline, d);
@@ -545,6 +633,13 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
         MultiplySlabs<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
       } else {
         MultiplyParts<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
+      }
+      if (!piece.ends) {
+        StorePartial<C>(d, work, warpgroup, thread);
+        continue;
+      }
+      if (!piece.starts) AddPartial<C>(d, work, warpgroup, thread);
+      if constexpr (C::kParts > 1) {
         bool finite = true;
 #pragma unroll
         for (float sum : d) finite = finite && fabsf(sum) <= std::numeric_limits<float>::max();
@@ -759,9 +854,18 @@ int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t
   return count;
 }
 
+// How the work is cut: into which tiles, and k into how many pieces, or tiles into parts for two
+// clusters.
+struct TensorPlan {
+  int tile = 0;  // an index into the row's tiles
+  int splits = 1;
+  bool shares = false;
+  double time = std::numeric_limits<double>::infinity();
+};
+
 template <class C, bool kMnA, bool kMnB>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
-                  const TensorOperand<typename C::T>& b, int splits, float* sums,
+                  const TensorOperand<typename C::T>& b, const TensorPlan& plan, float* sums,
                   unsigned* nonfinite, CudaLane& lane) {
   using T = typename C::T;
   const auto map = [](const TensorOperand<T>& x, bool mn_major, int indices) {
@@ -779,8 +883,18 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   work.column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
   work.group = std::max(1, kGroupedRows / (C::kRows * C::kCluster));
   work.slabs = static_cast<int>(CeilDiv(p.k, C::kDepth));
-  work.split_slabs = static_cast<int>(CeilDiv(work.slabs, splits));
-  work.splits = static_cast<int>(CeilDiv(work.slabs, work.split_slabs));
+  const std::int64_t split_slabs = CeilDiv(work.slabs, plan.splits);
+  const std::int64_t splits = CeilDiv(work.slabs, split_slabs);
+  const std::int64_t pieces = std::int64_t{work.row_tiles} * work.column_tiles * splits;
+  const std::int64_t clusters =
+      std::min<std::int64_t>(lane.device().info().multiprocessors / C::kCluster, pieces);
+  work.sharing = plan.shares ? ShareTiles(pieces, split_slabs, clusters)
+                             : WholeTiles(pieces, split_slabs, clusters);
+  if (work.sharing.shared != 0) {
+    work.partials = static_cast<float*>(lane.Scratch(
+        static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));
+    work.written = lane.Tickets();
+  }
   work.c = sums == nullptr ? p.c : sums;
   work.nonfinite = nonfinite;
   work.floats = sums != nullptr || p.out_dtype == DType::kF32;
@@ -789,27 +903,18 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   CUtensorMap c_map = a_map;
   work.boxes = at % kBoxAlignment == 0 && p.n * size % kBoxAlignment == 0;
   if (work.boxes)
-    c_map = work.floats ? ResultMap<float>(work.c, work.splits, p.m, p.n)
+    c_map = work.floats ? ResultMap<float>(work.c, static_cast<int>(splits), p.m, p.n)
                         : ResultMap<T>(work.c, 1, p.m, p.n);
 
   const auto kernel = MatmulTensor<C, kMnA, kMnB>;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
-  const int clusters = std::min(lane.device().info().multiprocessors / C::kCluster,
-                                work.row_tiles * work.column_tiles * work.splits);
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes},
                     lane, a_map, b_map, c_map, work);
 }
 
 // --- Choice of tiles: host ---
-
-// How the work is cut: into which tiles, and k into how many pieces.
-struct TensorPlan {
-  int tile = 0;  // an index into the row's tiles
-  int splits = 1;
-  double time = std::numeric_limits<double>::infinity();
-};
 
 // A model of what a plan takes, in multiply-adds of 16 bits that one multiprocessor could do:
 // rounds of pieces of work, each with filling the pipeline and writing the tile. The better one of
@@ -834,9 +939,24 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, double start, cons
                                                   16 * 2048 / multiprocessors;
     const double time =
         static_cast<double>(CeilDiv(tiles * splits, slots)) * (piece / rate + start) + added;
-    if (time < best.time) best = {tile, static_cast<int>(CeilDiv(slabs, split_slabs)), time};
+    if (time < best.time) best = {tile, static_cast<int>(CeilDiv(slabs, split_slabs)), false, time};
   };
   try_splits(1);
+  if (tiles > slots && tiles % slots != 0) {
+    // Of what a cluster has, the last tile and some come in parts. Those cost another beginning and
+    // end, and the sums' way through memory. In them clusters are no longer at the same steps along
+    // k, so that they find less in the second level of cache: the less, the more is left over.
+    constexpr double kPass = 1e7, kApart = 0.2;
+    // The model is no better than that.
+    constexpr double kGain = 0.985;
+    const auto tile_time =
+        static_cast<double>(slabs * C::kRows * C::kColumns * C::kDepth * C::kProducts) / rate;
+    const auto rounds = static_cast<double>(tiles / slots);
+    const double left = static_cast<double>(tiles % slots) / static_cast<double>(slots);
+    const double time =
+        (rounds - 1 + (1 + left) * (1 + kApart * left)) * tile_time + (rounds + 2) * start + kPass;
+    if (time < kGain * best.time) best = {tile, 1, true, time};
+  }
   if (may_split && tiles * 2 <= slots) {
     for (std::int64_t splits = 2; splits <= slots / tiles && splits * 4 <= slabs; ++splits)
       try_splits(splits);
@@ -895,13 +1015,13 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
              CudaLane& lane) {
   if (plan.splits == 1) {
-    LaunchTensor<C, kMnA, kMnB>(p, a, b, 1, nullptr, nonfinite, lane);
+    LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, nullptr, nonfinite, lane);
     return;
   }
   const std::int64_t count = p.m * p.n;
   auto* sums = static_cast<float*>(
       lane.Scratch(static_cast<std::size_t>(plan.splits * count) * sizeof(float)));
-  LaunchTensor<C, kMnA, kMnB>(p, a, b, plan.splits, sums, nonfinite, lane);
+  LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, sums, nonfinite, lane);
   const auto add = [&](auto o) {
     using O = decltype(o);
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(CeilDiv(count, 256), 4096));

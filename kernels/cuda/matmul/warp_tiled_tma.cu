@@ -26,19 +26,9 @@
 //       a2    -------------------->
 //
 // - A sum lies in the other bank than the b that it is computed with: see StorePartial.
-// - Blocks stay, one a multiprocessor, and none idles at the end. What whole tiles of every block
-//   leave over, and one more tile of each, is shared out evenly, so that most blocks end within a
-//   tile. To keep a sum one chain in order, a block begins with that tile, the first steps along k,
-//   and the block after it ends with the rest, starting from the sums that it finds (after
-//   Stream-K, Osama, Merrill, Cecka, Garland and Owens, 2023, where the parts are summed apart and
-//   added):
-//
-//       8 tiles, 3 blocks
-//       block 0   first part of 4 | tile 0 | tile 3
-//       block 1   first part of 6 | tile 1 | tile 5 | rest of 4
-//       block 2                     tile 2 | tile 7 | rest of 6
-//
-//   Nobody waits, because first parts are done long before the rests begin.
+// - Blocks stay, one a multiprocessor, and none idles at the end: what whole tiles leave over is
+//   shared out evenly, see pieces.h. Who computes the rest of a tile starts from the sums of its
+//   first part, so that each stays one chain in order.
 //
 // Both operands are fetched with their index along the rows, as a thread wants them. One that is
 // contiguous along k is transposed in scratch memory first, which is 128 MiB of traffic, about 1 %
@@ -54,6 +44,7 @@
 // are not stored. For any pitch and alignment: the engine asks for multiples of 16 bytes; operands
 // without are copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds,
 // in the same order as in `naive`.
+#include "kernels/cuda/matmul/pieces.h"
 #include "kernels/cuda/matmul/slabs.cuh"
 #include "kernels/cuda/matmul/tensor.cuh"
 
@@ -89,9 +80,7 @@ constexpr int kWarpsX = Tile::kColumns / kWarpColumns;
 struct Work {
   int m, n;
   int row_tiles, column_tiles;
-  int slabs;         // of a tile
-  int rounds;        // whole tiles of every block
-  int shared_tiles;  // of all blocks, after those; none, or more than there are blocks
+  Sharing sharing;
   bool c_packable;
   float* c;
   float* partials;         // [blocks, Tile::kRows * Tile::kColumns]
@@ -100,33 +89,8 @@ struct Work {
 
 // --- Who computes what ---
 
-// Slabs [first, first + slabs) of a tile; slabs is 0 where there is none. starts, ends: the tile.
-struct Piece {
-  int tile, first, slabs;
-  bool starts, ends;
-};
-
-// What a block computes as number i = 0, 1, .. of its pieces. Computed anew each time, so that
-// nothing but i takes up registers.
 __device__ Piece PieceOf(const Work& work, int i) {
-  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const int slabs = work.slabs;
-  // The block's slabs of the shared tiles: at least a tile of them, so that none has three parts.
-  const std::int64_t all = std::int64_t{work.shared_tiles} * slabs;
-  const std::int64_t begin = all * block / blocks, end = all * (block + 1) / blocks;
-  const int first_shared = work.rounds * blocks;
-  const int begin_tile = first_shared + static_cast<int>(begin / slabs);
-  const int end_tile = first_shared + static_cast<int>(end / slabs);
-  const int after_begin = static_cast<int>(begin % slabs);
-  const int before_end = static_cast<int>(end % slabs);
-  if (before_end != 0 && i-- == 0) return {end_tile, 0, before_end, true, false};
-  if (i < work.rounds) return {i * blocks + block, 0, slabs, true, true};
-  i -= work.rounds;
-  const int whole = begin_tile + (after_begin != 0 ? 1 : 0);
-  if (whole + i < end_tile) return {whole + i, 0, slabs, true, true};
-  if (whole + i == end_tile && after_begin != 0)
-    return {begin_tile, after_begin, slabs - after_begin, false, true};
-  return {};
+  return PieceOf(work.sharing, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), i);
 }
 
 __device__ TilePlace PlaceOf(const Work& work, int tile) {
@@ -273,17 +237,6 @@ __device__ void MultiplySlabs(int slabs, int lane, std::uint32_t at_a, std::uint
   static_assert(Tile::kDepth % 2 == 0, "the first operands of a slab have to be operands[0]");
 }
 
-// The flag's thread waits until another block has set it, and clears it for the next launch.
-__device__ void WaitForPartial(std::uint32_t* written) {
-  std::uint32_t set = 0;
-  while (set == 0)
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(written) : "memory");
-  *written = 0;
-}
-__device__ void AnnouncePartial(std::uint32_t* written) {
-  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
-}
-
 __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline) {
   constexpr int kBarrier = 1;  // of the consumers
   constexpr std::size_t kPartial = Tile::kRows * Tile::kColumns;
@@ -383,14 +336,10 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   work.n = static_cast<int>(p.n);
   work.row_tiles = static_cast<int>(CeilDiv(p.m, Tile::kRows));
   work.column_tiles = static_cast<int>(CeilDiv(p.n, Tile::kColumns));
-  work.slabs = static_cast<int>(CeilDiv(p.k, Tile::kDepth));
-  work.rounds = static_cast<int>(tiles / blocks);
-  work.shared_tiles = static_cast<int>(tiles % blocks);
+  work.sharing = ShareTiles(tiles, CeilDiv(p.k, Tile::kDepth), blocks);
   work.c_packable = IsPackable<float>(p.c, p.n);
   work.c = static_cast<float*>(p.c);
-  if (work.shared_tiles != 0) {
-    --work.rounds;
-    work.shared_tiles += static_cast<int>(blocks);
+  if (work.sharing.shared != 0) {
     work.partials = static_cast<float*>(
         lane.Scratch(static_cast<std::size_t>(blocks) * Tile::kRows * Tile::kColumns * 4));
     work.written = lane.Tickets();
