@@ -188,9 +188,9 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
 // term, twice, and less). In a slab of 32 terms the tensor cores cut off 3 (32 + 16) of the terms
 // and 3 (5 32 + 16) of the five small products, which are together at most 2^-7 of them. 2 for the
 // additions of slabs, which lose at most their last bit where a slab outweighs all before it; 1 for
-// the last addition, and as much for each of two or at most k / 128 pieces that k may be cut into. Where
-// the rest that a slab begins with outweighs its terms, 2^-24 of all before, that is cut off at
-// 2^-23 of itself: less than 2^-20 k.
+// the last addition, and as much for each of two or at most k / 128 pieces that k may be cut into.
+// Where the rest that a slab begins with outweighs its terms, 2^-24 of all before, that is cut off
+// at 2^-23 of itself: less than 2^-20 k.
 double Roundoff(const MatmulProblem& p) {
   return (160 + 0.01 * static_cast<double>(p.k)) * kRoundoffF32;
 }
