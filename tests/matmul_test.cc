@@ -1,7 +1,10 @@
 // Every strategy of Matmul and Add, from the table: awkward shapes, all transposes, pitches and
 // strided views, against references in double with the row's own bound.
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <numeric>
+#include <thread>
 
 #include "kernels/cuda/matmul/pieces.h"
 #include "kernels/matmul.h"
@@ -147,6 +150,62 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     Check<T, O>(WholeView(type_a, a.data()), WholeView(type_b, b.data()),
                 WholeView(type_a, da.data()), WholeView(type_b, db.data()), transpose_a,
                 transpose_b, launch);
+  }
+
+  // The product of matrices of whole numbers, see TilesInParts, on two lanes at once.
+  template <class T, class O>
+  void CheckExactly(MatmulShape s, bool transpose_a, bool transpose_b) {
+    constexpr int kLanes = 2, kTimes = 3;
+    Random random(11);
+    const auto whole = [&](std::int64_t count, int least, int most) {
+      std::vector<int> v(static_cast<std::size_t>(count));
+      for (int& x : v)
+        x = least + static_cast<int>(random.Bits() % static_cast<std::uint64_t>(most - least + 1));
+      return v;
+    };
+    const std::vector<int> row_of = whole(s.m, 1, 3), column_of = whole(s.n, 1, 3);
+    const std::vector<int> x = whole(s.k, -1, 2), y = whole(s.k, 0, 2);
+    const auto matrix = [](const std::vector<int>& rows, const std::vector<int>& columns) {
+      std::vector<T> values;
+      values.reserve(rows.size() * columns.size());
+      for (int r : rows)
+        for (int c : columns) values.push_back(Element<T>(r * c));
+      return values;
+    };
+    const double sum = std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+    ASSERT_NE(sum, 0);
+    std::vector<O> want;
+    for (int r : row_of)
+      for (int c : column_of) want.push_back(static_cast<O>(static_cast<float>(r * c * sum)));
+
+    Device& device = *TestDevice(GetParam().row.backend);
+    Lane& lane = TestLane(GetParam().row.backend);
+    const DType dtype = GetParam().row.dtype, out_dtype = GetParam().out_dtype;
+    DeviceArray<T> a(lane, transpose_a ? matrix(x, row_of) : matrix(row_of, x));
+    DeviceArray<T> b(lane, transpose_b ? matrix(column_of, y) : matrix(y, column_of));
+    const View view_a =
+        WholeView({dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})}, a.data());
+    const View view_b =
+        WholeView({dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})}, b.data());
+    int wrong[kLanes] = {};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < kLanes; ++caller) {
+      callers.emplace_back([&, caller] {
+        const auto own = MakeLane(device);
+        ASSERT_TRUE(own.ok()) << own.status();
+        for (int time = 0; time < kTimes; ++time) {
+          DeviceArray<O> c(**own, s.m * s.n);
+          const auto stats = RunMatmul(**own, view_a, view_b, transpose_a, transpose_b, out_dtype,
+                                       c.data(), {.strategy = row().name});
+          ASSERT_TRUE(stats.ok()) << stats.status();
+          const std::vector<O> got = c.Values();
+          wrong[caller] += std::memcmp(got.data(), want.data(), got.size() * sizeof(O)) != 0;
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(wrong[0], 0);
+    EXPECT_EQ(wrong[1], 0);
   }
 };
 
@@ -344,8 +403,10 @@ TEST_P(MatmulTest, Large) {
   });
 }
 
-// A few tiles more than an H200 has multiprocessors, or twice as many, and k long enough for it to
-// be worth while to cut some of them in two.
+// On an H200 the model cuts some tiles of these products in two: those of 128 x 128, of 128 x 256,
+// and of 128 x 256 in clusters. All of c is checked, a few times, and two lanes compute at once.
+// The operands are small whole numbers, and each matrix a column times a row, so that every element
+// is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulTest, TilesInParts) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
   constexpr std::string_view kShares[] = {"tensor_bf16", "tensor_f16", "tensor_tf32",
@@ -354,8 +415,17 @@ TEST_P(MatmulTest, TilesInParts) {
   // Its threads load operands from shared memory, too often for a tool that records each load.
   if (row().name == "warp_tiled_tma" && WatchedClosely()) return;
   Dispatch([&]<class T, class O>(T, O) {
-    for (const bool transpose : {false, true})
-      CheckShape<T, O>({2300, 1900, 4100}, transpose, transpose, 0);
+    int transposes = 0;
+    for (const MatmulShape& s :
+         {MatmulShape{1501, 1499, 2061}, {2056, 2064, 1104}, {4511, 4896, 2570}}) {
+      for (int turn = 0; turn < 2; ++turn, ++transposes) {
+        if (Watched() && turn > 0) continue;
+        const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
+        SCOPED_TRACE(
+            absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", transpose_a, transpose_b));
+        CheckExactly<T, O>(s, transpose_a, transpose_b);
+      }
+    }
   });
 }
 
@@ -430,13 +500,13 @@ TEST_P(MatmulTest, Skinny) {
 // tiles, high, wide and ragged.
 TEST_P(MatmulTest, FewSteps) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  const bool made_for = row().name == "outer_product";
   Dispatch([&]<class T, class O>(T, O) {
     for (int k = 0; k <= 9; ++k)
-      for (int transposes = 0; transposes < 4; ++transposes)
-        if (!WatchedClosely() || (k + transposes) % 4 == 0)
-          CheckShape<T, O>({131, 259, k}, transposes & 1, transposes & 2,
-                           static_cast<std::size_t>(k % 2));
-    if (row().name != "outer_product" || Watched()) return;
+      for (int turn = 0; turn < (made_for ? 4 : 1); ++turn)
+        CheckShape<T, O>({131, 259, k}, (k + turn) & 1, (k + turn) & 2,
+                         static_cast<std::size_t>(k % 2));
+    if (!made_for || Watched()) return;
     for (int k : {1, 3, 8}) {
       CheckShape<T, O>({1280, 1536, k}, false, false, 0);
       CheckShape<T, O>({1021, 2053, k}, k & 1, k & 2, 1);

@@ -10,7 +10,8 @@
 //     worker 2   tile 2 |                   tile 7 | rest of 6
 //
 // Nobody waits for long, because first parts are done before the rests begin; and nobody waits for
-// a worker that has yet to start, because workers start in order and first parts wait for nothing.
+// a worker that has yet to start, because first parts wait for nothing and workers start in order,
+// as the blocks of a grid do on every GPU so far, though CUDA does not promise it.
 // Whole tiles come first, since workers that are at the same steps along k find each other's
 // operands in the second level of cache, and those that begin with parts of different lengths no
 // longer are: 8192 x 8192 x 8192 in bf16 took 1.53 ms with first parts first, 1.34 like this.

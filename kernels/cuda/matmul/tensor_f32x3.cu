@@ -34,7 +34,8 @@
 // - Small ones: a part of an element below 2^-109 would underflow. So elements are multiplied by
 //   2^23 before they are split, and results by 2^-46. Every f32 is a multiple of 2^-149, every part
 //   then one of 2^-126, and so is zero or a normal number. Terms too small for f32 are summed, too:
-//   a subnormal result is the sum rounded once, where plain f32 rounds each term.
+//   a subnormal result is the sum rounded once, or twice where k is cut, where plain f32 rounds
+//   each term.
 // - Large ones: 2^23 times an element may overflow, from 2^105 on, and so may results from 2^82 on,
 //   or terms that cancel. An infinity cannot be split either (inf - inf is NaN). Each of these
 //   leaves something in c that is no finite number, which raises a flag; and a last kernel, which

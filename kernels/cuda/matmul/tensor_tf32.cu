@@ -11,9 +11,9 @@
 // the first operand of wgmma may also come from registers, and a thread can load what it needs of b
 // from shared memory either way around, rounded to nearest on the way (MultiplyTurned in
 // tensor.cuh). Results are turned back as they pass through shared memory. A transposed a goes
-// through a copy, also rounded to nearest. Against cuBLAS on an H200, in the same run: 1.02
-// and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. With a transposed
-// copy of b, as before, it was 0.93 and 0.97: the copy alone took 35 of 402 us.
+// through a copy, also rounded to nearest. Against cuBLAS on an idle H200, in the same run:
+// 1.02 and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. With a
+// transposed copy of b, as before, it was 0.93 and 0.97: the copy alone took 35 of 402 us.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 48 MiB of loads in tiles of 128 x 256, 96 in those of 64
 // x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the second
