@@ -290,6 +290,7 @@ class CliTest(unittest.TestCase):
     def test_every_strategy_by_name(self):
         """Whole numbers, on which every type and every order of summation is exact."""
         random = np.random.default_rng(6)
+        # Rows for few rows, columns or steps along k are among them: m is small.
         x, m = random.integers(-3, 4, 250), random.integers(-3, 4, (7, 7))
         window = np.convolve(x, np.ones(5, int))[2:-2]
         calls = {  # by operation: the command, how to read its answer, and the answer

@@ -403,10 +403,10 @@ TEST_P(MatmulTest, Large) {
   });
 }
 
-// On an H200 the model cuts some tiles of these products in two: those of 128 x 128, of 128 x 256,
-// and of 128 x 256 in clusters. All of c is checked, a few times, and two lanes compute at once.
-// The operands are small whole numbers, and each matrix a column times a row, so that every element
-// is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
+// On an H200 the model cuts some tiles of these products in two: in 16 bits those of 128 x 128, of
+// 128 x 256, and of 128 x 256 in clusters. All of c is checked, a few times, and two lanes compute
+// at once. The operands are small whole numbers, and each matrix a column times a row, so that
+// every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulTest, TilesInParts) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
   constexpr std::string_view kShares[] = {"tensor_bf16", "tensor_f16", "tensor_tf32",
