@@ -28,6 +28,13 @@ inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch
          (rows == 1 || pitch_bytes % kBoxAlignment == 0);
 }
 
+// Whether the engine can write rows that lie one right behind the other. It writes whole packs of
+// 16 bytes, also where a matrix ends within one: a single row has to be as long as others.
+inline bool IsBoxWritable(const void* data, std::int64_t row_bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
+         row_bytes % kBoxAlignment == 0;
+}
+
 template <class T>
 constexpr CUtensorMapDataType kMapType =
     std::is_same_v<T, BFloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16

@@ -34,9 +34,9 @@
 //   whose sums a second kernel adds, always in the same order. When they are many, but not a
 //   multiple of the multiprocessors, some of them are cut in two: see pieces.h.
 //
-// Right for any m, n and k: the engine reads zeros outside a matrix, and what it or a thread would
-// write outside c is not written. It asks for addresses and pitches that are multiples of 16 bytes;
-// operands without are copied into scratch memory first, results without are written by threads.
+// Right for any m, n and k: the engine reads zeros outside a matrix, and does not write what would
+// lie outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and
+// results without them go by way of scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -102,16 +102,13 @@ inline constexpr bool kIsTurned = std::is_same_v<typename C::T, Tf32>&& kMnA;
 
 // What the blocks of a launch are told.
 struct TensorWork {
-  int m, n;                     // of c
   int row_tiles, column_tiles;  // of clusters: kCluster kRows x kColumns
   int group;                    // row tiles a group
   Sharing sharing;              // of tiles, or of pieces of k of all tiles, among clusters
   int slabs;                    // along k
   float* partials;              // [blocks, kRows * kColumns], see PassMessages
   std::uint32_t* written;       // [blocks, kConsumers], whether they are; zero before and after
-  void* c;                      // [splits, m, n]; all but the last step of the result if splits > 1
-  bool floats;                  // c holds f32, otherwise T
-  bool boxes;                   // the copy engine can write c
+  bool floats;                  // results leave as f32, otherwise as T
   unsigned* nonfinite;          // of several parts: set when an element of c is an infinity or NaN
 };
 
@@ -200,13 +197,12 @@ __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
 }
 
 // Writes what of a consumer's 64 rows of results, at [row, column], lies inside c. They go through
-// shared memory, some boxes of rows of 128 bytes at a time, to be written by whole lines: by the
-// copy engine or, where c is not aligned for it, by warps row by row. O: float, or C::T. kTurn: the
-// results are those of MultiplyTurned, and stand in c at [column, row].
+// shared memory, some boxes of rows of 128 bytes at a time, from where the copy engine writes whole
+// lines. O: float, or C::T. kTurn: the results are those of MultiplyTurned, and stand in c at
+// [column, row].
 template <class C, class O, bool kTurn, int kCount>
-__device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
-                          const CUtensorMap& c_map, std::uint32_t staging, int row, int column,
-                          int split) {
+__device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, std::uint32_t staging,
+                          int row, int column, int split) {
   constexpr int kSize = static_cast<int>(sizeof(O));
   constexpr int kWidth = 128 / kSize;  // of a box
   constexpr int kAll = C::kColumns / kWidth;
@@ -218,7 +214,6 @@ __device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
     return kTurn ? row + box % 2 * kWidth : column + box * kWidth;
   };
   const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
-  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
   const int barrier = 1 + static_cast<int>(threadIdx.x) / C::kWarpgroup;
 #pragma unroll
   for (int first = 0; first < kAll; first += C::kBoxes) {
@@ -233,30 +228,12 @@ __device__ void StoreTile(const float (&d)[kCount], const TensorWork& work,
     }
     FenceForCopyEngine();
     NamedBarrier(barrier, C::kWarpgroup);  // the results are in it
-    if (work.boxes) {
-      if (thread == 0) {
+    if (thread == 0) {
 #pragma unroll
-        for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
-          StoreBox(&c_map, box_column(box), box_row(box), split,
-                   staging + (box - first) * C::kBoxBytes);
-        CommitStores();
-      }
-      continue;
-    }
-    O* const c = static_cast<O*>(work.c) + std::int64_t{split} * work.m * work.n;
-    for (int box = first; box < min(first + C::kBoxes, kAll); ++box) {
-      const auto* const from = static_cast<const char*>(
-          __cvta_shared_to_generic(staging + (box - first) * C::kBoxBytes));
-      const int end = min(warp * 16 + 16, work.m - box_row(box));
-      for (int r = warp * 16; r < end; ++r) {
-#pragma unroll
-        for (int i = lane; i < kWidth; i += kWarpSize) {
-          const int x = box_column(box) + i;
-          const int at = r * 128 + (i * kSize / 16 ^ r % 8) * 16 + i * kSize % 16;
-          if (x < work.n)
-            c[std::int64_t{box_row(box) + r} * work.n + x] = *reinterpret_cast<const O*>(from + at);
-        }
-      }
+      for (int box = first; box < min(first + C::kBoxes, kAll); ++box)
+        StoreBox(&c_map, box_column(box), box_row(box), split,
+                 staging + (box - first) * C::kBoxBytes);
+      CommitStores();
     }
   }
 }
@@ -511,7 +488,9 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
 }
 
 // Between a consumer and its messenger: a warp of the fetching warpgroup that tells other blocks
-// that sums are stored, or waits for theirs, so that the consumer need not wait for memory.
+// that sums are stored, or waits for theirs, so that the consumer need not wait for memory. Where
+// they meet, one side arrives and the other waits: bar.sync asks that all who wait at a barrier
+// stand at the same instruction.
 template <class C>
 struct Messenger {
   static constexpr int kThreads = C::kWarpgroup + kWarpSize;  // that meet
@@ -567,7 +546,7 @@ __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, 
     if (!piece.starts) {
       if (speaks) WaitForPartial(written - C::kCluster * C::kConsumers);
       __syncwarp();
-      NamedBarrier(Messenger<C>::MayLoad(consumer), Messenger<C>::kThreads);
+      NamedBarrierArrive(Messenger<C>::MayLoad(consumer), Messenger<C>::kThreads);
     }
   }
 }
@@ -648,9 +627,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
       const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
       const int column = place.column_tile * C::kColumns;
       if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
-        StoreTile<C, float, kIsTurned<C, kMnA>>(d, work, c_map, staging, row, column, place.split);
+        StoreTile<C, float, kIsTurned<C, kMnA>>(d, c_map, staging, row, column, place.split);
       } else if constexpr (sizeof(T) == 2) {
-        StoreTile<C, T, false>(d, work, c_map, staging, row, column, place.split);
+        StoreTile<C, T, false>(d, c_map, staging, row, column, place.split);
       }
     }
     if (thread == 0) WaitForStoresToRead();
@@ -746,17 +725,38 @@ __global__ void __launch_bounds__(256)
 
 // --- Results: device ---
 
-// c[i] = the sum of sums[0][i], sums[1][i], ..., in this order.
-template <class O>
-__global__ void __launch_bounds__(256)
-    AddSplits(const float* sums, int splits, std::int64_t count, O* c) {
+// c[y][x] = the sum of sums[0][y][x], sums[1][y][x], ..., in this order: rows of `pitch` become
+// rows of n. A block takes kFinishedRows x kFinishedColumns, a warp one row of them, whose loads
+// are all on their way before it writes.
+constexpr int kFinishedRows = 8, kFinishedColumns = 256;
+
+template <class S, class O>
+__global__ void __launch_bounds__(kFinishedRows* kWarpSize)
+    FinishResults(const S* sums, int splits, std::int64_t m, std::int64_t n, std::int64_t pitch,
+                  O* c) {
   AllowNextKernel();
   WaitForKernelBefore();
-  for (std::int64_t i = GridThread(); i < count; i += GridThreads()) {
-    float sum = 0;
-    for (int s = 0; s < splits; ++s) sum += sums[s * count + i];
-    c[i] = static_cast<O>(sum);
+  const auto pieces = static_cast<unsigned>((n + kFinishedColumns - 1) / kFinishedColumns);
+  const std::int64_t row =
+      std::int64_t{blockIdx.x / pieces} * kFinishedRows + threadIdx.x / kWarpSize;
+  const std::int64_t column =
+      std::int64_t{blockIdx.x % pieces} * kFinishedColumns + threadIdx.x % kWarpSize;
+  const auto end = static_cast<int>(min(n - column, std::int64_t{kFinishedColumns}));
+  if (row >= m || end <= 0) return;
+  float sum[kFinishedColumns / kWarpSize];
+  sums += row * pitch + column;
+  for (int s = 0; s < splits; ++s, sums += m * pitch) {
+#pragma unroll
+    for (int i = 0; i < kFinishedColumns; i += kWarpSize) {
+      // No branch, which the load would wait behind.
+      const auto x = static_cast<float>(sums[min(i, end - 1)]);
+      sum[i / kWarpSize] = s == 0 ? x : sum[i / kWarpSize] + x;
+    }
   }
+  c += row * n + column;
+#pragma unroll
+  for (int i = 0; i < kFinishedColumns; i += kWarpSize)
+    if (i < end) c[i] = static_cast<O>(sum[i / kWarpSize]);
 }
 
 // --- Operands: host ---
@@ -769,11 +769,6 @@ struct TensorOperand {
   std::int64_t rows, columns, pitch;
   bool mn_major;
 };
-
-template <class O>
-CUtensorMap ResultMap(const void* c, int splits, std::int64_t m, std::int64_t n) {
-  return MakeTensorMap<O>(c, splits, m, n, n, /*box_rows=*/64, /*row_bytes=*/128);
-}
 
 // A copy of the matrix in the lane's scratch memory that the engine can read.
 template <class Out, class In>
@@ -863,10 +858,11 @@ struct TensorPlan {
   double time = std::numeric_limits<double>::infinity();
 };
 
-template <class C, bool kMnA, bool kMnB>
+// c: [splits, m, pitch], of O.
+template <class C, bool kMnA, bool kMnB, class O>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
-                  const TensorOperand<typename C::T>& b, const TensorPlan& plan, float* sums,
-                  unsigned* nonfinite, CudaLane& lane) {
+                  const TensorOperand<typename C::T>& b, const TensorPlan& plan, const O* c,
+                  std::int64_t pitch, unsigned* nonfinite, CudaLane& lane) {
   using T = typename C::T;
   const auto map = [](const TensorOperand<T>& x, bool mn_major, int indices) {
     return MakeTensorMap<T>(x.data, C::kParts, x.rows, x.columns, x.pitch,
@@ -876,8 +872,6 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   const CUtensorMap b_map = map(b, kMnB, C::kColumns / C::kCluster);
 
   TensorWork work{};
-  work.m = static_cast<int>(p.m);
-  work.n = static_cast<int>(p.n);
   const auto [rows, columns] = kIsTurned<C, kMnA> ? std::pair(p.n, p.m) : std::pair(p.m, p.n);
   work.row_tiles = static_cast<int>(CeilDiv(rows, C::kRows * C::kCluster));
   work.column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
@@ -895,16 +889,10 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
         static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));
     work.written = lane.Tickets();
   }
-  work.c = sums == nullptr ? p.c : sums;
   work.nonfinite = nonfinite;
-  work.floats = sums != nullptr || p.out_dtype == DType::kF32;
-  const auto at = reinterpret_cast<std::uintptr_t>(work.c);
-  const std::int64_t size = work.floats ? 4 : 2;
-  CUtensorMap c_map = a_map;
-  work.boxes = at % kBoxAlignment == 0 && p.n * size % kBoxAlignment == 0;
-  if (work.boxes)
-    c_map = work.floats ? ResultMap<float>(work.c, static_cast<int>(splits), p.m, p.n)
-                        : ResultMap<T>(work.c, 1, p.m, p.n);
+  work.floats = std::is_same_v<O, float>;
+  const CUtensorMap c_map = MakeTensorMap<O>(c, splits, p.m, p.n, pitch, /*box_rows=*/64,
+                                             /*row_bytes=*/128);
 
   const auto kernel = MatmulTensor<C, kMnA, kMnB>;
   CUDA_CHECK(
@@ -995,46 +983,58 @@ inline double TensorSumRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }
 
-// Loads of tiles of `columns` columns, of elements of `size` bytes in `parts`, and what copies of
-// the operands that need one read and write first.
+// Loads of tiles of `columns` columns, of elements of `size` bytes in `parts`, and what copies read
+// and write: of the operands that need one, and of c.
 inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t size, int parts,
                        bool copies_a, bool copies_b) {
   const auto copy = [&](bool copies, std::int64_t rows) {
     const auto elements = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(p.k);
     return copies ? elements * (SizeOf(p.dtype) + size * static_cast<std::size_t>(parts)) : 0;
   };
+  const std::size_t out_size = SizeOf(p.out_dtype);
+  const bool copies_c = !IsBoxWritable(p.c, p.n * static_cast<std::int64_t>(out_size));
   Cost cost = MatmulCost(p, 0);
+  if (copies_c) cost.bytes += 2 * static_cast<std::uint64_t>(p.m * p.n) * out_size;
   cost.bytes += MatmulTileLoads(p, 128, columns) * size * static_cast<std::size_t>(parts) +
                 copy(copies_a, p.m) + copy(copies_b, p.n);
   return cost;
 }
 
-// Launches with scratch memory for the sums of the pieces of k, and adds them.
+// Launches: by way of scratch memory where k is cut, or where the copy engine cannot write c.
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
              CudaLane& lane) {
-  if (plan.splits == 1) {
-    LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, nullptr, nonfinite, lane);
-    return;
-  }
-  const std::int64_t count = p.m * p.n;
-  auto* sums = static_cast<float*>(
-      lane.Scratch(static_cast<std::size_t>(plan.splits * count) * sizeof(float)));
-  LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, sums, nonfinite, lane);
-  const auto add = [&](auto o) {
+  // S: of the sums that the tensor cores leave; O: of c.
+  const auto run = [&](auto s, auto o) {
+    using S = decltype(s);
     using O = decltype(o);
-    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(CeilDiv(count, 256), 4096));
-    LaunchOverlapping(AddSplits<O>, {blocks, 256, 0}, lane, static_cast<const float*>(sums),
-                      plan.splits, count, static_cast<O*>(p.c));
+    auto* const c = static_cast<O*>(p.c);
+    if (plan.splits == 1 && IsBoxWritable(c, p.n * static_cast<std::int64_t>(sizeof(O)))) {
+      LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, c, p.n, nonfinite, lane);
+      return;
+    }
+    const std::int64_t pitch = PaddedPitch<S>(p.n);
+    auto* const sums = static_cast<S*>(
+        lane.Scratch(static_cast<std::size_t>(plan.splits * p.m * pitch) * sizeof(S)));
+    LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, sums, pitch, nonfinite, lane);
+    const std::int64_t blocks = CeilDiv(p.m, kFinishedRows) * CeilDiv(p.n, kFinishedColumns);
+    LaunchOverlapping(FinishResults<S, O>,
+                      {static_cast<unsigned>(blocks), kFinishedRows * kWarpSize, 0}, lane,
+                      static_cast<const S*>(sums), plan.splits, p.m, p.n, pitch, c);
   };
-  if (p.out_dtype == DType::kF32) {
-    add(float{});
-  } else if (p.out_dtype == DType::kF16) {
-    add(Half{});
-  } else {
-    add(BFloat16{});
+  if constexpr (sizeof(typename C::T) == 2 && C::kParts == 1) {
+    using T = typename C::T;
+    if (p.out_dtype != DType::kF32) {
+      if (plan.splits == 1) {
+        run(T{}, T{});
+      } else {
+        run(float{}, T{});
+      }
+      return;
+    }
   }
+  run(float{}, float{});
 }
 
 // For operands of 16 bits, each either way around.
