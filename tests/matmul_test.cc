@@ -2,8 +2,11 @@
 // strided views, against references in double with the row's own bound.
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <numeric>
+#include <optional>
+#include <string_view>
 #include <thread>
 
 #include "kernels/cuda/matmul/pieces.h"
@@ -31,11 +34,16 @@ std::string MatmulCaseName(const testing::TestParamInfo<MatmulCase>& info) {
   return CaseName({info.param.row, info.index}) + "_to_" + std::string(Name(info.param.out_dtype));
 }
 
-std::vector<MatmulCase> MatmulCases() {
+// Of all rows and types, or of some.
+std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows = {},
+                                    std::optional<DType> dtype = {}) {
   std::vector<MatmulCase> cases;
-  for (const RowCase& row : RowCases<MatmulProblem>())
+  for (const RowCase& row : RowCases<MatmulProblem>()) {
+    if (rows.size() != 0 && std::ranges::find(rows, row.name) == rows.end()) continue;
+    if (row.dtype != dtype.value_or(row.dtype)) continue;
     for (DType out_dtype : kAllDTypes)
       if (IsMatmulPair(row.dtype, out_dtype)) cases.push_back({row, out_dtype});
+  }
   return cases;
 }
 
@@ -150,62 +158,6 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     Check<T, O>(WholeView(type_a, a.data()), WholeView(type_b, b.data()),
                 WholeView(type_a, da.data()), WholeView(type_b, db.data()), transpose_a,
                 transpose_b, launch);
-  }
-
-  // The product of matrices of whole numbers, see TilesInParts, on two lanes at once.
-  template <class T, class O>
-  void CheckExactly(MatmulShape s, bool transpose_a, bool transpose_b) {
-    constexpr int kLanes = 2, kTimes = 3;
-    Random random(11);
-    const auto whole = [&](std::int64_t count, int least, int most) {
-      std::vector<int> v(static_cast<std::size_t>(count));
-      for (int& x : v)
-        x = least + static_cast<int>(random.Bits() % static_cast<std::uint64_t>(most - least + 1));
-      return v;
-    };
-    const std::vector<int> row_of = whole(s.m, 1, 3), column_of = whole(s.n, 1, 3);
-    const std::vector<int> x = whole(s.k, -1, 2), y = whole(s.k, 0, 2);
-    const auto matrix = [](const std::vector<int>& rows, const std::vector<int>& columns) {
-      std::vector<T> values;
-      values.reserve(rows.size() * columns.size());
-      for (int r : rows)
-        for (int c : columns) values.push_back(Element<T>(r * c));
-      return values;
-    };
-    const double sum = std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
-    ASSERT_NE(sum, 0);
-    std::vector<O> want;
-    for (int r : row_of)
-      for (int c : column_of) want.push_back(static_cast<O>(static_cast<float>(r * c * sum)));
-
-    Device& device = *TestDevice(GetParam().row.backend);
-    Lane& lane = TestLane(GetParam().row.backend);
-    const DType dtype = GetParam().row.dtype, out_dtype = GetParam().out_dtype;
-    DeviceArray<T> a(lane, transpose_a ? matrix(x, row_of) : matrix(row_of, x));
-    DeviceArray<T> b(lane, transpose_b ? matrix(column_of, y) : matrix(y, column_of));
-    const View view_a =
-        WholeView({dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})}, a.data());
-    const View view_b =
-        WholeView({dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})}, b.data());
-    int wrong[kLanes] = {};
-    std::vector<std::thread> callers;
-    for (int caller = 0; caller < kLanes; ++caller) {
-      callers.emplace_back([&, caller] {
-        const auto own = MakeLane(device);
-        ASSERT_TRUE(own.ok()) << own.status();
-        for (int time = 0; time < kTimes; ++time) {
-          DeviceArray<O> c(**own, s.m * s.n);
-          const auto stats = RunMatmul(**own, view_a, view_b, transpose_a, transpose_b, out_dtype,
-                                       c.data(), {.strategy = row().name});
-          ASSERT_TRUE(stats.ok()) << stats.status();
-          const std::vector<O> got = c.Values();
-          wrong[caller] += std::memcmp(got.data(), want.data(), got.size() * sizeof(O)) != 0;
-        }
-      });
-    }
-    for (std::thread& caller : callers) caller.join();
-    EXPECT_EQ(wrong[0], 0);
-    EXPECT_EQ(wrong[1], 0);
   }
 };
 
@@ -403,55 +355,6 @@ TEST_P(MatmulTest, Large) {
   });
 }
 
-// On an H200 the model cuts some tiles of these products in two: in 16 bits those of 128 x 128, of
-// 128 x 256, and of 128 x 256 in clusters. All of c is checked, a few times, and two lanes compute
-// at once. The operands are small whole numbers, and each matrix a column times a row, so that
-// every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
-TEST_P(MatmulTest, TilesInParts) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  constexpr std::string_view kShares[] = {"tensor_bf16", "tensor_f16", "tensor_tf32",
-                                          "tensor_f32x3", "warp_tiled_tma"};
-  if (std::ranges::find(kShares, row().name) == std::end(kShares)) return;
-  // Its threads load operands from shared memory, too often for a tool that records each load.
-  if (row().name == "warp_tiled_tma" && WatchedClosely()) return;
-  Dispatch([&]<class T, class O>(T, O) {
-    int transposes = 0;
-    for (const MatmulShape& s :
-         {MatmulShape{1501, 1499, 2061}, {2056, 2064, 1104}, {4511, 4896, 2570}}) {
-      for (int turn = 0; turn < 2; ++turn, ++transposes) {
-        if (Watched() && turn > 0) continue;
-        const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
-        SCOPED_TRACE(
-            absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", transpose_a, transpose_b));
-        CheckExactly<T, O>(s, transpose_a, transpose_b);
-      }
-    }
-  });
-}
-
-// These rows add up each element in the same order, so they agree to the last bit.
-TEST_P(MatmulTest, SameBitsAsNaive) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  const bool few_steps = row().name == "outer_product";
-  if (row().name != "warp_tiled" && row().name != "warp_tiled_tma" && !few_steps) return;
-  if (GetParam().row.dtype != DType::kF32) return;
-  constexpr std::int64_t kM = 4100, kN = 2900;
-  const std::int64_t k = few_steps ? 7 : 333;
-  Lane& lane = TestLane(Backend::kCuda);
-  const std::vector<float> a = NormalVector<float>(kM * k, 1), b = NormalVector<float>(k * kN, 2);
-  DeviceArray<float> da(lane, a), db(lane, b), c(lane, kM * kN);
-  std::vector<float> results[2];
-  for (const bool naive : {false, true}) {
-    const auto stats =
-        RunMatmul(lane, WholeView({DType::kF32, MakeShape({kM, k})}, da.data()),
-                  WholeView({DType::kF32, MakeShape({k, kN})}, db.data()), false, false,
-                  DType::kF32, c.data(), {.strategy = naive ? "naive" : row().name});
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    results[naive] = c.Values();
-  }
-  ASSERT_EQ(results[0], results[1]);
-}
-
 TEST_P(MatmulTest, RandomShapes) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
@@ -517,6 +420,124 @@ TEST_P(MatmulTest, FewSteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), MatmulCaseName);
+
+// Rows that cut tiles in two parts, see pieces.h.
+class MatmulPartsTest : public MatmulTest {
+ protected:
+  // The product of matrices of whole numbers, see AllOfC, on two lanes at once.
+  template <class T, class O>
+  void CheckExactly(MatmulShape s, bool transpose_a, bool transpose_b) {
+    constexpr int kLanes = 2, kTimes = 3;
+    Random random(11);
+    const auto whole = [&](std::int64_t count, int least, int most) {
+      std::vector<int> v(static_cast<std::size_t>(count));
+      for (int& x : v)
+        x = least + static_cast<int>(random.Bits() % static_cast<std::uint64_t>(most - least + 1));
+      return v;
+    };
+    const std::vector<int> row_of = whole(s.m, 1, 3), column_of = whole(s.n, 1, 3);
+    const std::vector<int> x = whole(s.k, -1, 2), y = whole(s.k, 0, 2);
+    const auto matrix = [](const std::vector<int>& rows, const std::vector<int>& columns) {
+      std::vector<T> values;
+      values.reserve(rows.size() * columns.size());
+      for (int r : rows)
+        for (int c : columns) values.push_back(Element<T>(r * c));
+      return values;
+    };
+    const double sum = std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+    ASSERT_NE(sum, 0);
+    std::vector<O> want;
+    for (int r : row_of)
+      for (int c : column_of) want.push_back(static_cast<O>(static_cast<float>(r * c * sum)));
+
+    Device& device = *TestDevice(GetParam().row.backend);
+    Lane& lane = TestLane(GetParam().row.backend);
+    const DType dtype = GetParam().row.dtype, out_dtype = GetParam().out_dtype;
+    DeviceArray<T> a(lane, transpose_a ? matrix(x, row_of) : matrix(row_of, x));
+    DeviceArray<T> b(lane, transpose_b ? matrix(column_of, y) : matrix(y, column_of));
+    const View view_a =
+        WholeView({dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})}, a.data());
+    const View view_b =
+        WholeView({dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})}, b.data());
+    int wrong[kLanes] = {};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < kLanes; ++caller) {
+      callers.emplace_back([&, caller] {
+        const auto own = MakeLane(device);
+        ASSERT_TRUE(own.ok()) << own.status();
+        for (int time = 0; time < kTimes; ++time) {
+          DeviceArray<O> c(**own, s.m * s.n);
+          const auto stats = RunMatmul(**own, view_a, view_b, transpose_a, transpose_b, out_dtype,
+                                       c.data(), {.strategy = row().name});
+          ASSERT_TRUE(stats.ok()) << stats.status();
+          const std::vector<O> got = c.Values();
+          wrong[caller] += std::memcmp(got.data(), want.data(), got.size() * sizeof(O)) != 0;
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(wrong[0], 0);
+    EXPECT_EQ(wrong[1], 0);
+  }
+};
+
+// On an H200 the model cuts some tiles of these products in two: in 16 bits those of 128 x 128, of
+// 128 x 256, and of 128 x 256 in clusters. All of c is checked, a few times, and two lanes compute
+// at once. The operands are small whole numbers, and each matrix a column times a row, so that
+// every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
+TEST_P(MatmulPartsTest, AllOfC) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  // Its threads load operands from shared memory, too often for a tool that records each load.
+  if (row().name == "warp_tiled_tma" && WatchedClosely()) return;
+  Dispatch([&]<class T, class O>(T, O) {
+    int transposes = 0;
+    for (const MatmulShape& s :
+         {MatmulShape{1501, 1499, 2061}, {2056, 2064, 1104}, {4511, 4896, 2570}}) {
+      for (int turn = 0; turn < 2; ++turn, ++transposes) {
+        if (Watched() && turn > 0) continue;
+        const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
+        SCOPED_TRACE(
+            absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", transpose_a, transpose_b));
+        CheckExactly<T, O>(s, transpose_a, transpose_b);
+      }
+    }
+  });
+}
+
+// Builds without CUDA have none of these rows.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulPartsTest);
+INSTANTIATE_TEST_SUITE_P(Rows, MatmulPartsTest,
+                         testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_f16", "tensor_tf32",
+                                                        "tensor_f32x3", "warp_tiled_tma"})),
+                         MatmulCaseName);
+
+class MatmulOrderTest : public MatmulTest {};
+
+// These rows add up each element in the same order, so they agree to the last bit.
+TEST_P(MatmulOrderTest, SameBitsAsNaive) {
+  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  constexpr std::int64_t kM = 4100, kN = 2900;
+  const std::int64_t k = row().name == "outer_product" ? 7 : 333;
+  Lane& lane = TestLane(Backend::kCuda);
+  const std::vector<float> a = NormalVector<float>(kM * k, 1), b = NormalVector<float>(k * kN, 2);
+  DeviceArray<float> da(lane, a), db(lane, b), c(lane, kM * kN);
+  std::vector<float> results[2];
+  for (const bool naive : {false, true}) {
+    const auto stats =
+        RunMatmul(lane, WholeView({DType::kF32, MakeShape({kM, k})}, da.data()),
+                  WholeView({DType::kF32, MakeShape({k, kN})}, db.data()), false, false,
+                  DType::kF32, c.data(), {.strategy = naive ? "naive" : row().name});
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    results[naive] = c.Values();
+  }
+  ASSERT_EQ(results[0], results[1]);
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulOrderTest);
+INSTANTIATE_TEST_SUITE_P(
+    Rows, MatmulOrderTest,
+    testing::ValuesIn(MatmulCases({"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32)),
+    MatmulCaseName);
 
 // Every slab of every tile is computed once, all workers have the same to do, and the first part of
 // a tile is done when the next worker comes to the rest.
