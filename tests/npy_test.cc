@@ -4,14 +4,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -20,6 +17,7 @@
 #include <vector>
 
 #include "kernels/error.h"
+#include "tests/temporary_file.h"
 
 namespace tessera {
 namespace {
@@ -48,27 +46,6 @@ std::string Dict(const std::string& shape, const std::string& descr = "<f4",
 }
 
 std::string ReasonOf(const std::string& file) { return ErrorReason(ParseNpyHeader(file).status()); }
-
-// A path that is removed after the test.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& content = {})
-      : path_(std::filesystem::temp_directory_path() /
-              ("tessera-npy-test-" + std::to_string(::getpid()) + "-" + std::to_string(++count_) +
-               ".npy")) {
-    if (!content.empty()) std::ofstream(path_, std::ios::binary) << content;
-  }
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  std::string path() const { return path_.string(); }
-  std::string Content() const {
-    std::ifstream in(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
- private:
-  static inline int count_ = 0;
-  std::filesystem::path path_;
-};
 
 TEST(NpyHeader, EveryTypeReadsBackWhatIsWritten) {
   for (const auto& [dtype, descr] : kTypes) {

@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/temporary_file.h"
 
 namespace tessera {
 namespace {
@@ -78,9 +79,10 @@ TEST(Options, Flags) {
 }
 
 TEST(Options, FlagBeatsEnvironmentBeatsFile) {
-  const std::string path = testing::TempDir() + "/options_test.toml";
-  std::ofstream(path) << "queue = 1\nworkers = 1\ndrain-delay = \"1s\"\n"
-                         "listen = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\nno-reflection = true\n";
+  const TemporaryFile file(
+      "queue = 1\nworkers = 1\ndrain-delay = \"1s\"\n"
+      "listen = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\nno-reflection = true\n");
+  const std::string path = file.path();
   const Parsed parsed =
       Parse({"--config", path.c_str(), "--queue", "3"},
             {{"TESSERA_QUEUE", "2"}, {"TESSERA_WORKERS", "2"}, {"TESSERA_DEVICE", "cpu,cuda:0"}});
@@ -107,8 +109,8 @@ TEST(Options, EnvironmentSetsFlagsWithoutAValue) {
 }
 
 TEST(Options, MistakesEndTheProcessWithAReason) {
-  const std::string path = testing::TempDir() + "/options_test_bad.toml";
-  std::ofstream(path) << "quue = 1\n";
+  const TemporaryFile file("quue = 1\n");
+  const std::string path = file.path();
   const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
       {{"--bogus"}, "--bogus"},
       {{"--queue", "0"}, "--queue"},
