@@ -166,11 +166,10 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 // By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
 // memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of a
 // few steps along k are, too, and `outer_product` writes them at its pace; other products of 16-bit
-// operands go to the tensor cores, where our rows keep up with the library within a few
-// percent, and are far ahead of it for ragged shapes, unless there are few rows or columns; but
-// where their tiles leave many multiprocessors idle, they fall behind, at 1536 x 1536 x 1536 to
-// 0.72 of its speed. To the tensor cores go also those of f32 that are large enough to repay the
-// splitting of the operands.
+// operands go to the tensor cores, where our rows keep up with the library within a few percent,
+// but for some shapes within fifteen, and are far ahead of it for ragged ones; unless there are few
+// rows or columns, or few results of long sums, which the library adds up in fewer steps. To the
+// tensor cores go also those of f32 that are large enough to repay the splitting of the operands.
 // From kLongF32 steps along k on the bound of `tensor_f32x3` is below that of plain f32 sums. f32
 // operands are never rounded to less: `tensor_tf32` and `tensor_bf16` take them only when they are
 // named.
@@ -178,18 +177,22 @@ template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;
   constexpr std::int64_t kManyF32 = 256, kLongF32 = 256;
+  constexpr std::int64_t kFewResults = 1 << 19, kLong = 2048;
   // With half the bytes to write, in 16 bits the tensor cores are ahead from fewer steps on.
   const std::int64_t short_k = SizeOf(problem.dtype) == 2 ? 4 : 8;
   constexpr double kLargeF32 = 0x1p28;
   const std::int64_t least = std::min(problem.m, problem.n);
   const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
                           static_cast<double>(problem.k);
+  const bool few_long = problem.m * problem.n <= kFewResults && problem.k >= kLong;
+  // Rows of whole packs of 16 bytes: without them the library takes twice as long and more.
+  const bool packs = (problem.lda | problem.ldb) % 8 == 0;
   std::string_view best, otherwise;
   if (problem.dtype == DType::kF32) {
     if (least > 1 && least <= kFewTma) best = "skinny_tma";
     if (least <= kFew) otherwise = "skinny";
     if (least >= kManyF32 && problem.k >= kLongF32 && products >= kLargeF32) best = "tensor_f32x3";
-  } else if (least >= kMany) {
+  } else if (least >= kMany && !(few_long && packs)) {
     if (problem.dtype == DType::kBF16) best = "tensor_bf16";
     if (problem.dtype == DType::kF16) best = "tensor_f16";
   }

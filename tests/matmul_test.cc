@@ -424,7 +424,9 @@ INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), Mat
 // Rows that cut tiles in two parts, see pieces.h.
 class MatmulPartsTest : public MatmulTest {
  protected:
-  // The product of matrices of whole numbers, see AllOfC, on two lanes at once.
+  // The product of matrices of whole numbers, see AllOfC, on two lanes at once. Before each comes
+  // one that leaves NaN in the shared memory of all multiprocessors: what of it a product meets
+  // beyond its own operands must not show.
   template <class T, class O>
   void CheckExactly(MatmulShape s, bool transpose_a, bool transpose_b) {
     constexpr int kLanes = 2, kTimes = 3;
@@ -459,13 +461,23 @@ class MatmulPartsTest : public MatmulTest {
         WholeView({dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})}, a.data());
     const View view_b =
         WholeView({dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})}, b.data());
+    constexpr std::int64_t kSide = 2048, kDepth = 512;
+    DeviceArray<T> nans(lane, std::vector<T>(kSide * kDepth, Element<T>(std::nan(""))));
+    const View nans_a = WholeView({dtype, MakeShape({kSide, kDepth})}, nans.data());
+    const View nans_b = WholeView({dtype, MakeShape({kDepth, kSide})}, nans.data());
     int wrong[kLanes] = {};
     std::vector<std::thread> callers;
     for (int caller = 0; caller < kLanes; ++caller) {
       callers.emplace_back([&, caller] {
         const auto own = MakeLane(device);
         ASSERT_TRUE(own.ok()) << own.status();
+        DeviceArray<O> c_of_nans(**own, kSide * kSide);
         for (int time = 0; time < kTimes; ++time) {
+          if (!WatchedClosely()) {
+            ASSERT_TRUE(RunMatmul(**own, nans_a, nans_b, false, false, out_dtype, c_of_nans.data(),
+                                  {.strategy = row().name})
+                            .ok());
+          }
           DeviceArray<O> c(**own, s.m * s.n);
           const auto stats = RunMatmul(**own, view_a, view_b, transpose_a, transpose_b, out_dtype,
                                        c.data(), {.strategy = row().name});
@@ -482,17 +494,26 @@ class MatmulPartsTest : public MatmulTest {
 };
 
 // On an H200 the model cuts some tiles of these products in two: in 16 bits those of 128 x 128, of
-// 128 x 256, and of 128 x 256 in clusters. All of c is checked, a few times, and two lanes compute
-// at once. The operands are small whole numbers, and each matrix a column times a row, so that
-// every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
+// 128 x 192, of 128 x 256, and of 128 x 256, 64 x 128 and 128 x 128 in pairs; of the last two kinds
+// it also takes k in pieces, and all as it is. All of c is checked, a few times, and two lanes
+// compute at once. The operands are small whole numbers, and each matrix a column times a
+// row, so that every element is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
   // Its threads load operands from shared memory, too often for a tool that records each load.
   if (row().name == "warp_tiled_tma" && WatchedClosely()) return;
   Dispatch([&]<class T, class O>(T, O) {
     int transposes = 0;
-    for (const MatmulShape& s :
-         {MatmulShape{1501, 1499, 2061}, {2056, 2064, 1104}, {4511, 4896, 2570}}) {
+    for (const MatmulShape& s : {MatmulShape{1109, 1803, 3705},
+                                 {1957, 2103, 1121},
+                                 {2345, 1712, 963},
+                                 {2189, 2312, 13320},
+                                 {2090, 387, 5187},
+                                 {707, 2935, 3983},
+                                 {381, 419, 1934},
+                                 {391, 770, 5730},
+                                 {73, 83, 422},
+                                 {2987, 263, 322}}) {
       for (int turn = 0; turn < 2; ++turn, ++transposes) {
         if (Watched() && turn > 0) continue;
         const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
@@ -538,6 +559,60 @@ INSTANTIATE_TEST_SUITE_P(
     Rows, MatmulOrderTest,
     testing::ValuesIn(MatmulCases({"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32)),
     MatmulCaseName);
+
+// On Hopper the tensor cores take 16-bit products, unless there are few rows or columns, or few
+// results of long sums whose rows the library can read in packs.
+TEST(MatmulChoice, Of16BitsOnHopper) {
+  TESSERA_NEED_DEVICE(Backend::kCuda);
+  const Device& device = *TestDevice(Backend::kCuda);
+  if (device.info().compute_capability != 90) return;
+  const auto choice = [&](DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
+                          std::int64_t more_pitch = 0) {
+    return Choose(MatmulProblem{.dtype = dtype,
+                                .out_dtype = dtype,
+                                .m = m,
+                                .n = n,
+                                .k = k,
+                                .lda = k + more_pitch,
+                                .ldb = n + more_pitch},
+                  device)
+        ->name;
+  };
+  for (const auto& [dtype, ours] :
+       {std::pair(DType::kBF16, "tensor_bf16"), std::pair(DType::kF16, "tensor_f16")}) {
+    EXPECT_EQ(choice(dtype, 4096, 4096, 4096), ours);
+    EXPECT_EQ(choice(dtype, 128, 8192, 8192), ours);
+    EXPECT_EQ(choice(dtype, 127, 8192, 8192), "cublas");
+    EXPECT_EQ(choice(dtype, 512, 512, 512), ours);
+    EXPECT_EQ(choice(dtype, 512, 512, 4096), "cublas");
+    EXPECT_EQ(choice(dtype, 512, 512, 4096, 1), ours);
+    EXPECT_EQ(choice(dtype, 4096, 4096, 4), "outer_product");
+  }
+}
+
+// Where the estimate by a reciprocal is closest to the next quotient: just below multiples.
+TEST(MatmulPieces, QuotientsAreExact) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  std::vector<int> divisors = {kMost, kMost - 1, kMost / 2, kMost / 2 + 1, 65535, 65536, 65537};
+  for (int value = 1; value <= 300; ++value) divisors.push_back(value);
+  Random random(3);
+  const auto any = [&](int most) {
+    return static_cast<int>(random.Bits() % static_cast<std::uint64_t>(most)) + 1;
+  };
+  for (int i = 0; i < 300; ++i) divisors.push_back(any(kMost));
+  for (int value : divisors) {
+    const Divisor divisor(value);
+    EXPECT_EQ(divisor.value(), value);
+    std::vector<int> numbers = {0, 1, value - 1, value, kMost - 1, kMost};
+    numbers.push_back(kMost / value * value - 1);
+    numbers.push_back(kMost / value * value);
+    for (int i = 0; i < 100; ++i) {
+      const int multiple = any(kMost / value) * value;
+      numbers.insert(numbers.end(), {multiple - 1, multiple, any(kMost) - 1});
+    }
+    for (int x : numbers) ASSERT_EQ(divisor.Quotient(x), x / value) << x << " / " << value;
+  }
+}
 
 // Every slab of every tile is computed once, all workers have the same to do, and the first part of
 // a tile is done when the next worker comes to the rest.

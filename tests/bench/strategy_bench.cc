@@ -618,6 +618,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterMatmul(rig, dtype, 8192, 1, 8192);  // the large operand along k
       RegisterMatmul(rig, dtype, 8192, 16, 8192);
       RegisterMatmul(rig, dtype, 64, 8192, 8192);
+      RegisterMatmul(rig, dtype, 256, 8192, 8192);
       RegisterMatmul(rig, dtype, 4096, 14336, 4096);
       RegisterMatmul(rig, dtype, 8192, 1024, 8192);
       RegisterMatmul(rig, dtype, 4093, 4099, 4111);

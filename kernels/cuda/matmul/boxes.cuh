@@ -16,11 +16,13 @@ namespace tessera {
 // What the copy engine asks of base addresses and pitches.
 constexpr std::int64_t kBoxAlignment = 16;
 
-// The pitch that the engine is told: of a single row it does not matter.
+// A pitch that the engine takes, for copies and single rows. Rows of some length begin with a line
+// of the second-level cache: those of a box, 128 bytes, would otherwise be parts of two.
 template <class T>
 std::int64_t PaddedPitch(std::int64_t columns) {
-  constexpr std::int64_t kPack = kBoxAlignment / static_cast<std::int64_t>(sizeof(T));
-  return CeilDiv(columns, kPack) * kPack;
+  constexpr std::int64_t kLine = 128, kSize = sizeof(T);
+  const std::int64_t pack = (columns * kSize < 8 * kLine ? kBoxAlignment : kLine) / kSize;
+  return CeilDiv(columns, pack) * pack;
 }
 
 inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch_bytes) {

@@ -24,6 +24,30 @@
 
 namespace tessera {
 
+// A number to divide by: a multiplication with its reciprocal takes a tenth of the cycles of a
+// division, for which all of a block would wait at every tile (Lemire, Kaser and Kurz, "Faster
+// remainder by direct computation", 2019).
+class Divisor {
+ public:
+  Divisor() = default;
+  // REQUIRES: value > 0.
+  explicit Divisor(int value)
+      : value_(value), reciprocal_((std::uint64_t{1} << 63) / static_cast<unsigned>(value) + 1) {}
+
+  TESSERA_HD int value() const { return value_; }
+  // x / value(), for x >= 0. The reciprocal is too large by at most 2^-63, the product by less than
+  // 1 / value(): it does not reach the next integer.
+  TESSERA_HD int Quotient(int x) const {
+    const std::uint64_t twice = static_cast<std::uint64_t>(x) * 2;
+    const std::uint64_t low = twice * static_cast<std::uint32_t>(reciprocal_) >> 32;
+    return static_cast<int>((twice * (reciprocal_ >> 32) + low) >> 32);
+  }
+
+ private:
+  int value_ = 1;
+  std::uint64_t reciprocal_ = 0;  // 2^63 / value_, rounded up
+};
+
 struct Sharing {
   int tiles;
   int slabs;        // of a tile

@@ -175,13 +175,14 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   const Splitting b = SplittingOf(p.b, b_rows, b_columns, p.ldb, lane);
   SplitOperands<<<a.blocks + b.blocks, 256, 0, lane.stream()>>>(a, b, nonfinite);
   CUDA_CHECK_LAUNCH(SplitOperands);
-  const int multiprocessors = lane.device().info().multiprocessors;
-  const TensorPlan plan = BetterPlan<Tile>({}, 0, 0.78, 1e7, p, multiprocessors, true);
-  RunPlanAnyLayout<Tile>(p, {a.out, a.rows, a.columns, a.out_pitch, p.transpose_a},
-                         {b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b}, plan, nonfinite,
+  const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
+  const TensorOperand<T> b_parts{b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b};
+  const TensorProduct product = ProductOf(p.m, p.n, p.k, a_parts, b_parts, lane);
+  RunPlanAnyLayout<Tile>(p, a_parts, b_parts, BetterPlan<Tile>({}, 0, 0.78, product), nonfinite,
                          lane);
-  LaunchOverlapping(ComputeAgain, {static_cast<unsigned>(2 * multiprocessors), kAgainThreads, 0},
-                    lane, OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,
+  LaunchOverlapping(ComputeAgain,
+                    {static_cast<unsigned>(2 * product.multiprocessors), kAgainThreads, 0}, lane,
+                    OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,
                     static_cast<float*>(p.c), static_cast<const unsigned*>(nonfinite));
 }
 

@@ -28,9 +28,9 @@ namespace tessera {
 namespace {
 
 using T = Tf32;
-using Shared = TensorTile<T, 128, 256, 2, 4>;
+using LargePair = TensorTile<T, 128, 256, 2, 4>;
 using Large = TensorTile<T, 128, 256, 1, 4>;
-using Medium = TensorTile<T, 128, 128, 1, 6>;
+using Square = TensorTile<T, 128, 128, 1, 6>;
 using Small = TensorTile<T, 64, 128, 1, 8>;
 
 // A copy is rounded to nearest; in place, the tensor cores cut.
@@ -50,14 +50,14 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
                      : Prepared(p.a, p.m, p.k, p.lda, false, lane);
   const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, lane)
                                : Prepared(p.b, p.k, p.n, p.ldb, true, lane);
-  const int multiprocessors = lane.device().info().multiprocessors;
-  MatmulProblem computed = p;
-  if (b.mn_major) std::swap(computed.m, computed.n);  // c' = b' a'
+  // c' = b' a' where b has k across the rows.
+  const TensorProduct product =
+      b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, lane) : ProductOf(p.m, p.n, p.k, a, b, lane);
   TensorPlan plan;
-  plan = BetterPlan<Shared>(plan, 0, 0.4, 1.2e7, computed, multiprocessors, false);
-  plan = BetterPlan<Large>(plan, 1, 0.39, 1e7, computed, multiprocessors, true);
-  plan = BetterPlan<Medium>(plan, 2, 0.38, 1e7, computed, multiprocessors, true);
-  plan = BetterPlan<Small>(plan, 3, 0.3, 1e7, computed, multiprocessors, true);
+  plan = BetterPlan<LargePair>(plan, 0, 0.4, product);
+  plan = BetterPlan<Large>(plan, 1, 0.397, product);
+  plan = BetterPlan<Square>(plan, 2, 0.38, product);
+  plan = BetterPlan<Small>(plan, 3, 0.3, product);
   const auto run = [&](auto tile) {
     using C = decltype(tile);
     if (b.mn_major) {
@@ -67,11 +67,11 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
     }
   };
   if (plan.tile == 0) {
-    run(Shared{});
+    run(LargePair{});
   } else if (plan.tile == 1) {
     run(Large{});
   } else if (plan.tile == 2) {
-    run(Medium{});
+    run(Square{});
   } else {
     run(Small{});
   }
