@@ -16,8 +16,9 @@ namespace tessera {
 // What the copy engine asks of base addresses and pitches.
 constexpr std::int64_t kBoxAlignment = 16;
 
-// A pitch that the engine takes, for copies and single rows. Rows of some length begin with a line
-// of the second-level cache: those of a box, 128 bytes, would otherwise be parts of two.
+// A pitch that the engine takes, for copies and single rows. Rows of 1 KiB and more, which grow by
+// an eighth at most, begin with a line of the second-level cache: those of a box, 128 bytes, would
+// otherwise be parts of two.
 template <class T>
 std::int64_t PaddedPitch(std::int64_t columns) {
   constexpr std::int64_t kLine = 128, kSize = sizeof(T);

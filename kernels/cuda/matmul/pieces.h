@@ -24,8 +24,8 @@
 
 namespace tessera {
 
-// A number to divide by: a multiplication with its reciprocal takes a tenth of the cycles of a
-// division, for which all of a block would wait at every tile (Lemire, Kaser and Kurz, "Faster
+// A number to divide by, which is a multiplication with its reciprocal: a block waits for where its
+// tile is, and GPUs have no instruction that divides integers (Lemire, Kaser and Kurz, "Faster
 // remainder by direct computation", 2019).
 class Divisor {
  public:
@@ -84,8 +84,8 @@ struct Piece {
   bool starts, ends;
 };
 
-// What a worker computes as number i = 0, 1, .. of its pieces. Computed anew each time, so that
-// nothing but i takes up registers.
+// What a worker computes as number i = 0, 1, .. of its pieces. Of i alone, so that nothing else
+// need be kept from one to the next.
 TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers, int i) {
   const int slabs = sharing.slabs;
   if (sharing.shared == 0) {

@@ -105,6 +105,15 @@ inline constexpr float kPartsScale = 0x1p23f;
 template <class C, bool kMnA>
 inline constexpr bool kIsTurned = std::is_same_v<typename C::T, Tf32>&& kMnA;
 
+// Named barriers of a block, one of each kind for every consumer; 0 is __syncthreads.
+enum class Meeting { kStaging, kSumsStored, kMayLoad, kTurn, kCount };
+
+template <class C>
+__device__ int BarrierOf(Meeting meeting, int consumer) {
+  static_assert(static_cast<int>(Meeting::kCount) * C::kConsumers < 16);
+  return 1 + static_cast<int>(meeting) * C::kConsumers + consumer;
+}
+
 // What the blocks of a launch are told.
 struct TensorWork {
   int rows, columns;  // of c, or of what its transpose is computed as
@@ -222,7 +231,8 @@ __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, st
     return kTurn ? row + box % 2 * kWidth : column + box * kWidth;
   };
   const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
-  const int barrier = 1 + static_cast<int>(threadIdx.x) / C::kWarpgroup;
+  const int barrier =
+      BarrierOf<C>(Meeting::kStaging, static_cast<int>(threadIdx.x) / C::kWarpgroup);
 #pragma unroll
   for (int first = 0; first < kAll; first += C::kBoxes) {
     if (thread == 0) WaitForStoresToRead();
@@ -478,8 +488,7 @@ template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {
   static_assert(C::kConsumers == 2);
-  // After the barriers of StoreTile and of messengers.
-  const auto turn = [](int whose) { return 1 + 3 * C::kConsumers + whose; };
+  const auto turn = [](int whose) { return BarrierOf<C>(Meeting::kTurn, whose); };
   constexpr int kBoth = C::kConsumers * C::kWarpgroup;
   if (consumer == 1) NamedBarrierArrive(turn(0), kBoth);
   float sums[kCount];
@@ -528,11 +537,7 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
 // they meet, one side arrives and the other waits: bar.sync asks that all who wait at a barrier
 // stand at the same instruction.
 template <class C>
-struct Messenger {
-  static constexpr int kThreads = C::kWarpgroup + kWarpSize;  // that meet
-  static __device__ int Stored(int consumer) { return 1 + C::kConsumers + consumer; }
-  static __device__ int MayLoad(int consumer) { return 1 + 2 * C::kConsumers + consumer; }
-};
+inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;  // that meet
 
 // A thread's sums, as packs kWarpgroup apart, of those that a block's consumer leaves behind.
 template <class C>
@@ -550,13 +555,13 @@ __device__ void StorePartial(const float (&d)[kCount], const TensorWork& work, i
 #pragma unroll
   for (int i = 0; i < kCount; i += 4, to += C::kWarpgroup)
     __stcg(to, make_float4(d[i], d[i + 1], d[i + 2], d[i + 3]));
-  NamedBarrierArrive(Messenger<C>::Stored(consumer), Messenger<C>::kThreads);
+  NamedBarrierArrive(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
 }
 
 // Adds those that the cluster before has left.
 template <class C, int kCount>
 __device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consumer, int thread) {
-  NamedBarrier(Messenger<C>::MayLoad(consumer), Messenger<C>::kThreads);
+  NamedBarrier(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
   const float4* from =
       PartialOf<C>(work, static_cast<int>(blockIdx.x) - C::kCluster, consumer, thread);
 #pragma unroll
@@ -576,13 +581,13 @@ __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, 
     const Piece piece = PieceOf(work.sharing, cluster, clusters, i);
     if (piece.slabs == 0) return;
     if (!piece.ends) {
-      NamedBarrier(Messenger<C>::Stored(consumer), Messenger<C>::kThreads);
+      NamedBarrier(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
       if (speaks) AnnouncePartial(written);
     }
     if (!piece.starts) {
       if (speaks) WaitForPartial(written - C::kCluster * C::kConsumers);
       __syncwarp();
-      NamedBarrierArrive(Messenger<C>::MayLoad(consumer), Messenger<C>::kThreads);
+      NamedBarrierArrive(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
     }
   }
 }
@@ -975,8 +980,9 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
 
 // A model of what a plan takes, in multiply-adds of 16 bits that one multiprocessor could do, 3.9e6
 // a microsecond: rounds of pieces of work, each with filling the pipeline and writing the tile. The
-// better one of it and `best`. rate: the share of the tensor cores' 16-bit speed that the tile
-// reaches in its main loop. This and all constants as measured on an H200.
+// better one of it and `best`. rate: about the share of the tensor cores' 16-bit speed that the
+// tile reaches in its main loop. This and all constants are such that the model prefers what was
+// faster on an H200, for 16 bits in 75 shapes with each tile, whole, in parts and with k cut.
 template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduct& p) {
   constexpr double kStart = C::kCluster == 1 ? 1e7 : 1.4e7;  // of a piece, and its end
@@ -1020,6 +1026,22 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
       try_splits(splits);
   }
   return best;
+}
+
+// A tile that a row has, and its rate for BetterPlan.
+template <class C>
+struct RatedTile {
+  double rate;
+};
+
+// Calls run(C(), plan) with the best tile and plan.
+template <class Run, class... Tiles>
+void RunBestPlan(const TensorProduct& p, const Run& run, RatedTile<Tiles>... tiles) {
+  TensorPlan plan;
+  int tile = 0;
+  ((plan = BetterPlan<Tiles>(plan, tile++, tiles.rate, p)), ...);
+  tile = 0;
+  ((tile++ == plan.tile ? run(Tiles(), plan) : void()), ...);
 }
 
 // --- Rows: host ---
@@ -1149,7 +1171,6 @@ inline Cost TensorCost16(const MatmulProblem& p) {
 template <class T>
 void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
   // Pairs share what they fetch: that matters to many tiles, and to small ones along a long k.
-  // Memory for results instead of a fourth slab saves more between two tiles.
   using LargePair = TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>;
   using Large = TensorTile<T, 128, 256, 1, 4>;
   using Medium = TensorTile<T, 128, 192, 1, 4, /*kBoxes=*/3>;
@@ -1164,33 +1185,12 @@ void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
   const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, lane)
                                : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, lane);
   const TensorProduct product = ProductOf(p.m, p.n, p.k, a, b, lane);
-  TensorPlan plan;
-  plan = BetterPlan<LargePair>(plan, 0, 0.8, product);
-  plan = BetterPlan<Large>(plan, 1, 0.785, product);
-  plan = BetterPlan<Medium>(plan, 2, 0.775, product);
-  plan = BetterPlan<SquarePair>(plan, 3, 0.82, product);
-  plan = BetterPlan<Square>(plan, 4, 0.72, product);
-  plan = BetterPlan<SmallPair>(plan, 5, 0.7, product);
-  plan = BetterPlan<Small>(plan, 6, 0.58, product);
-  const auto run = [&](auto tile) {
+  const auto run = [&](auto tile, const TensorPlan& plan) {
     RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, lane);
   };
-  switch (plan.tile) {
-    case 0:
-      return run(LargePair{});
-    case 1:
-      return run(Large{});
-    case 2:
-      return run(Medium{});
-    case 3:
-      return run(SquarePair{});
-    case 4:
-      return run(Square{});
-    case 5:
-      return run(SmallPair{});
-    default:
-      return run(Small{});
-  }
+  RunBestPlan(product, run, RatedTile<LargePair>{0.8}, RatedTile<Large>{0.785},
+              RatedTile<Medium>{0.775}, RatedTile<SquarePair>{0.82}, RatedTile<Square>{0.72},
+              RatedTile<SmallPair>{0.7}, RatedTile<Small>{0.58});
 }
 
 }  // namespace tessera

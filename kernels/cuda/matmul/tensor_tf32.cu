@@ -53,12 +53,7 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   // c' = b' a' where b has k across the rows.
   const TensorProduct product =
       b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, lane) : ProductOf(p.m, p.n, p.k, a, b, lane);
-  TensorPlan plan;
-  plan = BetterPlan<LargePair>(plan, 0, 0.4, product);
-  plan = BetterPlan<Large>(plan, 1, 0.397, product);
-  plan = BetterPlan<Square>(plan, 2, 0.38, product);
-  plan = BetterPlan<Small>(plan, 3, 0.3, product);
-  const auto run = [&](auto tile) {
+  const auto run = [&](auto tile, const TensorPlan& plan) {
     using C = decltype(tile);
     if (b.mn_major) {
       RunPlan<C, true, false>(p, b, a, plan, nullptr, lane);
@@ -66,15 +61,8 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
       RunPlan<C, false, false>(p, a, b, plan, nullptr, lane);
     }
   };
-  if (plan.tile == 0) {
-    run(LargePair{});
-  } else if (plan.tile == 1) {
-    run(Large{});
-  } else if (plan.tile == 2) {
-    run(Square{});
-  } else {
-    run(Small{});
-  }
+  RunBestPlan(product, run, RatedTile<LargePair>{0.4}, RatedTile<Large>{0.397},
+              RatedTile<Square>{0.38}, RatedTile<Small>{0.3});
 }
 
 // Cutting 13 bits off costs up to 2^-10 of an element, twice what rounding to nearest does.
