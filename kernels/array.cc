@@ -11,8 +11,11 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
+// The first values where there are more than any array has.
 std::string Join(absl::Span<const std::int64_t> values) {
-  return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
+  constexpr std::size_t kShown = 2 * kMaxRank;
+  return absl::StrCat("[", absl::StrJoin(values.subspan(0, kShown), ", "),
+                      values.size() > kShown ? ", ..." : "", "]");
 }
 
 absl::Status BadView(std::string_view field, std::string value, std::string limit) {

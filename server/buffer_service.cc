@@ -11,8 +11,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "kernels/crc32c.h"
 #include "kernels/error.h"
 #include "server/convert.h"
+#include "server/lane_call.h"
 #include "server/log.h"
 
 namespace tessera {
@@ -77,47 +79,65 @@ void SetBuffer(const BufferInfo& info, v1::Buffer* out) {
     *out->mutable_expire_time() = ToProto(info.expire_time);
   }
   out->set_device(buffer.device().info().name);
-  out->set_version(buffer.version());
+  out->set_version(info.version);
+  if (info.checksum.has_value()) out->set_crc32c(*info.checksum);
 }
 
-// One stream of data into a draft. gRPC and the transfer worker take turns with it: a message is
-// read, copied by the worker, and only then the next one is read, so that a stream never holds more
-// than one message.
-class BufferService::UploadCall final : public grpc::ServerReadReactor<v1::UploadRequest> {
+// One stream of data into a draft. gRPC, the chores and the transfer worker take turns with it: a
+// message is read, copied by the worker, and only then the next one is read, so that a stream never
+// holds more than one message, and none while it waits.
+class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
+                                        private Task {
  public:
   UploadCall(BufferService& service, grpc::CallbackServerContext& context,
-             v1::UploadResponse& response)
+             grpc::ByteBuffer& response)
       : service_(service), core_(service.core_), context_(context), response_(response) {}
 
   // Once the service knows the call.
   void Begin() {
-    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-    if (!ticket.ok()) {
-      End(ticket.status());
-      return;
+    const absl::Status status = Guarded([&]() -> absl::Status {
+      absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
+      if (!ticket.ok()) return ticket.status();
+      ticket_ = *std::move(ticket);
+      absl::StatusOr<Charge> stream =
+          Charge::Take(core_.uploads(), 1, "TOO_MANY_UPLOADS",
+                       "as many uploads are in progress as the server accepts");
+      if (!stream.ok()) return stream.status();
+      stream_ = *std::move(stream);
+      absl::StatusOr<Charge> memory =
+          Charge::Take(core_.host_memory(), core_.options().max_message, "HOST_MEMORY_EXHAUSTED",
+                       "there is no memory for another stream of messages");
+      if (!memory.ok()) return memory.status();
+      memory_ = *std::move(memory);
+      return absl::OkStatus();
+    });
+    if (status.ok()) {
+      Read();
+    } else {
+      End(status);
     }
-    ticket_ = *std::move(ticket);
-    Read();
   }
 
   void OnReadDone(bool ok) override {
     if (reading_since_.exchange(0) == 0) return;  // timed out, and ended
-    try {
-      if (!ok) {
-        End(HalfClosed());
-        return;
-      }
-      absl::Status status = Accept();
-      if (!status.ok()) {
-        End(status);
-      } else if (message_.data().empty()) {
-        Read();
-      } else {
-        Copy();
-      }
-    } catch (const std::bad_alloc&) {
-      End(HostMemoryError());
+    if (!ok) {
+      // The end of the client's data, of the client, or of what gRPC accepts: in all cases but the
+      // first gRPC has cancelled the call before, and cannot send metadata any more.
+      StartSendInitialMetadata();
+      return;
     }
+    const absl::Status status = Guarded([&] { return Accept(); });
+    if (!status.ok()) End(status);
+  }
+
+  void OnSendInitialMetadataDone(bool ok) override {
+    if (!ok || context_.IsCancelled()) {
+      End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the upload off"));
+      return;
+    }
+    // What is replaced may be freed.
+    const absl::Status status = core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); });
+    if (!status.ok()) End(status);
   }
 
   void OnDone() override {
@@ -129,101 +149,147 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<v1::Uploa
   // Safe at any time: while a call waits for a message no one else ends it.
   void EndIfIdle(absl::Time now) {
     std::int64_t since = reading_since_.load();
-    if (since == 0 || now - absl::FromUnixNanos(since) <= core_.options().upload_timeout) return;
-    if (!reading_since_.compare_exchange_strong(since, 0)) return;
-    End(MakeError(StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
-                  "no data has come for longer than the server waits",
-                  {{"limit", absl::FormatDuration(core_.options().upload_timeout)}}));
+    if (since == 0) return;
+    absl::Status status = absl::OkStatus();
+    if (now - absl::FromUnixNanos(since) > core_.options().upload_timeout) {
+      status = MakeError(StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
+                         "no message has come for longer than the server waits",
+                         {{"limit", absl::FormatDuration(core_.options().upload_timeout)}});
+    } else if (const std::shared_ptr<Draft> draft = this->draft(); draft != nullptr) {
+      status = core_.store().CheckOpen(*draft);
+    }
+    if (!status.ok() && reading_since_.compare_exchange_strong(since, 0)) End(status);
   }
 
   std::weak_ptr<UploadCall> shared_self_;
 
  private:
   void Read() {
-    reading_since_ = absl::GetCurrentTimeNanos();
-    StartRead(&message_);
+    message_.reset();
+    reading_since_ = absl::ToUnixNanos(SteadyNow());
+    StartRead(&bytes_);
   }
 
-  // Checks a message and finds where its data goes; the first one opens the buffer.
+  // Parses and checks a message and sends it on its way; the first one opens the buffer.
   absl::Status Accept() {
-    if (absl::Status status = core_.CheckSize(message_); !status.ok()) return status;
-    if (draft_ == nullptr) {
-      if (absl::Status status = Open(); !status.ok()) return status;
-    } else {
-      const bool same_name = message_.name().empty() || message_.name() == name_;
-      const bool same_spec =
-          !message_.has_spec() ||
-          (creates_ && google::protobuf::util::MessageDifferencer::Equals(message_.spec(), spec_));
-      if (!same_name || !same_spec) {
-        return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                         "a later message of an upload names another buffer or spec",
-                         {{"field", same_name ? "spec" : "name"},
-                          {"value", same_name ? "" : message_.name()},
-                          {"expected", name_}});
-      }
+    if (absl::Status status = core_.CheckSize(bytes_.Length()); !status.ok()) return status;
+    message_.emplace();
+    const bool parsed =
+        grpc::SerializationTraits<v1::UploadRequest>::Deserialize(&bytes_, &*message_).ok();
+    bytes_.Clear();
+    if (!parsed) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "a message is no valid UploadRequest", {{"field", "message"}});
     }
-    if (message_.has_offset()) position_ = message_.offset();
-    return absl::OkStatus();
+    if (draft() == nullptr) {
+      // Memory may have to be found.
+      return core_.chores().Submit([this] {
+        absl::Status status = Guarded([&]() -> absl::Status {
+          absl::Status opened = Open();
+          return opened.ok() ? Proceed() : opened;
+        });
+        if (!status.ok()) End(status);
+      });
+    }
+    const bool same_name = message_->name().empty() || message_->name() == name_;
+    const bool same_version = message_->version() == 0 || message_->version() == version_;
+    const bool same_spec =
+        !message_->has_spec() ||
+        (creates_ && google::protobuf::util::MessageDifferencer::Equals(message_->spec(), spec_));
+    if (!same_name || !same_version || !same_spec) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "a later message of an upload names another buffer, version or spec",
+                       {{"field", !same_name ? "name" : !same_version ? "version" : "spec"},
+                        {"value", !same_name ? message_->name() : absl::StrCat(message_->version())},
+                        {"expected", !same_name ? name_ : absl::StrCat(version_)}});
+    }
+    return Proceed();
   }
 
   absl::Status Open() {
-    name_ = message_.name();
-    creates_ = message_.has_spec();
+    name_ = message_->name();
+    version_ = message_->version();
+    creates_ = message_->has_spec();
     absl::StatusOr<std::shared_ptr<Draft>> draft;
     if (creates_) {
-      spec_ = message_.spec();
+      spec_ = message_->spec();
       absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, core_);
       if (!spec.ok()) return spec.status();
-      spec->exclusive = true;
+      spec->kind = Draft::Kind::kStream;
       draft = core_.store().Create(*spec);
     } else {
-      draft = core_.store().FindDraft(name_);
+      draft = core_.store().FindDraft(name_, version_);
     }
     if (!draft.ok()) return draft.status();
+    const std::lock_guard lock(draft_mutex_);
     draft_ = *std::move(draft);
     return absl::OkStatus();
   }
 
-  void Copy() {
-    const std::uint64_t offset = position_;
-    const std::uint64_t size = message_.data().size();
-    absl::StatusOr<void*> memory = core_.store().BeginWrite(*draft_, offset, size);
-    if (!memory.ok()) {
-      End(memory.status());
-      return;
-    }
-    Task task;
-    task.run = [this, offset, size, to = *memory](absl::StatusOr<Lane*> lane) {
-      absl::Status status = lane.status();
-      if (status.ok()) status = CopyToDevice(**lane, to, message_.data().data(), size);
-      if (status.ok()) status = Synchronize(**lane);
-      core_.store().EndWrite(*draft_, offset, size, status.ok());
-      if (!status.ok()) {
-        End(status);
-        return;
-      }
-      position_ = offset + size;
-      received_ += size;
+  // A message whose buffer is known: its data goes to the device.
+  absl::Status Proceed() {
+    if (message_->has_offset()) position_ = message_->offset();
+    if (message_->has_buffer_crc32c()) buffer_checksum_ = message_->buffer_crc32c();
+    if (message_->data().empty()) {
+      if (absl::Status status = core_.store().CheckOpen(*draft_); !status.ok()) return status;
       Read();
-    };
-    absl::Status status = core_.transfers(draft_->buffer().device()).Submit(std::move(task));
-    if (!status.ok()) {
-      core_.store().EndWrite(*draft_, offset, size, false);
-      End(status);
+      return absl::OkStatus();
     }
+    size_ = message_->data().size();
+    absl::StatusOr<void*> memory = core_.store().BeginWrite(*draft_, position_, size_);
+    if (!memory.ok()) return memory.status();
+    memory_of_data_ = *memory;
+    absl::Status status = core_.transfers(draft_->buffer().device()).Submit(*this);
+    if (!status.ok()) core_.store().EndWrite(*draft_, position_, size_, false);
+    return status;
   }
 
-  // The end of the client's data, or of the client: then the answer goes nowhere.
-  absl::Status HalfClosed() {
-    if (context_.IsCancelled()) {
-      return MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the upload off");
+  void Run(Lane& lane) override {
+    std::optional<std::uint32_t> checksum;
+    absl::Status status = CheckChecksum(checksum);
+    if (status.ok()) {
+      status = CopyToDevice(lane, memory_of_data_, message_->data().data(), size_);
+      // Also after a copy that failed: part of it may still be under way to memory that is about to
+      // be freed.
+      const absl::Status arrived = Synchronize(lane);
+      if (status.ok()) status = arrived;
     }
+    core_.store().EndWrite(*draft_, position_, size_, status.ok(), checksum);
+    if (!status.ok()) {
+      End(status);
+      return;
+    }
+    position_ += size_;
+    received_ += size_;
+    Read();
+  }
+
+  void Refuse(const absl::Status& status) override {
+    core_.store().EndWrite(*draft_, position_, size_, false);
+    End(status);
+  }
+
+  absl::Status CheckChecksum(std::optional<std::uint32_t>& checksum) const {
+    if (!message_->has_crc32c()) return absl::OkStatus();
+    checksum = Crc32c(message_->data().data(), size_);
+    if (*checksum == message_->crc32c()) return absl::OkStatus();
+    return MakeError(StatusCode::kDataLoss, "BAD_CHECKSUM",
+                     "the data of a message has another CRC-32C than the message says",
+                     {{"field", "crc32c"},
+                      {"offset", absl::StrCat(position_)},
+                      {"expected", absl::StrCat(message_->crc32c())},
+                      {"actual", absl::StrCat(*checksum)}});
+  }
+
+  // The client has sent all it wants to send.
+  absl::Status Close() {
     if (draft_ == nullptr) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                        "an upload needs a message with a name", {{"field", "name"}});
     }
-    BufferInfo info = core_.store().Describe(*draft_);
+    BufferInfo info;
     if (creates_) {
+      info = core_.store().Describe(*draft_);
       if (!info.missing.empty()) {
         return MakeError(StatusCode::kInvalidArgument, "MISSING_DATA",
                          "the stream ended before the buffer was full",
@@ -231,49 +297,83 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<v1::Uploa
                           {"size", absl::StrCat(info.buffer->type().bytes())},
                           {"missing", ToString(info.missing)}});
       }
-      absl::StatusOr<BufferInfo> sealed = core_.store().Seal(draft_);
+      absl::StatusOr<BufferInfo> sealed = core_.store().Seal(*draft_, buffer_checksum_);
       if (!sealed.ok()) return sealed.status();
       info = *std::move(sealed);
+    } else {
+      if (absl::Status status = core_.store().CheckOpen(*draft_); !status.ok()) return status;
+      info = core_.store().Describe(*draft_);
     }
-    SetBuffer(info, response_.mutable_buffer());
-    response_.set_received_bytes(received_);
+    v1::UploadResponse response;
+    SetBuffer(info, response.mutable_buffer());
+    response.set_received_bytes(received_);
+    bool owned = false;
+    grpc::SerializationTraits<v1::UploadResponse>::Serialize(response, &response_, &owned);
     return absl::OkStatus();
+  }
+
+  std::shared_ptr<Draft> draft() {
+    const std::lock_guard lock(draft_mutex_);
+    return draft_;
   }
 
   // By the one who has the turn, once. The call may be gone on return.
   void End(const absl::Status& status) {
-    if (!status.ok()) {
-      LogFailedCall("Upload", context_.peer(), status);
-      if (creates_ && draft_ != nullptr) core_.store().Discard(*draft_);
+    if (!status.ok()) LogFailedCall("Upload", context_.peer(), status);
+    message_.reset();
+    bytes_.Clear();
+    std::shared_ptr<Draft> draft;
+    {
+      const std::lock_guard lock(draft_mutex_);
+      draft = std::move(draft_);
     }
-    draft_.reset();
+    if (draft != nullptr) {
+      if (!status.ok() && creates_) core_.store().Discard(*draft);
+      core_.chores().Release(std::move(draft));
+    }
+    stream_ = Charge();
+    memory_ = Charge();
     Finish(ToGrpc(status));
   }
 
   BufferService& service_;
   Core& core_;
   grpc::CallbackServerContext& context_;
-  v1::UploadResponse& response_;
+  grpc::ByteBuffer& response_;
   Admission::Ticket ticket_;
-  // Unix time in ns while gRPC reads a message, else 0. Whoever sets it to 0 has the turn.
+  Charge stream_;
+  Charge memory_;
+  // Nanoseconds of SteadyNow while gRPC reads a message, else 0. Whoever sets it to 0 has the turn.
   std::atomic<std::int64_t> reading_since_{0};
 
-  v1::UploadRequest message_;
+  // All of these belong to the one who has the turn; draft_ may be read by others, with its mutex.
+  grpc::ByteBuffer bytes_;
+  std::optional<v1::UploadRequest> message_;
   std::string name_;
+  std::uint64_t version_ = 0;
   v1::BufferSpec spec_;
   bool creates_ = false;
+  std::mutex draft_mutex_;
   std::shared_ptr<Draft> draft_;
   std::uint64_t position_ = 0;
+  std::uint64_t size_ = 0;  // of the message's data
+  void* memory_of_data_ = nullptr;
   std::uint64_t received_ = 0;
+  std::optional<std::uint32_t> buffer_checksum_;
 };
 
 // One stream of data out of a buffer. A chunk leaves the device only when the one before is on its
 // way.
-class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::DownloadResponse> {
+class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::DownloadResponse>,
+                                          private Task {
  public:
-  DownloadCall(Core& core, grpc::CallbackServerContext& context, const v1::DownloadRequest& request)
-      : core_(core), context_(context) {
-    absl::Status status = Open(request);
+  DownloadCall(BufferService& service, grpc::CallbackServerContext& context,
+               const v1::DownloadRequest& request)
+      : service_(service), core_(service.core_), context_(context), request_(request) {}
+
+  // Once the service knows the call.
+  void Begin() {
+    const absl::Status status = Guarded([&] { return Open(); });
     if (status.ok()) {
       Next();
     } else {
@@ -282,8 +382,15 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
   }
 
   void OnWriteDone(bool ok) override {
+    const std::int64_t since = writing_since_.exchange(0);
     if (!ok) {
-      End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off"));
+      const absl::Duration limit = core_.options().download_timeout;
+      End(SteadyNow() - absl::FromUnixNanos(since) > limit
+              ? MakeError(StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
+                          "nothing was read for longer than the server waits",
+                          {{"limit", absl::FormatDuration(limit)}})
+              : MakeError(StatusCode::kCancelled, "CANCELLED",
+                          "the client broke the download off"));
     } else if (position_ == end_) {
       End(absl::OkStatus());
     } else {
@@ -292,80 +399,117 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
     }
   }
 
-  void OnDone() override { delete this; }
+  void OnCancel() override {
+    if (executor_ != nullptr && executor_->Cancel(*this)) End(CallerLeft());
+  }
+
+  void OnDone() override {
+    std::shared_ptr<DownloadCall> self = shared_self_.lock();
+    const std::lock_guard lock(service_.mutex_);
+    service_.downloads_.erase(self);
+  }
+
+  // Safe at any time. gRPC ends the write, and thereby the call.
+  void EndIfIdle(absl::Time now) {
+    const std::int64_t since = writing_since_.load();
+    if (since == 0 || now - absl::FromUnixNanos(since) <= core_.options().download_timeout) return;
+    if (!given_up_.exchange(true)) context_.TryCancel();
+  }
+
+  std::weak_ptr<DownloadCall> shared_self_;
 
  private:
-  absl::Status Open(const v1::DownloadRequest& request) {
+  absl::Status Open() {
     absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
     if (!ticket.ok()) return ticket.status();
     ticket_ = *std::move(ticket);
-    absl::StatusOr<std::shared_ptr<const Buffer>> buffer = core_.store().Find(request.name());
-    if (!buffer.ok()) return buffer.status();
-    buffer_ = *std::move(buffer);
+    absl::StatusOr<Charge> stream =
+        Charge::Take(core_.downloads(), 1, "TOO_MANY_DOWNLOADS",
+                     "as many downloads are in progress as the server accepts");
+    if (!stream.ok()) return stream.status();
+    stream_ = *std::move(stream);
+    // A chunk, and the chunk as gRPC sends it.
+    absl::StatusOr<Charge> memory =
+        Charge::Take(core_.host_memory(), 2 * kDownloadChunk, "HOST_MEMORY_EXHAUSTED",
+                     "there is no memory for another stream of messages");
+    if (!memory.ok()) return memory.status();
+    memory_ = *std::move(memory);
+    absl::StatusOr<BufferInfo> info = core_.store().Find(request_.name(), request_.version());
+    if (!info.ok()) return info.status();
+    buffer_ = info->buffer;
     const std::uint64_t size = buffer_->type().bytes();
-    if (request.offset() > size) {
+    if (request_.offset() > size) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
                        "the download begins beyond the end of the buffer",
-                       {{"offset", absl::StrCat(request.offset())},
-                        {"size", absl::StrCat(request.limit())},
-                        {"limit", absl::StrCat(size)}});
+                       {{"offset", absl::StrCat(request_.offset())},
+                        {"limit", absl::StrCat(request_.limit())},
+                        {"size", absl::StrCat(size)}});
     }
-    position_ = request.offset();
+    position_ = request_.offset();
     const std::uint64_t rest = size - position_;
-    end_ = position_ + (request.limit() == 0 ? rest : std::min(request.limit(), rest));
-    absl::StatusOr<BufferInfo> info = core_.store().Get(request.name());
-    SetBuffer(info.ok() && info->buffer == buffer_
-                  ? *info
-                  : BufferInfo{buffer_, true, size, absl::InfiniteFuture(), {}},
-              message_.mutable_buffer());
+    end_ = position_ + (request_.limit() == 0 ? rest : std::min(request_.limit(), rest));
+    SetBuffer(*info, message_.mutable_buffer());
+    executor_ = &core_.transfers(buffer_->device());
     return absl::OkStatus();
   }
 
   void Next() {
-    Task task;
-    task.deadline = context_.deadline();
-    task.run = [this](absl::StatusOr<Lane*> lane) {
-      absl::Status status = lane.status();
-      if (status.ok()) status = Fill(**lane);
-      if (status.ok()) {
-        StartWrite(&message_);
-      } else {
-        End(status);
-      }
-    };
-    absl::Status status = core_.transfers(buffer_->device()).Submit(std::move(task));
+    absl::Status status = executor_->Submit(*this);
     if (!status.ok()) End(status);
   }
 
-  absl::Status Fill(Lane& lane) try {
+  void Run(Lane& lane) override {
+    const absl::Status status = Guarded([&] { return Fill(lane); });
+    if (!status.ok()) {
+      End(status);
+      return;
+    }
+    writing_since_ = absl::ToUnixNanos(SteadyNow());
+    StartWrite(&message_);
+  }
+
+  void Refuse(const absl::Status& status) override { End(status); }
+
+  absl::Status Fill(Lane& lane) {
     const std::uint64_t size = std::min(end_ - position_, kDownloadChunk);
+    std::string& data = *message_.mutable_data();
     message_.set_offset(position_);
-    message_.mutable_data()->resize(size);
-    absl::Status status = CopyToHost(lane, message_.mutable_data()->data(),
-                                     static_cast<const char*>(buffer_->data()) + position_, size);
+    data.resize(size);
+    absl::Status status = CopyToHost(
+        lane, data.data(), static_cast<const char*>(buffer_->data()) + position_, size);
+    if (request_.checksums()) message_.set_crc32c(Crc32c(data.data(), size));
     position_ += size;
     return status;
-  } catch (const std::bad_alloc&) {
-    return HostMemoryError();
   }
 
   void End(const absl::Status& status) {
     if (!status.ok()) LogFailedCall("Download", context_.peer(), status);
-    buffer_.reset();
+    core_.chores().Release(std::move(buffer_));
+    message_ = v1::DownloadResponse();
+    stream_ = Charge();
+    memory_ = Charge();
     Finish(ToGrpc(status));
   }
 
+  BufferService& service_;
   Core& core_;
   grpc::CallbackServerContext& context_;
+  const v1::DownloadRequest& request_;
   Admission::Ticket ticket_;
+  Charge stream_;
+  Charge memory_;
+  Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;
   std::uint64_t position_ = 0;
   std::uint64_t end_ = 0;
   v1::DownloadResponse message_;
+  // Nanoseconds of SteadyNow while gRPC sends a message, else 0.
+  std::atomic<std::int64_t> writing_since_{0};
+  std::atomic<bool> given_up_{false};
 };
 
-grpc::ServerReadReactor<v1::UploadRequest>* BufferService::Upload(
-    grpc::CallbackServerContext* context, v1::UploadResponse* response) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* BufferService::Upload(
+    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
   auto call = std::make_shared<UploadCall>(*this, *context, *response);
   call->shared_self_ = call;
   {
@@ -378,22 +522,33 @@ grpc::ServerReadReactor<v1::UploadRequest>* BufferService::Upload(
 
 grpc::ServerWriteReactor<v1::DownloadResponse>* BufferService::Download(
     grpc::CallbackServerContext* context, const v1::DownloadRequest* request) {
-  return new DownloadCall(core_, *context, *request);
-}
-
-void BufferService::EndIdleUploads(absl::Time now) {
-  std::vector<std::shared_ptr<UploadCall>> calls;
+  auto call = std::make_shared<DownloadCall>(*this, *context, *request);
+  call->shared_self_ = call;
   {
     const std::lock_guard lock(mutex_);
-    calls.assign(uploads_.begin(), uploads_.end());
+    downloads_.insert(call);
   }
-  for (const std::shared_ptr<UploadCall>& call : calls) call->EndIfIdle(now);
+  call->Begin();
+  return call.get();
+}
+
+void BufferService::EndIdleStreams(absl::Time now) {
+  std::vector<std::shared_ptr<UploadCall>> uploads;
+  std::vector<std::shared_ptr<DownloadCall>> downloads;
+  {
+    const std::lock_guard lock(mutex_);
+    uploads.assign(uploads_.begin(), uploads_.end());
+    downloads.assign(downloads_.begin(), downloads_.end());
+  }
+  for (const std::shared_ptr<UploadCall>& call : uploads) call->EndIfIdle(now);
+  for (const std::shared_ptr<DownloadCall>& call : downloads) call->EndIfIdle(now);
 }
 
 grpc::ServerUnaryReactor* BufferService::CreateBuffer(grpc::CallbackServerContext* context,
                                                       const v1::CreateBufferRequest* request,
                                                       v1::CreateBufferResponse* response) {
-  return Answer(core_, "CreateBuffer", *context, *request, [&]() -> absl::Status {
+  return AnswerLater(core_, "CreateBuffer", *context, *request,
+                     [this, request, response]() -> absl::Status {
     absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
     if (!spec.ok()) return spec.status();
     absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
@@ -407,13 +562,16 @@ grpc::ServerUnaryReactor* BufferService::GetBuffer(grpc::CallbackServerContext* 
                                                    const v1::GetBufferRequest* request,
                                                    v1::GetBufferResponse* response) {
   return Answer(core_, "GetBuffer", *context, *request, [&]() -> absl::Status {
-    absl::StatusOr<BufferInfo> info = core_.store().Get(request->name());
+    absl::StatusOr<BufferInfo> info = core_.store().Get(request->name(), request->version());
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
     for (const Range& range : info->missing) {
       v1::ByteRange* out = response->add_missing();
       out->set_begin(range.begin);
       out->set_end(range.end);
+    }
+    for (const BufferInfo& draft : core_.store().Drafts(request->name())) {
+      SetBuffer(draft, response->add_drafts());
     }
     return absl::OkStatus();
   });
@@ -450,8 +608,12 @@ grpc::ServerUnaryReactor* BufferService::ListBuffers(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* BufferService::SealBuffer(grpc::CallbackServerContext* context,
                                                     const v1::SealBufferRequest* request,
                                                     v1::SealBufferResponse* response) {
-  return Answer(core_, "SealBuffer", *context, *request, [&]() -> absl::Status {
-    absl::StatusOr<BufferInfo> info = core_.store().Seal(request->name());
+  return AnswerLater(core_, "SealBuffer", *context, *request,
+                     [this, request, response]() -> absl::Status {
+    std::optional<std::uint32_t> checksum;
+    if (request->has_crc32c()) checksum = request->crc32c();
+    absl::StatusOr<BufferInfo> info =
+        core_.store().Seal(request->name(), request->version(), checksum);
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
     return absl::OkStatus();
@@ -468,125 +630,96 @@ grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContex
       if (!asked.ok()) return asked.status();
       ttl = *asked;
     }
-    absl::StatusOr<BufferInfo> info = core_.store().SetTtl(request->name(), ttl);
+    absl::StatusOr<BufferInfo> info = core_.store().SetTtl(request->name(), request->version(), ttl);
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
     return absl::OkStatus();
   });
 }
 
-// A copy from its acceptance to its end, on a worker of the source's device.
-struct BufferService::CopyCall {
-  Core& core;
-  grpc::CallbackServerContext& context;
-  grpc::ServerUnaryReactor& reactor;
-  v1::CopyBufferResponse& response;
-  Admission::Ticket ticket;
-  std::shared_ptr<const Buffer> source;
-  View view;
-  BufferSpec spec;
+// A copy, on a worker of the source's device.
+class BufferService::CopyCall final : public LaneCall {
+ public:
+  CopyCall(Core& core, grpc::CallbackServerContext& context, const v1::CopyBufferRequest& request,
+           v1::CopyBufferResponse& response)
+      : LaneCall(core, "CopyBuffer", context), request_(request), response_(response) {}
 
-  void Run(const absl::StatusOr<Lane*>& lane) {
-    absl::Status status = lane.status();
-    if (lane.ok()) {
-      absl::StatusOr<BufferInfo> copy =
-          core.store().CreateFrom(spec, [&](void* memory) { return Fill(**lane, memory); });
-      status = copy.status();
-      if (copy.ok()) SetBuffer(*copy, response.mutable_buffer());
+ private:
+  absl::StatusOr<Device*> Prepare() override {
+    absl::StatusOr<BufferInfo> source =
+        core().store().Find(request_.source(), request_.source_version());
+    if (!source.ok()) return source.status();
+    source_ = source->buffer;
+    const ArrayType& type = source_->type();
+    const void* data = source_->data();
+    absl::StatusOr<View> view = request_.has_view()
+                                    ? MakeView(type, data, request_.view().offset(),
+                                               ToSpan(request_.view().shape()),
+                                               ToSpan(request_.view().strides()))
+                                    : WholeView(type, data);
+    if (!view.ok()) return view.status();
+    view_ = *view;
+    spec_ = {.name = request_.name(), .type = {view_.dtype, view_.shape},
+             .device = &source_->device(), .replace = request_.replace()};
+    if (request_.dtype() != v1::DTYPE_UNSPECIFIED) {
+      absl::StatusOr<DType> dtype = FromProto(request_.dtype(), "dtype");
+      if (!dtype.ok()) return dtype.status();
+      // A view may repeat elements: the size in the new type is checked anew.
+      const Shape& shape = view_.shape;
+      absl::StatusOr<ArrayType> cast =
+          MakeArrayType(*dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
+      if (!cast.ok()) return cast.status();
+      spec_.type = *cast;
     }
-    source.reset();
-    Finish("CopyBuffer", context, reactor, status);
+    if (!request_.device().empty()) {
+      absl::StatusOr<Device*> device = core().FindDevice(request_.device());
+      if (!device.ok()) return device.status();
+      spec_.device = *device;
+    }
+    if (request_.has_ttl()) {
+      absl::StatusOr<absl::Duration> ttl = FromProto(request_.ttl());
+      if (!ttl.ok()) return ttl.status();
+      spec_.ttl = *ttl;
+    }
+    return &source_->device();
   }
 
-  absl::Status Fill(Lane& lane, void* memory) {
-    if (absl::Status status = BeginRequest(lane); !status.ok()) return status;
-    if (spec.device == &lane.device()) return RunCopy(lane, view, spec.type.dtype, memory);
-    // Between devices by way of the host: gathered and cast where it lives, then a chunk at a time.
-    const std::uint64_t size = spec.type.bytes();
-    absl::StatusOr<void*> gathered = Scratch(lane, size);
-    if (!gathered.ok()) return gathered.status();
-    absl::Status status = RunCopy(lane, view, spec.type.dtype, *gathered);
+  absl::Status RunOn(Lane& lane) override {
+    ResultBuffer copy(core().store(), spec_);
+    absl::StatusOr<void*> memory = copy.Open();
+    if (!memory.ok()) return memory.status();
+    absl::Status status = RunCopy(lane, view_, spec_.type.dtype, *spec_.device, *memory);
     if (!status.ok()) return status;
-    absl::StatusOr<std::unique_ptr<Lane>> other = MakeLane(*spec.device);
-    if (!other.ok()) return other.status();
-    std::string chunk(std::min(size, kDownloadChunk), '\0');
-    for (std::uint64_t at = 0; at < size; at += chunk.size()) {
-      const std::uint64_t part = std::min<std::uint64_t>(chunk.size(), size - at);
-      status = CopyToHost(lane, chunk.data(), static_cast<char*>(*gathered) + at, part);
-      if (status.ok()) {
-        status = CopyToDevice(**other, static_cast<char*>(memory) + at, chunk.data(), part);
-      }
-      if (!status.ok()) return status;
-    }
-    return Synchronize(**other);
+    if (lane.stopped()) return CallerLeft();
+    absl::StatusOr<BufferInfo> info = copy.Seal();
+    if (!info.ok()) return info.status();
+    SetBuffer(*info, response_.mutable_buffer());
+    return absl::OkStatus();
   }
+
+  void Release() override { source_.reset(); }
+
+  const v1::CopyBufferRequest& request_;
+  v1::CopyBufferResponse& response_;
+  std::shared_ptr<const Buffer> source_;
+  View view_;
+  BufferSpec spec_;
 };
 
 grpc::ServerUnaryReactor* BufferService::CopyBuffer(grpc::CallbackServerContext* context,
                                                     const v1::CopyBufferRequest* request,
                                                     v1::CopyBufferResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const auto enqueue = [&]() -> absl::Status {
-    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-    if (!ticket.ok()) return ticket.status();
-    if (absl::Status status = core_.CheckSize(*request); !status.ok()) return status;
-    absl::StatusOr<std::shared_ptr<const Buffer>> source = core_.store().Find(request->source());
-    if (!source.ok()) return source.status();
-    const ArrayType& type = (*source)->type();
-    const void* data = (*source)->data();
-    absl::StatusOr<View> view = request->has_view() ? MakeView(type, data, request->view().offset(),
-                                                               ToSpan(request->view().shape()),
-                                                               ToSpan(request->view().strides()))
-                                                    : WholeView(type, data);
-    if (!view.ok()) return view.status();
-    BufferSpec spec{.name = request->name(), .replace = request->replace(), .exclusive = true};
-    spec.type = {view->dtype, view->shape};
-    if (request->dtype() != v1::DTYPE_UNSPECIFIED) {
-      absl::StatusOr<DType> dtype = FromProto(request->dtype(), "dtype");
-      if (!dtype.ok()) return dtype.status();
-      // A view may repeat elements: the size in the new type is checked anew.
-      const Shape& shape = view->shape;
-      absl::StatusOr<ArrayType> cast =
-          MakeArrayType(*dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
-      if (!cast.ok()) return cast.status();
-      spec.type = *cast;
-    }
-    spec.device = &(*source)->device();
-    if (!request->device().empty()) {
-      absl::StatusOr<Device*> device = core_.FindDevice(request->device());
-      if (!device.ok()) return device.status();
-      spec.device = *device;
-    }
-    if (request->has_ttl()) {
-      absl::StatusOr<absl::Duration> ttl = FromProto(request->ttl());
-      if (!ttl.ok()) return ttl.status();
-      spec.ttl = *ttl;
-    }
-    Executor& executor = core_.compute((*source)->device());
-    auto call = std::make_unique<CopyCall>(CopyCall{core_, *context, *reactor, *response,
-                                                    *std::move(ticket), *std::move(source), *view,
-                                                    std::move(spec)});
-    Task task;
-    task.deadline = context->deadline();
-    task.cancelled = [context] { return context->IsCancelled(); };
-    task.run = [held = std::move(call)](const absl::StatusOr<Lane*>& lane) { held->Run(lane); };
-    return executor.Submit(std::move(task));
-  };
-  absl::Status status;
-  try {
-    status = enqueue();
-  } catch (const std::bad_alloc&) {
-    status = HostMemoryError();
-  }
-  if (!status.ok()) Finish("CopyBuffer", *context, *reactor, status);
-  return reactor;
+  auto* call = new CopyCall(core_, *context, *request, *response);
+  call->Start(*request);
+  return call;
 }
 
 grpc::ServerUnaryReactor* BufferService::DeleteBuffer(grpc::CallbackServerContext* context,
                                                       const v1::DeleteBufferRequest* request,
                                                       v1::DeleteBufferResponse*) {
-  return Answer(core_, "DeleteBuffer", *context, *request,
-                [&] { return core_.store().Delete(request->name()); });
+  return AnswerLater(core_, "DeleteBuffer", *context, *request, [this, request] {
+    return core_.store().Delete(request->name(), request->version());
+  });
 }
 
 }  // namespace tessera

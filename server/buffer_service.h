@@ -13,16 +13,21 @@ namespace tessera {
 
 void SetBuffer(const BufferInfo& info, v1::Buffer* out);
 
+// All methods in callback form; Upload reads its messages as bytes, because only then a message that
+// cannot be parsed differs from the end of the stream.
+using BufferServiceBase =
+    v1::BufferService::WithRawCallbackMethod_Upload<v1::BufferService::CallbackService>;
+
 // Thread safe; the core outlives it, and it the calls.
-class BufferService final : public v1::BufferService::CallbackService {
+class BufferService final : public BufferServiceBase {
  public:
   explicit BufferService(Core& core) : core_(core) {}
 
   grpc::ServerUnaryReactor* CreateBuffer(grpc::CallbackServerContext* context,
                                          const v1::CreateBufferRequest* request,
                                          v1::CreateBufferResponse* response) override;
-  grpc::ServerReadReactor<v1::UploadRequest>* Upload(grpc::CallbackServerContext* context,
-                                                     v1::UploadResponse* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext* context,
+                                                    grpc::ByteBuffer* response) override;
   grpc::ServerWriteReactor<v1::DownloadResponse>* Download(
       grpc::CallbackServerContext* context, const v1::DownloadRequest* request) override;
   grpc::ServerUnaryReactor* GetBuffer(grpc::CallbackServerContext* context,
@@ -44,18 +49,20 @@ class BufferService final : public v1::BufferService::CallbackService {
                                          const v1::DeleteBufferRequest* request,
                                          v1::DeleteBufferResponse* response) override;
 
-  // Ends the uploads that have waited longer than --upload-timeout for a message: DEADLINE_EXCEEDED
-  // / UPLOAD_IDLE.
-  void EndIdleUploads(absl::Time now);
+  // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
+  // UPLOAD_IDLE) or whose draft is gone, and downloads whose reader has taken nothing for longer than
+  // --download-timeout.
+  void EndIdleStreams(absl::Time now);
 
  private:
   class UploadCall;
   class DownloadCall;
-  struct CopyCall;
+  class CopyCall;
 
   Core& core_;
   std::mutex mutex_;
   std::set<std::shared_ptr<UploadCall>> uploads_;
+  std::set<std::shared_ptr<DownloadCall>> downloads_;
 };
 
 }  // namespace tessera

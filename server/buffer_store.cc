@@ -1,11 +1,12 @@
 #include "server/buffer_store.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/crc32c.h"
 #include "kernels/error.h"
 
 namespace tessera {
@@ -13,13 +14,15 @@ namespace {
 
 constexpr std::size_t kLongestName = 128;
 constexpr std::size_t kRangesInErrors = 16;
+// A Timestamp ends with the year 9999.
+const absl::Time kLatest = absl::FromUnixSeconds(253402300799);
 
 absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
 
 absl::Status NotFound(std::string_view name) {
+  const std::string shown(name.substr(0, kLongestName));  // nothing that is longer has a buffer
   return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",
-                   absl::StrCat("there is no buffer '", Absl(name), "'"),
-                   {{"name", std::string(name)}});
+                   absl::StrCat("there is no buffer '", shown, "'"), {{"name", shown}});
 }
 
 absl::Status Sealed(std::string_view name) {
@@ -37,7 +40,7 @@ absl::Status CheckName(std::string_view name) {
   if (valid) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
                    "a buffer's name is 1 to 128 characters of [a-zA-Z0-9._/-]",
-                   {{"field", "name"}, {"value", std::string(name)}});
+                   {{"field", "name"}, {"value", std::string(name.substr(0, kLongestName))}});
 }
 
 absl::Status Exists(std::string_view name, std::string_view why) {
@@ -52,37 +55,46 @@ absl::Status NotReady(std::string_view name, const std::vector<Range>& missing) 
                    {{"name", std::string(name)}, {"missing", ToString(missing)}});
 }
 
+absl::Status NotReady(const Draft& draft, const RangeSet& written) {
+  const Buffer& buffer = draft.buffer();
+  return NotReady(buffer.name(), written.Missing(buffer.type().bytes(), kRangesInErrors + 1));
+}
+
+absl::Status VersionMismatch(std::string_view name, std::uint64_t expected, std::uint64_t actual) {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+      absl::StrCat("buffer '", Absl(name), "' has version ", actual, ", not ", expected),
+      {{"name", std::string(name)},
+       {"expected", absl::StrCat(expected)},
+       {"actual", absl::StrCat(actual)}});
+}
+
+std::string Hex(std::uint32_t checksum) {
+  return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
+}
+
+absl::Time Expiry(absl::Time from, absl::Duration ttl) { return std::min(from + ttl, kLatest); }
+
 }  // namespace
 
-absl::Status Budget::Take(std::uint64_t bytes) {
-  std::uint64_t used = used_.load(std::memory_order_relaxed);
-  do {
-    if (bytes > limit_ || used > limit_ - bytes) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
-                       "the buffers of this device would take more than the server allows",
-                       {{"requested", absl::StrCat(bytes)},
-                        {"free", absl::StrCat(limit_ - std::min(used, limit_))},
-                        {"total", absl::StrCat(limit_)}});
-    }
-  } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
-  return absl::OkStatus();
-}
-
-void Buffer::Release() {
-  memory_ = Memory();
-  budget_.Return(type_.bytes());
-}
-
-void RangeSet::Add(Range range) {
+void RangeSet::Add(Range range, std::optional<std::uint32_t> checksum) {
   if (range.begin >= range.end) return;
   auto it = ranges_.upper_bound(range.begin);
-  if (it != ranges_.begin() && std::prev(it)->second >= range.begin) --it;
+  if (it != ranges_.begin() && std::prev(it)->second.end >= range.begin) --it;
   while (it != ranges_.end() && it->first <= range.end) {
-    range.begin = std::min(range.begin, it->first);
-    range.end = std::max(range.end, it->second);
+    const Range old{it->first, it->second.end};
+    const std::optional<std::uint32_t> known = it->second.checksum;
+    if (!known.has_value() || (old.end != range.begin && old.begin != range.end)) {
+      checksum.reset();
+    } else if (checksum.has_value()) {
+      checksum = old.end == range.begin ? Crc32cCombine(*known, *checksum, range.end - range.begin)
+                                        : Crc32cCombine(*checksum, *known, old.end - old.begin);
+    }
+    range.begin = std::min(range.begin, old.begin);
+    range.end = std::max(range.end, old.end);
     it = ranges_.erase(it);
   }
-  ranges_.emplace(range.begin, range.end);
+  ranges_.emplace(range.begin, Tail{range.end, checksum});
 }
 
 void RangeSet::Remove(Range range) {
@@ -90,14 +102,14 @@ void RangeSet::Remove(Range range) {
   auto it = ranges_.upper_bound(range.begin);
   if (it != ranges_.begin()) --it;
   while (it != ranges_.end() && it->first < range.end) {
-    const Range old{it->first, it->second};
+    const Range old{it->first, it->second.end};
     if (old.end <= range.begin) {
       ++it;
       continue;
     }
     it = ranges_.erase(it);
-    if (old.begin < range.begin) ranges_.emplace(old.begin, range.begin);
-    if (range.end < old.end) ranges_.emplace(range.end, old.end);
+    if (old.begin < range.begin) ranges_.emplace(old.begin, Tail{range.begin, {}});
+    if (range.end < old.end) ranges_.emplace(range.end, Tail{old.end, {}});
   }
 }
 
@@ -106,14 +118,25 @@ std::vector<Range> RangeSet::Missing(std::uint64_t size, std::size_t limit) cons
   std::uint64_t end = 0;  // of what is known to be there
   for (auto it = ranges_.begin(); it != ranges_.end() && missing.size() < limit; ++it) {
     if (it->first > end) missing.push_back({end, it->first});
-    end = it->second;
+    end = it->second.end;
   }
   if (end < size && missing.size() < limit) missing.push_back({end, size});
   return missing;
 }
 
 std::uint64_t RangeSet::Prefix() const {
-  return ranges_.empty() || ranges_.begin()->first != 0 ? 0 : ranges_.begin()->second;
+  return ranges_.empty() || ranges_.begin()->first != 0 ? 0 : ranges_.begin()->second.end;
+}
+
+std::optional<std::uint32_t> RangeSet::Checksum(std::uint64_t size) const {
+  if (size == 0) return Crc32c(nullptr, 0);
+  return Prefix() == size ? ranges_.begin()->second.checksum : std::nullopt;
+}
+
+bool RangeSet::Separate(Range range) const {
+  auto it = ranges_.upper_bound(range.begin);
+  if (it != ranges_.end() && it->first <= range.end) return false;
+  return it == ranges_.begin() || std::prev(it)->second.end < range.begin;
 }
 
 std::string ToString(const std::vector<Range>& ranges) {
@@ -125,7 +148,10 @@ std::string ToString(const std::vector<Range>& ranges) {
   return text;
 }
 
-BufferStore::BufferStore(const std::vector<Place>& places, const Limits& limits) : limits_(limits) {
+BufferStore::BufferStore(const std::vector<Place>& places, const Limits& limits)
+    : limits_(limits),
+      count_(limits.buffers),
+      last_version_(static_cast<std::uint64_t>(absl::ToUnixMicros(absl::Now()))) {
   for (const Place& place : places) {
     budgets_.emplace(place.device, std::make_unique<Budget>(place.limit));
   }
@@ -133,51 +159,53 @@ BufferStore::BufferStore(const std::vector<Place>& places, const Limits& limits)
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spec) {
   if (absl::Status status = CheckName(spec.name); !status.ok()) return status;
-  const absl::Time now = absl::Now();
-  absl::StatusOr<absl::Time> expire_time = ExpireTime(spec.ttl, now);
-  if (!expire_time.ok()) return expire_time.status();
+  absl::StatusOr<absl::Duration> ttl = CheckTtl(spec.ttl);
+  if (!ttl.ok()) return ttl.status();
 
   std::uint64_t version = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (absl::Status status = CheckFree(spec, now); !status.ok()) return status;
+    if (absl::Status status = CheckFree(spec, SteadyNow()); !status.ok()) return status;
     version = ++last_version_;
   }
 
-  Budget& budget = *budgets_.at(spec.device);
-  const std::uint64_t bytes = spec.type.bytes();
-  if (absl::Status status = budget.Take(bytes); !status.ok()) return status;
-  absl::StatusOr<Memory> memory = Allocate(*spec.device, static_cast<std::size_t>(bytes));
-  if (!memory.ok()) {
-    budget.Return(bytes);
-    return memory.status();
-  }
+  std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, *spec.device, version));
+  absl::StatusOr<Charge> count =
+      Charge::Take(count_, 1, "TOO_MANY_BUFFERS", "the server holds as many buffers as it may");
+  if (!count.ok()) return count.status();
+  buffer->count_ = *std::move(count);
+  const auto bytes = static_cast<std::size_t>(spec.type.bytes());
+  absl::StatusOr<Charge> charge =
+      Charge::Take(*budgets_.at(spec.device), spec.device->AllocationBytes(bytes), "QUOTA_EXCEEDED",
+                   "the buffers of this device would take more than the server allows");
+  if (!charge.ok()) return charge.status();
+  buffer->bytes_ = *std::move(charge);
+  absl::StatusOr<Memory> memory = Allocate(*spec.device, bytes);
+  if (!memory.ok()) return memory.status();
+  buffer->memory_ = *std::move(memory);
+
   auto draft = std::make_shared<Draft>();
-  draft->buffer_.reset(
-      new Buffer(spec.name, spec.type, *spec.device, version, budget, *std::move(memory)));
+  draft->buffer_ = std::move(buffer);
+  draft->kind_ = spec.kind;
   draft->replace_ = spec.replace;
-  draft->exclusive_ = spec.exclusive;
-  draft->expire_time_ = *expire_time;
-  draft->last_use_ = now;
+  draft->ttl_ = *ttl;
 
   // Someone else may have taken the name while memory was being found.
   const std::lock_guard lock(mutex_);
+  const absl::Time now = SteadyNow();
   if (absl::Status status = CheckFree(spec, now); !status.ok()) return status;
-  drafts_.emplace(spec.name, draft);
+  drafts_[spec.name].emplace(version, draft);
+  if (draft->kind_ == Draft::Kind::kRanges) {
+    draft->last_use_ = now;
+    draft->idle_place_ = idle_.insert(idle_.end(), draft.get());
+  }
   return draft;
 }
 
-absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view name) {
+absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view name,
+                                                              std::uint64_t version) {
   const std::lock_guard lock(mutex_);
-  const auto it = drafts_.find(name);
-  if (it == drafts_.end()) {
-    return FindReady(name, absl::Now()) != nullptr ? Sealed(name) : NotFound(name);
-  }
-  if (it->second->exclusive_) {
-    return NotReady(name, it->second->written_.Missing(it->second->buffer_->type().bytes(),
-                                                       kRangesInErrors + 1));
-  }
-  return it->second;
+  return FindDraftLocked(name, version);
 }
 
 absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset,
@@ -192,103 +220,151 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
                       {"limit", absl::StrCat(limit)}});
   }
   const std::lock_guard lock(mutex_);
-  if (draft.state_ == Draft::State::kGone) return NotFound(buffer.name());
-  if (draft.state_ == Draft::State::kSealed) return Sealed(buffer.name());
+  if (absl::Status status = CheckOpenLocked(draft); !status.ok()) return status;
+  const std::size_t ranges =
+      draft.written_.count() + static_cast<std::size_t>(draft.writes_in_flight_);
+  if (ranges >= limits_.ranges && draft.written_.Separate({offset, offset + size})) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_RANGES",
+                     absl::StrCat("buffer '", buffer.name(), "' has been written in ", ranges,
+                                  " separate ranges; go on beside one of them"),
+                     {{"name", buffer.name()}, {"limit", absl::StrCat(limits_.ranges)}});
+  }
   ++draft.writes_in_flight_;
-  draft.last_use_ = absl::Now();
+  Touch(draft, SteadyNow());
   return static_cast<void*>(static_cast<char*>(buffer.data()) + offset);
 }
 
-void BufferStore::EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done) {
+void BufferStore::EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
+                           std::optional<std::uint32_t> checksum) {
   const std::lock_guard lock(mutex_);
   --draft.writes_in_flight_;
-  draft.last_use_ = absl::Now();
+  Touch(draft, SteadyNow());
   const Range range{offset, offset + size};
   if (done) {
-    draft.written_.Add(range);
+    draft.written_.Add(range, checksum);
   } else {
     draft.written_.Remove(range);  // what an earlier write left there is gone
   }
 }
 
-absl::StatusOr<BufferInfo> BufferStore::Seal(const std::shared_ptr<Draft>& draft) {
-  Ready replaced;  // freed after the lock
+absl::Status BufferStore::CheckOpen(const Draft& draft) {
   const std::lock_guard lock(mutex_);
-  return SealLocked(*draft, replaced);
+  return CheckOpenLocked(draft);
 }
 
-absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name) {
-  Ready replaced;
+absl::StatusOr<BufferInfo> BufferStore::Seal(Draft& draft, std::optional<std::uint32_t> checksum) {
+  Doomed doomed;
+  const std::lock_guard lock(mutex_);
+  return SealLocked(draft, checksum, doomed);
+}
+
+absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_t version,
+                                             std::optional<std::uint32_t> checksum) {
+  Doomed doomed;
   std::shared_ptr<Draft> draft;
   const std::lock_guard lock(mutex_);
-  if (const auto it = drafts_.find(name); it != drafts_.end()) {
-    draft = it->second;
-    if (draft->exclusive_) {
-      return NotReady(name, draft->written_.Missing(draft->buffer_->type().bytes(), kMostMissing));
-    }
-    return SealLocked(*draft, replaced);
+  const Ready* ready = FindReady(name, SteadyNow());
+  if (version != 0 && ready != nullptr && ready->draft_version == version) return Info(*ready);
+  absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
+  if (!found.ok()) {
+    // Nobody can tell whether the READY buffer is what the caller has written.
+    return ErrorReason(found.status()) == "BUFFER_SEALED" ? NotFound(name) : found.status();
   }
-  const Ready* ready = FindReady(name, absl::Now());
-  if (ready == nullptr) return NotFound(name);
-  return Info(*ready);
+  draft = *std::move(found);
+  return SealLocked(*draft, checksum, doomed);
 }
 
-absl::StatusOr<BufferInfo> BufferStore::CreateFrom(
-    const BufferSpec& spec, absl::FunctionRef<absl::Status(void* memory)> fill) {
-  absl::StatusOr<std::shared_ptr<Draft>> draft = Create(spec);
-  if (!draft.ok()) return draft.status();
-  const auto discard = absl::MakeCleanup([&] { Discard(**draft); });
-  const std::uint64_t size = spec.type.bytes();
-  absl::StatusOr<void*> memory = BeginWrite(**draft, 0, size);
-  if (!memory.ok()) return memory.status();
-  absl::Status filled = fill(*memory);
-  EndWrite(**draft, 0, size, filled.ok());
-  if (!filled.ok()) return filled;
-  return Seal(*draft);
-}
-
-absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft, Ready& replaced) {
-  const Buffer& buffer = *draft.buffer_;
-  if (draft.state_ == Draft::State::kGone) return NotFound(buffer.name());
-  if (draft.state_ == Draft::State::kSealed) return Sealed(buffer.name());
-  const std::vector<Range> missing = draft.written_.Missing(buffer.type().bytes(), kMostMissing);
+absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
+                                                   std::optional<std::uint32_t> checksum,
+                                                   Doomed& doomed) {
+  Buffer& buffer = *draft.buffer_;
+  if (absl::Status status = CheckOpenLocked(draft); !status.ok()) return status;
+  const std::uint64_t size = buffer.type().bytes();
+  const std::vector<Range> missing = draft.written_.Missing(size, kMostMissing);
   if (!missing.empty() || draft.writes_in_flight_ > 0) return NotReady(buffer.name(), missing);
-  if (!draft.replace_ && FindReady(buffer.name(), absl::Now()) != nullptr) {
-    return Exists(buffer.name(), "exists");
+  const std::optional<std::uint32_t> actual = draft.written_.Checksum(size);
+  if (checksum.has_value() && !actual.has_value()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
+                     absl::StrCat("buffer '", buffer.name(),
+                                  "' cannot be checked: some of its bytes came without a checksum, "
+                                  "or twice"),
+                     {{"name", buffer.name()}});
   }
+  if (checksum.has_value() && *checksum != *actual) {
+    return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
+                     absl::StrCat("the bytes of buffer '", buffer.name(), "' have CRC-32C ",
+                                  Hex(*actual), ", the client expects ", Hex(*checksum)),
+                     {{"field", "buffer"}, {"expected", Hex(*checksum)}, {"actual", Hex(*actual)}});
+  }
+  const absl::Time now = SteadyNow();
+  const Ready* before = FindReady(buffer.name(), now);
+  if (!draft.replace_ && before != nullptr) return Exists(buffer.name(), "exists");
+
+  const std::uint64_t draft_version = buffer.version_;
+  const std::uint64_t version = before != nullptr && before->buffer->version() > draft_version
+                                    ? ++last_version_
+                                    : draft_version;
+  if (const auto it = ready_.find(buffer.name()); it != ready_.end()) Unlink(it, doomed);
   Ready& ready = ready_[buffer.name()];
-  replaced = std::exchange(ready, Ready{draft.buffer_, draft.expire_time_});
-  next_expiry_ = std::min(next_expiry_, draft.expire_time_);
-  draft.state_ = Draft::State::kSealed;
-  drafts_.erase(buffer.name());
+  Unlink(draft, Draft::State::kSealed, doomed);
+  buffer.version_ = version;
+  buffer.checksum_ = actual;
+  ready.buffer = draft.buffer_;
+  ready.draft_version = draft_version;
+  SetExpiry(buffer.name(), ready, Expiry(now, draft.ttl_));
   return Info(ready);
 }
 
 void BufferStore::Discard(Draft& draft) {
-  std::shared_ptr<Draft> doomed;  // freed after the lock
+  Doomed doomed;
   const std::lock_guard lock(mutex_);
-  if (draft.state_ != Draft::State::kOpen) return;
-  draft.state_ = Draft::State::kGone;
-  const auto it = drafts_.find(draft.buffer_->name());
-  doomed = std::move(it->second);
-  drafts_.erase(it);
+  if (draft.state_ == Draft::State::kOpen) Unlink(draft, Draft::State::kGone, doomed);
 }
 
-absl::StatusOr<std::shared_ptr<const Buffer>> BufferStore::Find(std::string_view name) {
+absl::StatusOr<BufferInfo> BufferStore::Find(std::string_view name, std::uint64_t version) {
   const std::lock_guard lock(mutex_);
-  if (const Ready* ready = FindReady(name, absl::Now())) return ready->buffer;
-  const auto it = drafts_.find(name);
-  if (it == drafts_.end()) return NotFound(name);
-  const Draft& draft = *it->second;
-  return NotReady(name, draft.written_.Missing(draft.buffer_->type().bytes(), kRangesInErrors + 1));
+  return FindLocked(name, version, SteadyNow());
 }
 
-absl::StatusOr<BufferInfo> BufferStore::Get(std::string_view name) {
+absl::Status BufferStore::FindAll(absl::Span<Wanted> wanted) {
+  const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  if (const Ready* ready = FindReady(name, absl::Now())) return Info(*ready);
-  const auto it = drafts_.find(name);
-  if (it == drafts_.end()) return NotFound(name);
-  return Info(*it->second);
+  for (Wanted& one : wanted) {
+    if (one.name.empty()) continue;
+    absl::StatusOr<BufferInfo> info = FindLocked(one.name, one.version, now);
+    if (!info.ok()) {
+      absl::Status status = info.status();
+      SetErrorMetadata(status, "operand", one.operand);
+      return status;
+    }
+    one.buffer = std::move(info->buffer);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BufferInfo> BufferStore::Get(std::string_view name, std::uint64_t version) {
+  const absl::Time now = SteadyNow();
+  const std::lock_guard lock(mutex_);
+  const Ready* ready = FindReady(name, now);
+  if (ready != nullptr && (version == 0 || ready->buffer->version() == version)) {
+    return Info(*ready);
+  }
+  const std::shared_ptr<Draft> draft = FindVisible(name, version);
+  if (draft == nullptr) return Absent(name, version, now);
+  return Info(*draft);
+}
+
+std::vector<BufferInfo> BufferStore::Drafts(std::string_view name) {
+  std::vector<BufferInfo> infos;
+  const std::lock_guard lock(mutex_);
+  const auto drafts = drafts_.find(name);
+  if (drafts == drafts_.end()) return infos;
+  for (auto it = drafts->second.rbegin(); it != drafts->second.rend() && infos.size() < kMostDrafts;
+       ++it) {
+    if (it->second->kind_ != Draft::Kind::kResult) infos.push_back(Info(*it->second));
+  }
+  std::reverse(infos.begin(), infos.end());
+  return infos;
 }
 
 BufferInfo BufferStore::Describe(const Draft& draft) {
@@ -299,26 +375,27 @@ BufferInfo BufferStore::Describe(const Draft& draft) {
 std::vector<BufferInfo> BufferStore::List(std::string_view prefix, std::string_view after,
                                           std::size_t limit) {
   std::vector<BufferInfo> infos;
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
   const bool from_after = after >= prefix;
   auto ready = from_after ? ready_.upper_bound(after) : ready_.lower_bound(prefix);
-  auto draft = from_after ? drafts_.upper_bound(after) : drafts_.lower_bound(prefix);
+  auto drafts = from_after ? drafts_.upper_bound(after) : drafts_.lower_bound(prefix);
   const auto more = [&](const auto& it, const auto& map) {
     return it != map.end() && it->first.compare(0, prefix.size(), prefix) == 0;
   };
   while (infos.size() < limit) {
     const bool has_ready = more(ready, ready_);
-    const bool has_draft = more(draft, drafts_);
+    const bool has_drafts = more(drafts, drafts_);
     if (has_ready && ready->second.expire_time <= now) {
       ++ready;
-    } else if (has_ready && (!has_draft || ready->first <= draft->first)) {
-      if (has_draft && ready->first == draft->first) ++draft;
+    } else if (has_ready && (!has_drafts || ready->first <= drafts->first)) {
+      if (has_drafts && ready->first == drafts->first) ++drafts;
       infos.push_back(Info(ready->second));
       ++ready;
-    } else if (has_draft) {
-      infos.push_back(Info(*draft->second));
-      ++draft;
+    } else if (has_drafts) {
+      const std::shared_ptr<Draft> draft = FindVisible(drafts->first, 0);
+      if (draft != nullptr) infos.push_back(Info(*draft));
+      ++drafts;
     } else {
       break;
     }
@@ -326,67 +403,52 @@ std::vector<BufferInfo> BufferStore::List(std::string_view prefix, std::string_v
   return infos;
 }
 
-absl::StatusOr<BufferInfo> BufferStore::SetTtl(std::string_view name,
-                                               std::optional<absl::Duration> ttl) {
-  const absl::Time now = absl::Now();
-  if (!ttl.has_value()) ttl = absl::InfiniteDuration();
-  absl::StatusOr<absl::Time> expire_time = ExpireTime(ttl, now);
-  if (!expire_time.ok()) return expire_time.status();
+absl::StatusOr<BufferInfo> BufferStore::SetTtl(std::string_view name, std::uint64_t version,
+                                               std::optional<absl::Duration> asked) {
+  absl::StatusOr<absl::Duration> ttl = CheckTtl(asked.value_or(absl::InfiniteDuration()));
+  if (!ttl.ok()) return ttl.status();
+  const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  if (Ready* ready = FindReady(name, now)) {
-    ready->expire_time = *expire_time;
-    next_expiry_ = std::min(next_expiry_, *expire_time);
+  Ready* ready = FindReady(name, now);
+  if (ready != nullptr && (version == 0 || ready->buffer->version() == version)) {
+    SetExpiry(ready->buffer->name(), *ready, Expiry(now, *ttl));
     return Info(*ready);
   }
-  const auto it = drafts_.find(name);
-  if (it == drafts_.end()) return NotFound(name);
-  it->second->expire_time_ = *expire_time;
-  return Info(*it->second);
+  const std::shared_ptr<Draft> draft = FindVisible(name, version);
+  if (draft == nullptr) return Absent(name, version, now);
+  draft->ttl_ = *ttl;
+  return Info(*draft);
 }
 
-absl::Status BufferStore::Delete(std::string_view name) {
-  Ready ready;  // both are freed after the lock
-  std::shared_ptr<Draft> draft;
+absl::Status BufferStore::Delete(std::string_view name, std::uint64_t version) {
+  Doomed doomed;
+  const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  const bool found = FindReady(name, absl::Now()) != nullptr;
-  if (const auto it = ready_.find(name); it != ready_.end()) {
-    ready = std::move(it->second);
-    ready_.erase(it);
+  const Ready* ready = FindReady(name, now);
+  bool found = ready != nullptr && (version == 0 || ready->buffer->version() == version);
+  if (found) Unlink(ready_.find(name), doomed);
+  while (const std::shared_ptr<Draft> draft = FindVisible(name, version)) {
+    found = true;
+    Unlink(*draft, Draft::State::kGone, doomed);
   }
-  if (const auto it = drafts_.find(name); it != drafts_.end()) {
-    draft = std::move(it->second);
-    draft->state_ = Draft::State::kGone;
-    drafts_.erase(it);
-  }
-  return found || draft != nullptr ? absl::OkStatus() : NotFound(name);
+  return found ? absl::OkStatus() : Absent(name, version, now);
 }
 
-void BufferStore::Sweep(absl::Time now) {
-  std::vector<std::shared_ptr<const void>> doomed;  // freed after the lock
+std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
+  Doomed doomed;
   const std::lock_guard lock(mutex_);
-  if (next_expiry_ <= now) {
-    next_expiry_ = absl::InfiniteFuture();
-    for (auto it = ready_.begin(); it != ready_.end();) {
-      if (it->second.expire_time <= now) {
-        doomed.push_back(std::move(it->second.buffer));
-        it = ready_.erase(it);
-      } else {
-        next_expiry_ = std::min(next_expiry_, it->second.expire_time);
-        ++it;
-      }
-    }
+  while (!expiries_.empty() && expiries_.begin()->first <= now) {
+    Unlink(ready_.find(expiries_.begin()->second), doomed);
   }
-  for (auto it = drafts_.begin(); it != drafts_.end();) {
-    Draft& draft = *it->second;
-    if (!draft.exclusive_ && draft.writes_in_flight_ == 0 &&
-        now - draft.last_use_ > limits_.idle_draft) {
-      draft.state_ = Draft::State::kGone;
-      doomed.push_back(std::move(it->second));
-      it = drafts_.erase(it);
+  while (!idle_.empty() && now - idle_.front()->last_use_ > limits_.idle_draft) {
+    Draft& draft = *idle_.front();
+    if (draft.writes_in_flight_ > 0) {
+      Touch(draft, now);
     } else {
-      ++it;
+      Unlink(draft, Draft::State::kGone, doomed);
     }
   }
+  return doomed;
 }
 
 BufferStore::Ready* BufferStore::FindReady(std::string_view name, absl::Time now) {
@@ -394,35 +456,159 @@ BufferStore::Ready* BufferStore::FindReady(std::string_view name, absl::Time now
   return it == ready_.end() || it->second.expire_time <= now ? nullptr : &it->second;
 }
 
+std::shared_ptr<Draft> BufferStore::FindVisible(std::string_view name, std::uint64_t version) {
+  const auto drafts = drafts_.find(name);
+  if (drafts == drafts_.end()) return nullptr;
+  for (auto it = drafts->second.rbegin(); it != drafts->second.rend(); ++it) {
+    if (it->second->kind_ == Draft::Kind::kResult) continue;
+    if (version == 0 || version == it->first) return it->second;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_view name,
+                                                                    std::uint64_t version) {
+  std::shared_ptr<Draft> found, owned;
+  std::string versions;
+  if (const auto drafts = drafts_.find(name); drafts != drafts_.end()) {
+    for (const auto& [number, draft] : drafts->second) {
+      if (draft->kind_ == Draft::Kind::kResult || (version != 0 && version != number)) continue;
+      if (draft->kind_ == Draft::Kind::kStream) {
+        owned = draft;
+        continue;
+      }
+      absl::StrAppend(&versions, found != nullptr ? ", " : "", number);
+      if (found != nullptr) {
+        return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION_REQUIRED",
+                         absl::StrCat("buffer '", Absl(name),
+                                      "' is being written in several versions; name one"),
+                         {{"name", std::string(name)}, {"versions", versions}});
+      }
+      found = draft;
+    }
+  }
+  if (found != nullptr) return found;
+  if (owned != nullptr) return NotReady(*owned, owned->written_);
+  const absl::Time now = SteadyNow();
+  const Ready* ready = FindReady(name, now);
+  if (ready != nullptr && (version == 0 || ready->draft_version == version)) return Sealed(name);
+  return Absent(name, version, now);
+}
+
+absl::StatusOr<BufferInfo> BufferStore::FindLocked(std::string_view name, std::uint64_t version,
+                                                   absl::Time now) {
+  const Ready* ready = FindReady(name, now);
+  if (ready != nullptr && (version == 0 || ready->buffer->version() == version)) {
+    return Info(*ready);
+  }
+  if (ready == nullptr || version != 0) {
+    const std::shared_ptr<Draft> draft = FindVisible(name, version);
+    if (draft != nullptr) return NotReady(*draft, draft->written_);
+  }
+  return Absent(name, version, now);
+}
+
+absl::Status BufferStore::Absent(std::string_view name, std::uint64_t version, absl::Time now) {
+  if (version == 0) return NotFound(name);
+  if (const Ready* ready = FindReady(name, now)) {
+    return VersionMismatch(name, version, ready->buffer->version());
+  }
+  const std::shared_ptr<Draft> draft = FindVisible(name, 0);
+  return draft != nullptr ? VersionMismatch(name, version, draft->buffer_->version_)
+                          : NotFound(name);
+}
+
 absl::Status BufferStore::CheckFree(const BufferSpec& spec, absl::Time now) {
-  if (drafts_.count(spec.name) != 0) return Exists(spec.name, "is being written");
-  if (!spec.replace && FindReady(spec.name, now) != nullptr) {
+  if (spec.replace) return absl::OkStatus();
+  if (FindReady(spec.name, now) != nullptr) {
     return Exists(spec.name, "exists, and this call does not ask to replace it");
+  }
+  if (const auto drafts = drafts_.find(spec.name); drafts != drafts_.end()) {
+    for (const auto& [version, draft] : drafts->second) {
+      if (!draft->replace_) return Exists(spec.name, "is being written");
+    }
   }
   return absl::OkStatus();
 }
 
+absl::Status BufferStore::CheckOpenLocked(const Draft& draft) {
+  if (draft.state_ == Draft::State::kGone) return NotFound(draft.buffer_->name());
+  if (draft.state_ == Draft::State::kSealed) return Sealed(draft.buffer_->name());
+  return absl::OkStatus();
+}
+
+void BufferStore::SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time) {
+  const auto it = ready_.find(name);
+  expiries_.erase({ready.expire_time, it->first});
+  // What is there for ever is not among them, whatever the last moment of a Timestamp is.
+  ready.expire_time = expire_time >= kLatest ? absl::InfiniteFuture() : expire_time;
+  if (ready.expire_time != absl::InfiniteFuture()) expiries_.emplace(expire_time, it->first);
+}
+
+void BufferStore::Unlink(ReadyMap::iterator it, Doomed& doomed) {
+  expiries_.erase({it->second.expire_time, it->first});
+  doomed.push_back(std::move(it->second.buffer));
+  ready_.erase(it);
+}
+
+void BufferStore::Unlink(Draft& draft, Draft::State state, Doomed& doomed) {
+  draft.state_ = state;
+  if (draft.kind_ == Draft::Kind::kRanges) idle_.erase(draft.idle_place_);
+  const auto drafts = drafts_.find(draft.buffer_->name());
+  const auto it = drafts->second.find(draft.buffer_->version_);
+  doomed.push_back(std::move(it->second));
+  drafts->second.erase(it);
+  if (drafts->second.empty()) drafts_.erase(drafts);
+}
+
+void BufferStore::Touch(Draft& draft, absl::Time now) {
+  if (draft.kind_ != Draft::Kind::kRanges || draft.state_ != Draft::State::kOpen) return;
+  draft.last_use_ = now;
+  idle_.splice(idle_.end(), idle_, draft.idle_place_);
+}
+
 BufferInfo BufferStore::Info(const Ready& ready) {
-  return {ready.buffer, true, ready.buffer->type().bytes(), ready.expire_time, {}};
+  const Buffer& buffer = *ready.buffer;
+  return {ready.buffer,      buffer.version(),  true, buffer.type().bytes(),
+          ready.expire_time, buffer.checksum(), {}};
 }
 
 BufferInfo BufferStore::Info(const Draft& draft) {
   const std::uint64_t size = draft.buffer_->type().bytes();
-  return {draft.buffer_, draft.state_ == Draft::State::kSealed, draft.written_.Prefix(),
-          draft.expire_time_, draft.written_.Missing(size, kMostMissing)};
+  return {draft.buffer_,
+          draft.buffer_->version_,
+          draft.state_ == Draft::State::kSealed,
+          draft.written_.Prefix(),
+          absl::InfiniteFuture(),
+          {},
+          draft.written_.Missing(size, kMostMissing)};
 }
 
-absl::StatusOr<absl::Time> BufferStore::ExpireTime(std::optional<absl::Duration> ttl,
-                                                   absl::Time from) const {
-  if (!ttl.has_value()) return from + std::min(limits_.default_ttl, limits_.max_ttl);
-  if (*ttl > limits_.max_ttl) {
+absl::StatusOr<absl::Duration> BufferStore::CheckTtl(std::optional<absl::Duration> ttl) const {
+  if (!ttl.has_value()) return std::min(limits_.default_ttl, limits_.max_ttl);
+  const absl::Duration limit = *ttl == absl::InfiniteDuration()
+                                   ? limits_.max_ttl
+                                   : std::min(limits_.max_ttl, kLatest - SteadyNow());
+  if (*ttl > limit) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_TTL", "the ttl is longer than this server allows",
         {{"field", "ttl"},
          {"value", *ttl == absl::InfiniteDuration() ? "none" : absl::FormatDuration(*ttl)},
-         {"limit", absl::FormatDuration(limits_.max_ttl)}});
+         {"limit", absl::FormatDuration(limit)}});
   }
-  return from + *ttl;
+  return *ttl;
+}
+
+absl::StatusOr<void*> ResultBuffer::Open() {
+  absl::StatusOr<std::shared_ptr<Draft>> draft = store_.Create(spec_);
+  if (!draft.ok()) return draft.status();
+  draft_ = *std::move(draft);
+  return store_.BeginWrite(*draft_, 0, spec_.type.bytes());
+}
+
+absl::StatusOr<BufferInfo> ResultBuffer::Seal() {
+  store_.EndWrite(*draft_, 0, spec_.type.bytes(), true);
+  return store_.Seal(*draft_);
 }
 
 }  // namespace tessera

@@ -1,51 +1,40 @@
 // The named arrays of the server: which names exist, the memory behind them, and how much of it
 // there may be.
 //
-// A name has at most one READY buffer, which is immutable, and at most one draft, a buffer that is
-// being written. A draft becomes READY in one step, and takes the place of the READY buffer of its
-// name when it was created to replace it. Whoever holds a buffer keeps its memory, whatever happens
-// to the name.
+// A name has at most one READY buffer, which is immutable, and any number of drafts, buffers that
+// are being written. A draft becomes READY in one step, and takes the place of the READY buffer of
+// its name when it was created to replace it: the last one to become READY wins. Whoever holds a
+// buffer keeps its memory, whatever happens to the name.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "kernels/compute.h"
+#include "server/charge.h"
+#include "server/clock.h"
 
 namespace tessera {
 
-// How many bytes the buffers of one device may take together. Thread safe.
-class Budget {
- public:
-  explicit Budget(std::uint64_t limit) : limit_(limit) {}
-  // RESOURCE_EXHAUSTED / QUOTA_EXCEEDED {requested, free, total}.
-  absl::Status Take(std::uint64_t bytes);
-  void Return(std::uint64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
-  std::uint64_t limit() const { return limit_; }
-  std::uint64_t used() const { return used_.load(std::memory_order_relaxed); }
-
- private:
-  const std::uint64_t limit_;
-  std::atomic<std::uint64_t> used_{0};
-};
-
-// A typed array in device memory. Everything but the bytes is constant. The store and the device
-// outlive it.
+// A typed array in device memory. Everything but the bytes is constant once it is READY. The store
+// and the device outlive it.
 class Buffer {
  public:
-  ~Buffer() { Release(); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
@@ -55,26 +44,23 @@ class Buffer {
   std::uint64_t version() const { return version_; }
   absl::Time create_time() const { return create_time_; }
   void* data() const { return memory_.data(); }
+  // CRC-32C of the bytes, when every one of them came with a checksum, and once.
+  std::optional<std::uint32_t> checksum() const { return checksum_; }
 
  private:
   friend class BufferStore;
-  Buffer(std::string name, const ArrayType& type, Device& device, std::uint64_t version,
-         Budget& budget, Memory memory)
-      : name_(std::move(name)),
-        type_(type),
-        device_(device),
-        version_(version),
-        create_time_(absl::Now()),
-        budget_(budget),
-        memory_(std::move(memory)) {}
-  void Release();
+  Buffer(std::string name, const ArrayType& type, Device& device, std::uint64_t version)
+      : name_(std::move(name)), type_(type), device_(device), version_(version) {}
 
   const std::string name_;
   const ArrayType type_;
   Device& device_;
-  const std::uint64_t version_;
-  const absl::Time create_time_;
-  Budget& budget_;
+  std::uint64_t version_;
+  const absl::Time create_time_ = SteadyNow();
+  std::optional<std::uint32_t> checksum_;
+  // The memory goes first, and only then it counts as free.
+  Charge count_;
+  Charge bytes_;
   Memory memory_;
 };
 
@@ -85,18 +71,29 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// A set of bytes, kept as disjoint ranges that do not touch.
+// A set of bytes, kept as disjoint ranges that do not touch, each with the CRC-32C of its bytes as
+// far as that follows from the checksums of what was added.
 class RangeSet {
  public:
-  void Add(Range range);
+  // A range that overlaps what is there leaves no checksum.
+  void Add(Range range, std::optional<std::uint32_t> checksum = std::nullopt);
   void Remove(Range range);
   // The gaps of [0, size), in order, at most limit of them.
   std::vector<Range> Missing(std::uint64_t size, std::size_t limit) const;
   // Length of the range that begins at 0.
   std::uint64_t Prefix() const;
+  // Of [0, size), once nothing is missing.
+  std::optional<std::uint32_t> Checksum(std::uint64_t size) const;
+  std::size_t count() const { return ranges_.size(); }
+  // Whether adding the range leaves one range more than there are.
+  bool Separate(Range range) const;
 
  private:
-  std::map<std::uint64_t, std::uint64_t> ranges_;  // begin -> end
+  struct Tail {
+    std::uint64_t end = 0;
+    std::optional<std::uint32_t> checksum;
+  };
+  std::map<std::uint64_t, Tail> ranges_;  // by begin
 };
 
 // "0-1048576, 2097152-4194304": how ranges look in messages and metadata.
@@ -107,26 +104,36 @@ class Draft {
  public:
   const Buffer& buffer() const { return *buffer_; }
 
+  enum class Kind {
+    kRanges,  // written and sealed by anyone who knows name and version
+    kStream,  // written and sealed by one upload, and seen by all
+    kResult,  // of an operation: nobody sees it before it is READY
+  };
+
  private:
   friend class BufferStore;
   enum class State { kOpen, kSealed, kGone };
-  std::shared_ptr<const Buffer> buffer_;
+  std::shared_ptr<Buffer> buffer_;
+  Kind kind_ = Kind::kRanges;
   bool replace_ = false;
-  bool exclusive_ = false;
   State state_ = State::kOpen;
-  absl::Time expire_time_;
-  absl::Time last_use_;
+  absl::Duration ttl_ = absl::InfiniteDuration();
   RangeSet written_;
   int writes_in_flight_ = 0;
+  // Of kRanges: the place among the idle ones.
+  absl::Time last_use_;
+  std::list<Draft*>::iterator idle_place_;
 };
 
 // What a client is told about a buffer: the state at one moment.
 struct BufferInfo {
   std::shared_ptr<const Buffer> buffer;
+  std::uint64_t version = 0;
   bool ready = false;
   std::uint64_t committed_bytes = 0;
-  absl::Time expire_time = absl::InfiniteFuture();
-  std::vector<Range> missing;  // of a draft; at most BufferStore::kMostMissing
+  absl::Time expire_time = absl::InfiniteFuture();  // of a draft: always
+  std::optional<std::uint32_t> checksum;            // of a READY one
+  std::vector<Range> missing;                       // of a draft; at most BufferStore::kMostMissing
 };
 
 struct BufferSpec {
@@ -135,16 +142,15 @@ struct BufferSpec {
   Device* device = nullptr;
   std::optional<absl::Duration> ttl;
   bool replace = false;
-  // Whether only the holder of the draft writes and seals it, as opposed to anyone who knows the
-  // name.
-  bool exclusive = false;
+  Draft::Kind kind = Draft::Kind::kRanges;
 };
 
-// Thread safe. Memory is never allocated or freed under the lock. Outlives its buffers; outlived by
-// the devices.
+// Thread safe. Memory is never allocated or freed under the lock, but on the thread of the caller.
+// Outlives its buffers; outlived by the devices.
 class BufferStore {
  public:
   static constexpr std::size_t kMostMissing = 100;
+  static constexpr std::size_t kMostDrafts = 16;  // that Drafts lists
 
   struct Place {
     Device* device;
@@ -155,81 +161,143 @@ class BufferStore {
     absl::Duration max_ttl = absl::InfiniteDuration();
     // How long a draft may go without a write before it is removed.
     absl::Duration idle_draft = absl::Seconds(60);
+    std::uint64_t buffers = 100'000;  // READY ones, drafts, and those that only their users hold
+    std::size_t ranges = 4096;        // that a draft's bytes may be in
   };
   BufferStore(const std::vector<Place>& places, const Limits& limits);
 
-  // Takes the memory and the name. INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
-  // BUFFER_EXISTS; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, GPU_MEMORY_EXHAUSTED.
+  // Takes the memory. A draft that does not replace claims its name against others of its kind.
+  // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
+  // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
 
-  // The draft of a name that anyone may write. NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION /
-  // BUFFER_SEALED, or BUFFER_NOT_READY when another call owns it.
-  absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name);
+  // The draft that anyone may write: of that version, or the only one of its name (version 0).
+  // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED, VERSION_MISMATCH,
+  // VERSION_REQUIRED, or BUFFER_NOT_READY when another call owns it.
+  absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
 
   // Where bytes of a draft go; EndWrite must follow. INVALID_ARGUMENT / BAD_RANGE {offset, size,
-  // limit}; NOT_FOUND / BUFFER_NOT_FOUND when it was deleted meanwhile; FAILED_PRECONDITION /
-  // BUFFER_SEALED.
+  // limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors of CheckOpen.
   absl::StatusOr<void*> BeginWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // done: whether the bytes are on the device.
-  void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done);
+  // done: whether the bytes are on the device. checksum: the CRC-32C of what was written.
+  void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
+                std::optional<std::uint32_t> checksum = std::nullopt);
+  // Whether a draft can still become READY: NOT_FOUND / BUFFER_NOT_FOUND when it was deleted,
+  // FAILED_PRECONDITION / BUFFER_SEALED.
+  absl::Status CheckOpen(const Draft& draft);
 
   // Draft -> READY. FAILED_PRECONDITION / BUFFER_NOT_READY {missing} until every byte is there and
-  // no write in flight.
-  absl::StatusOr<BufferInfo> Seal(const std::shared_ptr<Draft>& draft);
-  // The same by name; a READY buffer counts as sealed.
-  absl::StatusOr<BufferInfo> Seal(std::string_view name);
+  // no write in flight, CHECKSUM_UNKNOWN; DATA_LOSS / BAD_CHECKSUM; ALREADY_EXISTS / BUFFER_EXISTS.
+  // replaced: what nobody has under its name any more.
+  absl::StatusOr<BufferInfo> Seal(Draft& draft, std::optional<std::uint32_t> checksum = {});
+  // The same for a draft of FindDraft; one that was sealed by this version, and is there, counts.
+  absl::StatusOr<BufferInfo> Seal(std::string_view name, std::uint64_t version,
+                                  std::optional<std::uint32_t> checksum);
   // Forgets a draft, unless it has been sealed.
   void Discard(Draft& draft);
 
-  // A READY buffer that fill writes in one go: all of the above in turn. Nothing is left of it when
-  // fill fails.
-  absl::StatusOr<BufferInfo> CreateFrom(const BufferSpec& spec,
-                                        absl::FunctionRef<absl::Status(void* memory)> fill);
+  // A READY buffer. version 0: any. NOT_FOUND / BUFFER_NOT_FOUND {name}; FAILED_PRECONDITION /
+  // BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
+  absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version);
 
-  // A READY buffer. NOT_FOUND / BUFFER_NOT_FOUND {name}; FAILED_PRECONDITION / BUFFER_NOT_READY
-  // {name, missing}.
-  absl::StatusOr<std::shared_ptr<const Buffer>> Find(std::string_view name);
-  // READY or, without such, the draft. NOT_FOUND / BUFFER_NOT_FOUND.
-  absl::StatusOr<BufferInfo> Get(std::string_view name);
+  struct Wanted {
+    std::string_view name;
+    std::uint64_t version = 0;
+    std::string_view operand;  // what an error calls it
+    std::shared_ptr<const Buffer> buffer;
+  };
+  // The same for several at one moment; those without a name are left out. Errors say {operand}.
+  absl::Status FindAll(absl::Span<Wanted> wanted);
+
+  // READY or, without such, the newest draft that can be seen; with a version, what has it.
+  // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / VERSION_MISMATCH.
+  absl::StatusOr<BufferInfo> Get(std::string_view name, std::uint64_t version);
+  // The drafts of a name that can be seen, the newest kMostDrafts, in order of version.
+  std::vector<BufferInfo> Drafts(std::string_view name);
   BufferInfo Describe(const Draft& draft);
-  // At most limit buffers with names above `after`, in order of name.
+  // At most limit buffers with names above `after`, in order of name: of each what Get gives.
   std::vector<BufferInfo> List(std::string_view prefix, std::string_view after, std::size_t limit);
-  // ttl from now; none: for ever. NOT_FOUND / BUFFER_NOT_FOUND; INVALID_ARGUMENT / BAD_TTL.
-  absl::StatusOr<BufferInfo> SetTtl(std::string_view name, std::optional<absl::Duration> ttl);
-  // READY buffer and draft. NOT_FOUND / BUFFER_NOT_FOUND.
-  absl::Status Delete(std::string_view name);
+  // ttl from now, or for a draft from when it is READY; none: for ever. The errors of Get;
+  // INVALID_ARGUMENT / BAD_TTL.
+  absl::StatusOr<BufferInfo> SetTtl(std::string_view name, std::uint64_t version,
+                                    std::optional<absl::Duration> ttl);
+  // READY buffer and the drafts that can be seen; with a version, what has it. The errors of Get.
+  absl::Status Delete(std::string_view name, std::uint64_t version);
 
-  // Gives back the memory of expired buffers and of idle drafts. (To look-ups, buffers are gone
-  // once they expire.)
-  void Sweep(absl::Time now);
+  // Forgets expired buffers and idle drafts. (To look-ups, buffers are gone once they expire.) Their
+  // memory goes with what is returned.
+  std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
   const Budget& budget(const Device& device) const { return *budgets_.at(&device); }
+  const Budget& count() const { return count_; }
 
  private:
   struct Ready {
     std::shared_ptr<const Buffer> buffer;
     absl::Time expire_time;
+    std::uint64_t draft_version = 0;  // what its draft was addressed by
   };
   using ReadyMap = std::map<std::string, Ready, std::less<>>;
-  using DraftMap = std::map<std::string, std::shared_ptr<Draft>, std::less<>>;
+  using DraftsOfName = std::map<std::uint64_t, std::shared_ptr<Draft>>;  // by version, none empty
+  using DraftMap = std::map<std::string, DraftsOfName, std::less<>>;
+  using Doomed = std::vector<std::shared_ptr<const void>>;  // freed after the lock
 
   // These need the mutex.
   Ready* FindReady(std::string_view name, absl::Time now);
+  // The newest that can be seen, or the one of a version; null where there is none.
+  std::shared_ptr<Draft> FindVisible(std::string_view name, std::uint64_t version);
+  absl::StatusOr<std::shared_ptr<Draft>> FindDraftLocked(std::string_view name,
+                                                         std::uint64_t version);
+  absl::StatusOr<BufferInfo> FindLocked(std::string_view name, std::uint64_t version,
+                                        absl::Time now);
+  // What Get reports when nothing has the version.
+  absl::Status Absent(std::string_view name, std::uint64_t version, absl::Time now);
   absl::Status CheckFree(const BufferSpec& spec, absl::Time now);
-  absl::StatusOr<BufferInfo> SealLocked(Draft& draft, Ready& replaced);
+  absl::Status CheckOpenLocked(const Draft& draft);
+  absl::StatusOr<BufferInfo> SealLocked(Draft& draft, std::optional<std::uint32_t> checksum,
+                                        Doomed& doomed);
+  void SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time);
+  void Unlink(ReadyMap::iterator it, Doomed& doomed);
+  void Unlink(Draft& draft, Draft::State state, Doomed& doomed);
+  void Touch(Draft& draft, absl::Time now);
   static BufferInfo Info(const Ready& ready);
   static BufferInfo Info(const Draft& draft);
 
-  absl::StatusOr<absl::Time> ExpireTime(std::optional<absl::Duration> ttl, absl::Time from) const;
+  absl::StatusOr<absl::Duration> CheckTtl(std::optional<absl::Duration> ttl) const;
 
   const Limits limits_;
   std::map<const Device*, std::unique_ptr<Budget>> budgets_;
+  Budget count_;
 
   std::mutex mutex_;
   ReadyMap ready_;
   DraftMap drafts_;
-  std::uint64_t last_version_ = 0;
-  absl::Time next_expiry_ = absl::InfiniteFuture();  // no READY buffer expires before
+  std::uint64_t last_version_;
+  std::set<std::pair<absl::Time, std::string_view>> expiries_;  // the names are ready_'s keys
+  std::list<Draft*> idle_;  // drafts of kRanges, the one that was used longest ago first
+};
+
+// A buffer that one call writes as a whole, for its result. Gone unless it is sealed. One thread.
+class ResultBuffer {
+ public:
+  ResultBuffer(BufferStore& store, BufferSpec spec) : store_(store), spec_(std::move(spec)) {
+    spec_.kind = Draft::Kind::kResult;
+  }
+  ~ResultBuffer() {
+    if (draft_ != nullptr) store_.Discard(*draft_);
+  }
+  ResultBuffer(const ResultBuffer&) = delete;
+  ResultBuffer& operator=(const ResultBuffer&) = delete;
+
+  // Takes the memory. The errors of BufferStore::Create.
+  absl::StatusOr<void*> Open();
+  // Once the bytes are there. The errors of BufferStore::Seal.
+  absl::StatusOr<BufferInfo> Seal();
+
+ private:
+  BufferStore& store_;
+  BufferSpec spec_;
+  std::shared_ptr<Draft> draft_;
 };
 
 }  // namespace tessera

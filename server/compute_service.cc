@@ -11,73 +11,12 @@
 #include "kernels/error.h"
 #include "server/buffer_service.h"
 #include "server/convert.h"
+#include "server/lane_call.h"
 
 namespace tessera {
 namespace {
 
 using absl::StatusCode;
-
-// An operand as a call holds it between its acceptance and its end.
-struct Source {
-  const v1::Operand* operand = nullptr;
-  std::shared_ptr<const Buffer> buffer;  // null: inline
-  ArrayType type;
-};
-
-absl::StatusOr<Source> FindSource(const v1::Operand& operand, BufferStore& store) {
-  switch (operand.source_case()) {
-    case v1::Operand::kBuffer: {
-      absl::StatusOr<std::shared_ptr<const Buffer>> buffer = store.Find(operand.buffer());
-      if (!buffer.ok()) return buffer.status();
-      const ArrayType type = (*buffer)->type();
-      return Source{&operand, *std::move(buffer), type};
-    }
-    case v1::Operand::kTensor: {
-      const v1::Tensor& tensor = operand.tensor();
-      absl::StatusOr<ArrayType> type = MakeArrayType(tensor.dtype(), tensor.shape(), "tensor");
-      if (!type.ok()) return type.status();
-      if (tensor.data().size() != type->bytes()) {
-        return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                         "the data of an inline operand does not fit its dtype and shape",
-                         {{"field", "tensor.data"},
-                          {"value", absl::StrCat(tensor.data().size())},
-                          {"expected", absl::StrCat(type->bytes())}});
-      }
-      return Source{&operand, nullptr, *type};
-    }
-    case v1::Operand::SOURCE_NOT_SET:
-      break;
-  }
-  return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                   "an operand names a buffer or carries a tensor", {{"field", "source"}});
-}
-
-// The operand on the lane's device. Inline data moves to scratch: in a message it has no alignment
-// to rely on.
-absl::StatusOr<View> PlaceOnLane(const Source& source, Lane& lane) {
-  if (source.buffer != nullptr)
-    return MakeView(*source.operand, source.type, source.buffer->data());
-  const std::string& data = source.operand->tensor().data();
-  absl::StatusOr<void*> memory = Scratch(lane, data.size());
-  if (!memory.ok()) return memory.status();
-  absl::Status status = CopyToDevice(lane, *memory, data.data(), data.size());
-  if (!status.ok()) return status;
-  return MakeView(*source.operand, source.type, *memory);
-}
-
-template <class Request>
-RunOptions ToRunOptions(const Request& request) {
-  return {request.strategy(), FromProto(request.launch()), request.timing()};
-}
-
-void SetStats(const Stats& stats, const Lane& lane, v1::ExecutionStats* out) {
-  out->set_strategy(std::string(stats.strategy));
-  out->set_device(lane.device().info().name);
-  out->set_kernel_us(stats.kernel_us);
-  out->set_bytes(stats.bytes);
-  out->set_flops(stats.flops);
-  out->set_roundoff(stats.roundoff);
-}
 
 void SetScalar(const ScalarResult& result, v1::Scalar* out) {
   if (result.integer) {
@@ -94,142 +33,253 @@ absl::Status BadOperation(std::string_view field, const std::string& value,
       {{"field", std::string(field)}, {"value", value}, {"valid", std::string(valid)}});
 }
 
-}  // namespace
+template <class MakeRange>
+void SetRange(const LaunchLimits::Range& range, MakeRange make) {
+  if (range.max == 0) return;
+  v1::LaunchRange* out = make();
+  out->set_min(range.min);
+  out->set_max(range.max);
+}
 
-// From acceptance to Finish.
-struct ComputeService::Call {
-  std::string_view method;
-  grpc::CallbackServerContext* context;
-  grpc::ServerUnaryReactor* reactor;
-  Body body;
-  Admission::Ticket ticket;
-  std::vector<Source> sources;
-
-  void Run(absl::StatusOr<Lane*> lane) {
-    absl::Status status = lane.status();
-    if (lane.ok()) status = RunOn(**lane);
-    sources.clear();  // a client that has its answer may count on the memory of what it has deleted
-    Finish(method, *context, *reactor, status);
-  }
-
-  absl::Status RunOn(Lane& lane) try {
-    if (absl::Status status = BeginRequest(lane); !status.ok()) return status;
-    std::vector<View> views;
-    for (const Source& source : sources) {
-      absl::StatusOr<View> view = PlaceOnLane(source, lane);
-      if (!view.ok()) return view.status();
-      views.push_back(*view);
-    }
-    return body(lane, views);
-  } catch (const std::bad_alloc&) {
-    return HostMemoryError();
-  }
+// An operand of a request, under the name that errors call it by.
+struct Named {
+  std::string_view name;
+  const v1::Operand* operand;
 };
 
-grpc::ServerUnaryReactor* ComputeService::Start(std::string_view method,
-                                                grpc::CallbackServerContext* context,
-                                                const google::protobuf::Message& request,
-                                                std::initializer_list<const v1::Operand*> operands,
-                                                Body body) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  absl::Status status;
-  try {
-    auto call = std::make_unique<Call>(Call{method, context, reactor, std::move(body), {}, {}});
-    status = Enqueue(call, request, operands);
-  } catch (const std::bad_alloc&) {
-    status = HostMemoryError();
-  }
-  if (!status.ok()) Finish(method, *context, *reactor, status);
-  return reactor;
+// An operand as a call holds it between its acceptance and its end.
+struct Source {
+  Named named;
+  std::shared_ptr<const Buffer> buffer;  // null: inline
+  ArrayType type;
+};
+
+// The error as one of this operand.
+absl::Status OfOperand(const Named& named, absl::Status status) {
+  const std::string name(named.name);
+  absl::Status about(status.code(), absl::StrCat("operand ", name, ": ",
+                                                 std::string(status.message())));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    about.SetPayload(url, payload);
+  });
+  SetErrorMetadata(about, "operand", name);
+  return about;
 }
 
-absl::Status ComputeService::Enqueue(std::unique_ptr<Call>& call,
-                                     const google::protobuf::Message& request,
-                                     std::initializer_list<const v1::Operand*> operands) {
-  absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-  if (!ticket.ok()) return ticket.status();
-  call->ticket = *std::move(ticket);
-  if (absl::Status status = core_.CheckSize(request); !status.ok()) return status;
+absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
+  absl::StatusOr<ArrayType> type = MakeArrayType(tensor.dtype(), tensor.shape(), "tensor");
+  if (!type.ok() || tensor.data().size() == type->bytes()) return type;
+  return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                   "the data of an inline operand does not fit its dtype and shape",
+                   {{"field", "tensor.data"},
+                    {"value", absl::StrCat(tensor.data().size())},
+                    {"expected", absl::StrCat(type->bytes())}});
+}
 
-  const Buffer* first = nullptr;
-  for (const v1::Operand* operand : operands) {
-    absl::StatusOr<Source> source = FindSource(*operand, core_.store());
-    if (!source.ok()) return source.status();
-    const Buffer* buffer = source->buffer.get();
-    if (first == nullptr) first = buffer;
-    if (buffer != nullptr && &buffer->device() != &first->device()) {
-      return MakeError(StatusCode::kFailedPrecondition, "DEVICE_MISMATCH",
-                       "the operands live on different devices; upload one of them to the other's",
-                       {{first->name(), first->device().info().name},
-                        {buffer->name(), buffer->device().info().name}});
+// All operands of a call, as they are at one moment, and checked with their views.
+absl::StatusOr<std::vector<Source>> FindSources(absl::Span<const Named> operands,
+                                                BufferStore& store) {
+  std::vector<BufferStore::Wanted> wanted;
+  wanted.reserve(operands.size());
+  for (const Named& named : operands) {
+    const v1::Operand& operand = *named.operand;
+    wanted.push_back({operand.buffer(), operand.version(), named.name, nullptr});
+    if (operand.source_case() == v1::Operand::SOURCE_NOT_SET ||
+        (operand.has_buffer() && operand.buffer().empty())) {
+      return OfOperand(named,
+                       MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                                 "it must name a buffer or carry a tensor", {{"field", "source"}}));
     }
-    call->sources.push_back(*std::move(source));
   }
-
-  Device& device = first != nullptr ? first->device() : *core_.devices().front();
-  Task task;
-  task.deadline = call->context->deadline();
-  task.cancelled = [context = call->context] { return context->IsCancelled(); };
-  task.run = [held = std::move(call)](absl::StatusOr<Lane*> lane) { held->Run(std::move(lane)); };
-  return core_.compute(device).Submit(std::move(task));
+  if (absl::Status status = store.FindAll(absl::MakeSpan(wanted)); !status.ok()) return status;
+  std::vector<Source> sources;
+  sources.reserve(operands.size());
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const Named& named = operands[i];
+    absl::StatusOr<ArrayType> type = wanted[i].buffer != nullptr
+                                         ? wanted[i].buffer->type()
+                                         : TensorType(named.operand->tensor());
+    if (!type.ok()) return OfOperand(named, type.status());
+    const absl::Status view = MakeView(*named.operand, *type, nullptr).status();
+    if (!view.ok()) return OfOperand(named, view);
+    sources.push_back({named, std::move(wanted[i].buffer), *type});
+  }
+  return sources;
 }
 
-template <class Response, class Run>
-absl::Status ComputeService::ReturnArray(Lane& lane, const absl::StatusOr<ArrayType>& type,
-                                         const v1::Result& result, Response* response, Run run) {
-  if (!type.ok()) return type.status();
-  const std::uint64_t bytes = type->bytes();
-  if (!result.has_buffer()) {
+// The operand on the lane's device. Inline data moves to scratch: in a message it has no alignment
+// to rely on.
+absl::StatusOr<View> PlaceOnLane(const Source& source, Lane& lane) {
+  const v1::Operand& operand = *source.named.operand;
+  if (source.buffer != nullptr) return MakeView(operand, source.type, source.buffer->data());
+  const std::string& data = operand.tensor().data();
+  absl::StatusOr<void*> memory = Scratch(lane, data.size());
+  if (!memory.ok()) return memory.status();
+  absl::Status status = CopyToDevice(lane, *memory, data.data(), data.size());
+  if (!status.ok()) return status;
+  return MakeView(operand, source.type, *memory);
+}
+
+// One operation: its operands from acceptance to its end, and how its answer is filled in. Op(call,
+// lane, views, request, response) does what is particular to it.
+template <class Request, class Response, class Op>
+class OperationCall final : public LaneCall {
+ public:
+  OperationCall(Core& core, std::string_view method, grpc::CallbackServerContext& context,
+                const Request& request, Response& response, std::vector<Named> operands, Op op)
+      : LaneCall(core, method, context),
+        request_(request),
+        response_(response),
+        operands_(std::move(operands)),
+        op_(std::move(op)) {}
+
+  RunOptions Options(const Lane& lane) {
+    const tessera::Options& options = core().options();
+    return {.strategy = request_.strategy(),
+            .launch = FromProto(request_.launch()),
+            .timing = request_.timing(),
+            .max_seconds = options.max_operation_seconds,
+            .max_slow_seconds = options.max_slow_operation_seconds,
+            .pace = &core().pace(lane.device())};
+  }
+
+  void SetStats(const Stats& stats, const Lane& lane) {
+    v1::ExecutionStats* out = response_.mutable_stats();
+    out->set_strategy(std::string(stats.strategy));
+    out->set_device(lane.device().info().name);
+    out->set_kernel_us(stats.kernel_us);
+    out->set_bytes(stats.bytes);
+    out->set_flops(stats.flops);
+    out->set_roundoff(stats.roundoff);
+    out->set_queue_us(queue_us());
+    for (const Source& source : sources_) {
+      out->add_operand_versions(source.buffer != nullptr ? source.buffer->version() : 0);
+    }
+  }
+
+  // Runs an operation whose result is an array, and leaves it where the request wants it. run gets
+  // the way to the memory for it.
+  template <class RunIt>
+  absl::Status ReturnArray(Lane& lane, const absl::StatusOr<ArrayType>& type, RunIt run) {
+    if (!type.ok()) return type.status();
+    return request_.result().has_buffer() ? ReturnBuffer(lane, *type, run)
+                                          : ReturnInline(lane, *type, run);
+  }
+
+ private:
+  template <class RunIt>
+  absl::Status ReturnInline(Lane& lane, const ArrayType& type, RunIt run) {
+    const std::uint64_t bytes = type.bytes();
     if (bytes > kMaxInlineResult) {
       return MakeError(StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
                        "the result is too large for a response; ask for it in result.buffer",
                        {{"size", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
     }
-    absl::StatusOr<void*> memory = Scratch(lane, bytes);
-    if (!memory.ok()) return memory.status();
-    absl::StatusOr<Stats> stats = run(*memory);
+    absl::StatusOr<Charge> charge =
+        Charge::Take(core().host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
+                     "there is no memory for the answer beside the messages of other calls");
+    if (!charge.ok()) return charge.status();
+    void* memory = nullptr;
+    absl::StatusOr<Stats> stats = run([&]() -> absl::StatusOr<void*> {
+      absl::StatusOr<void*> scratch = Scratch(lane, bytes);
+      if (scratch.ok()) memory = *scratch;
+      return scratch;
+    });
     if (!stats.ok()) return stats.status();
-    v1::Tensor* tensor = response->mutable_tensor();
-    tensor->set_dtype(ToProto(type->dtype));
-    SetShape(type->shape, tensor->mutable_shape());
+    v1::Tensor* tensor = response_.mutable_tensor();
+    tensor->set_dtype(ToProto(type.dtype));
+    SetShape(type.shape, tensor->mutable_shape());
     tensor->mutable_data()->resize(bytes);
-    absl::Status status = CopyToHost(lane, tensor->mutable_data()->data(), *memory, bytes);
+    absl::Status status = CopyToHost(lane, tensor->mutable_data()->data(), memory, bytes);
     if (!status.ok()) return status;
-    SetStats(*stats, lane, response->mutable_stats());
+    SetStats(*stats, lane);
     return absl::OkStatus();
   }
 
-  const v1::BufferTarget& target = result.buffer();
-  BufferSpec spec{.name = target.name(),
-                  .type = *type,
-                  .device = &lane.device(),
-                  .replace = target.replace(),
-                  .exclusive = true};
-  if (target.has_ttl()) {
-    absl::StatusOr<absl::Duration> ttl = FromProto(target.ttl());
-    if (!ttl.ok()) return ttl.status();
-    spec.ttl = *ttl;
+  template <class RunIt>
+  absl::Status ReturnBuffer(Lane& lane, const ArrayType& type, RunIt run) {
+    const v1::BufferTarget& target = request_.result().buffer();
+    BufferSpec spec{.name = target.name(),
+                    .type = type,
+                    .device = &lane.device(),
+                    .replace = target.replace()};
+    if (target.has_ttl()) {
+      absl::StatusOr<absl::Duration> ttl = FromProto(target.ttl());
+      if (!ttl.ok()) return ttl.status();
+      spec.ttl = *ttl;
+    }
+    ResultBuffer result(core().store(), std::move(spec));
+    absl::StatusOr<Stats> stats = run([&] { return result.Open(); });
+    if (!stats.ok()) return stats.status();
+    if (lane.stopped()) return CallerLeft();
+    absl::StatusOr<BufferInfo> buffer = result.Seal();
+    if (!buffer.ok()) return buffer.status();
+    SetBuffer(*buffer, response_.mutable_buffer());
+    SetStats(*stats, lane);
+    return absl::OkStatus();
   }
-  absl::StatusOr<Stats> stats;
-  absl::StatusOr<BufferInfo> buffer = core_.store().CreateFrom(spec, [&](void* memory) {
-    stats = run(memory);
-    return stats.status();
-  });
-  if (!buffer.ok()) return buffer.status();
-  SetBuffer(*buffer, response->mutable_buffer());
-  SetStats(*stats, lane, response->mutable_stats());
-  return absl::OkStatus();
+
+  absl::StatusOr<Device*> Prepare() override {
+    absl::StatusOr<std::vector<Source>> sources = FindSources(operands_, core().store());
+    if (!sources.ok()) return sources.status();
+    sources_ = *std::move(sources);
+    const Buffer* first = nullptr;
+    for (const Source& source : sources_) {
+      const Buffer* buffer = source.buffer.get();
+      if (first == nullptr) first = buffer;
+      if (buffer != nullptr && &buffer->device() != &first->device()) {
+        return MakeError(StatusCode::kFailedPrecondition, "DEVICE_MISMATCH",
+                         "the operands live on different devices; copy one to the other's",
+                         {{first->name(), first->device().info().name},
+                          {buffer->name(), buffer->device().info().name}});
+      }
+    }
+    return first != nullptr ? &first->device() : core().devices().front().get();
+  }
+
+  absl::Status RunOn(Lane& lane) override {
+    std::vector<View> views;
+    views.reserve(sources_.size());
+    for (const Source& source : sources_) {
+      absl::StatusOr<View> view = PlaceOnLane(source, lane);
+      if (!view.ok()) return view.status();
+      views.push_back(*view);
+    }
+    return op_(*this, lane, views, request_, response_);
+  }
+
+  void Release() override { sources_.clear(); }
+
+  const Request& request_;
+  Response& response_;
+  const std::vector<Named> operands_;
+  std::vector<Source> sources_;
+  Op op_;
+};
+
+template <class Request, class Response, class Op>
+grpc::ServerUnaryReactor* Start(Core& core, std::string_view method,
+                                grpc::CallbackServerContext& context, const Request& request,
+                                Response& response, std::vector<Named> operands, Op op) {
+  auto* call = new OperationCall<Request, Response, Op>(core, method, context, request, response,
+                                                        std::move(operands), std::move(op));
+  call->Start(request);
+  return call;
 }
+
+}  // namespace
 
 grpc::ServerUnaryReactor* ComputeService::Dot(grpc::CallbackServerContext* context,
                                               const v1::DotRequest* request,
                                               v1::DotResponse* response) {
-  return Start("Dot", context, *request, {&request->a(), &request->b()},
-               [request, response](Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 auto result = RunDot(lane, x[0], x[1], ToRunOptions(*request));
+  return Start(core_, "Dot", *context, *request, *response,
+               {{"a", &request->a()}, {"b", &request->b()}},
+               [](auto& call, Lane& lane, absl::Span<const View> x, const v1::DotRequest&,
+                  v1::DotResponse& response) -> absl::Status {
+                 auto result = RunDot(lane, x[0], x[1], call.Options(lane));
                  if (!result.ok()) return result.status();
-                 SetScalar(*result, response->mutable_value());
-                 SetStats(result->stats, lane, response->mutable_stats());
+                 SetScalar(*result, response.mutable_value());
+                 call.SetStats(result->stats, lane);
                  return absl::OkStatus();
                });
 }
@@ -237,28 +287,30 @@ grpc::ServerUnaryReactor* ComputeService::Dot(grpc::CallbackServerContext* conte
 grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* context,
                                                  const v1::ReduceRequest* request,
                                                  v1::ReduceResponse* response) {
-  return Start("Reduce", context, *request, {&request->x()},
-               [this, request, response](Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 absl::StatusOr<ReduceOp> op = FromProto(request->op());
+  return Start(core_, "Reduce", *context, *request, *response, {{"x", &request->x()}},
+               [](auto& call, Lane& lane, absl::Span<const View> x,
+                  const v1::ReduceRequest& request, v1::ReduceResponse& response) -> absl::Status {
+                 absl::StatusOr<ReduceOp> op = FromProto(request.op());
                  if (!op.ok()) return op.status();
-                 if (request->axes_size() > 0) {
-                   const absl::Span<const int> axes = ToSpan(request->axes());
-                   return ReturnArray(lane, ReduceAxesType(x[0], *op, axes, request->keep_dims()),
-                                      request->result(), response, [&](void* out) {
-                                        return RunReduceAxes(lane, x[0], *op, axes, out,
-                                                             ToRunOptions(*request));
-                                      });
+                 if (request.axes_size() > 0) {
+                   const absl::Span<const int> axes = ToSpan(request.axes());
+                   return call.ReturnArray(
+                       lane, ReduceAxesType(x[0], *op, axes, request.keep_dims()),
+                       [&](auto output) {
+                         return RunReduceAxes(lane, x[0], *op, axes, Output(output),
+                                              call.Options(lane));
+                       });
                  }
-                 if (request->result().has_buffer()) {
+                 if (request.result().has_buffer()) {
                    return MakeError(StatusCode::kInvalidArgument, "BAD_AXES",
                                     "a result buffer needs axes; name all of them to fold all",
                                     {{"field", "axes"}});
                  }
-                 auto result = RunReduce(lane, x[0], *op, ToRunOptions(*request));
+                 auto result = RunReduce(lane, x[0], *op, call.Options(lane));
                  if (!result.ok()) return result.status();
-                 SetScalar(*result, response->mutable_value());
-                 if (IsArg(*op)) response->set_index(result->value.index);
-                 SetStats(result->stats, lane, response->mutable_stats());
+                 SetScalar(*result, response.mutable_value());
+                 if (IsArg(*op)) response.set_index(result->value.index);
+                 call.SetStats(result->stats, lane);
                  return absl::OkStatus();
                });
 }
@@ -266,53 +318,59 @@ grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* ComputeService::Matmul(grpc::CallbackServerContext* context,
                                                  const v1::MatmulRequest* request,
                                                  v1::MatmulResponse* response) {
-  return Start("Matmul", context, *request, {&request->a(), &request->b()},
-               [this, request, response](Lane& lane, absl::Span<const View> x) -> absl::Status {
+  return Start(core_, "Matmul", *context, *request, *response,
+               {{"a", &request->a()}, {"b", &request->b()}},
+               [](auto& call, Lane& lane, absl::Span<const View> x,
+                  const v1::MatmulRequest& request, v1::MatmulResponse&) -> absl::Status {
                  DType out_dtype = x[0].dtype;
-                 if (request->out_dtype() != v1::DTYPE_UNSPECIFIED) {
-                   absl::StatusOr<DType> asked = FromProto(request->out_dtype(), "out_dtype");
+                 if (request.out_dtype() != v1::DTYPE_UNSPECIFIED) {
+                   absl::StatusOr<DType> asked = FromProto(request.out_dtype(), "out_dtype");
                    if (!asked.ok()) return asked.status();
                    out_dtype = *asked;
                  }
-                 const bool ta = request->transpose_a();
-                 const bool tb = request->transpose_b();
-                 return ReturnArray(lane, MatmulType(x[0], x[1], ta, tb, out_dtype),
-                                    request->result(), response, [&](void* out) {
-                                      return RunMatmul(lane, x[0], x[1], ta, tb, out_dtype, out,
-                                                       ToRunOptions(*request));
-                                    });
+                 const bool transpose_a = request.transpose_a();
+                 const bool transpose_b = request.transpose_b();
+                 return call.ReturnArray(
+                     lane, MatmulType(x[0], x[1], transpose_a, transpose_b, out_dtype),
+                     [&](auto output) {
+                       return RunMatmul(lane, x[0], x[1], transpose_a, transpose_b, out_dtype,
+                                        Output(output), call.Options(lane));
+                     });
                });
 }
 
 grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* context,
                                               const v1::AddRequest* request,
                                               v1::AddResponse* response) {
-  return Start("Add", context, *request, {&request->a(), &request->b()},
-               [this, request, response](Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 return ReturnArray(lane, AddType(x[0], x[1]), request->result(), response,
-                                    [&](void* out) {
-                                      return RunAdd(lane, x[0], x[1], out, ToRunOptions(*request));
-                                    });
+  return Start(core_, "Add", *context, *request, *response,
+               {{"a", &request->a()}, {"b", &request->b()}},
+               [](auto& call, Lane& lane, absl::Span<const View> x, const v1::AddRequest&,
+                  v1::AddResponse&) -> absl::Status {
+                 return call.ReturnArray(lane, AddType(x[0], x[1]), [&](auto output) {
+                   return RunAdd(lane, x[0], x[1], Output(output), call.Options(lane));
+                 });
                });
 }
 
 grpc::ServerUnaryReactor* ComputeService::WindowSum(grpc::CallbackServerContext* context,
                                                     const v1::WindowSumRequest* request,
                                                     v1::WindowSumResponse* response) {
-  return Start("WindowSum", context, *request, {&request->x()},
-               [this, request, response](Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 return ReturnArray(lane, WindowSumType(x[0], request->radius()), request->result(),
-                                    response, [&](void* out) {
-                                      return RunWindowSum(lane, x[0], request->radius(), out,
-                                                          ToRunOptions(*request));
-                                    });
+  return Start(core_, "WindowSum", *context, *request, *response, {{"x", &request->x()}},
+               [](auto& call, Lane& lane, absl::Span<const View> x,
+                  const v1::WindowSumRequest& request, v1::WindowSumResponse&) -> absl::Status {
+                 return call.ReturnArray(
+                     lane, WindowSumType(x[0], request.radius()), [&](auto output) {
+                       return RunWindowSum(lane, x[0], request.radius(), Output(output),
+                                           call.Options(lane));
+                     });
                });
 }
 
 grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerContext* context,
                                                          const v1::ListStrategiesRequest* request,
                                                          v1::ListStrategiesResponse* response) {
-  return Answer(core_, "ListStrategies", *context, *request, [&]() -> absl::Status {
+  return AnswerLater(core_, "ListStrategies", *context, *request,
+                     [this, request, response]() -> absl::Status {
     std::vector<Device*> devices;
     for (const std::unique_ptr<Device>& device : core_.devices()) devices.push_back(device.get());
     const std::string& operation = request->operation();
@@ -350,6 +408,9 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
       out->set_min_compute_capability(row.min_compute_capability);
       out->set_source(std::string(row.source));
       out->set_default_(row.chosen);
+      SetRange(row.limits.block_size, [&] { return out->mutable_block_size(); });
+      SetRange(row.limits.grid_size, [&] { return out->mutable_grid_size(); });
+      SetRange(row.limits.items_per_thread, [&] { return out->mutable_items_per_thread(); });
     }
     return known ? absl::OkStatus() : BadOperation("operation", operation, operations);
   });
@@ -358,7 +419,7 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerContext* context,
                                                         const v1::GetServerInfoRequest* request,
                                                         v1::GetServerInfoResponse* response) {
-  return Answer(core_, "GetServerInfo", *context, *request, [&] {
+  return AnswerLater(core_, "GetServerInfo", *context, *request, [this, response] {
     const Options& options = core_.options();
     response->set_version(TESSERA_VERSION);
     for (const std::unique_ptr<Device>& device : core_.devices()) {
@@ -376,6 +437,14 @@ grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerCont
       out->set_buffer_used_bytes(budget.used());
       out->set_workers(core_.compute(*device).workers());
       out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
+      out->set_scratch_limit_bytes(core_.scratch(*device).limit());
+      out->set_scratch_used_bytes(core_.scratch(*device).used());
+    }
+    for (const auto& [name, budget] : core_.Budgets()) {
+      v1::Budget* out = response->add_budgets();
+      out->set_name(std::string(name));
+      out->set_limit(budget.limit);
+      out->set_used(budget.used);
     }
     v1::Limits* limits = response->mutable_limits();
     limits->set_max_message_bytes(options.max_message);
@@ -387,6 +456,10 @@ grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerCont
     if (options.max_ttl != absl::InfiniteDuration()) {
       *limits->mutable_max_ttl() = ToProto(options.max_ttl);
     }
+    *limits->mutable_max_operation() = ToProto(absl::Seconds(options.max_operation_seconds));
+    *limits->mutable_max_slow_operation() =
+        ToProto(absl::Seconds(options.max_slow_operation_seconds));
+    limits->set_max_ranges(static_cast<std::uint32_t>(options.max_ranges));
     *response->mutable_start_time() = ToProto(core_.start_time());
     return absl::OkStatus();
   });

@@ -1,20 +1,16 @@
 // The operations: operands by name or inline, results as scalars, inline or as new buffers.
 #pragma once
 
-#include <initializer_list>
-#include <string_view>
+#include <cstdint>
 
-#include "absl/functional/any_invocable.h"
-#include "absl/status/status.h"
-#include "absl/types/span.h"
-#include "kernels/compute.h"
 #include "server/core.h"
 #include "tessera/v1/compute.grpc.pb.h"
 
 namespace tessera {
 
-// The largest array that travels in a response.
-inline constexpr std::uint64_t kMaxInlineResult = 4 << 20;
+// The largest array that travels in a response, in bytes. The response as a whole stays below the
+// 4 MiB that clients of gRPC accept unless they are told otherwise.
+inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
 
 // Thread safe; the core outlives it.
 class ComputeService final : public v1::ComputeService::CallbackService {
@@ -42,23 +38,6 @@ class ComputeService final : public v1::ComputeService::CallbackService {
                                           v1::GetServerInfoResponse* response) override;
 
  private:
-  // What an operation does once its operands are on the lane's device.
-  using Body = absl::AnyInvocable<absl::Status(Lane& lane, absl::Span<const View> operands)>;
-  struct Call;
-
-  // Looks the operands up, keeps them alive, and has the body run where they live.
-  grpc::ServerUnaryReactor* Start(std::string_view method, grpc::CallbackServerContext* context,
-                                  const google::protobuf::Message& request,
-                                  std::initializer_list<const v1::Operand*> operands, Body body);
-  absl::Status Enqueue(std::unique_ptr<Call>& call, const google::protobuf::Message& request,
-                       std::initializer_list<const v1::Operand*> operands);
-
-  // Runs an operation whose result is an array, and leaves it where the request wants it. run gets
-  // the memory for it.
-  template <class Response, class Run>
-  absl::Status ReturnArray(Lane& lane, const absl::StatusOr<ArrayType>& type,
-                           const v1::Result& result, Response* response, Run run);
-
   Core& core_;
 };
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/time_util.h"
 #include "google/rpc/error_details.pb.h"
@@ -23,22 +24,47 @@ std::string Shorten(absl::string_view text) {
   return absl::StrCat(text.substr(0, end), "...");
 }
 
+// The message with those figures of the metadata that it does not say itself.
+std::string Message(const absl::Status& status) {
+  std::string message = Shorten(status.message());
+  std::string figures;
+  for (const auto& [key, value] : ErrorMetadata(status)) {
+    if (value.empty() || message.find(value) != message.npos) continue;
+    absl::StrAppend(&figures, figures.empty() ? "" : ", ", key, ": ", value);
+  }
+  if (!figures.empty()) absl::StrAppend(&message, " (", Shorten(figures), ")");
+  return message;
+}
+
+// Whether the same call may go well a moment later: what it needs is there, but others hold it.
+bool WorthRetrying(const std::string& reason, const std::map<std::string, std::string>& metadata) {
+  if (reason == "QUEUE_FULL") return true;
+  if (reason != "HOST_MEMORY_EXHAUSTED" && reason != "SCRATCH_EXHAUSTED") return false;
+  const auto figure = [&](const char* key) {
+    const auto it = metadata.find(key);
+    std::uint64_t value = 0;
+    return it != metadata.end() && absl::SimpleAtoi(it->second, &value) ? value : 0;
+  };
+  return figure("requested") <= figure("total");
+}
+
 }  // namespace
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  const std::string message = Shorten(status.message());
+  const std::string message = Message(status);
+  const std::map<std::string, std::string> metadata = ErrorMetadata(status);
   google::rpc::Status details;
   details.set_code(static_cast<int>(status.code()));
   details.set_message(message);
   google::rpc::ErrorInfo info;
   info.set_reason(ErrorReason(status));
   info.set_domain("tessera");
-  for (const auto& [key, value] : ErrorMetadata(status)) {
+  for (const auto& [key, value] : metadata) {
     (*info.mutable_metadata())[key] = Shorten(value);
   }
   details.add_details()->PackFrom(info);
-  if (info.reason() == "QUEUE_FULL") {
+  if (WorthRetrying(info.reason(), metadata)) {
     google::rpc::RetryInfo retry;
     *retry.mutable_retry_delay() = ToProto(kRetryDelay);
     details.add_details()->PackFrom(retry);

@@ -1,5 +1,6 @@
 #include "server/core.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -19,6 +20,9 @@ constexpr std::chrono::microseconds kSpin{40};
 // Two copies at once keep a PCIe link busy; the streams of more uploads take turns.
 constexpr int kTransferWorkers = 2;
 
+// One may wait for a large piece of memory while the other answers.
+constexpr int kChoreThreads = 2;
+
 std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
                                        const MemoryLimit& limit) {
   std::vector<BufferStore::Place> places;
@@ -33,12 +37,30 @@ std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>
 Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
     : options_(options),
       devices_(std::move(devices)),
+      host_memory_(options_.host_memory),
+      uploads_(options_.max_uploads),
+      downloads_(options_.max_downloads),
       store_(Places(devices_, options_.memory_limit), {.default_ttl = options_.default_ttl,
                                                        .max_ttl = options_.max_ttl,
-                                                       .idle_draft = options_.upload_timeout}) {}
+                                                       .idle_draft = options_.upload_timeout,
+                                                       .buffers = options_.max_buffers,
+                                                       .ranges = options_.max_ranges}),
+      chores_(kChoreThreads, options_.queue) {}
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
+  for (const std::unique_ptr<Device>& device : devices) {
+    const std::uint64_t free = device->FreeBytes();
+    const std::uint64_t limit = options.memory_limit.Resolve(free);
+    if (limit > free) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
+                       absl::StrCat("--memory-limit is ", limit, " bytes, device ",
+                                    device->info().name, " has ", free, " free"),
+                       {{"field", "memory-limit"},
+                        {"value", absl::StrCat(limit)},
+                        {"limit", absl::StrCat(free)}});
+    }
+  }
   std::unique_ptr<Core> core(new Core(options, std::move(devices)));
   for (const std::unique_ptr<Device>& device : core->devices_) {
     absl::StatusOr<Device*> first = core->FindDevice(device->info().name);
@@ -47,13 +69,27 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
                        absl::StrCat("device ", device->info().name, " is named twice"));
     }
-    auto compute = Executor::Start(*device, options.workers, options.queue, kSpin);
+    auto place = std::make_unique<Place>(
+        options.ScratchLimit(core->store_.budget(*device).limit()));
+    bool first_lane = true;
+    auto compute = Executor::Start(
+        *device,
+        {.workers = options.workers,
+         .queue_length = options.queue,
+         .spin = kSpin,
+         .scratch = &place->scratch},
+        [&](Lane& lane) {
+          if (!options.warm_up) return absl::OkStatus();
+          return WarmUp(lane, place->pace, std::exchange(first_lane, false));
+        });
     if (!compute.ok()) return compute.status();
-    auto transfers =
-        Executor::Start(*device, kTransferWorkers, std::numeric_limits<std::size_t>::max(),
-                        std::chrono::microseconds(0));
+    auto transfers = Executor::Start(
+        *device,
+        {.workers = kTransferWorkers, .queue_length = std::numeric_limits<std::size_t>::max()});
     if (!transfers.ok()) return transfers.status();
-    core->workers_[device.get()] = {*std::move(compute), *std::move(transfers)};
+    place->compute = *std::move(compute);
+    place->transfers = *std::move(transfers);
+    core->places_[device.get()] = std::move(place);
   }
   return core;
 }
@@ -74,14 +110,36 @@ absl::StatusOr<Device*> Core::FindDevice(std::string_view name) const {
         })}});
 }
 
-absl::Status Core::CheckSize(const google::protobuf::Message& message) const {
-  const std::size_t size = message.ByteSizeLong();
-  if (size <= options_.max_message) return absl::OkStatus();
+absl::Status Core::CheckSize(std::uint64_t bytes) const {
+  if (bytes <= options_.max_message) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
                    "the message is larger than this server accepts",
                    {{"field", "message"},
-                    {"value", absl::StrCat(size)},
+                    {"value", absl::StrCat(bytes)},
                     {"limit", absl::StrCat(options_.max_message)}});
+}
+
+absl::StatusOr<Charge> Core::Accept(const google::protobuf::Message& request) {
+  const std::uint64_t bytes = request.ByteSizeLong();
+  if (absl::Status status = CheckSize(bytes); !status.ok()) return status;
+  return Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED",
+                      "the messages that the server works on take all memory it has for them");
+}
+
+std::map<std::string_view, Core::Usage> Core::Budgets() const {
+  const auto usage = [](const Budget& budget) { return Usage{budget.limit(), budget.used()}; };
+  return {{"buffers", usage(store_.count())},
+          {"downloads", usage(downloads_)},
+          {"host_memory", usage(host_memory_)},
+          {"uploads", usage(uploads_)}};
+}
+
+bool Core::Stuck() const {
+  return std::any_of(places_.begin(), places_.end(), [this](const auto& place) {
+    const auto longest =
+        std::max(place.second->compute->LongestRun(), place.second->transfers->LongestRun());
+    return absl::FromChrono(longest) > options_.watchdog;
+  });
 }
 
 void Finish(std::string_view method, grpc::CallbackServerContext& context,

@@ -5,6 +5,8 @@
 #include <memory>
 #include <new>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,12 +16,14 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/admission.h"
 #include "server/buffer_store.h"
+#include "server/charge.h"
+#include "server/chores.h"
 #include "server/executor.h"
 #include "server/options.h"
 
 namespace tessera {
 
-// Devices, their buffers and their workers. Immutable but for what its members guard themselves.
+// Devices, their buffers, budgets and workers. Immutable but for what its members guard themselves.
 class Core {
  public:
   // devices: at least one, all different; they serve in this order.
@@ -30,23 +34,50 @@ class Core {
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   BufferStore& store() { return store_; }
   Admission& admission() { return admission_; }
+  Chores& chores() { return chores_; }
   absl::Time start_time() const { return start_time_; }
 
   // Runs the operations on a device of devices().
-  Executor& compute(const Device& device) { return *workers_.at(&device).compute; }
+  Executor& compute(const Device& device) { return *places_.at(&device)->compute; }
   // Moves bytes between the wire and a device. Every stream has at most one task here, so that the
   // number of streams bounds the queue, and no operation waits behind an upload.
-  Executor& transfers(const Device& device) { return *workers_.at(&device).transfers; }
+  Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
+
+  // Beside buffers: what operations need of a device while they run.
+  const Budget& scratch(const Device& device) const { return places_.at(&device)->scratch; }
+  // Messages: requests from their acceptance to their end, those of streams, inline results.
+  Budget& host_memory() { return host_memory_; }
+  Budget& uploads() { return uploads_; }
+  Budget& downloads() { return downloads_; }
+  // All budgets but those of a device, by name, for GetServerInfo.
+  struct Usage {
+    std::uint64_t limit = 0;
+    std::uint64_t used = 0;
+  };
+  std::map<std::string_view, Usage> Budgets() const;
+
+  // The rates of a device's rows, and what they say about how long a call will take.
+  Pace& pace(const Device& device) { return places_.at(&device)->pace; }
 
   // The device of a BufferSpec; empty: the first. INVALID_ARGUMENT / BAD_DEVICE {field, value,
   // valid}.
   absl::StatusOr<Device*> FindDevice(std::string_view name) const;
 
-  // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} when it is larger than clients may send.
-  absl::Status CheckSize(const google::protobuf::Message& message) const;
+  // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message larger than clients may
+  // send.
+  absl::Status CheckSize(std::uint64_t bytes) const;
+  // The same, and the host memory that the call takes from now on: RESOURCE_EXHAUSTED /
+  // HOST_MEMORY_EXHAUSTED.
+  absl::StatusOr<Charge> Accept(const google::protobuf::Message& request);
+
+  // Whether an operation or a transfer has held its worker for longer than --watchdog.
+  bool Stuck() const;
 
  private:
-  struct Workers {
+  struct Place {
+    Place(std::uint64_t scratch_limit) : scratch(scratch_limit) {}
+    Budget scratch;
+    Pace pace;
     std::unique_ptr<Executor> compute;
     std::unique_ptr<Executor> transfers;
   };
@@ -55,11 +86,15 @@ class Core {
   // Destroyed from the last to the first: work ends before buffers go, and they before their
   // devices.
   const Options options_;
-  const absl::Time start_time_ = absl::Now();
+  const absl::Time start_time_ = SteadyNow();
   const std::vector<std::unique_ptr<Device>> devices_;
+  Budget host_memory_;
+  Budget uploads_;
+  Budget downloads_;
   BufferStore store_;
   Admission admission_;
-  std::map<const Device*, Workers> workers_;
+  Chores chores_;
+  std::map<const Device*, std::unique_ptr<Place>> places_;
 };
 
 // Ends a unary call and logs it when it failed. Nothing of the call may be touched afterwards.
@@ -69,25 +104,54 @@ void Finish(std::string_view method, grpc::CallbackServerContext& context,
 // The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
 absl::Status HostMemoryError();
 
-// A unary call that needs no lane: body() gives its Status at once.
+// The Status of body(), which may run out of the host's memory.
+template <class Body>
+absl::Status Guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return HostMemoryError();
+  }
+}
+
+// A unary call that only looks things up: body() gives its Status at once.
 template <class Request, class Body>
 grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
                                  grpc::CallbackServerContext& context, const Request& request,
                                  Body body) {
   grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
-  const auto run = [&]() -> absl::Status {
+  const absl::Status status = Guarded([&]() -> absl::Status {
     absl::StatusOr<Admission::Ticket> ticket = core.admission().Enter();
     if (!ticket.ok()) return ticket.status();
-    if (absl::Status status = core.CheckSize(request); !status.ok()) return status;
+    absl::StatusOr<Charge> charge = core.Accept(request);
+    if (!charge.ok()) return charge.status();
     return body();
-  };
-  absl::Status status;
-  try {
-    status = run();
-  } catch (const std::bad_alloc&) {
-    status = HostMemoryError();
-  }
+  });
   Finish(method, context, *reactor, status);
+  return reactor;
+}
+
+// A unary call that may take or free memory, or ask the system: body() runs on a thread of the
+// chores. Request and response live until the call has been finished.
+template <class Request, class Body>
+grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
+                                      grpc::CallbackServerContext& context, const Request& request,
+                                      Body body) {
+  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    absl::StatusOr<Admission::Ticket> ticket = core.admission().Enter();
+    if (!ticket.ok()) return ticket.status();
+    absl::StatusOr<Charge> charge = core.Accept(request);
+    if (!charge.ok()) return charge.status();
+    return core.chores().Submit([method, &context, reactor, body = std::move(body),
+                                 ticket = *std::move(ticket),
+                                 charge = *std::move(charge)]() mutable {
+      absl::Status done = Guarded(body);
+      charge = Charge();
+      Finish(method, context, *reactor, done);
+    });
+  });
+  if (!status.ok()) Finish(method, context, *reactor, status);
   return reactor;
 }
 

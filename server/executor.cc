@@ -1,7 +1,6 @@
 #include "server/executor.h"
 
-#include <string>
-#include <utility>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/error.h"
@@ -21,18 +20,7 @@ void Pause() {
 #endif
 }
 
-absl::Status StillWanted(const Task& task, const Device& device) {
-  if (std::chrono::system_clock::now() >= task.deadline) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
-                     "the deadline passed before the work reached the device");
-  }
-  if (task.cancelled && task.cancelled()) {
-    return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
-                     "the caller left before the work reached the device");
-  }
-  if (device.lost()) return DeviceLostError(device);
-  return absl::OkStatus();
-}
+std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
 
 }  // namespace
 
@@ -42,17 +30,19 @@ absl::Status DeviceLostError(const Device& device) {
                    {{"device", device.info().name}});
 }
 
-absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(Device& device, int workers,
-                                                          std::size_t queue_length,
-                                                          std::chrono::microseconds spin) {
-  std::unique_ptr<Executor> executor(new Executor(device, queue_length, spin));
-  for (int i = 0; i < workers; ++i) {
+absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
+    Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Lane&)> prepare) {
+  std::unique_ptr<Executor> executor(new Executor(device, settings));
+  for (int i = 0; i < settings.workers; ++i) {
     absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(device);
     if (!lane.ok()) return lane.status();
-    executor->lanes_.push_back(*std::move(lane));
+    (*lane)->SetScratchBudget(settings.scratch);
+    if (absl::Status status = prepare(**lane); !status.ok()) return status;
+    executor->workers_.push_back(std::make_unique<Worker>());
+    executor->workers_.back()->lane = *std::move(lane);
   }
-  for (const std::unique_ptr<Lane>& lane : executor->lanes_) {
-    executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(*lane));
+  for (const std::unique_ptr<Worker>& worker : executor->workers_) {
+    executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(*worker));
   }
   return executor;
 }
@@ -66,53 +56,86 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-absl::Status Executor::Submit(Task task) {
+absl::Status Executor::Submit(Task& task) {
   if (device_.lost()) return DeviceLostError(device_);
   bool wake = false;
   {
     const std::lock_guard lock(mutex_);
-    if (queue_.size() >= queue_length_) {
+    const std::size_t length = waiting_.load(std::memory_order_relaxed);
+    if (length >= settings_.queue_length) {
       return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                        "the device has as much work waiting as the server accepts",
-                       {{"device", device_.info().name}, {"limit", absl::StrCat(queue_length_)}});
+                       {{"device", device_.info().name},
+                        {"limit", absl::StrCat(settings_.queue_length)}});
     }
-    queue_.push_back(std::move(task));
-    waiting_.store(queue_.size(), std::memory_order_release);
-    wake = !polling_ || queue_.size() > 1;
+    task.stop_.store(false, std::memory_order_relaxed);
+    task.queued_ = true;
+    task.before_ = last_;
+    task.behind_ = nullptr;
+    (last_ == nullptr ? first_ : last_->behind_) = &task;
+    last_ = &task;
+    waiting_.store(length + 1, std::memory_order_release);
+    wake = !polling_ || length > 0;
   }
   if (wake) wake_.notify_one();
   return absl::OkStatus();
 }
 
-void Executor::Work(Lane& lane) {
-  Task task;
-  while (Next(task)) {
-    const absl::Status wanted = StillWanted(task, device_);
-    if (wanted.ok()) {
-      task.run(&lane);
-    } else {
-      task.run(wanted);
+bool Executor::Cancel(Task& task) {
+  const std::lock_guard lock(mutex_);
+  task.stop_.store(true, std::memory_order_relaxed);
+  if (!task.queued_) return false;
+  Unlink(task);
+  return true;
+}
+
+std::chrono::steady_clock::duration Executor::LongestRun() const {
+  const std::int64_t now = Ticks();
+  std::int64_t longest = 0;
+  for (const std::unique_ptr<Worker>& worker : workers_) {
+    const std::int64_t since = worker->busy_since.load(std::memory_order_relaxed);
+    if (since != 0) longest = std::max(longest, now - since);
+  }
+  return steady_clock::duration(longest);
+}
+
+void Executor::Unlink(Task& task) {
+  (task.before_ == nullptr ? first_ : task.before_->behind_) = task.behind_;
+  (task.behind_ == nullptr ? last_ : task.behind_->before_) = task.before_;
+  task.before_ = task.behind_ = nullptr;
+  task.queued_ = false;
+  waiting_.store(waiting_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+}
+
+void Executor::Work(Worker& worker) {
+  Lane& lane = *worker.lane;
+  while (Task* task = Next()) {
+    if (device_.lost()) {
+      task->Refuse(DeviceLostError(device_));
+      continue;
     }
-    task = Task();  // what it captured must not live until the next one comes
+    worker.busy_since.store(Ticks(), std::memory_order_relaxed);
+    lane.WatchStop(&task->stop_);
+    task->Run(lane);
+    lane.WatchStop(nullptr);
+    worker.busy_since.store(0, std::memory_order_relaxed);
   }
 }
 
-bool Executor::Next(Task& task) {
+Task* Executor::Next() {
   std::unique_lock lock(mutex_);
-  if (queue_.empty() && !stopping_ && !polling_ && spin_.count() > 0) {
+  if (first_ == nullptr && !stopping_ && !polling_ && settings_.spin.count() > 0) {
     polling_ = true;
     lock.unlock();
-    const steady_clock::time_point end = steady_clock::now() + spin_;
+    const steady_clock::time_point end = steady_clock::now() + settings_.spin;
     while (waiting_.load(std::memory_order_acquire) == 0 && steady_clock::now() < end) Pause();
     lock.lock();
     polling_ = false;
   }
-  wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-  if (queue_.empty()) return false;
-  task = std::move(queue_.front());
-  queue_.pop_front();
-  waiting_.store(queue_.size(), std::memory_order_release);
-  return true;
+  wake_.wait(lock, [this] { return stopping_ || first_ != nullptr; });
+  Task* task = first_;
+  if (task != nullptr) Unlink(*task);
+  return task;
 }
 
 }  // namespace tessera

@@ -5,30 +5,44 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <thread>
 #include <vector>
 
-#include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/compute.h"
 
 namespace tessera {
 
-// One piece of work for a device.
-struct Task {
-  // Called exactly once, on a thread of the executor: with a lane, or with the reason why the work
-  // will never reach the device (DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE / DEVICE_LOST). Must not
+// One piece of work for a device. It may be submitted again once it has run.
+class Task {
+ public:
+  Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+ protected:
+  ~Task() = default;
+
+ private:
+  friend class Executor;
+  // On a thread of the executor, with the lane for itself. The task may be gone on return. Must not
   // throw.
-  absl::AnyInvocable<void(absl::StatusOr<Lane*>)> run;
-  std::chrono::system_clock::time_point deadline = std::chrono::system_clock::time_point::max();
-  // Whether the caller has gone; may be empty. Asked just before the work would start.
-  std::function<bool()> cancelled;
+  virtual void Run(Lane& lane) = 0;
+  // Instead of Run, on a thread of the executor: the device is lost.
+  virtual void Refuse(const absl::Status& status) = 0;
+
+  // These belong to the executor's mutex. The queue is a list through the tasks themselves, so that
+  // one can leave from its middle.
+  Task* before_ = nullptr;
+  Task* behind_ = nullptr;
+  bool queued_ = false;
+  // What the lane looks at while the task runs.
+  std::atomic<bool> stop_{false};
 };
 
 // What every call is told once the device has failed for good: UNAVAILABLE / DEVICE_LOST {device}.
@@ -37,48 +51,68 @@ absl::Status DeviceLostError(const Device& device);
 // Thread safe. The device outlives it.
 class Executor {
  public:
-  // Makes the lanes. queue_length: how many tasks may wait, besides the ones that run. spin: how
-  // long a thread without work polls before it sleeps; waking a sleeping thread costs more than a
-  // small operation.
-  static absl::StatusOr<std::unique_ptr<Executor>> Start(Device& device, int workers,
-                                                         std::size_t queue_length,
-                                                         std::chrono::microseconds spin);
+  struct Settings {
+    int workers = 1;
+    // How many tasks may wait, besides the ones that run.
+    std::size_t queue_length = 1;
+    // How long a thread without work polls before it sleeps; waking a sleeping thread costs more
+    // than a small operation.
+    std::chrono::microseconds spin{0};
+    // Of all lanes together; null: no limit.
+    Budget* scratch = nullptr;
+  };
+  // Makes the lanes, and calls prepare for each before the threads start.
+  static absl::StatusOr<std::unique_ptr<Executor>> Start(
+      Device& device, const Settings& settings,
+      absl::FunctionRef<absl::Status(Lane&)> prepare = [](Lane&) { return absl::OkStatus(); });
 
   // Runs what is queued, then stops.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Never waits. Unless OK the task is gone without having been called: RESOURCE_EXHAUSTED /
+  // Never waits. The task lives until it has run. Unless OK it is not queued: RESOURCE_EXHAUSTED /
   // QUEUE_FULL {limit}, UNAVAILABLE / DEVICE_LOST.
-  absl::Status Submit(Task task);
+  absl::Status Submit(Task& task);
+
+  // True: the task was waiting, and now never runs. False: it runs, its lane being told to stop, or
+  // has run. REQUIRES: the task has been submitted and lives.
+  bool Cancel(Task& task);
 
   int workers() const { return static_cast<int>(threads_.size()); }
   // How many tasks wait for a thread now.
   std::size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
+  // For how long the thread that has been busy longest has run its task.
+  std::chrono::steady_clock::duration LongestRun() const;
 
  private:
-  Executor(Device& device, std::size_t queue_length, std::chrono::microseconds spin)
-      : device_(device), queue_length_(queue_length), spin_(spin) {}
+  struct Worker {
+    std::unique_ptr<Lane> lane;
+    // When its task began, in ticks of the steady clock; 0: it has none.
+    std::atomic<std::int64_t> busy_since{0};
+  };
 
-  void Work(Lane& lane);
-  // Waits for a task; false when there are none left and the executor stops.
-  bool Next(Task& task);
+  Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
+
+  void Work(Worker& worker);
+  // Waits for a task; null when there are none left and the executor stops.
+  Task* Next();
+  void Unlink(Task& task);
 
   Device& device_;
-  const std::size_t queue_length_;
-  const std::chrono::microseconds spin_;
+  const Settings settings_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Task> queue_;
+  Task* first_ = nullptr;
+  Task* last_ = nullptr;
   bool stopping_ = false;
   // At most one thread polls at a time: it takes the next task without being woken.
   bool polling_ = false;
-  // queue_.size(), to read without the mutex: for the polling thread, and for waiting().
+  // The queue's length, to read without the mutex: for the polling thread, and for waiting().
   std::atomic<std::size_t> waiting_{0};
 
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::thread> threads_;
 };
 

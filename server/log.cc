@@ -1,5 +1,6 @@
 #include "server/log.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
@@ -7,8 +8,11 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "grpc/support/log.h"
 #include "kernels/error.h"
+#include "spdlog/async.h"
 #include "spdlog/formatter.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
@@ -17,6 +21,30 @@ namespace tessera {
 namespace {
 
 constexpr int kFailureLinesPerSecond = 10;
+// A line is cut to a few hundred bytes: this many take about 2 MiB.
+constexpr std::size_t kQueuedLines = 4096;
+constexpr std::size_t kLongestText = 512;
+
+// Length of the UTF-8 sequence that text begins with; 0 when it begins with none.
+std::size_t SequenceLength(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  const std::size_t length = lead < 0x80                   ? 1
+                             : lead >= 0xc2 && lead < 0xe0 ? 2
+                             : lead >= 0xe0 && lead < 0xf0 ? 3
+                             : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                           : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  // What longer forms of shorter sequences, surrogates and numbers above U+10FFFF begin with.
+  if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
+      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90)) {
+    return 0;
+  }
+  return length;
+}
 
 void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -67,11 +95,11 @@ class JsonFormatter : public spdlog::formatter {
 void ForwardGrpcLog(gpr_log_func_args* args) {
   switch (args->severity) {
     case GPR_LOG_SEVERITY_ERROR:
-      spdlog::warn("grpc: {}", args->message);
+      spdlog::warn("grpc: {}", Printable(args->message));
       break;
     case GPR_LOG_SEVERITY_INFO:
     case GPR_LOG_SEVERITY_DEBUG:
-      spdlog::debug("grpc: {}", args->message);
+      spdlog::debug("grpc: {}", Printable(args->message));
       break;
   }
 }
@@ -79,8 +107,10 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
 }  // namespace
 
 void SetUpLog(const std::string& level, bool json) {
-  auto logger = std::make_shared<spdlog::logger>(
-      "tessera", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  if (spdlog::thread_pool() == nullptr) spdlog::init_thread_pool(kQueuedLines, 1);
+  auto logger = std::make_shared<spdlog::async_logger>(
+      "tessera", std::make_shared<spdlog::sinks::stderr_color_sink_mt>(), spdlog::thread_pool(),
+      spdlog::async_overflow_policy::overrun_oldest);
   logger->set_level(spdlog::level::from_str(level));
   logger->flush_on(spdlog::level::info);
   if (json) {
@@ -90,6 +120,44 @@ void SetUpLog(const std::string& level, bool json) {
   }
   spdlog::set_default_logger(std::move(logger));
   gpr_set_log_function(ForwardGrpcLog);
+}
+
+void LogDroppedLines() {
+  static std::atomic<std::size_t> reported{0};
+  if (spdlog::thread_pool() == nullptr) return;
+  const std::size_t dropped = spdlog::thread_pool()->overrun_counter();
+  const std::size_t before = reported.exchange(dropped);
+  if (dropped > before) {
+    spdlog::warn("{} lines of this log were dropped: nobody read it fast enough", dropped - before);
+  }
+}
+
+void FlushLog(absl::Duration limit) {
+  if (spdlog::thread_pool() == nullptr) return;
+  const absl::Time end = absl::Now() + limit;
+  while (spdlog::thread_pool()->queue_size() > 0 && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  absl::SleepFor(absl::Milliseconds(5));  // the last line has left the queue before it is written
+}
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  while (!text.empty() && out.size() < kLongestText) {
+    const std::size_t length = SequenceLength(text);
+    const auto lead = static_cast<unsigned char>(text[0]);
+    const bool control = lead < 0x20 || lead == 0x7f ||
+                         (lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0);
+    if (length == 0 || control) {
+      absl::StrAppendFormat(&out, "\\x%02x", lead);
+      text.remove_prefix(1);
+    } else {
+      out.append(text.substr(0, length));
+      text.remove_prefix(length);
+    }
+  }
+  if (!text.empty()) out += "...";
+  return out;
 }
 
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status) {
@@ -114,9 +182,9 @@ void LogFailedCall(std::string_view method, std::string_view peer, const absl::S
     ++written;
   }
   if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
-  spdlog::warn("{} from {}: {} {}: {}", method, peer, absl::StatusCodeToString(status.code()),
-               ErrorReason(status),
-               std::string_view(status.message().data(), status.message().size()));
+  spdlog::warn("{} from {}: {} {}: {}", method, Printable(peer),
+               absl::StatusCodeToString(status.code()), ErrorReason(status),
+               Printable({status.message().data(), status.message().size()}));
 }
 
 }  // namespace tessera

@@ -1,16 +1,28 @@
 // What the process says about itself: spdlog lines on standard error, as text or as one JSON object
-// a line.
+// a line. A thread of its own writes them, so that nobody waits for whoever reads standard error, or
+// does not; where lines come faster than they are read, the oldest are dropped and counted.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace tessera {
 
 // level: "trace", "debug", "info", "warn", "error" or "off". Call before other threads log.
 void SetUpLog(const std::string& level, bool json);
+
+// Says how many lines were dropped since the last call, if any. Thread safe.
+void LogDroppedLines();
+
+// Waits until every line has been written, but no longer than limit.
+void FlushLog(absl::Duration limit);
+
+// Text from outside as one harmless piece of a line: control characters, quotes of the kind that
+// terminals act on, and what is no UTF-8 become escapes, and what is long is cut.
+std::string Printable(std::string_view text);
 
 // One line for a call that was refused or failed. At most ten such lines a second are written; the
 // next line after that says how many were left out. Thread safe.

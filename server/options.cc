@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kLargestMessage = 1ull << 30;
+constexpr std::uint64_t kLeastScratch = 64ull << 20;
 
 std::string EnvironmentName(std::string flag) {
   std::replace(flag.begin(), flag.end(), '-', '_');
@@ -56,6 +57,30 @@ CLI::Option* AddText(CLI::App& app, const std::string& flag, const std::string& 
       ->envname(EnvironmentName(flag));
 }
 
+// A number of bytes from least to most.
+CLI::Option* AddBytes(CLI::App& app, const std::string& flag, const std::string& default_text,
+                      const std::string& help, std::uint64_t least, std::uint64_t most,
+                      const std::string& range, std::uint64_t& out) {
+  return AddText(app, flag, "BYTES", default_text, help,
+                 [&out, least, most, range](const std::string& text) -> std::string {
+                   absl::StatusOr<MemoryLimit> size = ParseMemoryLimit(text);
+                   if (!size.ok() || size->bytes < least || size->bytes > most) {
+                     return "'" + text + "' is not a size " + range;
+                   }
+                   out = size->bytes;
+                   return "";
+                 });
+}
+
+template <class T>
+CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string& help, T least,
+                      T most, T& out) {
+  return app.add_option("--" + flag, out, help)
+      ->type_name("N")
+      ->check(CLI::Range(least, most))
+      ->envname(EnvironmentName(flag));
+}
+
 // none_at_zero: whether "0" means without end.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::string& default_text,
                          const std::string& help, bool none_at_zero, absl::Duration& out) {
@@ -77,6 +102,10 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::stri
 std::uint64_t MemoryLimit::Resolve(std::uint64_t free_bytes) const {
   return bytes != 0 ? bytes
                     : static_cast<std::uint64_t>(fraction * static_cast<double>(free_bytes));
+}
+
+std::uint64_t Options::ScratchLimit(std::uint64_t memory_limit) const {
+  return scratch_limit != 0 ? scratch_limit : std::max(memory_limit / 16, kLeastScratch);
 }
 
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {
@@ -121,7 +150,8 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       "lists\n"
       "are separated by commas. Flags win over the environment, and that over the file.\n"
       "SIGTERM and SIGINT stop the server gracefully, a second one at once.\n"
-      "Exit codes: 0 stopped, 1 could not start, 70 a device failed for good.");
+      "Exit codes: 0 stopped, 1 could not start, 70 a device failed for good, 75 calls were cut off\n"
+      "by --drain-timeout, 128 + N a second signal N.");
 
   const char* file = std::getenv("TESSERA_CONFIG");
   const bool has_file = file != nullptr && *file != '\0';
@@ -150,29 +180,45 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
             options.memory_limit = *limit;
             return "";
           });
-  app.add_option("--queue", options.queue, "operations that may wait for a device")
-      ->type_name("N")
-      ->check(CLI::Range(std::uint32_t{1}, std::uint32_t{1} << 20))
-      ->envname(EnvironmentName("queue"));
-  app.add_option("--workers", options.workers, "operations that run at once on a device")
-      ->type_name("N")
-      ->check(CLI::Range(1, 64))
-      ->envname(EnvironmentName("workers"));
-  AddText(app, "max-message", "BYTES", "4160Ki", "size of the largest message a client may send",
-          [&options](const std::string& text) -> std::string {
-            absl::StatusOr<MemoryLimit> size = ParseMemoryLimit(text);
-            if (!size.ok() || size->bytes < 1024 || size->bytes > kLargestMessage) {
-              return "'" + text + "' is not a size from 1Ki to 1Gi";
-            }
-            options.max_message = size->bytes;
-            return "";
-          });
+  AddBytes(app, "scratch-limit", "",
+           "memory of a device for operations while they run: copies of strided operands, inline "
+           "results, workspaces; by default a sixteenth of --memory-limit, at least 64Mi",
+           1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
+  AddBytes(app, "host-memory", "1Gi", "memory for messages: requests, uploads, answers", 16 << 20,
+           1ull << 62, "of 16Mi or more", options.host_memory);
+  AddCount(app, "max-buffers", "buffers at once, those being written included", std::uint64_t{1},
+           std::uint64_t{1} << 32, options.max_buffers);
+  AddCount(app, "max-uploads", "upload streams at once", std::uint64_t{1}, std::uint64_t{1} << 20,
+           options.max_uploads);
+  AddCount(app, "max-downloads", "download streams at once", std::uint64_t{1},
+           std::uint64_t{1} << 20, options.max_downloads);
+  AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
+           std::uint32_t{1} << 20, options.queue);
+  AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
+  app.add_option("--max-operation-seconds", options.max_operation_seconds,
+                 "how long one operation may take, by estimate")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber)
+      ->envname(EnvironmentName("max-operation-seconds"));
+  app.add_option("--max-slow-operation-seconds", options.max_slow_operation_seconds,
+                 "the same for a strategy that is not the default of its problem")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber)
+      ->envname(EnvironmentName("max-slow-operation-seconds"));
+  AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send", 1024,
+           kLargestMessage, "from 1Ki to 1Gi", options.max_message);
   AddDuration(app, "default-ttl", "0", "life of a buffer whose creator names no ttl; 0: for ever",
               true, options.default_ttl);
   AddDuration(app, "max-ttl", "0", "longest ttl a client may ask for; 0: no limit", true,
               options.max_ttl);
   AddDuration(app, "upload-timeout", "60s", "an upload without data for so long ends; 0: never",
               true, options.upload_timeout);
+  AddDuration(app, "download-timeout", "60s",
+              "a download whose reader takes nothing for so long ends; 0: never", true,
+              options.download_timeout);
+  AddDuration(app, "watchdog", "2m",
+              "an operation that runs for so long turns the health service NOT_SERVING; 0: never",
+              true, options.watchdog);
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",
               false, options.drain_delay);
@@ -188,6 +234,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
             return text == "text" || text == "json" ? ""
                                                     : "'" + text + "' is neither text nor json";
           });
+  bool no_warm_up = false;
+  app.add_flag("--no-warm-up", no_warm_up,
+               "be ready before kernels are loaded and rates are measured")
+      ->envname(EnvironmentName("no-warm-up"));
   bool no_reflection = false;
   app.add_flag("--no-reflection", no_reflection, "do not describe the services to clients")
       ->envname(EnvironmentName("no-reflection"));
@@ -199,6 +249,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
     return std::nullopt;
   }
   options.reflection = !no_reflection;
+  options.warm_up = !no_warm_up;
   return options;
 }
 

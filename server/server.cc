@@ -25,6 +25,9 @@ constexpr absl::Duration kLongestDrain = absl::Hours(24);
 // How long answers may take to leave the socket once every call has ended.
 constexpr absl::Duration kFlush = absl::Seconds(1);
 
+// Threads of gRPC for calls that block one each, which are those of reflection.
+constexpr int kSyncThreads = 16;
+
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to
 // answer.
 constexpr int kKeepaliveMs = 60'000;
@@ -77,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   server->SetReady(true);
+  server->heartbeat_ = std::make_unique<Heartbeat>(server->InProcessChannel());
   server->tender_ = std::thread(&Server::Tend, server.get());
   for (const std::string& address : server->addresses_) spdlog::info("listening on {}", address);
   return server;
@@ -94,6 +98,13 @@ absl::Status Server::Listen() {
   // figures, where gRPC itself only breaks the call.
   builder.SetMaxReceiveMessageSize(static_cast<int>(
       std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
+  // gRPC unpacks a compressed message before it looks at its size.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  grpc::ResourceQuota quota("tessera");
+  quota.Resize(options.host_memory);
+  quota.SetMaxThreads(kSyncThreads);
+  builder.SetResourceQuota(quota);
   // Without this, a second server on the same port starts, and gets some of the first one's
   // connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -152,8 +163,8 @@ Server::Reason Server::Wait() {
   return device_lost_ ? Reason::kDeviceLost : Reason::kStopRequested;
 }
 
-void Server::Drain() {
-  if (std::exchange(drained_, true)) return;
+bool Server::Drain() {
+  if (std::exchange(drained_, true)) return true;
   const Options& options = core_->options();
   SetReady(false);
   {
@@ -161,15 +172,22 @@ void Server::Drain() {
     changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(options.drain_delay, kLongestDrain)),
                       [this] { return device_lost_; });
   }
+  heartbeat_.reset();
   core_->admission().Close();
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
+  // Closes the listeners and sends GOAWAY, then waits for what is in progress.
+  std::thread shutdown([this, end] { server_->Shutdown(absl::ToChronoTime(end)); });
   const bool idle = core_->admission().WaitIdle(end - absl::Now());
-  if (!idle)
+  if (!idle) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
-  // Watchers of the health service never end by themselves, so the flush is waited for, but not the
-  // whole timeout.
-  server_->Shutdown(absl::ToChronoTime(idle ? std::min(end, absl::Now() + kFlush) : absl::Now()));
+  } else {
+    // Watchers of the health service never end by themselves.
+    absl::SleepFor(std::min(kFlush, end - absl::Now()));
+    grpc_server_cancel_all_calls(server_->c_server());
+  }
+  shutdown.join();
   RemoveSockets();
+  return idle;
 }
 
 void Server::RemoveSockets() {
@@ -185,12 +203,26 @@ void Server::SetReady(bool ready) {
 }
 
 void Server::Tend() {
+  bool stuck = false;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
-    const absl::Time now = absl::Now();
-    core_->store().Sweep(now);
-    buffer_service_.EndIdleUploads(now);
+    const absl::Time now = SteadyNow();
+    for (std::shared_ptr<const void>& doomed : core_->store().Sweep(now)) {
+      core_->chores().Release(std::move(doomed));
+    }
+    buffer_service_.EndIdleStreams(now);
+    heartbeat_->Beat();
+    LogDroppedLines();
+    if (core_->Stuck() != stuck) {
+      stuck = !stuck;
+      if (stuck) {
+        spdlog::error("a worker has been busy for longer than --watchdog: not ready");
+      } else {
+        spdlog::info("the worker that was busy for so long is free again");
+      }
+      if (!drained) SetReady(!stuck);
+    }
     const auto& devices = core_->devices();
     const auto lost =
         std::find_if(devices.begin(), devices.end(), [](const auto& d) { return d->lost(); });

@@ -14,6 +14,7 @@
 #include "server/buffer_service.h"
 #include "server/compute_service.h"
 #include "server/core.h"
+#include "server/heartbeat.h"
 #include "server/options.h"
 
 namespace tessera {
@@ -41,11 +42,12 @@ class Server {
   // Blocks until someone asks for the end or a device has failed for good.
   Reason Wait();
 
-  // The end: not ready in the health service; still serving for --drain-delay; then new calls are
-  // refused with UNAVAILABLE / DRAINING while those in progress have --drain-timeout to finish;
-  // then connections close. After a device was lost there is no delay, and what waits for that
-  // device is answered with DEVICE_LOST.
-  void Drain();
+  // The end: not ready in the health service; still serving for --drain-delay; then the listeners
+  // close and every connection is told to go away, so that clients take their next calls elsewhere;
+  // the calls in progress have --drain-timeout to finish. False: some had not, and were cut off.
+  // After a device was lost there is no delay, and what waits for that device is answered with
+  // DEVICE_LOST.
+  bool Drain();
 
   // Removes the files of unix: listeners; for a process that ends without Drain.
   void RemoveSockets();
@@ -54,7 +56,7 @@ class Server {
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
   void SetReady(bool ready);
-  // Housekeeping, many times a second: expired buffers, idle uploads, lost devices.
+  // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
   void Tend();
 
   std::unique_ptr<Core> core_;
@@ -62,6 +64,7 @@ class Server {
   ComputeService compute_service_;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Heartbeat> heartbeat_;
   bool drained_ = false;
 
   std::mutex mutex_;

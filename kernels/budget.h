@@ -1,0 +1,34 @@
+// Counts something against a limit: bytes of a device, bytes of the host, buffers, streams.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace tessera {
+
+// Thread safe.
+class Budget {
+ public:
+  explicit Budget(std::uint64_t limit) : limit_(limit) {}
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
+
+  // False, and nothing taken, when less than amount is left.
+  bool TryTake(std::uint64_t amount) {
+    std::uint64_t used = used_.load(std::memory_order_relaxed);
+    do {
+      if (amount > limit_ || used > limit_ - amount) return false;
+    } while (!used_.compare_exchange_weak(used, used + amount, std::memory_order_relaxed));
+    return true;
+  }
+  void Return(std::uint64_t amount) { used_.fetch_sub(amount, std::memory_order_relaxed); }
+
+  std::uint64_t limit() const { return limit_; }
+  std::uint64_t used() const { return used_.load(std::memory_order_relaxed); }
+
+ private:
+  const std::uint64_t limit_;
+  std::atomic<std::uint64_t> used_{0};
+};
+
+}  // namespace tessera

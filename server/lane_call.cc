@@ -1,0 +1,50 @@
+#include "server/lane_call.h"
+
+#include "kernels/error.h"
+
+namespace tessera {
+
+absl::Status CallerLeft() {
+  return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
+                   "the caller left, or its deadline passed, before the work was done");
+}
+
+void LaneCall::Start(const google::protobuf::Message& request) {
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
+    if (!ticket.ok()) return ticket.status();
+    ticket_ = *std::move(ticket);
+    absl::StatusOr<Charge> memory = core_.Accept(request);
+    if (!memory.ok()) return memory.status();
+    request_memory_ = *std::move(memory);
+    absl::StatusOr<Device*> device = Prepare();
+    if (!device.ok()) return device.status();
+    executor_ = &core_.compute(**device);
+    accepted_ = SteadyNow();
+    return executor_->Submit(*this);
+  });
+  if (!status.ok()) {
+    executor_ = nullptr;
+    End(status);
+  }
+}
+
+void LaneCall::Run(Lane& lane) {
+  queue_us_ = absl::ToDoubleMicroseconds(SteadyNow() - accepted_);
+  absl::Status status = BeginRequest(lane);
+  if (status.ok()) status = Guarded([&] { return RunOn(lane); });
+  const absl::Status ended = EndRequest(lane);
+  End(status.ok() ? ended : status);
+}
+
+void LaneCall::End(const absl::Status& status) {
+  Release();
+  request_memory_ = Charge();
+  Finish(method_, context_, *this, status);
+}
+
+void LaneCall::OnCancel() {
+  if (executor_ != nullptr && executor_->Cancel(*this)) End(CallerLeft());
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// A unary call that needs a lane of a device.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "google/protobuf/message.h"
+#include "server/core.h"
+
+namespace tessera {
+
+// From its acceptance to its end; deletes itself. A call whose client leaves, or whose deadline
+// passes, leaves the queue at once, and tells the lane to stop when it runs.
+class LaneCall : public grpc::ServerUnaryReactor, private Task {
+ public:
+  // On the thread of gRPC that brought the call, once. The request lives until the call has ended.
+  void Start(const google::protobuf::Message& request);
+
+ protected:
+  LaneCall(Core& core, std::string_view method, grpc::CallbackServerContext& context)
+      : core_(core), method_(method), context_(context) {}
+
+  Core& core() { return core_; }
+  // Time from acceptance to the begin on the lane, in microseconds.
+  double queue_us() const { return queue_us_; }
+
+ private:
+  // Checks the request as far as that needs no lane: the device to run on.
+  virtual absl::StatusOr<Device*> Prepare() = 0;
+  // On a worker, inside a request of the lane.
+  virtual absl::Status RunOn(Lane& lane) = 0;
+  // Lets go of the operands: a client that has its answer may count on the memory of what it has
+  // deleted.
+  virtual void Release() = 0;
+
+  void Run(Lane& lane) final;
+  void Refuse(const absl::Status& status) final { End(status); }
+  void End(const absl::Status& status);
+  void OnCancel() final;
+  void OnDone() final { delete this; }
+
+  Core& core_;
+  const std::string_view method_;
+  grpc::CallbackServerContext& context_;
+  Admission::Ticket ticket_;
+  Charge request_memory_;
+  Executor* executor_ = nullptr;
+  absl::Time accepted_;
+  double queue_us_ = 0;
+};
+
+// What a call ends with whose client has left: CANCELLED.
+absl::Status CallerLeft();
+
+}  // namespace tessera
