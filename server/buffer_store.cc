@@ -52,21 +52,17 @@ absl::Status NotReady(std::string_view name, const std::vector<Range>& missing) 
                    {{"name", std::string(name)}, {"missing", ToString(missing)}});
 }
 
-}  // namespace
-
-absl::Status Budget::Take(std::uint64_t bytes) {
-  std::uint64_t used = used_.load(std::memory_order_relaxed);
-  do {
-    if (bytes > limit_ || used > limit_ - bytes) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
-                       "the buffers of this device would take more than the server allows",
-                       {{"requested", absl::StrCat(bytes)},
-                        {"free", absl::StrCat(limit_ - std::min(used, limit_))},
-                        {"total", absl::StrCat(limit_)}});
-    }
-  } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
-  return absl::OkStatus();
+// RESOURCE_EXHAUSTED / QUOTA_EXCEEDED {requested, free, total}.
+absl::Status Take(Budget& budget, std::uint64_t bytes) {
+  if (budget.TryTake(bytes)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
+                   "the buffers of this device would take more than the server allows",
+                   {{"requested", absl::StrCat(bytes)},
+                    {"free", absl::StrCat(budget.free())},
+                    {"total", absl::StrCat(budget.limit())}});
 }
+
+}  // namespace
 
 void Buffer::Release() {
   memory_ = Memory();
@@ -146,7 +142,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
 
   Budget& budget = *budgets_.at(spec.device);
   const std::uint64_t bytes = spec.type.bytes();
-  if (absl::Status status = budget.Take(bytes); !status.ok()) return status;
+  if (absl::Status status = Take(budget, bytes); !status.ok()) return status;
   absl::StatusOr<Memory> memory = Allocate(*spec.device, static_cast<std::size_t>(bytes));
   if (!memory.ok()) {
     budget.Return(bytes);

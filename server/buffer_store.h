@@ -22,24 +22,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/budget.h"
 #include "kernels/compute.h"
 
 namespace tessera {
-
-// How many bytes the buffers of one device may take together. Thread safe.
-class Budget {
- public:
-  explicit Budget(std::uint64_t limit) : limit_(limit) {}
-  // RESOURCE_EXHAUSTED / QUOTA_EXCEEDED {requested, free, total}.
-  absl::Status Take(std::uint64_t bytes);
-  void Return(std::uint64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
-  std::uint64_t limit() const { return limit_; }
-  std::uint64_t used() const { return used_.load(std::memory_order_relaxed); }
-
- private:
-  const std::uint64_t limit_;
-  std::atomic<std::uint64_t> used_{0};
-};
 
 // A typed array in device memory. Everything but the bytes is constant. The store and the device
 // outlive it.

@@ -1,0 +1,37 @@
+// How much of something may be in use at a time: bytes of buffers, of scratch memory, of messages.
+// Standard library only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace tessera {
+
+// Thread safe.
+class Budget {
+ public:
+  explicit Budget(std::uint64_t limit) : limit_(limit) {}
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
+
+  // Whether amount was free and has been taken. Takes all of it or nothing.
+  bool TryTake(std::uint64_t amount) {
+    std::uint64_t used = used_.load(std::memory_order_relaxed);
+    do {
+      if (amount > limit_ || used > limit_ - amount) return false;
+    } while (!used_.compare_exchange_weak(used, used + amount, std::memory_order_relaxed));
+    return true;
+  }
+  // REQUIRES: amount has been taken and not been returned.
+  void Return(std::uint64_t amount) { used_.fetch_sub(amount, std::memory_order_relaxed); }
+
+  std::uint64_t limit() const { return limit_; }
+  std::uint64_t used() const { return used_.load(std::memory_order_relaxed); }
+  std::uint64_t free() const { return limit_ - used(); }
+
+ private:
+  const std::uint64_t limit_;
+  std::atomic<std::uint64_t> used_{0};
+};
+
+}  // namespace tessera
