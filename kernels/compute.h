@@ -58,12 +58,24 @@ class Memory {
   std::size_t size_ = 0;
 };
 
-// RESOURCE_EXHAUSTED / GPU_MEMORY_EXHAUSTED {requested, free, total}.
+// RESOURCE_EXHAUSTED / GPU_MEMORY_EXHAUSTED or, on the CPU, HOST_MEMORY_EXHAUSTED {requested, free,
+// total}.
 absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
+
+// Whether the device still answers: cheap enough to ask every second. UNAVAILABLE / DEVICE_LOST
+// when it does not, which device.lost() says from then on as well.
+absl::Status Probe(Device& device);
 
 // Begins a request on a lane: scratch of the request before is gone.
 absl::Status BeginRequest(Lane& lane);
-// Scratch memory on the lane until the next BeginRequest; null for 0 bytes.
+// Ends it: waits for its work and gives its scratch memory back to the device and to the lane's
+// budget, all but 1 MiB a lane (on CUDA: and 1 MiB of page-locked host memory), which stays charged
+// and serves small requests without an allocation. So a budget must have room for that of every
+// lane that shares it. Gives back even when the wait fails.
+absl::Status EndRequest(Lane& lane);
+// Scratch memory on the lane until the request ends; null for 0 bytes. RESOURCE_EXHAUSTED /
+// SCRATCH_EXHAUSTED {requested, free, total} when the lane's budget (Lane::SetScratchBudget) has no
+// room, before anything is allocated.
 absl::StatusOr<void*> Scratch(Lane& lane, std::size_t bytes);
 // host may be reused on return. Call Synchronize before another lane reads the bytes.
 absl::Status CopyToDevice(Lane& lane, void* device, const void* host, std::size_t bytes);

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/budget.h"
 #include "kernels/strategy.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it
@@ -30,9 +31,11 @@ struct DeviceInfo {
 class DeviceError : public std::exception {
  public:
   enum class Kind {
-    kOutOfMemory,
-    kFailed,  // this call failed, the device goes on
-    kLost,    // sticky: every later call fails too
+    kOutOfMemory,      // of the device
+    kOutOfHostMemory,  // page-locked or ordinary
+    kOutOfScratch,     // the lane's scratch budget has no room; nothing was allocated
+    kFailed,           // this call failed, the device goes on
+    kLost,             // sticky: every later call fails too
   };
   DeviceError(Kind kind, std::string call, std::string error, std::uint64_t requested = 0)
       : kind_(kind),
@@ -40,11 +43,20 @@ class DeviceError : public std::exception {
         error_(std::move(error)),
         requested_(requested),
         what_(call_ + ": " + error_) {}
+  // kOutOfScratch.
+  DeviceError(std::uint64_t requested, const Budget& budget)
+      : DeviceError(Kind::kOutOfScratch, "Lane::Scratch", "out of scratch memory", requested) {
+    free_ = budget.free();
+    total_ = budget.limit();
+  }
 
   Kind kind() const { return kind_; }
   const std::string& call() const { return call_; }       // the expression
   const std::string& error() const { return error_; }     // the runtime's name for the error
   std::uint64_t requested() const { return requested_; }  // bytes, when out of memory
+  // Bytes of the budget, when out of scratch.
+  std::uint64_t free() const { return free_; }
+  std::uint64_t total() const { return total_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
  private:
@@ -52,6 +64,8 @@ class DeviceError : public std::exception {
   std::string call_;
   std::string error_;
   std::uint64_t requested_;
+  std::uint64_t free_ = 0;
+  std::uint64_t total_ = 0;
   std::string what_;
 };
 
@@ -60,22 +74,27 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
-  // Bytes free on the device now, for any process.
+  // Bytes free on the device now, for any process. 0 on a lost device, which marks it so.
   virtual std::uint64_t FreeBytes() const = 0;
   // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every lane. Throws
   // DeviceError.
   virtual void* Allocate(std::size_t bytes) = 0;
+  // What an allocation of so many bytes takes of the device's memory.
+  virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
   // Throws DeviceError.
   virtual std::unique_ptr<Lane> MakeLane() = 0;
+  // Asks the device whether it still answers, in microseconds and without waiting for its work.
+  // Throws DeviceError: kLost after a failure that no lane has met yet.
+  virtual void Probe() = 0;
 
   // Latched by the first kLost error on any lane; there is no way back within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
-  void MarkLost() { lost_.store(true, std::memory_order_release); }
+  void MarkLost() const { lost_.store(true, std::memory_order_release); }
 
  private:
-  std::atomic<bool> lost_{false};
+  mutable std::atomic<bool> lost_{false};
 };
 
 // An in-order queue of work with its own scratch memory. One thread at a time; outlived by its
@@ -87,15 +106,31 @@ class Lane {
   // The CUDA stream; null on a CPU lane, whose calls finish before they return.
   virtual CUstream_st* stream() const = 0;
 
+  // What the blocks of Scratch and HostScratch are charged to from here on, before they are
+  // allocated; null, as in the beginning: nothing. It outlives the lane. REQUIRES: the lane has no
+  // block yet.
+  virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
+  Budget* scratch_budget() const { return budget_; }
+
+  // The flag that says that nobody wants the results of the lane's work any more; null: nobody will
+  // say so. Once set it stays set until the request ends. Any thread may set it.
+  virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
+  // Whether to stop. Rows look at it as they go, where that costs nothing, every few milliseconds;
+  // whoever stops leaves its results as they are, which nobody will read. Thread safe.
+  bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
+
   // Begins a request: everything Scratch returned before is invalid, result() is reset.
   virtual void Reset() = 0;
-  // bytes of uninitialised device memory aligned to 256, valid until Reset. The lane keeps and
-  // reuses it.
+  // Ends a request: waits for its work, and gives all but a small block of scratch memory back to
+  // the device and the budget. The block that is kept stays charged.
+  virtual void Trim() = 0;
+  // bytes of uninitialised device memory aligned to 256, valid until Reset or Trim. Throws
+  // kOutOfScratch when the budget has no room.
   virtual void* Scratch(std::size_t bytes) = 0;
   // One Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
   // bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write in
-  // stream order; valid until Reset. The lane keeps and reuses it.
+  // stream order; otherwise like Scratch.
   virtual void* HostScratch(std::size_t bytes) = 0;
 
   // host may be any memory and may be reused on return; the device sees the bytes in stream order.
@@ -112,6 +147,10 @@ class Lane {
   // Device time between the two, in microseconds. StopTimer synchronises.
   virtual void StartTimer() = 0;
   virtual double StopTimer() = 0;
+
+ private:
+  Budget* budget_ = nullptr;
+  const std::atomic<bool>* stop_ = nullptr;
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "kernels/compute.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/guard.h"
+#include "kernels/host_memory.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/cuda/cuda_device.h"
 #endif
@@ -13,15 +14,29 @@
 namespace tessera {
 namespace {
 
-absl::Status MemoryExhausted(const Device& device, std::uint64_t requested) {
-  const std::uint64_t free = device.FreeBytes();
-  return MakeError(absl::StatusCode::kResourceExhausted, "GPU_MEMORY_EXHAUSTED",
-                   absl::StrCat(device.info().name, " has no room for ", requested, " bytes, ",
-                                free, " of ", device.info().memory_bytes, " are free"),
+absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
+
+absl::Status Exhausted(std::string_view reason, const Device& device, std::string_view owner,
+                       std::uint64_t requested, std::uint64_t free, std::uint64_t total) {
+  return MakeError(absl::StatusCode::kResourceExhausted, reason,
+                   absl::StrCat(Absl(owner), " has no room for ", requested, " bytes, ", free,
+                                " of ", total, " are free"),
                    {{"requested", absl::StrCat(requested)},
                     {"free", absl::StrCat(free)},
-                    {"total", absl::StrCat(device.info().memory_bytes)},
+                    {"total", absl::StrCat(total)},
                     {"device", device.info().name}});
+}
+
+absl::Status MemoryExhausted(const Device& device, std::uint64_t requested) {
+  return Exhausted(
+      device.info().backend == Backend::kCpu ? "HOST_MEMORY_EXHAUSTED" : "GPU_MEMORY_EXHAUSTED",
+      device, device.info().name, requested, device.FreeBytes(), device.info().memory_bytes);
+}
+
+absl::Status HostMemoryExhausted(const Device& device, std::uint64_t requested) {
+  const HostMemory memory = ReadHostMemory();
+  return Exhausted("HOST_MEMORY_EXHAUSTED", device, "the host's memory", requested, memory.free,
+                   memory.total);
 }
 
 #ifdef TESSERA_WITH_CUDA
@@ -59,6 +74,12 @@ absl::StatusOr<std::unique_ptr<Device>> OpenGpu([[maybe_unused]] int ordinal) {
 
 }  // namespace
 
+absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std::uint64_t free,
+                              std::uint64_t total) {
+  return Exhausted("SCRATCH_EXHAUSTED", device, "the scratch memory of operations", requested, free,
+                   total);
+}
+
 absl::Status CurrentExceptionStatus(Device& device) {
   try {
     throw;
@@ -66,6 +87,10 @@ absl::Status CurrentExceptionStatus(Device& device) {
     switch (error.kind()) {
       case DeviceError::Kind::kOutOfMemory:
         return MemoryExhausted(device, error.requested());
+      case DeviceError::Kind::kOutOfHostMemory:
+        return HostMemoryExhausted(device, error.requested());
+      case DeviceError::Kind::kOutOfScratch:
+        return ScratchExhausted(device, error.requested(), error.free(), error.total());
       case DeviceError::Kind::kLost:
         device.MarkLost();
         return MakeError(
@@ -141,8 +166,16 @@ absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes) {
   return Memory(&device, data, bytes);
 }
 
+absl::Status Probe(Device& device) {
+  return Guard(device, [&] { device.Probe(); });
+}
+
 absl::Status BeginRequest(Lane& lane) {
   return Guard(lane.device(), [&] { lane.Reset(); });
+}
+
+absl::Status EndRequest(Lane& lane) {
+  return Guard(lane.device(), [&] { lane.Trim(); });
 }
 
 absl::StatusOr<void*> Scratch(Lane& lane, std::size_t bytes) {

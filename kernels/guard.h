@@ -1,6 +1,7 @@
 // The one place where an exception of a device becomes a Status.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <new>
 
@@ -9,6 +10,10 @@
 #include "kernels/error.h"
 
 namespace tessera {
+
+// RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}.
+absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std::uint64_t free,
+                              std::uint64_t total);
 
 // What the exception in flight means; marks the device lost when it is.
 absl::Status CurrentExceptionStatus(Device& device);

@@ -1,6 +1,7 @@
 // A device that fails and stalls on demand: the CPU device with switches in front.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -19,7 +20,7 @@ class FakeDevice final : public Device {
  public:
   // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
   // of nothing else.
-  enum class Step { kAllocate, kBegin, kScratch, kCopyToDevice, kCopyToHost, kSynchronize };
+  enum class Step { kAllocate, kBegin, kScratch, kCopyToDevice, kCopyToHost, kSynchronize, kProbe };
 
   explicit FakeDevice(const std::string& name = "fake:0") : cpu_(*OpenDevice("cpu")) {
     info_ = cpu_->info();
@@ -74,7 +75,11 @@ class FakeDevice final : public Device {
     const std::lock_guard lock(mutex_);
     --allocations_;
   }
+  std::size_t AllocationBytes(std::size_t bytes) const override {
+    return cpu_->AllocationBytes(bytes);
+  }
   std::unique_ptr<Lane> MakeLane() override;
+  void Probe() override { Reach(Step::kProbe); }
 
  private:
   friend class FakeLane;
@@ -116,10 +121,19 @@ class FakeLane final : public Lane {
       : device_(device), lane_(std::move(lane)) {}
   Device& device() const override { return device_; }
   CUstream_st* stream() const override { return lane_->stream(); }
+  void SetScratchBudget(Budget* budget) override {
+    Lane::SetScratchBudget(budget);
+    lane_->SetScratchBudget(budget);
+  }
+  void WatchStop(const std::atomic<bool>* stop) override {
+    Lane::WatchStop(stop);
+    lane_->WatchStop(stop);
+  }
   void Reset() override {
     device_.Reach(FakeDevice::Step::kBegin);
     lane_->Reset();
   }
+  void Trim() override { lane_->Trim(); }
   void* Scratch(std::size_t bytes) override {
     device_.Reach(FakeDevice::Step::kScratch, bytes);
     return lane_->Scratch(bytes);

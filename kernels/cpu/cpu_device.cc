@@ -1,28 +1,25 @@
 #include "kernels/cpu/cpu_device.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <string>
-#include <vector>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 #include "kernels/convert.h"
+#include "kernels/cpu/gather.h"
+#include "kernels/host_memory.h"
+#include "kernels/scratch.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
-// A lane gives scratch above this back when the request ends, so that one large gather does not
-// hold memory for ever.
-constexpr std::size_t kKeptScratch = std::size_t{64} << 20;
+// Elements that a loop takes between two looks at Lane::stopped().
+constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
 std::string CpuModel() {
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -32,33 +29,6 @@ std::string CpuModel() {
       return line.substr(colon + 2);
   }
   return "CPU";
-}
-
-// A figure of /proc/meminfo in bytes; 0 when it is not there.
-std::uint64_t MemInfo(const std::string& key) {
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string line; std::getline(meminfo, line);) {
-    if (line.rfind(key + ":", 0) == 0)
-      return std::strtoull(line.c_str() + key.size() + 1, nullptr, 10) * 1024;
-  }
-  return 0;
-}
-
-// A number in a file of the control group; "max" and a missing file are no limit.
-std::uint64_t CgroupFigure(const char* path) {
-  std::ifstream file(path);
-  std::uint64_t value = 0;
-  return file >> value ? value : std::numeric_limits<std::uint64_t>::max();
-}
-
-void* AllocateHost(std::size_t bytes) {
-  const std::size_t rounded = bytes > std::numeric_limits<std::size_t>::max() - kAlignment
-                                  ? 0
-                                  : (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  void* memory = rounded == 0 ? nullptr : std::aligned_alloc(kAlignment, rounded);
-  if (memory == nullptr)
-    throw DeviceError(DeviceError::Kind::kOutOfMemory, "aligned_alloc", "ENOMEM", bytes);
-  return memory;
 }
 
 class CpuDevice final : public Device {
@@ -72,21 +42,25 @@ class CpuDevice final : public Device {
 #else
     info_.multiprocessors = 1;
 #endif
-    info_.memory_bytes = std::min(MemInfo("MemTotal"), CgroupFigure("/sys/fs/cgroup/memory.max"));
+    info_.memory_bytes = ReadHostMemory().total;
   }
 
   const DeviceInfo& info() const override { return info_; }
 
   std::uint64_t FreeBytes() const override {
-    const std::uint64_t limit = CgroupFigure("/sys/fs/cgroup/memory.max");
-    const std::uint64_t used = CgroupFigure("/sys/fs/cgroup/memory.current");
-    const std::uint64_t group = limit > used ? limit - used : 0;
-    return std::min(MemInfo("MemAvailable"),
-                    limit == std::numeric_limits<std::uint64_t>::max() ? limit : group);
+    return std::min(ReadHostMemory().free, info_.memory_bytes);
   }
-
-  void* Allocate(std::size_t bytes) override { return AllocateHost(bytes); }
-  void Free(void* memory) noexcept override { std::free(memory); }
+  void* Allocate(std::size_t bytes) override {
+    void* memory = AllocateHost(bytes);
+    if (memory == nullptr)
+      throw DeviceError(DeviceError::Kind::kOutOfMemory, "AllocateHost", "ENOMEM", bytes);
+    return memory;
+  }
+  std::size_t AllocationBytes(std::size_t bytes) const override {
+    return HostAllocationBytes(bytes);
+  }
+  void Free(void* memory) noexcept override { FreeHost(memory); }
+  void Probe() override {}
   std::unique_ptr<Lane> MakeLane() override;
 
  private:
@@ -95,28 +69,21 @@ class CpuDevice final : public Device {
 
 class CpuLane final : public Lane {
  public:
-  explicit CpuLane(Device& device) : device_(device) {}
+  explicit CpuLane(Device& device)
+      : device_(device),
+        scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
+                 [&device](void* memory) { device.Free(memory); }) {}
+  ~CpuLane() override { scratch_.Free(scratch_budget()); }
 
   Device& device() const override { return device_; }
   CUstream_st* stream() const override { return nullptr; }
 
   void Reset() override {
     result_ = {};
-    std::size_t kept = 0;
-    std::size_t keep = 0;
-    while (keep < blocks_.size() && kept + blocks_[keep].size <= kKeptScratch)
-      kept += blocks_[keep++].size;
-    blocks_.resize(keep);
-    used_ = 0;
+    Trim();
   }
-
-  void* Scratch(std::size_t bytes) override {
-    for (; used_ < blocks_.size(); ++used_)
-      if (blocks_[used_].size >= bytes) return blocks_[used_++].memory.get();
-    blocks_.push_back({std::unique_ptr<void, FreeHost>(AllocateHost(bytes)), bytes});
-    ++used_;
-    return blocks_.back().memory.get();
-  }
+  void Trim() override { scratch_.Trim(scratch_budget()); }
+  void* Scratch(std::size_t bytes) override { return scratch_.Take(bytes, scratch_budget()); }
 
   Scalar* result() override { return &result_; }
   void* HostScratch(std::size_t bytes) override { return Scratch(bytes); }
@@ -145,8 +112,12 @@ class CpuLane final : public Lane {
       DispatchDType(to, [&](auto t) {
         using To = decltype(t);
         auto* converted = static_cast<To*>(out);
-#pragma omp parallel for schedule(static) if (n > (1 << 16))
-        for (std::int64_t i = 0; i < n; ++i) converted[i] = ConvertElement<To>(elements[i]);
+#pragma omp parallel for schedule(static) if (n > kPiece)
+        for (std::int64_t piece = 0; piece < n; piece += kPiece) {
+          if (stopped()) continue;
+          const std::int64_t end = std::min(n, piece + kPiece);
+          for (std::int64_t i = piece; i < end; ++i) converted[i] = ConvertElement<To>(elements[i]);
+        }
       });
     });
   }
@@ -160,43 +131,17 @@ class CpuLane final : public Lane {
   }
 
  private:
-  struct FreeHost {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  struct Block {
-    std::unique_ptr<void, FreeHost> memory;
-    std::size_t size = 0;
-  };
-
-  // Walks the outer axes like an odometer and copies one innermost row at a time.
   template <class T>
-  static void GatherAs(const View& view, void* out) {
-    const int rank = view.shape.rank;
-    if (view.elements() == 0) return;
-    const auto* base = static_cast<const T*>(view.data);
-    auto* to = static_cast<T*>(out);
-    const std::int64_t row = rank == 0 ? 1 : view.shape[rank - 1];
-    const std::int64_t stride = rank == 0 ? 1 : view.strides[static_cast<std::size_t>(rank - 1)];
-    std::array<std::int64_t, kMaxRank> index{};
-    std::int64_t offset = 0;
-    while (true) {
-      for (std::int64_t i = 0; i < row; ++i) *to++ = base[offset + i * stride];
-      int axis = rank - 2;
-      for (; axis >= 0; --axis) {
-        const auto a = static_cast<std::size_t>(axis);
-        offset += view.strides[a];
-        if (++index[a] < view.shape[axis]) break;
-        offset -= view.strides[a] * view.shape[axis];
-        index[a] = 0;
-      }
-      if (axis < 0) return;
-    }
+  void GatherAs(const View& view, void* out) const {
+    const View merged = Merged(view);
+    const std::int64_t n = merged.elements();
+    for (std::int64_t piece = 0; piece < n && !stopped(); piece += kPiece)
+      GatherRange(merged, piece, std::min(kPiece, n - piece), static_cast<T*>(out) + piece);
   }
 
   Device& device_;
   Scalar result_;
-  std::vector<Block> blocks_;
-  std::size_t used_ = 0;
+  ScratchBlocks scratch_;
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "kernels/device.h"
+#include "kernels/scratch.h"
 
 struct cublasContext;  // cublasHandle_t is a pointer to it
 
@@ -57,7 +57,8 @@ using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 Stream MakeStream();
 // cudaEventSynchronize on the event sleeps instead of spinning. Only timed events take time stamps.
 Event MakeEvent(bool timed);
-// Page-locked host memory; kernels may use its address as it is.
+// Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when there
+// is none.
 PinnedMemory MakePinnedMemory(std::size_t bytes);
 
 // --- Device ---
@@ -76,8 +77,10 @@ class CudaDevice final : public Device {
   // Counts what the pool holds unused as free. 0 on a lost device.
   std::uint64_t FreeBytes() const override;
   void* Allocate(std::size_t bytes) override;
+  std::size_t AllocationBytes(std::size_t bytes) const override;
   void Free(void* memory) noexcept override;
   std::unique_ptr<Lane> MakeLane() override;
+  void Probe() override;
 
   // Makes this device current on the calling thread. Every entry point begins with it, because a
   // process may hold several devices and a thread may serve all of them.
@@ -118,6 +121,7 @@ class CudaLane final : public Lane {
   CudaDevice& device() const override { return device_; }
   CUstream_st* stream() const override { return stream_.get(); }
   void Reset() override;
+  void Trim() override;
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
   void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
@@ -129,21 +133,16 @@ class CudaLane final : public Lane {
   void StartTimer() override;
   double StopTimer() override;
 
-  // The lane's mailbox, made on first use.
   Mailbox mailbox();
   // kTickets counters in device memory, which are zero whenever no kernel of the lane runs: a
   // kernel that counts with one sets it back, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
-  std::uint32_t* Tickets();
+  std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 
   // The lane's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is empty.
   cublasContext* Cublas();
 
  private:
-  struct Block {
-    void* data;
-    std::size_t size;
-  };
   // A piece of pinned memory on the way between pageable memory and the device. done: its last
   // copy.
   struct Slot {
@@ -152,7 +151,7 @@ class CudaLane final : public Lane {
   };
 
   Slot& NextSlot();
-  void FreeBlocks() noexcept;
+  void FreeAll() noexcept;
   // Device memory that is zero for what comes next on the stream.
   void* AllocateZeros(std::size_t bytes);
 
@@ -160,14 +159,10 @@ class CudaLane final : public Lane {
   Stream stream_;
   Event idle_, start_, stop_;
   PinnedMemory result_;
-  std::vector<PinnedMemory> host_;  // host scratch; only the last has room
-  std::size_t host_size_ = 0;       // bytes of the last one
-  std::size_t host_used_ = 0;
   Slot slots_[2];
   int next_slot_ = 0;
-  std::vector<Block> blocks_;    // scratch; only the last has room
-  std::size_t used_ = 0;         // bytes of the last block
-  std::size_t first_block_ = 0;  // the least size of the first block
+  ScratchBlocks scratch_;       // of device memory
+  ScratchBlocks host_scratch_;  // page-locked
   void* mailbox_ = nullptr;
   void* tickets_ = nullptr;
   cublasContext* cublas_ = nullptr;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -16,13 +18,10 @@ namespace {
 // A PCIe 5 link moves one slot in about 20 us, a core fills it in about 90 us: long enough that
 // starting a copy does not count, short enough to stay in the cache of the core.
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
-constexpr std::size_t kScratchAlignment = 256;
-constexpr std::size_t kLeastBlockBytes = std::size_t{1} << 20;
-// A request that needed more scratch than this gives it back when the next one begins.
-constexpr std::size_t kKeptScratchBytes = std::size_t{256} << 20;
-// Host scratch: the results of 2,700 segments; and what a lane keeps of it at most.
-constexpr std::size_t kLeastHostBytes = std::size_t{64} << 10;
-constexpr std::size_t kKeptHostBytes = std::size_t{4} << 20;
+// The mailbox's ticket has a sector of its own: the slots are read while it is written.
+constexpr std::size_t kTicketBytes = 256;
+// What the pool rounds sizes up to.
+constexpr std::size_t kPoolUnit = 512;
 // Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
 // waits longer sleeps: many lanes must not burn a core each.
 constexpr std::chrono::microseconds kPollTime{50};
@@ -117,7 +116,14 @@ Event MakeEvent(bool timed) {
 PinnedMemory MakePinnedMemory(std::size_t bytes) {
   // Mapped, with unified addressing, means that the device's address of the memory is the host's.
   void* memory = nullptr;
-  CUDA_CHECK(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+  const cudaError_t error =
+      cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw DeviceError(DeviceError::Kind::kOutOfHostMemory, "cudaHostAlloc", cudaGetErrorName(error),
+                      bytes);
+  }
+  CheckCuda(error, "cudaHostAlloc");
   return PinnedMemory(memory);
 }
 
@@ -181,14 +187,35 @@ CudaDevice::~CudaDevice() {
 std::uint64_t CudaDevice::FreeBytes() const {
   std::size_t free = 0, total = 0;
   std::uint64_t reserved = 0, used = 0;
-  if (cudaSetDevice(ordinal_) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess ||
-      cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved) != cudaSuccess ||
-      cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used) != cudaSuccess) {
+  cudaError_t error = cudaSetDevice(ordinal_);
+  if (error == cudaSuccess) error = cudaMemGetInfo(&free, &total);
+  if (error == cudaSuccess)
+    error = cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved);
+  if (error == cudaSuccess)
+    error = cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used);
+  if (error != cudaSuccess) {
     cudaGetLastError();
+    if (KindOf(error) == DeviceError::Kind::kLost) MarkLost();
     return 0;
   }
   // Two readings of a pool that other threads use: the difference may be negative.
   return free + (reserved > used ? reserved - used : 0);
+}
+
+void CudaDevice::Probe() {
+  Use();
+  // A stream that carries next to nothing: the answer is at once, and every failure that ended the
+  // context is told to whoever asks next, on whatever stream.
+  const cudaError_t status = cudaStreamQuery(stream_.get());
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+  } else {
+    CheckCuda(status, "cudaStreamQuery");
+  }
+}
+
+std::size_t CudaDevice::AllocationBytes(std::size_t bytes) const {
+  return bytes > SIZE_MAX - kPoolUnit ? SIZE_MAX : (bytes + kPoolUnit - 1) / kPoolUnit * kPoolUnit;
 }
 
 void CudaDevice::Trim() {
@@ -225,7 +252,16 @@ std::unique_ptr<Lane> CudaDevice::MakeLane() { return std::make_unique<CudaLane>
 
 // --- Lane ---
 
-CudaLane::CudaLane(CudaDevice& device) : device_(device) {
+CudaLane::CudaLane(CudaDevice& device)
+    : device_(device),
+      scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
+               [&device](void* memory) { device.Free(memory); }),
+      host_scratch_(
+          [&device](std::size_t bytes) {
+            device.Use();
+            return MakePinnedMemory(bytes).release();
+          },
+          [](void* memory) { CudaDeleter()(memory); }) {
   device_.Use();
   stream_ = MakeStream();
   idle_ = MakeEvent(/*timed=*/false);
@@ -233,6 +269,20 @@ CudaLane::CudaLane(CudaDevice& device) : device_(device) {
   stop_ = MakeEvent(/*timed=*/true);
   result_ = MakePinnedMemory(sizeof(Scalar));
   *result() = Scalar{};
+  // Everything that is of a fixed size is made here: page-locking waits for what runs on the
+  // device, which no request should find out first.
+  for (Slot& slot : slots_) {
+    slot.done = MakeEvent(/*timed=*/false);
+    slot.memory = MakePinnedMemory(kSlotBytes);
+  }
+  try {
+    mailbox_ = AllocateZeros(kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2));
+    tickets_ = AllocateZeros(kTickets * sizeof(std::uint32_t));
+    Synchronize();
+  } catch (...) {
+    FreeAll();
+    throw;
+  }
 }
 
 CudaLane::~CudaLane() {
@@ -243,78 +293,45 @@ CudaLane::~CudaLane() {
     // The device is lost: nothing runs any more, and the releases below fail quietly.
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
+  FreeAll();
+}
+
+void CudaLane::FreeAll() noexcept {
+  scratch_.Free(scratch_budget());
+  host_scratch_.Free(scratch_budget());
   if (tickets_ != nullptr) device_.Free(tickets_);
-  FreeBlocks();
   if (mailbox_ != nullptr) device_.Free(mailbox_);
 }
 
-void CudaLane::FreeBlocks() noexcept {
-  for (const Block& block : blocks_) device_.Free(block.data);
-  blocks_.clear();
-  used_ = 0;
+void CudaLane::Reset() {
+  Trim();
+  *result() = Scalar{};
 }
 
-void CudaLane::Reset() {
+void CudaLane::Trim() {
   device_.Use();
   // Usually a query that answers at once; after a failed request it keeps a late kernel from
   // writing to memory that has been freed, or to the result of the next request.
-  Synchronize();
-  *result() = Scalar{};
-  host_used_ = 0;
-  if (host_.size() > 1) host_.erase(host_.begin(), host_.end() - 1);
-  if (host_size_ > kKeptHostBytes) {
-    host_.clear();
-    host_size_ = 0;
+  std::exception_ptr failure;
+  try {
+    Synchronize();
+  } catch (const DeviceError&) {
+    failure = std::current_exception();  // what is charged goes back all the same
   }
-  used_ = 0;
-  std::size_t total = 0;
-  for (const Block& block : blocks_) total += block.size;
-  if (blocks_.size() > 1 || total > kKeptScratchBytes) {
-    // Next time one block serves a request like the last.
-    FreeBlocks();
-    first_block_ = total <= kKeptScratchBytes ? total : 0;
-  }
+  scratch_.Trim(scratch_budget());
+  host_scratch_.Trim(scratch_budget());
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-void* CudaLane::Scratch(std::size_t bytes) {
-  if (bytes == 0) return nullptr;
-  const std::size_t size = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-  if (blocks_.empty() || blocks_.back().size - used_ < size) {
-    const std::size_t block =
-        std::max({size, kLeastBlockBytes, blocks_.empty() ? first_block_ : 0});
-    blocks_.reserve(blocks_.size() + 1);  // so that nothing throws once the memory is allocated
-    blocks_.push_back({device_.Allocate(block), block});
-    used_ = 0;
-  }
-  void* memory = static_cast<char*>(blocks_.back().data) + used_;
-  used_ += size;
-  return memory;
-}
+void* CudaLane::Scratch(std::size_t bytes) { return scratch_.Take(bytes, scratch_budget()); }
 
 void* CudaLane::HostScratch(std::size_t bytes) {
-  if (bytes == 0) return nullptr;
-  device_.Use();
-  const std::size_t size = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-  if (host_.empty() || host_size_ - host_used_ < size) {
-    // Page-locking takes longer than any small request, so that the next one should fit as well.
-    const std::size_t block = std::max({size, kLeastHostBytes, 2 * host_size_});
-    host_.push_back(MakePinnedMemory(block));
-    host_size_ = block;
-    host_used_ = 0;
-  }
-  void* memory = static_cast<char*>(host_.back().get()) + host_used_;
-  host_used_ += size;
-  return memory;
+  return host_scratch_.Take(bytes, scratch_budget());
 }
 
 CudaLane::Slot& CudaLane::NextSlot() {
   Slot& slot = slots_[next_slot_];
   next_slot_ = 1 - next_slot_;
-  if (slot.memory == nullptr) {
-    Event done = MakeEvent(/*timed=*/false);
-    slot.memory = MakePinnedMemory(kSlotBytes);
-    slot.done = std::move(done);
-  }
   return slot;
 }
 
@@ -397,17 +414,8 @@ double CudaLane::StopTimer() {
 }
 
 Mailbox CudaLane::mailbox() {
-  // The ticket has a sector of its own: the slots are read while it is written.
-  constexpr std::size_t kTicketBytes = 256;
-  if (mailbox_ == nullptr)
-    mailbox_ = AllocateZeros(kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2));
   auto* bytes = static_cast<unsigned char*>(mailbox_);
   return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<ulonglong2*>(bytes + kTicketBytes)};
-}
-
-std::uint32_t* CudaLane::Tickets() {
-  if (tickets_ == nullptr) tickets_ = AllocateZeros(kTickets * sizeof(std::uint32_t));
-  return static_cast<std::uint32_t*>(tickets_);
 }
 
 void* CudaLane::AllocateZeros(std::size_t bytes) {

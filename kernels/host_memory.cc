@@ -1,0 +1,210 @@
+#include "kernels/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kPage = 4096;
+// From this size on memory is mapped, so that it goes back to the system when it is freed. Below it
+// comes from the heap, which keeps some.
+constexpr std::size_t kLeastMapping = std::size_t{256} << 10;
+// What small allocations may take together before somebody looks at what is free.
+constexpr std::uint64_t kCredit = std::uint64_t{16} << 20;
+// For the stacks, messages and tables of the process.
+constexpr std::uint64_t kReserve = std::uint64_t{64} << 20;
+
+// A number in a file; kNoLimit for a missing file and for "max".
+std::uint64_t Figure(const std::string& path) {
+  std::ifstream file(path);
+  std::uint64_t value = 0;
+  return file >> value ? value : kNoLimit;
+}
+
+// The number behind a key, as in "MemTotal:  24 kB" and "inactive_file 24"; 0 when it is not there.
+std::uint64_t FigureOf(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(key, 0) == 0 && line.size() > key.size() &&
+        (line[key.size()] == ':' || line[key.size()] == ' '))
+      return std::strtoull(line.c_str() + key.size() + 1, nullptr, 10);
+  }
+  return 0;
+}
+
+// What one version of control groups calls its files.
+struct Files {
+  const char* limit;
+  const char* used;
+  const char* cache;  // the key in memory.stat of file pages that can be dropped
+};
+constexpr Files kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                             "total_inactive_file"};
+constexpr Files kVersion2 = {"memory.max", "memory.current", "inactive_file"};
+
+// The group at mount + path, which begins with '/', and all around it up to the mount's own: the
+// process must fit each of them. In a container the path may be that of the host, and only the
+// mount itself is there.
+void ApplyGroups(const std::string& mount, std::string path, const Files& files,
+                 HostMemory& memory) {
+  while (true) {
+    const std::string group = mount + path + "/";
+    const std::uint64_t limit = Figure(group + files.limit);
+    if (limit < memory.total) memory.total = limit;
+    const std::uint64_t used = Figure(group + files.used);
+    if (limit != kNoLimit && used != kNoLimit) {
+      const std::uint64_t cache = std::min(used, FigureOf(group + "memory.stat", files.cache));
+      const std::uint64_t taken = used - cache;
+      memory.free = std::min(memory.free, limit > taken ? limit - taken : 0);
+    }
+    if (path.empty()) return;
+    path.resize(path.rfind('/'));
+  }
+}
+
+// The path of a line of /proc/self/cgroup, "hierarchy:controllers:path", without a '/' at its end.
+std::string PathOf(const std::string& line) {
+  std::string path = line.substr(line.find(':', line.find(':') + 1) + 1);
+  while (!path.empty() && path.back() == '/') path.pop_back();
+  return path.empty() || path[0] == '/' ? path : "";
+}
+
+// Maps pages, so many that they are there, or nothing: null.
+void* Map(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+#ifdef MADV_POPULATE_WRITE
+  int failed = 0;
+  do {
+    failed = madvise(memory, bytes, MADV_POPULATE_WRITE);
+  } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+  if (failed == 0) return memory;
+  if (errno != EINVAL) {
+    munmap(memory, bytes);
+    return nullptr;
+  }
+#endif
+  // A kernel older than 5.14.
+  for (std::size_t at = 0; at < bytes; at += kPage) static_cast<volatile char*>(memory)[at] = 0;
+  return memory;
+}
+
+// Who may take what is free. One for the process: the memory is one.
+class Ledger {
+ public:
+  // Whether bytes are free. They count as taken until Settle, by which time the system says so.
+  bool Reserve(std::size_t bytes) {
+    std::unique_lock lock(mutex_);
+    while (!Fits(bytes)) {
+      // What others are populating counts twice meanwhile.
+      if (populating_ == 0) return false;
+      changed_.wait(lock);
+    }
+    populating_ += bytes;
+    return true;
+  }
+  // memory: null when it came to nothing.
+  void Settle(void* memory, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    populating_ -= bytes;
+    changed_.notify_all();
+    if (memory != nullptr) mappings_.emplace(memory, bytes);
+  }
+  bool ReserveSmall(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (credit_ < bytes) {
+      if (!Fits(kCredit)) return false;
+      credit_ = kCredit;
+    }
+    credit_ -= bytes;
+    return true;
+  }
+  // The size of a mapping, which is forgotten; 0 for memory of the heap.
+  std::size_t Forget(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto it = mappings_.find(memory);
+    if (it == mappings_.end()) return 0;
+    const std::size_t bytes = it->second;
+    mappings_.erase(it);
+    return bytes;
+  }
+
+ private:
+  bool Fits(std::uint64_t bytes) const {
+    const std::uint64_t free = ReadHostMemory().free, taken = populating_ + kReserve;
+    return free > taken && bytes <= free - taken;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t populating_ = 0;
+  std::uint64_t credit_ = 0;
+  std::unordered_map<void*, std::size_t> mappings_;
+};
+
+Ledger& TheLedger() {
+  static auto& ledger = *new Ledger;
+  return ledger;
+}
+
+}  // namespace
+
+HostMemory ReadHostMemory(const std::string& root) {
+  const std::string meminfo = root + "/proc/meminfo";
+  HostMemory memory = {FigureOf(meminfo, "MemTotal") * 1024,
+                       FigureOf(meminfo, "MemAvailable") * 1024};
+  std::string path1, path2;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (line.rfind("0::", 0) == 0) path2 = PathOf(line);
+    if (line.find(":memory:") != std::string::npos) path1 = PathOf(line);
+  }
+  ApplyGroups(root + "/sys/fs/cgroup", path2, kVersion2, memory);
+  ApplyGroups(root + "/sys/fs/cgroup/memory", path1, kVersion1, memory);
+  memory.free = std::min(memory.free, memory.total);
+  return memory;
+}
+
+std::size_t HostAllocationBytes(std::size_t bytes) {
+  const std::size_t unit = bytes < kLeastMapping ? kAlignment : kPage;
+  return bytes > std::numeric_limits<std::size_t>::max() - unit
+             ? std::numeric_limits<std::size_t>::max()
+             : (bytes + unit - 1) / unit * unit;
+}
+
+void* AllocateHost(std::size_t bytes) {
+  const std::size_t size = HostAllocationBytes(bytes);
+  Ledger& ledger = TheLedger();
+  if (bytes < kLeastMapping) {
+    if (!ledger.ReserveSmall(size)) return nullptr;
+    auto* memory = static_cast<volatile char*>(std::aligned_alloc(kAlignment, size));
+    if (memory == nullptr) return nullptr;
+    for (std::size_t at = 0; at < size; at += kPage) memory[at] = 0;
+    return const_cast<char*>(memory);
+  }
+  if (!ledger.Reserve(size)) return nullptr;
+  void* memory = Map(size);
+  ledger.Settle(memory, size);
+  return memory;
+}
+
+void FreeHost(void* memory) noexcept {
+  if (const std::size_t bytes = TheLedger().Forget(memory); bytes != 0) {
+    munmap(memory, bytes);
+  } else {
+    std::free(memory);
+  }
+}
+
+}  // namespace tessera

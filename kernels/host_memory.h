@@ -1,0 +1,27 @@
+// The host's memory: how much of it this process may have, and memory that is there when it has
+// been asked for instead of when it is first written to. Thread safe; standard library only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+struct HostMemory {
+  std::uint64_t total = 0;  // the machine's, or the least limit of a control group around us
+  std::uint64_t free = 0;   // what may be allocated without swapping or being killed
+};
+
+// Now. Takes some tens of microseconds. root: of the file system, for tests.
+HostMemory ReadHostMemory(const std::string& root = "");
+
+// bytes of uninitialised memory aligned to 256, with all its pages. Null when so much is not free;
+// the last 64 MiB of it count as taken, for the rest of the process.
+void* AllocateHost(std::size_t bytes);
+// memory: of AllocateHost.
+void FreeHost(void* memory) noexcept;
+// What AllocateHost takes for so many bytes.
+std::size_t HostAllocationBytes(std::size_t bytes);
+
+}  // namespace tessera

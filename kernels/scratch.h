@@ -1,0 +1,85 @@
+// Scratch memory of a lane: blocks that are handed out from front to back and given back together.
+// Standard library only.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/budget.h"
+#include "kernels/device.h"
+
+namespace tessera {
+
+// The owner gives back everything (Free) before what it allocates from goes.
+class ScratchBlocks {
+ public:
+  // What a lane keeps between requests, and the least that it allocates: small requests find it
+  // there.
+  static constexpr std::size_t kKept = std::size_t{1} << 20;
+
+  // allocate throws DeviceError, free does not throw.
+  ScratchBlocks(std::function<void*(std::size_t)> allocate, std::function<void(void*)> free)
+      : allocate_(std::move(allocate)), free_(std::move(free)) {}
+  ScratchBlocks(const ScratchBlocks&) = delete;
+  ScratchBlocks& operator=(const ScratchBlocks&) = delete;
+
+  // bytes aligned to 256; null for none. Throws DeviceError; kOutOfScratch before it allocates.
+  void* Take(std::size_t bytes, Budget* budget) {
+    constexpr std::size_t kAlignment = 256;
+    if (bytes == 0) return nullptr;
+    if (bytes > std::numeric_limits<std::size_t>::max() / 2)
+      throw DeviceError(DeviceError::Kind::kOutOfMemory, "Lane::Scratch", "too large", bytes);
+    const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (blocks_.empty() || blocks_.back().size - used_ < size) Add(std::max(size, kKept), budget);
+    void* memory = static_cast<char*>(blocks_.back().data) + used_;
+    used_ += size;
+    return memory;
+  }
+
+  // Everything that was handed out is invalid; one block of kKept bytes stays if there is one.
+  void Trim(Budget* budget) {
+    const auto kept = std::find_if(blocks_.begin(), blocks_.end(),
+                                   [](const Block& block) { return block.size == kKept; });
+    if (kept != blocks_.end()) std::iter_swap(blocks_.begin(), kept);
+    Shrink(kept != blocks_.end() ? 1 : 0, budget);
+  }
+  void Free(Budget* budget) { Shrink(0, budget); }
+
+ private:
+  struct Block {
+    void* data;
+    std::size_t size;
+  };
+
+  void Add(std::size_t size, Budget* budget) {
+    blocks_.reserve(blocks_.size() + 1);  // so that nothing throws once the memory is allocated
+    if (budget != nullptr && !budget->TryTake(size)) throw DeviceError(size, *budget);
+    try {
+      blocks_.push_back({allocate_(size), size});
+    } catch (...) {
+      if (budget != nullptr) budget->Return(size);
+      throw;
+    }
+    used_ = 0;
+  }
+
+  void Shrink(std::size_t blocks, Budget* budget) {
+    for (; blocks_.size() > blocks; blocks_.pop_back()) {
+      free_(blocks_.back().data);
+      if (budget != nullptr) budget->Return(blocks_.back().size);
+    }
+    used_ = 0;
+  }
+
+  const std::function<void*(std::size_t)> allocate_;
+  const std::function<void(void*)> free_;
+  std::vector<Block> blocks_;  // only the last has room
+  std::size_t used_ = 0;       // bytes of the last one
+};
+
+}  // namespace tessera
