@@ -1,4 +1,5 @@
-// Counts something against a limit: bytes of a device, bytes of the host, buffers, streams.
+// How much of something may be in use at a time: bytes of buffers, of scratch memory, of messages.
+// Standard library only.
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,7 @@ class Budget {
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
-  // False, and nothing taken, when less than amount is left.
+  // Whether amount was free and has been taken. Takes all of it or nothing.
   bool TryTake(std::uint64_t amount) {
     std::uint64_t used = used_.load(std::memory_order_relaxed);
     do {
@@ -21,10 +22,12 @@ class Budget {
     } while (!used_.compare_exchange_weak(used, used + amount, std::memory_order_relaxed));
     return true;
   }
+  // REQUIRES: amount has been taken and not been returned.
   void Return(std::uint64_t amount) { used_.fetch_sub(amount, std::memory_order_relaxed); }
 
   std::uint64_t limit() const { return limit_; }
   std::uint64_t used() const { return used_.load(std::memory_order_relaxed); }
+  std::uint64_t free() const { return limit_ - used(); }
 
  private:
   const std::uint64_t limit_;

@@ -20,6 +20,7 @@
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/strategy.h"
+#include "kernels/pace.h"
 
 namespace tessera {
 
@@ -118,7 +119,15 @@ struct RunOptions {
   std::string_view strategy;  // empty: Choose
   Launch launch;
   bool timing = false;
+  double max_seconds = 1e300;
+  double max_slow_seconds = 1e300;
+  Pace* pace = nullptr;
 };
+inline void* StubOutput(absl::StatusOr<void*> m) { return m.ok() ? *m : nullptr; }
+template <class F> void* Output(F f) { return StubOutput(f()); }
+inline absl::Status WarmUp(Lane&, Pace&, bool) { return absl::OkStatus(); }
+absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out);
+inline absl::Status RunCopy(Lane& lane, const View& view, DType dtype, Device&, void* out) { return RunCopy(lane, view, dtype, out); }
 
 struct Stats {
   std::string_view strategy;
@@ -237,6 +246,7 @@ struct StrategyInfo {
   Backend backend = Backend::kCpu;
   DTypes dtypes;
   int min_compute_capability = 0;
+  LaunchLimits limits;
   bool deterministic = false;
   bool available = false;  // on any of the devices given
   bool chosen = false;     // for the reference problem, on any of the devices given

@@ -136,7 +136,8 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
       return;
     }
     // What is replaced may be freed.
-    const absl::Status status = core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); });
+    const absl::Status status =
+        core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); });
     if (!status.ok()) End(status);
   }
 
@@ -197,11 +198,14 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
         !message_->has_spec() ||
         (creates_ && google::protobuf::util::MessageDifferencer::Equals(message_->spec(), spec_));
     if (!same_name || !same_version || !same_spec) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "a later message of an upload names another buffer, version or spec",
-                       {{"field", !same_name ? "name" : !same_version ? "version" : "spec"},
-                        {"value", !same_name ? message_->name() : absl::StrCat(message_->version())},
-                        {"expected", !same_name ? name_ : absl::StrCat(version_)}});
+      return MakeError(
+          StatusCode::kInvalidArgument, "BAD_MESSAGE",
+          "a later message of an upload names another buffer, version or spec",
+          {{"field", !same_name      ? "name"
+                     : !same_version ? "version"
+                                     : "spec"},
+           {"value", !same_name ? message_->name() : absl::StrCat(message_->version())},
+           {"expected", !same_name ? name_ : absl::StrCat(version_)}});
     }
     return Proceed();
   }
@@ -475,8 +479,8 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
     std::string& data = *message_.mutable_data();
     message_.set_offset(position_);
     data.resize(size);
-    absl::Status status = CopyToHost(
-        lane, data.data(), static_cast<const char*>(buffer_->data()) + position_, size);
+    absl::Status status =
+        CopyToHost(lane, data.data(), static_cast<const char*>(buffer_->data()) + position_, size);
     if (request_.checksums()) message_.set_crc32c(Crc32c(data.data(), size));
     position_ += size;
     return status;
@@ -547,15 +551,15 @@ void BufferService::EndIdleStreams(absl::Time now) {
 grpc::ServerUnaryReactor* BufferService::CreateBuffer(grpc::CallbackServerContext* context,
                                                       const v1::CreateBufferRequest* request,
                                                       v1::CreateBufferResponse* response) {
-  return AnswerLater(core_, "CreateBuffer", *context, *request,
-                     [this, request, response]() -> absl::Status {
-    absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
-    if (!spec.ok()) return spec.status();
-    absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
-    if (!draft.ok()) return draft.status();
-    SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
-    return absl::OkStatus();
-  });
+  return AnswerLater(
+      core_, "CreateBuffer", *context, *request, [this, request, response]() -> absl::Status {
+        absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
+        if (!spec.ok()) return spec.status();
+        absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
+        if (!draft.ok()) return draft.status();
+        SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* BufferService::GetBuffer(grpc::CallbackServerContext* context,
@@ -610,14 +614,14 @@ grpc::ServerUnaryReactor* BufferService::SealBuffer(grpc::CallbackServerContext*
                                                     v1::SealBufferResponse* response) {
   return AnswerLater(core_, "SealBuffer", *context, *request,
                      [this, request, response]() -> absl::Status {
-    std::optional<std::uint32_t> checksum;
-    if (request->has_crc32c()) checksum = request->crc32c();
-    absl::StatusOr<BufferInfo> info =
-        core_.store().Seal(request->name(), request->version(), checksum);
-    if (!info.ok()) return info.status();
-    SetBuffer(*info, response->mutable_buffer());
-    return absl::OkStatus();
-  });
+                       std::optional<std::uint32_t> checksum;
+                       if (request->has_crc32c()) checksum = request->crc32c();
+                       absl::StatusOr<BufferInfo> info =
+                           core_.store().Seal(request->name(), request->version(), checksum);
+                       if (!info.ok()) return info.status();
+                       SetBuffer(*info, response->mutable_buffer());
+                       return absl::OkStatus();
+                     });
 }
 
 grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContext* context,
@@ -630,7 +634,8 @@ grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContex
       if (!asked.ok()) return asked.status();
       ttl = *asked;
     }
-    absl::StatusOr<BufferInfo> info = core_.store().SetTtl(request->name(), request->version(), ttl);
+    absl::StatusOr<BufferInfo> info =
+        core_.store().SetTtl(request->name(), request->version(), ttl);
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
     return absl::OkStatus();
@@ -652,15 +657,16 @@ class BufferService::CopyCall final : public LaneCall {
     source_ = source->buffer;
     const ArrayType& type = source_->type();
     const void* data = source_->data();
-    absl::StatusOr<View> view = request_.has_view()
-                                    ? MakeView(type, data, request_.view().offset(),
-                                               ToSpan(request_.view().shape()),
-                                               ToSpan(request_.view().strides()))
-                                    : WholeView(type, data);
+    absl::StatusOr<View> view = request_.has_view() ? MakeView(type, data, request_.view().offset(),
+                                                               ToSpan(request_.view().shape()),
+                                                               ToSpan(request_.view().strides()))
+                                                    : WholeView(type, data);
     if (!view.ok()) return view.status();
     view_ = *view;
-    spec_ = {.name = request_.name(), .type = {view_.dtype, view_.shape},
-             .device = &source_->device(), .replace = request_.replace()};
+    spec_ = {.name = request_.name(),
+             .type = {view_.dtype, view_.shape},
+             .device = &source_->device(),
+             .replace = request_.replace()};
     if (request_.dtype() != v1::DTYPE_UNSPECIFIED) {
       absl::StatusOr<DType> dtype = FromProto(request_.dtype(), "dtype");
       if (!dtype.ok()) return dtype.status();

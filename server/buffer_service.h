@@ -13,8 +13,8 @@ namespace tessera {
 
 void SetBuffer(const BufferInfo& info, v1::Buffer* out);
 
-// All methods in callback form; Upload reads its messages as bytes, because only then a message that
-// cannot be parsed differs from the end of the stream.
+// All methods in callback form; Upload reads its messages as bytes, because only then a message
+// that cannot be parsed differs from the end of the stream.
 using BufferServiceBase =
     v1::BufferService::WithRawCallbackMethod_Upload<v1::BufferService::CallbackService>;
 
@@ -50,7 +50,8 @@ class BufferService final : public BufferServiceBase {
                                          v1::DeleteBufferResponse* response) override;
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
-  // UPLOAD_IDLE) or whose draft is gone, and downloads whose reader has taken nothing for longer than
+  // UPLOAD_IDLE) or whose draft is gone, and downloads whose reader has taken nothing for longer
+  // than
   // --download-timeout.
   void EndIdleStreams(absl::Time now);
 

@@ -224,8 +224,8 @@ class BufferStore {
   // READY buffer and the drafts that can be seen; with a version, what has it. The errors of Get.
   absl::Status Delete(std::string_view name, std::uint64_t version);
 
-  // Forgets expired buffers and idle drafts. (To look-ups, buffers are gone once they expire.) Their
-  // memory goes with what is returned.
+  // Forgets expired buffers and idle drafts. (To look-ups, buffers are gone once they expire.)
+  // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
   const Budget& budget(const Device& device) const { return *budgets_.at(&device); }

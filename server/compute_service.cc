@@ -57,11 +57,10 @@ struct Source {
 // The error as one of this operand.
 absl::Status OfOperand(const Named& named, absl::Status status) {
   const std::string name(named.name);
-  absl::Status about(status.code(), absl::StrCat("operand ", name, ": ",
-                                                 std::string(status.message())));
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    about.SetPayload(url, payload);
-  });
+  absl::Status about(status.code(),
+                     absl::StrCat("operand ", name, ": ", std::string(status.message())));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { about.SetPayload(url, payload); });
   SetErrorMetadata(about, "operand", name);
   return about;
 }
@@ -121,7 +120,7 @@ absl::StatusOr<View> PlaceOnLane(const Source& source, Lane& lane) {
 }
 
 // One operation: its operands from acceptance to its end, and how its answer is filled in. Op(call,
-// lane, views, request, response) does what is particular to it.
+// lane, views) does what is particular to it.
 template <class Request, class Response, class Op>
 class OperationCall final : public LaneCall {
  public:
@@ -199,10 +198,8 @@ class OperationCall final : public LaneCall {
   template <class RunIt>
   absl::Status ReturnBuffer(Lane& lane, const ArrayType& type, RunIt run) {
     const v1::BufferTarget& target = request_.result().buffer();
-    BufferSpec spec{.name = target.name(),
-                    .type = type,
-                    .device = &lane.device(),
-                    .replace = target.replace()};
+    BufferSpec spec{
+        .name = target.name(), .type = type, .device = &lane.device(), .replace = target.replace()};
     if (target.has_ttl()) {
       absl::StatusOr<absl::Duration> ttl = FromProto(target.ttl());
       if (!ttl.ok()) return ttl.status();
@@ -245,7 +242,7 @@ class OperationCall final : public LaneCall {
       if (!view.ok()) return view.status();
       views.push_back(*view);
     }
-    return op_(*this, lane, views, request_, response_);
+    return op_(*this, lane, views);
   }
 
   void Release() override { sources_.clear(); }
@@ -274,11 +271,10 @@ grpc::ServerUnaryReactor* ComputeService::Dot(grpc::CallbackServerContext* conte
                                               v1::DotResponse* response) {
   return Start(core_, "Dot", *context, *request, *response,
                {{"a", &request->a()}, {"b", &request->b()}},
-               [](auto& call, Lane& lane, absl::Span<const View> x, const v1::DotRequest&,
-                  v1::DotResponse& response) -> absl::Status {
+               [response](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
                  auto result = RunDot(lane, x[0], x[1], call.Options(lane));
                  if (!result.ok()) return result.status();
-                 SetScalar(*result, response.mutable_value());
+                 SetScalar(*result, response->mutable_value());
                  call.SetStats(result->stats, lane);
                  return absl::OkStatus();
                });
@@ -287,56 +283,52 @@ grpc::ServerUnaryReactor* ComputeService::Dot(grpc::CallbackServerContext* conte
 grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* context,
                                                  const v1::ReduceRequest* request,
                                                  v1::ReduceResponse* response) {
-  return Start(core_, "Reduce", *context, *request, *response, {{"x", &request->x()}},
-               [](auto& call, Lane& lane, absl::Span<const View> x,
-                  const v1::ReduceRequest& request, v1::ReduceResponse& response) -> absl::Status {
-                 absl::StatusOr<ReduceOp> op = FromProto(request.op());
-                 if (!op.ok()) return op.status();
-                 if (request.axes_size() > 0) {
-                   const absl::Span<const int> axes = ToSpan(request.axes());
-                   return call.ReturnArray(
-                       lane, ReduceAxesType(x[0], *op, axes, request.keep_dims()),
-                       [&](auto output) {
-                         return RunReduceAxes(lane, x[0], *op, axes, Output(output),
-                                              call.Options(lane));
-                       });
-                 }
-                 if (request.result().has_buffer()) {
-                   return MakeError(StatusCode::kInvalidArgument, "BAD_AXES",
-                                    "a result buffer needs axes; name all of them to fold all",
-                                    {{"field", "axes"}});
-                 }
-                 auto result = RunReduce(lane, x[0], *op, call.Options(lane));
-                 if (!result.ok()) return result.status();
-                 SetScalar(*result, response.mutable_value());
-                 if (IsArg(*op)) response.set_index(result->value.index);
-                 call.SetStats(result->stats, lane);
-                 return absl::OkStatus();
-               });
+  return Start(
+      core_, "Reduce", *context, *request, *response, {{"x", &request->x()}},
+      [request, response](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
+        absl::StatusOr<ReduceOp> op = FromProto(request->op());
+        if (!op.ok()) return op.status();
+        if (request->axes_size() > 0) {
+          const absl::Span<const int> axes = ToSpan(request->axes());
+          return call.ReturnArray(
+              lane, ReduceAxesType(x[0], *op, axes, request->keep_dims()), [&](auto output) {
+                return RunReduceAxes(lane, x[0], *op, axes, Output(output), call.Options(lane));
+              });
+        }
+        if (request->result().has_buffer()) {
+          return MakeError(StatusCode::kInvalidArgument, "BAD_AXES",
+                           "a result buffer needs axes; name all of them to fold all",
+                           {{"field", "axes"}});
+        }
+        auto result = RunReduce(lane, x[0], *op, call.Options(lane));
+        if (!result.ok()) return result.status();
+        SetScalar(*result, response->mutable_value());
+        if (IsArg(*op)) response->set_index(result->value.index);
+        call.SetStats(result->stats, lane);
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* ComputeService::Matmul(grpc::CallbackServerContext* context,
                                                  const v1::MatmulRequest* request,
                                                  v1::MatmulResponse* response) {
-  return Start(core_, "Matmul", *context, *request, *response,
-               {{"a", &request->a()}, {"b", &request->b()}},
-               [](auto& call, Lane& lane, absl::Span<const View> x,
-                  const v1::MatmulRequest& request, v1::MatmulResponse&) -> absl::Status {
-                 DType out_dtype = x[0].dtype;
-                 if (request.out_dtype() != v1::DTYPE_UNSPECIFIED) {
-                   absl::StatusOr<DType> asked = FromProto(request.out_dtype(), "out_dtype");
-                   if (!asked.ok()) return asked.status();
-                   out_dtype = *asked;
-                 }
-                 const bool transpose_a = request.transpose_a();
-                 const bool transpose_b = request.transpose_b();
-                 return call.ReturnArray(
-                     lane, MatmulType(x[0], x[1], transpose_a, transpose_b, out_dtype),
-                     [&](auto output) {
-                       return RunMatmul(lane, x[0], x[1], transpose_a, transpose_b, out_dtype,
-                                        Output(output), call.Options(lane));
-                     });
-               });
+  return Start(
+      core_, "Matmul", *context, *request, *response, {{"a", &request->a()}, {"b", &request->b()}},
+      [request](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
+        DType out_dtype = x[0].dtype;
+        if (request->out_dtype() != v1::DTYPE_UNSPECIFIED) {
+          absl::StatusOr<DType> asked = FromProto(request->out_dtype(), "out_dtype");
+          if (!asked.ok()) return asked.status();
+          out_dtype = *asked;
+        }
+        const bool transpose_a = request->transpose_a();
+        const bool transpose_b = request->transpose_b();
+        return call.ReturnArray(lane, MatmulType(x[0], x[1], transpose_a, transpose_b, out_dtype),
+                                [&](auto output) {
+                                  return RunMatmul(lane, x[0], x[1], transpose_a, transpose_b,
+                                                   out_dtype, Output(output), call.Options(lane));
+                                });
+      });
 }
 
 grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* context,
@@ -344,8 +336,7 @@ grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* conte
                                               v1::AddResponse* response) {
   return Start(core_, "Add", *context, *request, *response,
                {{"a", &request->a()}, {"b", &request->b()}},
-               [](auto& call, Lane& lane, absl::Span<const View> x, const v1::AddRequest&,
-                  v1::AddResponse&) -> absl::Status {
+               [](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
                  return call.ReturnArray(lane, AddType(x[0], x[1]), [&](auto output) {
                    return RunAdd(lane, x[0], x[1], Output(output), call.Options(lane));
                  });
@@ -355,65 +346,64 @@ grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* conte
 grpc::ServerUnaryReactor* ComputeService::WindowSum(grpc::CallbackServerContext* context,
                                                     const v1::WindowSumRequest* request,
                                                     v1::WindowSumResponse* response) {
-  return Start(core_, "WindowSum", *context, *request, *response, {{"x", &request->x()}},
-               [](auto& call, Lane& lane, absl::Span<const View> x,
-                  const v1::WindowSumRequest& request, v1::WindowSumResponse&) -> absl::Status {
-                 return call.ReturnArray(
-                     lane, WindowSumType(x[0], request.radius()), [&](auto output) {
-                       return RunWindowSum(lane, x[0], request.radius(), Output(output),
-                                           call.Options(lane));
-                     });
-               });
+  return Start(
+      core_, "WindowSum", *context, *request, *response, {{"x", &request->x()}},
+      [request](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
+        return call.ReturnArray(lane, WindowSumType(x[0], request->radius()), [&](auto output) {
+          return RunWindowSum(lane, x[0], request->radius(), Output(output), call.Options(lane));
+        });
+      });
 }
 
 grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerContext* context,
                                                          const v1::ListStrategiesRequest* request,
                                                          v1::ListStrategiesResponse* response) {
-  return AnswerLater(core_, "ListStrategies", *context, *request,
-                     [this, request, response]() -> absl::Status {
-    std::vector<Device*> devices;
-    for (const std::unique_ptr<Device>& device : core_.devices()) devices.push_back(device.get());
-    const std::string& operation = request->operation();
-    const std::string& backend = request->backend();
-    if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda)) {
-      return BadOperation("backend", backend, "cpu, cuda");
-    }
-    std::string operations;  // those there are, for the message
-    bool known = operation.empty();
-    std::string_view last;
-    for (const StrategyInfo& row : tessera::ListStrategies(devices)) {
-      if (row.operation != last) {
-        last = row.operation;
-        absl::StrAppend(&operations, operations.empty() ? "" : ", ", std::string(last));
-      }
-      known = known || row.operation == operation;
-      if (!operation.empty() && row.operation != operation) continue;
-      if (!backend.empty() && Name(row.backend) != backend) continue;
-      v1::Strategy* out = response->add_strategies();
-      out->set_operation(std::string(row.operation));
-      out->set_name(std::string(row.name));
-      out->set_summary(std::string(row.summary));
-      out->set_backend(std::string(Name(row.backend)));
-      for (int dtype = v1::Dtype_MIN + 1; dtype <= v1::Dtype_MAX; ++dtype) {
-        if (row.dtypes.Contains(static_cast<DType>(dtype))) {
-          out->add_dtypes(static_cast<v1::Dtype>(dtype));
+  return AnswerLater(
+      core_, "ListStrategies", *context, *request, [this, request, response]() -> absl::Status {
+        std::vector<Device*> devices;
+        for (const std::unique_ptr<Device>& device : core_.devices())
+          devices.push_back(device.get());
+        const std::string& operation = request->operation();
+        const std::string& backend = request->backend();
+        if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda)) {
+          return BadOperation("backend", backend, "cpu, cuda");
         }
-      }
-      out->set_deterministic(row.deterministic);
-      out->set_available(row.available);
-      out->set_needs(row.needs);
-      out->set_bytes(row.cost.bytes);
-      out->set_flops(row.cost.flops);
-      out->set_roundoff(row.roundoff);
-      out->set_min_compute_capability(row.min_compute_capability);
-      out->set_source(std::string(row.source));
-      out->set_default_(row.chosen);
-      SetRange(row.limits.block_size, [&] { return out->mutable_block_size(); });
-      SetRange(row.limits.grid_size, [&] { return out->mutable_grid_size(); });
-      SetRange(row.limits.items_per_thread, [&] { return out->mutable_items_per_thread(); });
-    }
-    return known ? absl::OkStatus() : BadOperation("operation", operation, operations);
-  });
+        std::string operations;  // those there are, for the message
+        bool known = operation.empty();
+        std::string_view last;
+        for (const StrategyInfo& row : tessera::ListStrategies(devices)) {
+          if (row.operation != last) {
+            last = row.operation;
+            absl::StrAppend(&operations, operations.empty() ? "" : ", ", std::string(last));
+          }
+          known = known || row.operation == operation;
+          if (!operation.empty() && row.operation != operation) continue;
+          if (!backend.empty() && Name(row.backend) != backend) continue;
+          v1::Strategy* out = response->add_strategies();
+          out->set_operation(std::string(row.operation));
+          out->set_name(std::string(row.name));
+          out->set_summary(std::string(row.summary));
+          out->set_backend(std::string(Name(row.backend)));
+          for (int dtype = v1::Dtype_MIN + 1; dtype <= v1::Dtype_MAX; ++dtype) {
+            if (row.dtypes.Contains(static_cast<DType>(dtype))) {
+              out->add_dtypes(static_cast<v1::Dtype>(dtype));
+            }
+          }
+          out->set_deterministic(row.deterministic);
+          out->set_available(row.available);
+          out->set_needs(row.needs);
+          out->set_bytes(row.cost.bytes);
+          out->set_flops(row.cost.flops);
+          out->set_roundoff(row.roundoff);
+          out->set_min_compute_capability(row.min_compute_capability);
+          out->set_source(std::string(row.source));
+          out->set_default_(row.chosen);
+          SetRange(row.limits.block_size, [&] { return out->mutable_block_size(); });
+          SetRange(row.limits.grid_size, [&] { return out->mutable_grid_size(); });
+          SetRange(row.limits.items_per_thread, [&] { return out->mutable_items_per_thread(); });
+        }
+        return known ? absl::OkStatus() : BadOperation("operation", operation, operations);
+      });
 }
 
 grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerContext* context,

@@ -18,9 +18,9 @@
 namespace tessera {
 
 // The one way an error leaves the server: the code and the message, and in the details a
-// google.rpc.Status with an ErrorInfo of domain "tessera", and a RetryInfo when the call may go well
-// a moment later. Long texts are cut, so that the trailers stay below the 8 KiB that HTTP/2 peers
-// accept.
+// google.rpc.Status with an ErrorInfo of domain "tessera", and a RetryInfo when the call may go
+// well a moment later. Long texts are cut, so that the trailers stay below the 8 KiB that HTTP/2
+// peers accept.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // INVALID_ARGUMENT / BAD_DTYPE {field, value, valid}.

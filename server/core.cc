@@ -69,19 +69,19 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
                        absl::StrCat("device ", device->info().name, " is named twice"));
     }
-    auto place = std::make_unique<Place>(
-        options.ScratchLimit(core->store_.budget(*device).limit()));
+    auto place =
+        std::make_unique<Place>(options.ScratchLimit(core->store_.budget(*device).limit()));
     bool first_lane = true;
-    auto compute = Executor::Start(
-        *device,
-        {.workers = options.workers,
-         .queue_length = options.queue,
-         .spin = kSpin,
-         .scratch = &place->scratch},
-        [&](Lane& lane) {
-          if (!options.warm_up) return absl::OkStatus();
-          return WarmUp(lane, place->pace, std::exchange(first_lane, false));
-        });
+    auto compute =
+        Executor::Start(*device,
+                        {.workers = options.workers,
+                         .queue_length = options.queue,
+                         .spin = kSpin,
+                         .scratch = &place->scratch},
+                        [&](Lane& lane) {
+                          if (!options.warm_up) return absl::OkStatus();
+                          return WarmUp(lane, place->pace, std::exchange(first_lane, false));
+                        });
     if (!compute.ok()) return compute.status();
     auto transfers = Executor::Start(
         *device,

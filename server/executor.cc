@@ -63,10 +63,10 @@ absl::Status Executor::Submit(Task& task) {
     const std::lock_guard lock(mutex_);
     const std::size_t length = waiting_.load(std::memory_order_relaxed);
     if (length >= settings_.queue_length) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                       "the device has as much work waiting as the server accepts",
-                       {{"device", device_.info().name},
-                        {"limit", absl::StrCat(settings_.queue_length)}});
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+          "the device has as much work waiting as the server accepts",
+          {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
     }
     task.stop_.store(false, std::memory_order_relaxed);
     task.queued_ = true;

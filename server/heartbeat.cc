@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-// A thread that gets nothing for a second sleeps: whichever of them the calls meet, the last one was
-// met less than a second ago.
+// A thread that gets nothing for a second sleeps: whichever of them the calls meet, the last one
+// was met less than a second ago.
 constexpr absl::Duration kInterval = absl::Milliseconds(200);
 
 }  // namespace

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// gRPC 1.51 serves callbacks from a few threads, each of which sleeps for 100 ms, without looking at
-// its sockets, after it has waited for a second in vain (CallbackAlternativeCQ in
+// gRPC 1.51 serves callbacks from a few threads, each of which sleeps for 100 ms, without looking
+// at its sockets, after it has waited for a second in vain (CallbackAlternativeCQ in
 // completion_queue_cc.cc): the first call after a rest would wait for that. A call to oneself now
 // and then, which the thread that serves it has not waited for in vain, leaves at least one awake.
 // One thread uses it at a time.

@@ -146,8 +146,8 @@ std::string Printable(std::string_view text) {
   while (!text.empty() && out.size() < kLongestText) {
     const std::size_t length = SequenceLength(text);
     const auto lead = static_cast<unsigned char>(text[0]);
-    const bool control = lead < 0x20 || lead == 0x7f ||
-                         (lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0);
+    const bool control =
+        lead < 0x20 || lead == 0x7f || (lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0);
     if (length == 0 || control) {
       absl::StrAppendFormat(&out, "\\x%02x", lead);
       text.remove_prefix(1);

@@ -1,4 +1,5 @@
 // tessera-server: options, log, devices; then serve.
+#include <csignal>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -18,6 +19,8 @@ int main(int argc, char** argv) {
   const std::optional<tessera::Options> options =
       tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);
   if (!options.has_value()) return exit_code;
+  // Whoever reads the log, or a connection, may leave: a write that fails says so.
+  std::signal(SIGPIPE, SIG_IGN);
   tessera::SetUpLog(options->log_level, options->log_json);
 
   std::vector<std::unique_ptr<tessera::Device>> devices;

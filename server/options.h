@@ -30,18 +30,18 @@ struct Options {
   std::vector<std::string> devices = {"auto"};            // names for OpenDevice
 
   // Budgets. Sizes are bytes.
-  MemoryLimit memory_limit;                      // of the buffers of each device
-  std::uint64_t scratch_limit = 0;               // of each device; 0: see ScratchLimit
-  std::uint64_t host_memory = 1ull << 30;        // messages, beside the buffers
-  std::uint64_t max_buffers = 100'000;           // drafts included
-  std::uint64_t max_uploads = 128;               // streams at once
-  std::uint64_t max_downloads = 128;             // streams at once
-  std::size_t max_ranges = 4096;                 // that a draft's bytes may be in
-  std::uint32_t queue = 1024;                    // operations that may wait, each device
-  std::uint64_t max_message = 4160ull << 10;     // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;  // by estimate; of the rows that are defaults
-  double max_slow_operation_seconds = 5;         // of the others
-  int workers = 4;                               // operations that run at once, each device
+  MemoryLimit memory_limit;                   // of the buffers of each device
+  std::uint64_t scratch_limit = 0;            // of each device; 0: see ScratchLimit
+  std::uint64_t host_memory = 1ull << 30;     // messages, beside the buffers
+  std::uint64_t max_buffers = 100'000;        // drafts included
+  std::uint64_t max_uploads = 128;            // streams at once
+  std::uint64_t max_downloads = 128;          // streams at once
+  std::size_t max_ranges = 4096;              // that a draft's bytes may be in
+  std::uint32_t queue = 1024;                 // operations that may wait, each device
+  std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
+  double max_operation_seconds = 30;          // by estimate; of the rows that are defaults
+  double max_slow_operation_seconds = 5;      // of the others
+  int workers = 4;                            // operations that run at once, each device
 
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();
@@ -55,8 +55,8 @@ struct Options {
   bool reflection = true;
   bool warm_up = true;
 
-  // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and at
-  // least 64 MiB.
+  // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
+  // at least 64 MiB.
   std::uint64_t ScratchLimit(std::uint64_t memory_limit) const;
 };
 

@@ -11,6 +11,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/log.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
 
@@ -20,9 +21,13 @@ namespace {
 // How much longer than its own timeout a drain may take before the process ends without it.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
+// How long the last lines of the log may take to be read.
+constexpr absl::Duration kLastLines = absl::Milliseconds(500);
+
 // From any thread, without waiting for others.
 [[noreturn]] void ExitNow(Server& server, int code) {
   server.RemoveSockets();
+  FlushLog(kLastLines);
   std::_Exit(code);
 }
 
@@ -79,12 +84,12 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
 
   const bool lost = server.Wait() == Server::Reason::kDeviceLost;
   const absl::Duration limit = lost ? kGrace : options.drain_delay + options.drain_timeout + kGrace;
-  std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitFailure).detach();
-  server.Drain();
+  std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitCutOff).detach();
+  const bool idle = server.Drain();
   spdlog::info("stopped");
   // Not by way of destructors: the threads above still know the server, and on a lost device
   // nothing can be given back.
-  ExitNow(server, lost ? kExitDeviceLost : 0);
+  ExitNow(server, lost ? kExitDeviceLost : idle ? 0 : kExitCutOff);
 }
 
 }  // namespace tessera

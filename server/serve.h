@@ -12,6 +12,7 @@ namespace tessera {
 // Stopped as asked is 0, and a second signal 128 + its number.
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should start it anew
+inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
 // Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start;
 // otherwise it does not return, but ends the process. Call it once, from the main thread.

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "kernels/error.h"
@@ -79,8 +81,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
-  server->SetReady(true);
   server->heartbeat_ = std::make_unique<Heartbeat>(server->InProcessChannel());
+  server->SetHealth();
   server->tender_ = std::thread(&Server::Tend, server.get());
   for (const std::string& address : server->addresses_) spdlog::info("listening on {}", address);
   return server;
@@ -166,26 +168,29 @@ Server::Reason Server::Wait() {
 bool Server::Drain() {
   if (std::exchange(drained_, true)) return true;
   const Options& options = core_->options();
-  SetReady(false);
+  std::unique_ptr<Heartbeat> heartbeat;
   {
     std::unique_lock lock(mutex_);
+    draining_ = true;
+    SetHealth();
     changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(options.drain_delay, kLongestDrain)),
                       [this] { return device_lost_; });
+    heartbeat = std::move(heartbeat_);
   }
-  heartbeat_.reset();
+  heartbeat.reset();
   core_->admission().Close();
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
   // Closes the listeners and sends GOAWAY, then waits for what is in progress.
-  std::thread shutdown([this, end] { server_->Shutdown(absl::ToChronoTime(end)); });
+  const std::future<void> shutdown =
+      std::async(std::launch::async, [this, end] { server_->Shutdown(absl::ToChronoTime(end)); });
   const bool idle = core_->admission().WaitIdle(end - absl::Now());
   if (!idle) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
-  } else {
+  } else if (shutdown.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
     // Watchers of the health service never end by themselves.
-    absl::SleepFor(std::min(kFlush, end - absl::Now()));
     grpc_server_cancel_all_calls(server_->c_server());
   }
-  shutdown.join();
+  shutdown.wait();
   RemoveSockets();
   return idle;
 }
@@ -196,42 +201,45 @@ void Server::RemoveSockets() {
   }
 }
 
-void Server::SetReady(bool ready) {
+void Server::SetHealth() {
+  const bool ready = !draining_ && !stuck_ && !device_lost_;
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   health->SetServingStatus(std::string(v1::BufferService::service_full_name()), ready);
   health->SetServingStatus(std::string(v1::ComputeService::service_full_name()), ready);
+  if (device_lost_) health->SetServingStatus(false);  // every service, and ""
 }
 
 void Server::Tend() {
-  bool stuck = false;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
+    if (heartbeat_ != nullptr) heartbeat_->Beat();
     lock.unlock();
     const absl::Time now = SteadyNow();
     for (std::shared_ptr<const void>& doomed : core_->store().Sweep(now)) {
       core_->chores().Release(std::move(doomed));
     }
     buffer_service_.EndIdleStreams(now);
-    heartbeat_->Beat();
     LogDroppedLines();
-    if (core_->Stuck() != stuck) {
-      stuck = !stuck;
+    const auto& devices = core_->devices();
+    const auto lost =
+        std::find_if(devices.begin(), devices.end(), [](const auto& d) { return d->lost(); });
+    const bool stuck = core_->Stuck();
+    lock.lock();
+    if (lost != devices.end() && !device_lost_) {
+      spdlog::critical("device {} has failed for good: the server stops", (*lost)->info().name);
+      device_lost_ = true;
+      SetHealth();
+      changed_.notify_all();
+    }
+    if (stuck != stuck_) {
       if (stuck) {
         spdlog::error("a worker has been busy for longer than --watchdog: not ready");
       } else {
         spdlog::info("the worker that was busy for so long is free again");
       }
-      if (!drained) SetReady(!stuck);
+      stuck_ = stuck;
+      SetHealth();
     }
-    const auto& devices = core_->devices();
-    const auto lost =
-        std::find_if(devices.begin(), devices.end(), [](const auto& d) { return d->lost(); });
-    if (lost != devices.end() && !device_lost_) {
-      spdlog::critical("device {} has failed for good: the server stops", (*lost)->info().name);
-      server_->GetHealthCheckService()->SetServingStatus(false);  // every service, and ""
-    }
-    lock.lock();
-    if (lost != devices.end() && !std::exchange(device_lost_, true)) changed_.notify_all();
   }
 }
 

@@ -55,7 +55,8 @@ class Server {
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
-  void SetReady(bool ready);
+  // Tells the health service; with the mutex.
+  void SetHealth();
   // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
   void Tend();
 
@@ -64,14 +65,16 @@ class Server {
   ComputeService compute_service_;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Heartbeat> heartbeat_;
   bool drained_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_requested_ = false;
   bool device_lost_ = false;
+  bool draining_ = false;
+  bool stuck_ = false;  // a worker is
   bool ending_ = false;
+  std::unique_ptr<Heartbeat> heartbeat_;
   std::thread tender_;
 };
 
