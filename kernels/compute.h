@@ -9,10 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -143,6 +146,23 @@ struct ScalarResult {
   Stats stats;
 };
 
+// Where an operation's array result goes: memory, or who is asked for it once everything that can
+// be checked has been, right before the work begins. What is asked outlives the call; an error of
+// its ends the operation. null counts as memory only where the result has no elements.
+class Output {
+ public:
+  Output(void* memory) : memory_(memory) {}
+  template <class F,
+            std::enable_if_t<std::is_invocable_r_v<absl::StatusOr<void*>, const F&>, int> = 0>
+  Output(const F& ask) : ask_(ask) {}
+
+  absl::StatusOr<void*> Get() const { return ask_.has_value() ? (*ask_)() : memory_; }
+
+ private:
+  void* memory_ = nullptr;
+  std::optional<absl::FunctionRef<absl::StatusOr<void*>()>> ask_;
+};
+
 // What an operation's array result will be: all checks of the operands, none of the strategy.
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
                                          bool keep_dims);
@@ -151,23 +171,30 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 
-// Each checks, chooses or finds the row, gathers strided operands where the row needs contiguous
-// ones, launches, and waits. out holds the result's type, computed above. Errors: those of
-// ComputeService in proto/tessera/v1/compute.proto.
+// Each checks, chooses or finds the row, asks for the output, gathers strided operands where the
+// row needs contiguous ones, launches, and waits. out holds the result's type, computed above.
+// Errors: those of ComputeService in proto/tessera/v1/compute.proto, among them
+//   RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}: copies of operands and of
+//     results do not fit the lane's scratch budget. Where they exceed its limit, an operation that
+//     names no strategy falls back on ChooseInPlace: by configuration, never by load, since another
+//     row has other bits.
+//   CANCELLED / CANCELLED: lane.stopped() said so meanwhile, and the result is not worth reading.
+// Dot and Reduce by the rows that are chosen on the CPU, Add, and copies take strided and repeated
+// operands as they are, or in pieces of bounded size.
 absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
                                        const RunOptions& options);
 absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
-                                    absl::Span<const int> axes, void* out,
+                                    absl::Span<const int> axes, const Output& out,
                                     const RunOptions& options);
 absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool transpose_a,
-                                bool transpose_b, DType out_dtype, void* out,
+                                bool transpose_b, DType out_dtype, const Output& out,
                                 const RunOptions& options);
-absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out,
+absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, const Output& out,
                              const RunOptions& options);
-absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius, void* out,
-                                   const RunOptions& options);
+absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius,
+                                   const Output& out, const RunOptions& options);
 
 // Many vectors at once, each reduced to a number of its own: results[i] of segments[i], as RunDot
 // and RunReduce would give it one by one, but with a launch or two for a thousand of them. For
@@ -190,6 +217,10 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
 // (kernels/convert.h says how), and waits.
 absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out);
+// The same to memory of another device, by way of the host and in pieces of a few MiB, of which
+// `from` has one in its scratch memory. view is on the device of `from`, out on that of `to`; both
+// lanes are the caller's for the call. Looks at from.stopped() between pieces.
+absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out);
 
 // --- The table
 // -------------------------------------------------------------------------------------------------------
@@ -231,8 +262,8 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device);
 
-// The row to take instead where device memory is too short for the scratch memory of Choose's: one
-// that needs none worth mentioning. Null where there is no other.
+// The row to take instead where the scratch memory of Choose's exceeds the lane's limit: one that
+// needs none worth mentioning. Null where there is no other.
 template <class Problem>
 const Strategy<Problem>* ChooseInPlace(const Problem&, const Device&) {
   return nullptr;

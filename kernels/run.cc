@@ -140,69 +140,259 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
 // --- Running it
 // ------------------------------------------------------------------------------------------------------
 
-// The elements of a view in row-major order without gaps: the view's own memory, or a copy in the
-// lane's scratch.
-const void* Contiguous(Lane& lane, const View& view) {
-  if (view.elements() == 0 || view.contiguous()) return view.data;
-  void* copy = lane.Scratch(static_cast<std::size_t>(view.elements()) * SizeOf(view.dtype));
-  lane.Gather(view, copy);
-  return copy;
+absl::Status Cancelled() {
+  return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
+                   "the caller left while the operation ran");
 }
 
-// prepare(problem) fills in the operands' addresses; it may gather, which the measured time
-// includes.
-template <class Problem, class Prepare>
-absl::StatusOr<Stats> ExecuteRow(Lane& lane, Problem& problem, const Strategy<Problem>& row,
-                                 bool timing, const Prepare& prepare) {
+// What work() left, once the lane has been synchronised: after a failure, too, since what is in
+// flight may still use the operands. On a lost device that fails as well, and nothing runs any
+// more.
+template <class Work>
+absl::Status Finished(Lane& lane, const Work& work) {
   Device& device = lane.device();
-  Stats stats;
   absl::Status status = Guard(device, [&] {
-    if (timing) lane.StartTimer();
-    prepare(problem);
-    row.launch(problem, lane);
-    if (timing) stats.kernel_us = lane.StopTimer();
+    work();
     lane.Synchronize();
   });
   if (!status.ok()) {
-    // What is in flight may still use the operands; on a lost device this fails as well, and
-    // nothing runs any more.
     Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
     return status;
   }
-  const Cost cost = row.cost(problem);
-  stats.strategy = row.name;
-  stats.bytes = cost.bytes;
-  stats.flops = cost.flops;
-  stats.roundoff = row.roundoff(problem);
-  return stats;
+  return lane.stopped() ? Cancelled() : absl::OkStatus();
 }
 
-template <class Problem, class Prepare>
+std::uint64_t SaturatingAdd(std::uint64_t a, std::uint64_t b) {
+  return a + b < a ? UINT64_MAX : a + b;
+}
+
+std::uint64_t Bytes(const View& view) {
+  return static_cast<std::uint64_t>(view.elements()) * SizeOf(view.dtype);
+}
+
+// An operand as a view, and where a row looks for it.
+struct Operand {
+  const View& view;
+  bool gather;                // the row needs a copy: it cannot use the view's own memory
+  const void** data;          // in the problem
+  const View** as_view = {};  // in the problem, for rows that read views; null: none does
+
+  Operand(const View& v, bool g, const void** d, const View** a = nullptr)
+      : view(v), gather(g), data(d), as_view(a) {
+    *data = gather ? nullptr : view.data;
+  }
+};
+
+bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
+
+// One row on one problem: the scratch memory that it takes, and how it is launched, in a lane's
+// order. Throws DeviceError.
+template <class Problem>
+struct WholeLaunch {
+  absl::Span<const Operand> operands;
+
+  bool Copies(const Operand& operand, const Strategy<Problem>& row) const {
+    return operand.gather && !(row.reads_views && operand.as_view != nullptr);
+  }
+  std::uint64_t CopyBytes(const Lane&, const Strategy<Problem>& row) const {
+    std::uint64_t bytes = 0;
+    for (const Operand& operand : operands)
+      if (Copies(operand, row)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
+    return bytes;
+  }
+  void operator()(Lane& lane, const Problem& problem, const Strategy<Problem>& row) const {
+    for (const Operand& operand : operands) {
+      if (Copies(operand, row)) {
+        void* copy = lane.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
+        lane.Gather(operand.view, copy);
+        *operand.data = copy;
+      } else if (operand.gather) {
+        *operand.as_view = &operand.view;
+      }
+    }
+    if (!lane.stopped()) row.launch(problem, lane);
+  }
+};
+
+// The row, if its scratch memory is within the limit of the lane's budget; or, for whoever leaves
+// the choice to us, another whose is. Both by the limit, not by what is free of it: the same
+// request shall have the same bits however busy the server is.
+template <class Problem, class Work>
+absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* row,
+                                                     const Problem& problem, bool named,
+                                                     const Lane& lane, const Work& work) {
+  const Budget* budget = lane.scratch_budget();
+  if (budget == nullptr) return row;
+  const auto need = [&](const Strategy<Problem>& r) {
+    return SaturatingAdd(work.CopyBytes(lane, r), r.scratch == nullptr ? 0 : r.scratch(problem));
+  };
+  const std::uint64_t needed = need(*row);
+  if (needed <= budget->limit()) return row;
+  if (!named) {
+    const Strategy<Problem>* other = ChooseInPlace(problem, lane.device());
+    if (other != nullptr && CheckLaunch(*other, problem.launch).ok() &&
+        need(*other) <= budget->limit())
+      return other;
+  }
+  return ScratchExhausted(lane.device(), needed, budget->free(), budget->limit());
+}
+
+// place(problem) says where the result goes; work is launched, and may gather, which the measured
+// time includes.
+template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& options,
-                              const Prepare& prepare) {
+                              const Place& place, const Work& work) {
   problem.launch = options.launch;
   absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, lane.device());
   if (!row.ok()) return row.status();
-  absl::StatusOr<Stats> stats = ExecuteRow(lane, problem, **row, options.timing, prepare);
-  if (absl::IsResourceExhausted(stats.status()) && options.strategy.empty()) {
-    // Whoever leaves the choice to us has asked for a product, not for the fastest row's copies.
-    const Strategy<Problem>* other = ChooseInPlace(problem, lane.device());
-    if (other != nullptr && other != *row && CheckLaunch(*other, problem.launch).ok())
-      return ExecuteRow(lane, problem, *other, options.timing, prepare);
-  }
+  row = WithinLimit(*row, problem, !options.strategy.empty(), lane, work);
+  if (!row.ok()) return row.status();
+  if (absl::Status status = place(problem); !status.ok()) return status;
+
+  Stats stats;
+  absl::Status status = Finished(lane, [&] {
+    if (options.timing) lane.StartTimer();
+    work(lane, problem, **row);
+    if (options.timing) stats.kernel_us = lane.StopTimer();
+  });
+  if (!status.ok()) return status;
+  const Cost cost = (*row)->cost(problem);
+  stats.strategy = (*row)->name;
+  stats.bytes = cost.bytes;
+  stats.flops = cost.flops;
+  stats.roundoff = (*row)->roundoff(problem);
   return stats;
 }
 
-template <class Problem, class Prepare>
+// For operations that end in an array, whose address goes to *data.
+auto PlaceAt(const Output& output, void** data) {
+  return [&output, data](const auto&) -> absl::Status {
+    absl::StatusOr<void*> memory = output.Get();
+    if (memory.ok()) *data = *memory;
+    return memory.status();
+  };
+}
+
+template <class Problem>
 absl::StatusOr<ScalarResult> ExecuteScalar(Lane& lane, Problem& problem, bool integer,
-                                           const RunOptions& options, const Prepare& prepare) {
-  absl::StatusOr<Stats> stats = Execute(lane, problem, options, [&](Problem& p) {
+                                           const RunOptions& options,
+                                           absl::Span<const Operand> operands) {
+  const auto place = [&lane](Problem& p) {
     p.result = lane.result();
-    prepare(p);
-  });
+    return absl::OkStatus();
+  };
+  absl::StatusOr<Stats> stats =
+      Execute(lane, problem, options, place, WholeLaunch<Problem>{operands});
   if (!stats.ok()) return stats.status();
   return ScalarResult{*problem.result, integer, *stats};
 }
+
+// --- In pieces
+// -------------------------------------------------------------------------------------------------------
+
+// Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
+// outlast their launches, on the CPU what stays in a cache. `copies` of them fit what a lane keeps
+// of scratch memory on the CPU, and a quarter of the budget anywhere.
+std::int64_t PieceElements(const Lane& lane, std::size_t size, int copies) {
+  std::uint64_t bytes = lane.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20
+                                                                       : std::uint64_t{512} << 10;
+  if (const Budget* budget = lane.scratch_budget(); budget != nullptr)
+    bytes = std::min(bytes, budget->limit() / 4);
+  return std::max<std::int64_t>(
+      1, static_cast<std::int64_t>(bytes) / (copies * static_cast<std::int64_t>(size)));
+}
+
+// A part of an array whose elements follow each other in row-major order.
+struct Piece {
+  std::int64_t first = 0;  // index of its first element
+  std::array<std::int64_t, kMaxRank> begin{};
+  Shape shape;
+
+  // Of an array of which this is a part.
+  View Of(const View& view) const {
+    std::int64_t offset = 0;
+    for (int i = 0; i < shape.rank; ++i)
+      offset += begin[static_cast<std::size_t>(i)] * view.strides[static_cast<std::size_t>(i)];
+    View part = view;
+    part.shape = shape;
+    part.data = static_cast<const char*>(view.data) +
+                offset * static_cast<std::int64_t>(SizeOf(view.dtype));
+    return part;
+  }
+};
+
+// f(piece) for pieces of at most `most` elements, from first to last, until it is false.
+template <class F>
+void ForPieces(const Shape& shape, std::int64_t most, const F& f) {
+  const std::int64_t n = shape.elements();
+  if (n == 0) return;
+  // The outermost axis of which a step is not too much; axes before it are walked one by one.
+  std::int64_t step = n;  // elements of a step along the axis
+  int axis = -1;
+  do {
+    if (++axis == shape.rank) break;
+    step /= shape[axis];
+  } while (step > most);
+  Piece piece;
+  piece.shape = shape;
+  if (axis == shape.rank) {
+    f(piece);  // a scalar
+    return;
+  }
+  for (int i = 0; i < axis; ++i) piece.shape[i] = 1;
+  const std::int64_t steps = most / step;
+  while (piece.first < n) {
+    std::int64_t& at = piece.begin[static_cast<std::size_t>(axis)];
+    piece.shape[axis] = std::min(steps, shape[axis] - at);
+    if (!f(piece)) return;
+    piece.first += piece.shape[axis] * step;
+    at += piece.shape[axis];
+    for (int i = axis; i > 0 && piece.begin[static_cast<std::size_t>(i)] == shape[i]; --i) {
+      piece.begin[static_cast<std::size_t>(i)] = 0;
+      ++piece.begin[static_cast<std::size_t>(i - 1)];
+    }
+  }
+}
+
+void* At(void* data, std::int64_t index, DType dtype) {
+  return static_cast<char*>(data) + index * static_cast<std::int64_t>(SizeOf(dtype));
+}
+
+// Add piece by piece, where an operand is strided.
+struct AddInPieces {
+  const View& a;
+  const View& b;
+
+  int copies() const { return HasGaps(a) + HasGaps(b); }
+  std::int64_t most(const Lane& lane) const {
+    return std::min(a.elements(), PieceElements(lane, SizeOf(a.dtype), copies()));
+  }
+  std::uint64_t CopyBytes(const Lane& lane, const Strategy<AddProblem>&) const {
+    if (copies() == 0) return 0;
+    return static_cast<std::uint64_t>(most(lane) * copies()) * SizeOf(a.dtype);
+  }
+  void operator()(Lane& lane, AddProblem& problem, const Strategy<AddProblem>& row) const {
+    if (copies() == 0) return row.launch(problem, lane);
+    const std::size_t size = static_cast<std::size_t>(most(lane)) * SizeOf(a.dtype);
+    void* const a_copy = HasGaps(a) ? lane.Scratch(size) : nullptr;
+    void* const b_copy = HasGaps(b) ? lane.Scratch(size) : nullptr;
+    const auto part = [&](const View& view, void* copy, const Piece& piece) {
+      const View v = piece.Of(view);
+      if (copy == nullptr) return v.data;
+      lane.Gather(v, copy);
+      return static_cast<const void*>(copy);
+    };
+    AddProblem p = problem;
+    ForPieces(a.shape, most(lane), [&](const Piece& piece) {
+      p.n = piece.shape.elements();
+      p.a = part(a, a_copy, piece);
+      p.b = part(b, b_copy, piece);
+      p.out = At(problem.out, piece.first, a.dtype);
+      if (!lane.stopped()) row.launch(p, lane);
+      return !lane.stopped();
+    });
+  }
+};
 
 // --- Axes
 // ------------------------------------------------------------------------------------------------------------
@@ -307,19 +497,13 @@ absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Prob
     longest = std::max(longest, problem.segments[i].n);
     elements += problem.segments[i].n;
   }
-  Device& device = lane.device();
-  absl::Status status = Guard(device, [&] {
+  absl::Status status = Finished(lane, [&] {
     problem.results = static_cast<Scalar*>(lane.HostScratch(results.size() * sizeof(Scalar)));
     batch.launch(problem, lane, timing);
     if (timing) stats.kernel_us = lane.StopTimer();
-    lane.Synchronize();
-    stats.roundoff = batch.roundoff(problem, longest, device);
+    stats.roundoff = batch.roundoff(problem, longest, lane.device());
   });
-  if (!status.ok()) {
-    // What is in flight may still read the operands.
-    Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
-    return status;
-  }
+  if (!status.ok()) return status;
   std::copy_n(problem.results, results.size(), results.begin());
   stats.bytes = static_cast<std::uint64_t>(elements) * SizeOf(problem.dtype) * each.bytes;
   stats.flops = static_cast<std::uint64_t>(elements) * each.flops;
@@ -361,10 +545,9 @@ absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
                                     const RunOptions& options) {
   if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
-  return ExecuteScalar(lane, problem, IsInteger(a.dtype), options, [&](DotProblem& p) {
-    p.a = Contiguous(lane, a);
-    p.b = Contiguous(lane, b);
-  });
+  const Operand operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
+                              {b, HasGaps(b), &problem.b, &problem.b_view}};
+  return ExecuteScalar(lane, problem, IsInteger(a.dtype), options, operands);
 }
 
 absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
@@ -373,8 +556,8 @@ absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
   // ARG operations give the extreme value, which is of the operand's type.
   const DType value = IsArg(op) ? x.dtype : ResultDType(op, x.dtype);
-  return ExecuteScalar(lane, problem, IsInteger(value), options,
-                       [&](ReduceProblem& p) { p.x = Contiguous(lane, x); });
+  const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
+  return ExecuteScalar(lane, problem, IsInteger(value), options, operands);
 }
 
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
@@ -398,7 +581,7 @@ absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<
 }
 
 absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
-                                    absl::Span<const int> axes, void* out,
+                                    absl::Span<const int> axes, const Output& out,
                                     const RunOptions& options) {
   if (absl::Status status = ReduceAxesType(x, op, axes, false).status(); !status.ok())
     return status;
@@ -409,9 +592,10 @@ absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
                             .length = folding.length,
                             .inner = folding.inner,
                             .x = nullptr,
-                            .out = out};
-  return Execute(lane, problem, options,
-                 [&](ReduceAxesProblem& p) { p.x = Contiguous(lane, folding.x); });
+                            .out = nullptr};
+  const Operand operands[] = {{folding.x, HasGaps(folding.x), &problem.x}};
+  return Execute(lane, problem, options, PlaceAt(out, &problem.out),
+                 WholeLaunch<ReduceAxesProblem>{operands});
 }
 
 absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
@@ -434,7 +618,7 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
 }
 
 absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool transpose_a,
-                                bool transpose_b, DType out_dtype, void* out,
+                                bool transpose_b, DType out_dtype, const Output& out,
                                 const RunOptions& options) {
   absl::StatusOr<ArrayType> type = MatmulType(a, b, transpose_a, transpose_b, out_dtype);
   if (!type.ok()) return type.status();
@@ -449,11 +633,11 @@ absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool t
                         .transpose_a = left.transpose,
                         .ldb = right.pitch,
                         .transpose_b = right.transpose,
-                        .c = out};
-  return Execute(lane, problem, options, [&](MatmulProblem& p) {
-    p.a = left.gather ? Contiguous(lane, a) : a.data;
-    p.b = right.gather ? Contiguous(lane, b) : b.data;
-  });
+                        .c = nullptr};
+  const Operand operands[] = {{a, left.gather && HasGaps(a), &problem.a},
+                              {b, right.gather && HasGaps(b), &problem.b}};
+  return Execute(lane, problem, options, PlaceAt(out, &problem.c),
+                 WholeLaunch<MatmulProblem>{operands});
 }
 
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b) {
@@ -461,15 +645,12 @@ absl::StatusOr<ArrayType> AddType(const View& a, const View& b) {
   return ArrayType{a.dtype, a.shape};
 }
 
-absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out,
+absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, const Output& out,
                              const RunOptions& options) {
   absl::StatusOr<ArrayType> type = AddType(a, b);
   if (!type.ok()) return type.status();
-  AddProblem problem{.dtype = a.dtype, .n = a.elements(), .out = out};
-  return Execute(lane, problem, options, [&](AddProblem& p) {
-    p.a = Contiguous(lane, a);
-    p.b = Contiguous(lane, b);
-  });
+  AddProblem problem{.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data};
+  return Execute(lane, problem, options, PlaceAt(out, &problem.out), AddInPieces{a, b});
 }
 
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
@@ -486,16 +667,16 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
   return ArrayType{ResultDType(ReduceOp::kSum, x.dtype), x.shape};
 }
 
-absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius, void* out,
-                                   const RunOptions& options) {
+absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius,
+                                   const Output& out, const RunOptions& options) {
   absl::StatusOr<ArrayType> type = WindowSumType(x, radius);
   if (!type.ok()) return type.status();
   const std::int64_t n = x.elements();
-  WindowSumProblem problem{.dtype = x.dtype,
-                           .n = n,
-                           .radius = std::min(radius, std::max<std::int64_t>(0, n - 1)),
-                           .out = out};
-  return Execute(lane, problem, options, [&](WindowSumProblem& p) { p.x = Contiguous(lane, x); });
+  WindowSumProblem problem{
+      .dtype = x.dtype, .n = n, .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
+  const Operand operands[] = {{x, HasGaps(x), &problem.x}};
+  return Execute(lane, problem, options, PlaceAt(out, &problem.out),
+                 WholeLaunch<WindowSumProblem>{operands});
 }
 
 absl::StatusOr<Stats> RunDotBatch(Lane& lane, DType dtype, absl::Span<const DotSegment> segments,
@@ -523,18 +704,59 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
 }
 
 absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {
-  Device& device = lane.device();
-  absl::Status status = Guard(device, [&] {
-    if (dtype == view.dtype) {
-      lane.Gather(view, out);
-    } else {
-      lane.Convert(Contiguous(lane, view), view.dtype, out, dtype, view.elements());
-    }
-    lane.Synchronize();
+  return Finished(lane, [&] {
+    if (dtype == view.dtype) return lane.Gather(view, out);
+    if (!HasGaps(view)) return lane.Convert(view.data, view.dtype, out, dtype, view.elements());
+    const std::int64_t most =
+        std::min(view.elements(), PieceElements(lane, SizeOf(view.dtype), /*copies=*/1));
+    void* const copy = lane.Scratch(static_cast<std::size_t>(most) * SizeOf(view.dtype));
+    ForPieces(view.shape, most, [&](const Piece& piece) {
+      lane.Gather(piece.Of(view), copy);
+      lane.Convert(copy, view.dtype, At(out, piece.first, dtype), dtype, piece.shape.elements());
+      return !lane.stopped();
+    });
+  });
+}
+
+absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out) {
+  // Of the larger of both types: what crosses at a time, and the copies on its way. On a GPU a
+  // piece takes some tenths of a millisecond, on either bus.
+  constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+  const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
+  const std::int64_t most = std::min({view.elements(), PieceElements(from, size, /*copies=*/2),
+                                      kPieceBytes / static_cast<std::int64_t>(size)});
+  absl::Status sent;
+  absl::Status status = Finished(from, [&] {
+    if (view.elements() == 0) return;
+    const bool converts = dtype != view.dtype, gathers = HasGaps(view);
+    const auto scratch = [&](bool wanted, DType of) {
+      return wanted ? from.Scratch(static_cast<std::size_t>(most) * SizeOf(of)) : nullptr;
+    };
+    void* const gathered = scratch(gathers, view.dtype);
+    void* const converted = scratch(converts, dtype);
+    std::vector<char> chunk(static_cast<std::size_t>(most) * SizeOf(dtype));
+    ForPieces(view.shape, most, [&](const Piece& piece) {
+      const View part = piece.Of(view);
+      const std::int64_t n = piece.shape.elements();
+      const void* source = part.data;
+      if (gathers) {
+        from.Gather(part, gathered);
+        source = gathered;
+      }
+      if (converts) {
+        from.Convert(source, view.dtype, converted, dtype, n);
+        source = converted;
+      }
+      const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+      from.CopyToHost(chunk.data(), source, bytes);
+      sent = Guard(to.device(),
+                   [&] { to.CopyToDevice(At(out, piece.first, dtype), chunk.data(), bytes); });
+      return sent.ok() && !from.stopped();
+    });
   });
   // What is in flight may still write to out.
-  if (!status.ok()) Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
-  return status;
+  sent.Update(Guard(to.device(), [&] { to.Synchronize(); }));
+  return sent.ok() ? status : sent;
 }
 
 }  // namespace tessera

@@ -194,13 +194,17 @@ struct Scalar {
 };
 
 // The problem structs: operands are contiguous device memory (row-major, aligned to the element
-// only), n >= 0. result and out are written by the time the lane has been synchronised.
+// only), n >= 0. A row that reads_views finds an operand that is not contiguous behind its view
+// pointer, which is null otherwise, and nothing behind the other. result and out are written by the
+// time the lane has been synchronised.
 
 struct DotProblem {
   DType dtype = DType::kF32;
   std::int64_t n = 0;
   const void* a = nullptr;
   const void* b = nullptr;
+  const View* a_view = nullptr;
+  const View* b_view = nullptr;
   Scalar* result = nullptr;
   Launch launch;
 };
@@ -210,6 +214,7 @@ struct ReduceProblem {
   ReduceOp op = ReduceOp::kSum;
   std::int64_t n = 0;  // > 0 when NeedsElements(op)
   const void* x = nullptr;
+  const View* x_view = nullptr;
   Scalar* result = nullptr;
   Launch launch;
 };
@@ -303,6 +308,11 @@ struct Strategy {
   // What the row asks of a problem of its dtypes that this one does not meet; empty: it takes it.
   // Null: takes them all.
   std::string (*refuses)(const Problem&) = nullptr;
+  // Scratch memory that launch takes at most, in bytes: copies of operands and results. Addresses
+  // that are null are still to be allocated, and aligned. Null: none worth mentioning, a few MiB.
+  std::uint64_t (*scratch)(const Problem&) = nullptr;
+  // Of Dot and Reduce: takes operands that are not contiguous as they are.
+  bool reads_views = false;
 };
 
 // What the row says against the problem; empty: it takes it.

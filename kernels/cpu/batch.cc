@@ -44,7 +44,7 @@ void RunBatch(const Problem& batch, Lane& lane, bool timing) {
   std::exception_ptr failure;  // none may leave the parallel loop
 #pragma omp parallel for schedule(dynamic, kShare) if (batch.count > kShare)
   for (std::int64_t i = 0; i < batch.count; ++i) {
-    if (batch.segments[i].n >= kLong) continue;
+    if (batch.segments[i].n >= kLong || lane.stopped()) continue;
     try {
       RunSegment(batch, i, lane);
     } catch (...) {
@@ -54,7 +54,7 @@ void RunBatch(const Problem& batch, Lane& lane, bool timing) {
   }
   if (failure != nullptr) std::rethrow_exception(failure);
   for (std::int64_t i = 0; i < batch.count; ++i)
-    if (batch.segments[i].n >= kLong) RunSegment(batch, i, lane);
+    if (batch.segments[i].n >= kLong && !lane.stopped()) RunSegment(batch, i, lane);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A chunk goes through memory from front to back, row by row, with its W columns in the first-level
 // cache, in loops over columns that the compiler turns into vector instructions. Chunks are shared
-// out by OpenMP; the tree says how their values meet.
+// out by OpenMP; the tree says how their values meet. Of an operand that is not contiguous a row is
+// copied to the stack before it is used: the same elements in the same places, the same bits.
 //
 // Compiled without contraction of a * b + c, and twice where processors may lack a fused
 // multiply-add: with it, an error-free product costs two instructions; without, std::fma computes
@@ -9,8 +10,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
+#include "kernels/cpu/gather.h"
 #include "kernels/tree_columns.h"
 
 namespace tessera {
@@ -19,11 +22,30 @@ namespace {
 template <class C>
 struct Operands {
   const typename C::Element* x[C::kOperands];
+  const View* view[C::kOperands];  // Merged; null where x is contiguous
+};
+
+// One row of the operands: where it stands, or a copy.
+template <class C>
+struct Row {
+  using T = typename C::Element;
+  const T* x[C::kOperands];
+  T copy[C::kOperands][kTreeRow<T>];
+
+  void Load(const Operands<C>& in, std::int64_t first, std::int64_t count) {
+    for (int o = 0; o < C::kOperands; ++o) {
+      if (in.view[o] == nullptr) {
+        x[o] = in.x[o] + first;
+      } else {
+        GatherRange(*in.view[o], first, count, copy[o]);
+        x[o] = copy[o];
+      }
+    }
+  }
 };
 
 template <class C>
-inline void StepAt(typename C::Column& column, const Operands<C>& in, std::int64_t i, int row,
-                   bool mirror) {
+inline void StepAt(typename C::Column& column, const Row<C>& in, int i, int row, bool mirror) {
   if constexpr (C::kOperands == 2) {
     C::Step(column, in.x[0][i], in.x[1][i], row, mirror);
   } else {
@@ -47,22 +69,25 @@ inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std
   constexpr int V = kTreeVector<T>;
   constexpr int kRow = kTreeRow<T>;
   typename C::Column columns[kRow];
+  Row<C> elements;
   Wide lanes[kTreeLanes];
   for (Wide& lane : lanes) lane = C::Identity();
   for (std::int64_t top = begin; top < end; top += std::int64_t{kTreeSegmentRows} * kRow) {
     const std::int64_t bottom = std::min(end, top + std::int64_t{kTreeSegmentRows} * kRow);
     const int used = static_cast<int>(std::min<std::int64_t>(kRow, bottom - top));
-    for (int j = 0; j < used; ++j) columns[j] = C::Start(in.x[0][top + j]);
+    elements.Load(in, top, used);
+    for (int j = 0; j < used; ++j) columns[j] = C::Start(elements.x[0][j]);
     for (int j = used; j < kRow; ++j) columns[j] = C::Start(T{});
     int row = 0;
     for (std::int64_t at = top; at < bottom; at += kRow, ++row) {
+      if (row > 0) elements.Load(in, at, std::min<std::int64_t>(kRow, bottom - at));
       if (bottom - at >= kRow) {
 #pragma omp simd
-        for (int j = 0; j < kRow; ++j) StepAt<C>(columns[j], in, at + j, row, mirror);
+        for (int j = 0; j < kRow; ++j) StepAt<C>(columns[j], elements, j, row, mirror);
       } else {
         const int left = static_cast<int>(bottom - at);
 #pragma omp simd
-        for (int j = 0; j < left; ++j) StepAt<C>(columns[j], in, at + j, row, mirror);
+        for (int j = 0; j < left; ++j) StepAt<C>(columns[j], elements, j, row, mirror);
       }
     }
     for (int lane = 0; lane < kTreeLanes; ++lane) {
@@ -101,7 +126,8 @@ ChunkFunction<C> BestFoldChunk() {
 #endif
 
 template <class C>
-void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result) {
+void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result,
+              const Lane& stream) {
   using Wide = typename C::Wide;
   // Below this there is not enough work to share out.
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
@@ -110,9 +136,11 @@ void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result
   const ChunkFunction<C> fold = BestFoldChunk<C>();
   std::vector<Wide> chunks(static_cast<std::size_t>(tree.chunks));
 #pragma omp parallel for schedule(static) if (n > kShared)
-  for (std::int64_t c = 0; c < tree.chunks; ++c)
+  for (std::int64_t c = 0; c < tree.chunks; ++c) {
+    if (stream.stopped()) continue;
     chunks[static_cast<std::size_t>(c)] =
         fold(in, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
+  }
   Wide value = chunks[0];
   if (tree.chunks > 1) {
     Wide lanes[kTreeLanes];
@@ -127,31 +155,45 @@ void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result
   C::Finish(value, op, n, mirror, result);
 }
 
+// A view as the fold reads it, or null.
+class MergedView {
+ public:
+  explicit MergedView(const View* view) {
+    if (view != nullptr) view_ = Merged(*view);
+  }
+  const View* get() const { return view_.has_value() ? &*view_ : nullptr; }
+
+ private:
+  std::optional<View> view_;
+};
+
 template <class T, bool kCompensated>
-void Reduce(const ReduceProblem& p) {
+void Reduce(const ReduceProblem& p, const Lane& lane) {
+  const MergedView x(p.x_view);
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}}, p.op, p.n, p.result);
+    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.op, p.n, p.result, lane);
   });
 }
 
 template <class T, bool kCompensated>
-void Dot(const DotProblem& p) {
+void Dot(const DotProblem& p, const Lane& lane) {
   using C = decltype(DotColumnsType<T, kCompensated>());
-  FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, ReduceOp::kSum, p.n,
-              p.result);
+  const MergedView a(p.a_view), b(p.b_view);
+  FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}},
+              ReduceOp::kSum, p.n, p.result, lane);
 }
 
 }  // namespace
 
-void FoldTreeReduce(const ReduceProblem& p, bool compensated) {
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Lane& lane) {
   DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Reduce<decltype(t), true>(p) : Reduce<decltype(t), false>(p);
+    compensated ? Reduce<decltype(t), true>(p, lane) : Reduce<decltype(t), false>(p, lane);
   });
 }
 
-void FoldTreeDot(const DotProblem& p, bool compensated) {
+void FoldTreeDot(const DotProblem& p, bool compensated, const Lane& lane) {
   DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Dot<decltype(t), true>(p) : Dot<decltype(t), false>(p);
+    compensated ? Dot<decltype(t), true>(p, lane) : Dot<decltype(t), false>(p, lane);
   });
 }
 

@@ -2,12 +2,14 @@
 // of kernels/tree_columns.h step by step as on a GPU, the same bits.
 #pragma once
 
+#include "kernels/device.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
 
-// Folds p along FixedTree(p.n) over all cores and leaves the result.
-void FoldTreeReduce(const ReduceProblem& p, bool compensated);
-void FoldTreeDot(const DotProblem& p, bool compensated);
+// Folds p along FixedTree(p.n) over all cores and leaves the result; operands may be views. Leaves
+// chunks out once the lane has been stopped.
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Lane& lane);
+void FoldTreeDot(const DotProblem& p, bool compensated, const Lane& lane);
 
 }  // namespace tessera

@@ -26,7 +26,8 @@ const Strategy<DotProblem> kDotCpuCompensated = {
     .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = [](const DotProblem& p, Lane&) { FoldTreeDot(p, /*compensated=*/true); },
+    .launch = [](const DotProblem& p, Lane& lane) { FoldTreeDot(p, /*compensated=*/true, lane); },
+    .reads_views = true,
 };
 
 }  // namespace tessera

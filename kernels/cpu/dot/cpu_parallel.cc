@@ -30,11 +30,11 @@ WideOf<T> DotChunk(const T* a, const T* b, std::int64_t begin, std::int64_t end)
 }
 
 template <class T>
-void Run(const DotProblem& p) {
+void Run(const DotProblem& p, const Lane& lane) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   const auto sum = FoldChunks(
-      p.n, WideOf<T>(0),
+      lane, p.n, WideOf<T>(0),
       [&](std::int64_t begin, std::int64_t end) { return DotChunk(a, b, begin, end); },
       WrapAdd<WideOf<T>>);
   Finish(sum, p.result);
@@ -65,8 +65,10 @@ const Strategy<DotProblem> kDotCpuParallel = {
           return Cost{
               .bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = Depth(p.n)};
         },
-    .launch = [](const DotProblem& p,
-                 Lane&) { DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p); }); },
+    .launch =
+        [](const DotProblem& p, Lane& lane) {
+          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, lane); });
+        },
 };
 
 }  // namespace tessera

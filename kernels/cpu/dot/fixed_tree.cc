@@ -30,7 +30,8 @@ const Strategy<DotProblem> kDotCpuFixedTree = {
     .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = [](const DotProblem& p, Lane&) { FoldTreeDot(p, /*compensated=*/false); },
+    .launch = [](const DotProblem& p, Lane& lane) { FoldTreeDot(p, /*compensated=*/false, lane); },
+    .reads_views = true,
 };
 
 }  // namespace tessera

@@ -185,7 +185,7 @@ void Run(const MatmulProblem& p, Lane& lane) {
     const std::int64_t columns = std::min(kBlockColumns, p.n - column);
     const std::int64_t pitch = RoundUp(columns, tile.columns);
     std::fill_n(sums, RoundUp(rows, tile.rows) * pitch, A(0));
-    for (std::int64_t k = 0; k < p.k; k += kDepth) {
+    for (std::int64_t k = 0; k < p.k && !lane.stopped(); k += kDepth) {
       const std::int64_t depth = std::min(kDepth, p.k - k);
       Pack(a, row, rows, k, depth, tile.rows, a_panels);
       Pack(b, column, columns, k, depth, tile.columns, b_panels);
@@ -210,7 +210,7 @@ void Run(const MatmulProblem& p, Lane& lane) {
   std::atomic<std::int64_t> next{0};
 #pragma omp parallel for schedule(static, 1) num_threads(workers)
   for (int worker = 0; worker < workers; ++worker) {
-    for (std::int64_t block = next++; block < blocks; block = next++)
+    for (std::int64_t block = next++; block < blocks && !lane.stopped(); block = next++)
       compute_block(block / column_blocks * kBlockRows, block % column_blocks * kBlockColumns,
                     workspaces + worker * kWorkspace);
   }

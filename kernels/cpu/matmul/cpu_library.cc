@@ -2,7 +2,9 @@
 // all cores.
 //
 // Its interface counts in 32 bits, so larger extents are done in slabs of 2^30; along k the slabs
-// accumulate into c.
+// accumulate into c. A call cannot be stopped, so that a long product is done in slabs of rows or
+// columns of c, too. How many there are depends on the extents alone; the library may take another
+// path through a slab than through the whole, with other roundings.
 #include <cblas.h>
 
 #include <algorithm>
@@ -15,6 +17,11 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kSlab = std::int64_t{1} << 30;
+// Multiply-adds of a product that is done at once: 0.2 s on two cores; and of a slab of a longer
+// one: 40 ms, next to which what a slab begins with does not count.
+constexpr double kLong = 0x1p33, kSlabWork = 0x1p31;
+// Of slabs, in rows or columns: several tiles of registers of any processor.
+constexpr std::int64_t kSlabUnit = 64;
 
 int Int(std::int64_t extent) { return static_cast<int>(extent); }
 
@@ -27,8 +34,25 @@ void Gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const dou
   cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, beta, c, ldc);
 }
 
+// Rows and columns of c that are done at a time.
+struct Slabs {
+  std::int64_t rows = kSlab, columns = kSlab;
+};
+
+Slabs SlabsOf(const MatmulProblem& p) {
+  Slabs slabs;
+  const double work =
+      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  if (work <= kLong) return slabs;
+  const std::int64_t extent = std::max(p.m, p.n);
+  const auto part = static_cast<std::int64_t>(static_cast<double>(extent) * (kSlabWork / work));
+  const std::int64_t slab = std::max<std::int64_t>(1, part / kSlabUnit) * kSlabUnit;
+  (p.m >= p.n ? slabs.rows : slabs.columns) = std::min(slab, kSlab);
+  return slabs;
+}
+
 template <class T>
-void Run(const MatmulProblem& p) {
+void Run(const MatmulProblem& p, const Lane& lane) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* c = static_cast<T*>(p.c);
@@ -43,12 +67,14 @@ void Run(const MatmulProblem& p) {
   }
   const auto ta = p.transpose_a ? CblasTrans : CblasNoTrans;
   const auto tb = p.transpose_b ? CblasTrans : CblasNoTrans;
-  for (std::int64_t i = 0; i < p.m; i += kSlab) {
-    for (std::int64_t j = 0; j < p.n; j += kSlab) {
+  const Slabs slabs = SlabsOf(p);
+  for (std::int64_t i = 0; i < p.m; i += slabs.rows) {
+    for (std::int64_t j = 0; j < p.n; j += slabs.columns) {
       for (std::int64_t l = 0; l < p.k; l += kSlab) {
+        if (lane.stopped()) return;
         const T* a_slab = p.transpose_a ? a + l * p.lda + i : a + i * p.lda + l;
         const T* b_slab = p.transpose_b ? b + j * p.ldb + l : b + l * p.ldb + j;
-        Gemm(ta, tb, Int(std::min(kSlab, p.m - i)), Int(std::min(kSlab, p.n - j)),
+        Gemm(ta, tb, Int(std::min(slabs.rows, p.m - i)), Int(std::min(slabs.columns, p.n - j)),
              Int(std::min(kSlab, p.k - l)), a_slab, Int(p.lda), b_slab, Int(p.ldb),
              l == 0 ? T(0) : T(1), c + i * p.n + j, Int(p.n));
       }
@@ -82,8 +108,10 @@ const Strategy<MatmulProblem> kMatmulCpuLibrary = {
                       .atomics = 0,
                       .depth = k};
         },
-    .launch = [](const MatmulProblem& p,
-                 Lane&) { p.dtype == DType::kF32 ? Run<float>(p) : Run<double>(p); },
+    .launch =
+        [](const MatmulProblem& p, Lane& lane) {
+          p.dtype == DType::kF32 ? Run<float>(p, lane) : Run<double>(p, lane);
+        },
 };
 
 }  // namespace tessera

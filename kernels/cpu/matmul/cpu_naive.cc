@@ -4,13 +4,19 @@
 //
 // Cost at M = N = K = 1024 (f32): 2^31 flops, and 2^30 loads of each operand, since nothing is kept
 // between elements.
+#include <algorithm>
+
+#include "kernels/device.h"
 #include "kernels/matmul.h"
 
 namespace tessera {
 namespace {
 
+// Products between two looks at Lane::stopped().
+constexpr std::int64_t kPiece = std::int64_t{1} << 16;
+
 template <class T, class O>
-void Run(const MatmulProblem& p) {
+void Run(const MatmulProblem& p, const Lane& lane) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* c = static_cast<O*>(p.c);
@@ -21,8 +27,12 @@ void Run(const MatmulProblem& p) {
   for (std::int64_t i = 0; i < p.m; ++i) {
     for (std::int64_t j = 0; j < p.n; ++j) {
       WideOf<T> sum = 0;
-      for (std::int64_t l = 0; l < p.k; ++l)
-        sum = WrapAdd(sum, Product(a[i * a_row + l * a_column], b[l * b_row + j * b_column]));
+      for (std::int64_t piece = 0; piece < p.k; piece += kPiece) {
+        if (lane.stopped()) return;
+        const std::int64_t end = std::min(p.k, piece + kPiece);
+        for (std::int64_t l = piece; l < end; ++l)
+          sum = WrapAdd(sum, Product(a[i * a_row + l * a_column], b[l * b_row + j * b_column]));
+      }
       c[i * p.n + j] = static_cast<O>(static_cast<ValueOf<O>>(sum));
     }
   }
@@ -49,8 +59,8 @@ const Strategy<MatmulProblem> kMatmulCpuNaive = {
     .roundoff = Roundoff,
     .cost = [](const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); },
     .launch =
-        [](const MatmulProblem& p, Lane&) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p); });
+        [](const MatmulProblem& p, Lane& lane) {
+          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });
         },
 };
 

@@ -25,6 +25,7 @@
 // exists, and are not stored.
 #include <algorithm>
 
+#include "kernels/device.h"
 #include "kernels/matmul.h"
 
 namespace tessera {
@@ -32,9 +33,11 @@ namespace {
 
 constexpr int kRows = 4;     // v1
 constexpr int kColumns = 8;  // v2
+// Steps along k between two looks at Lane::stopped().
+constexpr std::int64_t kPiece = std::int64_t{1} << 14;
 
 template <class T, class O>
-void Run(const MatmulProblem& p) {
+void Run(const MatmulProblem& p, const Lane& lane) {
   using Acc = MatmulAcc<T, O>;
   const std::int64_t a_row = p.transpose_a ? 1 : p.lda, a_column = p.transpose_a ? p.lda : 1;
   const std::int64_t b_row = p.transpose_b ? 1 : p.ldb, b_column = p.transpose_b ? p.ldb : 1;
@@ -48,6 +51,7 @@ void Run(const MatmulProblem& p) {
       for (int x = 0; x < kColumns; ++x) b_at[x] = std::min(j + x, p.n - 1) * b_column;
       Acc sums[kRows][kColumns] = {};
       for (std::int64_t l = 0; l < p.k; ++l) {
+        if (l % kPiece == 0 && lane.stopped()) return;
         ValueOf<T> a_values[kRows], b_values[kColumns];
         for (int y = 0; y < kRows; ++y)
           a_values[y] = static_cast<ValueOf<T>>(a[a_at[y] + l * a_column]);
@@ -87,8 +91,8 @@ const Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
     .cost =
         [](const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, kRows, kColumns)); },
     .launch =
-        [](const MatmulProblem& p, Lane&) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p); });
+        [](const MatmulProblem& p, Lane& lane) {
+          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });
         },
 };
 

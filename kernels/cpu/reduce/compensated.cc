@@ -28,7 +28,9 @@ const Strategy<ReduceProblem> kReduceCpuCompensated = {
     .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = [](const ReduceProblem& p, Lane&) { FoldTreeReduce(p, /*compensated=*/true); },
+    .launch = [](const ReduceProblem& p,
+                 Lane& lane) { FoldTreeReduce(p, /*compensated=*/true, lane); },
+    .reads_views = true,
 };
 
 }  // namespace tessera

@@ -31,7 +31,9 @@ const Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = [](const ReduceProblem& p, Lane&) { FoldTreeReduce(p, /*compensated=*/false); },
+    .launch = [](const ReduceProblem& p,
+                 Lane& lane) { FoldTreeReduce(p, /*compensated=*/false, lane); },
+    .reads_views = true,
 };
 
 }  // namespace tessera

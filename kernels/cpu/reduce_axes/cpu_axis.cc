@@ -4,6 +4,7 @@
 // output is one chain in index order, the same bits for any number of threads.
 #include <algorithm>
 
+#include "kernels/device.h"
 #include "kernels/reduce_ops.h"
 #include "kernels/strategy.h"
 
@@ -11,9 +12,11 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kTile = 64;
+// Steps along the axis between two looks at Lane::stopped().
+constexpr std::int64_t kSteps = 1024;
 
 template <ReduceOp op, class T>
-void Run(const ReduceAxesProblem& p) {
+void Run(const ReduceAxesProblem& p, const Lane& lane) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
@@ -27,6 +30,7 @@ void Run(const ReduceAxesProblem& p) {
     Wide chain[kTile];
     for (std::int64_t j = 0; j < width; ++j) chain[j] = F::template Identity<Wide>();
     for (std::int64_t l = 0; l < p.length; ++l) {
+      if (l % kSteps == 0 && lane.stopped()) break;
       const T* row = x + (o * p.length + l) * p.inner + first;
       for (std::int64_t j = 0; j < width; ++j)
         chain[j] = F::Combine(chain[j], F::Widen(F::Load(row[j], l)));
@@ -61,9 +65,9 @@ const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
                       .depth = static_cast<std::uint64_t>(p.length)};
         },
     .launch =
-        [](const ReduceAxesProblem& p, Lane&) {
+        [](const ReduceAxesProblem& p, Lane& lane) {
           DispatchOp(p.op, [&](auto op) {
-            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p); });
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, lane); });
           });
         },
 };

@@ -77,6 +77,7 @@ void Run(const WindowSumProblem& p, Lane& lane) {
 
 #pragma omp parallel for schedule(static) num_threads(workers)
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    if (lane.stopped()) continue;
     Wide total = 0;
     const std::int64_t end = std::min(p.n, (tile + 1) * kTile);
     for (std::int64_t i = tile * kTile; i < end; ++i)
@@ -88,7 +89,7 @@ void Run(const WindowSumProblem& p, Lane& lane) {
 #pragma omp parallel for schedule(static, 1) num_threads(workers)
   for (int worker = 0; worker < workers; ++worker) {
     Wide* suffix = suffixes + worker * kTile;
-    for (std::int64_t tile = worker; tile < tiles; tile += workers) {
+    for (std::int64_t tile = worker; tile < tiles && !lane.stopped(); tile += workers) {
       const std::int64_t begin = tile * kTile;
       const std::int64_t end = std::min(p.n, begin + kTile);
       // suffix[i - begin]: positions i to the end of i's segment.

@@ -50,7 +50,7 @@ void Run(const DotProblem& p, CudaLane& lane) {
   for (std::int64_t at = 0; at < p.n; at += kPiece) {
     const std::int64_t count = std::min(kPiece, p.n - at);
     lane.CopyToHost(piece.get(), products + at, count * sizeof(DotAcc<T>));
-    total = WrapAdd(total, ParallelSum(piece.get(), count));
+    total = WrapAdd(total, ParallelSum(piece.get(), count, lane));
   }
   Finish(total, p.result);
 }
