@@ -126,8 +126,6 @@ struct RunOptions {
   double max_slow_seconds = 1e300;
   Pace* pace = nullptr;
 };
-inline void* StubOutput(absl::StatusOr<void*> m) { return m.ok() ? *m : nullptr; }
-template <class F> void* Output(F f) { return StubOutput(f()); }
 inline absl::Status WarmUp(Lane&, Pace&, bool) { return absl::OkStatus(); }
 absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out);
 inline absl::Status RunCopy(Lane& lane, const View& view, DType dtype, Device&, void* out) { return RunCopy(lane, view, dtype, out); }

@@ -179,11 +179,12 @@ class OperationCall final : public LaneCall {
                      "there is no memory for the answer beside the messages of other calls");
     if (!charge.ok()) return charge.status();
     void* memory = nullptr;
-    absl::StatusOr<Stats> stats = run([&]() -> absl::StatusOr<void*> {
+    const auto ask = [&]() -> absl::StatusOr<void*> {
       absl::StatusOr<void*> scratch = Scratch(lane, bytes);
       if (scratch.ok()) memory = *scratch;
       return scratch;
-    });
+    };
+    absl::StatusOr<Stats> stats = run(ask);
     if (!stats.ok()) return stats.status();
     v1::Tensor* tensor = response_.mutable_tensor();
     tensor->set_dtype(ToProto(type.dtype));
@@ -206,7 +207,8 @@ class OperationCall final : public LaneCall {
       spec.ttl = *ttl;
     }
     ResultBuffer result(core().store(), std::move(spec));
-    absl::StatusOr<Stats> stats = run([&] { return result.Open(); });
+    const auto ask = [&] { return result.Open(); };
+    absl::StatusOr<Stats> stats = run(ask);
     if (!stats.ok()) return stats.status();
     if (lane.stopped()) return CallerLeft();
     absl::StatusOr<BufferInfo> buffer = result.Seal();
@@ -291,8 +293,8 @@ grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* co
         if (request->axes_size() > 0) {
           const absl::Span<const int> axes = ToSpan(request->axes());
           return call.ReturnArray(
-              lane, ReduceAxesType(x[0], *op, axes, request->keep_dims()), [&](auto output) {
-                return RunReduceAxes(lane, x[0], *op, axes, Output(output), call.Options(lane));
+              lane, ReduceAxesType(x[0], *op, axes, request->keep_dims()), [&](Output output) {
+                return RunReduceAxes(lane, x[0], *op, axes, output, call.Options(lane));
               });
         }
         if (request->result().has_buffer()) {
@@ -324,9 +326,9 @@ grpc::ServerUnaryReactor* ComputeService::Matmul(grpc::CallbackServerContext* co
         const bool transpose_a = request->transpose_a();
         const bool transpose_b = request->transpose_b();
         return call.ReturnArray(lane, MatmulType(x[0], x[1], transpose_a, transpose_b, out_dtype),
-                                [&](auto output) {
+                                [&](Output output) {
                                   return RunMatmul(lane, x[0], x[1], transpose_a, transpose_b,
-                                                   out_dtype, Output(output), call.Options(lane));
+                                                   out_dtype, output, call.Options(lane));
                                 });
       });
 }
@@ -337,8 +339,8 @@ grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* conte
   return Start(core_, "Add", *context, *request, *response,
                {{"a", &request->a()}, {"b", &request->b()}},
                [](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 return call.ReturnArray(lane, AddType(x[0], x[1]), [&](auto output) {
-                   return RunAdd(lane, x[0], x[1], Output(output), call.Options(lane));
+                 return call.ReturnArray(lane, AddType(x[0], x[1]), [&](Output output) {
+                   return RunAdd(lane, x[0], x[1], output, call.Options(lane));
                  });
                });
 }
@@ -349,8 +351,8 @@ grpc::ServerUnaryReactor* ComputeService::WindowSum(grpc::CallbackServerContext*
   return Start(
       core_, "WindowSum", *context, *request, *response, {{"x", &request->x()}},
       [request](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
-        return call.ReturnArray(lane, WindowSumType(x[0], request->radius()), [&](auto output) {
-          return RunWindowSum(lane, x[0], request->radius(), Output(output), call.Options(lane));
+        return call.ReturnArray(lane, WindowSumType(x[0], request->radius()), [&](Output output) {
+          return RunWindowSum(lane, x[0], request->radius(), output, call.Options(lane));
         });
       });
 }
