@@ -2,6 +2,7 @@
 // where they are not, launch, wait. Step 3 of a request's path.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -162,6 +163,12 @@ absl::StatusOr<Stats> ExecuteRow(Lane& lane, Problem& problem, const Strategy<Pr
     row.launch(problem, lane);
     if (timing) stats.kernel_us = lane.StopTimer();
     lane.Synchronize();
+    if (row.left_range != nullptr && row.left_range(problem, lane)) {
+      if (timing) lane.StartTimer();
+      row.launch_wide(problem, lane);
+      if (timing) stats.kernel_us += lane.StopTimer();
+      lane.Synchronize();
+    }
   });
   if (!status.ok()) {
     // What is in flight may still use the operands; on a lost device this fails as well, and
@@ -295,6 +302,21 @@ const Batch<ReduceBatchProblem>& BatchOf([[maybe_unused]] const Lane& lane,
   return kReduceBatchCpu;
 }
 
+// Once a batch is done: what a request of its own does for a sum that is not finite.
+template <class Problem>
+void LaunchWideWhereLeftRange(const Problem& batch, Lane& lane) {
+  bool any = false;
+  for (std::int64_t i = 0; i < batch.count; ++i) {
+    if (std::isfinite(batch.results[i].real)) continue;
+    const auto problem = ProblemOf(batch, i);
+    const auto* row = Choose(problem, lane.device());
+    if (row->left_range == nullptr || !row->left_range(problem, lane)) continue;
+    row->launch_wide(problem, lane);
+    any = true;
+  }
+  if (any) lane.Synchronize();
+}
+
 // each: what one element of a segment costs.
 template <class Problem>
 absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Problem>& batch,
@@ -313,6 +335,7 @@ absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Prob
     batch.launch(problem, lane, timing);
     if (timing) stats.kernel_us = lane.StopTimer();
     lane.Synchronize();
+    LaunchWideWhereLeftRange(problem, lane);
     stats.roundoff = batch.roundoff(problem, longest, device);
   });
   if (!status.ok()) {

@@ -31,6 +31,8 @@ const Strategy<DotProblem> kDotCpuFixedTree = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const DotProblem& p, Lane&) { FoldTreeDot(p, /*compensated=*/false); },
+    .left_range = TreeLeftRange<DotProblem>,
+    .launch_wide = [](const DotProblem& p, Lane&) { FoldTreeDot(p, /*compensated=*/true); },
 };
 
 }  // namespace tessera

@@ -32,6 +32,8 @@ const Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const ReduceProblem& p, Lane&) { FoldTreeReduce(p, /*compensated=*/false); },
+    .left_range = TreeLeftRange<ReduceProblem>,
+    .launch_wide = [](const ReduceProblem& p, Lane&) { FoldTreeReduce(p, /*compensated=*/true); },
 };
 
 }  // namespace tessera
