@@ -36,6 +36,21 @@ struct ReduceBatchProblem {
   Scalar* results = nullptr;
 };
 
+// A segment as a problem of its own.
+inline DotProblem ProblemOf(const DotBatchProblem& batch, std::int64_t i) {
+  const DotSegment& segment = batch.segments[i];
+  DotProblem problem{.dtype = batch.dtype, .n = segment.n, .a = segment.a, .b = segment.b};
+  problem.result = batch.results + i;
+  return problem;
+}
+
+inline ReduceProblem ProblemOf(const ReduceBatchProblem& batch, std::int64_t i) {
+  const ReduceSegment& segment = batch.segments[i];
+  ReduceProblem problem{.dtype = batch.dtype, .op = batch.op, .n = segment.n, .x = segment.x};
+  problem.result = batch.results + i;
+  return problem;
+}
+
 // How one kind of device runs batches. Like a Strategy: stateless, callable from many threads at
 // once, each with its own lane. The result of a segment is the same whatever else is in the batch.
 template <class Problem>

@@ -25,6 +25,9 @@
 //                         `--'--'--'   `--'--'--'                |      2: across a lane
 //                             `------------- 4: across the lanes-'
 //
+//   6. Where the narrow accumulator is f32 and the result of a sum is not finite, all of it once
+//      more with double in its place.
+//
 // No multiplication is fused with an addition, unless a kind says so. A NaN result is the NaN with
 // no other bits set.
 //

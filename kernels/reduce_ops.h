@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/convert.h"
 #include "kernels/strategy.h"
 #include "kernels/types.h"
 
@@ -21,12 +22,24 @@ struct Indexed {
 
 // Count, mean and sum of squared deviations of some elements. Two of them merge without
 // cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979).
+// sample variances", 1979). The deviations are NaN when an element is not finite, and infinity when
+// they are beyond the range.
 struct Moments {
   double count;
   double mean;
   double deviations;
 };
+
+// The squared deviations of elements from their mean, by the sum and the sum of squares of their
+// differences from a shift; mean: sum over their number. A sum that is not finite stands for an
+// element that is not (or for f64 beyond 2^1016).
+TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
+  const double deviations = squares - mean * sum;
+  if (deviations < 0) return 0;
+  // Squares alone have left the range.
+  if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
+  return deviations;
+}
 
 // Acc: what a thread and a block accumulate in. Wide: what the results of blocks or long chains are
 // combined in, so that no chain of single-precision additions grows with n. Squares and products
@@ -52,6 +65,8 @@ struct Fold {
       return Moments{};
     } else if constexpr (op == R::kNormL2) {
       return double{};
+    } else if constexpr (op == R::kMean && sizeof(T) == 8 && kInteger) {
+      return Int128{};
     } else if constexpr (!kOrdering && (op == R::kProduct || op == R::kSumSquares || kInteger)) {
       return WideOf<T>{};
     } else {
@@ -61,6 +76,8 @@ struct Fold {
   static constexpr auto WideType() {
     if constexpr (kOrdering || kLogical || op == R::kVariance || op == R::kNormL2) {
       return AccType();
+    } else if constexpr (op == R::kMean && kInteger) {
+      return Int128{};
     } else {
       return WideOf<T>{};
     }
@@ -101,7 +118,7 @@ struct Fold {
     } else if constexpr (kLogical) {
       return x != Value(0);
     } else if constexpr (op == R::kVariance) {
-      return {1, static_cast<double>(x), 0};
+      return {1, static_cast<double>(x), static_cast<double>(x) - static_cast<double>(x)};
     } else if constexpr (op == R::kNormL1) {
       return x < Value(0) ? WrapMultiply<Acc>(static_cast<Acc>(x), Acc(-1)) : static_cast<Acc>(x);
     } else if constexpr (op == R::kNormL2 || op == R::kSumSquares) {
@@ -139,6 +156,8 @@ struct Fold {
       const double apart = b.mean - a.mean;
       // The counts are mostly equal, and this is the quotient without a division.
       const double share = a.count == b.count ? 0.5 : b.count / count;
+      // Infinite means of finite elements, whose deviations are infinite already.
+      if (apart != apart) return {count, apart, a.deviations + b.deviations};
       return {count, a.mean + apart * share,
               a.deviations + b.deviations + apart * apart * a.count * share};
     } else if constexpr (op == R::kProduct) {
@@ -176,12 +195,8 @@ struct Fold {
   TESSERA_HD static Out FinishAxis(Wide w, std::int64_t n) {
     if constexpr (kArg) {
       return w.index;
-    } else if constexpr (std::is_same_v<Value, T>) {
-      return static_cast<Out>(Finished(w, n));
-    } else if constexpr (kLogical) {
-      return w;
     } else {
-      return static_cast<Out>(static_cast<float>(Finished(w, n)));  // 16 bits, by way of a float
+      return ConvertElement<Out>(Finished(w, n));
     }
   }
 

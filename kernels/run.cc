@@ -2,6 +2,7 @@
 // where they are not, launch, wait. Step 3 of a request's path.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -254,6 +255,12 @@ absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& op
     if (options.timing) lane.StartTimer();
     work(lane, problem, **row);
     if (options.timing) stats.kernel_us = lane.StopTimer();
+    if ((*row)->left_range == nullptr || lane.stopped()) return;
+    lane.Synchronize();
+    if (!(*row)->left_range(problem, lane) || lane.stopped()) return;
+    if (options.timing) lane.StartTimer();
+    (*row)->launch_wide(problem, lane);
+    if (options.timing) stats.kernel_us += lane.StopTimer();
   });
   if (!status.ok()) return status;
   const Cost cost = (*row)->cost(problem);
@@ -485,6 +492,21 @@ const Batch<ReduceBatchProblem>& BatchOf([[maybe_unused]] const Lane& lane,
   return kReduceBatchCpu;
 }
 
+// Once a batch is done: what a request of its own does for a sum that is not finite.
+template <class Problem>
+void LaunchWideWhereLeftRange(const Problem& batch, Lane& lane) {
+  bool any = false;
+  for (std::int64_t i = 0; i < batch.count; ++i) {
+    if (std::isfinite(batch.results[i].real)) continue;
+    const auto problem = ProblemOf(batch, i);
+    const auto* row = Choose(problem, lane.device());
+    if (row->left_range == nullptr || !row->left_range(problem, lane)) continue;
+    row->launch_wide(problem, lane);
+    any = true;
+  }
+  if (any) lane.Synchronize();
+}
+
 // each: what one element of a segment costs.
 template <class Problem>
 absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Problem>& batch,
@@ -501,6 +523,8 @@ absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Prob
     problem.results = static_cast<Scalar*>(lane.HostScratch(results.size() * sizeof(Scalar)));
     batch.launch(problem, lane, timing);
     if (timing) stats.kernel_us = lane.StopTimer();
+    lane.Synchronize();
+    if (!lane.stopped()) LaunchWideWhereLeftRange(problem, lane);
     stats.roundoff = batch.roundoff(problem, longest, lane.device());
   });
   if (!status.ok()) return status;

@@ -165,6 +165,11 @@ constexpr bool IsExact(ReduceOp op, DType dtype) {
   return IsOrdering(op) || IsLogical(op) || ResultDType(op, dtype) == DType::kI64;
 }
 
+// Operations whose sums do not round, in any order: only the sum becomes a double and is divided.
+constexpr bool IsExactMean(ReduceOp op, DType dtype) {
+  return op == ReduceOp::kMean && IsInteger(dtype);
+}
+
 // A request's knobs. 0: the strategy's own choice. Checked against the row's LaunchLimits before
 // launch is called.
 struct Launch {
@@ -297,12 +302,19 @@ struct Strategy {
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
   // result is rounded to an output type. For PRODUCT the factor is relative to |product|. The value
-  // includes the unit roundoff.
+  // includes the unit roundoff. It holds as long as all partial sums stay in the range of the row's
+  // accumulators, neither beyond their largest value nor among their subnormal ones.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the lane; problem.result or problem.out is complete after
   // lane.Synchronize(). Throws DeviceError.
   void (*launch)(const Problem&, Lane&) = nullptr;
+  // For rows that run by default in accumulators which sums of finite operands may leave.
+  // left_range, once launch's work is done: whether some sum is not finite. launch_wide: launch
+  // once more, for such sums, in accumulators wide enough for them; where operands are not finite
+  // themselves, it finds the same again. Null, both: there is nothing wider to do.
+  bool (*left_range)(const Problem&, Lane&) = nullptr;
+  void (*launch_wide)(const Problem&, Lane&) = nullptr;
   // What the row needs and this device or host does not have; empty: nothing. Null: always runs.
   std::string (*missing)(const Device&) = nullptr;
   // What the row asks of a problem of its dtypes that this one does not meet; empty: it takes it.
@@ -340,6 +352,8 @@ inline constexpr std::string_view kOperation<WindowSumProblem> = "window_sum";
 // Unit roundoffs of the accumulators.
 inline constexpr double kRoundoffF32 = 0x1p-24;
 inline constexpr double kRoundoffF64 = 0x1p-53;
+// Of IsExactMean: the sum and the quotient round once each.
+inline constexpr double kExactMeanRoundoff = 2 * kRoundoffF64;
 // Of an element of the type; 0 for integers.
 constexpr double UnitRoundoff(DType dtype) {
   switch (dtype) {

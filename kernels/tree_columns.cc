@@ -58,6 +58,7 @@ TreeSteps StepsOf(const Tree& tree, DType dtype) {
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
   if (IsExact(op, dtype)) return 0;
+  if (IsExactMean(op, dtype)) return kExactMeanRoundoff;
   const TreeSteps steps = StepsOf(tree, dtype);
   const auto n = static_cast<double>(tree.n);
   switch (op) {
@@ -85,7 +86,7 @@ double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated
       return (4 * (c + 4) * (c + 1) + 40 * levels * static_cast<double>(steps.wide)) * kRoundoffF64;
     }
     default:
-      // For a mean the division rounds once more, and so does an integer sum that becomes a double.
+      // For a mean the division rounds once more; one more is to spare.
       return SumRoundoff(steps, dtype, compensated, 2);
   }
 }

@@ -11,6 +11,9 @@
 //   Finish                 leaves the value of an operation where the result goes
 // mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
 //
+// Narrow columns of f32 may leave its range where the sum does not leave that of a double. The rows
+// fixed_tree then fold again with the kind of the rows compensated, whose columns are double.
+//
 // The files that include this are compiled without contraction of a * b + c.
 #pragma once
 
@@ -104,6 +107,24 @@ struct SumColumns : SumOf<A> {
     c = WrapAdd(c, mirror ? Magnitude(v) : v);
   }
   TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
+};
+
+// MEAN of integers: exact up to the last two roundings.
+template <class T>
+struct IntegerMeanColumns {
+  using F = Fold<ReduceOp::kMean, T>;
+  using Element = T;
+  using Column = typename F::Acc;
+  using Wide = typename F::Wide;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Column Start(T) { return F::Identity(); }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) { c = F::Combine(c, F::Load(x, 0)); }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return F::Widen(c); }
+  TESSERA_HD static Wide Identity() { return F::template Identity<Wide>(); }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return F::Combine(a, b); }
+  TESSERA_HD static void Finish(Wide sum, ReduceOp, std::int64_t n, bool, Scalar* result) {
+    StoreReal(F::Finished(sum, n), result);
+  }
 };
 
 // SUM_SQUARES and NORM_L2.
@@ -296,8 +317,7 @@ struct MomentColumns {
     const auto rows = (span.end - span.first + kRow - 1) / kRow;
     const auto count = static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
     const double mean = c.sum / count;
-    const double deviations = c.squares - mean * c.sum;
-    return {count, static_cast<double>(c.shift) + mean, deviations < 0 ? 0 : deviations};
+    return {count, static_cast<double>(c.shift) + mean, DeviationsOf(c.squares, c.sum, mean)};
   }
   TESSERA_HD static Wide Identity() { return {0, 0, 0}; }
   TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
@@ -426,8 +446,13 @@ void DispatchColumns(ReduceOp op, F&& f) {
   using R = ReduceOp;
   constexpr bool kPair = kCompensated && std::is_same_v<T, double>;
   switch (op) {
-    case R::kSum:
     case R::kMean:
+      if constexpr (std::is_integral_v<T>) {
+        f(IntegerMeanColumns<T>{});
+        return;
+      }
+      [[fallthrough]];
+    case R::kSum:
     case R::kNormL1:
       if constexpr (kPair) {
         f(PairSumColumns{});
@@ -484,6 +509,24 @@ constexpr auto DotColumnsType() {
   } else {
     return DotColumns<T, NarrowOf<T>>{};
   }
+}
+
+// --- Out of range ---
+
+// Whether the kinds of an operation add in f32 what may leave its range: 64 terms of a column, all
+// f16 or their products, stay in it.
+constexpr bool MayLeaveRange(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
+constexpr bool MayLeaveRange(const DotProblem& p) { return MayLeaveRange(p.dtype); }
+constexpr bool MayLeaveRange(const ReduceProblem& p) {
+  return MayLeaveRange(p.dtype) &&
+         (p.op == ReduceOp::kSum || p.op == ReduceOp::kMean || p.op == ReduceOp::kNormL1);
+}
+
+// Strategy::left_range of the rows fixed_tree, whose launch_wide is the row compensated: the same
+// tree, in double for these types.
+template <class Problem>
+bool TreeLeftRange(const Problem& p, Lane&) {
+  return MayLeaveRange(p) && !std::isfinite(p.result->real);
 }
 
 // --- Bounds and costs ---

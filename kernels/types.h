@@ -137,6 +137,44 @@ TESSERA_HD T WrapMultiply(T a, T b) {
   }
 }
 
+// 128 bits as two's complement: a sum of up to 2^63 integers of 64 bits, exact and hence the same
+// in any order.
+struct Int128 {
+  std::uint64_t low;
+  std::int64_t high;
+
+  Int128() = default;
+  TESSERA_HD explicit Int128(std::int64_t x)
+      : low(static_cast<std::uint64_t>(x)), high(x < 0 ? -1 : 0) {}
+  // The nearest double, ties to even.
+  TESSERA_HD explicit operator double() const {
+    const bool negative = high < 0;
+    std::uint64_t lower = low, upper = static_cast<std::uint64_t>(high);
+    if (negative) {
+      lower = 0 - lower;
+      upper = ~upper + (lower == 0 ? 1 : 0);
+    }
+    double unit = 1;
+    if (upper != 0) {
+      // The leading 64 bits, of which the last stands for whatever is behind it, round as all of
+      // them do.
+      for (unit = 0x1p64; upper >> 63 == 0; unit /= 2) {
+        upper = upper << 1 | lower >> 63;
+        lower <<= 1;
+      }
+      lower = upper | (lower != 0 ? 1 : 0);
+    }
+    const double magnitude = static_cast<double>(lower) * unit;
+    return negative ? -magnitude : magnitude;
+  }
+};
+TESSERA_HD inline Int128 WrapAdd(Int128 a, Int128 b) {
+  Int128 sum;
+  sum.low = a.low + b.low;
+  sum.high = WrapAdd(WrapAdd(a.high, b.high), std::int64_t{sum.low < a.low});
+  return sum;
+}
+
 // a * b for sums: exact for floats and halves, since their products fit a double.
 template <class T>
 TESSERA_HD WideOf<T> Product(T a, T b) {

@@ -421,6 +421,24 @@ TEST_P(MatmulTest, FewSteps) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), MatmulCaseName);
 
+// Just above the middle between two values of 16 bits, by less than an f32 holds.
+TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
+  Lane& lane = TestLane(Backend::kCpu);
+  const auto run = [&](auto t, double large, double small) {
+    using T = decltype(t);
+    const std::vector<T> a = {Element<T>(large), Element<T>(1), Element<T>(small)};
+    const std::vector<T> b(3, Element<T>(1));
+    DeviceArray<T> da(lane, a), db(lane, b), c(lane, 1);
+    EXPECT_TRUE(RunMatmul(lane, WholeView({DTypeOf<T>(), MakeShape({1, 3})}, da.data()),
+                          WholeView({DTypeOf<T>(), MakeShape({3, 1})}, db.data()), false, false,
+                          DTypeOf<T>(), c.data(), {.strategy = "cpu_naive"})
+                    .ok());
+    return static_cast<double>(Exact(c.Values()[0]));
+  };
+  EXPECT_EQ(run(Half{}, 2048, 0x1p-24), 2050);
+  EXPECT_EQ(run(BFloat16{}, 256, 0x1p-40), 258);
+}
+
 // Rows that cut tiles in two parts, see pieces.h.
 class MatmulPartsTest : public MatmulTest {
  protected:

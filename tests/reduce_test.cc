@@ -292,6 +292,103 @@ TEST_P(ReduceTest, SquaresLeaveTheRangeOfFloats) {
   Check<float>(ReduceOp::kProduct, {1e30f, 1e30f, 1e-30f, 1e-30f, 2.0f});
 }
 
+// One element that is not finite leaves no deviation from the mean that is.
+TEST_P(ReduceTest, VarianceOfWhatIsNotFinite) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (!std::is_integral_v<T>) {
+      Lane& lane = TestLane(GetParam().backend);
+      const double inf = std::numeric_limits<double>::infinity();
+      for (double special : {inf, -inf, std::numeric_limits<double>::quiet_NaN()}) {
+        for (std::int64_t n : Sizes({1, 2, 5, 257, 4099})) {
+          for (std::int64_t at : {std::int64_t{0}, n / 2, n - 1}) {
+            std::vector<T> x = NormalVector<T>(n, 14);
+            x[static_cast<std::size_t>(at)] = Element<T>(special);
+            DeviceArray<T> array(lane, x);
+            const View view = VectorView(array.data(), n);
+            if (!Takes(ReduceOp::kVariance, lane, view)) return;
+            const auto result =
+                RunReduce(lane, view, ReduceOp::kVariance, {.strategy = GetParam().name});
+            ASSERT_TRUE(result.ok()) << result.status();
+            EXPECT_TRUE(std::isnan(result->value.real))
+                << special << " at " << at << " of " << n << ": " << result->value.real;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ReduceTest, VarianceBeyondTheRangeIsInfinite) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  if (GetParam().dtype != DType::kF64) return;
+  Lane& lane = TestLane(GetParam().backend);
+  std::vector<std::vector<double>> inputs = {{1.7e308, -1.7e308, 1.7e308, -1.7e308}};
+  for (std::int64_t n : Sizes({2, 1024, 4099, 70001})) {
+    std::vector<double> x(static_cast<std::size_t>(n));
+    x[0] = 1e200;
+    x[static_cast<std::size_t>(n * 7 / 10)] = 1;
+    inputs.push_back(x);
+    x.back() = -1e200;
+    inputs.push_back(x);
+  }
+  for (const std::vector<double>& x : inputs) {
+    DeviceArray<double> array(lane, x);
+    const View view = VectorView(array.data(), std::ssize(x));
+    if (!Takes(ReduceOp::kVariance, lane, view)) return;
+    const auto result = RunReduce(lane, view, ReduceOp::kVariance, {.strategy = GetParam().name});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->value.real, std::numeric_limits<double>::infinity()) << x.size();
+  }
+}
+
+// The sum in 128 bits, rounded once, and then the quotient: the same in every row.
+template <class T>
+double IntegerMean(const std::vector<T>& x) {
+  __extension__ __int128 sum = 0;
+  for (T v : x) sum += v;
+  return static_cast<double>(sum) / static_cast<double>(x.size());
+}
+
+// Integers whose sums leave 64 bits, or lie around the ends of their type.
+template <class T>
+std::vector<std::vector<T>> IntegersToAverage() {
+  constexpr T kMax = std::numeric_limits<T>::max(), kMin = std::numeric_limits<T>::min();
+  std::vector<std::vector<T>> inputs = {
+      {kMax}, {kMin}, {kMax, kMax}, {kMin, kMin, kMin}, {kMax, kMin, kMax, -1, kMax}};
+  for (std::int64_t n : Sizes({33, 4099, 70001})) {
+    const auto size = static_cast<std::size_t>(n);
+    inputs.emplace_back(size, kMax);
+    inputs.emplace_back(size, kMin);
+    std::vector<T> x(size);
+    Random random(15);
+    for (T& v : x) v = static_cast<T>(random.Bits());
+    inputs.push_back(x);
+    for (T& v : x) v = static_cast<T>(kMax - (v & 0xff));
+    inputs.push_back(x);
+  }
+  return inputs;
+}
+
+TEST_P(ReduceTest, MeansOfIntegersDoNotWrap) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_integral_v<T>) {
+      Lane& lane = TestLane(GetParam().backend);
+      for (const std::vector<T>& x : IntegersToAverage<T>()) {
+        DeviceArray<T> array(lane, x, 1);
+        const View view = VectorView(array.data(), std::ssize(x));
+        const auto result = RunReduce(lane, view, ReduceOp::kMean, {.strategy = GetParam().name});
+        ASSERT_TRUE(result.ok()) << result.status();
+        EXPECT_EQ(result->value.real, IntegerMean(x)) << x.size() << " of " << x[0];
+        EXPECT_EQ(result->stats.roundoff, 0x1p-52);
+      }
+    }
+  });
+}
+
 TEST_P(ReduceTest, EmptyInputs) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   Lane& lane = TestLane(GetParam().backend);
@@ -589,6 +686,149 @@ TEST_P(ReduceAxesTest, StridedViews) {
   });
 }
 
+TEST_P(ReduceAxesTest, VarianceOfWhatIsNotFinite) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (!std::is_integral_v<T>) {
+      const double inf = std::numeric_limits<double>::infinity();
+      for (const std::vector<std::int64_t>& shape :
+           std::vector<std::vector<std::int64_t>>{{1, 9}, {9, 1}, {40, 30}, {3, 3000}, {3000, 3}}) {
+        const ArrayType type = *MakeArrayType(GetParam().dtype, shape);
+        std::vector<T> values = NormalVector<T>(type.shape.elements(), 16);
+        for (std::size_t i = 1; i < values.size(); i += values.size() / 3)
+          values[i] = Element<T>(i % 2 == 0 ? inf : i % 3 == 0 ? -inf : inf - inf);
+        DeviceArray<T> array(TestLane(GetParam().backend), values);
+        for (int axis : {0, 1})
+          Check<T>(WholeView(type, values.data()), WholeView(type, array.data()),
+                   ReduceOp::kVariance, {axis});
+      }
+    }
+  });
+}
+
+TEST_P(ReduceAxesTest, VarianceBeyondTheRangeIsInfinite) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  if (GetParam().dtype != DType::kF64) return;
+  Lane& lane = TestLane(GetParam().backend);
+  for (std::int64_t n : {2, 100, 1024}) {
+    std::vector<double> values(static_cast<std::size_t>(2 * n));
+    values[0] = 1e200;
+    values[static_cast<std::size_t>(n / 2)] = 1;
+    values[static_cast<std::size_t>(n)] = -1e200;
+    DeviceArray<double> array(lane, values), out(lane, 2);
+    for (int axis : {0, 1}) {
+      // [2, n], or its columns: neither has a row without one of the large elements.
+      const auto view =
+          MakeView({DType::kF64, MakeShape({2 * n})}, array.data(), 0,
+                   {axis == 1 ? 2 : n, axis == 1 ? n : 2}, {axis == 1 ? n : 1, axis == 1 ? 1 : n});
+      ASSERT_TRUE(view.ok()) << view.status();
+      ASSERT_TRUE(RunReduceAxes(lane, *view, ReduceOp::kVariance, {axis}, out.data(),
+                                {.strategy = GetParam().name})
+                      .ok());
+      EXPECT_EQ(out.Values(), std::vector<double>(2, std::numeric_limits<double>::infinity()));
+    }
+  }
+}
+
+TEST_P(ReduceAxesTest, MeansOfIntegersDoNotWrap) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_integral_v<T>) {
+      Lane& lane = TestLane(GetParam().backend);
+      for (const std::vector<T>& x : IntegersToAverage<T>()) {
+        const std::int64_t n = std::ssize(x);
+        // Three of them side by side, as rows and as columns.
+        std::vector<T> rows, columns;
+        for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
+        for (T v : x) columns.insert(columns.end(), 3, v);
+        DeviceArray<T> r(lane, rows), c(lane, columns);
+        for (int axis : {0, 1}) {
+          DeviceArray<double> out(lane, 3);
+          const View view = axis == 1 ? WholeView({DTypeOf<T>(), MakeShape({3, n})}, r.data())
+                                      : WholeView({DTypeOf<T>(), MakeShape({n, 3})}, c.data());
+          const auto stats = RunReduceAxes(lane, view, ReduceOp::kMean, {axis}, out.data(),
+                                           {.strategy = GetParam().name});
+          ASSERT_TRUE(stats.ok()) << stats.status();
+          EXPECT_EQ(out.Values(), std::vector<double>(3, IntegerMean(x))) << n << " of " << x[0];
+        }
+      }
+    }
+  });
+}
+
+// Just above the middle between two values of 16 bits, by less than an f32 holds.
+TEST_P(ReduceAxesTest, SixteenBitsAreRoundedOnce) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2) {
+      Lane& lane = TestLane(GetParam().backend);
+      const bool half = std::is_same_v<T, Half>;
+      const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
+                                    Element<T>(half ? 0x1p-24 : 0x1p-40)};
+      const double want = half ? 2050 : 258;
+      DeviceArray<T> array(lane, terms), out(lane, 1);
+      // Along a row, where no row of the table adds these in f32.
+      const View view = WholeView({DTypeOf<T>(), MakeShape({1, 3})}, array.data());
+      ASSERT_TRUE(
+          RunReduceAxes(lane, view, ReduceOp::kSum, {1}, out.data(), {.strategy = GetParam().name})
+              .ok());
+      EXPECT_EQ(static_cast<double>(Exact(out.Values()[0])), want);
+    }
+  });
+}
+
+// Sums that leave the range of f32 on their way, beside sums that do not.
+TEST_P(ReduceAxesTest, SumsMayLeaveTheRangeOnTheirWay) {
+  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
+      Lane& lane = TestLane(GetParam().backend);
+      const double inf = std::numeric_limits<double>::infinity();
+      for (const auto& [outputs, length] :
+           {std::pair<std::int64_t, std::int64_t>{9, 700}, {64, 64}, {3, 70001}, {2000, 5}}) {
+        for (int axis : {0, 1}) {
+          const ArrayType type = *MakeArrayType(
+              GetParam().dtype, axis == 1 ? std::vector<std::int64_t>{outputs, length}
+                                          : std::vector<std::int64_t>{length, outputs});
+          const auto at = [&](std::int64_t o, std::int64_t l) {
+            return static_cast<std::size_t>(axis == 1 ? o * length + l : l * outputs + o);
+          };
+          std::vector<T> plain = NormalVector<T>(outputs * length, 17), values = plain;
+          // By output: a mean of large elements, a sum that cancels, an infinity, finite as before.
+          for (std::int64_t o = 0; o < outputs; o += 3) {
+            for (std::int64_t l = 0; l < length; ++l) {
+              const double large = o % 2 == 0 || l < length / 2 ? 3e38 : -3e38;
+              values[at(o, l)] = Element<T>(large);
+            }
+          }
+          values[at(1, length - 1)] = Element<T>(-inf);
+          DeviceArray<T> array(lane, values), before(lane, plain);
+          for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
+            SCOPED_TRACE(
+                absl::StrCat(ToString(type.shape), " axis ", axis, " op ", static_cast<int>(op)));
+            Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});
+            DeviceArray<T> out(lane, outputs), expected(lane, outputs);
+            const RunOptions options = {.strategy = GetParam().name};
+            ASSERT_TRUE(
+                RunReduceAxes(lane, WholeView(type, array.data()), op, {axis}, out.data(), options)
+                    .ok());
+            ASSERT_TRUE(RunReduceAxes(lane, WholeView(type, before.data()), op, {axis},
+                                      expected.data(), options)
+                            .ok());
+            const std::vector<T> got = out.Values(), want = expected.Values();
+            for (std::size_t o = 2; o < got.size(); o += 3)
+              EXPECT_EQ(Exact(got[o]), Exact(want[o])) << "output " << o;
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST_P(ReduceAxesTest, NanAndTies) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
@@ -608,6 +848,31 @@ TEST_P(ReduceAxesTest, NanAndTies) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTest, testing::ValuesIn(RowCases<ReduceAxesProblem>()),
                          CaseName);
+
+TEST(Int128, RoundsToTheNearestDouble) {
+  Random random(18);
+  for (int i = 0; i < 100000; ++i) {
+    // Of any length, many with few bits set or a tie to round.
+    std::uint64_t high = random.Bits() >> (random.Bits() % 64), low = random.Bits();
+    if (i % 3 == 0) low &= random.Bits() & random.Bits() & random.Bits();
+    if (i % 5 == 0) high >>= 63;
+    if (i % 7 == 0) low = std::uint64_t{1} << (random.Bits() % 64);
+    if (i % 11 == 0) high = 0x0020000000000001u;
+    if (i % 2 == 0) {
+      high = ~high;
+      low = 0 - low;
+    }
+    Int128 x;
+    x.high = static_cast<std::int64_t>(high);
+    x.low = low;
+    __extension__ const auto want = static_cast<__int128>(
+        static_cast<unsigned __int128>(high) << 64 | static_cast<unsigned __int128>(low));
+    ASSERT_EQ(static_cast<double>(x), static_cast<double>(want)) << high << " " << low;
+    __extension__ const auto twice =
+        static_cast<__int128>(2 * static_cast<unsigned __int128>(want));
+    ASSERT_EQ(static_cast<double>(WrapAdd(x, x)), static_cast<double>(twice));
+  }
+}
 
 TEST(ReduceAxesErrors, AxesAndEmptiness) {
   const View x = WholeView({DType::kF32, MakeShape({3, 4})}, nullptr);

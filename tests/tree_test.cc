@@ -313,6 +313,75 @@ TEST_P(TreeTest, VarianceIsStable) {
   }
 }
 
+// What an empty strategy runs gives a finite answer where there is one: f32 columns that leave
+// their range are folded again in double, which is what compensated does.
+TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
+  TESSERA_NEED_DEVICE(GetParam());
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    DispatchDType(dtype, [&](auto t) {
+      using T = decltype(t);
+      for (std::int64_t n : Sizes({1, 2, 31, 1025, 2048, 4099, 70001, 300007})) {
+        Random random(19);
+        std::vector<T> same(static_cast<std::size_t>(n), Element<T>(3e38)), mixed = same;
+        for (T& x : mixed)
+          x = Element<T>((random.Bits() % 2 == 0 ? 3e38 : -3e38) * random.Uniform());
+        for (const std::vector<T>* x : {&same, &mixed}) {
+          long double sum = 0, magnitude = 0, squares = 0, products = 0, large = 0;
+          for (std::size_t i = 0; i < x->size(); ++i) {
+            sum += Exact((*x)[i]);
+            magnitude += std::abs(Exact((*x)[i]));
+            squares += Exact((*x)[i]) * Exact((*x)[i]);
+            products += Exact((*x)[i]) * Exact(mixed[i]);
+            large += std::abs(Exact((*x)[i]) * Exact(mixed[i]));
+          }
+          SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " n ", n));
+          DeviceArray<T> a(lane(), *x, 1), b(lane(), mixed);
+          const auto check = [&](const absl::StatusOr<ScalarResult>& got, long double want,
+                                 long double scale) {
+            ASSERT_TRUE(got.ok()) << got.status();
+            EXPECT_EQ(got->stats.strategy, "fixed_tree");
+            EXPECT_GE(got->stats.kernel_us, 0);
+            EXPECT_LE(std::abs(static_cast<double>(got->value.real - want)),
+                      got->stats.roundoff * static_cast<double>(scale))
+                << got->value.real << " instead of " << static_cast<double>(want);
+          };
+          const View view = VectorView(a.data(), n);
+          const RunOptions options = {.timing = true};
+          check(RunReduce(lane(), view, ReduceOp::kSum, options), sum, magnitude);
+          check(RunReduce(lane(), view, ReduceOp::kMean, options), sum / n, magnitude / n);
+          check(RunReduce(lane(), view, ReduceOp::kNormL1, options), magnitude, magnitude);
+          check(RunDot(lane(), view, view, options), squares, squares);
+          check(RunDot(lane(), view, VectorView(b.data(), n), options), products, large);
+          EXPECT_EQ(DotBits(lane(), "", a, a, n), DotBits(lane(), "compensated", a, a, n));
+          if (x == &same && n > 1024) {
+            for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1})
+              EXPECT_EQ(ReduceBits(lane(), "", op, a, n),
+                        ReduceBits(lane(), "compensated", op, a, n));
+          }
+        }
+        // Operands that are not finite.
+        const double inf = std::numeric_limits<double>::infinity();
+        same[same.size() / 2] = Element<T>(inf);
+        DeviceArray<T> a(lane(), same);
+        const View view = VectorView(a.data(), n);
+        EXPECT_EQ(RunReduce(lane(), view, ReduceOp::kSum, {})->value.real, inf);
+        EXPECT_EQ(RunDot(lane(), view, view, {})->value.real, inf);
+        same[0] = Element<T>(-inf);
+        DeviceArray<T> b(lane(), same);
+        EXPECT_EQ(RunReduce(lane(), VectorView(b.data(), n), ReduceOp::kNormL1, {})->value.real,
+                  inf);
+        const double sum =
+            RunReduce(lane(), VectorView(b.data(), n), ReduceOp::kSum, {})->value.real;
+        EXPECT_TRUE(n == 1 ? sum == -inf : std::isnan(sum)) << sum;
+      }
+    });
+  }
+  const std::vector<float> large = {1e20f};
+  DeviceArray<float> a(lane(), large);
+  EXPECT_EQ(RunDot(lane(), VectorView(a.data(), 1), VectorView(a.data(), 1), {})->value.real,
+            static_cast<double>(1e20f) * static_cast<double>(1e20f));
+}
+
 std::string BackendName(const testing::TestParamInfo<Backend>& info) {
   return std::string(Name(info.param));
 }
@@ -342,7 +411,19 @@ TEST(TreeDevices, AgreeBitByBit) {
           EXPECT_EQ(DotBits(cpu, row, ca, cb, n), DotBits(gpu, row, ga, gb, n)) << row;
         }
       }
-      // NaN and infinities too.
+      // Extremes, NaN and infinities too.
+      {
+        std::vector<T> x(5000, Element<T>(3e38));
+        if constexpr (std::is_integral_v<T>) x.assign(5000, std::numeric_limits<T>::max());
+        x[77] = T{};
+        DeviceArray<T> ca(cpu, x), ga(gpu, x);
+        for (std::string_view row : kTreeRows) {
+          for (ReduceOp op : kAllReduceOps)
+            EXPECT_EQ(ReduceBits(cpu, row, op, ca, 5000), ReduceBits(gpu, row, op, ga, 5000))
+                << static_cast<int>(op) << " " << row;
+          EXPECT_EQ(DotBits(cpu, row, ca, ca, 5000), DotBits(gpu, row, ga, ga, 5000)) << row;
+        }
+      }
       if constexpr (!std::is_integral_v<T>) {
         std::vector<T> x = NormalVector<T>(5000, 8);
         for (double special :

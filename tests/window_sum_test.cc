@@ -203,6 +203,26 @@ TEST_P(WindowSumTest, Large) {
   });
 }
 
+// Just above the middle between two values of 16 bits, by less than an f32 holds.
+TEST_P(WindowSumTest, SixteenBitsAreRoundedOnce) {
+  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  if (GetParam().backend != Backend::kCpu) return;  // others add in f32
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2) {
+      Lane& lane = TestLane(GetParam().backend);
+      const bool half = std::is_same_v<T, Half>;
+      const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
+                                    Element<T>(half ? 0x1p-24 : 0x1p-40)};
+      DeviceArray<T> array(lane, terms), out(lane, 3);
+      ASSERT_TRUE(RunWindowSum(lane, VectorView(array.data(), 3), 1, out.data(),
+                               {.strategy = GetParam().name})
+                      .ok());
+      EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), half ? 2050 : 258);
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, WindowSumTest, testing::ValuesIn(RowCases<WindowSumProblem>()),
                          CaseName);
 

@@ -16,20 +16,6 @@ constexpr std::int64_t kLong = std::int64_t{1} << 16;
 // Segments that a thread takes at a time.
 constexpr int kShare = 16;
 
-DotProblem ProblemOf(const DotBatchProblem& batch, std::int64_t i) {
-  const DotSegment& segment = batch.segments[i];
-  DotProblem problem{.dtype = batch.dtype, .n = segment.n, .a = segment.a, .b = segment.b};
-  problem.result = batch.results + i;
-  return problem;
-}
-
-ReduceProblem ProblemOf(const ReduceBatchProblem& batch, std::int64_t i) {
-  const ReduceSegment& segment = batch.segments[i];
-  ReduceProblem problem{.dtype = batch.dtype, .op = batch.op, .n = segment.n, .x = segment.x};
-  problem.result = batch.results + i;
-  return problem;
-}
-
 // CPU rows leave the lane alone, so that many threads may hand them the same.
 template <class Problem>
 void RunSegment(const Problem& batch, std::int64_t i, Lane& lane) {

@@ -106,6 +106,7 @@ constexpr double Then(double first, double second) { return first + second + fir
 inline double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, std::int64_t narrow_steps,
                              std::int64_t wide_steps) {
   if (IsExact(op, dtype)) return 0;
+  if (IsExactMean(op, dtype)) return kExactMeanRoundoff;
   const auto steps = static_cast<double>(narrow_steps + wide_steps);
   if (op == ReduceOp::kProduct) {
     // Every multiplication of the tree enters the relative error, not only those on one path.
@@ -125,8 +126,7 @@ inline double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, std::int6
     // sums of squares.
     return 40 * (1 + CeilLog2(n)) * steps * kRoundoffF64;
   }
-  // SUM, MEAN, NORM_L1. For a mean the division rounds once more, and so does an integer sum that
-  // becomes a double.
+  // SUM, MEAN, NORM_L1. For a mean the division rounds once more; one more is to spare.
   return Then(static_cast<double>(narrow_steps) * AccRoundoff(dtype),
               static_cast<double>(wide_steps + 2) * kRoundoffF64);
 }
@@ -359,6 +359,14 @@ __device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename 
 __device__ inline void AtomicAdd(double* cell, double x) { atomicAdd(cell, x); }
 __device__ inline void AtomicAdd(std::int64_t* cell, std::int64_t x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(cell), static_cast<unsigned long long>(x));
+}
+// In two steps, which others may come between: every addition that makes the lower word wrap
+// carries into the upper one, so that both are right once all are done.
+__device__ inline void AtomicAdd(Int128* cell, Int128 x) {
+  const auto before = atomicAdd(reinterpret_cast<unsigned long long*>(&cell->low),
+                                static_cast<unsigned long long>(x.low));
+  const bool carry = before + x.low < before;
+  AtomicAdd(&cell->high, WrapAdd(x.high, std::int64_t{carry}));
 }
 
 }  // namespace tessera

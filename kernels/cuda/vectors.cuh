@@ -157,7 +157,7 @@ template <class F, class T>
 __device__ T NeutralElement() {
   if constexpr (F::kArg) {
     return static_cast<T>(F::Identity().value);
-  } else if constexpr (std::is_same_v<typename F::Wide, Moments>) {
+  } else if constexpr (std::is_class_v<typename F::Wide>) {
     return static_cast<T>(typename F::Value{0});
   } else {
     return static_cast<T>(static_cast<typename F::Value>(F::Identity()));
@@ -245,9 +245,9 @@ requires(std::is_same_v<typename F::Wide, Moments>) class Chain<F, T> {
   __device__ void Flush(std::int64_t before, std::int64_t count) {
     if (count == 0) return;
     const auto n = static_cast<double>(count);
-    const double deviations = squares_ - sum_ * (sum_ / n);
+    const double mean = sum_ / n;
     const Moments all = F::Combine(Moments{static_cast<double>(before), mean_, deviations_},
-                                   Moments{n, shift_ + sum_ / n, deviations < 0 ? 0 : deviations});
+                                   Moments{n, shift_ + mean, DeviationsOf(squares_, sum_, mean)});
     mean_ = all.mean;
     deviations_ = all.deviations;
     fresh_ = false;

@@ -31,6 +31,9 @@ const Strategy<DotProblem> kDotCpuFixedTree = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const DotProblem& p, Lane& lane) { FoldTreeDot(p, /*compensated=*/false, lane); },
+    .left_range = TreeLeftRange<DotProblem>,
+    .launch_wide = [](const DotProblem& p,
+                      Lane& lane) { FoldTreeDot(p, /*compensated=*/true, lane); },
     .reads_views = true,
 };
 

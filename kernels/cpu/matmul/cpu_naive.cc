@@ -5,7 +5,9 @@
 // Cost at M = N = K = 1024 (f32): 2^31 flops, and 2^30 loads of each operand, since nothing is kept
 // between elements.
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/convert.h"
 #include "kernels/device.h"
 #include "kernels/matmul.h"
 
@@ -33,16 +35,17 @@ void Run(const MatmulProblem& p, const Lane& lane) {
         for (std::int64_t l = piece; l < end; ++l)
           sum = WrapAdd(sum, Product(a[i * a_row + l * a_column], b[l * b_row + j * b_column]));
       }
-      c[i * p.n + j] = static_cast<O>(static_cast<ValueOf<O>>(sum));
+      if constexpr (std::is_integral_v<O>) {
+        c[i * p.n + j] = static_cast<O>(sum);
+      } else {
+        c[i * p.n + j] = ConvertElement<O>(sum);
+      }
     }
   }
 }
 
-// Results of 16 bits are rounded to f32 on their way.
 double Roundoff(const MatmulProblem& p) {
-  if (IsInteger(p.dtype)) return 0;
-  const double sums = (static_cast<double>(p.k) + 1) * kRoundoffF64;
-  return SizeOf(p.out_dtype) == 2 ? sums + kRoundoffF32 : sums;
+  return IsInteger(p.dtype) ? 0 : (static_cast<double>(p.k) + 1) * kRoundoffF64;
 }
 
 }  // namespace

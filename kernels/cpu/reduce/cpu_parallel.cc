@@ -53,7 +53,9 @@ const Strategy<ReduceProblem> kReduceCpuParallel = {
     .limits = {},
     .roundoff =
         [](const ReduceProblem& p) {
-          return IsExact(p.op, p.dtype) ? 0.0 : static_cast<double>(Depth(p.n) + 2) * kRoundoffF64;
+          if (IsExact(p.op, p.dtype)) return 0.0;
+          if (IsExactMean(p.op, p.dtype)) return kExactMeanRoundoff;
+          return static_cast<double>(Depth(p.n) + 2) * kRoundoffF64;
         },
     .cost =
         [](const ReduceProblem& p) {

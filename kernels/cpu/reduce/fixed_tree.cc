@@ -33,6 +33,9 @@ const Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .cost = CostOf,
     .launch = [](const ReduceProblem& p,
                  Lane& lane) { FoldTreeReduce(p, /*compensated=*/false, lane); },
+    .left_range = TreeLeftRange<ReduceProblem>,
+    .launch_wide = [](const ReduceProblem& p,
+                      Lane& lane) { FoldTreeReduce(p, /*compensated=*/true, lane); },
     .reads_views = true,
 };
 

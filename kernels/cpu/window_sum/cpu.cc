@@ -119,8 +119,7 @@ void Run(const WindowSumProblem& p, Lane& lane) {
 double Roundoff(const WindowSumProblem& p) {
   if (IsInteger(p.dtype)) return 0;
   const std::int64_t w = std::min(2 * p.radius + 1, p.n);
-  const double sums = static_cast<double>(std::min(w, 4 * kTile + w / kTile) + 1) * kRoundoffF64;
-  return SizeOf(p.dtype) == 2 ? sums + kRoundoffF32 : sums;  // rounded to f32 on the way
+  return static_cast<double>(std::min(w, 4 * kTile + w / kTile) + 1) * kRoundoffF64;
 }
 
 }  // namespace

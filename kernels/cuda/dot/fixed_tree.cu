@@ -24,11 +24,12 @@ Cost CostOf(const DotProblem& p) {
   return TreeCost(p, FixedTreeOf(p), TreeWideBytes(ReduceOp::kSum, p.dtype, false));
 }
 
+template <bool kWide>
 void Enqueue(const DotProblem& p, Lane& lane) {
   CudaLane& cuda = Cuda(lane);
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) { LaunchTreeDot<decltype(zero), false>(p, launch, cuda); });
+  DispatchDType(p.dtype, [&](auto zero) { LaunchTreeDot<decltype(zero), kWide>(p, launch, cuda); });
 }
 
 }  // namespace
@@ -45,7 +46,9 @@ constexpr Strategy<DotProblem> kDotFixedTree = {
     .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = Enqueue,
+    .launch = Enqueue<false>,
+    .left_range = TreeLeftRange<DotProblem>,
+    .launch_wide = Enqueue<true>,
     .missing = nullptr,
 };
 

@@ -48,7 +48,7 @@ constexpr bool IsAddition(ReduceOp op) {
 }
 
 // Operations whose state fits a word of 64 bits and of which most threads change nothing, or that
-// the hardware knows.
+// the hardware knows (means of integers: in two words).
 constexpr bool Takes(ReduceOp op) {
   return !IsArg(op) && op != ReduceOp::kVariance && op != ReduceOp::kProduct;
 }

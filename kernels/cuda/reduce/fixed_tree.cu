@@ -30,12 +30,13 @@ Cost CostOf(const ReduceProblem& p) {
   return TreeCost(p, FixedTreeOf(p), TreeWideBytes(p.op, p.dtype, false));
 }
 
+template <bool kWide>
 void Enqueue(const ReduceProblem& p, Lane& lane) {
   CudaLane& cuda = Cuda(lane);
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype,
-                [&](auto zero) { LaunchTreeReduce<decltype(zero), false>(p, launch, cuda); });
+                [&](auto zero) { LaunchTreeReduce<decltype(zero), kWide>(p, launch, cuda); });
 }
 
 }  // namespace
@@ -52,7 +53,9 @@ constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = Enqueue,
+    .launch = Enqueue<false>,
+    .left_range = TreeLeftRange<ReduceProblem>,
+    .launch_wide = Enqueue<true>,
     .missing = nullptr,
 };
 

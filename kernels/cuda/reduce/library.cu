@@ -26,14 +26,14 @@ namespace {
 
 // All sums of a type are folded alike and differ in the terms, which are chosen at run time: one
 // instance of CUB's kernels, not five, each of which takes as long to compile as a whole row. Norms
-// of integers are sums of doubles and go by themselves.
+// and means of integers are sums of doubles and of 128 bits and go by themselves.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {
     case ReduceOp::kNormL2:
+    case ReduceOp::kMean:
       if (std::is_integral_v<T>) return op;
       [[fallthrough]];
-    case ReduceOp::kMean:
     case ReduceOp::kNormL1:
     case ReduceOp::kSumSquares:
       return ReduceOp::kSum;

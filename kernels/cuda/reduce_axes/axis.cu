@@ -29,9 +29,12 @@
 //
 // Right for any extents, 0 included (length 0: identities), and any alignment: a thread whose
 // vectors are not aligned assembles them from aligned ones or, at the ends of the array, from
-// elements. For long f32 axes: chains of at most 64 in single precision, the rest double.
+// elements. For long f32 axes: chains of at most 64 in single precision, the rest double. Where
+// such a chain leaves the range, a second launch adds in double.
 #include <algorithm>
 #include <bit>
+#include <limits>
+#include <type_traits>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/vectors.cuh"
@@ -163,13 +166,49 @@ struct alignas(sizeof(Out) * kCount < 16 ? sizeof(Out) * kCount : 16) Results {
   Out values[kCount];
 };
 
+// F in accumulators that sums of finite elements do not leave.
+template <class F, class T>
+struct WideFold : F {
+  using Acc = typename F::Wide;
+  __device__ static Acc Load(T x, std::int64_t index) { return F::Widen(F::Load(x, index)); }
+  __device__ static Acc Widen(Acc a) { return a; }
+};
+template <class F>
+inline constexpr bool kIsWide = false;
+template <class F, class T>
+inline constexpr bool kIsWide<WideFold<F, T>> = true;
+
+// Whether F adds up in f32 what may leave its range, which a chain of f16 does not.
+template <class F, class T>
+inline constexpr bool kMayLeaveRange =
+    std::is_same_v<typename F::Acc, float> && !F::kOrdering && !std::is_same_v<T, Half>;
+
+// The value of one output. A sum that is not finite is marked, for the host to launch the kernel
+// once more with WideFold, and holds its place with a NaN: that launch stores where it finds one,
+// so that no output depends on what became of others.
+template <class F, class T>
+__device__ void Store(typename F::Wide value, std::int64_t length, typename F::Out& out,
+                      [[maybe_unused]] Scalar* mark) {
+  if constexpr (kIsWide<F>) {
+    const auto before = static_cast<float>(out);
+    if (before == before) return;
+  } else if constexpr (kMayLeaveRange<F, T>) {
+    if (!isfinite(value)) {
+      mark->integer = 1;
+      value = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  out = F::FinishAxis(value, length);
+}
+
 // Folds x[outer, length, inner] over length to out[outer, inner]. With segments: by way of
 // partials[tile][segment][output of the tile] and the tickets of the tiles. kWhole: all vectors are
 // whole and aligned.
 template <class F, class T, bool kWhole>
 __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner, Plan plan,
-             typename F::Wide* partials, std::uint32_t* tickets, typename F::Out* out) {
+             typename F::Wide* partials, std::uint32_t* tickets, typename F::Out* out,
+             Scalar* mark) {
   using Wide = typename F::Wide;
   using Out = typename F::Out;
   constexpr int kWide = kVector<T>;
@@ -240,15 +279,16 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     if (along != 0 || !active) return;
     Out* to = out + row * inner + column;
     using All = Results<Out, kWide>;
-    if (outputs == kWide && reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
+    if (!kIsWide<F> && outputs == kWide &&
+        reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
       All results;
 #pragma unroll
-      for (int v = 0; v < kWide; ++v) results.values[v] = F::FinishAxis(values[v], length);
+      for (int v = 0; v < kWide; ++v) Store<F, T>(values[v], length, results.values[v], mark);
       *reinterpret_cast<All*>(to) = results;
     } else {
 #pragma unroll
       for (int v = 0; v < kWide; ++v)
-        if (v < outputs) to[v] = F::FinishAxis(values[v], length);
+        if (v < outputs) Store<F, T>(values[v], length, to[v], mark);
     }
     return;
   }
@@ -277,12 +317,11 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
       [=](std::int64_t s) { return LoadShared(partials + (s << tile_bits) + output); })};
   FoldHeight<F>(value, tile_bits, kBlockBits - tile_bits, cells);
   if (thread == output && tile_column + output < inner)
-    out[row * inner + tile_column + output] = F::FinishAxis(value[0], length);
+    Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
-template <ReduceOp op, class T>
+template <class F, class T>
 void Run(const ReduceAxesProblem& p, CudaLane& lane) {
-  using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const Plan plan = MakePlan(p);
   Wide* partials = nullptr;
@@ -295,13 +334,16 @@ void Run(const ReduceAxesProblem& p, CudaLane& lane) {
   }
   const auto blocks = static_cast<unsigned>(plan.tiles * plan.segments);
   const auto launch = [&](auto kernel) {
-    kernel<<<blocks, kBlock, 0, lane.stream()>>>(static_cast<const T*>(p.x), p.outer, p.length,
-                                                 p.inner, plan, partials, tickets,
-                                                 static_cast<typename F::Out*>(p.out));
+    kernel<<<blocks, kBlock, 0, lane.stream()>>>(
+        static_cast<const T*>(p.x), p.outer, p.length, p.inner, plan, partials, tickets,
+        static_cast<typename F::Out*>(p.out), lane.result());
   };
   // Every line of vectors begins at a multiple of 16 bytes and ends at one.
   const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : p.inner) * sizeof(T);
-  if ((reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0) {
+  const bool whole = (reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0;
+  if constexpr (kIsWide<F>) {
+    launch(FoldAxis<F, T, false>);  // for once, it is fast enough
+  } else if (whole) {
     launch(FoldAxis<F, T, true>);
   } else {
     launch(FoldAxis<F, T, false>);
@@ -336,9 +378,23 @@ Cost CostOf(const ReduceAxesProblem& p) {
 }
 
 void Enqueue(const ReduceAxesProblem& p, Lane& lane) {
+  lane.result()->integer = 0;
   if (p.outer * p.inner == 0) return;
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    using T = decltype(zero);
+    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(lane)); });
+  });
+}
+
+bool LeftRange(const ReduceAxesProblem&, Lane& lane) { return lane.result()->integer != 0; }
+
+void EnqueueWide(const ReduceAxesProblem& p, Lane& lane) {
+  DispatchDType(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    DispatchOp(p.op, [&](auto op) {
+      using F = Fold<op(), T>;
+      if constexpr (kMayLeaveRange<F, T>) Run<WideFold<F, T>, T>(p, Cuda(lane));
+    });
   });
 }
 
@@ -359,6 +415,8 @@ constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .left_range = LeftRange,
+    .launch_wide = EnqueueWide,
     .missing = nullptr,
 };
 

@@ -19,14 +19,12 @@ constexpr std::uint64_t WindowOutBytes(const WindowSumProblem& p) {
   return static_cast<std::uint64_t>(p.n) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
 
-// Of sums whose terms pass so many roundings in Fold::Acc, then in Fold::Wide. Results of 16 bits
-// are rounded to f32 on their way.
+// Of sums whose terms pass so many roundings in Fold::Acc, then in Fold::Wide.
 constexpr double WindowRoundoff(const WindowSumProblem& p, std::int64_t narrow_steps,
                                 std::int64_t wide_steps) {
   if (IsInteger(p.dtype)) return 0;
-  return Then(
-      static_cast<double>(narrow_steps + (SizeOf(p.dtype) == 2 ? 1 : 0)) * AccRoundoff(p.dtype),
-      static_cast<double>(wide_steps) * kRoundoffF64);
+  return Then(static_cast<double>(narrow_steps) * AccRoundoff(p.dtype),
+              static_cast<double>(wide_steps) * kRoundoffF64);
 }
 
 // Of a window added up by one thread in FoldThreadInTurn, in `pieces` pieces.
