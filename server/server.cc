@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
 #include "grpc/grpc.h"
+#include "grpc/health/v1/health.pb.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "kernels/error.h"
@@ -91,7 +93,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 absl::Status Server::Listen() {
   const Options& options = core_->options();
   grpc::EnableDefaultHealthCheckService(true);
-  if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  if (options.reflection) {
+    // Links the descriptor of the health service, which is referred to from nowhere else: clients
+    // such as grpcurl and ghz can call a service only when reflection describes it.
+    google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  }
 
   grpc::ServerBuilder builder;
   builder.RegisterService(&buffer_service_);

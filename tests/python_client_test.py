@@ -23,7 +23,7 @@ import unittest
 import google
 import grpc
 import numpy as np
-from google.protobuf import json_format
+from google.protobuf import descriptor_pb2, json_format
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -37,11 +37,12 @@ buffers = None  # tessera.v1.buffer_pb2
 compute = None  # tessera.v1.compute_pb2
 status_pb2 = None
 error_details_pb2 = None
+reflection = None  # REFLECTION_PROTO
 
 
 def make_stubs(folder):
     """Generates the Python modules of the protocol into folder and imports them."""
-    global buffers, compute, status_pb2, error_details_pb2
+    global buffers, compute, status_pb2, error_details_pb2, reflection
     files = [
         "tessera/v1/buffer",
         "tessera/v1/compute",
@@ -62,10 +63,36 @@ def make_stubs(folder):
     sys.path.insert(0, folder)
     # "google" is also the package that protobuf itself lives in.
     google.__path__.append(os.path.join(folder, "google"))
+    pathlib.Path(folder, "reflection.proto").write_text(REFLECTION_PROTO)
+    subprocess.run(
+        ["protoc", f"-I{folder}", f"--python_out={folder}", f"{folder}/reflection.proto"],
+        check=True,
+    )
+    reflection = importlib.import_module("reflection_pb2")
     buffers = importlib.import_module("tessera.v1.buffer_pb2")
     compute = importlib.import_module("tessera.v1.compute_pb2")
     status_pb2 = importlib.import_module("google.rpc.status_pb2")
     error_details_pb2 = importlib.import_module("google.rpc.error_details_pb2")
+
+
+# What is needed here of gRPC's reflection protocol, which Debian's Python packages do not have.
+REFLECTION_PROTO = """
+syntax = "proto3";
+package grpc.reflection.v1alpha;
+message ServerReflectionRequest {
+  string file_containing_symbol = 4;
+  string list_services = 7;
+}
+message FileDescriptorResponse { repeated bytes file_descriptor_proto = 1; }
+message ServiceResponse { string name = 1; }
+message ListServiceResponse { repeated ServiceResponse service = 1; }
+message ErrorResponse { int32 error_code = 1; string error_message = 2; }
+message ServerReflectionResponse {
+  FileDescriptorResponse file_descriptor_response = 4;
+  ListServiceResponse list_services_response = 6;
+  ErrorResponse error_response = 7;
+}
+"""
 
 
 class Server:
@@ -863,14 +890,34 @@ class ClientTest(unittest.TestCase):
             check(b"\x0a\x04none", timeout=CALL_TIMEOUT_S)
         self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
 
-    def test_reflection_lists_the_services(self):
-        # ServerReflectionRequest { string list_services = 7; }, in bytes for the same reason.
-        reflect = self.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    def reflect(self, **request):
+        call = self.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection.ServerReflectionResponse.FromString,
         )
-        answer = next(reflect(iter([b"\x3a\x01*"]), timeout=CALL_TIMEOUT_S))
-        self.assertIn(b"tessera.v1.BufferService", answer)
-        self.assertIn(b"tessera.v1.ComputeService", answer)
+        requests = iter([reflection.ServerReflectionRequest(**request)])
+        return next(call(requests, timeout=CALL_TIMEOUT_S))
+
+    def test_reflection_describes_every_service_and_method_it_lists(self):
+        methods = {
+            "tessera.v1.BufferService": {"Upload", "Download"},
+            "tessera.v1.ComputeService": {"Dot", "GetServerInfo"},
+            "grpc.health.v1.Health": {"Check", "Watch"},
+        }
+        listed = self.reflect(list_services="*").list_services_response.service
+        self.assertLessEqual(set(methods), {service.name for service in listed})
+        for service, names in methods.items():
+            for symbol in [service, *(f"{service}.{name}" for name in names)]:
+                with self.subTest(symbol):
+                    answer = self.reflect(file_containing_symbol=symbol)
+                    self.assertFalse(answer.HasField("error_response"), answer)
+                    file = descriptor_pb2.FileDescriptorProto.FromString(
+                        answer.file_descriptor_response.file_descriptor_proto[0]
+                    )
+                    found = {f"{file.package}.{s.name}": s for s in file.service}
+                    self.assertIn(service, found)
+                    self.assertLessEqual(names, {m.name for m in found[service].method})
 
 
 if __name__ == "__main__":
