@@ -3,6 +3,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
 #include "client/npy.h"
+#include "kernels/crc32c.h"
 #include "kernels/error.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 #include "tessera/v1/compute.grpc.pb.h"
@@ -62,6 +64,26 @@ void SetOptions(const OperationOptions& options, Request& request) {
 // Storing a result twice would create two versions of a buffer.
 bool Idempotent(const OperationOptions& options) { return !options.target.has_value(); }
 
+absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
+                             std::uint64_t actual) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+                   absl::StrCat("'", name, "' has version ", actual, " and not ", expected),
+                   {{"expected", absl::StrCat(expected)}, {"actual", absl::StrCat(actual)}});
+}
+
+// field: what the checksum is of, a field of a message.
+absl::Status BadChecksum(const std::string& name, std::string_view field, std::uint32_t expected,
+                         std::uint32_t actual) {
+  return MakeError(
+      absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
+      absl::StrCat("bytes of '", name, "' have changed on their way: their checksum is ",
+                   absl::Hex(actual, absl::kZeroPad8), " and not ",
+                   absl::Hex(expected, absl::kZeroPad8)),
+      {{"field", std::string(field)},
+       {"expected", absl::StrCat(absl::Hex(expected, absl::kZeroPad8))},
+       {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
+}
+
 // grpc.health.v1 has one string in its request and one enum in its response, too little to generate
 // code for.
 grpc::ByteBuffer HealthRequest(std::string_view service) {
@@ -98,9 +120,13 @@ class Client::Impl : public Connection {
   // One stream that creates, fills and seals the buffer.
   absl::StatusOr<v1::Buffer> UploadWhole(const v1::CreateBufferRequest& create, std::uint64_t size,
                                          const Source& source, const UploadOptions& options);
-  // A buffer made beforehand, several streams of ranges, sealed in the end.
+  // A draft made beforehand, several streams of ranges, sealed in the end.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
+  // What the server has under this name and version; 0: any.
+  absl::StatusOr<v1::GetBufferResponse> Get(const std::string& name, std::uint64_t version,
+                                            const CallOptions& call);
+  absl::Status Delete(const std::string& name, std::uint64_t version, const CallOptions& call);
 
  private:
   struct Range {
@@ -109,11 +135,24 @@ class Client::Impl : public Connection {
   };
   // What the streams of one upload share.
   struct Transfer {
+    Transfer(const std::string& buffer, std::uint64_t bytes, const Source& from,
+             const UploadOptions& how)
+        : name(buffer),
+          size(bytes),
+          source(from),
+          options(how),
+          checksums(std::max<std::uint64_t>(1, (bytes + how.chunk_bytes - 1) / how.chunk_bytes)) {}
+
+    const std::string& name;
+    const std::uint64_t size;
     const Source& source;
     const UploadOptions& options;
+    std::uint64_t version = 0;             // of the draft; 0: the stream creates the buffer
+    std::vector<std::uint32_t> checksums;  // of chunk i, written by the one stream that sends it
     std::mutex mutex = {};
     std::uint64_t sent = 0;              // guarded by mutex
     std::atomic<bool> abandoned{false};  // another stream failed for good
+    std::atomic<bool> resumed{false};    // some stream began again
 
     // Negative: bytes that got lost with their connection.
     void Report(std::int64_t bytes) {
@@ -121,17 +160,27 @@ class Client::Impl : public Connection {
       sent += static_cast<std::uint64_t>(bytes);
       if (options.progress) options.progress(sent);
     }
+    // Of the whole array, once every chunk has been sent.
+    std::uint32_t Checksum() const {
+      std::uint32_t crc = 0;
+      for (std::size_t i = 0; i < checksums.size(); ++i) {
+        const std::uint64_t begin = i * options.chunk_bytes;
+        crc = Crc32cCombine(crc, checksums[i],
+                            std::min<std::uint64_t>(options.chunk_bytes, size - begin));
+      }
+      return crc;
+    }
   };
 
-  // Sends the bytes of the range on channel i, the first ones in `request`. range.begin moves on to
-  // the first byte that gRPC has not taken.
+  // Sends the bytes of the range on channel i, the first ones in `request`. range.begin, a multiple
+  // of the chunk, moves on to the first byte that gRPC has not taken.
   absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer, std::size_t i,
                                                v1::UploadRequest request, Range& range);
   // SendRange again after transient failures, from what the server already has.
-  absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, const std::string& name,
-                                 Range range);
-  // The first byte of the range that the server lacks.
-  absl::StatusOr<std::uint64_t> FirstMissing(const std::string& name, Range range);
+  absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, Range range);
+  // The first byte of the range that the draft lacks.
+  absl::StatusOr<std::uint64_t> FirstMissing(const Transfer& transfer, Range range);
+  absl::StatusOr<v1::Buffer> Seal(const Transfer& transfer);
 
   const std::unique_ptr<Buffers> buffers_;
   const std::unique_ptr<Compute> compute_;
@@ -142,7 +191,10 @@ class Client::Impl : public Connection {
 absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, std::size_t i,
                                                            v1::UploadRequest request,
                                                            Range& range) {
-  if (absl::Status status = Connect(absl::InfiniteFuture(), i); !status.ok()) return status;
+  if (absl::Status status = Connect(After(absl::InfiniteDuration()), i); !status.ok()) {
+    return status;
+  }
+  const bool creates = request.has_spec();
   const std::unique_ptr<Buffers> stub = v1::BufferService::NewStub(channel(i));
   grpc::ClientContext context;
   v1::UploadResponse response;
@@ -160,16 +212,24 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, s
       context.TryCancel();
       break;
     }
+    if (transfer.options.checksums) {
+      const std::uint32_t crc = Crc32c(data->data(), chunk);
+      request.set_crc32c(crc);
+      transfer.checksums[range.begin / transfer.options.chunk_bytes] = crc;
+      if (creates && range.begin + chunk == range.end) {
+        request.set_buffer_crc32c(transfer.Checksum());
+      }
+    }
     CountSent(request.ByteSizeLong());
     if (!writer->Write(request)) break;  // Finish tells why
     guard.Progress();
     range.begin += chunk;
     transfer.Report(static_cast<std::int64_t>(chunk));
-    if (request.has_spec() || request.has_offset()) {
-      request.clear_spec();
-      request.clear_offset();
-      request.clear_name();
-    }
+    // What only the first message needs.
+    request.clear_spec();
+    request.clear_offset();
+    request.clear_name();
+    request.clear_version();
   } while (range.begin < range.end);
 
   if (range.begin == range.end) writer->WritesDone();
@@ -177,53 +237,102 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, s
   if (!source_error.ok()) return source_error;
   if (!status.ok()) return status;
   CountReceived(response.ByteSizeLong());
+  const std::uint64_t version = response.buffer().version();
+  if (!creates && version != transfer.version) {
+    return VersionMismatch(transfer.name, transfer.version, version);
+  }
   return response;
 }
 
 absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferRequest& create,
                                                      std::uint64_t size, const Source& source,
                                                      const UploadOptions& upload) {
-  Transfer transfer{source, upload};
-  Range range{0, size};
-  v1::UploadRequest first;
-  first.set_name(create.name());
-  *first.mutable_spec() = create.spec();
-  absl::StatusOr<v1::UploadResponse> response = SendRange(transfer, 0, std::move(first), range);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
+  Transfer transfer(create.name(), size, source, upload);
+  // Not idempotent: after a broken connection nobody knows whether the buffer is there. Of a server
+  // that refused it, or had another checksum, one knows.
+  Retry retry(options(), false, options().stall_timeout);
+  for (;;) {
+    Range range{0, size};
+    v1::UploadRequest first;
+    first.set_name(create.name());
+    *first.mutable_spec() = create.spec();
+    absl::StatusOr<v1::UploadResponse> response = SendRange(transfer, 0, std::move(first), range);
+    if (response.ok()) return std::move(*response->mutable_buffer());
+    if (!retry.Wait(response.status())) return response.status();
+    transfer.Report(-static_cast<std::int64_t>(range.begin));
+  }
 }
 
-absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const std::string& name, Range range) {
-  v1::GetBufferRequest request;
-  request.set_name(name);
-  const auto response = Call(buffers(), &Buffers::GetBuffer, request, true, std::nullopt);
+absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfer, Range range) {
+  const auto response = Get(transfer.name, transfer.version, {});
   if (!response.ok()) return response.status();
-  // While a replacement is written the answer describes the buffer that it will replace.
-  if (response->buffer().state() != v1::Buffer::STATE_WRITING) return range.begin;
+  const v1::Buffer& buffer = response->buffer();
+  if (buffer.version() != transfer.version) {
+    // A server that does not know versions shows the buffer that the draft is to replace.
+    if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() < transfer.version) {
+      return range.begin;
+    }
+    return VersionMismatch(transfer.name, transfer.version, buffer.version());
+  }
   for (const v1::ByteRange& missing : response->missing()) {
     if (missing.end() <= range.begin) continue;
-    return std::min(std::max(missing.begin(), range.begin), range.end);
+    const std::uint64_t begin = std::min(std::max(missing.begin(), range.begin), range.end);
+    return begin == range.end ? begin : begin - begin % transfer.options.chunk_bytes;
   }
   // The server lists a limited number of ranges, and has this one unless the list may be cut off.
   return response->missing_size() < 100 ? range.end : range.begin;
 }
 
-absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i,
-                                             const std::string& name, Range range) {
+absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, Range range) {
   const Range whole = range;
-  for (int failures = 1;; ++failures) {
+  std::uint64_t stored = range.begin;  // what the server had at the last failure
+  Retry retry(options(), true, options().stall_timeout);
+  for (;;) {
     v1::UploadRequest first;
-    first.set_name(name);
+    first.set_name(transfer.name);
+    first.set_version(transfer.version);
     first.set_offset(range.begin);
-    const absl::Status status = SendRange(transfer, i, std::move(first), range).status();
-    if (status.ok() || !IsTransient(status) || failures >= kMaxFailures) return status;
-    absl::SleepFor(Backoff(failures));
-    const absl::StatusOr<std::uint64_t> missing = FirstMissing(name, whole);
+    absl::Status status = SendRange(transfer, i, std::move(first), range).status();
+    if (status.ok() || transfer.abandoned || !retry.Wait(status)) return status;
+    transfer.resumed = true;
+    const absl::StatusOr<std::uint64_t> missing = FirstMissing(transfer, whole);
     if (!missing.ok()) return missing.status();
     transfer.Report(static_cast<std::int64_t>(*missing) - static_cast<std::int64_t>(range.begin));
-    range.begin = *missing;
+    if (*missing > stored) retry.Progress();
+    stored = range.begin = *missing;
     if (range.begin == range.end) return absl::OkStatus();
   }
+}
+
+absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
+  v1::SealBufferRequest request;
+  request.set_name(transfer.name);
+  request.set_version(transfer.version);
+  if (transfer.options.checksums) request.set_crc32c(transfer.Checksum());
+  auto response = Call(buffers(), &Buffers::SealBuffer, request, true, std::nullopt);
+  if (ErrorReason(response.status()) == "CHECKSUM_UNKNOWN" && transfer.resumed) {
+    // A broken stream's last message arrived after the server had been asked what it lacks, and
+    // then a second time. Both had their own checksums.
+    request.clear_crc32c();
+    response = Call(buffers(), &Buffers::SealBuffer, request, true, std::nullopt);
+  }
+  absl::Status status = response.status();
+  if (status.ok()) {
+    v1::Buffer& buffer = *response->mutable_buffer();
+    // A newer one: the server renumbers a draft that is sealed after a younger one.
+    if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() >= transfer.version &&
+        buffer.size_bytes() == transfer.size) {
+      return std::move(buffer);
+    }
+    return VersionMismatch(transfer.name, transfer.version, buffer.version());
+  }
+  // The connection may have broken after the draft had been sealed.
+  if (auto now = Get(transfer.name, transfer.version, {.timeout = absl::Seconds(5)});
+      now.ok() && now->buffer().version() == transfer.version &&
+      now->buffer().state() == v1::Buffer::STATE_READY) {
+    return std::move(*now->mutable_buffer());
+  }
+  return status;
 }
 
 absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequest& create,
@@ -232,8 +341,9 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
   const auto created = Call(buffers(), &Buffers::CreateBuffer, create, false, std::nullopt);
   if (!created.ok()) return created.status();
 
-  Transfer transfer{source, upload};
-  const std::uint64_t chunks = (size + upload.chunk_bytes - 1) / upload.chunk_bytes;
+  Transfer transfer(create.name(), size, source, upload);
+  transfer.version = created->buffer().version();
+  const std::uint64_t chunks = transfer.checksums.size();
   const std::uint64_t streams =
       std::clamp<std::uint64_t>(static_cast<std::uint64_t>(upload.streams), 1, chunks);
   const auto bound = [&](std::uint64_t i) {
@@ -244,8 +354,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     std::vector<std::jthread> threads;
     for (std::uint64_t i = 0; i < streams; ++i) {
       threads.emplace_back([&, i] {
-        absl::Status status =
-            SendRangeResuming(transfer, i, create.name(), {bound(i), bound(i + 1)});
+        absl::Status status = SendRangeResuming(transfer, i, {bound(i), bound(i + 1)});
         if (status.ok()) return;
         const std::lock_guard lock(transfer.mutex);
         if (!transfer.abandoned.exchange(true)) failure = std::move(status);
@@ -253,20 +362,37 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     }
   }
   if (failure.ok()) {
-    v1::SealBufferRequest seal;
-    seal.set_name(create.name());
-    auto sealed = Call(buffers(), &Buffers::SealBuffer, seal, true, std::nullopt);
-    if (sealed.ok()) return std::move(*sealed->mutable_buffer());
+    absl::StatusOr<v1::Buffer> sealed = Seal(transfer);
+    if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  // Deleting the name would take the buffer that was to be replaced along; then the server's own
-  // clean-up has to do.
-  if (!create.spec().replace()) {
-    v1::DeleteBufferRequest remove;
-    remove.set_name(create.name());
-    Call(buffers(), &Buffers::DeleteBuffer, remove, false, absl::Seconds(5)).IgnoreError();
-  }
+  Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}).IgnoreError();
   return failure;
+}
+
+absl::StatusOr<v1::GetBufferResponse> Client::Impl::Get(const std::string& name,
+                                                        std::uint64_t version,
+                                                        const CallOptions& call) {
+  v1::GetBufferRequest request;
+  request.set_name(name);
+  request.set_version(version);
+  return Call(buffers(), &Buffers::GetBuffer, request, true, call.timeout);
+}
+
+absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version,
+                                  const CallOptions& call) {
+  v1::DeleteBufferRequest request;
+  request.set_name(name);
+  request.set_version(version);
+  if (version != 0) {
+    // A server that does not know versions would delete all of the name.
+    const auto found = Get(name, version, call);
+    if (!found.ok()) return found.status();
+    if (const std::uint64_t actual = found->buffer().version(); actual != version) {
+      return VersionMismatch(name, version, actual);
+    }
+  }
+  return Call(buffers(), &Buffers::DeleteBuffer, request, false, call.timeout).status();
 }
 
 Source FromMemory(std::string_view bytes) {
@@ -309,51 +435,75 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
   request.set_name(name);
   request.set_offset(options.offset);
   request.set_limit(options.limit);
+  request.set_checksums(options.checksums);
   std::optional<v1::Buffer> buffer;
   std::uint64_t received = 0;
-  for (int failures = 1;; ++failures) {
+  std::uint32_t whole = 0;  // checksum of what has been received
+  const absl::Status changed =
+      MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
+                absl::StrCat("'", name, "' was replaced while its download was interrupted"));
+  // Hands a message's content on.
+  const auto take = [&](const v1::DownloadResponse& response) -> absl::Status {
+    if (response.has_buffer()) {
+      if (!buffer) {
+        buffer = response.buffer();
+        if (absl::Status status = sink(*buffer, {}); !status.ok()) return status;
+      } else if (buffer->version() != response.buffer().version()) {
+        return changed;
+      }
+    }
+    if (response.data().empty()) return absl::OkStatus();
+    if (!buffer || response.offset() != options.offset + received) {
+      return absl::InternalError("the messages of a download do not follow each other");
+    }
+    if (options.checksums) {
+      const std::uint32_t crc = Crc32c(response.data().data(), response.data().size());
+      if (response.has_crc32c() && crc != response.crc32c()) {
+        return BadChecksum(name, "crc32c", response.crc32c(), crc);
+      }
+      whole = Crc32cCombine(whole, crc, response.data().size());
+    }
+    received += response.data().size();
+    return sink(*buffer, response.data());
+  };
+  Retry retry(impl_->options(), true, impl_->options().stall_timeout);
+  for (;;) {
     if (absl::Status status = impl_->Connect(); !status.ok()) return status;
     grpc::ClientContext context;
     impl_->CountSent(request.ByteSizeLong());
     const auto reader = impl_->buffers().Download(&context, request);
     StallGuard guard(&context, impl_->options().stall_timeout);
     v1::DownloadResponse response;
-    absl::Status sink_error;
-    while (sink_error.ok() && reader->Read(&response)) {
-      guard.Progress();
+    absl::Status refused;  // by the sink, or by a check
+    while (refused.ok() && reader->Read(&response)) {
       impl_->CountReceived(response.ByteSizeLong());
-      if (response.has_buffer()) {
-        if (!buffer) {
-          buffer = response.buffer();
-          sink_error = sink(*buffer, {});
-        } else if (buffer->version() != response.buffer().version()) {
-          sink_error = MakeError(
-              absl::StatusCode::kAborted, "BUFFER_CHANGED",
-              absl::StrCat("'", name, "' was replaced while its download was interrupted"));
-        }
-      }
-      if (sink_error.ok() && !buffer) {
-        sink_error = absl::InternalError("a download that does not begin with its buffer");
-      }
-      if (sink_error.ok() && !response.data().empty()) {
-        received += response.data().size();
-        sink_error = sink(*buffer, response.data());
-      }
+      const std::uint64_t before = received;
+      refused = take(response);
+      if (received > before) retry.Progress();
+      guard.Progress();
     }
-    if (!sink_error.ok()) context.TryCancel();
-    const absl::Status status = guard.Explain(FromGrpc(reader->Finish()));
-    if (!sink_error.ok()) return sink_error;
-    if (status.ok()) {
-      if (!buffer) return absl::InternalError("a download without an answer");
+    if (!refused.ok()) context.TryCancel();
+    absl::Status status = guard.Explain(FromGrpc(reader->Finish()));
+    if (!refused.ok()) status = refused;
+    if (status.ok() && !buffer) return absl::InternalError("a download without an answer");
+    const std::uint64_t rest = buffer ? buffer->size_bytes() - options.offset : 0;
+    const std::uint64_t wanted = options.limit > 0 ? std::min(options.limit, rest) : rest;
+    // The connection may also have broken after the last byte.
+    if (status.ok() || (refused.ok() && buffer && received == wanted)) {
+      if (received != wanted) return absl::InternalError("a download that ends early");
+      if (options.checksums && received == buffer->size_bytes() && buffer->has_crc32c() &&
+          whole != buffer->crc32c()) {
+        return BadChecksum(name, "buffer.crc32c", buffer->crc32c(), whole);
+      }
       return *std::move(buffer);
     }
-    if (!IsTransient(status) || failures >= kMaxFailures) return status;
-    absl::SleepFor(Backoff(failures));
-    // The connection may have broken after the last byte: a limit of 0 would then mean the rest of
-    // the buffer.
-    if (options.limit > 0 && received >= options.limit) return *std::move(buffer);
+    if (buffer && ErrorReason(status) == "VERSION_MISMATCH") {
+      return changed;
+    }
+    if (!retry.Wait(status)) return status;
     request.set_offset(options.offset + received);
     request.set_limit(options.limit > 0 ? options.limit - received : 0);
+    if (buffer) request.set_version(buffer->version());
   }
 }
 
@@ -399,10 +549,9 @@ absl::StatusOr<v1::Buffer> Client::CreateBuffer(const std::string& name, const v
 }
 
 absl::StatusOr<v1::GetBufferResponse> Client::GetBuffer(const std::string& name,
+                                                        std::uint64_t version,
                                                         const CallOptions& call) {
-  v1::GetBufferRequest request;
-  request.set_name(name);
-  return impl_->Call(impl_->buffers(), &Buffers::GetBuffer, request, true, call.timeout);
+  return impl_->Get(name, version, call);
 }
 
 absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& prefix,
@@ -420,9 +569,11 @@ absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& p
   return buffers;
 }
 
-absl::StatusOr<v1::Buffer> Client::SealBuffer(const std::string& name, const CallOptions& call) {
+absl::StatusOr<v1::Buffer> Client::SealBuffer(const std::string& name, std::uint64_t version,
+                                              const CallOptions& call) {
   v1::SealBufferRequest request;
   request.set_name(name);
+  request.set_version(version);
   auto response = impl_->Call(impl_->buffers(), &Buffers::SealBuffer, request, true, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
@@ -440,11 +591,9 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
   return std::move(*response->mutable_buffer());
 }
 
-absl::Status Client::DeleteBuffer(const std::string& name, const CallOptions& call) {
-  v1::DeleteBufferRequest request;
-  request.set_name(name);
-  return impl_->Call(impl_->buffers(), &Buffers::DeleteBuffer, request, false, call.timeout)
-      .status();
+absl::Status Client::DeleteBuffer(const std::string& name, std::uint64_t version,
+                                  const CallOptions& call) {
+  return impl_->Delete(name, version, call);
 }
 
 absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const ResultBuffer& target,

@@ -8,7 +8,9 @@
 // Errors are absl::Status with the server's reason and figures (kernels/error.h). The client adds
 // four reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST (it
 // broke during a call), STALLED (a transfer without progress for stall_timeout) and BUFFER_CHANGED
-// (replaced between two parts of one download).
+// (replaced between two parts of one download). It answers with the server's VERSION_MISMATCH when
+// the server speaks of another version than it was asked about, and with DATA_LOSS / BAD_CHECKSUM
+// when bytes have changed on their way to it.
 #pragma once
 
 #include <cstddef>
@@ -41,9 +43,10 @@ struct ClientOptions {
   absl::Duration connect_timeout = absl::Seconds(10);
   // A transfer may take as long as it needs, but not stand still for so long.
   absl::Duration stall_timeout = absl::Seconds(60);
-  // Whether a call that was refused with QUEUE_FULL is repeated, after the server's own delay,
-  // until its deadline.
-  bool retry_queue_full = true;
+  // Whether a call that the server refuses because others hold the room (QUEUE_FULL,
+  // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated, after the server's own
+  // delay, until its deadline; a transfer for stall_timeout.
+  bool retry_refused = true;
 };
 
 struct CallOptions {
@@ -72,7 +75,8 @@ struct OperationOptions {
   std::string strategy;  // empty: the fastest correct one
   Launch launch;
   bool timing = false;  // whether the answer has kernel_us
-  // Keeps an array result on the device; absent: the answer carries it, up to 4 MiB.
+  // Keeps an array result on the device; absent: the answer carries it, up to
+  // Limits.max_inline_result_bytes.
   std::optional<ResultBuffer> target;
   std::optional<absl::Duration> timeout;  // absent: that of the client
 };
@@ -97,8 +101,12 @@ struct UploadOptions {
   // Of one message; a multiple of 64, at most 4 MiB less some room for the rest of the message.
   std::size_t chunk_bytes = std::size_t{1} << 20;
   // 1: one stream, which the server undoes when it breaks. More: that many connections fill ranges
-  // of the buffer, and a broken one resumes where it stood.
+  // of a draft, and a broken one resumes where it stood; on failure the draft is deleted, and
+  // nothing else of that name.
   int streams = 1;
+  // CRC-32C of every message and of the whole array, which the server checks. What arrives damaged
+  // is sent again.
+  bool checksums = true;
   // Called with the bytes sent so far, from the sending threads, one at a time.
   std::function<void(std::uint64_t sent)> progress;
 };
@@ -106,6 +114,9 @@ struct UploadOptions {
 struct DownloadOptions {
   std::uint64_t offset = 0;  // first byte
   std::uint64_t limit = 0;   // at most so many bytes; 0: to the end
+  // Asks for the CRC-32C of every message and checks it, and that of the whole buffer when the
+  // server knows it and the download is one of the whole. What arrives damaged is fetched again.
+  bool checksums = true;
 };
 
 // What the messages of a client have measured so far, without the framing of HTTP/2.
@@ -116,7 +127,11 @@ struct Traffic {
 
 // Thread safe. Connects at the first call and again after the connection broke. Calls that may run
 // twice without harm (all but creating, deleting and storing results) are repeated a few times when
-// the server is UNAVAILABLE.
+// the server is UNAVAILABLE, and any call when the server refused it because it is DRAINING or has
+// no room (ClientOptions::retry_refused).
+//
+// Where a method takes a version, 0 means any, and another one is that of the buffer or draft that
+// is meant.
 class Client {
  public:
   explicit Client(ClientOptions options = {});
@@ -137,11 +152,13 @@ class Client {
   absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
                                       const DownloadOptions& options = {});
   absl::StatusOr<v1::GetBufferResponse> GetBuffer(const std::string& name,
+                                                  std::uint64_t version = 0,
                                                   const CallOptions& call = {});
   // All pages.
   absl::StatusOr<std::vector<v1::Buffer>> ListBuffers(const std::string& prefix = {},
                                                       const CallOptions& call = {});
-  absl::StatusOr<v1::Buffer> SealBuffer(const std::string& name, const CallOptions& call = {});
+  absl::StatusOr<v1::Buffer> SealBuffer(const std::string& name, std::uint64_t version = 0,
+                                        const CallOptions& call = {});
   // Renews the ttl from now; absent: the buffer never expires.
   absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
                                           std::optional<absl::Duration> ttl,
@@ -152,7 +169,9 @@ class Client {
                                         std::optional<DType> dtype = std::nullopt,
                                         const std::string& device = {},
                                         const CallOptions& call = {});
-  absl::Status DeleteBuffer(const std::string& name, const CallOptions& call = {});
+  // Without a version: the buffer and all drafts of the name.
+  absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
+                            const CallOptions& call = {});
 
   absl::StatusOr<v1::DotResponse> Dot(const Operand& a, const Operand& b,
                                       const OperationOptions& options = {});

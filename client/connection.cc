@@ -1,5 +1,6 @@
 #include "client/connection.h"
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <string_view>
@@ -15,8 +16,43 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kRetryDelay = "retry_delay_ms";
-// An inline result of 4 MiB and the message around it.
+// Of a server that asks for more patience than this, the wish is granted only in part.
+constexpr absl::Duration kLongestDelay = absl::Seconds(10);
+// Well above what a server puts into a message: chunks of 1 MiB, and inline results, which it keeps
+// below gRPC's default of 4 MiB.
 constexpr int kMaxReceiveBytes = 8 << 20;
+
+double Random(double low, double high) {
+  thread_local std::minstd_rand random(std::random_device{}());
+  return std::uniform_real_distribution<double>(low, high)(random);
+}
+
+// The pause before repetition number `failures` >= 1: doubles from 100 ms to 2 s, with jitter
+// against herds.
+absl::Duration Backoff(int failures) {
+  return std::min(absl::Milliseconds(100) * (1 << std::min(failures - 1, 10)), absl::Seconds(2)) *
+         Random(0.5, 1);
+}
+
+// The delay of a refusal's RetryInfo.
+std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
+  const auto metadata = ErrorMetadata(status);
+  const auto it = metadata.find(std::string(kRetryDelay));
+  std::int64_t ms = 0;
+  if (it == metadata.end() || !absl::SimpleAtoi(it->second, &ms)) return std::nullopt;
+  return absl::Milliseconds(ms);
+}
+
+// The connection or the bytes broke, not the request.
+bool IsTransient(const absl::Status& status) {
+  const std::string reason = ErrorReason(status);
+  // Without a reason it is the error of a source or a sink. After DEVICE_LOST and a restart the
+  // buffers are gone: repeating cannot help. UNREACHABLE has waited long enough.
+  if (absl::IsUnavailable(status)) {
+    return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE";
+  }
+  return absl::IsDataLoss(status) && reason == "BAD_CHECKSUM";
+}
 
 }  // namespace
 
@@ -37,9 +73,9 @@ absl::Status FromGrpc(const grpc::Status& status) {
     }
     for (const google::protobuf::Any& detail : details.details()) {
       if (detail.UnpackTo(&retry)) {
-        const std::int64_t ms =
-            retry.retry_delay().seconds() * 1000 + retry.retry_delay().nanos() / 1'000'000;
-        SetErrorMetadata(error, kRetryDelay, std::to_string(ms));
+        const absl::Duration delay = absl::Seconds(retry.retry_delay().seconds()) +
+                                     absl::Nanoseconds(retry.retry_delay().nanos());
+        SetErrorMetadata(error, kRetryDelay, std::to_string(absl::ToInt64Milliseconds(delay)));
       }
     }
   }
@@ -51,33 +87,34 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return error;
 }
 
-bool IsTransient(const absl::Status& status) {
-  // After DEVICE_LOST and a restart the buffers are gone: repeating cannot help. UNREACHABLE has
-  // waited long enough.
-  const std::string reason = ErrorReason(status);
-  return absl::IsUnavailable(status) && reason != "DEVICE_LOST" && reason != "UNREACHABLE";
+gpr_timespec After(absl::Duration duration) {
+  // gpr counts nanoseconds in 64 bits.
+  if (duration >= absl::Hours(24 * 36500)) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(duration), GPR_TIMESPAN));
 }
 
-absl::Duration Backoff(int failures) {
-  thread_local std::minstd_rand random(std::random_device{}());
-  const absl::Duration longest =
-      std::min(absl::Milliseconds(100) * (1 << std::min(failures - 1, 10)), absl::Seconds(2));
-  return longest * std::uniform_real_distribution<double>(0.5, 1.0)(random);
+void Retry::Progress() {
+  failures_ = 0;
+  since_ = Clock::now();
 }
 
-std::optional<absl::Duration> Connection::Pause(const absl::Status& status, int failures,
-                                                bool idempotent) const {
-  if (ErrorReason(status) == "QUEUE_FULL") {
-    if (!options_.retry_queue_full) return std::nullopt;
-    std::int64_t ms = 0;
-    const auto metadata = ErrorMetadata(status);
-    if (const auto it = metadata.find(std::string(kRetryDelay)); it != metadata.end()) {
-      if (!absl::SimpleAtoi(it->second, &ms)) ms = 0;
-    }
-    return std::max(absl::Milliseconds(ms), Backoff(failures));
+bool Retry::Wait(const absl::Status& failure) {
+  ++failures_;
+  absl::Duration pause = Backoff(failures_);
+  const std::optional<absl::Duration> delay = RetryDelay(failure);
+  if (absl::IsResourceExhausted(failure) && delay) {
+    // The server did nothing: repeating is safe whatever the call.
+    if (!options_.retry_refused) return false;
+    pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
+  } else {
+    // A server that stops has done nothing either; its successor may be there by the next attempt.
+    const bool safe = idempotent_ || ErrorReason(failure) == "DRAINING";
+    if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return false;
   }
-  if (!idempotent || !IsTransient(status) || failures >= kMaxFailures) return std::nullopt;
-  return Backoff(failures);
+  if (absl::FromChrono(Clock::now() - since_) + pause >= patience_) return false;
+  absl::SleepFor(pause);
+  return true;
 }
 
 std::shared_ptr<grpc::Channel> Connection::channel(std::size_t i) {
@@ -97,9 +134,9 @@ std::shared_ptr<grpc::Channel> Connection::channel(std::size_t i) {
   return channels_[i];
 }
 
-absl::Status Connection::Connect(absl::Time deadline, std::size_t i) {
-  const absl::Time limit = std::min(deadline, absl::Now() + options_.connect_timeout);
-  if (channel(i)->WaitForConnected(absl::ToChronoTime(limit))) return absl::OkStatus();
+absl::Status Connection::Connect(gpr_timespec deadline, std::size_t i) {
+  const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
+  if (channel(i)->WaitForConnected(limit)) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, "UNREACHABLE",
                    absl::StrCat("no server answers at ", options_.server),
                    {{"server", options_.server}});
@@ -118,16 +155,15 @@ StallGuard::~StallGuard() {
 }
 
 void StallGuard::Watch(grpc::ClientContext* context) {
+  // Beyond any transfer, and short enough to be added to a point in time.
+  const auto timeout = absl::ToChronoNanoseconds(std::min(timeout_, absl::Hours(24 * 36500)));
   std::unique_lock lock(mutex_);
-  std::uint64_t seen = progress_;
-  while (!end_.wait_for(lock, absl::ToChronoNanoseconds(timeout_), [this] { return ended_; })) {
-    const std::uint64_t now = progress_;
-    if (now == seen) {
-      stalled_ = true;
-      context->TryCancel();
-      return;
-    }
-    seen = now;
+  for (Clock::time_point last = last_;; last = last_) {
+    if (end_.wait_until(lock, last + timeout, [this] { return ended_; })) return;
+    if (last != last_.load()) continue;
+    stalled_ = true;
+    context->TryCancel();
+    return;
   }
 }
 

@@ -4,8 +4,8 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -28,14 +28,34 @@ namespace tessera {
 // its RetryInfo as metadata "retry_delay_ms".
 absl::Status FromGrpc(const grpc::Status& status);
 
-// Whether a transfer or an idempotent call may be repeated after this error.
-bool IsTransient(const absl::Status& status);
+// A moment so far from now, by a clock that nobody sets.
+gpr_timespec After(absl::Duration duration);
 
-// The pause before repetition number `failures` >= 1: doubles from 100 ms to 2 s, with jitter
-// against herds.
-absl::Duration Backoff(int failures);
+// Decides whether a call or a transfer is tried again after a failure. One that the server refused
+// for want of room (it says so with a RetryInfo) is tried again for as long as `patience` lasts.
+// One that broke (no connection, damaged bytes) is, when it is idempotent, up to kMaxFailures times
+// in a row without progress. Not thread safe.
+class Retry {
+ public:
+  static constexpr int kMaxFailures = 5;
 
-inline constexpr int kMaxFailures = 5;
+  Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
+      : options_(options), idempotent_(idempotent), patience_(patience), since_(Clock::now()) {}
+
+  // The failures before it do not count any more, and patience begins anew.
+  void Progress();
+  // Sleeps until it is time for the next attempt. False, at once: the failure is final.
+  bool Wait(const absl::Status& failure);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const ClientOptions& options_;
+  const bool idempotent_;
+  const absl::Duration patience_;
+  Clock::time_point since_;
+  int failures_ = 0;
+};
 
 // Thread safe.
 class Connection {
@@ -49,23 +69,20 @@ class Connection {
 
   // Waits until channel i is connected: UNAVAILABLE / UNREACHABLE after connect_timeout or at the
   // deadline.
-  absl::Status Connect(absl::Time deadline = absl::InfiniteFuture(), std::size_t i = 0);
+  absl::Status Connect(gpr_timespec deadline = After(absl::InfiniteDuration()), std::size_t i = 0);
 
-  // Runs attempt(context) until it succeeds, fails for good, or the deadline comes. A transient
-  // failure is repeated only when the call is idempotent; a full queue refused the call before it
-  // did anything.
+  // Runs attempt(context) until it succeeds, fails for good, or the deadline comes.
   template <class Attempt>
   absl::Status Repeat(std::optional<absl::Duration> timeout, bool idempotent, Attempt&& attempt) {
-    const absl::Time deadline = absl::Now() + timeout.value_or(options_.timeout);
-    for (int failures = 1;; ++failures) {
+    const absl::Duration limit = timeout.value_or(options_.timeout);
+    const gpr_timespec deadline = After(limit);
+    Retry retry(options_, idempotent, limit);
+    for (;;) {
       if (absl::Status status = Connect(deadline); !status.ok()) return status;
       grpc::ClientContext context;
-      context.set_deadline(absl::ToChronoTime(deadline));
+      context.set_deadline(deadline);
       absl::Status status = FromGrpc(attempt(&context));
-      if (status.ok()) return status;
-      const std::optional<absl::Duration> pause = Pause(status, failures, idempotent);
-      if (!pause || absl::Now() + *pause >= deadline) return status;
-      absl::SleepFor(*pause);
+      if (status.ok() || !retry.Wait(status)) return status;
     }
   }
 
@@ -89,10 +106,6 @@ class Connection {
   Traffic traffic() const { return {sent_, received_}; }
 
  private:
-  // Nothing: the error is final.
-  std::optional<absl::Duration> Pause(const absl::Status& status, int failures,
-                                      bool idempotent) const;
-
   const ClientOptions options_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // guarded by mutex_
@@ -100,21 +113,23 @@ class Connection {
   std::atomic<std::uint64_t> received_{0};
 };
 
-// Cancels a stream that makes no progress for a time. The sides of a broken network may otherwise
-// wait for each other for many minutes.
+// Cancels a stream that makes no progress for a time; an infinite one is no limit. The sides of a
+// broken network may otherwise wait for each other for many minutes.
 class StallGuard {
  public:
   StallGuard(grpc::ClientContext* context, absl::Duration timeout);
   ~StallGuard();
-  void Progress() { ++progress_; }
+  void Progress() { last_ = Clock::now(); }
   // `status`, or DEADLINE_EXCEEDED / STALLED when the guard was what ended the stream.
   absl::Status Explain(absl::Status status) const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void Watch(grpc::ClientContext* context);
 
   const absl::Duration timeout_;
-  std::atomic<std::uint64_t> progress_{0};
+  std::atomic<Clock::time_point> last_{Clock::now()};
   std::atomic<bool> stalled_{false};
   std::mutex mutex_;
   std::condition_variable end_;

@@ -382,7 +382,7 @@ TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
   for (int i = 0; i < 3; ++i) busy.emplace_back(call);
 
   ClientOptions impatient = FastOptions(server_->address());
-  impatient.retry_queue_full = false;
+  impatient.retry_refused = false;
   Client other(impatient);
   OperationOptions options;
   options.timeout = absl::Milliseconds(300);
