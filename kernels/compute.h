@@ -127,8 +127,6 @@ struct RunOptions {
   Pace* pace = nullptr;
 };
 inline absl::Status WarmUp(Lane&, Pace&, bool) { return absl::OkStatus(); }
-absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out);
-inline absl::Status RunCopy(Lane& lane, const View& view, DType dtype, Device&, void* out) { return RunCopy(lane, view, dtype, out); }
 
 struct Stats {
   std::string_view strategy;

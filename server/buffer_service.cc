@@ -694,7 +694,13 @@ class BufferService::CopyCall final : public LaneCall {
     ResultBuffer copy(core().store(), spec_);
     absl::StatusOr<void*> memory = copy.Open();
     if (!memory.ok()) return memory.status();
-    absl::Status status = RunCopy(lane, view_, spec_.type.dtype, *spec_.device, *memory);
+    absl::Status status;
+    if (spec_.device == &lane.device()) {
+      status = RunCopy(lane, view_, spec_.type.dtype, *memory);
+    } else {
+      const Core::Bridge bridge = core().BridgeTo(*spec_.device);
+      status = RunCopyAcross(lane, view_, spec_.type.dtype, bridge.lane, *memory);
+    }
     if (!status.ok()) return status;
     if (lane.stopped()) return CallerLeft();
     absl::StatusOr<BufferInfo> info = copy.Seal();

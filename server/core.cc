@@ -87,6 +87,9 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
         *device,
         {.workers = kTransferWorkers, .queue_length = std::numeric_limits<std::size_t>::max()});
     if (!transfers.ok()) return transfers.status();
+    absl::StatusOr<std::unique_ptr<Lane>> bridge = MakeLane(*device);
+    if (!bridge.ok()) return bridge.status();
+    place->bridge = *std::move(bridge);
     place->compute = *std::move(compute);
     place->transfers = *std::move(transfers);
     core->places_[device.get()] = std::move(place);
@@ -108,6 +111,11 @@ absl::StatusOr<Device*> Core::FindDevice(std::string_view name) const {
         absl::StrJoin(devices_, ", ", [](std::string* out, const std::unique_ptr<Device>& device) {
           *out += device->info().name;
         })}});
+}
+
+Core::Bridge Core::BridgeTo(const Device& device) {
+  Place& place = *places_.at(&device);
+  return {std::unique_lock(place.bridge_mutex), *place.bridge};
 }
 
 absl::Status Core::CheckSize(std::uint64_t bytes) const {

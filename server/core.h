@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string_view>
 #include <type_traits>
@@ -43,6 +44,14 @@ class Core {
   // number of streams bounds the queue, and no operation waits behind an upload.
   Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
 
+  // A lane that receives copies from other devices. It belongs to the caller as long as he holds the
+  // lock, for which he may have to wait.
+  struct Bridge {
+    std::unique_lock<std::mutex> lock;
+    Lane& lane;
+  };
+  Bridge BridgeTo(const Device& device);
+
   // Beside buffers: what operations need of a device while they run.
   const Budget& scratch(const Device& device) const { return places_.at(&device)->scratch; }
   // Messages: requests from their acceptance to their end, those of streams, inline results.
@@ -75,9 +84,11 @@ class Core {
 
  private:
   struct Place {
-    Place(std::uint64_t scratch_limit) : scratch(scratch_limit) {}
+    explicit Place(std::uint64_t scratch_limit) : scratch(scratch_limit) {}
     Budget scratch;
     Pace pace;
+    std::mutex bridge_mutex;
+    std::unique_ptr<Lane> bridge;
     std::unique_ptr<Executor> compute;
     std::unique_ptr<Executor> transfers;
   };

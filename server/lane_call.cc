@@ -40,7 +40,7 @@ void LaneCall::Run(Lane& lane) {
 void LaneCall::End(const absl::Status& status) {
   Release();
   request_memory_ = Charge();
-  Finish(method_, context_, *this, status);
+  tessera::Finish(method_, context_, *this, status);
 }
 
 void LaneCall::OnCancel() {

@@ -104,8 +104,8 @@ std::uint64_t MemoryLimit::Resolve(std::uint64_t free_bytes) const {
                     : static_cast<std::uint64_t>(fraction * static_cast<double>(free_bytes));
 }
 
-std::uint64_t Options::ScratchLimit(std::uint64_t memory_limit) const {
-  return scratch_limit != 0 ? scratch_limit : std::max(memory_limit / 16, kLeastScratch);
+std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
+  return scratch_limit != 0 ? scratch_limit : std::max(buffers / 16, kLeastScratch);
 }
 
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {

@@ -57,7 +57,7 @@ struct Options {
 
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
   // at least 64 MiB.
-  std::uint64_t ScratchLimit(std::uint64_t memory_limit) const;
+  std::uint64_t ScratchLimit(std::uint64_t buffers) const;
 };
 
 // Reads the command line, the environment and the file. Nothing: the process is done, with

@@ -18,6 +18,7 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "kernels/error.h"
+#include "server/log.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
