@@ -47,6 +47,7 @@ constexpr Strategy<DotProblem> kDotFixedTree = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = nullptr,
+    .reads_views = true,
 };
 
 }  // namespace tessera

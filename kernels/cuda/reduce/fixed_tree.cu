@@ -54,6 +54,7 @@ constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = nullptr,
+    .reads_views = true,
 };
 
 }  // namespace tessera
