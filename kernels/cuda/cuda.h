@@ -134,6 +134,8 @@ class CudaLane final : public Lane {
   double StopTimer() override;
 
   Mailbox mailbox();
+  // Enqueues what makes the mailbox zero again, for who leaves before all values are received.
+  void ClearMailbox();
   // kTickets counters in device memory, which are zero whenever no kernel of the lane runs: a
   // kernel that counts with one sets it back, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
@@ -179,6 +181,10 @@ inline CudaLane& Cuda(Lane& lane) {
 // Enqueues the copy of a view's elements to out, in row-major order and without gaps. The view's
 // device is current.
 void GatherAsync(const View& view, void* out, cudaStream_t stream);
+
+// The same of elements [first, first + count) in row-major order.
+void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
+                      cudaStream_t stream);
 
 // Enqueues the conversion of n contiguous elements. Their device is current.
 void ConvertAsync(const void* in, DType from, void* out, DType to, std::int64_t n,

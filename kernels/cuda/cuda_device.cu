@@ -20,6 +20,7 @@ namespace {
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
 // The mailbox's ticket has a sector of its own: the slots are read while it is written.
 constexpr std::size_t kTicketBytes = 256;
+constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
 // What the pool rounds sizes up to.
 constexpr std::size_t kPoolUnit = 512;
 // Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
@@ -276,7 +277,7 @@ CudaLane::CudaLane(CudaDevice& device)
     slot.memory = MakePinnedMemory(kSlotBytes);
   }
   try {
-    mailbox_ = AllocateZeros(kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2));
+    mailbox_ = AllocateZeros(kMailboxBytes);
     tickets_ = AllocateZeros(kTickets * sizeof(std::uint32_t));
     Synchronize();
   } catch (...) {
@@ -416,6 +417,10 @@ double CudaLane::StopTimer() {
 Mailbox CudaLane::mailbox() {
   auto* bytes = static_cast<unsigned char*>(mailbox_);
   return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<ulonglong2*>(bytes + kTicketBytes)};
+}
+
+void CudaLane::ClearMailbox() {
+  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, stream_.get()));
 }
 
 void* CudaLane::AllocateZeros(std::size_t bytes) {

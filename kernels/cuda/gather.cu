@@ -57,10 +57,11 @@ struct KernelLayout {
 };
 
 template <class E, class Index>
-__global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index n, E* out) {
+__global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index first, Index n,
+                               E* out) {
   const std::int64_t thread = GridThread();
   if (thread >= static_cast<std::int64_t>(n)) return;
-  auto rest = static_cast<Index>(thread);
+  Index rest = first + static_cast<Index>(thread);
   std::int64_t offset = 0;
 #pragma unroll
   for (int i = kMaxRank - 1; i > 0;
@@ -95,7 +96,8 @@ __global__ void TransposeTiles(const E* in, std::int64_t rows, std::int64_t colu
 }
 
 template <class E, class Index>
-void GatherIndexed(const E* in, const Layout& layout, std::int64_t n, E* out, cudaStream_t stream) {
+void GatherIndexed(const E* in, const Layout& layout, std::int64_t first, std::int64_t n, E* out,
+                   cudaStream_t stream) {
   KernelLayout<Index> argument{};
   argument.rank = layout.rank;
   for (std::size_t i = 0; i < kMaxRank; ++i) {
@@ -103,8 +105,20 @@ void GatherIndexed(const E* in, const Layout& layout, std::int64_t n, E* out, cu
     argument.strides[i] = layout.strides[i];
   }
   const auto blocks = static_cast<unsigned>(CeilDiv(n, kBlock));
-  GatherElements<E, Index><<<blocks, kBlock, 0, stream>>>(in, argument, static_cast<Index>(n), out);
+  GatherElements<E, Index><<<blocks, kBlock, 0, stream>>>(in, argument, static_cast<Index>(first),
+                                                          static_cast<Index>(n), out);
   CUDA_CHECK_LAUNCH(GatherElements);
+}
+
+// Elements [first, first + n).
+template <class E>
+void GatherAnyIndexed(const E* in, const Layout& layout, std::int64_t first, std::int64_t n, E* out,
+                      cudaStream_t stream) {
+  if (first + n <= std::numeric_limits<std::uint32_t>::max()) {
+    GatherIndexed<E, std::uint32_t>(in, layout, first, n, out, stream);
+  } else {
+    GatherIndexed<E, std::uint64_t>(in, layout, first, n, out, stream);
+  }
 }
 
 template <class E>
@@ -123,11 +137,16 @@ void GatherElementsOf(const View& view, E* out, cudaStream_t stream) {
     TransposeTiles<E><<<static_cast<unsigned>(tiles), dim3(kTile, kTileRows), 0, stream>>>(
         in, layout.extents[0], layout.extents[1], layout.strides[1], out);
     CUDA_CHECK_LAUNCH(TransposeTiles);
-  } else if (n <= std::numeric_limits<std::uint32_t>::max()) {
-    GatherIndexed<E, std::uint32_t>(in, layout, n, out, stream);
   } else {
-    GatherIndexed<E, std::uint64_t>(in, layout, n, out, stream);
+    GatherAnyIndexed(in, layout, 0, n, out, stream);
   }
+}
+
+template <class E>
+void GatherRangeOf(const View& view, std::int64_t first, std::int64_t count, E* out,
+                   cudaStream_t stream) {
+  if (count > 0)
+    GatherAnyIndexed(static_cast<const E*>(view.data), Merge(view), first, count, out, stream);
 }
 
 }  // namespace
@@ -140,6 +159,18 @@ void GatherAsync(const View& view, void* out, cudaStream_t stream) {
       return GatherElementsOf(view, static_cast<std::uint32_t*>(out), stream);
     default:
       return GatherElementsOf(view, static_cast<std::uint64_t*>(out), stream);
+  }
+}
+
+void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
+                      cudaStream_t stream) {
+  switch (SizeOf(view.dtype)) {
+    case 2:
+      return GatherRangeOf(view, first, count, static_cast<std::uint16_t*>(out), stream);
+    case 4:
+      return GatherRangeOf(view, first, count, static_cast<std::uint32_t*>(out), stream);
+    default:
+      return GatherRangeOf(view, first, count, static_cast<std::uint64_t*>(out), stream);
   }
 }
 

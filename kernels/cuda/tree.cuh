@@ -25,6 +25,10 @@
 //   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
 //   block 2 ---- chunk 2 ----> slot 2 --'
 //
+// Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time,
+// and each piece is a launch. Tickets count on from launch to launch, so that the last block of the
+// last one to start is the receiver, and what the others have sent waits in the mailbox.
+//
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
 
@@ -46,6 +50,8 @@ struct TreeWork {
   bool mirror;
   Mailbox mailbox;
   Scalar* result;
+  std::int64_t first, end;  // the chunks of this launch
+  unsigned last_ticket;     // the receiver's: all blocks of all launches, less one
 };
 
 template <class C>
@@ -461,17 +467,17 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
   if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
 
 #pragma unroll 1
-  for (std::int64_t chunk = blockIdx.x; chunk < tree.chunks; chunk += gridDim.x) {
+  for (std::int64_t chunk = work.first + blockIdx.x; chunk < work.end; chunk += gridDim.x) {
     const std::int64_t begin = chunk * tree.chunk;
     const std::int64_t end = min(tree.n, begin + tree.chunk);
 #pragma unroll 1
     for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
          lane += static_cast<int>(blockDim.x))
       cells[lane] = FoldLane<C, kPlacement>(in, work, begin, end, lane);
-    if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
+    if (threadIdx.x == 0) receiver = !alone && ticket == work.last_ticket;
     __syncthreads();  // cells and receiver are written
     Deliver<C>(cells, work, chunk, alone, direct, receiver, received);
-    if (chunk + gridDim.x < tree.chunks) __syncthreads();  // cells have been read
+    if (chunk + gridDim.x < work.end) __syncthreads();  // cells have been read
   }
   if (alone || !receiver) return;
 
@@ -603,14 +609,9 @@ inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& lau
 }
 
 template <class C>
-void LaunchTree(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& launch, Scalar* result,
-                CudaLane& lane) {
-  const Tree& tree = launch.tree;
-  const TreeWork work = {tree, op, IsMirrored(op), tree.chunks > 1 ? lane.mailbox() : Mailbox{},
-                         result};
-  const auto grid = static_cast<unsigned>(
-      launch.grid == 0 ? tree.chunks : std::min<std::int64_t>(launch.grid, tree.chunks));
-  const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
+void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned grid, unsigned block,
+                    CudaLane& lane) {
+  const Tree& tree = work.tree;
   bool aligned = true, alike = C::kOperands > 1;
   for (const auto* x : in.x) {
     const auto place = reinterpret_cast<std::uintptr_t>(x) % kTreeVectorBytes;
@@ -632,6 +633,71 @@ void LaunchTree(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& launch
     launch_kernel(FoldTree<C, Placement::kAny>);
   }
   CUDA_CHECK_LAUNCH(FoldTree);
+}
+
+// Bytes of a piece of an operand that is not contiguous: enough to outlast its launches.
+inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
+
+// views: of operands that are not contiguous, null for others.
+template <class C>
+void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], ReduceOp op,
+                const TreeLaunch& launch, Scalar* result, CudaLane& lane) {
+  using T = typename C::Element;
+  const Tree& tree = launch.tree;
+  const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
+  const auto blocks = [&](std::int64_t chunks) {
+    return launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
+  };
+  // Chunks of a piece.
+  std::int64_t piece = tree.chunks;
+  int copies = 0;
+  for (const View* view : views) copies += view != nullptr;
+  if (copies > 0) {
+    std::int64_t most = kTreePieceBytes;
+    if (const Budget* budget = lane.scratch_budget(); budget != nullptr)
+      most = static_cast<std::int64_t>(
+          std::min<std::uint64_t>(static_cast<std::uint64_t>(most), budget->limit() / 4));
+    const auto chunk_bytes = tree.chunk * static_cast<std::int64_t>(sizeof(T)) * copies;
+    piece = std::clamp<std::int64_t>(most / chunk_bytes, 1, tree.chunks);
+  }
+  const std::int64_t whole = tree.chunks / piece, rest = tree.chunks % piece;
+  TreeWork work = {
+      tree,   op, IsMirrored(op), tree.chunks > 1 ? lane.mailbox() : Mailbox{},
+      result, 0,  tree.chunks,    static_cast<unsigned>(whole * blocks(piece) + blocks(rest) - 1)};
+  if (copies == 0)
+    return LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(piece)), block, lane);
+
+  T* copy[C::kOperands] = {};
+  for (int o = 0; o < C::kOperands; ++o) {
+    // What follows a vector is loaded with it where another operand is not aligned.
+    if (views[o] != nullptr)
+      copy[o] = static_cast<T*>(lane.Scratch(
+          static_cast<std::size_t>(piece * tree.chunk) * sizeof(T) + kTreeVectorBytes));
+  }
+  try {
+    for (; work.first < tree.chunks && !lane.stopped(); work.first = work.end) {
+      work.end = std::min(tree.chunks, work.first + piece);
+      const std::int64_t begin = work.first * tree.chunk;
+      const std::int64_t count = std::min(tree.n, work.end * tree.chunk) - begin;
+      for (int o = 0; o < C::kOperands; ++o) {
+        if (views[o] == nullptr) continue;
+        if (piece == tree.chunks) {
+          GatherAsync(*views[o], copy[o], lane.stream());
+        } else {
+          GatherRangeAsync(*views[o], begin, count, copy[o], lane.stream());
+        }
+        // Where element 0 would stand; chunks are multiples of 16 bytes.
+        in.x[o] = reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(copy[o]) -
+                                             static_cast<std::uintptr_t>(begin) * sizeof(T));
+      }
+      LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(work.end - work.first)), block,
+                        lane);
+    }
+  } catch (...) {
+    lane.ClearMailbox();
+    throw;
+  }
+  if (work.first < tree.chunks) lane.ClearMailbox();
 }
 
 // Instantiated in tree_*.cu for every T, so that rows share the kernels.

@@ -9,15 +9,15 @@ template <class T, bool kCompensated>
 void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaLane& lane) {
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     using C = decltype(kind);
-    LaunchTree<C>({{static_cast<const T*>(p.x)}}, p.op, launch, p.result, lane);
+    LaunchTree<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.op, launch, p.result, lane);
   });
 }
 
 template <class T, bool kCompensated>
 void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaLane& lane) {
   using C = decltype(DotColumnsType<T, kCompensated>());
-  LaunchTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, ReduceOp::kSum, launch,
-                p.result, lane);
+  LaunchTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, {p.a_view, p.b_view},
+                ReduceOp::kSum, launch, p.result, lane);
 }
 
 #define TESSERA_TREE_INSTANCES(T)                                                               \

@@ -52,6 +52,7 @@ constexpr Strategy<DotProblem> kDotCompensated = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = nullptr,
+    .reads_views = true,
 };
 
 }  // namespace tessera

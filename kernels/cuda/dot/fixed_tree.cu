@@ -50,6 +50,7 @@ constexpr Strategy<DotProblem> kDotFixedTree = {
     .left_range = TreeLeftRange<DotProblem>,
     .launch_wide = Enqueue<true>,
     .missing = nullptr,
+    .reads_views = true,
 };
 
 }  // namespace tessera

@@ -560,6 +560,11 @@ std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? TensorRefusal(p) : "m or n of at most 32";
 }
 
+// The small operand may need a copy with k along the rows.
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  return CopyScratch<float>(std::min(p.m, p.n), p.k);
+}
+
 }  // namespace
 
 extern const Strategy<MatmulProblem> kMatmulSkinnyTma;
@@ -577,6 +582,7 @@ constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
     .launch = Enqueue,
     .missing = TensorMissing,
     .refuses = Refuses,
+    .scratch = ScratchOf,
 };
 
 }  // namespace tessera

@@ -1092,6 +1092,24 @@ inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t
   return cost;
 }
 
+// Scratch memory of a copy of a matrix, in parts.
+template <class T>
+std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1) {
+  return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
+}
+
+// Of sums on their way to c, at most: where the copy engine cannot write c, of all; where k is cut,
+// of as many as there are pieces, and where tiles come in parts, of a tile for each multiprocessor:
+// GPUs with these units have up to 160, and the largest tile is 128 x 256.
+inline std::uint64_t SumsScratch(const MatmulProblem& p) {
+  constexpr std::uint64_t kTiles = std::uint64_t{160} * 128 * 256 * sizeof(float);
+  const std::uint64_t all = CopyScratch<float>(p.m, p.n);
+  const bool copies_c = !IsBoxWritable(p.c, p.n * static_cast<std::int64_t>(SizeOf(p.out_dtype)));
+  // k is cut into pieces of 128 steps and more.
+  const auto pieces = static_cast<std::uint64_t>(p.k / 128 + 1);
+  return std::max(copies_c ? all : 0, all > kTiles / pieces ? kTiles : all * pieces);
+}
+
 // Launches: by way of scratch memory where k is cut, or where the copy engine cannot write c.
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
@@ -1166,6 +1184,18 @@ inline Cost TensorCost16(const MatmulProblem& p) {
   const bool rounds = SizeOf(p.dtype) != 2;
   return TensorCost(p, 256, 2, 1, rounds || !IsBoxAligned(p.a, p.m, p.lda * 2),
                     rounds || !IsBoxAligned(p.b, p.n, p.ldb * 2));
+}
+
+inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
+  const bool rounds = SizeOf(p.dtype) != 2;
+  // Both kinds of elements have one size.
+  const auto copy = [&](const void* data, std::int64_t rows, std::int64_t columns,
+                        std::int64_t pitch) {
+    return rounds || !IsBoxAligned(data, rows, pitch * 2) ? CopyScratch<Half>(rows, columns) : 0;
+  };
+  return SumsScratch(p) +
+         (p.transpose_a ? copy(p.a, p.k, p.m, p.lda) : copy(p.a, p.m, p.k, p.lda)) +
+         (p.transpose_b ? copy(p.b, p.n, p.k, p.ldb) : copy(p.b, p.k, p.n, p.ldb));
 }
 
 template <class T>

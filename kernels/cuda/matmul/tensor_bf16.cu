@@ -52,6 +52,7 @@ constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .launch = Enqueue,
     .missing = TensorMissing,
     .refuses = Refuses,
+    .scratch = TensorScratch16,
 };
 
 }  // namespace tessera

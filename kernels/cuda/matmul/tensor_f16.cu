@@ -41,6 +41,7 @@ constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
     .launch = Enqueue,
     .missing = TensorMissing,
     .refuses = Refuses,
+    .scratch = TensorScratch16,
 };
 
 }  // namespace tessera

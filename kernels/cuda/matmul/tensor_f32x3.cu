@@ -199,6 +199,12 @@ double Roundoff(const MatmulProblem& p) {
 
 Cost CostOf(const MatmulProblem& p) { return TensorCost(p, 128, sizeof(T), kParts, true, true); }
 
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  return SumsScratch(p) +
+         (p.transpose_a ? CopyScratch<T>(p.k, p.m, kParts) : CopyScratch<T>(p.m, p.k, kParts)) +
+         (p.transpose_b ? CopyScratch<T>(p.n, p.k, kParts) : CopyScratch<T>(p.k, p.n, kParts));
+}
+
 std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
@@ -220,6 +226,7 @@ constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .launch = Enqueue,
     .missing = TensorMissing,
     .refuses = Refuses,
+    .scratch = ScratchOf,
 };
 
 }  // namespace tessera

@@ -226,6 +226,19 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   });
 }
 
+// Of operands that are not in packs of 16 bytes.
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  constexpr std::int64_t kPack = Pack<Half>::kSize;  // of either type
+  const auto copy = [](const void* data, std::int64_t pitch, std::int64_t rows,
+                       std::int64_t columns) {
+    return IsPackable<Half>(static_cast<const Half*>(data), pitch)
+               ? 0
+               : static_cast<std::uint64_t>(rows * CeilDiv(columns, kPack) * kPack) * sizeof(Half);
+  };
+  return (p.transpose_a ? copy(p.a, p.lda, p.k, p.m) : copy(p.a, p.lda, p.m, p.k)) +
+         (p.transpose_b ? copy(p.b, p.ldb, p.n, p.k) : copy(p.b, p.ldb, p.k, p.n));
+}
+
 double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
 
 }  // namespace
@@ -245,6 +258,7 @@ constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .launch = Enqueue,
     .missing = nullptr,
     .refuses = nullptr,
+    .scratch = ScratchOf,
 };
 
 }  // namespace tessera

@@ -75,6 +75,15 @@ Cost CostOf(const MatmulProblem& p) {
                     !IsBoxAligned(p.b, p.transpose_b ? p.n : p.k, p.ldb * 4));
 }
 
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  const auto copy = [](const void* data, std::int64_t rows, std::int64_t columns,
+                       std::int64_t pitch) {
+    return IsBoxAligned(data, rows, pitch * 4) ? 0 : CopyScratch<T>(rows, columns);
+  };
+  return SumsScratch(p) + (p.transpose_a ? CopyScratch<T>(p.m, p.k) : copy(p.a, p.m, p.k, p.lda)) +
+         (p.transpose_b ? copy(p.b, p.n, p.k, p.ldb) : copy(p.b, p.k, p.n, p.ldb));
+}
+
 std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
@@ -96,6 +105,7 @@ constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
     .launch = Enqueue,
     .missing = TensorMissing,
     .refuses = Refuses,
+    .scratch = ScratchOf,
 };
 
 }  // namespace tessera

@@ -355,6 +355,11 @@ Cost CostOf(const MatmulProblem& p) {
   return TensorCost(p, Tile::kColumns, sizeof(float), 1, CopiesA(p), CopiesB(p));
 }
 
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  return SumsScratch(p) + (CopiesA(p) ? CopyScratch<float>(p.k, p.m) : 0) +
+         (CopiesB(p) ? CopyScratch<float>(p.k, p.n) : 0);
+}
+
 std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
@@ -374,6 +379,7 @@ constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .launch = Enqueue,
     .missing = TensorMissing,
     .refuses = Refuses,
+    .scratch = ScratchOf,
 };
 
 }  // namespace tessera

@@ -56,6 +56,7 @@ constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = nullptr,
+    .reads_views = true,
 };
 
 }  // namespace tessera

@@ -57,6 +57,7 @@ constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .left_range = TreeLeftRange<ReduceProblem>,
     .launch_wide = Enqueue<true>,
     .missing = nullptr,
+    .reads_views = true,
 };
 
 }  // namespace tessera

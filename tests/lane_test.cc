@@ -1,0 +1,470 @@
+// What a request may take and when it ends: scratch memory under a budget, operands that are read
+// as they are, results that are asked for late, work that is stopped, copies from device to device.
+#include <chrono>
+#include <thread>
+
+#include "kernels/guard.h"
+#include "tests/fake_device.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+TEST(BudgetTest, TakesAllOrNothing) {
+  Budget budget(100);
+  EXPECT_TRUE(budget.TryTake(60));
+  EXPECT_FALSE(budget.TryTake(41));
+  EXPECT_FALSE(budget.TryTake(UINT64_MAX));
+  EXPECT_TRUE(budget.TryTake(40));
+  EXPECT_EQ(budget.free(), 0u);
+  budget.Return(60);
+  EXPECT_EQ(budget.used(), 40u);
+  EXPECT_EQ(budget.limit(), 100u);
+}
+
+TEST(BudgetTest, ManyThreadsNeverTakeMoreThanThereIs) {
+  Budget budget(10);
+  std::atomic<int> holders{0}, most{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 2000; ++round) {
+        if (!budget.TryTake(4)) continue;
+        const int now = ++holders;
+        for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+        }
+        --holders;
+        budget.Return(4);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most, 2);
+  EXPECT_EQ(budget.used(), 0u);
+}
+
+class LaneTest : public testing::TestWithParam<Backend> {
+ protected:
+  std::unique_ptr<Lane> NewLane() { return *MakeLane(*TestDevice(GetParam())); }
+};
+
+TEST_P(LaneTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestEnds) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(8 * kMiB);
+  auto lane = NewLane();
+  lane->SetScratchBudget(&budget);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(BeginRequest(*lane).ok());
+    ASSERT_TRUE(Scratch(*lane, 100).ok());
+    ASSERT_TRUE(Scratch(*lane, 4 * kMiB).ok());
+    EXPECT_EQ(budget.used(), 5 * kMiB);
+    const auto more = Scratch(*lane, 4 * kMiB);
+    EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(ErrorReason(more.status()), "SCRATCH_EXHAUSTED");
+    auto figures = ErrorMetadata(more.status());
+    EXPECT_EQ(figures["requested"], absl::StrCat(4 * kMiB));
+    EXPECT_EQ(figures["free"], absl::StrCat(3 * kMiB));
+    EXPECT_EQ(figures["total"], absl::StrCat(8 * kMiB));
+    EXPECT_EQ(budget.used(), 5 * kMiB);
+    ASSERT_TRUE(EndRequest(*lane).ok());
+    EXPECT_EQ(budget.used(), kMiB);
+  }
+  void* kept = *Scratch(*lane, 1);
+  ASSERT_TRUE(EndRequest(*lane).ok());
+  EXPECT_EQ(*Scratch(*lane, kMiB), kept) << "a small request finds the block of the last";
+  lane.reset();
+  EXPECT_EQ(budget.used(), 0u);
+}
+
+TEST_P(LaneTest, ABlockThatCannotBeAllocatedIsNotCharged) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(std::uint64_t{1} << 60);
+  auto lane = NewLane();
+  lane->SetScratchBudget(&budget);
+  EXPECT_EQ(Scratch(*lane, std::size_t{1} << 50).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(budget.used(), 0u);
+}
+
+TEST_P(LaneTest, HostScratchIsChargedToo) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(2 * kMiB);
+  auto lane = NewLane();
+  lane->SetScratchBudget(&budget);
+  EXPECT_TRUE(Guard(lane->device(), [&] { lane->HostScratch(2 * kMiB); }).ok());
+  EXPECT_EQ(budget.used(), 2 * kMiB);
+  EXPECT_EQ(ErrorReason(Guard(lane->device(), [&] { lane->HostScratch(1); })), "SCRATCH_EXHAUSTED");
+  ASSERT_TRUE(EndRequest(*lane).ok());
+  EXPECT_EQ(budget.used(), 0u);
+}
+
+// --- Strided operands
+// ------------------------------------------------------------------------------------------------
+
+// An operand of 60 bytes that stands for gigabytes.
+TEST_P(LaneTest, RepeatedElementsNeedNoMemory) {
+  TESSERA_NEED_DEVICE(GetParam());
+  const std::int64_t n = std::min<std::int64_t>(Largest(), std::int64_t{1} << 24);
+  Budget budget(GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);
+  auto lane = NewLane();
+  lane->SetScratchBudget(&budget);
+  DeviceArray<float> one(*lane, std::vector<float>{3});
+  View x = VectorView(one.data(), 1);
+  x.shape = MakeShape({n / 4, 4});
+  x.strides = {};
+  const auto dot = RunDot(*lane, x, x, {});
+  ASSERT_TRUE(dot.ok()) << dot.status();
+  EXPECT_EQ(dot->value.real, 9.0 * static_cast<double>(n / 4 * 4));
+  const auto sum = RunReduce(*lane, x, ReduceOp::kSum, {});
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_EQ(sum->value.real, 3.0 * static_cast<double>(n / 4 * 4));
+  ASSERT_TRUE(EndRequest(*lane).ok());
+
+  DeviceArray<float> out(*lane, n / 4 * 4);
+  const auto add = RunAdd(*lane, x, x, out.data(), {});
+  ASSERT_TRUE(add.ok()) << add.status();
+  for (float value : out.Values()) ASSERT_EQ(value, 6);
+}
+
+// Views of one array of n elements that are not contiguous, of many ranks.
+std::vector<View> StridedViews(const View& all) {
+  const std::int64_t n = all.elements();
+  const auto window = [&](std::int64_t offset, std::vector<std::int64_t> shape,
+                          std::vector<std::int64_t> strides) {
+    return *MakeView({all.dtype, all.shape}, all.data, offset, shape, strides);
+  };
+  const std::int64_t side = 200, pitch = 211;
+  std::vector<View> views = {
+      window(n - 1, {n}, {-1}),                         // backwards
+      window(1, {(n - 1) / 2}, {2}),                    // every other
+      window(3, {side, side}, {pitch, 1}),              // a pitch
+      window(3, {side, side}, {1, pitch}),              // a transpose
+      window(0, {5, side, 1, side}, {7, pitch, 0, 1}),  // overlapping
+      window(9, {70000, 3}, {0, 2}),                    // repeated rows
+      window(9, {3, 70000}, {2, 0}),                    // repeated elements
+      window(0, {2, 2, 2, 3, 5, 7, 11, 13}, {1, 0, 5, 0, 9, 1000, 3, 2}),
+      window(0, {1, 1}, {0, 0}),
+  };
+  return views;
+}
+
+std::vector<double> Bits(const Scalar& s) {
+  return {s.real, static_cast<double>(s.integer), static_cast<double>(s.index)};
+}
+
+TEST_P(LaneTest, StridedOperandsGiveTheBitsOfTheirCopies) {
+  TESSERA_NEED_DEVICE(GetParam());
+  auto lane = NewLane();
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&](auto t) {
+      using T = decltype(t);
+      const std::int64_t n = 60007;
+      DeviceArray<T> array(*lane, NormalVector<T>(n, 5, 0.25), 1);
+      const View all = VectorView(array.data(), n);
+      for (const View& view : StridedViews(all)) {
+        SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", ToString(view.shape)));
+        ASSERT_TRUE(BeginRequest(*lane).ok());
+        DeviceArray<T> copy(*lane, view.elements());
+        ASSERT_TRUE(RunCopy(*lane, view, dtype, copy.data()).ok());
+        View whole = WholeView({dtype, view.shape}, copy.data());
+        // Only what is read in place is within this; a copy of a large view is not.
+        Budget budget(GetParam() == Backend::kCpu ? kMiB : 40 * kMiB);
+        auto small = NewLane();
+        small->SetScratchBudget(&budget);
+        for (ReduceOp op : kAllReduceOps) {
+          const auto want = RunReduce(*lane, whole, op, {});
+          const auto got = RunReduce(*small, view, op, {});
+          ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
+          ASSERT_EQ(0, std::memcmp(Bits(want->value).data(), Bits(got->value).data(), 24))
+              << static_cast<int>(op);
+        }
+        for (const auto& [a, b] :
+             {std::pair(view, view), std::pair(view, whole), std::pair(whole, view)}) {
+          const auto want = RunDot(*lane, whole, whole, {});
+          const auto got = RunDot(*small, a, b, {});
+          ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
+          ASSERT_EQ(Bits(want->value), Bits(got->value));
+          DeviceArray<T> sum(*lane, view.elements()), want_sum(*lane, view.elements());
+          ASSERT_TRUE(RunAdd(*lane, whole, whole, want_sum.data(), {}).ok());
+          const auto added = RunAdd(*small, a, b, sum.data(), {});
+          ASSERT_TRUE(added.ok()) << added.status();
+          const auto got_values = sum.Values(), want_values = want_sum.Values();
+          ASSERT_EQ(
+              0, std::memcmp(got_values.data(), want_values.data(), got_values.size() * sizeof(T)));
+        }
+      }
+    });
+  }
+}
+
+TEST_P(LaneTest, ConversionsOfStridedArraysNeedAPieceOnly) {
+  TESSERA_NEED_DEVICE(GetParam());
+  auto lane = NewLane();
+  Budget budget(kMiB);
+  lane->SetScratchBudget(&budget);
+  const std::int64_t n = 60007;
+  const std::vector<float> values = NormalVector<float>(n, 7);
+  DeviceArray<float> array(*lane, values);
+  for (const View& view : StridedViews(VectorView(array.data(), n))) {
+    SCOPED_TRACE(ToString(view.shape));
+    DeviceArray<float> plain(*lane, view.elements());
+    DeviceArray<double> wide(*lane, view.elements());
+    ASSERT_TRUE(RunCopy(*lane, view, DType::kF32, plain.data()).ok());
+    ASSERT_TRUE(BeginRequest(*lane).ok());
+    const auto status = RunCopy(*lane, view, DType::kF64, wide.data());
+    ASSERT_TRUE(status.ok()) << status;
+    const auto want = plain.Values();
+    const auto got = wide.Values();
+    for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i], want[i]) << i;
+  }
+}
+
+// --- Scratch memory and the choice of rows
+// ---------------------------------------------------------------------------
+
+TEST_P(LaneTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(2 * kMiB);
+  auto lane = NewLane();
+  lane->SetScratchBudget(&budget);
+  DeviceArray<float> one(*lane, std::vector<float>{1});
+  View x = VectorView(one.data(), 1);
+  x.shape = MakeShape({12000, 12000});
+  x.strides = {};
+  bool asked = false;
+  const auto stats = RunMatmul(*lane, x, x, false, false, DType::kF32,
+                               [&]() -> absl::StatusOr<void*> {
+                                 asked = true;
+                                 return absl::InternalError("not wanted");
+                               },
+                               {});
+  EXPECT_EQ(ErrorReason(stats.status()), "SCRATCH_EXHAUSTED") << stats.status();
+  auto figures = ErrorMetadata(stats.status());
+  EXPECT_GE(std::stoull(figures["requested"]), std::uint64_t{2} * 12000 * 12000 * 4);
+  EXPECT_EQ(figures["total"], absl::StrCat(2 * kMiB));
+  EXPECT_FALSE(asked);
+  EXPECT_EQ(budget.used(), 0u);
+}
+
+// The limit would do, and others have it: no other row, whose bits may differ.
+TEST_P(LaneTest, WhatFitsTheLimitWaitsForItsTurn) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(64 * kMiB);
+  auto lane = NewLane();
+  lane->SetScratchBudget(&budget);
+  const std::int64_t side = 1024;
+  DeviceArray<float> c(*lane, side * side), one(*lane, std::vector<float>{1});
+  View x = VectorView(one.data(), 1);
+  x.shape = MakeShape({side, side});
+  x.strides = {};
+  ASSERT_TRUE(budget.TryTake(63 * kMiB));
+  const auto refused = RunMatmul(*lane, x, x, false, false, DType::kF32, c.data(), {});
+  EXPECT_EQ(ErrorReason(refused.status()), "SCRATCH_EXHAUSTED") << refused.status();
+  ASSERT_TRUE(EndRequest(*lane).ok());
+  budget.Return(63 * kMiB);
+  EXPECT_TRUE(RunMatmul(*lane, x, x, false, false, DType::kF32, c.data(), {}).ok());
+  EXPECT_EQ(c.Values()[1], 1024);
+}
+
+// --- Results
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_P(LaneTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Lane& lane = TestLane(GetParam());
+  DeviceArray<float> x(lane, std::vector<float>{1, 2, 3, 4}), out(lane, 4);
+  const View vector = VectorView(x.data(), 4);
+  View matrix = vector;
+  matrix.shape = MakeShape({2, 2});
+  matrix.strides = {2, 1};
+  int asked = 0;
+  const auto give = [&]() -> absl::StatusOr<void*> {
+    ++asked;
+    return out.data();
+  };
+  const RunOptions unknown = {.strategy = "nobody"};
+  const RunOptions launch = {.launch = {.items_per_thread = 4000000000u}};
+  for (const RunOptions& bad : {unknown, launch}) {
+    EXPECT_FALSE(RunAdd(lane, vector, vector, give, bad).ok());
+    EXPECT_FALSE(RunWindowSum(lane, vector, 1, give, bad).ok());
+    EXPECT_FALSE(RunMatmul(lane, matrix, matrix, false, false, DType::kF32, give, bad).ok());
+    EXPECT_FALSE(RunReduceAxes(lane, matrix, ReduceOp::kSum, {1}, give, bad).ok());
+  }
+  EXPECT_FALSE(RunAdd(lane, vector, matrix, give, {}).ok());
+  EXPECT_FALSE(RunReduceAxes(lane, matrix, ReduceOp::kSum, {5}, give, {}).ok());
+  EXPECT_EQ(asked, 0);
+
+  EXPECT_TRUE(RunAdd(lane, vector, vector, give, {}).ok());
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(out.Values(), (std::vector<float>{2, 4, 6, 8}));
+  const auto refuse = [&]() -> absl::StatusOr<void*> { return absl::DataLossError("no"); };
+  EXPECT_EQ(RunWindowSum(lane, vector, 1, refuse, {}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// --- Stopping
+// --------------------------------------------------------------------------------------------------------
+
+TEST_P(LaneTest, StoppedOperationsAreCancelled) {
+  TESSERA_NEED_DEVICE(GetParam());
+  auto lane = NewLane();
+  std::atomic<bool> stop{false};
+  lane->WatchStop(&stop);
+  DeviceArray<float> x(*lane, std::vector<float>{1, 2, 3, 4}), out(*lane, 4);
+  const View vector = VectorView(x.data(), 4);
+  EXPECT_TRUE(RunDot(*lane, vector, vector, {}).ok());
+  stop = true;
+  const DotSegment segment = {x.data(), x.data(), 4};
+  Scalar result;
+  for (const absl::Status& status :
+       {RunDot(*lane, vector, vector, {}).status(),
+        RunReduce(*lane, vector, ReduceOp::kSum, {}).status(),
+        RunAdd(*lane, vector, vector, out.data(), {}).status(),
+        RunCopy(*lane, vector, DType::kF32, out.data()),
+        RunDotBatch(*lane, DType::kF32, {&segment, 1}, {&result, 1}).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(ErrorReason(status), "CANCELLED");
+  }
+  lane->WatchStop(nullptr);
+  EXPECT_TRUE(RunDot(*lane, vector, vector, {}).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LaneTest, testing::Values(Backend::kCpu, Backend::kCuda),
+                         [](const auto& test) { return std::string(Name(test.param)); });
+
+// Launches each row of the CPU on a stopped lane, and wants to see that it has not done the work.
+class StopTest : public testing::Test {
+ protected:
+  StopTest() : lane_(*MakeLane(*TestDevice(Backend::kCpu))) {
+    stop_ = true;
+    lane_->WatchStop(&stop_);
+  }
+  template <class Problem, class F>
+  void ForRows(Problem problem, const F& untouched) {
+    for (const Strategy<Problem>* row : Strategies<Problem>()) {
+      if (row->backend != Backend::kCpu || !row->dtypes.Contains(problem.dtype)) continue;
+      row->launch(problem, *lane_);
+      EXPECT_TRUE(untouched()) << kOperation<Problem> << " " << row->name;
+    }
+  }
+
+  std::atomic<bool> stop_;
+  std::unique_ptr<Lane> lane_;
+  static constexpr std::int64_t kN = 1 << 18;
+  std::vector<float> ones_ = std::vector<float>(kN, 1), out_ = std::vector<float>(kN, -1);
+};
+
+TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
+  Scalar scalar;
+  const auto nothing_folded = [&] { return scalar.real == 0; };
+  const auto nothing_written = [&] {
+    return std::all_of(out_.begin(), out_.end(), [](float x) { return x == -1; });
+  };
+  DotProblem dot{.n = kN, .a = ones_.data(), .b = ones_.data()};
+  dot.result = &scalar;
+  ForRows(dot, nothing_folded);
+  ReduceProblem reduce{.n = kN, .x = ones_.data()};
+  reduce.result = &scalar;
+  ForRows(reduce, nothing_folded);
+  ForRows(AddProblem{.n = kN, .a = ones_.data(), .b = ones_.data(), .out = out_.data()},
+          nothing_written);
+  ForRows(WindowSumProblem{.n = kN, .radius = 3, .x = ones_.data(), .out = out_.data()},
+          nothing_written);
+  ForRows(MatmulProblem{.m = 512,
+                        .n = 512,
+                        .k = 512,
+                        .a = ones_.data(),
+                        .lda = 512,
+                        .b = ones_.data(),
+                        .ldb = 512,
+                        .c = out_.data()},
+          nothing_written);
+  ForRows(
+      ReduceAxesProblem{
+          .outer = 1, .length = 512, .inner = 512, .x = ones_.data(), .out = out_.data()},
+      [&] { return std::none_of(out_.begin(), out_.end(), [](float x) { return x == 512; }); });
+}
+
+// The slowest row on half a minute of work, left in the middle.
+TEST_F(StopTest, LongWorkEndsSoon) {
+  stop_ = false;
+  DeviceArray<float> one(*lane_, std::vector<float>{1}), out(*lane_, 3000 * 3000);
+  View x = VectorView(one.data(), 1);
+  x.shape = MakeShape({3000, 3000});
+  x.strides = {};
+  std::thread leaves([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    stop_ = true;
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  const auto stats =
+      RunMatmul(*lane_, x, x, false, false, DType::kF32, out.data(), {.strategy = "cpu_naive"});
+  leaves.join();
+  EXPECT_EQ(ErrorReason(stats.status()), "CANCELLED");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+// --- From device to device
+// -------------------------------------------------------------------------------------------
+
+class AcrossTest : public testing::Test {
+ protected:
+  AcrossTest() { from_->SetScratchBudget(&budget_); }
+  static std::vector<float> Values() {
+    std::vector<float> values(3 << 20);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 5003);
+    return values;
+  }
+  FakeDevice source_{"fake:0"}, target_{"fake:1"};
+  Budget budget_{2 * kMiB};
+  std::unique_ptr<Lane> from_ = *MakeLane(source_), to_ = *MakeLane(target_);
+  const std::vector<float> values_ = Values();
+  DeviceArray<float> array_{*from_, values_};
+};
+
+TEST_F(AcrossTest, CopiesPieceByPiece) {
+  const View whole = VectorView(array_.data(), static_cast<std::int64_t>(values_.size()));
+  DeviceArray<float> plain(*to_, whole.elements());
+  ASSERT_TRUE(RunCopyAcross(*from_, whole, DType::kF32, *to_, plain.data()).ok());
+  EXPECT_EQ(plain.Values(), values_);
+  EXPECT_EQ(budget_.used(), 0u) << "what is contiguous needs no scratch memory";
+}
+
+TEST_F(AcrossTest, GathersAndConverts) {
+  const auto view =
+      MakeView({DType::kF32, MakeShape({3 << 20})}, array_.data(), 0, {1000, 3000}, {1, 1000});
+  ASSERT_TRUE(view.ok()) << view.status();
+  DeviceArray<std::int64_t> out(*to_, 3000000);
+  const auto status = RunCopyAcross(*from_, *view, DType::kI64, *to_, out.data());
+  ASSERT_TRUE(status.ok()) << status;
+  const auto got = out.Values();
+  for (std::int64_t i = 0; i < 3000000; ++i)
+    ASSERT_EQ(got[static_cast<std::size_t>(i)], (i / 3000 + i % 3000 * 1000) % 5003) << i;
+}
+
+TEST_F(AcrossTest, FailuresOfEitherSideAndStops) {
+  const View whole = VectorView(array_.data(), 3 << 20);
+  DeviceArray<float> out(*to_, 3 << 20);
+  target_.Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kLost);
+  EXPECT_EQ(ErrorReason(RunCopyAcross(*from_, whole, DType::kF32, *to_, out.data())),
+            "DEVICE_LOST");
+  EXPECT_TRUE(target_.lost());
+  EXPECT_FALSE(source_.lost());
+  source_.Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
+  EXPECT_EQ(ErrorReason(RunCopyAcross(*from_, whole, DType::kF32, *to_, out.data())), "CUDA_ERROR");
+  const std::atomic<bool> stop{true};
+  from_->WatchStop(&stop);
+  EXPECT_EQ(ErrorReason(RunCopyAcross(*from_, whole, DType::kF32, *to_, out.data())), "CANCELLED");
+}
+
+TEST(ProbeTest, NoticesALostDevice) {
+  FakeDevice device;
+  EXPECT_TRUE(Probe(device).ok());
+  device.Fail(FakeDevice::Step::kProbe, DeviceError::Kind::kLost);
+  EXPECT_EQ(ErrorReason(Probe(device)), "DEVICE_LOST");
+  EXPECT_TRUE(device.lost());
+}
+
+}  // namespace
+}  // namespace tessera::test
