@@ -109,21 +109,41 @@ struct SumColumns : SumOf<A> {
   TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
 };
 
-// MEAN of integers: exact up to the last two roundings.
+// MEAN of integers: exact up to the last two roundings. The columns of a segment have no carry to
+// pass on: 64 of i32 fit 64 bits, and so do the upper and the lower halves of 64 of i64, apart.
 template <class T>
 struct IntegerMeanColumns {
-  using F = Fold<ReduceOp::kMean, T>;
+  struct Halves {
+    std::int64_t upper;
+    std::int64_t lower;
+  };
   using Element = T;
-  using Column = typename F::Acc;
-  using Wide = typename F::Wide;
+  using Column = std::conditional_t<sizeof(T) == 8, Halves, std::int64_t>;
+  using Wide = Int128;
   static constexpr int kOperands = 1;
-  TESSERA_HD static Column Start(T) { return F::Identity(); }
-  TESSERA_HD static void Step(Column& c, T x, int, bool) { c = F::Combine(c, F::Load(x, 0)); }
-  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return F::Widen(c); }
-  TESSERA_HD static Wide Identity() { return F::template Identity<Wide>(); }
-  TESSERA_HD static Wide Combine(Wide a, Wide b) { return F::Combine(a, b); }
+  TESSERA_HD static Column Start(T) { return {}; }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) {
+    if constexpr (sizeof(T) == 8) {
+      c.upper += x >> 32;
+      c.lower += static_cast<std::uint32_t>(x);
+    } else {
+      c += x;
+    }
+  }
+  TESSERA_HD static Wide Widen(Column c, ColumnSpan) {
+    if constexpr (sizeof(T) == 8) {
+      Wide upper;
+      upper.low = static_cast<std::uint64_t>(c.upper) << 32;
+      upper.high = c.upper >> 32;
+      return WrapAdd(upper, Wide(c.lower));
+    } else {
+      return Wide(c);
+    }
+  }
+  TESSERA_HD static Wide Identity() { return Wide(0); }
+  TESSERA_HD static Wide Combine(Wide a, Wide b) { return WrapAdd(a, b); }
   TESSERA_HD static void Finish(Wide sum, ReduceOp, std::int64_t n, bool, Scalar* result) {
-    StoreReal(F::Finished(sum, n), result);
+    StoreReal(Fold<ReduceOp::kMean, T>::Finished(sum, n), result);
   }
 };
 
