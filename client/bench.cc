@@ -177,10 +177,17 @@ absl::Status CheckAgreement(const BenchReport& report) {
 
 // --- Scratch -------------------------------------------------------------------------------------
 
-BenchScratch::BenchScratch(Client& client, std::optional<absl::Duration> max_ttl)
+absl::Duration TemporaryTtl(const v1::Limits& limits) {
+  constexpr absl::Duration kLongest = absl::Hours(1);
+  if (!limits.has_max_ttl()) return kLongest;
+  return std::min(kLongest, absl::Seconds(limits.max_ttl().seconds()) +
+                                absl::Nanoseconds(limits.max_ttl().nanos()));
+}
+
+BenchScratch::BenchScratch(Client& client, const v1::Limits& limits)
     : client_(client),
       prefix_(absl::StrCat("tessera-cli/", ::getpid(), "-", absl::GetCurrentTimeNanos(), "/")),
-      ttl_(std::min(absl::Hours(1), max_ttl.value_or(absl::InfiniteDuration()))) {}
+      ttl_(TemporaryTtl(limits)) {}
 
 BenchScratch::~BenchScratch() {
   // Those that no result has reached do not exist.
@@ -359,12 +366,12 @@ Json ToJson(const BenchReport& report) {
 
 std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8) {
   const auto [factor, unit] = Prefix(report);
-  std::string text =
-      absl::StrCat(report.title, " on ", report.device, "\nmedian device time of ", report.repeat,
-                   report.repeat == 1 ? " call" : " calls in turn", "\nceiling: ");
+  std::string text = absl::StrCat(Printable(report.title), " on ", Printable(report.device),
+                                  "\nmedian device time of ", report.repeat,
+                                  report.repeat == 1 ? " call" : " calls in turn", "\nceiling: ");
   if (report.ceiling.rate > 0)
     absl::StrAppendFormat(&text, "%.1f %s, ", report.ceiling.rate / factor, unit);
-  absl::StrAppend(&text, report.ceiling.source, "\n\n");
+  absl::StrAppend(&text, Printable(report.ceiling.source), "\n\n");
   // The figures first, so that the bars get what they leave.
   Table table({"STRATEGY", ">TIME us", ">" + unit, ">CEILING"});
   double longest = 0;
@@ -404,7 +411,8 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
     it->second.push_back(skipped.strategy);
   }
   for (const auto& [reason, names] : reasons) {
-    absl::StrAppend(&text, "\nnot run: ", reason, ": ", absl::StrJoin(names, ", "));
+    absl::StrAppend(&text, "\nnot run: ", Printable(reason), ": ",
+                    Printable(absl::StrJoin(names, ", ")));
   }
   if (!reasons.empty()) text += '\n';
   if (report.rows.size() > 1 && CheckAgreement(report).ok()) {

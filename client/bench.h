@@ -103,11 +103,15 @@ inline constexpr absl::Duration kBenchPatience = absl::Seconds(5);
 // RESULTS_DISAGREE when some row differs from the reference by more than both bounds allow.
 absl::Status CheckAgreement(const BenchReport& report);
 
+// Of a buffer that this process deletes itself, unless it ends before: as long as the server
+// allows, at most an hour.
+absl::Duration TemporaryTtl(const v1::Limits& limits);
+
 // Buffers of one run, deleted when it ends.
 class BenchScratch {
  public:
-  // They expire after max_ttl at the latest, should this process end before it deletes them.
-  BenchScratch(Client& client, std::optional<absl::Duration> max_ttl);
+  // They expire after TemporaryTtl(limits), should this process end before it deletes them.
+  BenchScratch(Client& client, const v1::Limits& limits);
   ~BenchScratch();
   BenchScratch(const BenchScratch&) = delete;
   BenchScratch& operator=(const BenchScratch&) = delete;

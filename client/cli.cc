@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -44,7 +45,22 @@ struct Session {
   Client& client;
   bool json = false;
   Json document = Json::object();
+
+  // Of the server, asked for once.
+  absl::StatusOr<v1::Limits> Limits() {
+    if (!limits) {
+      const auto info = client.GetServerInfo();
+      if (!info.ok()) return info.status();
+      limits = info->limits();
+    }
+    return *limits;
+  }
+  std::optional<v1::Limits> limits = std::nullopt;
 };
+
+using Clock = std::chrono::steady_clock;
+
+absl::Duration Since(Clock::time_point start) { return absl::FromChrono(Clock::now() - start); }
 
 using Command = std::function<absl::Status(Session&)>;
 
@@ -55,7 +71,7 @@ absl::Status BadOption(std::string_view what) {
 
 // --- Values of options ---------------------------------------------------------------------------
 
-// "90", "90s", "10m", "1h30m".
+// "90", "90s", "10m", "1h30m", "inf".
 std::optional<absl::Duration> ParseDuration(const std::string& text) {
   absl::Duration duration;
   if (double seconds; absl::SimpleAtod(text, &seconds)) {
@@ -123,20 +139,24 @@ ReduceOp ParseReduceOp(std::string_view text) {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-// While it lives, the first SIGINT or SIGTERM lets a transfer end by itself, which undoes it; the
-// second one kills.
+// While it lives, the first SIGINT, SIGTERM or SIGHUP lets a transfer end by itself, which undoes
+// it; the second one kills.
 class InterruptScope {
  public:
   InterruptScope() {
     struct sigaction action {};
     action.sa_handler = [](int) { interrupted = 1; };
     action.sa_flags = static_cast<int>(SA_RESETHAND);
-    ::sigaction(SIGINT, &action, nullptr);
-    ::sigaction(SIGTERM, &action, nullptr);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], nullptr, &before_[i]);
+      // What nohup has set to be ignored stays so.
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
+    }
   }
   ~InterruptScope() {
-    std::signal(SIGINT, SIG_DFL);
-    std::signal(SIGTERM, SIG_DFL);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], &before_[i], nullptr);
+    }
   }
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
@@ -144,20 +164,27 @@ class InterruptScope {
   static absl::Status Check() {
     return interrupted == 0 ? absl::OkStatus() : absl::CancelledError("interrupted");
   }
+
+ private:
+  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
 };
 
 // --- Operands and results ------------------------------------------------------------------------
 
-absl::StatusOr<Operand> ReadInlineOperand(const std::string& path) {
-  // The server takes messages of 4 MiB; the rest of the request needs some room.
-  constexpr std::uint64_t kMaxInlineBytes = (std::uint64_t{4} << 20) - (std::uint64_t{64} << 10);
+absl::StatusOr<Operand> ReadInlineOperand(Session& session, const std::string& path) {
+  constexpr std::uint64_t kRoom = std::uint64_t{64} << 10;  // for the rest of the request
   absl::StatusOr<NpyFile> file = NpyFile::Open(path);
   if (!file.ok()) return file.status();
   const NpyHeader& header = file->header();
-  if (header.data_bytes > kMaxInlineBytes) {
+  const auto limits = session.Limits();
+  if (!limits.ok()) return limits.status();
+  if (const std::uint64_t message = limits->max_message_bytes();
+      header.data_bytes + kRoom > message) {
     return MakeError(absl::StatusCode::kInvalidArgument, "OPERAND_TOO_LARGE",
                      absl::StrCat(path, " has ", HumanBytes(header.data_bytes),
-                                  ", and an inline operand at most ", HumanBytes(kMaxInlineBytes)));
+                                  ", and an inline operand at most ",
+                                  HumanBytes(message - std::min(message, kRoom))));
   }
   v1::Tensor tensor;
   tensor.set_dtype(static_cast<v1::Dtype>(header.dtype));
@@ -171,7 +198,7 @@ absl::StatusOr<Operand> ReadInlineOperand(const std::string& path) {
 absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text) {
   absl::StatusOr<ParsedOperand> parsed = ParseOperand(text);
   if (!parsed.ok()) return parsed.status();
-  if (parsed->kind == ParsedOperand::Kind::kFile) return ReadInlineOperand(parsed->name);
+  if (parsed->kind == ParsedOperand::Kind::kFile) return ReadInlineOperand(session, parsed->name);
   Operand operand(parsed->name);
   if (!parsed->subscripts.empty()) {
     const auto response = session.client.GetBuffer(parsed->name);
@@ -232,7 +259,8 @@ struct ResultFlags {
 
   void Add(CLI::App& command) {
     auto* name = command.add_option("--out", out, "Keep the result on the device as this buffer");
-    auto* path = command.add_option("-o,--output", file, "Save the result as a .npy file");
+    auto* path = command.add_option("-o,--output", file,
+                                    "Save the result as a .npy file; - is standard output");
     path->excludes(name);
     command.add_flag("--replace", replace, "Replace a buffer of the name given to --out")
         ->needs(name);
@@ -252,7 +280,7 @@ void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Durati
     return;
   }
   if (!timing) return;
-  std::cerr << stats.strategy() << " on " << stats.device() << ": "
+  std::cerr << Printable(stats.strategy()) << " on " << Printable(stats.device()) << ": "
             << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "
             << HumanDuration(wall) << " in all, " << HumanBytes(stats.bytes()) << " moved, "
             << absl::StrFormat("roundoff %.2g", stats.roundoff()) << '\n';
@@ -271,10 +299,11 @@ void ReportBuffer(Session& session, const v1::Buffer& buffer) {
   if (session.json) {
     session.document["buffer"] = ToJson(buffer);
   } else {
-    std::cout << buffer.name() << ": " << DtypeText(buffer.dtype()) << ' '
+    std::cout << Printable(buffer.name()) << ": " << DtypeText(buffer.dtype()) << ' '
               << ShapeText(absl::MakeConstSpan(buffer.shape().data(),
                                                static_cast<std::size_t>(buffer.shape_size())))
-              << ", " << HumanBytes(buffer.size_bytes()) << " on " << buffer.device() << '\n';
+              << ", " << HumanBytes(buffer.size_bytes()) << " on " << Printable(buffer.device())
+              << '\n';
   }
 }
 
@@ -295,17 +324,25 @@ absl::Status ReportTensor(Session& session, const v1::Tensor& tensor) {
   return absl::OkStatus();
 }
 
-absl::Status ReportFile(Session& session, const std::string& path, std::uint64_t bytes) {
+// Standard output takes the document or the array.
+absl::Status CheckOutput(const Session& session, const std::string& path) {
+  if (!session.json || !NpyWriter::IsStandardOutput(path)) return absl::OkStatus();
+  return BadOption("--json and an array cannot both go to standard output");
+}
+
+// bytes: of elements.
+void ReportFile(Session& session, const std::string& path, std::uint64_t bytes) {
   if (session.json) {
     session.document["file"] = path;
-  } else {
-    std::cout << path << ": " << HumanBytes(bytes) << '\n';
+  } else if (!NpyWriter::IsStandardOutput(path)) {
+    std::cout << Printable(path) << ": " << HumanBytes(bytes) << '\n';
   }
-  return absl::OkStatus();
 }
 
 // Downloads a buffer into a .npy file.
-absl::Status SaveBuffer(Session& session, const std::string& name, const std::string& path) {
+absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
+                                      const std::string& path,
+                                      const DownloadOptions& options = {}) {
   const InterruptScope interrupts;
   std::optional<NpyWriter> writer;
   std::unique_ptr<ProgressBar> progress;
@@ -324,9 +361,10 @@ absl::Status SaveBuffer(Session& session, const std::string& name, const std::st
     progress->Update(received);
     return writer->Append(bytes);
   };
-  const auto buffer = session.client.Download(name, sink);
+  auto buffer = session.client.Download(name, sink, options);
   if (!buffer.ok()) return buffer.status();
-  return writer->Finish();
+  if (absl::Status status = writer->Finish(); !status.ok()) return status;
+  return buffer;
 }
 
 absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path) {
@@ -343,32 +381,36 @@ absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path) {
 template <class Run>
 absl::Status DeliverArray(Session& session, const OperationFlags& operation,
                           const ResultFlags& result, const Run& run) {
+  if (absl::Status status = CheckOutput(session, result.file); !status.ok()) return status;
   OperationOptions options = operation.Options();
   if (!result.out.empty()) {
     options.target = ResultBuffer{result.out, ParseDuration(result.ttl), result.replace};
   }
-  absl::Time start = absl::Now();
+  auto start = Clock::now();
   auto response = run(options);
   bool temporary = false;
   if (!result.file.empty() && ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
     // Too much for one message: let it become a buffer for as long as the download takes.
-    options.target = ResultBuffer{
-        absl::StrCat("tessera-cli/", ::getpid(), "-", absl::ToUnixNanos(start)), absl::Hours(1)};
+    const auto limits = session.Limits();
+    if (!limits.ok()) return limits.status();
+    options.target =
+        ResultBuffer{absl::StrCat("tessera-cli/", ::getpid(), "-", absl::GetCurrentTimeNanos()),
+                     TemporaryTtl(*limits)};
     temporary = true;
-    start = absl::Now();
+    start = Clock::now();
     response = run(options);
   }
   if (!response.ok()) return response.status();
-  const absl::Duration wall = absl::Now() - start;
+  const absl::Duration wall = Since(start);
 
   absl::Status status;
   if (temporary) {
-    status = SaveBuffer(session, options.target->name, result.file);
+    status = SaveBuffer(session, options.target->name, result.file).status();
     session.client.DeleteBuffer(options.target->name).IgnoreError();
-    if (status.ok()) status = ReportFile(session, result.file, response->buffer().size_bytes());
+    if (status.ok()) ReportFile(session, result.file, response->buffer().size_bytes());
   } else if (!result.file.empty()) {
     status = SaveTensor(response->tensor(), result.file);
-    if (status.ok()) status = ReportFile(session, result.file, response->tensor().data().size());
+    if (status.ok()) ReportFile(session, result.file, response->tensor().data().size());
   } else if (!result.out.empty()) {
     ReportBuffer(session, response->buffer());
   } else {
@@ -398,6 +440,7 @@ struct PutFlags {
   bool replace = false;
   std::string device;
   int streams = 0;
+  bool no_checksums = false;
   std::string random;
   std::string shape;
   std::string dtype = "f32";
@@ -436,14 +479,12 @@ absl::Status Put(Session& session, const PutFlags& flags) {
   if (!flags.ttl.empty()) options.ttl = ParseDuration(flags.ttl);
   options.replace = flags.replace;
   options.device = flags.device;
-  // Several connections pay for large arrays. A replacement stays on one, which the server undoes
-  // when it breaks.
+  options.checksums = !flags.no_checksums;
+  // Several connections pay for large arrays.
   constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
   constexpr int kStreams = 4;
-  options.streams = flags.streams > 0                    ? flags.streams
-                    : *bytes >= kLarge && !flags.replace ? kStreams
-                                                         : 1;
-  const absl::Time start = absl::Now();
+  options.streams = flags.streams > 0 ? flags.streams : *bytes >= kLarge ? kStreams : 1;
+  const auto start = Clock::now();
   absl::StatusOr<v1::Buffer> buffer;
   {
     const InterruptScope interrupts;
@@ -456,7 +497,7 @@ absl::Status Put(Session& session, const PutFlags& flags) {
     buffer = session.client.Upload(name, dtype, shape, checked, options);
   }
   if (!buffer.ok()) return buffer.status();
-  const absl::Duration wall = absl::Now() - start;
+  const absl::Duration wall = Since(start);
   const double seconds = std::max(absl::ToDoubleSeconds(wall), 1e-9);
   if (session.json) {
     session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
@@ -484,6 +525,8 @@ void AddPut(CLI::App& app, Command& chosen) {
   command
       ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
       ->check(CLI::Range(1, 64));
+  command->add_flag("--no-checksums", flags->no_checksums,
+                    "Do not have the server check a CRC-32C of the bytes");
   auto* random =
       command->add_option("--random", flags->random, "Upload random numbers instead of a file")
           ->check(CLI::IsMember({"normal", "uniform", "ones", "zeros"}))
@@ -505,17 +548,24 @@ void AddGet(CLI::App& app, Command& chosen) {
   struct Flags {
     std::string name;
     std::string file;
+    bool no_checksums = false;
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("get", "Download a buffer into a .npy file");
   command->add_option("name", flags->name, "Name of the buffer")->required();
-  command->add_option("-o,--output", flags->file, "The file to write")->required();
+  command->add_option("-o,--output", flags->file, "The file to write; - is standard output")
+      ->required();
+  command->add_flag("--no-checksums", flags->no_checksums,
+                    "Do not ask for a CRC-32C of the bytes, and check none");
   command->callback([flags, &chosen] {
     chosen = [flags](Session& session) {
-      absl::Status status = SaveBuffer(session, flags->name, flags->file);
-      if (!status.ok()) return status;
-      std::error_code error;
-      return ReportFile(session, flags->file, std::filesystem::file_size(flags->file, error));
+      if (absl::Status status = CheckOutput(session, flags->file); !status.ok()) return status;
+      DownloadOptions options;
+      options.checksums = !flags->no_checksums;
+      const auto buffer = SaveBuffer(session, flags->name, flags->file, options);
+      if (!buffer.ok()) return buffer.status();
+      ReportFile(session, flags->file, buffer->size_bytes());
+      return absl::OkStatus();
     };
   });
 }
@@ -546,7 +596,9 @@ absl::Status List(Session& session, const std::string& prefix) {
     return absl::OkStatus();
   }
   if (buffers->empty()) {
-    std::cerr << (prefix.empty() ? "no buffers" : "no buffers begin with '" + prefix + "'") << '\n';
+    std::cerr << (prefix.empty() ? "no buffers"
+                                 : "no buffers begin with '" + Printable(prefix) + "'")
+              << '\n';
     return absl::OkStatus();
   }
   Table table({"NAME", "DTYPE", "SHAPE", ">SIZE", "DEVICE", "STATE", "EXPIRES"});
@@ -571,12 +623,14 @@ void AddLs(CLI::App& app, Command& chosen) {
       [prefix, &chosen] { chosen = [prefix](Session& s) { return List(s, *prefix); }; });
 }
 
-// Removes as many as it can; the first error is the result.
-absl::Status Remove(Session& session, const std::vector<std::string>& names) {
+// Removes as many as it can; the first error is the result. version 0: all of each name.
+absl::Status Remove(Session& session, const std::vector<std::string>& names,
+                    std::uint64_t version) {
+  if (version != 0 && names.size() > 1) return BadOption("--version goes with one name");
   absl::Status first;
   Json& removed = session.document["removed"] = Json::array();
   for (const std::string& name : names) {
-    absl::Status status = session.client.DeleteBuffer(name);
+    absl::Status status = session.client.DeleteBuffer(name, version);
     if (status.ok()) {
       removed.push_back(name);
     } else {
@@ -587,11 +641,21 @@ absl::Status Remove(Session& session, const std::vector<std::string>& names) {
 }
 
 void AddRm(CLI::App& app, Command& chosen) {
-  auto names = std::make_shared<std::vector<std::string>>();
-  CLI::App* command = app.add_subcommand("rm", "Delete buffers");
-  command->add_option("names", *names, "Names of the buffers")->required();
-  command->callback(
-      [names, &chosen] { chosen = [names](Session& s) { return Remove(s, *names); }; });
+  struct Flags {
+    std::vector<std::string> names;
+    std::uint64_t version = 0;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app.add_subcommand("rm", "Delete buffers, with what is being uploaded to them");
+  command->add_option("names", flags->names, "Names of the buffers")->required();
+  command
+      ->add_option("--version", flags->version,
+                   "Delete this version alone, a buffer or a draft; 'tessera info NAME' lists them")
+      ->check(CLI::PositiveNumber);
+  command->callback([flags, &chosen] {
+    chosen = [flags](Session& s) { return Remove(s, flags->names, flags->version); };
+  });
 }
 
 struct CopyFlags {
@@ -612,13 +676,7 @@ absl::Status Copy(Session& session, const CopyFlags& flags) {
   if (!flags.dtype.empty()) dtype = ParseDtype(flags.dtype);
   const auto buffer = session.client.CopyBuffer(*source, target, dtype, flags.device);
   if (!buffer.ok()) return buffer.status();
-  if (session.json) {
-    session.document["buffer"] = ToJson(*buffer);
-  } else {
-    std::cout << buffer->name() << ": " << DtypeText(buffer->dtype()) << ' '
-              << BufferShapeText(*buffer) << ", " << HumanBytes(buffer->size_bytes()) << " on "
-              << buffer->device() << '\n';
-  }
+  ReportBuffer(session, *buffer);
   return absl::OkStatus();
 }
 
@@ -650,18 +708,27 @@ absl::Status BufferInfo(Session& session, const std::string& name) {
     for (const v1::ByteRange& range : response->missing()) {
       missing.push_back({range.begin(), range.end()});
     }
+    Json& drafts = session.document["drafts"] = Json::array();
+    for (const v1::Buffer& draft : response->drafts()) drafts.push_back(ToJson(draft));
     return absl::OkStatus();
   }
   const absl::Time created = absl::FromUnixSeconds(buffer.create_time().seconds());
-  std::cout << "name     " << buffer.name() << "\ndtype    " << DtypeText(buffer.dtype())
+  std::cout << "name     " << Printable(buffer.name()) << "\ndtype    " << DtypeText(buffer.dtype())
             << "\nshape    " << BufferShapeText(buffer) << "\nsize     "
             << HumanBytes(buffer.size_bytes()) << " (" << buffer.size_bytes() << " bytes)"
-            << "\nstate    " << StateText(buffer) << "\ndevice   " << buffer.device()
+            << "\nstate    " << StateText(buffer) << "\ndevice   " << Printable(buffer.device())
             << "\ncreated  "
             << absl::FormatTime("%Y-%m-%d %H:%M:%S", created, absl::LocalTimeZone())
             << "\nexpires  " << ExpiryText(buffer) << "\nversion  " << buffer.version() << '\n';
+  if (buffer.has_crc32c()) std::cout << absl::StrFormat("crc32c   %08x\n", buffer.crc32c());
   for (const v1::ByteRange& range : response->missing()) {
     std::cout << "missing  bytes " << range.begin() << " to " << range.end() << '\n';
+  }
+  for (const v1::Buffer& draft : response->drafts()) {
+    const absl::Duration age = absl::Now() - absl::FromUnixSeconds(draft.create_time().seconds());
+    std::cout << "draft    version " << draft.version() << ", " << StateText(draft) << " of "
+              << HumanBytes(draft.size_bytes()) << ", begun "
+              << HumanDuration(std::max(age, absl::ZeroDuration())) << " ago\n";
   }
   return absl::OkStatus();
 }
@@ -674,8 +741,8 @@ absl::Status ServerInfo(Session& session) {
     return absl::OkStatus();
   }
   const absl::Duration up = absl::Now() - absl::FromUnixSeconds(info->start_time().seconds());
-  std::cout << "tessera-server " << info->version() << ", up " << HumanDuration(up) << "\nqueue of "
-            << info->limits().queue_length() << " operations, messages up to "
+  std::cout << "tessera-server " << Printable(info->version()) << ", up " << HumanDuration(up)
+            << "\nqueue of " << info->limits().queue_length() << " operations, messages up to "
             << HumanBytes(info->limits().max_message_bytes()) << ", inline results up to "
             << HumanBytes(info->limits().max_inline_result_bytes()) << "\n\n";
   Table table({"DEVICE", "MODEL", ">UNITS", ">MEMORY", ">FREE", ">BUFFERS", ">LIMIT", ">WORKERS",
@@ -781,11 +848,11 @@ absl::StatusOr<std::pair<Operand, Operand>> ResolveBoth(Session& session,
 absl::Status Dot(Session& session, const BinaryFlags& flags) {
   const auto operands = ResolveBoth(session, flags);
   if (!operands.ok()) return operands.status();
-  const absl::Time start = absl::Now();
+  const auto start = Clock::now();
   const auto response =
       session.client.Dot(operands->first, operands->second, flags.operation.Options());
   if (!response.ok()) return response.status();
-  const absl::Duration wall = absl::Now() - start;
+  const absl::Duration wall = Since(start);
   ReportScalar(session, response->value());
   ReportStats(session, response->stats(), wall, flags.operation.timing);
   return absl::OkStatus();
@@ -847,10 +914,10 @@ absl::Status Reduce(Session& session, const ReduceFlags& flags) {
                           return session.client.Reduce(op, *x, axes, flags.keep_dims, options);
                         });
   }
-  const absl::Time start = absl::Now();
+  const auto start = Clock::now();
   const auto response = session.client.Reduce(op, *x, {}, false, flags.operation.Options());
   if (!response.ok()) return response.status();
-  const absl::Duration wall = absl::Now() - start;
+  const absl::Duration wall = Since(start);
   if (IsArg(op)) {
     if (session.json) {
       session.document["index"] = response->index();
@@ -953,13 +1020,7 @@ struct BenchFlags {
 class Bench {
  public:
   Bench(Session& session, const BenchFlags& flags, const v1::GetServerInfoResponse& info)
-      : session_(session),
-        flags_(flags),
-        info_(info),
-        scratch_(session.client,
-                 info.limits().has_max_ttl()
-                     ? std::optional(absl::Seconds(info.limits().max_ttl().seconds()))
-                     : std::nullopt) {
+      : session_(session), flags_(flags), info_(info), scratch_(session.client, info.limits()) {
     problem.repeat = flags.repeat;
   }
 
@@ -1367,7 +1428,8 @@ int Main(int argc, char** argv) {
   app.add_option("-s,--server", server, "Address: host:port or unix:/path")
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
-  app.add_option("--timeout", timeout, "Deadline of a call; transfers: longest pause")
+  app.add_option("--timeout", timeout,
+                 "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
       ->check(DurationCheck())
       ->capture_default_str();
   app.add_flag("--json", json, "Print one JSON document");
@@ -1401,16 +1463,18 @@ int Main(int argc, char** argv) {
   const absl::Status status = command(session);
   if (!status.ok()) {
     const std::string reason = ErrorReason(status);
-    std::cerr << "tessera: " << status.message() << ": "
-              << (reason.empty() ? absl::StatusCodeToString(status.code()) : reason) << '\n'
-              << "  " << Advice(status, server) << '\n';
+    const std::string code = absl::StatusCodeToString(status.code());
+    std::cerr << "tessera: " << Printable({status.message().data(), status.message().size()})
+              << ": " << Printable(reason.empty() ? code : reason) << "\n  "
+              << Printable(Advice(status, server)) << '\n';
     session.document["error"] = ToJson(status);
   }
   if (json) {
     session.document["traffic"] = {{"sent_bytes", client.traffic().sent_bytes},
                                    {"received_bytes", client.traffic().received_bytes}};
-    // Names in error messages may be any bytes.
-    std::cout << session.document.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+    // Names in error messages may be any bytes. ASCII, so that no terminal takes a part for a
+    // command.
+    std::cout << session.document.dump(2, ' ', true, Json::error_handler_t::replace) << '\n';
   }
   std::cout.flush();
   if (!std::cout && status.ok()) return 1;

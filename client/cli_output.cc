@@ -186,6 +186,34 @@ std::string NumberText(double value) {
   return std::string(text.data(), end);
 }
 
+std::string Printable(std::string_view text) {
+  // The length of the UTF-8 character that text begins with; 0: it is none, or a control character.
+  const auto length = [](std::string_view from) -> std::size_t {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(from[i]); };
+    const unsigned char lead = byte(0);
+    if (lead < 0x80) return lead >= 0x20 && lead != 0x7f ? 1 : 0;
+    const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+    if (lead < 0xc2 || lead > 0xf4 || from.size() < size) return 0;
+    for (std::size_t i = 1; i < size; ++i) {
+      if ((byte(i) & 0xc0) != 0x80) return 0;
+    }
+    return lead == 0xc2 && byte(1) < 0xa0 ? 0 : size;  // U+0080 to U+009F are controls
+  };
+  std::string printable;
+  while (!text.empty()) {
+    const std::size_t size = length(text);
+    if (size == 0) {
+      absl::StrAppend(&printable, "\\x",
+                      absl::Hex(static_cast<unsigned char>(text[0]), absl::kZeroPad2));
+      text.remove_prefix(1);
+    } else {
+      printable += text.substr(0, size);
+      text.remove_prefix(size);
+    }
+  }
+  return printable;
+}
+
 std::size_t TerminalColumns() {
   winsize size{};
   const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
@@ -200,6 +228,11 @@ bool IsUtf8Locale() {
     return text.ends_with(".UTF-8") || text.ends_with(".utf8");
   }
   return false;
+}
+
+void Table::Add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = Printable(cell);
+  rows_.push_back(std::move(row));
 }
 
 void Table::Print(std::ostream& out) const {
@@ -246,6 +279,9 @@ Json ToJson(const v1::Buffer& buffer) {
   json["expire_time"] = buffer.has_expire_time() ? Json(TimeText(buffer.expire_time())) : Json();
   json["device"] = buffer.device();
   json["version"] = buffer.version();
+  json["crc32c"] = buffer.has_crc32c()
+                       ? Json(absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8)))
+                       : Json();
   return json;
 }
 
@@ -289,6 +325,8 @@ Json ToJson(const v1::GetServerInfoResponse& info) {
     entry["buffer_used_bytes"] = device.buffer_used_bytes();
     entry["workers"] = device.workers();
     entry["waiting"] = device.waiting();
+    entry["scratch_limit_bytes"] = device.scratch_limit_bytes();
+    entry["scratch_used_bytes"] = device.scratch_used_bytes();
   }
   Json& limits = json["limits"];
   limits["max_message_bytes"] = info.limits().max_message_bytes();
@@ -299,6 +337,18 @@ Json ToJson(const v1::GetServerInfoResponse& info) {
   };
   limits["default_ttl_s"] = seconds(info.limits().has_default_ttl(), info.limits().default_ttl());
   limits["max_ttl_s"] = seconds(info.limits().has_max_ttl(), info.limits().max_ttl());
+  limits["max_operation_s"] =
+      seconds(info.limits().has_max_operation(), info.limits().max_operation());
+  limits["max_slow_operation_s"] =
+      seconds(info.limits().has_max_slow_operation(), info.limits().max_slow_operation());
+  limits["max_ranges"] = info.limits().max_ranges();
+  json["budgets"] = Json::array();
+  for (const v1::Budget& budget : info.budgets()) {
+    Json& entry = json["budgets"].emplace_back();
+    entry["name"] = budget.name();
+    entry["limit"] = budget.limit();
+    entry["used"] = budget.used();
+  }
   return json;
 }
 
@@ -310,6 +360,9 @@ Json ToJson(const v1::ExecutionStats& stats) {
   json["bytes"] = stats.bytes();
   json["flops"] = stats.flops();
   json["roundoff"] = NumberJson(stats.roundoff());
+  json["operand_versions"] =
+      std::vector<std::uint64_t>(stats.operand_versions().begin(), stats.operand_versions().end());
+  json["queue_us"] = stats.queue_us();
   return json;
 }
 
@@ -348,6 +401,8 @@ int ExitCode(const absl::Status& status) {
       return 8;
     case absl::StatusCode::kAlreadyExists:
       return 9;
+    case absl::StatusCode::kDataLoss:
+      return 10;
     default:
       return 1;
   }
@@ -356,7 +411,7 @@ int ExitCode(const absl::Status& status) {
 std::string_view ExitCodesText() {
   return "Exit codes: 0 done, 1 internal or other, 2 usage, 3 not found, 4 invalid argument,\n"
          "5 precondition failed, 6 memory, quota or queue exhausted, 7 server unavailable,\n"
-         "8 deadline passed or cancelled, 9 already exists";
+         "8 deadline passed or cancelled, 9 already exists, 10 data damaged on its way";
 }
 
 std::string Advice(const absl::Status& error, std::string_view server) {
@@ -385,23 +440,41 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return (figure("needs").empty() ? "" : "it needs " + figure("needs") + "; ") +
            "'tessera strategies' shows what this server can run";
   }
-  if (reason == "BUFFER_EXISTS")
-    return "--replace swaps it for the new one, or choose another name";
+  if (reason == "BUFFER_EXISTS") {
+    return "--replace swaps it for the new one, or choose another name; 'tessera info NAME' shows "
+           "what has it";
+  }
   if (reason == "BUFFER_NOT_READY") {
-    return "its upload has not ended; 'tessera info NAME' shows how far it is, 'tessera rm NAME' "
-           "drops it";
+    return "its upload has not ended; 'tessera info NAME' shows how far it is, and 'tessera rm "
+           "NAME "
+           "--version V' drops it";
   }
   if (reason == "GPU_MEMORY_EXHAUSTED" || reason == "QUOTA_EXCEEDED") {
     return absl::StrCat(bytes("requested"), " requested, ", bytes("free"), " of ", bytes("total"),
                         " free; 'tessera rm NAME' frees a buffer");
   }
+  if (reason == "VERSION_MISMATCH") {
+    return "it was replaced or deleted meanwhile; 'tessera info NAME' shows its versions";
+  }
+  if (reason == "BAD_CHECKSUM") {
+    return "try again; --no-checksums leaves the check out, if it is the check that is wrong";
+  }
+  if (reason == "HOST_MEMORY_EXHAUSTED" || reason == "SCRATCH_EXHAUSTED") {
+    return "other calls hold the server's memory, or this one needs more than there is; "
+           "'tessera --json info' shows the limits";
+  }
+  if (reason == "TOO_MANY_BUFFERS") return "'tessera rm NAME' makes room";
   if (reason == "QUEUE_FULL") return "the server is busy; try again, or give a longer --timeout";
   if (reason == "DEVICE_MISMATCH") {
     return "operands must be on one device: upload with --device; 'tessera ls' shows where each is";
   }
   if (reason == "RESULT_TOO_LARGE")
     return "--out NAME keeps it on the device, -o FILE.npy saves it";
-  if (reason == "OPERAND_TOO_LARGE") return "upload it with 'tessera put' and name the buffer";
+  if (reason == "OPERATION_TOO_LONG") {
+    return "the server limits how long one call may take; another --strategy may be faster";
+  }
+  if (reason == "OPERAND_TOO_LARGE" || reason == "BAD_MESSAGE")
+    return "upload it with 'tessera put' and name the buffer";
   if (reason == "BAD_NAME") return "a name has 1 to 128 characters of a-z A-Z 0-9 . _ / -";
   if (reason == "BAD_OPERAND")
     return "operands: NAME, NAME[10:20, ::-1], NAME@OFFSET:SHAPE:STRIDES, file:X.npy";
@@ -438,24 +511,24 @@ std::string Advice(const absl::Status& error, std::string_view server) {
 // --- Progress ------------------------------------------------------------------------------------
 
 ProgressBar::ProgressBar(std::string label, std::uint64_t total_bytes)
-    : label_(std::move(label)),
+    : label_(Printable(label)),
       total_(total_bytes),
       terminal_(::isatty(STDERR_FILENO) != 0),
-      start_(absl::Now()),
-      next_(start_ + absl::Seconds(1)) {}
+      start_(std::chrono::steady_clock::now()),
+      next_(start_ + std::chrono::seconds(1)) {}
 
 ProgressBar::~ProgressBar() {
   if (shown_) std::fputs("\r\x1b[K", stderr);
 }
 
 void ProgressBar::Update(std::uint64_t done_bytes) {
-  const absl::Time now = absl::Now();
+  const auto now = std::chrono::steady_clock::now();
   if (!terminal_ || now < next_ || total_ == 0) return;
-  next_ = now + absl::Milliseconds(100);
+  next_ = now + std::chrono::milliseconds(100);
   shown_ = true;
   constexpr std::size_t kWidth = 24;
   const double part = static_cast<double>(done_bytes) / static_cast<double>(total_);
-  const double seconds = absl::ToDoubleSeconds(now - start_);
+  const double seconds = std::chrono::duration<double>(now - start_).count();
   const double rate = static_cast<double>(done_bytes) / seconds;  // bytes per second
   const double left = rate > 0 ? static_cast<double>(total_ - done_bytes) / rate : 0;
   const auto full = static_cast<std::size_t>(part * kWidth);

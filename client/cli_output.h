@@ -2,6 +2,7 @@
 // advice, progress.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
@@ -33,6 +34,10 @@ std::string DtypesText(const v1::Strategy& strategy);
 // The shortest decimal that reads back as the same number.
 std::string NumberText(double value);
 
+// The text with what could move a terminal's cursor or change its state written as \\xNN: control
+// characters, and bytes that are no UTF-8. For everything that comes from files or from the server.
+std::string Printable(std::string_view text);
+
 // Of the terminal on stdout; 80 without one.
 std::size_t TerminalColumns();
 // Whether the user's locale says that characters are UTF-8.
@@ -43,7 +48,8 @@ class Table {
  public:
   // A heading that begins with '>' aligns its column to the right.
   explicit Table(std::vector<std::string> headings) : rows_{std::move(headings)} {}
-  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  // Cells are made printable.
+  void Add(std::vector<std::string> row);
   void Print(std::ostream& out) const;
 
  private:
@@ -88,8 +94,8 @@ class ProgressBar {
   const std::string label_;
   const std::uint64_t total_;
   const bool terminal_;
-  const absl::Time start_;
-  absl::Time next_;
+  const std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point next_;
   bool shown_ = false;
 };
 

@@ -108,8 +108,10 @@ bool Retry::Wait(const absl::Status& failure) {
     if (!options_.retry_refused) return false;
     pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
   } else {
-    // A server that stops has done nothing either; its successor may be there by the next attempt.
-    const bool safe = idempotent_ || ErrorReason(failure) == "DRAINING";
+    // A server that stops has done nothing either, and its successor may be there by the next
+    // attempt; one that got damaged bytes has dropped them.
+    const bool safe =
+        idempotent_ || ErrorReason(failure) == "DRAINING" || absl::IsDataLoss(failure);
     if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return false;
   }
   if (absl::FromChrono(Clock::now() - since_) + pause >= patience_) return false;

@@ -1,17 +1,23 @@
 #include "client/npy.h"
 
 #include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/error.h"
@@ -70,11 +76,12 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
                        {{"descr", std::string(descr)}});
     }
   }
+  descr = descr.substr(0, 32);  // of what may be a megabyte
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-      absl::StrCat("element type '", Absl(descr),
+      absl::StrCat("element type '", absl::CHexEscape(Absl(descr)),
                    "' has no counterpart; convert it to float32, float64, float16, int32 or int64"),
-      {{"descr", std::string(descr)}});
+      {{"descr", absl::CHexEscape(Absl(descr))}});
 }
 
 // The Python dict literal of a header: three known keys in any order, with the freedom of spacing,
@@ -175,13 +182,17 @@ class HeaderParser {
   std::string_view rest_;
 };
 
+absl::Status BecameShorter(std::string_view path) {
+  return BadNpy(absl::StrCat(Absl(path), " became shorter while it was read"));
+}
+
 // Reads exactly out.size() bytes at offset.
 absl::Status ReadAt(int fd, std::string_view path, std::uint64_t offset, absl::Span<char> out) {
   while (!out.empty()) {
     const ssize_t n = ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(path, "read");
-    if (n == 0) return BadNpy(absl::StrCat(Absl(path), " became shorter while it was read"));
+    if (n == 0) return BecameShorter(path);
     out.remove_prefix(static_cast<std::size_t>(n));
     offset += static_cast<std::uint64_t>(n);
   }
@@ -223,6 +234,40 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
       index[i] = 0;
     }
   }
+}
+
+// Where a thread goes on that reads a map beyond the end of its file, which the kernel answers with
+// SIGBUS; nullptr: it does not read a map.
+thread_local sigjmp_buf* volatile map_reader = nullptr;
+struct sigaction other_bus_action {};  // what the process had for SIGBUS before
+
+void OnBusError(int, siginfo_t*, void*) {
+  if (map_reader != nullptr) ::siglongjmp(*map_reader, 1);
+  // Not ours: the access is repeated on return, and meets the earlier action.
+  ::sigaction(SIGBUS, &other_bus_action, nullptr);
+}
+
+// Runs read(), which may do nothing but copy from a map. False: the file has become shorter.
+template <class F>
+bool ReadMap(const F& read) {
+  static std::once_flag installed;
+  std::call_once(installed, [] {
+    struct sigaction action {};
+    action.sa_sigaction = OnBusError;
+    action.sa_flags = static_cast<int>(SA_SIGINFO | SA_NODEFER);
+    ::sigaction(SIGBUS, &action, &other_bus_action);
+  });
+  sigjmp_buf reader;
+  if (sigsetjmp(reader, 0) != 0) {
+    map_reader = nullptr;
+    return false;
+  }
+  map_reader = &reader;
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // no access leaves these two lines
+  read();
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  map_reader = nullptr;
+  return true;
 }
 
 }  // namespace
@@ -356,29 +401,61 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
   const std::size_t element = SizeOf(header_.dtype);
   const std::uint64_t first = offset / element;
   const std::uint64_t count = out.size() / element;
-  switch (element) {
-    case 2:
-      GatherColumnMajor<std::uint16_t>(data, header_.shape, first, count, out.data());
-      break;
-    case 4:
-      GatherColumnMajor<std::uint32_t>(data, header_.shape, first, count, out.data());
-      break;
-    default:
-      GatherColumnMajor<std::uint64_t>(data, header_.shape, first, count, out.data());
+  const bool read = ReadMap([&] {
+    switch (element) {
+      case 2:
+        GatherColumnMajor<std::uint16_t>(data, header_.shape, first, count, out.data());
+        break;
+      case 4:
+        GatherColumnMajor<std::uint32_t>(data, header_.shape, first, count, out.data());
+        break;
+      default:
+        GatherColumnMajor<std::uint64_t>(data, header_.shape, first, count, out.data());
+    }
+  });
+  // The rest of a file's last page is zeros and no error.
+  struct stat info {};
+  if (!read || ::fstat(fd_, &info) != 0 || static_cast<std::uint64_t>(info.st_size) < map_bytes_) {
+    return BecameShorter(path_);
   }
   return absl::OkStatus();
 }
 
 // --- NpyWriter -----------------------------------------------------------------------------------
 
+bool NpyWriter::IsStandardOutput(std::string_view path) {
+  return path == "-" || path == "/dev/stdout";
+}
+
+absl::Status NpyWriter::Open() {
+  struct stat info {};
+  if (IsStandardOutput(path_)) {
+    fd_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
+  } else if (path_.starts_with("/dev/fd/") || path_.starts_with("/proc/") ||
+             (::stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode))) {
+    // A pipe, a terminal, a descriptor of this process: nothing that could be moved into place.
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  } else {
+    // Others may write to the folder: the name is no one's guess, and nothing that they have put
+    // there is opened. In the same folder, because a file cannot be moved across file systems; not
+    // made of the file's name, which may be as long as names can be.
+    const std::string folder = path_.substr(0, path_.rfind('/') + 1);
+    do {
+      std::uint64_t random = 0;
+      if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) break;
+      partial_ = absl::StrCat(folder, ".tessera-", absl::Hex(random, absl::kZeroPad16), ".part");
+      fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    } while (fd_ < 0 && errno == EEXIST);
+    if (fd_ < 0) partial_.clear();
+  }
+  return fd_ < 0 ? FileError(path_, "create") : absl::OkStatus();
+}
+
 absl::StatusOr<NpyWriter> NpyWriter::Create(const std::string& path, DType dtype,
                                             absl::Span<const std::int64_t> shape) {
   NpyWriter writer;
   writer.path_ = path;
-  const std::string partial = absl::StrCat(path, ".", ::getpid(), ".part");
-  writer.fd_ = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (writer.fd_ < 0) return FileError(path, "create");
-  writer.partial_ = partial;
+  if (absl::Status status = writer.Open(); !status.ok()) return status;
   if (absl::Status status = writer.Append(MakeNpyHeader(dtype, shape)); !status.ok()) return status;
   return writer;
 }
@@ -404,8 +481,11 @@ absl::Status NpyWriter::Append(std::string_view bytes) {
 }
 
 absl::Status NpyWriter::Finish() {
+  // The bytes must be on the disk before the name is, or a crash could leave the name without them.
+  if (!partial_.empty() && ::fsync(fd_) != 0) return FileError(path_, "write");
   // Some file systems report a full disk only here.
   if (::close(std::exchange(fd_, -1)) != 0) return FileError(path_, "write");
+  if (partial_.empty()) return absl::OkStatus();
   if (::rename(partial_.c_str(), path_.c_str()) != 0) return FileError(path_, "create");
   partial_.clear();
   return absl::OkStatus();

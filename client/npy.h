@@ -40,7 +40,8 @@ std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape);
 // 2^63 - 1 bytes.
 absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape);
 
-// An open .npy file. Reading is thread safe.
+// An open .npy file. Reading is thread safe. Files in Fortran order are mapped into memory: reading
+// the first one installs a handler of SIGBUS, which passes on what does not come from such a map.
 class NpyFile {
  public:
   // Errors of ParseNpyHeader, also when the file is shorter than its header promises; NOT_FOUND /
@@ -53,6 +54,7 @@ class NpyFile {
   const NpyHeader& header() const { return header_; }
   // Fills out with the bytes [offset, offset + out.size()) of the array in row-major order,
   // whatever the order of the file. offset and out.size() are multiples of the size of an element.
+  // BAD_NPY when the file has become shorter.
   absl::Status Read(std::uint64_t offset, absl::Span<char> out) const;
 
  private:
@@ -64,10 +66,14 @@ class NpyFile {
   std::uint64_t map_bytes_ = 0;
 };
 
-// Writes a .npy file beside its destination and moves it there when it is complete, so that nobody
-// sees half a file.
+// Writes a .npy file beside its destination, under a name that nobody can foresee, and moves it
+// there when it is complete and on the disk, so that nobody sees half a file. What is no regular
+// file (a pipe, a terminal, a descriptor in /dev/fd), and standard output ("-"), is written
+// directly.
 class NpyWriter {
  public:
+  // Whether the path stands for the process's standard output.
+  static bool IsStandardOutput(std::string_view path);
   // FAILED_PRECONDITION / FILE_ERROR.
   static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
                                           absl::Span<const std::int64_t> shape);
@@ -83,8 +89,9 @@ class NpyWriter {
 
  private:
   NpyWriter() = default;
+  absl::Status Open();
   std::string path_;
-  std::string partial_;  // where the bytes go until Finish; empty: nothing to remove
+  std::string partial_;  // where the bytes go until Finish; empty: nothing to move or to remove
   int fd_ = -1;
 };
 

@@ -183,7 +183,9 @@ TEST(Bench, ScratchIsReadInASampleAndDeleted) {
   TestServer server(options);
   Client client({.server = server.address()});
   {
-    BenchScratch scratch(client, absl::Minutes(1));
+    v1::Limits limits;
+    limits.mutable_max_ttl()->set_seconds(60);
+    BenchScratch scratch(client, limits);
     std::vector<std::int32_t> x(3 * kBenchSample + 5);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int32_t>(i);
     const ResultBuffer target = scratch.Target("x");
@@ -208,7 +210,7 @@ TEST(Bench, ScratchIsReadInASampleAndDeleted) {
   const auto info = client.GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();
   {
-    BenchScratch scratch(client, std::nullopt);
+    BenchScratch scratch(client, {});
     v1::Device device = info->devices(0);
     EXPECT_GT(MeasureBandwidth(client, scratch, device).rate, 0);
     device.set_buffer_limit_bytes(1 << 20);

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -93,6 +94,15 @@ TEST(NpyHeader, TheFreedomsOfPython) {
     EXPECT_THAT(parsed->shape, ElementsAre(2, 3));
   }
   EXPECT_EQ(ParseNpyHeader(File(1, Dict("()", "<V2")))->dtype, DType::kBF16);
+}
+
+TEST(NpyHeader, AnUnknownTypeIsQuotedInPartAndWithoutControlCharacters) {
+  const absl::Status status =
+      ParseNpyHeader(File(1, Dict("(2,)", "\x1b[31m" + std::string(10000, 'x')))).status();
+  EXPECT_EQ(ErrorReason(status), "BAD_DTYPE");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\\x1b[31mxx"));
+  EXPECT_LT(status.message().size(), 200u);
+  EXPECT_LT(ErrorMetadata(status)["descr"].size(), 200u);
 }
 
 TEST(NpyHeader, TypesWithoutCounterpart) {
@@ -230,6 +240,24 @@ TEST(NpyFile, ColumnMajorWithoutElementsOrAxes) {
   }
 }
 
+TEST(NpyFile, AFileThatShrinksIsAnError) {
+  // Whole pages behind the new end, and then a part of the last page, which reads as zeros.
+  for (const std::uintmax_t rest : {std::uintmax_t{200}, std::uintmax_t{5'000'000}}) {
+    for (const char* fortran : {"False", "True"}) {
+      const TemporaryFile file(
+          File(1, Dict("(1000, 1250)", "<f4", fortran), std::string(5'000'000, 'x')));
+      const auto npy = NpyFile::Open(file.path());
+      ASSERT_TRUE(npy.ok()) << npy.status();
+      std::string out(5'000'000, '\0');
+      EXPECT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
+      std::filesystem::resize_file(file.path(), rest);
+      const absl::Status status = npy->Read(0, absl::MakeSpan(out));
+      EXPECT_EQ(ErrorReason(status), "BAD_NPY") << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("became shorter"));
+    }
+  }
+}
+
 TEST(NpyFile, RefusesFilesThatAreCutOffOrMissing) {
   const TemporaryFile shorter(File(1, Dict("(2, 3)"), std::string(23, 'x')));
   EXPECT_EQ(ErrorReason(NpyFile::Open(shorter.path()).status()), "BAD_NPY");
@@ -255,6 +283,35 @@ TEST(NpyWriter, LeavesNothingUntilItHasFinished) {
   EXPECT_EQ(file.Content(), MakeNpyHeader(DType::kI32, {2}) + "12345678");
   EXPECT_EQ(ErrorReason(NpyWriter::Create("/no/such/folder/x.npy", DType::kI32, {}).status()),
             "FILE_ERROR");
+}
+
+TEST(NpyWriter, OpensNoFileThatIsThereAlready) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("tessera-npy-" + std::to_string(::getpid()));
+  std::filesystem::create_directory(folder);
+  const std::string path = folder / "x.npy";
+  const auto parts = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() == ".part") names.push_back(entry.path().string());
+    }
+    return names;
+  };
+  {
+    // Two at once do not share a file, and neither name says what the next one will be.
+    auto first = NpyWriter::Create(path, DType::kI32, {0});
+    auto second = NpyWriter::Create(path, DType::kI32, {0});
+    ASSERT_TRUE(first.ok() && second.ok());
+    EXPECT_THAT(parts(), ::testing::SizeIs(2));
+    EXPECT_TRUE(first->Finish().ok());
+    EXPECT_THAT(parts(), ::testing::SizeIs(1));
+  }
+  EXPECT_TRUE(parts().empty());
+  // The longest name that a file can have.
+  auto writer = NpyWriter::Create(folder / std::string(255, 'n'), DType::kI32, {0});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  EXPECT_TRUE(writer->Finish().ok());
+  std::filesystem::remove_all(folder);
 }
 
 // --- NumPy itself --------------------------------------------------------------------------------
