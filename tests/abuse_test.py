@@ -632,3 +632,790 @@ class LogTest(Case):
         self.assertTrue(server.alive(), f"the server ended with {server.process.poll()}")
         self.assert_serves(client)
         self.assertEqual(server.stop(timeout=10), 0)
+
+
+# --- Drafts, versions, ttl -----------------------------------------------------------------------------
+
+OLD, NEW, OTHER = b"OLD!" * 4, b"NEW!" * 4, b"oth." * 4
+FOUR = np.zeros(4, np.float32)  # what these bytes are the data of
+
+
+class DraftTest(Case):
+    def put_bytes(self, client, name, data, **spec):
+        return client.upload([dict(name=name, spec=o.spec_of(FOUR, **spec), data=data)]).buffer
+
+    def test_sealing_a_draft_that_is_gone(self):
+        client = self.start("--upload-timeout", "1s").client()
+        old = self.put_bytes(client, "x", OLD)
+        draft = client.create("x", FOUR, replace=True)
+        client.upload([dict(name="x", offset=0, data=NEW, version=draft.version)])
+        self.assertTrue(eventually(
+            lambda: not client.call("GetBuffer", name="x").drafts
+            and client.device().buffer_used_bytes and client.budget("buffers").used == 1, 5),
+            "the idle draft stays")
+        self.assert_fails(client.attempt("SealBuffer", name="x"), "NOT_FOUND", "BUFFER_NOT_FOUND")
+        outcome = client.attempt("SealBuffer", name="x", version=draft.version)
+        self.assertIn(outcome.reason, ("BUFFER_NOT_FOUND", "VERSION_MISMATCH"), outcome)
+        outcome = client.try_upload([dict(name="x", offset=0, data=NEW, version=draft.version)])
+        self.assertFalse(outcome.ok, "data went to a draft that is gone")
+        self.assertEqual(client.call("GetBuffer", name="x").buffer.version, old.version)
+        self.assertEqual(client.download("x"), OLD)
+
+    def test_sealing_again_is_the_same(self):
+        client = self.start().client()
+        version = client.create("x", FOUR).version
+        client.upload([dict(name="x", data=NEW)])
+        sealed = client.call("SealBuffer", name="x", version=version).buffer
+        self.assertEqual((sealed.version, sealed.state), (version, o.buffers.Buffer.STATE_READY))
+        again = client.call("SealBuffer", name="x", version=version).buffer
+        self.assertEqual(again, sealed)
+        # Also while somebody is about to replace it.
+        client.create("x", FOUR, replace=True)
+        self.assertEqual(client.call("SealBuffer", name="x", version=version).buffer, sealed)
+
+    def test_wrong_versions_change_nothing(self):
+        client = self.start().client()
+        ready = self.put_bytes(client, "x", OLD)
+        draft = client.create("y", FOUR)
+        client.upload([dict(name="y", data=NEW)])
+        wrong = draft.version + 1000
+        spec = o.spec_of(FOUR, replace=True)
+        for what, outcome, actual in (
+            ("Seal", client.attempt("SealBuffer", name="y", version=wrong), draft),
+            ("Upload", client.try_upload([dict(name="y", data=OTHER, version=wrong)]), draft),
+            ("Get", client.attempt("GetBuffer", name="x", version=wrong), ready),
+            ("Update", client.attempt("UpdateBuffer", name="x", version=wrong), ready),
+            ("Delete", client.attempt("DeleteBuffer", name="x", version=wrong), ready),
+            ("Download", outcome_of(lambda: client.download("x", version=wrong)), ready),
+            ("Copy", client.attempt("CopyBuffer", source="x", name="z", source_version=wrong), ready),
+            ("Dot", client.attempt("Dot", a=resident("x", version=wrong), b=resident("x")), ready),
+        ):
+            with self.subTest(what):
+                self.assert_fails(outcome, "FAILED_PRECONDITION", "VERSION_MISMATCH",
+                                  expected=wrong, actual=actual.version)
+        del spec
+        self.assertEqual(client.download("x"), OLD)
+        self.assertEqual(client.call("SealBuffer", name="y", version=draft.version).buffer.version,
+                         draft.version)
+        self.assertEqual(client.download("y"), NEW)
+        # And the right ones are taken.
+        client.call("GetBuffer", name="x", version=ready.version)
+        client.call("UpdateBuffer", name="x", version=ready.version)
+        self.assertEqual(client.download("x", version=ready.version), OLD)
+        client.call("CopyBuffer", source="x", name="z", source_version=ready.version)
+        client.call("DeleteBuffer", name="x", version=ready.version)
+        self.assert_missing(client, "x")
+
+    def test_a_stale_writer_does_not_reach_the_next_draft(self):
+        client = self.start().client()
+        first = client.create("w", FOUR)
+        client.upload([dict(name="w", offset=0, data=OLD[:8], version=first.version)])
+        client.call("DeleteBuffer", name="w")
+        second = client.create("w", FOUR)
+        client.upload([dict(name="w", offset=0, data=NEW[:8], version=second.version)])
+        outcome = client.try_upload([dict(name="w", offset=8, data=OLD[8:], version=first.version)])
+        self.assertIn((outcome.code, outcome.reason), {
+            ("FAILED_PRECONDITION", "VERSION_MISMATCH"), ("NOT_FOUND", "BUFFER_NOT_FOUND")}, outcome)
+        outcome = client.attempt("SealBuffer", name="w", version=second.version)
+        self.assert_fails(outcome, "FAILED_PRECONDITION", "BUFFER_NOT_READY")
+        self.assertIn("8", outcome.metadata["missing"])
+        client.upload([dict(name="w", offset=8, data=NEW[8:], version=second.version)])
+        client.call("SealBuffer", name="w", version=second.version)
+        self.assertEqual(client.download("w"), NEW)
+
+    def test_two_drafts_of_a_name(self):
+        for newest_first in (False, True):
+            with self.subTest(newest_first=newest_first):
+                client = self.start().client()
+                live = self.put_bytes(client, "x", OLD)
+                one = client.create("x", FOUR, replace=True)
+                two = client.create("x", FOUR, replace=True)
+                self.assertLess(live.version, one.version)
+                self.assertLess(one.version, two.version)
+                outcome = client.try_upload([dict(name="x", data=NEW)])
+                self.assert_fails(outcome, "FAILED_PRECONDITION", "VERSION_REQUIRED")
+                for version in (one.version, two.version):
+                    self.assertIn(str(version), outcome.metadata["versions"])
+                self.assert_fails(client.attempt("SealBuffer", name="x"),
+                                  "FAILED_PRECONDITION", "VERSION_REQUIRED")
+                client.upload([dict(name="x", data=NEW, version=one.version)])
+                client.upload([dict(name="x", data=OTHER[:4], version=two.version)])
+                answer = client.call("GetBuffer", name="x")
+                self.assertEqual((answer.buffer.version, answer.buffer.state),
+                                 (live.version, o.buffers.Buffer.STATE_READY))
+                self.assertEqual([(d.version, d.committed_bytes) for d in answer.drafts],
+                                 [(one.version, 16), (two.version, 4)])
+                seen = client.call("GetBuffer", name="x", version=two.version)
+                self.assertEqual(seen.buffer.state, o.buffers.Buffer.STATE_WRITING)
+                self.assertEqual([(gap.begin, gap.end) for gap in seen.missing], [(4, 16)])
+                client.upload([dict(name="x", offset=4, data=OTHER[4:], version=two.version)])
+                order = [(two, OTHER), (one, NEW)] if newest_first else [(one, NEW), (two, OTHER)]
+                newest = live.version
+                for draft, data in order:
+                    sealed = client.call("SealBuffer", name="x", version=draft.version).buffer
+                    self.assertGreater(sealed.version, newest)
+                    newest = sealed.version
+                    self.assertEqual(client.call("GetBuffer", name="x").buffer.version, newest)
+                    self.assertEqual(client.download("x"), data)
+                if not newest_first:
+                    self.assertEqual(newest, two.version)
+                self.assertEqual(client.budget("buffers").used, 1)
+
+    def test_a_draft_is_deleted_without_the_live_buffer_and_the_other_way_round(self):
+        client = self.start().client()
+        live = self.put_bytes(client, "x", OLD)
+        draft = client.create("x", FOUR, replace=True)
+        client.call("DeleteBuffer", name="x", version=draft.version)
+        self.assertEqual(client.download("x"), OLD)
+        self.assertEqual(len(client.call("GetBuffer", name="x").drafts), 0)
+        draft = client.create("x", FOUR, replace=True)
+        client.call("DeleteBuffer", name="x", version=live.version)
+        self.assertEqual(client.call("GetBuffer", name="x").buffer.version, draft.version)
+        client.upload([dict(name="x", data=NEW)])
+        client.call("SealBuffer", name="x")
+        self.assertEqual(client.download("x"), NEW)
+        client.create("x", FOUR, replace=True)
+        client.call("DeleteBuffer", name="x")
+        self.assert_empty(client)
+
+    def test_a_name_is_claimed_once_without_replace(self):
+        client = self.start().client()
+        client.create("x", FOUR)
+        self.assert_fails(outcome_of(lambda: client.create("x", FOUR)),
+                          "ALREADY_EXISTS", "BUFFER_EXISTS")
+        self.put_bytes(client, "y", OLD)
+        self.assert_fails(outcome_of(lambda: client.create("y", FOUR)),
+                          "ALREADY_EXISTS", "BUFFER_EXISTS")
+        self.assert_fails(outcome_of(lambda: self.put_bytes(client, "y", NEW)),
+                          "ALREADY_EXISTS", "BUFFER_EXISTS")
+        self.assertEqual(client.download("y"), OLD)
+
+    def test_a_broken_replacement_does_not_lock_the_name(self):
+        """CreateBuffer(replace), then the client is gone: others replace and see the draft."""
+        client = self.start("--upload-timeout", "0").client()
+        self.put_bytes(client, "x", OLD)
+        draft = client.create("x", FOUR, replace=True)
+        self.put_bytes(client, "x", NEW, replace=True)
+        self.assertEqual(client.download("x"), NEW)
+        self.assertEqual([d.version for d in client.call("GetBuffer", name="x").drafts],
+                         [draft.version])
+
+    def test_versions_grow_over_restarts(self):
+        first = self.start()
+        client = first.client()
+        versions = [self.put_bytes(client, "x", OLD, replace=True).version for _ in range(20)]
+        self.assertEqual(sorted(set(versions)), versions)
+        self.assertEqual(first.stop(), 0)
+        again = self.put_bytes(self.start().client(), "x", OLD).version
+        self.assertGreater(again, versions[-1], "a version of the server before this one")
+
+    def test_drafts_and_their_versions_in_the_list(self):
+        client = self.start().client()
+        client.create("b", FOUR, replace=True)
+        newest = client.create("b", FOUR, replace=True)
+        ready = self.put_bytes(client, "a", OLD)
+        client.create("a", FOUR, replace=True)
+        listed = client.call("ListBuffers").buffers
+        self.assertEqual([(x.name, x.version) for x in listed],
+                         [("a", ready.version), ("b", newest.version)])
+
+
+class TtlTest(Case):
+    def test_ttl_counts_from_ready(self):
+        client = self.start().client()
+        client.put("x", FOUR)
+        ttl = {"seconds": 1, "nanos": 200_000_000}
+        draft = client.create("x", FOUR, replace=True, ttl=ttl)
+        time.sleep(1.5)
+        client.upload([dict(name="x", data=NEW, version=draft.version)])
+        sealed = client.call("SealBuffer", name="x", version=draft.version).buffer
+        self.assertEqual(client.download("x"), NEW)
+        left = sealed.expire_time.seconds + sealed.expire_time.nanos / 1e9 - time.time()
+        self.assertTrue(0 < left < 1.3, f"{left} s left of a ttl of 1.2 s")
+        self.assertTrue(eventually(
+            lambda: client.attempt("GetBuffer", name="x").reason == "BUFFER_NOT_FOUND", 4))
+        self.assert_empty(client)
+
+    def test_uploads_slower_than_their_ttl(self):
+        for flags, spec in (((), dict(ttl={"seconds": 1})), (("--default-ttl", "1s"), {})):
+            with self.subTest(flags=flags):
+                client = self.start(*flags).client()
+                client.put("x", FOUR, ttl={"seconds": 600})
+
+                def slow(spec=spec):
+                    yield dict(name="x", spec=o.spec_of(FOUR, replace=True, **spec), data=NEW[:4])
+                    time.sleep(1.6)
+                    yield dict(data=NEW[4:])
+
+                client.upload(slow())
+                self.assertEqual(client.download("x"), NEW)
+                self.assertTrue(eventually(
+                    lambda: client.attempt("GetBuffer", name="x").code == "NOT_FOUND", 4))
+
+    def test_ttl_of_a_draft_is_renewed_before_it_is_ready(self):
+        client = self.start().client()
+        client.create("x", FOUR, ttl={"seconds": 1})
+        client.call("UpdateBuffer", name="x", ttl={"seconds": 3600})
+        client.upload([dict(name="x", data=NEW)])
+        buffer = client.call("SealBuffer", name="x").buffer
+        self.assertAlmostEqual(buffer.expire_time.seconds, time.time() + 3600, delta=30)
+
+    def test_each_buffer_goes_at_its_own_time(self):
+        client = self.start().client()
+        for name, nanos in (("a", 400_000_000), ("b", 1_200_000_000)):
+            client.put(name, FOUR, ttl={"seconds": nanos // 10**9, "nanos": nanos % 10**9})
+        client.put("c", FOUR, ttl={"seconds": 600})
+        client.call("UpdateBuffer", name="c", ttl={"nanos": 800_000_000})
+        for left in (["b", "c"], ["b"], []):
+            self.assertTrue(eventually(lambda left=left: client.names() == left, 3), client.names())
+        self.assert_empty(client)
+
+    def test_ttls_out_of_range(self):
+        client = self.start().client()
+        client.put("x", FOUR)
+        ages = {"seconds": 315_576_000_000}
+        one = inline(ONE)
+
+        def every_call(ttl, i):
+            return {
+                "CreateBuffer": outcome_of(lambda: client.create(f"a{i}", FOUR, ttl=ttl)),
+                "Upload": outcome_of(lambda: client.put(f"b{i}", FOUR, ttl=ttl)),
+                "UpdateBuffer": client.attempt("UpdateBuffer", name="x", ttl=ttl),
+                "CopyBuffer": client.attempt("CopyBuffer", source="x", name=f"c{i}", ttl=ttl),
+                "Add": client.attempt("Add", a=one, b=one, result=into(f"d{i}", ttl=ttl)),
+            }
+
+        for rpc, outcome in every_call(ages, 0).items():
+            with self.subTest(rpc):
+                if not outcome.ok:
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
+        json_format.MessageToJson(client.call("ListBuffers"))
+        bad = ({"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
+               {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {})
+        for i, ttl in enumerate(bad, 1):
+            for rpc, outcome in every_call(ttl, i).items():
+                with self.subTest(rpc, ttl=ttl):
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
+
+
+class ReplaceTest(Case):
+    def test_the_last_one_wins(self):
+        client = self.start().client()
+        x = inline(np.eye(4, dtype=np.float32))
+        y = {i: inline(np.full((4, 4), i, np.float32)) for i in range(4)}
+
+        def result(i):
+            return client.call("Matmul", a=x, b=y[i], result=into("out", replace=True)).buffer
+
+        def upload(i):
+            return client.put("out", np.full((4, 4), i, np.float32), replace=True)
+
+        def copy(i):
+            client.put(f"source{i}", np.full((4, 4), i, np.float32), replace=True)
+            return client.call("CopyBuffer", source=f"source{i}", name="out", replace=True).buffer
+
+        for kinds in ((result, result), (upload, upload), (result, upload, copy, result)):
+            with self.subTest(kinds=[kind.__name__ for kind in kinds]):
+                failed, last = [], {}
+
+                def work(i, kinds=kinds, failed=failed, last=last):
+                    for _ in range(40):
+                        outcome = outcome_of(lambda: kinds[i](i))
+                        if not outcome.ok:
+                            failed.append(outcome)
+                        elif outcome.answer.version <= last.get(i, 0):
+                            failed.append(f"version {outcome.answer.version} after {last[i]}")
+                        else:
+                            last[i] = outcome.answer.version
+
+                in_threads(len(kinds), work)
+                self.assertEqual(failed[:3], [], f"{len(failed)} of {40 * len(kinds)} calls")
+                version = client.call("GetBuffer", name="out").buffer.version
+                self.assertIn(version, last.values())
+                winner = next(i for i, v in last.items() if v == version)
+                self.assertEqual(client.download("out"),
+                                 np.full((4, 4), winner, np.float32).tobytes())
+                for name in client.names():
+                    client.call("DeleteBuffer", name=name)
+                self.assert_empty(client)
+
+    def test_operands_are_read_at_one_moment(self):
+        """A writer replaces a, then b, by the same number: nobody sees b newer than a."""
+        server = self.start()
+        writer = server.client()
+        values = {}
+        end = time.monotonic() + 3
+
+        def put(name, k):
+            values[writer.put(name, np.array([k], np.float64), replace=True).version] = k
+
+        put("a", 1)
+        put("b", 1)
+        seen, counts = [], [0, 0, 0]
+
+        def work(i):
+            if i == 0:
+                k = 1
+                while time.monotonic() < end:
+                    k += 1
+                    put("a", k)
+                    put("b", k)
+                return
+            client = server.client()
+            while time.monotonic() < end:
+                for names in (("a", "b"), ("a", "a")):
+                    answer = client.call("Dot", a=resident(names[0]), b=resident(names[1]))
+                    seen.append((names, answer.value.real, tuple(answer.stats.operand_versions)))
+                    counts[i] += 1
+
+        in_threads(3, work)
+        self.assertGreater(min(counts[1:]), 20)
+        for names, product, versions in seen:
+            self.assertEqual(len(versions), 2, "operand_versions")
+            first, second = (values[version] for version in versions)
+            self.assertEqual(product, first * second, "not the product of the versions stated")
+            if names[0] == names[1]:
+                self.assertEqual(versions[0], versions[1], "one name, two versions")
+            else:
+                self.assertIn(first - second, (0, 1), "a and b are of two moments")
+
+    def test_operand_versions_follow_the_fields(self):
+        client = self.start().client()
+        x = client.put("x", FOUR)
+        y = client.put("y", FOUR)
+        four = inline(FOUR)
+        for fields, versions in (
+            (dict(a=resident("x"), b=resident("y", version=y.version)), [x.version, y.version]),
+            (dict(a=four, b=resident("x")), [0, x.version]),
+            (dict(a=resident("y"), b=four), [y.version, 0]),
+            (dict(a=four, b=four), [0, 0]),
+        ):
+            for rpc in ("Dot", "Add"):
+                self.assertEqual(list(client.call(rpc, **fields).stats.operand_versions), versions)
+        stats = client.call("Reduce", x=resident("x"), op="REDUCE_OP_SUM").stats
+        self.assertEqual(list(stats.operand_versions), [x.version])
+        self.assertGreaterEqual(stats.queue_us, 0)
+
+
+# --- Uploads and downloads -----------------------------------------------------------------------------
+
+
+class BrokenUploadTest(Case):
+    TRIES = 60
+
+    def check_tries(self, second, data, **how):
+        """Uploads whose every byte has come before a second message that breaks them."""
+        server = self.start()
+        client = server.client(**how)
+        raw = client.channel.stream_unary(
+            UPLOAD, request_serializer=lambda m: m,
+            response_deserializer=o.buffers.UploadResponse.FromString)
+        old = np.full(len(data) // 4, 7, np.float32)
+        judge = server.client()
+        judge.put("live", old)
+        wrong = []
+
+        def work(worker):
+            for i in range(worker, self.TRIES, 4):
+                replace = i % 2 == 1
+                name = "live" if replace else f"new{i}"
+                spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[len(data) // 4],
+                                            replace=replace)
+                first = o.buffers.UploadRequest(name=name, spec=spec, data=data)
+
+                def messages(first=first):
+                    yield first.SerializeToString()
+                    time.sleep(0.005)
+                    yield second
+
+                outcome = outcome_of(lambda: raw(messages(), timeout=10))
+                if outcome.ok:
+                    wrong.append(f"try {i}: OK")
+
+        in_threads(4, work)
+        time.sleep(0.3)
+        left = judge.names()
+        if left != ["live"]:
+            wrong.append(f"{len(left) - 1} READY buffers of refused uploads, {left[:3]}")
+        if judge.download("live") != old.tobytes():
+            wrong.append("a refused upload has replaced a buffer")
+        self.assertEqual(wrong, [], f"of {self.TRIES} tries")
+        judge.call("DeleteBuffer", name="live")
+        self.assert_empty(judge)
+        self.assert_serves(judge)
+
+    def test_a_refused_message_is_not_the_end(self):
+        self.check_tries(o_message(12 * o.MI), os.urandom(64))
+
+    def test_a_message_above_the_limit_is_not_the_end(self):
+        self.check_tries(o_message(5 * o.MI), os.urandom(64))
+
+    def test_garbage_is_not_the_end(self):
+        self.check_tries(b"\xff" * 50, os.urandom(64))
+
+    def test_half_a_message_is_not_the_end(self):
+        self.check_tries(o_message(1000)[:-500], os.urandom(64))
+
+    def test_a_compressed_message_is_not_the_end(self):
+        # gRPC sends what does not shrink as it is: the random first message, not the second.
+        self.check_tries(o_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
+
+    def test_garbage_is_not_the_end_of_a_range(self):
+        client = self.start().client()
+        raw = client.channel.stream_unary(UPLOAD, request_serializer=lambda m: m)
+        client.create("x", FOUR)
+        for second in (b"\xff" * 50, o_message(12 * o.MI), o_message(1000)[:-500]):
+            first = o.buffers.UploadRequest(name="x", offset=0, data=NEW).SerializeToString()
+            outcome = outcome_of(lambda m=(first, second): raw(iter(m), timeout=10))
+            self.assertFalse(outcome.ok, f"OK after {second[:10]!r}")
+
+    def test_cancelled_cut_and_late_uploads_leave_nothing(self):
+        server = self.start()
+        client = server.client()
+        for i in range(20):
+            own = server.client()
+            stop = threading.Event()
+
+            def messages(stop=stop, i=i):
+                yield o.buffers.UploadRequest(name=f"x{i}", spec=o.spec_of(FOUR), data=NEW)
+                stop.wait(10)
+
+            call = own.b.Upload.future(messages(), timeout=0.3 if i % 3 == 0 else 10)
+            self.assertTrue(eventually(lambda: client.names(), 2))
+            if i % 3 == 1:
+                call.cancel()
+            elif i % 3 == 2:
+                own.close()
+            else:
+                self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
+            stop.set()
+            self.assertTrue(eventually(lambda: not client.names(), 3), f"try {i}")
+        self.assert_empty(client)
+
+    def test_uploads_whose_first_message_is_wrong(self):
+        client = self.start().client()
+        client.put("x", FOUR)
+        spec = o.spec_of(FOUR, replace=True)
+        first = dict(name="x", spec=spec)
+        for code, reason, messages in (
+            ("INVALID_ARGUMENT", None, []),
+            ("INVALID_ARGUMENT", None, [dict()]),
+            ("INVALID_ARGUMENT", "MISSING_DATA", [dict(first, data=NEW[:12])]),
+            ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW + b"!")]),
+            ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW, offset=1)]),
+            ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW, offset=2**64 - 8)]),
+            ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(first, data=NEW), dict(name="y")]),
+            ("INVALID_ARGUMENT", "BAD_MESSAGE",
+             [dict(first, data=NEW), dict(spec=o.spec_of(ONE))]),
+            ("FAILED_PRECONDITION", "BUFFER_SEALED", [dict(name="x", data=NEW)]),
+            ("NOT_FOUND", "BUFFER_NOT_FOUND", [dict(name="none", data=NEW)]),
+        ):
+            with self.subTest(messages=str(messages)):
+                outcome = client.try_upload(messages)
+                self.assertEqual(outcome.code, code, outcome)
+                if reason:
+                    self.assert_fails(outcome, code, reason)
+        self.assertEqual(client.download("x"), FOUR.tobytes())
+        self.assertEqual(client.names(), ["x"])
+
+    def test_offset_zero_in_a_later_message_counts(self):
+        client = self.start().client()
+        client.upload([dict(name="x", spec=o.spec_of(FOUR), data=OLD[:8]), dict(data=OLD[8:]),
+                       dict(offset=0, data=NEW[:4])])
+        self.assertEqual(client.download("x"), NEW[:4] + OLD[4:])
+
+
+def o_message(size):
+    """A valid UploadRequest of about so many bytes, all in data; made before stubs exist."""
+    data = b"\0" * size
+    length, n = b"", size
+    while n > 127:
+        length += bytes([n & 127 | 128])
+        n >>= 7
+    return b"\x22" + length + bytes([n]) + data
+
+
+class StreamTest(Case):
+    def idle_upload(self, client, stop, messages, timeout=60):
+        """An upload that sends the messages and then nothing until stop is set."""
+
+        def requests():
+            for fields in messages:
+                yield o.buffers.UploadRequest(**fields)
+            stop.wait(timeout)
+
+        return client.b.Upload.future(requests(), timeout=timeout)
+
+    def test_idle_uploads_hold_little_memory(self):
+        server = self.start("--max-uploads", "1000")
+        client = server.client()
+        size = 3 * o.MI
+        x = np.zeros(size // 4, np.float32)
+        client.create("x", x)
+        data = x.tobytes()
+        client.upload([dict(name="x", data=data)] * 8)
+        time.sleep(0.2)
+        stop = threading.Event()
+        before = server.rss()
+        sizes = []
+        streams = [self.idle_upload(server.client() if i % 25 == 0 else server.clients[-1], stop,
+                                    [dict(name="x", data=data)]) for i in range(100)]
+        self.assertTrue(eventually(lambda: client.budget("uploads").used == 100, 20, 0.2),
+                        f"uploads: {client.budget('uploads').used}")
+        for _ in range(10):
+            time.sleep(0.1)
+            sizes.append(server.rss())
+        each = (min(sizes) - before) / 100 / 1024
+        self.assertLess(each, 300, "KiB an idle upload holds")
+        self.assertFalse(any(stream.done() for stream in streams))
+        stop.set()
+        for stream in streams:
+            self.assert_ok(outcome_of(stream))
+
+    def test_uploads_are_counted(self):
+        server = self.start("--max-uploads", "5")
+        client = server.client()
+        self.assertEqual(client.budget("uploads").limit, 5)
+        stop = threading.Event()
+        spec = o.spec_of(FOUR)
+        streams = [self.idle_upload(client, stop, [dict(name=f"x{i}", spec=spec, data=NEW)])
+                   for i in range(5)]
+        self.assertTrue(eventually(lambda: client.budget("uploads").used == 5, 3))
+        self.assert_fails(outcome_of(lambda: client.put("more", FOUR)),
+                          "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=5)
+        streams[0].cancel()
+        self.assertTrue(eventually(lambda: client.budget("uploads").used == 4, 3))
+        client.put("more", FOUR)
+        stop.set()
+        for stream in streams[1:]:
+            self.assert_ok(outcome_of(stream))
+        self.assertEqual(client.budget("uploads").used, 0)
+
+    def test_streams_of_deleted_drafts_end(self):
+        client = self.start().client()
+        size = 1_000_000
+
+        def keep_alive(first):
+            yield o.buffers.UploadRequest(**first)
+            for _ in range(200):
+                time.sleep(0.05)
+                yield o.buffers.UploadRequest()
+
+        spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[size // 4])
+        client.call("CreateBuffer", name="ranges", spec=spec)
+        for first in (dict(name="whole", spec=spec, data=NEW), dict(name="ranges", data=NEW)):
+            with self.subTest(first["name"]):
+                call = client.b.Upload.future(keep_alive(first), timeout=30)
+                self.assertTrue(eventually(lambda: client.device().buffer_used_bytes >= size, 2))
+                time.sleep(0.2)
+                client.call("DeleteBuffer", name=first["name"])
+                ended = eventually(call.done, 3)
+                used = client.device().buffer_used_bytes
+                if not ended:
+                    call.cancel()
+                self.assertTrue(ended, f"the stream goes on for 3 s; {used} bytes are in use")
+                self.assert_fails(outcome_of(call), "NOT_FOUND", "BUFFER_NOT_FOUND")
+        self.assert_empty(client)
+
+    def test_half_closing_does_not_hide_that_the_draft_is_gone(self):
+        client = self.start().client()
+        for name, spec in (("ranges", None), ("whole", o.spec_of(FOUR))):
+            if spec is None:
+                client.create(name, FOUR)
+            stop = threading.Event()
+            call = self.idle_upload(client, stop, [dict(name=name, spec=spec, data=NEW)])
+            self.assertTrue(eventually(
+                lambda: client.attempt("GetBuffer", name=name).ok
+                and client.call("GetBuffer", name=name).buffer.committed_bytes == 16, 3))
+            client.call("DeleteBuffer", name=name)
+            stop.set()
+            self.assert_fails(outcome_of(call), "NOT_FOUND", "BUFFER_NOT_FOUND")
+        self.assert_empty(client)
+
+    def test_idle_uploads_end_and_slow_ones_do_not(self):
+        client = self.start("--upload-timeout", "1s").client()
+        stop = threading.Event()
+        idle = self.idle_upload(client, stop, [dict(name="idle", spec=o.spec_of(FOUR), data=NEW)])
+
+        def slow():
+            for i in range(6):
+                yield o.buffers.UploadRequest(name="slow", data=NEW[:4] if i < 4 else b"",
+                                              spec=o.spec_of(FOUR))
+                time.sleep(0.4)
+
+        running = client.b.Upload.future(slow(), timeout=30)
+        self.assertTrue(eventually(idle.done, 4), "an upload without data for 4 s goes on")
+        self.assert_fails(outcome_of(idle), "DEADLINE_EXCEEDED", "UPLOAD_IDLE")
+        stop.set()
+        self.assert_ok(outcome_of(running))
+        self.assertEqual(client.names(), ["slow"])
+
+    def unread_downloads(self, client, count=3):
+        """Downloads of 32 MiB whose reader takes the first chunk only."""
+        client.put("big", np.zeros(0, np.float32))
+        client.call("DeleteBuffer", name="big")
+        one = inline(ONE, view([8 << 20], [0]))
+        client.call("Add", a=one, b=one, result=into("big"))
+        calls = []
+        for _ in range(count):
+            call = client.b.Download(o.buffers.DownloadRequest(name="big"), timeout=60)
+            self.assertEqual(len(next(call).data), o.MI)
+            calls.append(call)
+        return calls
+
+    def test_downloads_that_nobody_reads_end(self):
+        client = self.start("--download-timeout", "1s").client()
+        calls = self.unread_downloads(client)
+        self.assertEqual(client.budget("downloads").used, 3)
+        client.call("DeleteBuffer", name="big")
+        self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 5),
+                        f"{client.device().buffer_used_bytes} bytes are held by unread downloads")
+        self.assertTrue(eventually(lambda: client.budget("downloads").used == 0, 2))
+        for call in calls:
+            self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
+
+    def test_slow_downloads_do_not_end(self):
+        client = self.start("--download-timeout", "1s").client()
+        data = os.urandom(12 * o.MI)
+        client.upload([dict(name="x", data=data[:o.MI], spec=o.buffers.BufferSpec(
+            dtype="DTYPE_F32", shape=[len(data) // 4]))] + [
+                dict(data=data[i:i + o.MI]) for i in range(o.MI, len(data), o.MI)])
+        read = b""
+        for message in client.b.Download(o.buffers.DownloadRequest(name="x"), timeout=60):
+            read += message.data
+            time.sleep(0.25)
+        self.assertEqual(read, data)
+
+    def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
+        server = self.start("--download-timeout", "1s", "--drain-timeout", "20s")
+        calls = self.unread_downloads(server.client())
+        started = time.monotonic()
+        code = server.stop(timeout=10)
+        self.assertEqual(code, 0, f"exit code after {time.monotonic() - started:.1f} s")
+        del calls
+
+    def test_downloads_are_counted(self):
+        client = self.start("--max-downloads", "3", "--download-timeout", "60s").client()
+        calls = self.unread_downloads(client)
+        self.assert_fails(outcome_of(lambda: client.download("big")),
+                          "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3)
+        calls[0].cancel()
+        self.assertTrue(eventually(lambda: client.budget("downloads").used == 2, 3))
+        self.assertEqual(len(client.download("big")), 32 << 20)
+
+    def test_memory_of_a_download_is_stable(self):
+        """Deleted and replaced meanwhile, a reader gets the bytes it began with."""
+        client = self.start().client()
+        call = self.unread_downloads(client, count=1)[0]
+        two = inline(2 * ONE, view([8 << 20], [0]))
+        client.call("Add", a=two, b=two, result=into("big", replace=True))
+        client.call("DeleteBuffer", name="big")
+        rest = b"".join(message.data for message in call)
+        self.assertEqual(len(rest), 31 << 20)
+        self.assertEqual(rest, np.full(len(rest) // 4, 2, np.float32).tobytes())
+        self.assert_empty(client)
+
+
+class ChecksumTest(Case):
+    DATA = bytes(range(256)) * 64
+
+    def spec(self, **more):
+        return o.buffers.BufferSpec(dtype="DTYPE_I32", shape=[len(self.DATA) // 4], **more)
+
+    def messages(self, wrong=None, without=None, whole=None, name="x", **spec):
+        """Four messages with checksums."""
+        quarter = len(self.DATA) // 4
+        for i in range(4):
+            data = self.DATA[i * quarter:(i + 1) * quarter]
+            fields = dict(name=name, spec=self.spec(**spec), data=data, crc32c=o.crc32c(data))
+            if i == wrong:
+                fields["crc32c"] ^= 1
+            if i == without:
+                del fields["crc32c"]
+            if i == 3 and whole is not None:
+                fields["buffer_crc32c"] = whole
+            yield fields
+
+    def test_castagnoli(self):
+        self.assertEqual(o.crc32c(b"123456789"), 0xE3069283)
+
+    def test_of_messages_and_of_whole_buffers(self):
+        client = self.start().client()
+        right = o.crc32c(self.DATA)
+        old = client.put("x", FOUR)
+        for i in range(4):
+            quarter = len(self.DATA) // 4
+            actual = o.crc32c(self.DATA[i * quarter:(i + 1) * quarter])
+            outcome = client.try_upload(self.messages(wrong=i, replace=True))
+            self.assert_fails(outcome, "DATA_LOSS", "BAD_CHECKSUM", field="crc32c",
+                              expected=outcome.metadata.get("expected"),
+                              actual=outcome.metadata.get("actual"))
+            self.assertEqual({int(outcome.metadata["expected"], 0), int(outcome.metadata["actual"], 0)},
+                             {actual, actual ^ 1})
+        outcome = client.try_upload(self.messages(whole=right ^ 1, replace=True))
+        self.assert_fails(outcome, "DATA_LOSS", "BAD_CHECKSUM", field="buffer_crc32c")
+        outcome = client.try_upload(self.messages(without=2, whole=right, replace=True))
+        self.assert_fails(outcome, "FAILED_PRECONDITION", "CHECKSUM_UNKNOWN")
+        self.assertEqual(client.call("GetBuffer", name="x").buffer, old)
+        buffer = client.upload(self.messages(whole=right, replace=True)).buffer
+        self.assertTrue(buffer.HasField("crc32c"))
+        self.assertEqual(buffer.crc32c, right)
+        self.assertEqual(client.upload(self.messages(replace=True)).buffer.crc32c, right)
+        buffer = client.upload(self.messages(without=1, replace=True)).buffer
+        self.assertFalse(buffer.HasField("crc32c"))
+        self.assertEqual(client.download("x"), self.DATA)
+
+    def test_of_ranges(self):
+        client = self.start().client()
+        right = o.crc32c(self.DATA)
+        quarter = len(self.DATA) // 4
+
+        def write(version, order, checksums=True):
+            for i in order:
+                data = self.DATA[i * quarter:(i + 1) * quarter]
+                fields = dict(name="x", version=version, offset=i * quarter, data=data)
+                if checksums:
+                    fields["crc32c"] = o.crc32c(data)
+                client.upload([fields])
+
+        version = client.call("CreateBuffer", name="x", spec=self.spec()).buffer.version
+        outcome = client.try_upload([dict(name="x", offset=0, data=b"1234", crc32c=1)])
+        self.assert_fails(outcome, "DATA_LOSS", "BAD_CHECKSUM", field="crc32c")
+        client.call("DeleteBuffer", name="x")
+        version = client.call("CreateBuffer", name="x", spec=self.spec()).buffer.version
+        write(version, (3, 1, 0, 2))
+        outcome = client.attempt("SealBuffer", name="x", version=version, crc32c=right ^ 1)
+        self.assert_fails(outcome, "DATA_LOSS", "BAD_CHECKSUM")
+        self.assertFalse(client.attempt("Dot", a=resident("x"), b=resident("x")).ok)
+        sealed = client.attempt("SealBuffer", name="x", version=version, crc32c=right)
+        if not sealed.ok:  # The proto does not say whether the draft outlives a wrong checksum.
+            self.assertEqual(sealed.reason, "BUFFER_NOT_FOUND", sealed)
+        client.attempt("DeleteBuffer", name="x")
+        for order, checksums in (((0, 1, 2, 3), False), ((0, 1, 1, 2, 3), True)):
+            version = client.call("CreateBuffer", name="x", spec=self.spec()).buffer.version
+            write(version, order, checksums)
+            outcome = client.attempt("SealBuffer", name="x", version=version, crc32c=right)
+            self.assert_fails(outcome, "FAILED_PRECONDITION", "CHECKSUM_UNKNOWN")
+            client.attempt("DeleteBuffer", name="x")
+        version = client.call("CreateBuffer", name="x", spec=self.spec()).buffer.version
+        write(version, (2, 3, 0, 1))
+        sealed = client.call("SealBuffer", name="x", version=version, crc32c=right).buffer
+        self.assertEqual(sealed.crc32c, right)
+        self.assertEqual(client.download("x"), self.DATA)
+
+    def test_of_downloads(self):
+        client = self.start().client()
+        data = os.urandom(1_300_000)
+        client.upload([dict(name="x", data=data, spec=o.buffers.BufferSpec(
+            dtype="DTYPE_I32", shape=[len(data) // 4]))])
+        for offset, limit in ((0, 0), (777, 5000)):
+            request = o.buffers.DownloadRequest(name="x", offset=offset, limit=limit, checksums=True)
+            at = offset
+            for message in client.b.Download(request, timeout=20):
+                self.assertTrue(message.HasField("crc32c"), "no checksum")
+                self.assertEqual(message.crc32c, o.crc32c(message.data))
+                self.assertEqual(message.data, data[at:at + len(message.data)])
+                at += len(message.data)
+            self.assertEqual(at, offset + limit if limit else len(data))
+        for message in client.b.Download(o.buffers.DownloadRequest(name="x"), timeout=20):
+            self.assertFalse(message.HasField("crc32c"))
