@@ -1045,26 +1045,26 @@ class BrokenUploadTest(Case):
         self.assert_serves(judge)
 
     def test_a_refused_message_is_not_the_end(self):
-        self.check_tries(o_message(12 * o.MI), os.urandom(64))
+        self.check_tries(padded_message(12 * o.MI), os.urandom(64))
 
     def test_a_message_above_the_limit_is_not_the_end(self):
-        self.check_tries(o_message(5 * o.MI), os.urandom(64))
+        self.check_tries(padded_message(5 * o.MI), os.urandom(64))
 
     def test_garbage_is_not_the_end(self):
         self.check_tries(b"\xff" * 50, os.urandom(64))
 
     def test_half_a_message_is_not_the_end(self):
-        self.check_tries(o_message(1000)[:-500], os.urandom(64))
+        self.check_tries(padded_message(1000)[:-500], os.urandom(64))
 
     def test_a_compressed_message_is_not_the_end(self):
         # gRPC sends what does not shrink as it is: the random first message, not the second.
-        self.check_tries(o_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
+        self.check_tries(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
 
     def test_garbage_is_not_the_end_of_a_range(self):
         client = self.start().client()
         raw = client.channel.stream_unary(UPLOAD, request_serializer=lambda m: m)
         client.create("x", FOUR)
-        for second in (b"\xff" * 50, o_message(12 * o.MI), o_message(1000)[:-500]):
+        for second in (b"\xff" * 50, padded_message(12 * o.MI), padded_message(1000)[:-500]):
             first = o.buffers.UploadRequest(name="x", offset=0, data=NEW).SerializeToString()
             outcome = outcome_of(lambda m=(first, second): raw(iter(m), timeout=10))
             self.assertFalse(outcome.ok, f"OK after {second[:10]!r}")
@@ -1125,14 +1125,13 @@ class BrokenUploadTest(Case):
         self.assertEqual(client.download("x"), NEW[:4] + OLD[4:])
 
 
-def o_message(size):
-    """A valid UploadRequest of about so many bytes, all in data; made before stubs exist."""
-    data = b"\0" * size
+def padded_message(size):
+    """A valid UploadRequest of about so many bytes, all in field 15, which it does not know."""
     length, n = b"", size
     while n > 127:
         length += bytes([n & 127 | 128])
         n >>= 7
-    return b"\x22" + length + bytes([n]) + data
+    return b"\x7a" + length + bytes([n]) + b"\0" * size
 
 
 class StreamTest(Case):
@@ -1419,3 +1418,828 @@ class ChecksumTest(Case):
             self.assertEqual(at, offset + limit if limit else len(data))
         for message in client.b.Download(o.buffers.DownloadRequest(name="x"), timeout=20):
             self.assertFalse(message.HasField("crc32c"))
+
+
+# --- Messages and results --------------------------------------------------------------------------------
+
+UNARY = {
+    "BufferService": ("CreateBuffer", "GetBuffer", "ListBuffers", "SealBuffer", "UpdateBuffer",
+                      "CopyBuffer", "DeleteBuffer"),
+    "ComputeService": ("Dot", "Reduce", "Matmul", "Add", "WindowSum", "ListStrategies",
+                       "GetServerInfo"),
+}
+
+
+class MessageTest(Case):
+    def test_unary_garbage(self):
+        server = self.start()
+        client = server.client()
+        for service, methods in UNARY.items():
+            for method in methods:
+                call = client.channel.unary_unary(f"/tessera.v1.{service}/{method}")
+                for request in (b"\xff" * 40, b"\x0a\x7fshort", b"\x0a\x02\xff\xfe" * 3):
+                    outcome = outcome_of(lambda m=request: call(m, timeout=5))
+                    if method == "GetServerInfo" and outcome.ok:
+                        continue  # fields that it does not know are no error
+                    self.assertIn(outcome.code, ("UNIMPLEMENTED", "INVALID_ARGUMENT", "INTERNAL"),
+                                  f"{method} {request!r} {outcome}")
+                    if outcome.code == "INVALID_ARGUMENT":
+                        self.assertTrue(outcome.reason, outcome)
+        self.assert_serves(client)
+        self.assert_empty(client)
+
+    def test_messages_above_the_limit(self):
+        client = self.start().client()
+        limit = client.info().limits.max_message_bytes
+        for size, code, reason in ((limit + 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+                                   (2 * limit - 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+                                   (2 * limit + 100, "RESOURCE_EXHAUSTED", "")):
+            x = o.compute.Operand(tensor=o.compute.Tensor(
+                dtype="DTYPE_F32", shape=[size // 4], data=bytes(size // 4 * 4)))
+            outcome = client.attempt("Reduce", x=x, op="REDUCE_OP_SUM")
+            self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
+            if reason:
+                self.assert_fails(outcome, code, reason, "value", limit=limit)
+                self.assertIn(str(limit), outcome.text)
+
+    def test_a_bomb_of_gzip(self):
+        server = self.start()
+        client = server.client(compression=grpc.Compression.Gzip)
+        judge = server.client()
+        judge.dot_of_ones()
+        before = server.peak_rss()
+        bomb = padded_message(128 * o.MI)
+        unary = client.channel.unary_unary("/tessera.v1.ComputeService/Dot")
+        stream = client.channel.stream_unary(UPLOAD, request_serializer=lambda m: m)
+        for call in (lambda: unary(bomb, timeout=20), lambda: stream(iter([bomb]), timeout=20)):
+            outcome = outcome_of(call)
+            self.assertIn(outcome.code, ("UNIMPLEMENTED", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"))
+        growth = server.peak_rss() - before
+        self.assertLess(growth, 64 * o.MI, f"peak RSS grew by {growth / o.MI:.0f} MiB")
+        self.assert_serves(judge)
+
+    def test_results_of_four_mebibytes(self):
+        client = self.start().client()
+        rng = np.random.default_rng(1)
+        x = rng.standard_normal((1024, 1024), np.float32)
+        client.upload([dict(name="x", spec=o.spec_of(x), data=x.tobytes()[:2 << 20]),
+                       dict(data=x.tobytes()[2 << 20:])])
+        eye = inline(np.eye(2, dtype=np.float32), view([1024, 1024], [0, 0]))
+        limit = client.info().limits.max_inline_result_bytes
+        for rpc in ("Add", "Matmul"):
+            outcome = client.attempt(rpc, a=resident("x"), b=eye)
+            if outcome.ok:
+                self.assertEqual(len(outcome.answer.tensor.data), 4 << 20)
+                if rpc == "Add":
+                    np.testing.assert_array_equal(o.to_numpy(outcome.answer.tensor), x + 1)
+            else:
+                self.assert_fails(outcome, "INVALID_ARGUMENT", "RESULT_TOO_LARGE")
+                self.assertIn(str(limit), outcome.text + str(outcome.metadata))
+
+    def test_the_largest_inline_result_arrives(self):
+        client = self.start().client()
+        limit = client.info().limits.max_inline_result_bytes
+        self.assertGreater(limit, 3 << 20)
+        n = limit // 4
+        wide = inline(3 * ONE, view([n], [0]))
+        add = self.assert_ok(client.attempt("Add", a=wide, b=wide), f"{n} elements:")
+        self.assertEqual(add.tensor.data, np.full(n, 6, np.float32).tobytes())
+        window = self.assert_ok(client.attempt("WindowSum", x=wide, radius=0))
+        self.assertEqual(len(window.tensor.data), 4 * n)
+        tall = inline(ONE, view([1, n], [0, 0]))
+        axes = self.assert_ok(client.attempt("Reduce", x=tall, op="REDUCE_OP_SUM", axes=[0]))
+        self.assertEqual(len(axes.tensor.data), 4 * n)
+        product = self.assert_ok(client.attempt(
+            "Matmul", a=inline(ONE, view([n, 1], [0, 0])), b=inline(ONE, view([1, 1], [0, 0]))))
+        self.assertEqual(len(product.tensor.data), 4 * n)
+        more = inline(ONE, view([limit // 4 + 1], [0]))
+        outcome = client.attempt("Add", a=more, b=more)
+        self.assert_fails(outcome, "INVALID_ARGUMENT", "RESULT_TOO_LARGE")
+        self.assertIn(str(limit), outcome.text)
+
+
+class ErrorTest(Case):
+    def test_errors_name_the_operand(self):
+        client = self.start().client()
+        x = np.arange(6, dtype=np.float32)
+        client.put("x", x)
+        client.create("open", x)
+        short = o.compute.Operand(tensor=o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123"))
+        untyped = o.compute.Operand(tensor=o.compute.Tensor(shape=[1], data=b"1234"))
+        good = resident("x")
+        version = client.call("GetBuffer", name="x").buffer.version + 5
+        bad = (
+            ("BAD_VIEW", resident("x", view([6], offset=1))),
+            ("BAD_VIEW", resident("x", view([6], [-1]))),
+            ("BAD_VIEW", resident("x", view([6], [2**62]))),
+            ("BAD_OPERAND", short),
+            ("BAD_DTYPE", untyped),
+            ("BAD_OPERAND", o.compute.Operand()),
+            ("BUFFER_NOT_FOUND", resident("none")),
+            ("BUFFER_NOT_READY", resident("open")),
+            ("VERSION_MISMATCH", resident("x", version=version)),
+        )
+        for reason, operand in bad:
+            for rpc in ("Dot", "Add", "Matmul"):
+                for which in ("a", "b"):
+                    with self.subTest(rpc, reason=reason, which=which):
+                        fields = {"a": good, "b": good, which: operand}
+                        outcome = client.attempt(rpc, **fields)
+                        self.assertEqual(outcome.reason, reason, outcome)
+                        self.assertEqual(outcome.metadata.get("operand"), which, outcome)
+            for rpc, more in (("Reduce", dict(op="REDUCE_OP_SUM")), ("WindowSum", dict(radius=1))):
+                with self.subTest(rpc, reason=reason):
+                    outcome = client.attempt(rpc, x=operand, **more)
+                    self.assertEqual(outcome.reason, reason, outcome)
+                    self.assertEqual(outcome.metadata.get("operand"), "x", outcome)
+
+    def test_messages_have_figures(self):
+        """What a person reads says which value was wrong and what is allowed."""
+        client = self.start("--memory-limit", "1Mi").client()
+        x = np.arange(6, dtype=np.float32)
+        client.put("x", x)
+        good = resident("x")
+        spec = o.buffers.BufferSpec
+        limit = client.info().limits.max_message_bytes
+        for reason, figures, call in (
+            ("BAD_SHAPE", "-3", lambda: client.call(
+                "CreateBuffer", name="y", spec=spec(dtype=1, shape=[-3]))),
+            ("BAD_SHAPE", "9", lambda: client.call(
+                "CreateBuffer", name="y", spec=spec(dtype=1, shape=[1] * 9))),
+            ("BAD_DTYPE", "77", lambda: client.call(
+                "CreateBuffer", name="y", spec=spec(dtype=77, shape=[1]))),
+            ("BAD_NAME", "128", lambda: client.call(
+                "CreateBuffer", name="y" * 129, spec=spec(dtype=1, shape=[1]))),
+            ("BAD_TTL", "-7", lambda: client.call(
+                "UpdateBuffer", name="x", ttl={"seconds": -7})),
+            ("QUOTA_EXCEEDED", str(1 << 22), lambda: client.call(
+                "CreateBuffer", name="y", spec=spec(dtype=1, shape=[1 << 20]))),
+            ("BAD_RANGE", "25", lambda: client.download("x", offset=25)),
+            ("BAD_RANGE", "4711", lambda: client.download("x", offset=4, limit=4711)),
+            ("BAD_RANGE", "24", lambda: client.upload(
+                [dict(name="y", spec=o.spec_of(x), offset=20, data=b"12345678")])),
+            ("MISSING_DATA", "24", lambda: client.upload(
+                [dict(name="y", spec=o.spec_of(x), data=b"12345678")])),
+            ("BAD_PAGE", "-1", lambda: client.call("ListBuffers", page_size=-1)),
+            ("BAD_PAGE", "1001", lambda: client.call("ListBuffers", page_size=1001)),
+            ("BAD_VIEW", "5", lambda: client.call(
+                "Dot", a=resident("x", view([3], offset=5)), b=good)),
+            ("BAD_SHAPE", "6", lambda: client.call("Dot", a=good, b=inline(ONE))),
+            ("BAD_AXES", "4", lambda: client.call(
+                "Reduce", x=good, op="REDUCE_OP_SUM", axes=[4])),
+            ("BAD_OPERATION", "99", lambda: client.call("Reduce", x=good, op=99)),
+            ("BAD_RADIUS", "-9", lambda: client.call("WindowSum", x=good, radius=-9)),
+            ("BAD_OPERAND", "3", lambda: client.call("Dot", a=o.compute.Operand(
+                tensor=o.compute.Tensor(dtype=1, shape=[6], data=b"123")), b=good)),
+            ("BAD_MESSAGE", str(limit), lambda: client.call("Reduce", op="REDUCE_OP_SUM", x=inline(
+                np.zeros(limit // 4 + 1, np.float32)))),
+        ):
+            with self.subTest(reason, figures=figures):
+                outcome = outcome_of(call)
+                self.assertEqual(outcome.reason, reason, outcome)
+                self.assertRegex(outcome.text, rf"(?<!\d){re.escape(figures)}(?!\d)", outcome)
+
+    def test_a_limit_beyond_the_end_names_the_limit(self):
+        client = self.start().client()
+        client.put("x", FOUR)
+        outcome = outcome_of(lambda: client.download("x", offset=4, limit=13))
+        if outcome.ok:  # "At most so many bytes"
+            self.assertEqual(outcome.answer, FOUR.tobytes()[4:])
+        else:
+            self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_RANGE")
+            self.assertIn("limit", str(outcome.metadata) + outcome.text)
+        outcome = outcome_of(lambda: client.download("x", offset=2**64 - 1, limit=2))
+        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_RANGE")
+        self.assertIn("offset", str(outcome.metadata) + outcome.text)
+
+    def test_an_axis_of_a_scalar(self):
+        client = self.start().client()
+        outcome = client.attempt("Reduce", x=inline(np.float32(1)), op="REDUCE_OP_SUM", axes=[0])
+        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_AXES")
+        self.assertNotRegex(outcome.text, r"0 to -1", "an interval that is none")
+
+    def test_launch_takes_what_the_table_says(self):
+        client = self.start().client()
+        x = inline(np.ones((4, 4), np.float32))
+        flat = inline(np.ones(16, np.float32))
+        backend = client.device().backend
+        requests = {
+            "dot": ("Dot", dict(a=flat, b=flat)),
+            "reduce": ("Reduce", dict(x=flat, op="REDUCE_OP_SUM")),
+            "reduce_axes": ("Reduce", dict(x=x, op="REDUCE_OP_SUM", axes=[0])),
+            "matmul": ("Matmul", dict(a=x, b=x)),
+            "add": ("Add", dict(a=flat, b=flat)),
+            "window_sum": ("WindowSum", dict(x=flat, radius=1)),
+        }
+        rows = client.call("ListStrategies", backend=backend).strategies
+        tried = 0
+        for row in rows:
+            if not row.available or o.buffers.DTYPE_F32 not in row.dtypes:
+                continue
+            rpc, fields = requests[row.operation]
+            fields = dict(fields, strategy=row.name)
+            for knob in ("block_size", "grid_size", "items_per_thread"):
+                known = row.HasField(knob)
+                allowed = getattr(row, knob)
+                good = [0] + ([allowed.min, allowed.max] if known else [])
+                bad = [2**32 - 1] + ([allowed.max + 1] if known else [1])
+                if known and allowed.min > 1:
+                    bad.append(allowed.min - 1)
+                if known:
+                    self.assertLessEqual(allowed.min, allowed.max, row)
+                for value in good:
+                    with self.subTest(row=row.operation + " " + row.name, knob=knob, value=value):
+                        outcome = client.attempt(rpc, launch={knob: value}, **fields)
+                        # Rows of the tensor cores want 16-bit operands, others want large ones.
+                        if outcome.reason != "STRATEGY_UNSUPPORTED":
+                            self.assert_ok(outcome)
+                for value in bad:
+                    with self.subTest(row=row.operation + " " + row.name, knob=knob, value=value):
+                        if known and value <= allowed.max and value >= allowed.min:
+                            continue
+                        outcome = client.attempt(rpc, launch={knob: value}, **fields)
+                        if outcome.reason == "STRATEGY_UNSUPPORTED":
+                            continue
+                        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_LAUNCH", value=value)
+                        self.assertIn(knob, outcome.metadata["field"])
+                        tried += 1
+        self.assertGreater(tried, 10)
+
+
+class ArithmeticTest(Case):
+    """Values that lose NaN, infinity or range on the way."""
+
+    def rows(self, client, operation, dtype):
+        found = [row.name for row in client.call(
+            "ListStrategies", operation=operation, backend=client.device().backend).strategies
+            if row.available and dtype in row.dtypes]
+        return ["", *found]
+
+    def test_variance_keeps_nan_and_infinity(self):
+        client = self.start().client()
+        for dtype in (np.float32, np.float64, np.float16):
+            for values in ([np.nan], [np.inf], [1, np.inf], [-np.inf, 2, 3], [1, 2, np.nan]):
+                x = inline(np.array(values, dtype))
+                for row in self.rows(client, "reduce", x.tensor.dtype):
+                    with self.subTest(row, values=values, dtype=dtype.__name__):
+                        value = client.call("Reduce", x=x, op="REDUCE_OP_VARIANCE",
+                                            strategy=row).value.real
+                        self.assertTrue(np.isnan(value), value)
+                column = inline(np.array(values, dtype).reshape(-1, 1))
+                for row in self.rows(client, "reduce_axes", x.tensor.dtype):
+                    with self.subTest(row, axes=[0], values=values, dtype=dtype.__name__):
+                        value = o.to_numpy(client.call(
+                            "Reduce", x=column, op="REDUCE_OP_VARIANCE", axes=[0],
+                            strategy=row).tensor)
+                        self.assertTrue(np.isnan(value).all(), value)
+
+    def test_variance_overflows_to_infinity(self):
+        client = self.start().client()
+        x = np.zeros(1024)
+        x[0], x[700] = 1e200, 1
+        for row in self.rows(client, "reduce", o.buffers.DTYPE_F64):
+            with self.subTest(row):
+                value = client.call("Reduce", x=inline(x), op="REDUCE_OP_VARIANCE", strategy=row)
+                self.assertEqual(value.value.real, np.inf)
+
+    def test_mean_of_integers_does_not_wrap(self):
+        client = self.start().client()
+        top = 2**63 - 1
+        for values in ([2**62, 2**62], [top, top], [-(2**63)] * 3, [top, -(2**63), 5]):
+            expected = sum(values) / len(values)
+            x = np.array(values, np.int64)
+            for row in self.rows(client, "reduce", o.buffers.DTYPE_I64):
+                with self.subTest(row, values=values):
+                    value = client.call("Reduce", x=inline(x), op="REDUCE_OP_MEAN",
+                                        strategy=row).value.real
+                    self.assertLessEqual(abs(value - expected), 1e-14 * 2.0**63, value)
+            for row in self.rows(client, "reduce_axes", o.buffers.DTYPE_I64):
+                with self.subTest(row, axes=[0], values=values):
+                    value = o.to_numpy(client.call(
+                        "Reduce", x=inline(x.reshape(-1, 1)), op="REDUCE_OP_MEAN", axes=[0],
+                        strategy=row).tensor)[0]
+                    self.assertLessEqual(abs(value - expected), 1e-14 * 2.0**63, value)
+
+    def test_default_rows_do_not_overflow_inside(self):
+        client = self.start().client()
+        big = np.full(31, 3e38, np.float32)
+        big[::2] *= -1
+        turned = np.roll(big, 1)
+        for expected, rpc, fields in (
+            (1e40, "Dot", dict(a=inline(np.float32([1e20])), b=inline(np.float32([1e20])))),
+            (float(np.dot(big.astype(float), turned.astype(float))), "Dot",
+             dict(a=inline(big), b=inline(turned))),
+            (1e-80, "Dot", dict(a=inline(np.float32([1e-40])), b=inline(np.float32([1e-40])))),
+            (3e38, "Reduce", dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_MEAN")),
+            (2048 * 3e38, "Reduce",
+             dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_SUM")),
+            (2048 * 3e38, "Reduce",
+             dict(x=inline(np.full(2048, -3e38, np.float32)), op="REDUCE_OP_NORM_L1")),
+            (3e38 * 2048**0.5, "Reduce",
+             dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_NORM_L2")),
+        ):
+            with self.subTest(rpc, expected=expected):
+                answer = client.call(rpc, **fields)
+                if expected < 1e-40:  # terms of denormals: the bound is on overflow, not on these
+                    self.assertTrue(0 <= answer.value.real < 1e-70)
+                else:
+                    self.assertLess(abs(answer.value.real / expected - 1), 1e-5, answer)
+
+    def test_results_of_16_bits_are_rounded_once(self):
+        client = self.start().client()
+        x = np.array([[2048], [1], [2.0**-24]], np.float16)
+        for row in self.rows(client, "reduce_axes", o.buffers.DTYPE_F16):
+            with self.subTest(row, dtype="f16"):
+                answer = client.call("Reduce", x=inline(x), op="REDUCE_OP_SUM", axes=[0],
+                                     strategy=row)
+                self.assertEqual(o.to_numpy(answer.tensor)[0], 2050)
+        bits = (np.array([[256], [1], [2.0**-40]], np.float32).view(np.uint32) >> 16).astype("<u2")
+        for row in self.rows(client, "reduce_axes", o.buffers.DTYPE_BF16):
+            with self.subTest(row, dtype="bf16"):
+                answer = client.call("Reduce", x=inline(bits), op="REDUCE_OP_SUM", axes=[0],
+                                     strategy=row)
+                value = (o.to_numpy(answer.tensor).astype(np.uint32) << 16).view(np.float32)[0]
+                self.assertEqual(value, 258)
+
+
+# --- Sockets ------------------------------------------------------------------------------------------
+
+
+class SocketTest(Case):
+    def open_sockets(self, server, count):
+        sockets = []
+        for _ in range(count):
+            try:
+                sockets.append(server.socket())
+            except OSError:
+                pass
+        for one in sockets:
+            self.addCleanup(one.close)
+        return sockets
+
+    @staticmethod
+    def ended(one):
+        """Whether the peer has closed; what it sent before is thrown away."""
+        one.settimeout(0)
+        try:
+            while True:
+                if not one.recv(65536):
+                    return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def test_connections_that_say_nothing_are_closed(self):
+        server = self.start("--max-connections", "400")
+        client = server.client()
+        client.dot_of_ones()
+        started = time.monotonic()
+        silent = self.open_sockets(server, 300)
+        self.assertEqual(len(silent), 300)
+        self.assert_serves(server.client())
+        open_ones = silent
+        while open_ones and time.monotonic() - started < 24:
+            time.sleep(0.5)
+            open_ones = [one for one in open_ones if not self.ended(one)]
+        self.assertEqual(len(open_ones), 0, "of 300 silent connections are open after 24 s")
+        self.assertGreater(time.monotonic() - started, 1, "too soon for a slow network")
+        self.assert_serves(client)
+
+    def test_connections_are_counted(self):
+        server = self.start("--max-connections", "20")
+        client = server.client()
+        client.dot_of_ones()
+        self.assertEqual(client.budget("connections").limit, 20)
+        raw = [o.RawConnection(server) for _ in range(60)]
+        time.sleep(0.5)
+        kept = [one for one in raw if not self.ended(one.socket)]
+        self.assertLessEqual(len(kept), 19, "of 60 connections are open, 1 + 19 are allowed")
+        self.assertGreater(len(kept), 10)
+        self.assertLessEqual(client.budget("connections").used, 20)
+        self.assert_serves(client)
+        for one in raw:
+            one.close()
+        self.assertTrue(eventually(
+            lambda: outcome_of(lambda: server.client().dot_of_ones(timeout=1)).ok, 4),
+            "no new client gets in after the others have left")
+
+    def test_few_descriptors(self):
+        server = self.start(prefix=("prlimit", "--nofile=256:256"))
+        client = server.client()
+        client.dot_of_ones()
+        sockets = self.open_sockets(server, 200)
+        raw = []
+        for _ in range(200):
+            try:
+                raw.append(o.RawConnection(server))
+            except OSError:
+                break
+        time.sleep(0.5)
+        self.assertTrue(server.alive(), f"the server ended with {server.process.poll()}")
+        self.assert_serves(client, within=5)
+        for one in sockets:
+            one.close()
+        for one in raw:
+            one.close()
+        self.assertTrue(eventually(
+            lambda: outcome_of(lambda: server.client().dot_of_ones(timeout=1)).ok, 6),
+            "no new client gets in after the others have left")
+        self.assertEqual(server.stop(timeout=10), 0)
+
+    def test_idle_connections_are_closed(self):
+        server = self.start("--connection-idle", "1s")
+        raw = o.RawConnection(server)
+        self.addCleanup(raw.close)
+        self.assertIsNotNone(raw.find_frame(o.GOAWAY, 5), "no GOAWAY after 5 s of silence")
+        # A client that comes back does not notice.
+        client = server.client()
+        self.assert_serves(client)
+        time.sleep(2.5)
+        self.assert_serves(client)
+
+    def test_streams_of_a_connection_are_bounded(self):
+        for flags, check in (((), lambda n: 0 < n <= 10_000),
+                             (("--max-streams", "10"), lambda n: n == 10)):
+            with self.subTest(flags=flags):
+                raw = o.RawConnection(self.start(*flags))
+                self.addCleanup(raw.close)
+                settings = raw.find_frame(o.SETTINGS, 5)
+                pairs = {int.from_bytes(settings[3][i:i + 2], "big"):
+                         int.from_bytes(settings[3][i + 2:i + 6], "big")
+                         for i in range(0, len(settings[3]), 6)}
+                self.assertTrue(check(pairs.get(3, 1 << 32)),
+                                f"SETTINGS_MAX_CONCURRENT_STREAMS is {pairs.get(3, 'absent')}")
+
+    def test_requests_that_come_a_byte_at_a_time(self):
+        server = self.start()
+        client = server.client()
+        client.dot_of_ones()
+        before = server.rss()
+        headers = o.request_headers("/tessera.v1.ComputeService/Dot")
+        raw = [o.RawConnection(server) for _ in range(40)]
+        for one in raw:
+            self.addCleanup(one.close)
+            # A message of 4 MiB is announced; 5 bytes of its data come.
+            one.send(o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
+                     o.frame(o.DATA, 0, 1, b"\0" + (4 << 20).to_bytes(4, "big")))
+        for _ in range(5):
+            for one in raw:
+                try:
+                    one.send(o.frame(o.DATA, 0, 1, b"\x0a"))
+                except OSError:
+                    pass
+            self.assert_serves(client)
+            time.sleep(0.1)
+        growth = server.rss() - before
+        self.assertLess(growth, 40 * o.MI, f"40 slow requests take {growth / o.MI:.0f} MiB")
+        for one in raw:
+            one.close()
+        self.assert_serves(client)
+        self.assertEqual(server.stop(timeout=10), 0)
+
+    def test_garbage(self):
+        server = self.start()
+        client = server.client()
+        generator = random.Random(5)
+        attempts = [
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+            o.PREFACE + b"\xff" * 4000,
+            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(o.DATA, 0, 0, b"x" * 100),
+            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(o.HEADERS, 4, 1, b"\xff" * 200),
+            o.PREFACE + o.frame(o.SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"),
+            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(9, 0, 1, b"\0" * 50) * 50,
+            o.PREFACE[:10],
+        ] + [generator.randbytes(generator.randrange(1, 3000)) for _ in range(60)] + [
+            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + b"".join(
+                o.frame(generator.randrange(12), generator.randrange(256), generator.randrange(6),
+                        generator.randbytes(generator.randrange(60))) for _ in range(20))
+            for _ in range(60)]
+        for data in attempts:
+            one = server.socket()
+            try:
+                one.sendall(data)
+                one.settimeout(0.01)
+                one.recv(1000)
+            except OSError:
+                pass
+            one.close()
+        self.assertTrue(server.alive(), f"the server ended with {server.process.poll()}")
+        self.assert_serves(client)
+        self.assertTrue(eventually(lambda: client.budget("connections").used <= 2, 5),
+                        f"connections used: {client.budget('connections').used}")
+
+    def test_streams_reset_at_once(self):
+        server = self.start()
+        client = server.client()
+        client.dot_of_ones()
+        before = server.rss()
+        headers = o.request_headers("/tessera.v1.ComputeService/GetServerInfo")
+        raw = o.RawConnection(server)
+        self.addCleanup(raw.close)
+        try:
+            for begin in range(1, 20_001, 200):
+                raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
+                           + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
+                           for stream in range(begin, begin + 200, 2)))
+        except OSError:
+            pass  # closed by the server: as good an answer as any
+        self.assert_serves(client)
+        growth = server.rss() - before
+        self.assertLess(growth, 64 * o.MI, f"10,000 reset streams: {growth / o.MI:.0f} MiB")
+        self.assertEqual(server.stop(timeout=10), 0)
+
+    def test_half_open_connections(self):
+        server = self.start("--upload-timeout", "2s")
+        client = server.client()
+        headers = o.request_headers(UPLOAD)
+        first = o.buffers.UploadRequest(
+            name="half", spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[1000], replace=True),
+            data=b"1234").SerializeToString()
+        body = b"\0" + len(first).to_bytes(4, "big") + first
+        for how in ("reset", "shut", "silent"):
+            for _ in range(5):
+                raw = o.RawConnection(server)
+                self.addCleanup(raw.close)
+                raw.send(o.frame(o.HEADERS, o.END_HEADERS, 1, headers), o.frame(o.DATA, 0, 1, body))
+                if how == "shut":
+                    raw.socket.shutdown(socket.SHUT_WR)
+                elif how == "reset":
+                    time.sleep(0.02)
+                    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
+                                          b"\1\0\0\0\0\0\0\0")
+                    raw.close()
+        self.assert_serves(client)
+        self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 6))
+        self.assert_empty(client)
+
+    def test_open_reflection_streams_take_no_threads(self):
+        server = self.start()
+        client = server.client()
+        client.dot_of_ones()
+        before = server.threads()
+        stop = threading.Event()
+        answered = []
+        calls = []
+        for i in range(400):
+            if i % 90 == 0:
+                channel = server.client().channel
+
+            def requests():
+                yield b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
+                stop.wait(60)
+
+            calls.append(channel.stream_stream(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(
+                    requests(), timeout=60))
+            if i < 90:
+                answered.append(b"tessera.v1.ComputeService" in next(calls[-1]))
+            if i == 89:
+                self.assertEqual(answered.count(True), 90)
+                grown = server.threads() - before
+                self.assertLess(grown, 24, "threads more for 90 open reflection streams")
+                self.assert_serves(server.client())
+        time.sleep(0.5)
+        grown = server.threads() - before
+        self.assertLess(grown, 24, "threads more for 400 open reflection streams")
+        self.assert_serves(server.client())
+        stop.set()
+        for call in calls:
+            call.cancel()
+
+    def test_no_reflection(self):
+        client = self.start("--no-reflection").client()
+        call = client.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        outcome = outcome_of(lambda: list(call(iter([b"\x3a\x01*"]), timeout=5)))
+        self.assertEqual(outcome.code, "UNIMPLEMENTED")
+
+
+# --- The end --------------------------------------------------------------------------------------------
+
+
+class DrainTest(Case):
+    def test_the_port_closes_and_calls_in_progress_end_well(self):
+        self.needs_cpu()
+        server = self.start(*PATIENT, "--drain-timeout", "20s")
+        client = server.client()
+        client.put("s", ONE)
+        raw = o.RawConnection(server)
+        self.addCleanup(raw.close)
+        raw.find_frame(o.SETTINGS, 5)
+        call = self.hold_worker(client, 2.5)
+        server.signal()
+        signalled = time.monotonic()
+        goaway = raw.find_frame(o.GOAWAY, 1)
+        self.assertIsNotNone(goaway, "no GOAWAY within 1 s of SIGTERM")
+
+        def refused():
+            try:
+                server.socket(timeout=1).close()
+                return False
+            except OSError:
+                return True
+
+        self.assertTrue(eventually(refused, 1), "the port accepts connections 1 s after SIGTERM")
+        self.assertLess(time.monotonic() - signalled, 1.0)
+        self.assertFalse(call.done(), "the call in progress has ended too early")
+        self.assert_ok(outcome_of(call), "the call in progress:")
+        self.assertEqual(server.wait(10), 0, "exit code")
+
+    def test_a_drain_that_cuts_calls_off_says_so(self):
+        self.needs_cpu()
+        server = self.start(*PATIENT, "--drain-timeout", "1s")
+        server.expected = 75
+        client = server.client()
+        client.put("s", ONE)
+        call = self.hold_worker(client)
+        started = time.monotonic()
+        code = server.stop(timeout=10)
+        self.assertEqual(code, 75, f"exit code after {time.monotonic() - started:.1f} s")
+        self.assertLess(time.monotonic() - started, 6)
+        self.assertFalse(outcome_of(call).ok)
+
+    def test_a_second_signal_ends_at_once(self):
+        self.needs_cpu()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            server = self.start(*PATIENT, "--drain-timeout", "60s")
+            server.expected = 128 + number
+            client = server.client()
+            client.put("s", ONE)
+            self.hold_worker(client)
+            server.signal(number)
+            time.sleep(0.5)
+            self.assertTrue(server.alive(), "it did not wait for the call in progress")
+            server.signal(number)
+            self.assertEqual(server.wait(5), 128 + number, "exit code of the second signal")
+
+    def test_the_delay_serves_and_says_not_serving(self):
+        server = self.start("--drain-delay", "1500ms")
+        client = server.client()
+        client.dot_of_ones()
+        server.signal()
+        self.assertTrue(eventually(lambda: client.health() == 2, 1))
+        self.assertEqual(client.health("tessera.v1.BufferService"), 2)
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            self.assert_serves(client)
+        self.assert_serves(server.client())
+        self.assertEqual(server.wait(10), 0)
+
+    def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
+        """Clients of gRPC that reconnect see UNAVAILABLE at most, and it leaves soon."""
+        server = self.start()
+        clients = [server.client() for _ in range(4)]
+        wrong = []
+        stop = threading.Event()
+
+        def work(i):
+            while not stop.is_set():
+                outcome = outcome_of(lambda: clients[i].dot_of_ones(timeout=5))
+                if not outcome.ok:
+                    if outcome.code != "UNAVAILABLE":
+                        wrong.append(outcome)
+                    return
+
+        threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        started = time.monotonic()
+        code = server.stop(timeout=10)
+        took = time.monotonic() - started
+        stop.set()
+        for thread in threads:
+            thread.join()
+        self.assertEqual((code, wrong[:3]), (0, []))
+        self.assertLess(took, 3)
+
+    def test_what_cannot_start_exits_with_1(self):
+        server = self.start()
+        for flags in (("--listen", server.address), ("--listen", "256.1.1.1:1"),
+                      ("--listen", "127.0.0.1:0", "--device", "cuda:77"),
+                      ("--listen", "127.0.0.1:0", "--log-level", "loud")):
+            with self.subTest(flags=flags):
+                ended = subprocess.run(
+                    [o.Program.path, "--device", "cpu", *flags][0:1]
+                    + ([] if "--device" in flags else ["--device", "cpu"]) + list(flags),
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20)
+                self.assertNotIn(ended.returncode, (0, 70, 75), ended.stdout)
+                self.assertLess(0, ended.returncode)
+                if flags[1] != "127.0.0.1:0" or "cuda:77" in flags:
+                    self.assertEqual(ended.returncode, 1, ended.stdout)
+                self.assertTrue(ended.stdout, "it says nothing")
+
+
+class LatencyTest(Case):
+    @alone
+    def test_the_first_call_after_a_rest_is_fast(self):
+        """A second of silence, then a call: what it takes, with and without reflection."""
+        kinds = {"default": (), "--no-reflection": ("--no-reflection",)}
+        slow = {}
+        # A machine that is busy with something else gets another chance.
+        for _ in range(2):
+            # Only such as have been slow, and each with five servers at once.
+            tried = [kind for kind in kinds if not slow or slow.get(kind)]
+            samples = {kind: [] for kind in tried}
+            servers = [(kind, self.start(*kinds[kind])) for kind in tried for _ in range(5)]
+
+            def work(i, servers=servers, samples=samples):
+                kind, server = servers[i]
+                client = server.client()
+                for _ in range(5):
+                    client.dot_of_ones()
+                generator = random.Random(i)
+                for _ in range(4):
+                    time.sleep(1.0 + 0.1 * generator.random())
+                    started = time.monotonic()
+                    client.dot_of_ones()
+                    samples[kind].append((time.monotonic() - started) * 1e3)
+
+            in_threads(len(servers), work)
+            for _, server in servers:
+                server.kill()
+                self.servers.remove(server)
+            slow = {kind: [f"{ms:.1f}" for ms in sorted(took, reverse=True)]
+                    for kind, took in samples.items() if max(took) > 30}
+            if not slow:
+                return
+        self.fail(f"milliseconds of the first Dot after 1.0 to 1.1 s of silence: {slow}")
+
+
+# --- Running ------------------------------------------------------------------------------------------
+
+
+def cases(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from cases(test)
+        else:
+            yield test
+
+
+def run_case(test):
+    """(name, verdict, seconds, texts)"""
+    result = unittest.TestResult()
+    started = time.monotonic()
+    try:
+        test.run(result)
+    except BaseException:  # pylint: disable=broad-except
+        result.errors.append((test, traceback.format_exc()))
+    texts = [f"{which}\n{text}" if str(which) != str(test) else text
+             for which, text in result.failures + result.errors]
+    verdict = "FAILED" if texts else "skipped" if result.skipped else "ok"
+    if verdict == "skipped":
+        texts = [reason for _, reason in result.skipped]
+    return f"{type(test).__name__}.{test._testMethodName}", verdict, time.monotonic() - started, texts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=8, help="cases at a time")
+    parser.add_argument("--known-flags-only", action="store_true")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    o.Program.path = os.path.abspath(arguments.server)
+    o.Program.device = arguments.device
+    o.Program.known_flags_only = arguments.known_flags_only
+
+    counts = {"ok": 0, "FAILED": 0, "skipped": 0}
+    lock = threading.Lock()
+
+    def report(outcome):
+        name, verdict, seconds, texts = outcome
+        with lock:
+            counts[verdict] += 1
+            print(f"{verdict:8}{seconds:6.1f} s  {name}", flush=True)
+            if verdict == "FAILED" and len(texts) > 4:
+                texts = [*texts[:4], f"and {len(texts) - 4} more"]
+            for text in texts:
+                print("    " + text.strip().replace("\n", "\n    "), flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        everything = [
+            test for test in cases(unittest.defaultTestLoader.loadTestsFromModule(
+                sys.modules[__name__]))
+            if not arguments.names or any(name in test.id() for name in arguments.names)]
+        # The long ones first, so that they do not run alone at the end.
+        first = ("say_nothing", "each_buffer", "idle_uploads", "health_service", "gave_up")
+        everything.sort(key=lambda test: not any(part in test.id() for part in first))
+        single = [t for t in everything if getattr(getattr(t, t._testMethodName), "alone", False)]
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            for done in concurrent.futures.as_completed(
+                    pool.submit(run_case, test) for test in everything if test not in single):
+                report(done.result())
+        for test in single:
+            report(run_case(test))
+
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
+    return 0 if counts["ok"] and not counts["FAILED"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
