@@ -72,7 +72,8 @@ class Case(unittest.TestCase):
             if code is not None and code != getattr(server, "expected", 0):
                 crashed.append(f"the server ended with {code}:\n{server.log()[-2000:]}")
             server.kill()
-        self.assertEqual(crashed, [])
+        if crashed:
+            self.fail("; ".join(crashed))
 
     def start(self, *flags, **how):
         server = Server(self.folder, *flags, **how)
@@ -557,10 +558,10 @@ class LogTest(Case):
             log = server.log()
             self.assertNotRegex(log, "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]",
                                 f"raw control characters of {text!r}")
-            for line in log.splitlines():
+            for line in log.split("\n")[:-1]:
                 self.assertRegex(line, LOG_LINE)
                 self.assertFalse(line.startswith(FORGED), line)
-            self.assertGreater(len(log.splitlines()), 4, "the refused calls have no lines")
+            self.assertGreater(len(log.split("\n")[:-1]), 4, "the refused calls have no lines")
 
     def test_json_lines_stay_json(self):
         for text in HOSTILE_TEXTS:
@@ -570,7 +571,7 @@ class LogTest(Case):
             log = server.log()
             self.assertNotRegex(log, "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]",
                                 f"raw control characters of {text!r}")
-            for line in log.splitlines():
+            for line in log.split("\n")[:-1]:
                 self.assertEqual({"time", "level", "message"} - json.loads(line).keys(), set())
 
     def test_large_requests_make_short_lines(self):
@@ -589,7 +590,7 @@ class LogTest(Case):
             client.attempt("CreateBuffer", name="x",
                            spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[1] * 4_000_000)),
         ):
-            self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
+            self.assertIn(outcome.code, ("INVALID_ARGUMENT", "NOT_FOUND"), outcome)
             self.assertTrue(outcome.reason, outcome)
             size = len(outcome.text) + sum(map(len, outcome.metadata.values()))
             self.assertLess(size, 6000, "characters of an error")
@@ -929,7 +930,8 @@ class ReplaceTest(Case):
                             last[i] = outcome.answer.version
 
                 in_threads(len(kinds), work)
-                self.assertEqual(failed[:3], [], f"{len(failed)} of {40 * len(kinds)} calls")
+                if failed:
+                    self.fail(f"{len(failed)} of {40 * len(kinds)} calls: {failed[0]}")
                 version = client.call("GetBuffer", name="out").buffer.version
                 self.assertIn(version, last.values())
                 winner = next(i for i, v in last.items() if v == version)
@@ -1013,7 +1015,7 @@ class BrokenUploadTest(Case):
         old = np.full(len(data) // 4, 7, np.float32)
         judge = server.client()
         judge.put("live", old)
-        wrong = []
+        ok, wrong = [], []
 
         def work(worker):
             for i in range(worker, self.TRIES, 4):
@@ -1030,7 +1032,7 @@ class BrokenUploadTest(Case):
 
                 outcome = outcome_of(lambda: raw(messages(), timeout=10))
                 if outcome.ok:
-                    wrong.append(f"try {i}: OK")
+                    ok.append(i)
 
         in_threads(4, work)
         time.sleep(0.3)
@@ -1039,7 +1041,8 @@ class BrokenUploadTest(Case):
             wrong.append(f"{len(left) - 1} READY buffers of refused uploads, {left[:3]}")
         if judge.download("live") != old.tobytes():
             wrong.append("a refused upload has replaced a buffer")
-        self.assertEqual(wrong, [], f"of {self.TRIES} tries")
+        if ok or wrong:
+            self.fail(f"{len(ok)} of {self.TRIES} uploads were answered with OK; " + "; ".join(wrong))
         judge.call("DeleteBuffer", name="live")
         self.assert_empty(judge)
         self.assert_serves(judge)
@@ -1098,8 +1101,8 @@ class BrokenUploadTest(Case):
         spec = o.spec_of(FOUR, replace=True)
         first = dict(name="x", spec=spec)
         for code, reason, messages in (
-            ("INVALID_ARGUMENT", None, []),
-            ("INVALID_ARGUMENT", None, [dict()]),
+            (None, None, []),
+            (None, None, [dict()]),
             ("INVALID_ARGUMENT", "MISSING_DATA", [dict(first, data=NEW[:12])]),
             ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW + b"!")]),
             ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW, offset=1)]),
@@ -1112,7 +1115,7 @@ class BrokenUploadTest(Case):
         ):
             with self.subTest(messages=str(messages)):
                 outcome = client.try_upload(messages)
-                self.assertEqual(outcome.code, code, outcome)
+                self.assertIn(outcome.code, (code,) if code else ("INVALID_ARGUMENT", "NOT_FOUND"))
                 if reason:
                     self.assert_fails(outcome, code, reason)
         self.assertEqual(client.download("x"), FOUR.tobytes())
@@ -1152,7 +1155,7 @@ class StreamTest(Case):
         x = np.zeros(size // 4, np.float32)
         client.create("x", x)
         data = x.tobytes()
-        client.upload([dict(name="x", data=data)] * 8)
+        client.upload([dict(name="x", offset=0, data=data)] * 8)
         time.sleep(0.2)
         stop = threading.Event()
         before = server.rss()
