@@ -61,26 +61,29 @@ def check(condition, *what):
 
 
 def bf16_values(bits):
-    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+    bits = np.asarray(bits)
+    return (bits.ravel().astype(np.uint32) << 16).view(np.float32).reshape(bits.shape)
 
 
 def bf16_bits(values):
     """Nearest, ties to even, of values that are f64; those below the normal range are not met here."""
-    values = np.asarray(values, np.float64)
-    bits = values.view(np.uint64) if values.ndim else values.reshape(1).view(np.uint64)[0]
+    shape = np.shape(values)
+    values = np.asarray(values, np.float64).ravel()
+    bits = values.view(np.uint64)
     drop = np.uint64(45)
     half = (np.uint64(1) << np.uint64(44)) - np.uint64(1)
     rounded = ((bits + half + ((bits >> drop) & np.uint64(1))) >> drop) << drop
     with np.errstate(over="ignore", invalid="ignore"):
-        wide = np.asarray(rounded, np.uint64).view(np.float64).astype(np.float32)
-    wide = np.where(np.isnan(values), np.float32("nan"), wide).astype(np.float32)
-    return (wide.view(np.uint32) >> 16).astype("<u2").reshape(values.shape)
+        single = rounded.view(np.float64).astype(np.float32)
+    single[np.isnan(values)] = np.float32("nan")
+    return (single.view(np.uint32) >> 16).astype("<u2").reshape(shape)
 
 
 def wide(array, dtype):
     """The values as f64, or as i64."""
+    array = np.asarray(array)
     if dtype == BF16:
-        return bf16_values(array).astype(np.float64).reshape(array.shape)
+        return bf16_values(array).astype(np.float64)
     return array.astype(np.int64 if dtype in INTEGERS else np.float64)
 
 
@@ -172,6 +175,7 @@ class Held:
         for i in range(offset, offset + len(data)):
             self.written[i] = min(2, self.written[i] + 1)
             self.summed[i] = summed
+
     def missing(self):
         gaps, begin = [], None
         for i, count in enumerate(self.written):
@@ -875,6 +879,8 @@ class Fuzzer:
         if fault == "view":
             a, x, reasons, _ = self.operand(dtype, fault=True)
             b = o.inline(random_array(rng, dtype, (2,)))
+            if a.WhichOneof("source") == "buffer":
+                reasons = (*reasons, "BAD_DTYPE")  # it may be of another type as well
             if rng.random() < 0.5:
                 a, b = b, a
             # The other operand may not fit either.
@@ -951,7 +957,7 @@ class Fuzzer:
         b, y, _, second = self.operand(dtype, shape=(n, k) if tb else (k, n), special=False)
         if fault == "view":
             a, _, reasons, _ = self.operand(dtype, fault=True)
-            reasons = (*reasons, "BAD_SHAPE")
+            reasons = (*reasons, "BAD_SHAPE", "BAD_DTYPE")
         elif fault == "dtype":
             b = o.inline(random_array(rng, F64 if dtype != F64 else F32, y.shape))
             reasons = ("BAD_DTYPE",)
@@ -994,7 +1000,7 @@ class Fuzzer:
         reasons = ()
         if fault == "view":
             x, array, reasons, version = self.operand(dtype, fault=True)
-            reasons = (*reasons, "BAD_SHAPE")
+            reasons = (*reasons, "BAD_SHAPE", "BAD_DTYPE")
         elif fault == "shape":
             x, array, reasons, version = o.inline(random_array(rng, dtype, (2, 2))), None, (
                 "BAD_SHAPE",), 0
@@ -1044,7 +1050,7 @@ class Fuzzer:
                 return product, abs(float(product)), None
             if op in ("MIN", "MAX", "ARGMIN", "ARGMAX"):
                 index = int((np.argmin if op.endswith("MIN") else np.argmax)(x))
-                return x[index], 0.0, index
+                return x[index], 0.0, index if op.startswith("ARG") else None
             if op == "MEAN":
                 if integer:
                     return sum(x.tolist()) / len(x), size / len(x), None
@@ -1053,8 +1059,8 @@ class Fuzzer:
                 return np.abs(x).sum(dtype=x.dtype), size, None
             squares = real * real
             if op == "NORM_L2":
-                return math.sqrt(squares.sum()) if not np.isnan(squares.sum()) else math.nan, math.sqrt(
-                    squares.sum()) if np.isfinite(squares.sum()) else 0.0, None
+                norm = float(np.sqrt(squares.sum()))
+                return norm, norm if math.isfinite(norm) else 0.0, None
             if op == "SUM_SQUARES":
                 return (x * x).sum(dtype=x.dtype), float(squares.sum()), None
             if op == "VARIANCE":
@@ -1175,6 +1181,7 @@ class Fuzzer:
                       if keep or axis not in axes)
         expected = np.array(result, np.int64 if out in INTEGERS else np.float64).reshape(shape)
         judge = self.near_array(expected, np.array(terms, np.float64).reshape(shape), out)
+        self.what += f" {op} of {values.shape} {dtype} over {asked}"
         self.land(outcome, target, expected, out, judge if safe else lambda *_: None, ())
         if outcome.ok:
             self.check_stats(outcome.answer, strategy, [version])
