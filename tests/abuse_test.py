@@ -84,6 +84,10 @@ class Case(unittest.TestCase):
         if o.Program.device != "cpu":
             self.skipTest(why)
 
+    def needs_exact_memory(self):
+        if o.Program.sanitized():
+            self.skipTest("a sanitized server takes memory of its own")
+
     # --- Checks ---------------------------------------------------------------------------------
 
     def assert_fails(self, outcome, code, reason, *figures, **metadata):
@@ -158,25 +162,27 @@ class WorkTest(Case):
         self.assertIsNone(outcome.retry_s, outcome)
 
     def test_a_small_request_takes_little_memory(self):
+        self.needs_exact_memory()
         server = self.start("--memory-limit", "16Mi", "--scratch-limit", "16Mi")
         client = server.client()
         client.put("s", ONE)
         n = 300_000_000
-        before = server.peak_rss()
-        wide = resident("s", view([n], [0]))
-        dot = client.attempt("Dot", a=wide, b=wide, timeout=20)
-        self.assert_right_or_refused(dot, float(n))
-        total = client.attempt("Reduce", x=wide, op="REDUCE_OP_SUM", timeout=20)
-        self.assert_right_or_refused(total, float(n))
         half = inline(np.ones(1), view([1 << 27], [0]))
-        self.assert_right_or_refused(client.attempt("Dot", a=half, b=half, timeout=20), 2.0**27)
+        wide = resident("s", view([n], [0]))
         # With strides that no trick reads as one element.
         client.put("two", np.ones(2, np.float32))
         mixed = resident("two", view([n // 2, 2], [0, 1]))
-        self.assert_right_or_refused(
-            client.attempt("Dot", a=mixed, b=mixed, timeout=20), float(n // 2 * 2))
+        before = server.peak_rss()
+        outcomes = [
+            (client.attempt("Dot", a=wide, b=wide, timeout=15), n),
+            (client.attempt("Reduce", x=wide, op="REDUCE_OP_SUM", timeout=15), n),
+            (client.attempt("Dot", a=half, b=half, timeout=15), 1 << 27),
+            (client.attempt("Dot", a=mixed, b=mixed, timeout=15), n),
+        ]
         growth = server.peak_rss() - before
         self.assertLess(growth, 64 * o.MI, f"peak RSS grew by {growth / o.MI:.0f} MiB")
+        for outcome, value in outcomes:
+            self.assert_right_or_refused(outcome, float(value))
         self.assert_scratch_is_free(client)
         self.assertTrue(eventually(lambda: server.rss() - before < 40 * o.MI, 2),
                         f"an idle server keeps {(server.rss() - before) / o.MI:.0f} MiB")
@@ -226,7 +232,7 @@ class WorkTest(Case):
         a = resident("s", view([12000, 12000], [0, 0]))
         calls = [client.future("Matmul", timeout=3, a=a, b=a, strategy=SLOW_ROW,
                                result=into(f"r{i}")) for i in range(8)]
-        self.assert_serves(client, within=1)
+        self.assert_serves(client, within=2)
         for call in calls:
             outcome = outcome_of(call)
             self.assert_fails(outcome, "FAILED_PRECONDITION", "OPERATION_TOO_LONG",
@@ -306,12 +312,12 @@ class WorkTest(Case):
                         f"waiting stays {client.device().waiting} after all were cancelled")
 
     def test_waiting_requests_are_bounded_in_bytes(self):
+        self.needs_exact_memory()
         self.needs_cpu()
         server = self.start(*PATIENT, "--workers", "1", "--queue", "1000",
                             "--host-memory", "32Mi")
         client = server.client()
         client.put("s", ONE)
-        self.assertEqual(client.budget("host_memory").limit, 32 * o.MI)
         # The allocator's pools and the connections are warm.
         big = inline(np.ones(256 * 1024, np.float32))
         for _ in range(3):
@@ -322,6 +328,7 @@ class WorkTest(Case):
         time.sleep(1.5)
         growth = server.rss() - before
         outcomes = [outcome_of(call) for call in calls]
+        self.assertLess(growth, 80 * o.MI, f"60 queued calls of 2 MiB: {growth / o.MI:.0f} MiB")
         refused = [outcome for outcome in outcomes if outcome.code == "RESOURCE_EXHAUSTED"]
         self.assertGreater(len(refused), 30, outcomes[:3])
         self.assertGreater(len(outcomes) - len(refused), 3, "nothing waits")
@@ -329,9 +336,9 @@ class WorkTest(Case):
             self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED",
                               "requested", "free", total=32 * o.MI)
             self.assertIsNotNone(outcome.retry_s, outcome)
-        self.assertLess(growth, 80 * o.MI, f"60 queued calls of 2 MiB: {growth / o.MI:.0f} MiB")
         self.assertTrue(eventually(lambda: server.rss() - before < 40 * o.MI, 3),
                         f"callers have left, {(server.rss() - before) / o.MI:.0f} MiB stay")
+        self.assertEqual(client.budget("host_memory").limit, 32 * o.MI)
         self.assertTrue(eventually(lambda: client.budget("host_memory").used < o.MI, 2),
                         f"host_memory used: {client.budget('host_memory').used}")
 
@@ -341,9 +348,9 @@ class WorkTest(Case):
         client.put("s", ONE)
         kept = client.put("kept", ONE)
         for target in (into("gone"), into("kept", replace=True)):
-            call = self.slow_product(client, 1.5, timeout=0.4, result=target)
+            call = self.slow_product(client, 3, timeout=0.4, result=target)
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-        time.sleep(3)
+        time.sleep(5)
         self.assertEqual(client.names(), ["kept", "s"])
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
         self.assertEqual(client.download("kept"), ONE.tobytes())
@@ -352,7 +359,7 @@ class WorkTest(Case):
         self.needs_cpu()
         client = self.start(*PATIENT).client()
         client.put("s", ONE)
-        call = self.hold_worker(client, 1.2, result=into("c"))
+        call = self.hold_worker(client, 3, result=into("c"))
         self.assertIn(client.attempt("DeleteBuffer", name="c").code, ("OK", "NOT_FOUND"))
         self.assert_ok(outcome_of(call))
         self.assertEqual(client.names(), ["c", "s"])
@@ -400,6 +407,7 @@ class MemoryTest(Case):
     def test_an_allocation_that_fails_is_an_answer(self):
         # The address space ends before the machine's memory does.
         self.needs_cpu("RLIMIT_AS does not bound the memory of a GPU")
+        self.needs_exact_memory()
         server = self.start("--memory-limit", "8Gi", prefix=("prlimit", "--as=6442450944"))
         client = server.client()
         big = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[7 << 28])
@@ -413,14 +421,13 @@ class MemoryTest(Case):
 
     def test_buffers_are_counted(self):
         client = self.start("--max-buffers", "10").client()
-        self.assertEqual(client.budget("buffers").limit, 10)
         nothing = np.zeros(0, np.float32)
         for i in range(4):
             client.create(f"draft{i}", nothing)
             client.put(f"ready{i}", nothing)
         client.put("one", ONE)
         client.call("CopyBuffer", source="one", name="copy")
-        self.assertEqual(client.budget("buffers").used, 10)
+        in_use = client.budget("buffers")
         x = inline(np.ones((2, 2), np.float32))
         for what, outcome in {
             "CreateBuffer": outcome_of(lambda: client.create("more", nothing)),
@@ -432,6 +439,7 @@ class MemoryTest(Case):
         }.items():
             with self.subTest(what):
                 self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS", limit=10)
+        self.assertEqual((in_use.used, in_use.limit), (10, 10))
         client.call("DeleteBuffer", name="draft0")
         client.put("more", nothing)
         for name in client.names():
@@ -861,12 +869,26 @@ class TtlTest(Case):
 
     def test_each_buffer_goes_at_its_own_time(self):
         client = self.start().client()
-        for name, nanos in (("a", 400_000_000), ("b", 1_200_000_000)):
-            client.put(name, FOUR, ttl={"seconds": nanos // 10**9, "nanos": nanos % 10**9})
+        client.put("a", FOUR, ttl={"nanos": 500_000_000})
+        client.put("b", FOUR, ttl={"seconds": 3})
         client.put("c", FOUR, ttl={"seconds": 600})
-        client.call("UpdateBuffer", name="c", ttl={"nanos": 800_000_000})
-        for left in (["b", "c"], ["b"], []):
-            self.assertTrue(eventually(lambda left=left: client.names() == left, 3), client.names())
+        client.call("UpdateBuffer", name="c", ttl={"seconds": 1, "nanos": 500_000_000})
+        due = {x.name: x.expire_time.ToNanoseconds() / 1e9
+               for x in client.call("ListBuffers").buffers}
+        last = {}
+        give_up = time.monotonic() + 10
+        while time.monotonic() < give_up:
+            asked = time.time()
+            names = client.names()
+            last.update({name: asked for name in names})
+            if not names:
+                break
+            time.sleep(0.01)
+        self.assertEqual(client.names(), [])
+        for name in "abc":
+            self.assertLess(last.get(name, 0) - due.get(name, 0), 2, f"{name} was there too long")
+        self.assertLess(last["a"], last["c"])
+        self.assertLess(last["c"], last["b"])
         self.assert_empty(client)
 
     def test_ttls_out_of_range(self):
@@ -1073,7 +1095,7 @@ class BrokenUploadTest(Case):
     def test_cancelled_cut_and_late_uploads_leave_nothing(self):
         server = self.start()
         client = server.client()
-        for i in range(20):
+        for i in range(12):
             own = server.client()
             stop = threading.Event()
 
@@ -1081,8 +1103,8 @@ class BrokenUploadTest(Case):
                 yield o.buffers.UploadRequest(name=f"x{i}", spec=o.spec_of(FOUR), data=NEW)
                 stop.wait(10)
 
-            call = own.b.Upload.future(messages(), timeout=0.3 if i % 3 == 0 else 10)
-            self.assertTrue(eventually(lambda: client.names(), 2))
+            call = own.b.Upload.future(messages(), timeout=1 if i % 3 == 0 else 20)
+            self.assertTrue(eventually(client.names, 5) or i % 3 == 0)
             if i % 3 == 1:
                 call.cancel()
             elif i % 3 == 2:
@@ -1090,7 +1112,7 @@ class BrokenUploadTest(Case):
             else:
                 self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
             stop.set()
-            self.assertTrue(eventually(lambda: not client.names(), 3), f"try {i}")
+            self.assertTrue(eventually(lambda: not client.names(), 5), f"try {i}")
         self.assert_empty(client)
 
     def test_uploads_whose_first_message_is_wrong(self):
@@ -1136,17 +1158,20 @@ def padded_message(size):
 
 
 class StreamTest(Case):
-    def idle_upload(self, client, stop, messages, timeout=60):
-        """An upload that sends the messages and then nothing until stop is set."""
+    def idle_upload(self, client, stop, messages, timeout=60, sent=None):
+        """An upload that sends the messages, appends to sent, and is idle until stop is set."""
+        sent = [] if sent is None else sent
 
         def requests():
             for fields in messages:
                 yield o.buffers.UploadRequest(**fields)
+            sent.append(1)
             stop.wait(timeout)
 
         return client.b.Upload.future(requests(), timeout=timeout)
 
     def test_idle_uploads_hold_little_memory(self):
+        self.needs_exact_memory()
         server = self.start("--max-uploads", "1000")
         client = server.client()
         size = 3 * o.MI
@@ -1157,17 +1182,18 @@ class StreamTest(Case):
         time.sleep(0.2)
         stop = threading.Event()
         before = server.rss()
-        sizes = []
+        sizes, sent = [], []
         streams = [self.idle_upload(server.client() if i % 25 == 0 else server.clients[-1], stop,
-                                    [dict(name="x", data=data)]) for i in range(100)]
-        self.assertTrue(eventually(lambda: client.budget("uploads").used == 100, 20, 0.2),
-                        f"uploads: {client.budget('uploads').used}")
+                                    [dict(name="x", data=data)], sent=sent) for i in range(100)]
+        self.assertTrue(eventually(lambda: len(sent) == 100, 30, 0.2), f"{len(sent)} of 100 sent")
+        time.sleep(1)
         for _ in range(10):
             time.sleep(0.1)
             sizes.append(server.rss())
         each = (min(sizes) - before) / 100 / 1024
         self.assertLess(each, 300, "KiB an idle upload holds")
         self.assertFalse(any(stream.done() for stream in streams))
+        self.assertEqual(client.budget("uploads").used, 100)
         stop.set()
         for stream in streams:
             self.assert_ok(outcome_of(stream))
@@ -1266,10 +1292,11 @@ class StreamTest(Case):
     def test_downloads_that_nobody_reads_end(self):
         client = self.start("--download-timeout", "1s").client()
         calls = self.unread_downloads(client)
-        self.assertEqual(client.budget("downloads").used, 3)
+        in_use = client.budget("downloads").used
         client.call("DeleteBuffer", name="big")
         self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 5),
                         f"{client.device().buffer_used_bytes} bytes are held by unread downloads")
+        self.assertEqual(in_use, 3)
         self.assertTrue(eventually(lambda: client.budget("downloads").used == 0, 2))
         for call in calls:
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
@@ -1465,6 +1492,7 @@ class MessageTest(Case):
                 self.assertIn(str(limit), outcome.text)
 
     def test_a_bomb_of_gzip(self):
+        self.needs_exact_memory()
         server = self.start()
         client = server.client(compression=grpc.Compression.Gzip)
         judge = server.client()
@@ -1812,12 +1840,12 @@ class SocketTest(Case):
         server = self.start("--max-connections", "20")
         client = server.client()
         client.dot_of_ones()
-        self.assertEqual(client.budget("connections").limit, 20)
         raw = [o.RawConnection(server) for _ in range(60)]
         time.sleep(0.5)
         kept = [one for one in raw if not self.ended(one.socket)]
         self.assertLessEqual(len(kept), 19, "of 60 connections are open, 1 + 19 are allowed")
         self.assertGreater(len(kept), 10)
+        self.assertEqual(client.budget("connections").limit, 20)
         self.assertLessEqual(client.budget("connections").used, 20)
         self.assert_serves(client)
         for one in raw:
@@ -1874,6 +1902,7 @@ class SocketTest(Case):
                                 f"SETTINGS_MAX_CONCURRENT_STREAMS is {pairs.get(3, 'absent')}")
 
     def test_requests_that_come_a_byte_at_a_time(self):
+        self.needs_exact_memory()
         server = self.start()
         client = server.client()
         client.dot_of_ones()
@@ -1899,6 +1928,38 @@ class SocketTest(Case):
             one.close()
         self.assert_serves(client)
         self.assertEqual(server.stop(timeout=10), 0)
+
+    def test_answers_that_nobody_reads_are_bounded(self):
+        self.needs_exact_memory()
+        server = self.start("--host-memory", "32Mi")
+        client = server.client()
+        n = client.info().limits.max_inline_result_bytes // 4
+        wide = inline(ONE, view([n], [0]))
+        for _ in range(3):
+            client.call("Add", a=wide, b=wide)
+        before = server.rss()
+        body = o.compute.AddRequest(a=wide, b=wide).SerializeToString()
+        headers = o.request_headers("/tessera.v1.ComputeService/Add")
+        # The window of a connection is 64 KiB until its reader widens it: this one never does.
+        connections = [o.RawConnection(server) for _ in range(4)]
+        for raw in connections:
+            self.addCleanup(raw.close)
+            raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
+                       + o.frame(o.DATA, o.END_STREAM, stream,
+                                 b"\0" + len(body).to_bytes(4, "big") + body)
+                       for stream in range(1, 60, 2)))
+        sizes = []
+        for _ in range(15):
+            time.sleep(0.1)
+            sizes.append(server.rss())
+        growth = max(sizes) - before
+        self.assertLess(growth, 100 * o.MI,
+                        f"120 unread answers of {4 * n} bytes take {growth / o.MI:.0f} MiB")
+        for raw in connections:
+            raw.close()
+        self.assertTrue(eventually(lambda: server.rss() - before < 40 * o.MI, 4),
+                        f"readers have gone, {(server.rss() - before) / o.MI:.0f} MiB stay")
+        self.assert_serves(client)
 
     def test_garbage(self):
         server = self.start()
@@ -1933,6 +1994,7 @@ class SocketTest(Case):
                         f"connections used: {client.budget('connections').used}")
 
     def test_streams_reset_at_once(self):
+        self.needs_exact_memory()
         server = self.start()
         client = server.client()
         client.dot_of_ones()
@@ -2077,11 +2139,11 @@ class DrainTest(Case):
             self.assertEqual(server.wait(5), 128 + number, "exit code of the second signal")
 
     def test_the_delay_serves_and_says_not_serving(self):
-        server = self.start("--drain-delay", "1500ms")
+        server = self.start("--drain-delay", "4s")
         client = server.client()
         client.dot_of_ones()
         server.signal()
-        self.assertTrue(eventually(lambda: client.health() == 2, 1))
+        self.assertTrue(eventually(lambda: client.health() == 2, 2))
         self.assertEqual(client.health("tessera.v1.BufferService"), 2)
         end = time.monotonic() + 0.8
         while time.monotonic() < end:

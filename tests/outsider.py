@@ -275,6 +275,11 @@ class Program:
     _help = None
 
     @classmethod
+    def sanitized(cls):
+        """Whether it was built with AddressSanitizer."""
+        return b"__asan_init" in pathlib.Path(cls.path).read_bytes()
+
+    @classmethod
     def flags(cls, flags):
         if not cls.known_flags_only:
             return list(flags)
@@ -285,7 +290,7 @@ class Program:
         kept, keep = [], True
         for flag in flags:
             if flag.startswith("--"):
-                keep = flag.split("=")[0] in cls._help
+                keep = flag.split("=")[0] in cls._help.replace(",", " ").split()
             if keep:
                 kept.append(flag)
         return kept
