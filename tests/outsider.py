@@ -1,0 +1,499 @@
+"""What the test programs that know nothing but the .proto files share.
+
+Stubs made by protoc at run time, server processes, errors taken apart, CRC-32C, and frames of
+HTTP/2 by hand. Used by abuse_test.py and fuzz_model_test.py.
+"""
+
+import importlib
+import os
+import pathlib
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import google
+import grpc
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROTO = ROOT / "proto"
+START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
+CALL_TIMEOUT_S = 30
+MI = 1 << 20
+
+# Filled by make_stubs().
+buffers = None  # tessera.v1.buffer_pb2
+compute = None  # tessera.v1.compute_pb2
+buffer_grpc = None
+compute_grpc = None
+status_pb2 = None
+error_details_pb2 = None
+
+
+def make_stubs(folder):
+    """Generates the Python modules of the protocol into folder and imports them."""
+    global buffers, compute, buffer_grpc, compute_grpc, status_pb2, error_details_pb2
+    files = [
+        "tessera/v1/buffer",
+        "tessera/v1/compute",
+        "google/rpc/status",
+        "google/rpc/error_details",
+    ]
+    subprocess.run(
+        [
+            "protoc",
+            f"-I{PROTO}",
+            f"--python_out={folder}",
+            f"--grpc_python_out={folder}",
+            "--plugin=protoc-gen-grpc_python=/usr/bin/grpc_python_plugin",
+            *(f"{PROTO}/{name}.proto" for name in files),
+        ],
+        check=True,
+    )
+    sys.path.insert(0, str(folder))
+    # "google" is also the package that protobuf itself lives in.
+    google.__path__.append(os.path.join(folder, "google"))
+    buffers = importlib.import_module("tessera.v1.buffer_pb2")
+    compute = importlib.import_module("tessera.v1.compute_pb2")
+    buffer_grpc = importlib.import_module("tessera.v1.buffer_pb2_grpc")
+    compute_grpc = importlib.import_module("tessera.v1.compute_pb2_grpc")
+    status_pb2 = importlib.import_module("google.rpc.status_pb2")
+    error_details_pb2 = importlib.import_module("google.rpc.error_details_pb2")
+
+
+# --- Values -----------------------------------------------------------------------------------------
+
+NUMPY_TYPES = {1: "<f4", 2: "<f8", 3: "<f2", 4: "<u2", 5: "<i4", 6: "<i8"}
+WIRE_TYPES = {"float32": 1, "float64": 2, "float16": 3, "uint16": 4, "int32": 5, "int64": 6}
+
+
+def dtype_of(array):
+    """The wire's type of a NumPy array; uint16 stands for the bits of bf16."""
+    return WIRE_TYPES[array.dtype.name]
+
+
+def spec_of(array, **more):
+    return buffers.BufferSpec(dtype=dtype_of(array), shape=array.shape, **more)
+
+
+def tensor(array):
+    array = np.asarray(array)
+    return compute.Tensor(
+        dtype=dtype_of(array), shape=array.shape, data=np.ascontiguousarray(array).tobytes()
+    )
+
+
+def to_numpy(message):
+    return np.frombuffer(message.data, NUMPY_TYPES[message.dtype]).reshape(tuple(message.shape))
+
+
+def view(shape, strides=(), offset=0):
+    return buffers.View(offset=offset, shape=shape, strides=strides)
+
+
+def resident(name, window=None, version=0):
+    return compute.Operand(buffer=name, view=window, version=version)
+
+
+def inline(array, window=None):
+    return compute.Operand(tensor=tensor(array), view=window)
+
+
+def into(name, **more):
+    return compute.Result(buffer=compute.BufferTarget(name=name, **more))
+
+
+def _crc_table():
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data, crc=0):
+    """CRC-32C (Castagnoli), as RFC 3720 has it: of b"123456789" it is 0xe3069283."""
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+# --- Errors -----------------------------------------------------------------------------------------
+
+
+class Outcome:
+    """How a call ended: code ("OK", "NOT_FOUND"...), reason and figures of its ErrorInfo, text."""
+
+    def __init__(self, answer=None, error=None):
+        self.answer = answer
+        self.code = "OK"
+        self.reason = ""
+        self.domain = ""
+        self.metadata = {}
+        self.retry_s = None  # Of a RetryInfo, in seconds.
+        self.text = ""
+        if error is None:
+            return
+        self.code = error.code().name
+        self.text = error.details() or ""
+        for key, value in error.trailing_metadata() or ():
+            if key != "grpc-status-details-bin":
+                continue
+            info = error_details_pb2.ErrorInfo()
+            retry = error_details_pb2.RetryInfo()
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info):
+                    self.reason, self.domain = info.reason, info.domain
+                    self.metadata = dict(info.metadata)
+                elif detail.Unpack(retry):
+                    self.retry_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+
+    @property
+    def ok(self):
+        return self.code == "OK"
+
+    def __repr__(self):
+        if self.ok:
+            return "OK"
+        return f"{self.code}/{self.reason or '-'} {self.metadata} {self.text[:200]!r}"
+
+
+def outcome_of(call):
+    """Of a function, or of a future of grpc."""
+    try:
+        return Outcome(answer=call() if callable(call) and not hasattr(call, "result")
+                       else call.result())
+    except grpc.RpcError as error:
+        return Outcome(error=error)
+    except grpc.FutureCancelledError:
+        outcome = Outcome()
+        outcome.code = "CANCELLED"
+        return outcome
+
+
+# --- Clients ----------------------------------------------------------------------------------------
+
+
+class Client:
+    """A connection of its own, with the stubs and the few calls that every test makes."""
+
+    def __init__(self, address, **channel):
+        options = [("grpc.use_local_subchannel_pool", 1), *channel.pop("options", ())]
+        self.channel = grpc.insecure_channel(address, options=options, **channel)
+        self.b = buffer_grpc.BufferServiceStub(self.channel)
+        self.c = compute_grpc.ComputeServiceStub(self.channel)
+
+    def close(self):
+        self.channel.close()
+
+    def call(self, rpc, timeout=CALL_TIMEOUT_S, **fields):
+        """The answer of a unary method, with the fields of its request."""
+        module, stub = (buffers, self.b) if hasattr(self.b, rpc) else (compute, self.c)
+        return getattr(stub, rpc)(getattr(module, rpc + "Request")(**fields), timeout=timeout)
+
+    def future(self, rpc, timeout=CALL_TIMEOUT_S, **fields):
+        module, stub = (buffers, self.b) if hasattr(self.b, rpc) else (compute, self.c)
+        request = getattr(module, rpc + "Request")(**fields)
+        return getattr(stub, rpc).future(request, timeout=timeout)
+
+    def attempt(self, rpc, **fields):
+        return outcome_of(lambda: self.call(rpc, **fields))
+
+    def upload(self, messages, timeout=CALL_TIMEOUT_S):
+        """messages: dicts of fields."""
+        requests = (buffers.UploadRequest(**fields) for fields in messages)
+        return self.b.Upload(requests, timeout=timeout)
+
+    def try_upload(self, messages, **more):
+        return outcome_of(lambda: self.upload(messages, **more))
+
+    def put(self, name, array, **spec):
+        array = np.asarray(array)
+        return self.upload([dict(name=name, spec=spec_of(array, **spec), data=array.tobytes())]).buffer
+
+    def create(self, name, array, **spec):
+        array = np.asarray(array)
+        return self.call("CreateBuffer", name=name, spec=spec_of(array, **spec)).buffer
+
+    def download(self, name, timeout=CALL_TIMEOUT_S, **fields):
+        request = buffers.DownloadRequest(name=name, **fields)
+        return b"".join(message.data for message in self.b.Download(request, timeout=timeout))
+
+    def dot_of_ones(self, timeout=CALL_TIMEOUT_S):
+        """The smallest call that takes a worker."""
+        one = np.ones(1, np.float32)
+        return self.call("Dot", timeout=timeout, a=inline(one), b=inline(one)).value.real
+
+    def info(self):
+        return self.call("GetServerInfo")
+
+    def device(self):
+        return self.info().devices[0]
+
+    def budget(self, name):
+        budgets = self.info().budgets
+        if Program.known_flags_only and not budgets:
+            return compute.Budget(name=name)
+        found = [budget for budget in budgets if budget.name == name]
+        if len(found) != 1:
+            raise AssertionError(f"GetServerInfo has {len(found)} budgets named {name!r}")
+        return found[0]
+
+    def health(self, service="tessera.v1.ComputeService", timeout=CALL_TIMEOUT_S):
+        """1 SERVING, 2 NOT_SERVING. grpc.health.v1 is not packaged for Python here, so its
+        HealthCheckRequest { string service = 1; } and HealthCheckResponse { enum status = 1; }
+        are spelled in bytes."""
+        name = service.encode()
+        request = b"\x0a" + bytes([len(name)]) + name if name else b""
+        answer = self.channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=timeout)
+        return answer[1] if len(answer) == 2 and answer[0] == 8 else 0
+
+    def names(self):
+        return [buffer.name for buffer in self.call("ListBuffers", page_size=1000).buffers]
+
+
+# --- Servers ----------------------------------------------------------------------------------------
+
+
+class Program:
+    """The server's executable, and which device the tests run on."""
+
+    path = None
+    device = "cpu"
+    # Whether flags that its help does not list are left out, to try the tests on an older server.
+    known_flags_only = False
+    _help = None
+
+    @classmethod
+    def sanitized(cls):
+        """Whether it was built with AddressSanitizer."""
+        return b"__asan_init" in pathlib.Path(cls.path).read_bytes()
+
+    @classmethod
+    def flags(cls, flags):
+        if not cls.known_flags_only:
+            return list(flags)
+        if cls._help is None:
+            cls._help = subprocess.run(
+                [cls.path, "--help"], stdout=subprocess.PIPE, text=True, timeout=START_TIMEOUT_S
+            ).stdout
+        kept, keep = [], True
+        for flag in flags:
+            if flag.startswith("--"):
+                keep = flag.split("=")[0] in cls._help.replace(",", " ").split()
+            if keep:
+                kept.append(flag)
+        return kept
+
+
+class Server:
+    """A server process on a free port of the loopback."""
+
+    def __init__(self, folder, *flags, prefix=(), read_log=True, pipe=False):
+        """pipe: its log goes into a pipe, which nobody reads once the address is known."""
+        self.log_path = pathlib.Path(folder) / f"server{time.monotonic_ns()}.log"
+        self.clients = []
+        self.pipe = None
+        command = [*prefix, Program.path, "--listen", "127.0.0.1:0", "--device", Program.device,
+                   *Program.flags(flags)]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipe else log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+        self.pid = self.process.pid
+        give_up = time.monotonic() + START_TIMEOUT_S
+        text = b""
+        if pipe:
+            self.pipe = self.process.stdout.fileno()
+        while True:
+            text = text + os.read(self.pipe, 4096) if pipe else self.log_path.read_bytes()
+            found = re.search(rb"listening on (127\.0\.0\.1:[1-9]\d*)", text)
+            if found:
+                self.address = found.group(1).decode()
+                return
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(
+                    f"the server did not start: {' '.join(command)}\n{text.decode(errors='replace')}"
+                )
+            time.sleep(0.02)
+
+    def client(self, **channel):
+        client = Client(self.address, **channel)
+        self.clients.append(client)
+        return client
+
+    def socket(self, timeout=10):
+        host, port = self.address.split(":")
+        return socket.create_connection((host, int(port)), timeout=timeout)
+
+    def log(self):
+        return self.log_path.read_bytes().decode(errors="surrogateescape")
+
+    def _status(self, key):
+        with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1])
+        raise AssertionError(f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}")
+
+    def rss(self):
+        """Resident memory, in bytes."""
+        return self._status("VmRSS") * 1024
+
+    def peak_rss(self):
+        return self._status("VmHWM") * 1024
+
+    def threads(self):
+        return self._status("Threads")
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self, timeout):
+        """The exit code, or None when it has not ended."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self, timeout=START_TIMEOUT_S):
+        """The exit code after SIGTERM."""
+        self.signal()
+        return self.wait(timeout)
+
+    def kill(self):
+        for client in self.clients:
+            client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+def eventually(condition, seconds, pause=0.02):
+    """Whether the condition comes true in time; its last value otherwise is falsy."""
+    give_up = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value or time.monotonic() > give_up:
+            return value
+        time.sleep(pause)
+
+
+def in_threads(count, work):
+    """Runs work(i) in count threads at once; the first exception is raised again here."""
+    errors = []
+
+    def guarded(i):
+        try:
+            work(i)
+        except BaseException as error:  # pylint: disable=broad-except
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+# --- HTTP/2 by hand ---------------------------------------------------------------------------------
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def request_headers(path):
+    """A header block of literals that are not indexed: a POST of gRPC."""
+
+    def text(value):
+        value = value.encode()
+        assert len(value) < 127
+        return bytes([len(value)]) + value
+
+    fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+    ]
+    return b"".join(b"\x00" + text(name) + text(value) for name, value in fields)
+
+
+class RawConnection:
+    """An HTTP/2 connection that does only what it is told to."""
+
+    def __init__(self, server):
+        self.socket = server.socket()
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        self.bytes = b""
+
+    def send(self, *frames):
+        self.socket.sendall(b"".join(frames))
+
+    def read_frame(self, seconds):
+        """(kind, flags, stream, payload), or None at the end of the connection or of the time."""
+        give_up = time.monotonic() + seconds
+        while True:
+            if len(self.bytes) >= 9:
+                length = int.from_bytes(self.bytes[:3], "big")
+                if len(self.bytes) >= 9 + length:
+                    kind, flags, stream = struct.unpack(">BBI", self.bytes[3:9])
+                    payload = self.bytes[9 : 9 + length]
+                    self.bytes = self.bytes[9 + length :]
+                    if kind == SETTINGS and not flags & 1:
+                        self.send(frame(SETTINGS, 1, 0))
+                    elif kind == PING and not flags & 1:
+                        self.send(frame(PING, 1, 0, payload))
+                    return kind, flags, stream, payload
+            left = give_up - time.monotonic()
+            if left <= 0:
+                return None
+            self.socket.settimeout(left)
+            try:
+                more = self.socket.recv(65536)
+            except OSError:
+                return None
+            if not more:
+                return None
+            self.bytes += more
+
+    def find_frame(self, kind, seconds):
+        give_up = time.monotonic() + seconds
+        while True:
+            found = self.read_frame(max(0, give_up - time.monotonic()))
+            if found is None or found[0] == kind:
+                return found
+
+    def close(self):
+        self.socket.close()
