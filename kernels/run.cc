@@ -2,11 +2,14 @@
 // where they are not, launch, wait. Step 3 of a request's path.
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/compute.h"
 #include "kernels/guard.h"
@@ -137,6 +140,56 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
   return found;
 }
 
+// --- What it may cost
+// ------------------------------------------------------------------------------------------------
+
+absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
+                     double limit, std::string_view advice) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
+                   absl::StrFormat("%s is expected to take %.3g s, at most %.3g s are allowed%s",
+                                   Absl(what), estimate, limit, Absl(advice)),
+                   {{"strategy", std::string(strategy)},
+                    {"estimate_seconds", absl::StrFormat("%.3g", estimate)},
+                    {"limit_seconds", absl::StrFormat("%.3g", limit)}});
+}
+
+// Seconds to make operands contiguous.
+double GatherSeconds(const RunOptions& options, std::initializer_list<const View*> gathered) {
+  double seconds = 0;
+  if (options.pace == nullptr) return seconds;
+  for (const View* view : gathered) {
+    if (view->elements() != 0 && !view->contiguous())
+      seconds += options.pace->EstimateCopy(*view, view->dtype);
+  }
+  return seconds;
+}
+
+template <class Problem>
+absl::Status CheckSeconds(const Strategy<Problem>& row, const Problem& problem,
+                          const Device& device, double gather_seconds, const RunOptions& options) {
+  if (options.pace == nullptr) return absl::OkStatus();
+  const double estimate = gather_seconds + options.pace->Estimate(row, problem);
+  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return absl::OkStatus();
+  const bool slow = !options.strategy.empty() && Choose(problem, device) != &row;
+  const double limit =
+      slow ? std::min(options.max_seconds, options.max_slow_seconds) : options.max_seconds;
+  if (estimate <= limit) return absl::OkStatus();
+  options.pace->Forget(row, problem);
+  return TooLong(
+      absl::StrCat(Absl(kOperation<Problem>), " by strategy ", Absl(row.name)), row.name, estimate,
+      limit, slow ? "; a request that names no strategy gets the default one of this problem" : "");
+}
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 // --- Running it
 // ------------------------------------------------------------------------------------------------------
 
@@ -150,11 +203,17 @@ const void* Contiguous(Lane& lane, const View& view) {
 }
 
 // prepare(problem) fills in the operands' addresses; it may gather, which the measured time
-// includes.
+// includes, and the limits of options: about gather_seconds of it.
 template <class Problem, class Prepare>
 absl::StatusOr<Stats> ExecuteRow(Lane& lane, Problem& problem, const Strategy<Problem>& row,
-                                 bool timing, const Prepare& prepare) {
+                                 const RunOptions& options, double gather_seconds,
+                                 const Prepare& prepare) {
   Device& device = lane.device();
+  if (absl::Status status = CheckSeconds(row, problem, device, gather_seconds, options);
+      !status.ok())
+    return status;
+  const bool timing = options.timing;
+  const Stopwatch watch;
   Stats stats;
   absl::Status status = Guard(device, [&] {
     if (timing) lane.StartTimer();
@@ -169,6 +228,9 @@ absl::StatusOr<Stats> ExecuteRow(Lane& lane, Problem& problem, const Strategy<Pr
     Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
     return status;
   }
+  // With a gather in it, the time says little about the row.
+  if (options.pace != nullptr && gather_seconds == 0)
+    options.pace->Learn(row, problem, watch.seconds());
   const Cost cost = row.cost(problem);
   stats.strategy = row.name;
   stats.bytes = cost.bytes;
@@ -179,24 +241,27 @@ absl::StatusOr<Stats> ExecuteRow(Lane& lane, Problem& problem, const Strategy<Pr
 
 template <class Problem, class Prepare>
 absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& options,
-                              const Prepare& prepare) {
+                              std::initializer_list<const View*> gathered, const Prepare& prepare) {
   problem.launch = options.launch;
   absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, lane.device());
   if (!row.ok()) return row.status();
-  absl::StatusOr<Stats> stats = ExecuteRow(lane, problem, **row, options.timing, prepare);
+  const double gather_seconds = GatherSeconds(options, gathered);
+  absl::StatusOr<Stats> stats = ExecuteRow(lane, problem, **row, options, gather_seconds, prepare);
   if (absl::IsResourceExhausted(stats.status()) && options.strategy.empty()) {
     // Whoever leaves the choice to us has asked for a product, not for the fastest row's copies.
     const Strategy<Problem>* other = ChooseInPlace(problem, lane.device());
     if (other != nullptr && other != *row && CheckLaunch(*other, problem.launch).ok())
-      return ExecuteRow(lane, problem, *other, options.timing, prepare);
+      return ExecuteRow(lane, problem, *other, options, gather_seconds, prepare);
   }
   return stats;
 }
 
 template <class Problem, class Prepare>
 absl::StatusOr<ScalarResult> ExecuteScalar(Lane& lane, Problem& problem, bool integer,
-                                           const RunOptions& options, const Prepare& prepare) {
-  absl::StatusOr<Stats> stats = Execute(lane, problem, options, [&](Problem& p) {
+                                           const RunOptions& options,
+                                           std::initializer_list<const View*> gathered,
+                                           const Prepare& prepare) {
+  absl::StatusOr<Stats> stats = Execute(lane, problem, options, gathered, [&](Problem& p) {
     p.result = lane.result();
     prepare(p);
   });
@@ -361,7 +426,7 @@ absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
                                     const RunOptions& options) {
   if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
-  return ExecuteScalar(lane, problem, IsInteger(a.dtype), options, [&](DotProblem& p) {
+  return ExecuteScalar(lane, problem, IsInteger(a.dtype), options, {&a, &b}, [&](DotProblem& p) {
     p.a = Contiguous(lane, a);
     p.b = Contiguous(lane, b);
   });
@@ -373,7 +438,7 @@ absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
   // ARG operations give the extreme value, which is of the operand's type.
   const DType value = IsArg(op) ? x.dtype : ResultDType(op, x.dtype);
-  return ExecuteScalar(lane, problem, IsInteger(value), options,
+  return ExecuteScalar(lane, problem, IsInteger(value), options, {&x},
                        [&](ReduceProblem& p) { p.x = Contiguous(lane, x); });
 }
 
@@ -410,7 +475,7 @@ absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
                             .inner = folding.inner,
                             .x = nullptr,
                             .out = out};
-  return Execute(lane, problem, options,
+  return Execute(lane, problem, options, {&folding.x},
                  [&](ReduceAxesProblem& p) { p.x = Contiguous(lane, folding.x); });
 }
 
@@ -450,7 +515,11 @@ absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool t
                         .ldb = right.pitch,
                         .transpose_b = right.transpose,
                         .c = out};
-  return Execute(lane, problem, options, [&](MatmulProblem& p) {
+  View gathered[2];  // without elements unless there is something to gather
+  gathered[0].shape.rank = gathered[1].shape.rank = 1;
+  if (left.gather) gathered[0] = a;
+  if (right.gather) gathered[1] = b;
+  return Execute(lane, problem, options, {&gathered[0], &gathered[1]}, [&](MatmulProblem& p) {
     p.a = left.gather ? Contiguous(lane, a) : a.data;
     p.b = right.gather ? Contiguous(lane, b) : b.data;
   });
@@ -466,7 +535,7 @@ absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, void* out
   absl::StatusOr<ArrayType> type = AddType(a, b);
   if (!type.ok()) return type.status();
   AddProblem problem{.dtype = a.dtype, .n = a.elements(), .out = out};
-  return Execute(lane, problem, options, [&](AddProblem& p) {
+  return Execute(lane, problem, options, {&a, &b}, [&](AddProblem& p) {
     p.a = Contiguous(lane, a);
     p.b = Contiguous(lane, b);
   });
@@ -495,7 +564,8 @@ absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radiu
                            .n = n,
                            .radius = std::min(radius, std::max<std::int64_t>(0, n - 1)),
                            .out = out};
-  return Execute(lane, problem, options, [&](WindowSumProblem& p) { p.x = Contiguous(lane, x); });
+  return Execute(lane, problem, options, {&x},
+                 [&](WindowSumProblem& p) { p.x = Contiguous(lane, x); });
 }
 
 absl::StatusOr<Stats> RunDotBatch(Lane& lane, DType dtype, absl::Span<const DotSegment> segments,
@@ -522,8 +592,17 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
                       timing);
 }
 
-absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {
+absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out,
+                     const RunOptions& options) {
   Device& device = lane.device();
+  if (options.pace != nullptr) {
+    const double estimate = options.pace->EstimateCopy(view, dtype);
+    if (estimate > options.max_seconds) {
+      options.pace->ForgetCopy(view, dtype);
+      return TooLong("the copy", "", estimate, options.max_seconds, "");
+    }
+  }
+  const Stopwatch watch;
   absl::Status status = Guard(device, [&] {
     if (dtype == view.dtype) {
       lane.Gather(view, out);
@@ -534,6 +613,7 @@ absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {
   });
   // What is in flight may still write to out.
   if (!status.ok()) Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
+  if (status.ok() && options.pace != nullptr) options.pace->LearnCopy(view, dtype, watch.seconds());
   return status;
 }
 

@@ -47,7 +47,10 @@ const Strategy<MatmulProblem> kMatmulCpuNaive = {
     .deterministic = true,
     .limits = {},
     .roundoff = Roundoff,
-    .cost = [](const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); },
+    .cost =
+        [](const MatmulProblem& p) {
+          return MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1, 1);
+        },
     .launch =
         [](const MatmulProblem& p, Lane&) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p); });
