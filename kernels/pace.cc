@@ -18,7 +18,7 @@ struct Rates {
   double atomic;  // seconds, of the whole device on one address
   double step;    // seconds, one of a chain of dependent operations
 };
-constexpr Rates kCpuRates = {8e9, 16e9, 2e9, 20e-9, 1.2e-9};
+constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
 // Of an H200: 4.75 TB/s in all; loads of `naive` at 20 TB/s. The steps of reductions are those that
 // one thread or the host does at the end.
 constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
@@ -30,12 +30,13 @@ constexpr double kCudaThread = 20e6;
 constexpr double kCudaBlocks = 32;  // that a multiprocessor holds at once
 constexpr double kUsualBlock = 256;
 // More threads than this do not read faster from one host's memory.
-constexpr double kMemoryThreads = 24;
+constexpr double kMemoryThreads = 10;
 
 // --- Where a rate stands ---
 
-constexpr int kRowsEach = 32;  // of an operation
-constexpr int kOps = 16;       // a power of two above every ReduceOp
+constexpr int kMostRows = 32;             // of an operation
+constexpr int kRowsEach = 2 * kMostRows;  // apart those of narrow problems
+constexpr int kOps = 16;                  // a power of two above every ReduceOp
 constexpr int kKinds = 8 * kOps;
 
 template <class Problem>
@@ -55,12 +56,27 @@ constexpr int kFirstRow<WindowSumProblem> = 6 * kRowsEach;
 constexpr int kCopyRow = 0;
 constexpr int kRows = 7 * kRowsEach;
 
+// Problems that leave parts of a row's tiles idle, for which it is many times as slow.
+template <class Problem>
+bool IsNarrow(const Problem&) {
+  return false;
+}
+template <>
+bool IsNarrow(const ReduceAxesProblem& p) {
+  return p.inner < 16;
+}
+template <>
+bool IsNarrow(const MatmulProblem& p) {
+  return std::min({p.m, p.n, p.k}) < 32;
+}
+
 // Rows that are not in the table share the last place.
 template <class Problem>
-int RowOf(const Strategy<Problem>& row) {
+int RowOf(const Strategy<Problem>& row, const Problem& problem) {
   const auto rows = Strategies<Problem>();
   const auto at = std::find(rows.begin(), rows.end(), &row) - rows.begin();
-  return kFirstRow<Problem> + static_cast<int>(std::min<std::ptrdiff_t>(at, kRowsEach - 1));
+  return kFirstRow<Problem> + (IsNarrow(problem) ? kMostRows : 0) +
+         static_cast<int>(std::min<std::ptrdiff_t>(at, kMostRows - 1));
 }
 
 template <class Problem>
@@ -206,18 +222,25 @@ Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
   const bool cpu = backend_ == Backend::kCpu;
   const Rates& rates = cpu ? kCpuRates : kCudaRates;
   const int rank = view.shape.rank;
-  const auto last = static_cast<std::size_t>(std::max(0, rank - 1));
-  // What one element fetches: a line of the cache where neighbours lie apart.
+  // What one element fetches, in cache lines: neighbours along any axis share one. Innermost
+  // neighbours that do not come from a nearer cache than those.
   const double line = cpu ? 64 : 32;
-  const double apart = rank == 0 ? size : std::abs(static_cast<double>(view.strides[last])) * size;
-  const double bytes = elements * (size + Bounded(apart, size, line));
+  double closest = line, innermost = size;
+  for (int i = 0; i < rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    innermost = std::abs(static_cast<double>(view.strides[static_cast<std::size_t>(i)])) * size;
+    closest = std::min(closest, innermost);
+  }
+  const double bytes = elements * (size + std::max(size, closest));
   const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
   Model model;
-  model.work = cpu ? std::max(elements * 1e-9, bytes / rates.memory) + elements / columns * 5e-9
+  // On a CPU one thread does it, element by element, row by row.
+  model.work = cpu ? elements * (innermost < line || columns < 16 ? 0.4e-9 : 6e-9) +
+                         elements / columns * 1.5e-9 + bytes / rates.memory
                    : bytes / (rates.memory * units_);
   if (to != view.dtype) {
     const double converted = elements * (size + static_cast<double>(SizeOf(to)));
-    model.work += cpu ? elements * 4e-9 / units_ : converted / (rates.memory * units_);
+    model.work += cpu ? elements * 1.5e-9 / units_ : converted / (rates.memory * units_);
   }
   return model;
 }
@@ -269,12 +292,12 @@ void Pace::Forget(int row, int kind) {
 
 template <class Problem>
 double Pace::Estimate(const Strategy<Problem>& row, const Problem& problem) const {
-  return Seconds(ModelOf(row, problem, units_), RateOf(RowOf(row), KindOf(problem)));
+  return Seconds(ModelOf(row, problem, units_), RateOf(RowOf(row, problem), KindOf(problem)));
 }
 
 template <class Problem>
 void Pace::Learn(const Strategy<Problem>& row, const Problem& problem, double seconds) {
-  Update(RowOf(row), KindOf(problem), ModelOf(row, problem, units_), seconds);
+  Update(RowOf(row, problem), KindOf(problem), ModelOf(row, problem, units_), seconds);
 }
 
 template <class Problem>
@@ -286,13 +309,14 @@ void Pace::Calibrate(const Strategy<Problem>& row, const Problem& small, double 
   // Less than a quarter more for several times the work, or next to nothing: this was overhead.
   if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
   const auto factor = static_cast<float>(Bounded(seconds / work, 1e-6, 1e6));
-  slots_[static_cast<std::size_t>(RowOf(row)) * kKinds + static_cast<std::size_t>(KindOf(large))]
+  slots_[static_cast<std::size_t>(RowOf(row, large)) * kKinds +
+         static_cast<std::size_t>(KindOf(large))]
       .store({factor, factor}, std::memory_order_relaxed);
 }
 
 template <class Problem>
 void Pace::Forget(const Strategy<Problem>& row, const Problem& problem) {
-  Forget(RowOf(row), KindOf(problem));
+  Forget(RowOf(row, problem), KindOf(problem));
 }
 
 double Pace::EstimateCopy(const View& view, DType to) const {

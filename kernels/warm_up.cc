@@ -18,10 +18,12 @@ namespace {
 struct Sizes {
   std::int64_t elements;  // of vectors
   std::int64_t m, n, k;
+  std::int64_t side;  // of narrow products, of kFew rows
 };
-constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32}, kCpuLarge = {1 << 16, 48, 64, 64};
-constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512}, kCudaLarge = {1 << 21, 1536, 1536, 1536};
-constexpr std::int64_t kRadius = 8;
+constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
+constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
+                kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
+constexpr std::int64_t kRadius = 8, kFew = 8;
 
 // Device memory for the operands and results of the largest problem, full of zeros.
 struct Arena {
@@ -29,9 +31,9 @@ struct Arena {
 };
 
 template <class Problem>
-Problem MakeProblem(const Sizes&, DType, const Arena&);
+Problem MakeProblem(const Sizes&, DType, const Arena&, bool narrow);
 template <>
-DotProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
+DotProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   DotProblem p;
   p.dtype = dtype;
   p.n = s.elements;
@@ -40,7 +42,7 @@ DotProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
   return p;
 }
 template <>
-ReduceProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
+ReduceProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   ReduceProblem p;
   p.dtype = dtype;
   p.n = s.elements;
@@ -48,30 +50,30 @@ ReduceProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
   return p;
 }
 template <>
-ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
+ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   ReduceAxesProblem p;
   p.dtype = dtype;
-  p.outer = 8;
-  p.inner = 64;
+  p.outer = narrow ? 64 : 8;
+  p.inner = narrow ? 1 : 64;
   p.length = s.elements / (p.outer * p.inner);
   p.x = arena.a.data();
   p.out = arena.out.data();
   return p;
 }
 template <>
-MatmulProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
+MatmulProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   MatmulProblem p;
   p.dtype = p.out_dtype = dtype;
-  p.m = s.m;
-  p.n = p.ldb = s.n;
-  p.k = p.lda = s.k;
+  p.m = narrow ? kFew : s.m;
+  p.n = p.ldb = narrow ? s.side : s.n;
+  p.k = p.lda = narrow ? s.side : s.k;
   p.a = arena.a.data();
   p.b = arena.b.data();
   p.c = arena.out.data();
   return p;
 }
 template <>
-AddProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
+AddProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   AddProblem p;
   p.dtype = dtype;
   p.n = s.elements;
@@ -81,7 +83,7 @@ AddProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
   return p;
 }
 template <>
-WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
+WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   WindowSumProblem p;
   p.dtype = dtype;
   p.n = s.elements;
@@ -91,17 +93,16 @@ WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena) {
   return p;
 }
 
-// The problem, if the row takes only such products: of few rows, of few steps along k.
+// Whether the operation has problems of two kinds, at different rates: see IsNarrow in pace.cc.
+template <class Problem>
+constexpr bool kHasNarrow =
+    std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
+
+// A few steps along k, for a row that takes no more.
 template <class Problem>
 void Suit(const Strategy<Problem>& row, Problem& p) {
-  if constexpr (std::is_same_v<Problem, MatmulProblem>) {
-    const MatmulProblem whole = p;
-    if (Refusal(row, p).empty()) return;
-    p.m = 16;
-    if (Refusal(row, p).empty()) return;
-    p = whole;
-    p.k = p.lda = 8;
-  }
+  if constexpr (std::is_same_v<Problem, MatmulProblem>)
+    if (!Refusal(row, p).empty()) p.k = p.lda = kFew;
 }
 
 class WarmUpRun {
@@ -115,7 +116,7 @@ class WarmUpRun {
   // Also what a lane itself needs: its first copies in both directions.
   absl::Status MakeArena() {
     const Sizes& s = large();
-    const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n});
+    const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});
     const std::size_t bytes = static_cast<std::size_t>(most) * sizeof(double);
     std::vector<unsigned char> zeros(std::min<std::size_t>(bytes, 1 << 20));
     for (Memory* memory : {&arena_.a, &arena_.b, &arena_.out}) {
@@ -136,7 +137,7 @@ class WarmUpRun {
   // One problem on the default row.
   template <class Problem>
   absl::Status Default() {
-    Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_);
+    Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
     const Strategy<Problem>* row = Choose(p, lane_.device());
     return row == nullptr ? absl::OkStatus() : Run(*row, p).status();
   }
@@ -145,25 +146,28 @@ class WarmUpRun {
   absl::Status EveryRow() {
     for (const Strategy<Problem>* row : Strategies<Problem>()) {
       if (!Missing(*row, lane_.device()).empty()) continue;
-      bool first = true;
-      for (DType dtype : kAllDTypes) {
-        if (!row->dtypes.Contains(dtype)) continue;
-        Problem little = MakeProblem<Problem>(small(), dtype, arena_);
-        Problem much = MakeProblem<Problem>(large(), dtype, arena_);
-        if constexpr (std::is_same_v<Problem, MatmulProblem>)
-          if (!IsMatmulPair(dtype, dtype)) continue;
-        Suit(*row, little);
-        Suit(*row, much);
-        if (!Refusal(*row, little).empty() || !Refusal(*row, much).empty()) continue;
-        const bool chosen =
-            Choose(little, lane_.device()) == row || Choose(much, lane_.device()) == row;
-        // kAllDTypes begins with F32.
-        if (!cpu_ && !first && !chosen) continue;
-        first = false;
-        for (ReduceOp op : Ops<Problem>(chosen)) {
-          if constexpr (requires { little.op; }) little.op = much.op = op;
-          Measure(*row, little, much);
-          if (lane_.device().lost()) return Synchronize(lane_);
+      for (bool narrow : {false, true}) {
+        if (narrow && !kHasNarrow<Problem>) continue;
+        bool first = true;
+        for (DType dtype : kAllDTypes) {
+          if (!row->dtypes.Contains(dtype)) continue;
+          if constexpr (std::is_same_v<Problem, MatmulProblem>)
+            if (!IsMatmulPair(dtype, dtype)) continue;
+          Problem little = MakeProblem<Problem>(small(), dtype, arena_, narrow);
+          Problem much = MakeProblem<Problem>(large(), dtype, arena_, narrow);
+          Suit(*row, little);
+          Suit(*row, much);
+          if (!Refusal(*row, little).empty() || !Refusal(*row, much).empty()) continue;
+          // kAllDTypes begins with F32.
+          const bool every =
+              cpu_ || Choose(little, lane_.device()) == row || Choose(much, lane_.device()) == row;
+          if (!first && !every) continue;
+          first = false;
+          for (ReduceOp op : Ops<Problem>(every)) {
+            if constexpr (requires { little.op; }) little.op = much.op = op;
+            Measure(*row, little, much);
+            if (lane_.device().lost()) return Synchronize(lane_);
+          }
         }
       }
     }
@@ -171,17 +175,15 @@ class WarmUpRun {
   }
 
  private:
-  // Those whose code is not that of another: all where they are likely to be asked for.
   template <class Problem>
-  static std::vector<ReduceOp> Ops(bool chosen) {
+  static std::vector<ReduceOp> Ops(bool every) {
     if constexpr (requires(Problem p) { p.op; }) {
-      if (chosen) {
+      if (every) {
         return {ReduceOp::kSum,    ReduceOp::kProduct,    ReduceOp::kMin,      ReduceOp::kMax,
                 ReduceOp::kArgMin, ReduceOp::kArgMax,     ReduceOp::kMean,     ReduceOp::kNormL1,
                 ReduceOp::kNormL2, ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
                 ReduceOp::kAny};
       }
-      return {ReduceOp::kSum, ReduceOp::kVariance};
     }
     return {ReduceOp::kSum};
   }
