@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,8 +23,8 @@
 #include "kernels/batch.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
-#include "kernels/strategy.h"
 #include "kernels/pace.h"
+#include "kernels/strategy.h"
 
 namespace tessera {
 
@@ -122,11 +123,15 @@ struct RunOptions {
   std::string_view strategy;  // empty: Choose
   Launch launch;
   bool timing = false;
-  double max_seconds = 1e300;
-  double max_slow_seconds = 1e300;
+  // Of the lane's device: what a call is expected to take, before it allocates or launches
+  // anything, and what it did take afterwards. Null: no limits.
   Pace* pace = nullptr;
+  // Limits of what is expected, gathers of operands included: of any row, and of a row other than
+  // the one that Choose picks for the problem. Beyond them FAILED_PRECONDITION / OPERATION_TOO_LONG
+  // {strategy, estimate_seconds, limit_seconds}.
+  double max_seconds = std::numeric_limits<double>::infinity();
+  double max_slow_seconds = std::numeric_limits<double>::infinity();
 };
-inline absl::Status WarmUp(Lane&, Pace&, bool) { return absl::OkStatus(); }
 
 struct Stats {
   std::string_view strategy;
@@ -211,12 +216,18 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
                                      absl::Span<Scalar> results, bool timing = false);
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
-// (kernels/convert.h says how), and waits.
-absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out);
-// The same to memory of another device, by way of the host and in pieces of a few MiB, of which
-// `from` has one in its scratch memory. view is on the device of `from`, out on that of `to`; both
-// lanes are the caller's for the call. Looks at from.stopped() between pieces.
-absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out);
+// (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
+absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out,
+                     const RunOptions& options = {});
+
+// Runs rows of the lane's device on small problems, so that their code is loaded, libraries and
+// the lane have what they set up at their first call, and the pace knows the rows before the first
+// request: every available row, on F32 operands (on a CPU, where that takes no time, on all types)
+// and the default rows on all; or, unless every_row, the default rows of Dot, Reduce and Matmul
+// alone, for a second lane of a device, which teaches the pace nothing. Takes some 60 MB of device
+// memory for the time being. A row that fails is left out; the Status is of the memory and of the
+// lane itself, and DEVICE_LOST.
+absl::Status WarmUp(Lane& lane, Pace& pace, bool every_row);
 
 // --- The table
 // -------------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 // where they are not, launch, wait. Step 3 of a request's path.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/compute.h"
 #include "kernels/guard.h"
@@ -138,6 +140,53 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
   return found;
 }
 
+// --- What it may cost
+// ------------------------------------------------------------------------------------------------
+
+absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
+                     double limit, std::string_view advice) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
+                   absl::StrFormat("%s is expected to take %.3g s, at most %.3g s are allowed%s",
+                                   Absl(what), estimate, limit, Absl(advice)),
+                   {{"strategy", std::string(strategy)},
+                    {"estimate_seconds", absl::StrFormat("%.3g", estimate)},
+                    {"limit_seconds", absl::StrFormat("%.3g", limit)}});
+}
+
+template <class Problem>
+absl::Status CheckSeconds(const Strategy<Problem>& row, const Problem& problem,
+                          const Device& device, double gather_seconds, const RunOptions& options) {
+  if (options.pace == nullptr) return absl::OkStatus();
+  const double estimate = gather_seconds + options.pace->Estimate(row, problem);
+  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return absl::OkStatus();
+  const bool slow = !options.strategy.empty() && Choose(problem, device) != &row;
+  const double limit =
+      slow ? std::min(options.max_seconds, options.max_slow_seconds) : options.max_seconds;
+  if (estimate <= limit) return absl::OkStatus();
+  options.pace->Forget(row, problem);
+  return TooLong(
+      absl::StrCat(Absl(kOperation<Problem>), " by strategy ", Absl(row.name)), row.name, estimate,
+      limit, slow ? "; a request that names no strategy gets the default one of this problem" : "");
+}
+
+absl::Status CheckCopySeconds(const View& view, DType dtype, const RunOptions& options) {
+  if (options.pace == nullptr) return absl::OkStatus();
+  const double estimate = options.pace->EstimateCopy(view, dtype);
+  if (estimate <= options.max_seconds) return absl::OkStatus();
+  options.pace->ForgetCopy(view, dtype);
+  return TooLong("the copy", "", estimate, options.max_seconds, "");
+}
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 // --- Running it
 // ------------------------------------------------------------------------------------------------------
 
@@ -201,6 +250,14 @@ struct WholeLaunch {
       if (Copies(operand, row)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
     return bytes;
   }
+  // Whether they are copied or read in place.
+  double GatherSeconds(const Pace& pace) const {
+    double seconds = 0;
+    for (const Operand& operand : operands) {
+      if (operand.gather) seconds += pace.EstimateCopy(operand.view, operand.view.dtype);
+    }
+    return seconds;
+  }
   void operator()(Lane& lane, const Problem& problem, const Strategy<Problem>& row) const {
     for (const Operand& operand : operands) {
       if (Copies(operand, row)) {
@@ -248,8 +305,13 @@ absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& op
   if (!row.ok()) return row.status();
   row = WithinLimit(*row, problem, !options.strategy.empty(), lane, work);
   if (!row.ok()) return row.status();
+  const double gather_seconds = options.pace == nullptr ? 0 : work.GatherSeconds(*options.pace);
+  if (absl::Status status = CheckSeconds(**row, problem, lane.device(), gather_seconds, options);
+      !status.ok())
+    return status;
   if (absl::Status status = place(problem); !status.ok()) return status;
 
+  const Stopwatch watch;
   Stats stats;
   absl::Status status = Finished(lane, [&] {
     if (options.timing) lane.StartTimer();
@@ -263,6 +325,9 @@ absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& op
     if (options.timing) stats.kernel_us += lane.StopTimer();
   });
   if (!status.ok()) return status;
+  // With a gather in it, the time says little about the row.
+  if (options.pace != nullptr && gather_seconds == 0)
+    options.pace->Learn(**row, problem, watch.seconds());
   const Cost cost = (*row)->cost(problem);
   stats.strategy = (*row)->name;
   stats.bytes = cost.bytes;
@@ -377,6 +442,10 @@ struct AddInPieces {
   std::uint64_t CopyBytes(const Lane& lane, const Strategy<AddProblem>&) const {
     if (copies() == 0) return 0;
     return static_cast<std::uint64_t>(most(lane) * copies()) * SizeOf(a.dtype);
+  }
+  double GatherSeconds(const Pace& pace) const {
+    return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
+           (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
   }
   void operator()(Lane& lane, AddProblem& problem, const Strategy<AddProblem>& row) const {
     if (copies() == 0) return row.launch(problem, lane);
@@ -727,8 +796,11 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
                       timing);
 }
 
-absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {
-  return Finished(lane, [&] {
+absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out,
+                     const RunOptions& options) {
+  if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
+  const Stopwatch watch;
+  absl::Status status = Finished(lane, [&] {
     if (dtype == view.dtype) return lane.Gather(view, out);
     if (!HasGaps(view)) return lane.Convert(view.data, view.dtype, out, dtype, view.elements());
     const std::int64_t most =
@@ -740,9 +812,13 @@ absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out) {
       return !lane.stopped();
     });
   });
+  if (status.ok() && options.pace != nullptr) options.pace->LearnCopy(view, dtype, watch.seconds());
+  return status;
 }
 
-absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out) {
+absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out,
+                           const RunOptions& options) {
+  if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
   // Of the larger of both types: what crosses at a time, and the copies on its way. On a GPU a
   // piece takes some tenths of a millisecond, on either bus.
   constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;

@@ -285,7 +285,8 @@ struct Cost {
   std::uint64_t bytes = 0;    // device memory read and written
   std::uint64_t flops = 0;    // arithmetic operations on elements
   std::uint64_t atomics = 0;  // atomic read-modify-writes on one address
-  std::uint64_t depth = 0;    // longest chain of dependent operations
+  std::uint64_t depth = 0;    // longest chain of dependent operations; on a CPU, of those that
+                              // one core does one after the other
 };
 
 // One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every

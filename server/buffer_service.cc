@@ -694,12 +694,14 @@ class BufferService::CopyCall final : public LaneCall {
     ResultBuffer copy(core().store(), spec_);
     absl::StatusOr<void*> memory = copy.Open();
     if (!memory.ok()) return memory.status();
+    const RunOptions options{.pace = &core().pace(lane.device()),
+                             .max_seconds = core().options().max_operation_seconds};
     absl::Status status;
     if (spec_.device == &lane.device()) {
-      status = RunCopy(lane, view_, spec_.type.dtype, *memory);
+      status = RunCopy(lane, view_, spec_.type.dtype, *memory, options);
     } else {
       const Core::Bridge bridge = core().BridgeTo(*spec_.device);
-      status = RunCopyAcross(lane, view_, spec_.type.dtype, bridge.lane, *memory);
+      status = RunCopyAcross(lane, view_, spec_.type.dtype, bridge.lane, *memory, options);
     }
     if (!status.ok()) return status;
     if (lane.stopped()) return CallerLeft();

@@ -137,9 +137,9 @@ class OperationCall final : public LaneCall {
     return {.strategy = request_.strategy(),
             .launch = FromProto(request_.launch()),
             .timing = request_.timing(),
+            .pace = &core().pace(lane.device()),
             .max_seconds = options.max_operation_seconds,
-            .max_slow_seconds = options.max_slow_operation_seconds,
-            .pace = &core().pace(lane.device())};
+            .max_slow_seconds = options.max_slow_operation_seconds};
   }
 
   void SetStats(const Stats& stats, const Lane& lane) {

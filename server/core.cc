@@ -69,8 +69,8 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
                        absl::StrCat("device ", device->info().name, " is named twice"));
     }
-    auto place =
-        std::make_unique<Place>(options.ScratchLimit(core->store_.budget(*device).limit()));
+    auto place = std::make_unique<Place>(options.ScratchLimit(core->store_.budget(*device).limit()),
+                                         *device);
     bool first_lane = true;
     auto compute =
         Executor::Start(*device,

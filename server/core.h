@@ -44,8 +44,8 @@ class Core {
   // number of streams bounds the queue, and no operation waits behind an upload.
   Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
 
-  // A lane that receives copies from other devices. It belongs to the caller as long as he holds the
-  // lock, for which he may have to wait.
+  // A lane that receives copies from other devices. It belongs to the caller as long as he holds
+  // the lock, for which he may have to wait.
   struct Bridge {
     std::unique_lock<std::mutex> lock;
     Lane& lane;
@@ -84,7 +84,8 @@ class Core {
 
  private:
   struct Place {
-    explicit Place(std::uint64_t scratch_limit) : scratch(scratch_limit) {}
+    Place(std::uint64_t scratch_limit, const Device& device)
+        : scratch(scratch_limit), pace(device.info()) {}
     Budget scratch;
     Pace pace;
     std::mutex bridge_mutex;

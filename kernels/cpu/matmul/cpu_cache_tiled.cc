@@ -236,7 +236,9 @@ const Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
     .roundoff = Roundoff,
     .cost =
         [](const MatmulProblem& p) {
-          return MatmulCost(p, MatmulTileLoads(p, kBlockRows, kBlockColumns));
+          // The register tile of AVX-512, the largest.
+          return MatmulCoreCost(p, MatmulTileLoads(p, kBlockRows, kBlockColumns), kBlockRows,
+                                kBlockColumns, 12, 32);
         },
     .launch =
         [](const MatmulProblem& p, Lane& lane) {

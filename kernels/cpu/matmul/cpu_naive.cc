@@ -60,7 +60,19 @@ const Strategy<MatmulProblem> kMatmulCpuNaive = {
     .deterministic = true,
     .limits = {},
     .roundoff = Roundoff,
-    .cost = [](const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); },
+    .cost =
+        [](const MatmulProblem& p) {
+          Cost cost = MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1, 1);
+          // A walk across more rows than the first-level cache has lines waits for each of them.
+          constexpr std::int64_t kLines = 512;
+          constexpr std::uint64_t kWait = 8;
+          const auto far = [&](std::int64_t pitch) {
+            return pitch * static_cast<std::int64_t>(SizeOf(p.dtype)) >= 64;
+          };
+          if (p.k > kLines && ((p.transpose_a && far(p.lda)) || (!p.transpose_b && far(p.ldb))))
+            cost.depth *= kWait;
+          return cost;
+        },
     .launch =
         [](const MatmulProblem& p, Lane& lane) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });

@@ -89,7 +89,9 @@ const Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
           return static_cast<double>(p.k + 1) * MatmulRoundoffUnit(p.dtype);
         },
     .cost =
-        [](const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, kRows, kColumns)); },
+        [](const MatmulProblem& p) {
+          return MatmulCoreCost(p, MatmulTileLoads(p, kRows, kColumns), p.m, p.n, kRows, kColumns);
+        },
     .launch =
         [](const MatmulProblem& p, Lane& lane) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });

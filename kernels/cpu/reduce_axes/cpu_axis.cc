@@ -64,7 +64,8 @@ const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
           return Cost{.bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
                       .flops = n,
                       .atomics = 0,
-                      .depth = static_cast<std::uint64_t>(p.length)};
+                      // Of the tile that one core walks down.
+                      .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner))};
         },
     .launch =
         [](const ReduceAxesProblem& p, Lane& lane) {

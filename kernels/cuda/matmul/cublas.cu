@@ -12,6 +12,8 @@
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
 // are written.
+#include <algorithm>
+
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/matmul.h"
@@ -88,8 +90,12 @@ double Roundoff(const MatmulProblem& p) {
 }
 
 Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p,
-                    static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
+  Cost cost = MatmulCost(
+      p, static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
+  // It cuts k where there are few results.
+  constexpr std::uint64_t kMostDepth = 4096;
+  cost.depth = std::min(cost.depth, kMostDepth);
+  return cost;
 }
 
 }  // namespace

@@ -462,7 +462,13 @@ double Roundoff(const MatmulProblem& p) {
 // The whole result is one tile.
 Cost CostOf(const MatmulProblem& p) {
   const auto rows = std::max<std::int64_t>(1, p.m), columns = std::max<std::int64_t>(1, p.n);
-  return MatmulCost(p, MatmulTileLoads(p, rows, columns));
+  Cost cost = MatmulCost(p, MatmulTileLoads(p, rows, columns));
+  // k is cut into parts until every multiprocessor has one, and walked along in slabs.
+  constexpr std::int64_t kUsualMultiprocessors = 132, kUsualTile = 128, kUsualSlab = 16;
+  const std::int64_t parts =
+      std::max<std::int64_t>(1, kUsualMultiprocessors * kUsualTile / std::max(rows, columns));
+  cost.depth = static_cast<std::uint64_t>(p.k / (parts * kUsualSlab) + 1);
+  return cost;
 }
 
 std::string Refuses(const MatmulProblem& p) {

@@ -1086,6 +1086,7 @@ inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t
   const std::size_t out_size = SizeOf(p.out_dtype);
   const bool copies_c = !IsBoxWritable(p.c, p.n * static_cast<std::int64_t>(out_size));
   Cost cost = MatmulCost(p, 0);
+  cost.depth = static_cast<std::uint64_t>(p.k / 16 + 1);  // an instruction adds up as many steps
   if (copies_c) cost.bytes += 2 * static_cast<std::uint64_t>(p.m * p.n) * out_size;
   cost.bytes += MatmulTileLoads(p, 128, columns) * size * static_cast<std::size_t>(parts) +
                 copy(copies_a, p.m) + copy(copies_b, p.n);

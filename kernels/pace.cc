@@ -1,0 +1,346 @@
+#include "kernels/pace.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/compute.h"
+
+namespace tessera {
+namespace {
+
+// --- What a device of the kind does in a second, before anything has been measured ---
+
+// For each thread of a CPU or multiprocessor of a GPU.
+struct Rates {
+  double memory;  // bytes from memory, at best
+  double cached;  // bytes that a row reads again, which caches serve
+  double flops;
+  double atomic;  // seconds, of the whole device on one address
+  double step;    // seconds, one of a chain of dependent operations
+};
+constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
+// Of an H200: 4.75 TB/s in all; loads of `naive` at 20 TB/s. The steps of reductions are those that
+// one thread or the host does at the end.
+constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
+// A step along k: loads from shared memory or the first-level cache, which the next one waits for.
+constexpr double kCudaMatmulStep = 70e-9;
+// What one thread reads in a second when there are too few to fill the device: a few loads at a
+// time, each of which takes about 0.6 us.
+constexpr double kCudaThread = 20e6;
+constexpr double kCudaBlocks = 32;  // that a multiprocessor holds at once
+constexpr double kUsualBlock = 256;
+// More threads than this do not read faster from one host's memory.
+constexpr double kMemoryThreads = 10;
+
+// --- Where a rate stands ---
+
+constexpr int kMostRows = 32;             // of an operation
+constexpr int kRowsEach = 2 * kMostRows;  // apart those of narrow problems
+constexpr int kOps = 16;                  // a power of two above every ReduceOp
+constexpr int kKinds = 8 * kOps;
+
+template <class Problem>
+constexpr int kFirstRow = 0;
+template <>
+constexpr int kFirstRow<DotProblem> = 1 * kRowsEach;
+template <>
+constexpr int kFirstRow<ReduceProblem> = 2 * kRowsEach;
+template <>
+constexpr int kFirstRow<ReduceAxesProblem> = 3 * kRowsEach;
+template <>
+constexpr int kFirstRow<MatmulProblem> = 4 * kRowsEach;
+template <>
+constexpr int kFirstRow<AddProblem> = 5 * kRowsEach;
+template <>
+constexpr int kFirstRow<WindowSumProblem> = 6 * kRowsEach;
+constexpr int kCopyRow = 0;
+constexpr int kRows = 7 * kRowsEach;
+
+// Problems that leave parts of a row's tiles idle, for which it is many times as slow.
+template <class Problem>
+bool IsNarrow(const Problem&) {
+  return false;
+}
+template <>
+bool IsNarrow(const ReduceAxesProblem& p) {
+  return p.inner < 16;
+}
+template <>
+bool IsNarrow(const MatmulProblem& p) {
+  return std::min({p.m, p.n, p.k}) < 32;
+}
+
+// Rows that are not in the table share the last place.
+template <class Problem>
+int RowOf(const Strategy<Problem>& row, const Problem& problem) {
+  const auto rows = Strategies<Problem>();
+  const auto at = std::find(rows.begin(), rows.end(), &row) - rows.begin();
+  return kFirstRow<Problem> + (IsNarrow(problem) ? kMostRows : 0) +
+         static_cast<int>(std::min<std::ptrdiff_t>(at, kMostRows - 1));
+}
+
+template <class Problem>
+int KindOf(const Problem& p) {
+  int kind = static_cast<int>(p.dtype) * kOps;
+  if constexpr (requires { p.op; }) kind += static_cast<int>(p.op);
+  return kind;
+}
+
+int KindOfCopy(const View& view, DType to) {
+  return static_cast<int>(view.dtype) * kOps + static_cast<int>(to);
+}
+
+// --- Problems that no 64-bit figure of a cost model describes ---
+
+// A problem whose costs fit, and by how much they are to be multiplied.
+template <class Problem>
+struct Scaled {
+  Problem problem;
+  double scale = 1;
+};
+
+// Costs are at most a few dozen times the elements or products that these allow.
+constexpr double kMostElements = 0x1p44;
+constexpr double kMostProducts = 0x1p54;
+
+// Halves the longest of the extents until their product is no more than `most`.
+double Halve(std::initializer_list<std::int64_t*> extents, double most) {
+  double scale = 1;
+  while (true) {
+    double product = 1;
+    std::int64_t* longest = *extents.begin();
+    for (std::int64_t* extent : extents) {
+      product *= std::max(1.0, static_cast<double>(*extent));
+      if (*extent > *longest) longest = extent;
+    }
+    if (product <= most) return scale;
+    *longest /= 2;
+    scale *= 2;
+  }
+}
+
+template <class Problem>
+Scaled<Problem> ScaleDown(Problem p) {
+  const double scale = Halve({&p.n}, kMostElements);
+  return {p, scale};
+}
+template <>
+Scaled<ReduceAxesProblem> ScaleDown(ReduceAxesProblem p) {
+  const double scale = Halve({&p.outer, &p.length, &p.inner}, kMostElements);
+  return {p, scale};
+}
+template <>
+Scaled<MatmulProblem> ScaleDown(MatmulProblem p) {
+  const double scale = Halve({&p.m, &p.n, &p.k}, kMostProducts);
+  return {p, scale};
+}
+// The time of some rows grows with n * radius, of others with n: the radius stays what it is, as
+// long as it is one that any memory holds.
+template <>
+Scaled<WindowSumProblem> ScaleDown(WindowSumProblem p) {
+  double scale = Halve({&p.n}, kMostElements);
+  p.radius = std::min(p.radius, std::max<std::int64_t>(0, p.n - 1));
+  while (static_cast<double>(p.n) * (2 * static_cast<double>(p.radius) + 1) > 0x1p58) {
+    p.n /= 2;
+    scale *= 2;
+  }
+  return {p, scale};
+}
+
+// Bytes that any algorithm moves: operands once, and the result.
+double LeastBytes(const DotProblem& p) {
+  return 2.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const ReduceProblem& p) {
+  return static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const ReduceAxesProblem& p) {
+  const double outputs = static_cast<double>(p.outer) * static_cast<double>(p.inner);
+  return outputs * (static_cast<double>(p.length) * static_cast<double>(SizeOf(p.dtype)) +
+                    static_cast<double>(SizeOf(ResultDType(p.op, p.dtype))));
+}
+double LeastBytes(const MatmulProblem& p) {
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n),
+             k = static_cast<double>(p.k);
+  return (m + n) * k * static_cast<double>(SizeOf(p.dtype)) +
+         m * n * static_cast<double>(SizeOf(p.out_dtype));
+}
+double LeastBytes(const AddProblem& p) {
+  return 3.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const WindowSumProblem& p) {
+  return static_cast<double>(p.n) *
+         static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
+}
+
+double Bounded(double value, double least, double most) {
+  return std::min(std::max(value, least), most);
+}
+
+}  // namespace
+
+Pace::Pace(const DeviceInfo& info)
+    : backend_(info.backend),
+      units_(std::max(1, info.multiprocessors)),
+      slots_(new Slot[static_cast<std::size_t>(kRows) * kKinds]()) {}
+
+template <class Problem>
+Pace::Model Pace::ModelOf(const Strategy<Problem>& row, const Problem& problem,
+                          double units) const {
+  const auto [p, scale] = ScaleDown(problem);
+  const Cost cost = row.cost(p);
+  const auto bytes = static_cast<double>(cost.bytes), depth = static_cast<double>(cost.depth);
+  const double least = LeastBytes(p);
+  const bool cpu = backend_ == Backend::kCpu;
+  const Rates& rates = cpu ? kCpuRates : kCudaRates;
+  Model model;
+  model.memory = least / (rates.memory * (cpu ? std::min(units, kMemoryThreads) : units)) +
+                 std::max(0.0, bytes - least) / (rates.cached * units);
+  model.work = static_cast<double>(cost.flops) / (rates.flops * units) +
+               static_cast<double>(cost.atomics) * rates.atomic;
+  if (cpu) {
+    // What one core does after the other, however many there are.
+    model.work = std::max(model.work, depth * rates.step);
+  } else {
+    constexpr bool kMatmul = std::is_same_v<Problem, MatmulProblem>;
+    model.latency = depth * (kMatmul ? kCudaMatmulStep : rates.step);
+    if (p.launch.block_size != 0 || p.launch.grid_size != 0) {
+      const double most = kCudaBlocks * units;
+      const double blocks =
+          p.launch.grid_size == 0 ? most : std::min(most, 1.0 * p.launch.grid_size);
+      const double threads =
+          blocks * (p.launch.block_size == 0 ? kUsualBlock : 1.0 * p.launch.block_size);
+      model.latency += bytes / (threads * kCudaThread);
+    }
+  }
+  return {model.work * scale, model.memory * scale, model.latency * scale};
+}
+
+Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
+  const double elements = static_cast<double>(view.elements());
+  const auto size = static_cast<double>(SizeOf(view.dtype));
+  const bool cpu = backend_ == Backend::kCpu;
+  const Rates& rates = cpu ? kCpuRates : kCudaRates;
+  const int rank = view.shape.rank;
+  // What one element fetches, in cache lines: neighbours along any axis share one. Innermost
+  // neighbours that do not come from a nearer cache than those.
+  const double line = cpu ? 64 : 32;
+  double closest = line, innermost = size;
+  for (int i = 0; i < rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    innermost = std::abs(static_cast<double>(view.strides[static_cast<std::size_t>(i)])) * size;
+    closest = std::min(closest, innermost);
+  }
+  const double bytes = elements * (size + std::max(size, closest));
+  const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
+  Model model;
+  // On a CPU one thread does it, element by element, row by row.
+  model.work = cpu ? elements * (innermost < line || columns < 16 ? 0.4e-9 : 6e-9) +
+                         elements / columns * 1.5e-9 + bytes / rates.memory
+                   : bytes / (rates.memory * units_);
+  if (to != view.dtype) {
+    const double converted = elements * (size + static_cast<double>(SizeOf(to)));
+    model.work += cpu ? elements * 1.5e-9 / units_ : converted / (rates.memory * units_);
+  }
+  return model;
+}
+
+double Pace::Seconds(const Model& model, const Rate& rate) {
+  const double factor = rate.base == 0 ? 1.0 : static_cast<double>(rate.factor);
+  return std::max({factor * model.work, model.memory, model.latency});
+}
+
+// Of a kind that has not been measured: the slowest of those that have been, of the row.
+Pace::Rate Pace::RateOf(int row, int kind) const {
+  const Slot* slots = &slots_[static_cast<std::size_t>(row) * kKinds];
+  const Rate own = slots[kind].load(std::memory_order_relaxed);
+  if (own.base != 0) return own;
+  Rate slowest;
+  for (int k = 0; k < kKinds; ++k) {
+    const Rate other = slots[k].load(std::memory_order_relaxed);
+    if (other.base != 0 && other.factor > slowest.factor) slowest = other;
+  }
+  return slowest;
+}
+
+void Pace::Update(int row, int kind, const Model& model, double seconds) {
+  if (!(seconds >= kMatters) || !(model.work > 0) || seconds < 2 * model.latency) return;
+  Slot& slot = slots_[static_cast<std::size_t>(row) * kKinds + static_cast<std::size_t>(kind)];
+  const double seen = Bounded(seconds / model.work, 1e-6, 1e6);
+  Rate old = slot.load(std::memory_order_relaxed);
+  Rate next;
+  do {
+    if (old.base == 0) {
+      next = {static_cast<float>(seen), static_cast<float>(seen)};
+    } else {
+      const auto base = static_cast<double>(old.base), factor = static_cast<double>(old.factor);
+      const double moved = factor * std::pow(Bounded(seen / factor, 0.25, 3), 0.25);
+      next = {old.base, static_cast<float>(Bounded(moved, base / kMostApart, base * kMostApart))};
+    }
+  } while (!slot.compare_exchange_weak(old, next, std::memory_order_relaxed));
+}
+
+void Pace::Forget(int row, int kind) {
+  Slot& slot = slots_[static_cast<std::size_t>(row) * kKinds + static_cast<std::size_t>(kind)];
+  Rate old = slot.load(std::memory_order_relaxed);
+  Rate next;
+  do {
+    if (old.base == 0) return;
+    next = {old.base, old.factor * std::pow(old.base / old.factor, 0.125f)};
+  } while (!slot.compare_exchange_weak(old, next, std::memory_order_relaxed));
+}
+
+template <class Problem>
+double Pace::Estimate(const Strategy<Problem>& row, const Problem& problem) const {
+  return Seconds(ModelOf(row, problem, units_), RateOf(RowOf(row, problem), KindOf(problem)));
+}
+
+template <class Problem>
+void Pace::Learn(const Strategy<Problem>& row, const Problem& problem, double seconds) {
+  Update(RowOf(row, problem), KindOf(problem), ModelOf(row, problem, units_), seconds);
+}
+
+template <class Problem>
+void Pace::Calibrate(const Strategy<Problem>& row, const Problem& small, double small_seconds,
+                     const Problem& large, double large_seconds) {
+  const double units = backend_ == Backend::kCpu ? 1 : units_;
+  const double work = ModelOf(row, large, units).work - ModelOf(row, small, units).work;
+  const double seconds = large_seconds - small_seconds;
+  // Less than a quarter more for several times the work, or next to nothing: this was overhead.
+  if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
+  const auto factor = static_cast<float>(Bounded(seconds / work, 1e-6, 1e6));
+  slots_[static_cast<std::size_t>(RowOf(row, large)) * kKinds +
+         static_cast<std::size_t>(KindOf(large))]
+      .store({factor, factor}, std::memory_order_relaxed);
+}
+
+template <class Problem>
+void Pace::Forget(const Strategy<Problem>& row, const Problem& problem) {
+  Forget(RowOf(row, problem), KindOf(problem));
+}
+
+double Pace::EstimateCopy(const View& view, DType to) const {
+  return Seconds(ModelOfCopy(view, to), RateOf(kCopyRow, KindOfCopy(view, to)));
+}
+
+void Pace::LearnCopy(const View& view, DType to, double seconds) {
+  Update(kCopyRow, KindOfCopy(view, to), ModelOfCopy(view, to), seconds);
+}
+
+void Pace::ForgetCopy(const View& view, DType to) { Forget(kCopyRow, KindOfCopy(view, to)); }
+
+#define INSTANTIATE(Problem)                                                                      \
+  template double Pace::Estimate(const Strategy<Problem>&, const Problem&) const;                 \
+  template void Pace::Learn(const Strategy<Problem>&, const Problem&, double);                    \
+  template void Pace::Calibrate(const Strategy<Problem>&, const Problem&, double, const Problem&, \
+                                double);                                                          \
+  template void Pace::Forget(const Strategy<Problem>&, const Problem&);
+INSTANTIATE(DotProblem)
+INSTANTIATE(ReduceProblem)
+INSTANTIATE(ReduceAxesProblem)
+INSTANTIATE(MatmulProblem)
+INSTANTIATE(AddProblem)
+INSTANTIATE(WindowSumProblem)
+#undef INSTANTIATE
+
+}  // namespace tessera

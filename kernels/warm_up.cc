@@ -1,0 +1,250 @@
+// Rows run on small problems before the first request, for what a first call costs (a kernel's code
+// is loaded when it is first launched, a library's handle made) and for how fast they are.
+#include <algorithm>
+#include <cstddef>
+#include <ctime>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/compute.h"
+#include "kernels/guard.h"
+#include "kernels/matmul.h"
+
+namespace tessera {
+namespace {
+
+// Of two sizes: large enough that their difference is work, small enough that all rows together
+// take next to no time, and on a CPU that none shares its work out to other threads.
+struct Sizes {
+  std::int64_t elements;  // of vectors
+  std::int64_t m, n, k;
+  std::int64_t side;  // of narrow products, of kFew rows
+};
+constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
+constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
+                kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
+constexpr std::int64_t kRadius = 8, kFew = 8;
+
+// Device memory for the operands and results of the largest problem, full of zeros.
+struct Arena {
+  Memory a, b, out;
+};
+
+template <class Problem>
+Problem MakeProblem(const Sizes&, DType, const Arena&, bool narrow);
+template <>
+DotProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  DotProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.a = arena.a.data();
+  p.b = arena.b.data();
+  return p;
+}
+template <>
+ReduceProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  ReduceProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.x = arena.a.data();
+  return p;
+}
+template <>
+ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
+  ReduceAxesProblem p;
+  p.dtype = dtype;
+  p.outer = narrow ? 64 : 8;
+  p.inner = narrow ? 1 : 64;
+  p.length = s.elements / (p.outer * p.inner);
+  p.x = arena.a.data();
+  p.out = arena.out.data();
+  return p;
+}
+template <>
+MatmulProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
+  MatmulProblem p;
+  p.dtype = p.out_dtype = dtype;
+  p.m = narrow ? kFew : s.m;
+  p.n = p.ldb = narrow ? s.side : s.n;
+  p.k = p.lda = narrow ? s.side : s.k;
+  p.a = arena.a.data();
+  p.b = arena.b.data();
+  p.c = arena.out.data();
+  return p;
+}
+template <>
+AddProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  AddProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.a = arena.a.data();
+  p.b = arena.b.data();
+  p.out = arena.out.data();
+  return p;
+}
+template <>
+WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  WindowSumProblem p;
+  p.dtype = dtype;
+  p.n = s.elements;
+  p.radius = kRadius;
+  p.x = arena.a.data();
+  p.out = arena.out.data();
+  return p;
+}
+
+// Whether the operation has problems of two kinds, at different rates: see IsNarrow in pace.cc.
+template <class Problem>
+constexpr bool kHasNarrow =
+    std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
+
+// A few steps along k, for a row that takes no more.
+template <class Problem>
+void Suit(const Strategy<Problem>& row, Problem& p) {
+  if constexpr (std::is_same_v<Problem, MatmulProblem>)
+    if (!Refusal(row, p).empty()) p.k = p.lda = kFew;
+}
+
+class WarmUpRun {
+ public:
+  WarmUpRun(Lane& lane, Pace& pace)
+      : lane_(lane), pace_(pace), cpu_(lane.device().info().backend == Backend::kCpu) {}
+
+  const Sizes& small() const { return cpu_ ? kCpuSmall : kCudaSmall; }
+  const Sizes& large() const { return cpu_ ? kCpuLarge : kCudaLarge; }
+
+  // Also what a lane itself needs: its first copies in both directions.
+  absl::Status MakeArena() {
+    const Sizes& s = large();
+    const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});
+    const std::size_t bytes = static_cast<std::size_t>(most) * sizeof(double);
+    std::vector<unsigned char> zeros(std::min<std::size_t>(bytes, 1 << 20));
+    for (Memory* memory : {&arena_.a, &arena_.b, &arena_.out}) {
+      absl::StatusOr<Memory> allocated = Allocate(lane_.device(), bytes);
+      if (!allocated.ok()) return allocated.status();
+      *memory = *std::move(allocated);
+    }
+    for (const Memory* memory : {&arena_.a, &arena_.b}) {
+      for (std::size_t at = 0; at < bytes; at += zeros.size()) {
+        absl::Status status = CopyToDevice(lane_, static_cast<unsigned char*>(memory->data()) + at,
+                                           zeros.data(), std::min(zeros.size(), bytes - at));
+        if (!status.ok()) return status;
+      }
+    }
+    return CopyToHost(lane_, zeros.data(), arena_.a.data(), zeros.size());
+  }
+
+  // One problem on the default row.
+  template <class Problem>
+  absl::Status Default() {
+    Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
+    const Strategy<Problem>* row = Choose(p, lane_.device());
+    return row == nullptr ? absl::OkStatus() : Run(*row, p).status();
+  }
+
+  template <class Problem>
+  absl::Status EveryRow() {
+    for (const Strategy<Problem>* row : Strategies<Problem>()) {
+      if (!Missing(*row, lane_.device()).empty()) continue;
+      for (bool narrow : {false, true}) {
+        if (narrow && !kHasNarrow<Problem>) continue;
+        bool first = true;
+        for (DType dtype : kAllDTypes) {
+          if (!row->dtypes.Contains(dtype)) continue;
+          if constexpr (std::is_same_v<Problem, MatmulProblem>)
+            if (!IsMatmulPair(dtype, dtype)) continue;
+          Problem little = MakeProblem<Problem>(small(), dtype, arena_, narrow);
+          Problem much = MakeProblem<Problem>(large(), dtype, arena_, narrow);
+          Suit(*row, little);
+          Suit(*row, much);
+          if (!Refusal(*row, little).empty() || !Refusal(*row, much).empty()) continue;
+          // kAllDTypes begins with F32.
+          const bool every =
+              cpu_ || Choose(little, lane_.device()) == row || Choose(much, lane_.device()) == row;
+          if (!first && !every) continue;
+          first = false;
+          for (ReduceOp op : Ops<Problem>(every)) {
+            if constexpr (requires { little.op; }) little.op = much.op = op;
+            Measure(*row, little, much);
+            if (lane_.device().lost()) return Synchronize(lane_);
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  template <class Problem>
+  static std::vector<ReduceOp> Ops(bool every) {
+    if constexpr (requires(Problem p) { p.op; }) {
+      if (every) {
+        return {ReduceOp::kSum,    ReduceOp::kProduct,    ReduceOp::kMin,      ReduceOp::kMax,
+                ReduceOp::kArgMin, ReduceOp::kArgMax,     ReduceOp::kMean,     ReduceOp::kNormL1,
+                ReduceOp::kNormL2, ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
+                ReduceOp::kAny};
+      }
+    }
+    return {ReduceOp::kSum};
+  }
+
+  // Seconds that the row takes, in a request of its own.
+  template <class Problem>
+  absl::StatusOr<double> Run(const Strategy<Problem>& row, Problem p) {
+    if (absl::Status status = BeginRequest(lane_); !status.ok()) return status;
+    const double start = Now();
+    absl::Status status = Guard(lane_.device(), [&] {
+      if constexpr (requires { p.result; }) p.result = lane_.result();
+      row.launch(p, lane_);
+      lane_.Synchronize();
+    });
+    if (!status.ok()) return status;
+    return Now() - start;
+  }
+
+  // A CPU's rows run on this thread, whose own time leaves out what else the host does.
+  double Now() const {
+    timespec now{};
+    clock_gettime(cpu_ ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+
+  template <class Problem>
+  void Measure(const Strategy<Problem>& row, const Problem& little, const Problem& much) {
+    // The first of each loads code and makes room; the better of two is the one less disturbed.
+    if (!Run(row, little).ok() || !Run(row, much).ok()) return;
+    const absl::StatusOr<double> small_seconds = Run(row, little);
+    const absl::StatusOr<double> once = Run(row, much), again = Run(row, much);
+    if (!small_seconds.ok() || !once.ok() || !again.ok()) return;
+    pace_.Calibrate(row, little, *small_seconds, much, std::min(*once, *again));
+  }
+
+  Lane& lane_;
+  Pace& pace_;
+  const bool cpu_;
+  Arena arena_;
+};
+
+}  // namespace
+
+absl::Status WarmUp(Lane& lane, Pace& pace, bool every_row) {
+  WarmUpRun run(lane, pace);
+  absl::Status status = run.MakeArena();
+  if (!status.ok()) return status;
+  if (!every_row) {
+    status.Update(run.Default<DotProblem>());
+    status.Update(run.Default<ReduceProblem>());
+    status.Update(run.Default<MatmulProblem>());
+    return lane.device().lost() ? status : BeginRequest(lane);
+  }
+  status.Update(run.EveryRow<DotProblem>());
+  status.Update(run.EveryRow<ReduceProblem>());
+  status.Update(run.EveryRow<ReduceAxesProblem>());
+  status.Update(run.EveryRow<MatmulProblem>());
+  status.Update(run.EveryRow<AddProblem>());
+  status.Update(run.EveryRow<WindowSumProblem>());
+  if (!status.ok()) return status;
+  return BeginRequest(lane);
+}
+
+}  // namespace tessera

@@ -1,0 +1,382 @@
+// What calls are expected to take: limits that act before anything runs, figures that stay figures
+// whatever a request brings, and rates that are learned.
+#include "kernels/pace.h"
+
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/matmul.h"
+#include "tests/fake_device.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kHuge = std::int64_t{1} << 60;
+
+DeviceInfo Info(Backend backend) {
+  DeviceInfo info;
+  info.backend = backend;
+  info.multiprocessors = backend == Backend::kCpu ? 2 : 132;
+  info.compute_capability = 90;
+  return info;
+}
+
+// A view of one element as if it were of the shape.
+View Broadcast(const void* element, DType dtype, std::initializer_list<std::int64_t> dims) {
+  View view;
+  view.data = element;
+  view.dtype = dtype;
+  view.shape = MakeShape(dims);
+  return view;
+}
+
+template <class Problem>
+const Strategy<Problem>& RowNamed(std::string_view name) {
+  return Row<Problem>({name, Backend::kCpu, DType::kF32});
+}
+
+// --- Limits ---
+
+// A lane that counts what is asked of it, and a pace of its device.
+struct Limited {
+  FakeDevice device;
+  std::unique_ptr<Lane> lane = *MakeLane(device);
+  Pace pace{device.info()};
+  RunOptions options{.pace = &pace, .max_seconds = 30, .max_slow_seconds = 5};
+  float one = 1;
+
+  void ExpectRefused(const absl::Status& status, double limit, const std::string& strategy) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_EQ(ErrorReason(status), "OPERATION_TOO_LONG");
+    const auto metadata = ErrorMetadata(status);
+    EXPECT_EQ(metadata.at("strategy"), strategy);
+    EXPECT_EQ(metadata.at("limit_seconds"), absl::StrCat(limit));
+    EXPECT_GT(std::stod(metadata.at("estimate_seconds")), limit);
+    EXPECT_EQ(device.Count(FakeDevice::Step::kScratch), 0);
+    EXPECT_EQ(device.Count(FakeDevice::Step::kAllocate), 0);
+    EXPECT_EQ(device.Count(FakeDevice::Step::kSynchronize), 0);
+  }
+};
+
+TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
+  Limited l;
+  const View x = Broadcast(&l.one, DType::kF32, {kHuge});
+  l.ExpectRefused(RunDot(*l.lane, x, x, l.options).status(), 30, "fixed_tree");
+  l.ExpectRefused(RunReduce(*l.lane, x, ReduceOp::kSum, l.options).status(), 30, "fixed_tree");
+  l.ExpectRefused(RunAdd(*l.lane, x, x, nullptr, l.options).status(), 30, "cpu");
+  l.ExpectRefused(RunWindowSum(*l.lane, x, kHuge, nullptr, l.options).status(), 30, "cpu");
+  l.ExpectRefused(RunCopy(*l.lane, x, DType::kF32, nullptr, l.options), 30, "");
+  l.ExpectRefused(RunCopy(*l.lane, x, DType::kF64, nullptr, l.options), 30, "");
+  const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
+  l.ExpectRefused(RunReduceAxes(*l.lane, cube, ReduceOp::kSum, {1}, nullptr, l.options).status(),
+                  30, "cpu_axis");
+  constexpr std::int64_t kSide = std::int64_t{1} << 30;
+  const View a = Broadcast(&l.one, DType::kF32, {kSide, kSide});
+  l.ExpectRefused(RunMatmul(*l.lane, a, a, false, false, DType::kF32, nullptr, l.options).status(),
+                  30, "cpu_cache_tiled");
+}
+
+TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
+  Limited l;
+  const std::vector<float> side(1, 1.0f);
+  const View a = Broadcast(&l.one, DType::kF32, {12000, 12000});
+  l.options.strategy = "cpu_naive";
+  l.options.max_seconds = 1e9;
+  const absl::Status status =
+      RunMatmul(*l.lane, a, a, false, false, DType::kF32, nullptr, l.options).status();
+  l.ExpectRefused(status, 5, "cpu_naive");
+  EXPECT_NE(status.message().find("no strategy"), std::string::npos) << status;
+
+  // The row that Choose picks is no slow row by being named.
+  float out = 0;
+  const View x = Broadcast(&l.one, DType::kF32, {1});
+  l.options.max_slow_seconds = 0;
+  l.options.strategy = "cpu";
+  EXPECT_TRUE(RunAdd(*l.lane, x, x, &out, l.options).ok());
+  l.options.strategy = "cpu_serial";
+  EXPECT_EQ(ErrorReason(RunDot(*l.lane, x, x, l.options).status()), "OPERATION_TOO_LONG");
+  l.options.strategy = "fixed_tree";
+  EXPECT_TRUE(RunDot(*l.lane, x, x, l.options).ok());
+}
+
+TEST(PaceTest, GathersCount) {
+  Limited l;
+  const std::int64_t n = 1 << 20;
+  const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
+  View gathered = VectorView(values.data(), n);
+  gathered.strides[0] = 0;
+  // More than the row, less than the row and what makes its operand contiguous.
+  const DotProblem p = {.n = n};
+  l.options.max_seconds = 1.01 * l.pace.Estimate(*Choose(p, l.device), p);
+  const View whole = VectorView(values.data(), n);
+  EXPECT_TRUE(RunDot(*l.lane, whole, whole, l.options).ok());
+  EXPECT_EQ(ErrorReason(RunDot(*l.lane, gathered, whole, l.options).status()),
+            "OPERATION_TOO_LONG");
+}
+
+TEST(PaceTest, WithoutAPaceThereAreNoLimits) {
+  Limited l;
+  const View x = Broadcast(&l.one, DType::kF32, {1});
+  l.options = {.max_seconds = 0, .max_slow_seconds = 0};
+  EXPECT_TRUE(RunDot(*l.lane, x, x, l.options).ok());
+  EXPECT_TRUE(RunCopy(*l.lane, x, DType::kF32, &l.one, l.options).ok());
+}
+
+// --- Figures ---
+
+template <class Problem>
+std::vector<Launch> ExtremeLaunches(const Strategy<Problem>& row) {
+  std::vector<Launch> launches = {{}};
+  for (const bool most : {false, true}) {
+    const auto pick = [&](LaunchLimits::Range r) { return most ? r.max : r.min; };
+    launches.push_back({pick(row.limits.block_size), pick(row.limits.grid_size),
+                        pick(row.limits.items_per_thread)});
+  }
+  return launches;
+}
+
+template <class Problem>
+void ExpectFigures(std::initializer_list<Problem> problems) {
+  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+    const Pace pace(Info(row->backend));
+    for (Problem p : problems) {
+      for (DType dtype : kAllDTypes) {
+        p.dtype = dtype;
+        if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
+        if (!row->dtypes.Contains(dtype) || !Refusal(*row, p).empty()) continue;
+        for (const Launch& launch : ExtremeLaunches(*row)) {
+          p.launch = launch;
+          const double seconds = pace.Estimate(*row, p);
+          EXPECT_TRUE(std::isfinite(seconds) && seconds >= 0) << row->name << " " << seconds;
+        }
+      }
+    }
+  }
+}
+
+TEST(PaceTest, FiguresStayFigures) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 8;
+  ExpectFigures<DotProblem>({{.n = 0}, {.n = 1}, {.n = kMost}});
+  ExpectFigures<ReduceProblem>({{.n = 0}, {.n = 1}, {.n = kMost}});
+  ExpectFigures<AddProblem>({{.n = 0}, {.n = 1}, {.n = kMost}});
+  ExpectFigures<WindowSumProblem>(
+      {{.n = 0}, {.n = 1}, {.n = kMost}, {.n = kMost, .radius = kMost}});
+  ExpectFigures<ReduceAxesProblem>({{},
+                                    {.outer = kMost, .length = 1, .inner = 1},
+                                    {.outer = 1, .length = kMost, .inner = 1},
+                                    {.outer = 1, .length = 1, .inner = kMost},
+                                    {.outer = kMost, .length = 0, .inner = 1}});
+  constexpr std::int64_t kSide = std::int64_t{1} << 29;
+  for (std::int64_t k : {std::int64_t{0}, std::int64_t{1}, kSide}) {
+    ExpectFigures<MatmulProblem>({{.m = kSide, .n = kSide, .k = k, .lda = k, .ldb = kSide},
+                                  {.m = 0, .n = kMost, .k = k, .lda = k, .ldb = kMost},
+                                  {.m = 1, .n = kMost, .k = 1, .lda = 1, .ldb = kMost}});
+  }
+  const Pace pace(Info(Backend::kCpu));
+  const float one = 1;
+  for (DType to : kAllDTypes) {
+    for (const View& view :
+         {Broadcast(&one, DType::kF32, {}), Broadcast(&one, DType::kF32, {0, 5}),
+          Broadcast(&one, DType::kF32, {kMost}), Broadcast(&one, DType::kF32, {kMost, 1})}) {
+      const double seconds = pace.EstimateCopy(view, to);
+      EXPECT_TRUE(std::isfinite(seconds) && seconds >= 0) << seconds;
+    }
+  }
+}
+
+// The second problem is the first, 2^10 times as large.
+template <class Problem>
+void ExpectGrowth(Problem small, Problem large) {
+  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+    const Pace pace(Info(row->backend));
+    for (DType dtype : kAllDTypes) {
+      if (!row->dtypes.Contains(dtype)) continue;
+      small.dtype = large.dtype = dtype;
+      if constexpr (requires { small.out_dtype; }) small.out_dtype = large.out_dtype = dtype;
+      if (!Refusal(*row, small).empty() || !Refusal(*row, large).empty()) continue;
+      const double less = pace.Estimate(*row, small), more = pace.Estimate(*row, large);
+      EXPECT_GT(less, 0) << row->name;
+      EXPECT_GT(more, 100 * less) << row->name << " " << Name(dtype);
+    }
+  }
+}
+
+TEST(PaceTest, EstimatesGrowWithTheProblem) {
+  ExpectGrowth<DotProblem>({.n = std::int64_t{1} << 26}, {.n = std::int64_t{1} << 36});
+  ExpectGrowth<DotProblem>({.n = std::int64_t{1} << 46}, {.n = std::int64_t{1} << 56});
+  ExpectGrowth<ReduceProblem>({.n = std::int64_t{1} << 26}, {.n = std::int64_t{1} << 36});
+  ExpectGrowth<AddProblem>({.n = std::int64_t{1} << 26}, {.n = std::int64_t{1} << 36});
+  ExpectGrowth<WindowSumProblem>({.n = std::int64_t{1} << 26, .radius = 8},
+                                 {.n = std::int64_t{1} << 36, .radius = 8});
+  ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
+                                  {.outer = 4096, .length = 4096, .inner = 16384});
+  ExpectGrowth<MatmulProblem>({.m = 4096, .n = 4096, .k = 4096, .lda = 4096, .ldb = 4096},
+                              {.m = 32768, .n = 32768, .k = 65536, .lda = 65536, .ldb = 32768});
+  ExpectGrowth<MatmulProblem>({.m = 16, .n = 4096, .k = 4096, .lda = 4096, .ldb = 4096},
+                              {.m = 16, .n = 65536, .k = 262144, .lda = 262144, .ldb = 65536});
+}
+
+// Windows that are nearly as long as the array: rows that add up each of them are told from the one
+// that does not.
+TEST(PaceTest, WideWindowsCostWhatTheRowSays) {
+  const WindowSumProblem narrow = {.n = 1 << 24, .radius = 8};
+  const WindowSumProblem wide = {.n = 1 << 24, .radius = (1 << 24) - 1};
+  for (const Strategy<WindowSumProblem>* row : Strategies<WindowSumProblem>()) {
+    const Pace pace(Info(row->backend));
+    const double ratio = pace.Estimate(*row, wide) / pace.Estimate(*row, narrow);
+    if (row->name == "simple" || row->name == "shared") {
+      EXPECT_GT(ratio, 1e4) << row->name;
+    } else {
+      EXPECT_LT(ratio, 10) << row->name;
+    }
+  }
+}
+
+// One warp for everything.
+TEST(PaceTest, SmallGridsOnAGpuTakeLong) {
+  const Pace pace(Info(Backend::kCuda));
+  const DotProblem usual = {.n = std::int64_t{1} << 32};
+  DotProblem lone = usual;
+  lone.launch = {.block_size = 32, .grid_size = 1};
+  for (const Strategy<DotProblem>* row : Strategies<DotProblem>()) {
+    if (row->backend != Backend::kCuda || row->limits.grid_size.max == 0) continue;
+    EXPECT_GT(pace.Estimate(*row, lone), 100 * pace.Estimate(*row, usual)) << row->name;
+    EXPECT_GT(pace.Estimate(*row, lone), 5) << row->name;
+  }
+}
+
+// --- Learning ---
+
+TEST(PaceTest, LearnsWhatARowTakes) {
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_parallel");
+  const DotProblem p = {.n = 1 << 24};
+  Pace pace(Info(Backend::kCpu));
+  const double cold = pace.Estimate(row, p);
+  // A first call is believed, since there is nothing else.
+  pace.Learn(row, p, 20 * cold);
+  EXPECT_NEAR(pace.Estimate(row, p), 20 * cold, 0.2 * cold);
+  // One that took four times as long is not; many are.
+  pace.Learn(row, p, 80 * cold);
+  EXPECT_LT(pace.Estimate(row, p), 30 * cold);
+  for (int i = 0; i < 50; ++i) pace.Learn(row, p, 80 * cold);
+  EXPECT_NEAR(pace.Estimate(row, p), 80 * cold, cold);
+  // Twice the problem takes twice that, and other types of the row are no faster.
+  const DotProblem twice = {.n = 1 << 25};
+  EXPECT_NEAR(pace.Estimate(row, twice), 160 * cold, 2 * cold);
+  const DotProblem f64 = {.dtype = DType::kF64, .n = 1 << 24};
+  EXPECT_GT(pace.Estimate(row, f64), 75 * cold);
+  // Other rows have a rate of their own.
+  EXPECT_LT(pace.Estimate(RowNamed<DotProblem>("cpu_serial"), p), 20 * cold);
+}
+
+TEST(PaceTest, ShortCallsTeachNothing) {
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const DotProblem p = {.n = 100};
+  Pace pace(Info(Backend::kCpu));
+  const double cold = pace.Estimate(row, p);
+  pace.Learn(row, p, 0.9 * Pace::kMatters);
+  pace.Learn(row, p, 0);
+  pace.Learn(row, p, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(pace.Estimate(row, p), cold);
+}
+
+// Rows that are refused are not measured: what was learned in a bad moment must pass.
+TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const DotProblem small = {.n = 1 << 16}, large = {.n = 1 << 24};
+  Pace pace(Info(Backend::kCpu));
+  pace.Calibrate(row, small, 1e-3, large, 0.5);
+  const double calm = pace.Estimate(row, large);
+  EXPECT_NEAR(calm, 0.5, 0.05);
+  for (int i = 0; i < 100; ++i) pace.Learn(row, large, 1000 * calm);
+  EXPECT_NEAR(pace.Estimate(row, large), Pace::kMostApart * calm, 0.1 * calm);
+  for (int i = 0; i < 100; ++i) pace.Forget(row, large);
+  EXPECT_NEAR(pace.Estimate(row, large), calm, 0.1 * calm);
+}
+
+TEST(PaceTest, CalibratesOnTheDifference) {
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const DotProblem small = {.n = 1 << 20}, large = {.n = 1 << 22}, most = {.n = 1 << 30};
+  Pace pace(Info(Backend::kCpu));
+  // 10 ms to begin with, and 1 ms for 2^20.
+  pace.Calibrate(row, small, 0.011, large, 0.014);
+  EXPECT_NEAR(pace.Estimate(row, most), 1.024, 0.01);
+  // Nothing but overhead says nothing about the rate.
+  pace.Calibrate(row, small, 0.0100, large, 0.0101);
+  EXPECT_NEAR(pace.Estimate(row, most), 1.024, 0.01);
+}
+
+TEST(PaceTest, CallsTeach) {
+  Limited l;
+  const std::int64_t n = 1 << 22;
+  const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
+  const View x = VectorView(values.data(), n);
+  l.options.strategy = "cpu_serial";
+  l.options.max_seconds = l.options.max_slow_seconds = 1e9;
+  const Strategy<ReduceProblem>& row = RowNamed<ReduceProblem>("cpu_serial");
+  const ReduceProblem p = {.n = n};
+  const double cold = l.pace.Estimate(row, p);
+  ASSERT_TRUE(RunReduce(*l.lane, x, ReduceOp::kSum, l.options).ok());
+  EXPECT_NE(l.pace.Estimate(row, p), cold);
+}
+
+TEST(PaceTest, ManyThreadsLearnAndAsk) {
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const DotProblem p = {.n = 1 << 24};
+  Pace pace(Info(Backend::kCpu));
+  pace.Learn(row, p, 0.1);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) {
+        pace.Learn(row, p, 0.2);
+        EXPECT_GT(pace.Estimate(row, p), 0.09);
+        EXPECT_LT(pace.Estimate(row, p), 0.21);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_NEAR(pace.Estimate(row, p), 0.2, 0.01);
+}
+
+// --- Warm-up ---
+
+TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
+  FakeDevice device;
+  const std::unique_ptr<Lane> lane = *MakeLane(device);
+  Pace pace(device.info());
+  const Pace cold(device.info());
+  ASSERT_TRUE(WarmUp(*lane, pace, /*every_row=*/true).ok());
+  EXPECT_EQ(device.allocations(), 0u);
+  // Whatever the machine: a rate that was measured is not exactly the one assumed. Problems so
+  // large that arithmetic, not memory, is what is estimated on a slow row.
+  const DotProblem p = {.n = 1 << 24};
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  EXPECT_NE(pace.Estimate(row, p), cold.Estimate(row, p));
+  MatmulProblem product = {.m = 2000, .n = 2000, .k = 2000, .lda = 2000, .ldb = 2000};
+  for (const Strategy<MatmulProblem>* matmul : Strategies<MatmulProblem>()) {
+    if (matmul->backend != Backend::kCpu) continue;
+    EXPECT_NE(pace.Estimate(*matmul, product), cold.Estimate(*matmul, product)) << matmul->name;
+  }
+  EXPECT_TRUE(WarmUp(*lane, pace, /*every_row=*/false).ok());
+}
+
+TEST(WarmUpTest, FailsOnlyWithTheDevice) {
+  FakeDevice device;
+  const std::unique_ptr<Lane> lane = *MakeLane(device);
+  Pace pace(device.info());
+  // A row that cannot have its scratch memory is left out.
+  device.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 1000000);
+  EXPECT_TRUE(WarmUp(*lane, pace, true).ok());
+  device.Fail(FakeDevice::Step::kSynchronize, DeviceError::Kind::kLost, 1000000);
+  EXPECT_EQ(ErrorReason(WarmUp(*lane, pace, true)), "DEVICE_LOST");
+}
+
+}  // namespace
+}  // namespace tessera::test
