@@ -167,6 +167,18 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
             options.max_message = size->bytes;
             return "";
           });
+  app.add_option("--max-connections", options.max_connections,
+                 "connections at once; further ones are closed as they come")
+      ->type_name("N")
+      ->check(CLI::Range(std::uint32_t{1}, std::uint32_t{1} << 20))
+      ->envname(EnvironmentName("max-connections"));
+  app.add_option("--max-streams", options.max_streams, "calls at once on a connection")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20))
+      ->envname(EnvironmentName("max-streams"));
+  AddDuration(app, "connection-idle", "30m",
+              "a connection without calls for so long is closed; 0: never", true,
+              options.connection_idle);
   AddDuration(app, "default-ttl", "0", "life of a buffer whose creator names no ttl; 0: for ever",
               true, options.default_ttl);
   AddDuration(app, "max-ttl", "0", "longest ttl a client may ask for; 0: no limit", true,

@@ -32,7 +32,10 @@ struct Options {
   std::uint32_t queue = 1024;                             // operations that may wait, each device
   int workers = 4;  // operations that run at once, each device
   std::uint64_t max_message =
-      (4 << 20) + (64 << 10);  // bytes; 4 MiB of data and the rest of a message
+      (4 << 20) + (64 << 10);            // bytes; 4 MiB of data and the rest of a message
+  std::uint32_t max_connections = 4096;  // fewer when the process may not have the descriptors
+  int max_streams = 1024;                // calls at once on a connection
+  absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: for ever
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();
   absl::Duration upload_timeout = absl::Seconds(60);

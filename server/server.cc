@@ -1,16 +1,10 @@
 #include "server/server.h"
 
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "kernels/error.h"
@@ -29,36 +23,8 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 // answer.
 constexpr int kKeepaliveMs = 60'000;
 
-constexpr std::string_view kUnixPrefix = "unix:";
-
-std::string UnixPath(const std::string& address) {
-  std::string path = address.substr(kUnixPrefix.size());
-  if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
-  return path;
-}
-
-bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
-
-// gRPC replaces a socket file that exists; that is right only when nobody serves it any more.
-bool SomeoneListens(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return false;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool connected =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return connected;
-}
-
-absl::Status CannotListen(const std::string& address) {
-  return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-                   absl::StrCat("cannot listen on ", address,
-                                ": it is in use, or not an address of this machine"),
-                   {{"address", address}});
-}
+// From accepting a connection to its first frame of HTTP/2.
+constexpr int kHandshakeMs = 10'000;
 
 }  // namespace
 
@@ -78,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   server->SetReady(true);
   server->tender_ = std::thread(&Server::Tend, server.get());
-  for (const std::string& address : server->addresses_) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;
 }
 
@@ -94,31 +60,28 @@ absl::Status Server::Listen() {
   // figures, where gRPC itself only breaks the call.
   builder.SetMaxReceiveMessageSize(static_cast<int>(
       std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
-  // Without this, a second server on the same port starts, and gets some of the first one's
-  // connections.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+      static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
+                                              std::numeric_limits<int>::max())));
 
-  std::vector<int> ports(options.listen.size(), 0);
-  for (std::size_t i = 0; i < options.listen.size(); ++i) {
-    const std::string& address = options.listen[i];
-    if (IsUnix(address) && SomeoneListens(UnixPath(address))) return CannotListen(address);
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
-  }
+  absl::StatusOr<std::unique_ptr<Listener>> listener =
+      Listener::Open(options.listen, options.max_connections);
+  if (!listener.ok()) return listener.status();
+  listener_ = *std::move(listener);
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   server_ = builder.BuildAndStart();
-  for (std::size_t i = 0; i < options.listen.size(); ++i) {
-    std::string address = options.listen[i];
-    if (ports[i] <= 0) return CannotListen(address);
-    if (!IsUnix(address)) {
-      address = absl::StrCat(address.substr(0, address.rfind(':')), ":", ports[i]);
-    }
-    addresses_.push_back(std::move(address));
-  }
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
+  listener_->Start(std::move(acceptor));
   return absl::OkStatus();
 }
 
@@ -161,6 +124,7 @@ void Server::Drain() {
     changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(options.drain_delay, kLongestDrain)),
                       [this] { return device_lost_; });
   }
+  listener_->Close();
   core_->admission().Close();
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
   const bool idle = core_->admission().WaitIdle(end - absl::Now());
@@ -169,13 +133,6 @@ void Server::Drain() {
   // Watchers of the health service never end by themselves, so the flush is waited for, but not the
   // whole timeout.
   server_->Shutdown(absl::ToChronoTime(idle ? std::min(end, absl::Now() + kFlush) : absl::Now()));
-  RemoveSockets();
-}
-
-void Server::RemoveSockets() {
-  for (const std::string& address : addresses_) {
-    if (IsUnix(address)) unlink(UnixPath(address).c_str());
-  }
 }
 
 void Server::SetReady(bool ready) {

@@ -14,6 +14,7 @@
 #include "server/buffer_service.h"
 #include "server/compute_service.h"
 #include "server/core.h"
+#include "server/listener.h"
 #include "server/options.h"
 
 namespace tessera {
@@ -29,7 +30,7 @@ class Server {
   ~Server();
 
   // Where it listens, with the ports that were taken for port 0.
-  const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::vector<std::string>& addresses() const { return listener_->addresses(); }
 
   // A connection without a socket. No call may be made on it after Drain: that crashes in
   // gRPC 1.51.
@@ -41,14 +42,14 @@ class Server {
   // Blocks until someone asks for the end or a device has failed for good.
   Reason Wait();
 
-  // The end: not ready in the health service; still serving for --drain-delay; then new calls are
-  // refused with UNAVAILABLE / DRAINING while those in progress have --drain-timeout to finish;
-  // then connections close. After a device was lost there is no delay, and what waits for that
-  // device is answered with DEVICE_LOST.
+  // The end: not ready in the health service; still serving for --drain-delay; then nobody
+  // can connect, and new calls are refused with UNAVAILABLE / DRAINING while those in progress have
+  // --drain-timeout to finish; then connections close. After a device was lost there is no delay,
+  // and what waits for that device is answered with DEVICE_LOST.
   void Drain();
 
   // Removes the files of unix: listeners; for a process that ends without Drain.
-  void RemoveSockets();
+  void RemoveSockets() { listener_->RemoveSocketFiles(); }
 
  private:
   explicit Server(std::unique_ptr<Core> core);
@@ -60,7 +61,7 @@ class Server {
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
   ComputeService compute_service_;
-  std::vector<std::string> addresses_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
 
