@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <limits>
 #include <utility>
 
+#include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "kernels/error.h"
@@ -127,12 +129,22 @@ void Server::Drain() {
   listener_->Close();
   core_->admission().Close();
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
-  const bool idle = core_->admission().WaitIdle(end - absl::Now());
-  if (!idle)
+  // Clients hear at once that they are to go elsewhere, and calls in progress go on.
+  std::promise<void> ended;
+  std::future<void> all_ended = ended.get_future();
+  std::thread shutdown([&] {
+    server_->Shutdown(absl::ToChronoTime(end));
+    ended.set_value();
+  });
+  if (!core_->admission().WaitIdle(end - absl::Now())) {
     spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
-  // Watchers of the health service never end by themselves, so the flush is waited for, but not the
-  // whole timeout.
-  server_->Shutdown(absl::ToChronoTime(idle ? std::min(end, absl::Now() + kFlush) : absl::Now()));
+  }
+  // Watchers of the health service never end by themselves: what is left when the last answer has
+  // had time to leave is cancelled.
+  if (all_ended.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
+    grpc_server_cancel_all_calls(server_->c_server());
+  }
+  shutdown.join();
 }
 
 void Server::SetReady(bool ready) {

@@ -42,10 +42,12 @@ class Server {
   // Blocks until someone asks for the end or a device has failed for good.
   Reason Wait();
 
-  // The end: not ready in the health service; still serving for --drain-delay; then nobody
-  // can connect, and new calls are refused with UNAVAILABLE / DRAINING while those in progress have
-  // --drain-timeout to finish; then connections close. After a device was lost there is no delay,
-  // and what waits for that device is answered with DEVICE_LOST.
+  // The end: not ready in the health service; still serving for --drain-delay; then nobody can
+  // connect, and clients are told to go elsewhere (GOAWAY) while calls in progress have
+  // --drain-timeout to finish, after which they are cancelled. A call that meets this is refused
+  // with UNAVAILABLE, by DRAINING when it got as far. In-process calls in progress are cancelled.
+  // After a device was lost there is no delay, and what waits for that device is answered with
+  // DEVICE_LOST.
   void Drain();
 
   // Removes the files of unix: listeners; for a process that ends without Drain.
