@@ -136,10 +136,14 @@ absl::StatusOr<Charge> Core::Accept(const google::protobuf::Message& request) {
 
 std::map<std::string_view, Core::Usage> Core::Budgets() const {
   const auto usage = [](const Budget& budget) { return Usage{budget.limit(), budget.used()}; };
-  return {{"buffers", usage(store_.count())},
-          {"downloads", usage(downloads_)},
-          {"host_memory", usage(host_memory_)},
-          {"uploads", usage(uploads_)}};
+  std::map<std::string_view, Usage> budgets = {{"buffers", usage(store_.count())},
+                                               {"downloads", usage(downloads_)},
+                                               {"host_memory", usage(host_memory_)},
+                                               {"uploads", usage(uploads_)}};
+  if (connections_ != nullptr) {
+    budgets["connections"] = {connections_->limit(), connections_->open()};
+  }
+  return budgets;
 }
 
 bool Core::Stuck() const {

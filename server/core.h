@@ -20,6 +20,7 @@
 #include "server/charge.h"
 #include "server/chores.h"
 #include "server/executor.h"
+#include "server/listener.h"
 #include "server/options.h"
 
 namespace tessera {
@@ -64,6 +65,8 @@ class Core {
     std::uint64_t used = 0;
   };
   std::map<std::string_view, Usage> Budgets() const;
+  // Adds the budget "connections"; before the first call comes. The table outlives the core's use.
+  void WatchConnections(ConnectionTable& connections) { connections_ = &connections; }
 
   // The rates of a device's rows, and what they say about how long a call will take.
   Pace& pace(const Device& device) { return places_.at(&device)->pace; }
@@ -103,6 +106,7 @@ class Core {
   Budget host_memory_;
   Budget uploads_;
   Budget downloads_;
+  ConnectionTable* connections_ = nullptr;
   BufferStore store_;
   Admission admission_;
   Chores chores_;

@@ -208,6 +208,12 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->envname(EnvironmentName("max-slow-operation-seconds"));
   AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send", 1024,
            kLargestMessage, "from 1Ki to 1Gi", options.max_message);
+  AddCount(app, "max-connections", "connections at once; further ones are closed as they come",
+           std::uint32_t{1}, std::uint32_t{1} << 20, options.max_connections);
+  AddCount(app, "max-streams", "calls at once on a connection", 1, 1 << 20, options.max_streams);
+  AddDuration(app, "connection-idle", "30m",
+              "a connection without calls for so long is closed; 0: never", true,
+              options.connection_idle);
   AddDuration(app, "default-ttl", "0", "life of a buffer whose creator names no ttl; 0: for ever",
               true, options.default_ttl);
   AddDuration(app, "max-ttl", "0", "longest ttl a client may ask for; 0: no limit", true,

@@ -1,12 +1,7 @@
 #include "server/server.h"
 
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <future>
 #include <limits>
 #include <utility>
@@ -37,36 +32,8 @@ constexpr int kSyncThreads = 16;
 // answer.
 constexpr int kKeepaliveMs = 60'000;
 
-constexpr std::string_view kUnixPrefix = "unix:";
-
-std::string UnixPath(const std::string& address) {
-  std::string path = address.substr(kUnixPrefix.size());
-  if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
-  return path;
-}
-
-bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
-
-// gRPC replaces a socket file that exists; that is right only when nobody serves it any more.
-bool SomeoneListens(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return false;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool connected =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return connected;
-}
-
-absl::Status CannotListen(const std::string& address) {
-  return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-                   absl::StrCat("cannot listen on ", address,
-                                ": it is in use, or not an address of this machine"),
-                   {{"address", address}});
-}
+// From accepting a connection to its first frame of HTTP/2.
+constexpr int kHandshakeMs = 10'000;
 
 }  // namespace
 
@@ -87,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   server->heartbeat_ = std::make_unique<Heartbeat>(server->InProcessChannel());
   server->SetHealth();
   server->tender_ = std::thread(&Server::Tend, server.get());
-  for (const std::string& address : server->addresses_) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;
 }
 
@@ -115,31 +82,29 @@ absl::Status Server::Listen() {
   quota.Resize(options.host_memory);
   quota.SetMaxThreads(kSyncThreads);
   builder.SetResourceQuota(quota);
-  // Without this, a second server on the same port starts, and gets some of the first one's
-  // connections.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+      static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
+                                              std::numeric_limits<int>::max())));
 
-  std::vector<int> ports(options.listen.size(), 0);
-  for (std::size_t i = 0; i < options.listen.size(); ++i) {
-    const std::string& address = options.listen[i];
-    if (IsUnix(address) && SomeoneListens(UnixPath(address))) return CannotListen(address);
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
-  }
+  absl::StatusOr<std::unique_ptr<Listener>> listener =
+      Listener::Open(options.listen, options.max_connections);
+  if (!listener.ok()) return listener.status();
+  listener_ = *std::move(listener);
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   server_ = builder.BuildAndStart();
-  for (std::size_t i = 0; i < options.listen.size(); ++i) {
-    std::string address = options.listen[i];
-    if (ports[i] <= 0) return CannotListen(address);
-    if (!IsUnix(address)) {
-      address = absl::StrCat(address.substr(0, address.rfind(':')), ":", ports[i]);
-    }
-    addresses_.push_back(std::move(address));
-  }
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
+  core_->WatchConnections(listener_->connections());
+  listener_->Start(std::move(acceptor));
   return absl::OkStatus();
 }
 
@@ -186,6 +151,7 @@ bool Server::Drain() {
     heartbeat = std::move(heartbeat_);
   }
   heartbeat.reset();
+  listener_->Close();
   core_->admission().Close();
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
   // Closes the listeners and sends GOAWAY, then waits for what is in progress.
@@ -199,14 +165,7 @@ bool Server::Drain() {
     grpc_server_cancel_all_calls(server_->c_server());
   }
   shutdown.wait();
-  RemoveSockets();
   return idle;
-}
-
-void Server::RemoveSockets() {
-  for (const std::string& address : addresses_) {
-    if (IsUnix(address)) unlink(UnixPath(address).c_str());
-  }
 }
 
 void Server::SetHealth() {

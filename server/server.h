@@ -15,6 +15,7 @@
 #include "server/compute_service.h"
 #include "server/core.h"
 #include "server/heartbeat.h"
+#include "server/listener.h"
 #include "server/options.h"
 
 namespace tessera {
@@ -30,7 +31,7 @@ class Server {
   ~Server();
 
   // Where it listens, with the ports that were taken for port 0.
-  const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::vector<std::string>& addresses() const { return listener_->addresses(); }
 
   // A connection without a socket. No call may be made on it after Drain: that crashes in
   // gRPC 1.51.
@@ -50,7 +51,7 @@ class Server {
   bool Drain();
 
   // Removes the files of unix: listeners; for a process that ends without Drain.
-  void RemoveSockets();
+  void RemoveSockets() { listener_->RemoveSocketFiles(); }
 
  private:
   explicit Server(std::unique_ptr<Core> core);
@@ -63,7 +64,7 @@ class Server {
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
   ComputeService compute_service_;
-  std::vector<std::string> addresses_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
 

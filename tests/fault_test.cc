@@ -360,36 +360,53 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
 // --- The end
 // ---------------------------------------------------------------------------------------------------------
 
-TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
-  StartServer();
+TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {
+  Options options = OneWorker(8);
+  options.listen = {"127.0.0.1:0"};
+  StartServer(options);
+  // Over a socket: connections inside the process know no farewell.
+  const auto dial = [&] {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(),
+                                     arguments);
+  };
+  const auto dot = [](const std::shared_ptr<grpc::Channel>& channel) {
+    grpc::ClientContext context;
+    v1::DotRequest request;
+    request.mutable_a()->set_buffer("x");
+    request.mutable_b()->set_buffer("x");
+    v1::DotResponse response;
+    return v1::ComputeService::NewStub(channel)->Dot(&context, request, &response);
+  };
+  auto busy = dial();
+  auto idle = dial();
+  ASSERT_TRUE(dot(idle).ok());
   device_->Close(Step::kBegin);
-  auto running = DotAsync();
+  auto running = std::async(std::launch::async, dot, busy);
   device_->WaitForBlocked(1);
-  auto queued = DotAsync();
+  auto queued = std::async(std::launch::async, dot, busy);
+  WaitForQueued();
+  auto buffers = v1::BufferService::NewStub(busy);
   grpc::ClientContext upload_context;
   v1::UploadResponse uploaded;
-  auto writer = server_->buffers().Upload(&upload_context, &uploaded);
+  auto writer = buffers->Upload(&upload_context, &uploaded);
   v1::UploadRequest message;
   message.set_name("slow");
   message.mutable_spec()->set_dtype(v1::DTYPE_F32);
   message.mutable_spec()->add_shape(2);
   message.set_data("abcd");
   writer->Write(message);
-  WaitForQueued();
   ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == 20; }));
 
   server_->server().RequestStop();
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kStopRequested);
   auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
-  // A call that needs no device, so that it does not queue before the drain has begun.
-  ASSERT_TRUE(Eventually([&] { return Delete("y").error_code() == StatusCode::UNAVAILABLE; }));
-  ExpectError(Dot(), StatusCode::UNAVAILABLE, "DRAINING");
-  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), StatusCode::UNAVAILABLE,
-              "DRAINING");
-  std::string data;
-  ExpectError(server_->Fetch("x", &data), StatusCode::UNAVAILABLE, "DRAINING");
-  EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kNotServing);
-  EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing) << "it still lives";
+  EXPECT_TRUE(Eventually([&] { return idle->GetState(false) != GRPC_CHANNEL_READY; }));
+  EXPECT_TRUE(Eventually([&] { return busy->GetState(false) != GRPC_CHANNEL_READY; }));
+  for (const auto& channel : {idle, busy, dial()}) {
+    EXPECT_EQ(dot(channel).error_code(), StatusCode::UNAVAILABLE);
+  }
   device_->Open();
   EXPECT_TRUE(running.get().ok());
   EXPECT_TRUE(queued.get().ok());
@@ -399,6 +416,52 @@ TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   writer->WritesDone();
   EXPECT_TRUE(writer->Finish().ok());
   drained.get();
+}
+
+TEST(Admission, RefusesWhoComesAfterTheEndHasBegun) {
+  Admission admission;
+  {
+    auto ticket = admission.Enter();
+    ASSERT_TRUE(ticket.ok());
+    admission.Close();
+    const absl::Status refused = admission.Enter().status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(ErrorReason(refused), "DRAINING");
+    EXPECT_FALSE(admission.WaitIdle(absl::ZeroDuration()));
+  }
+  EXPECT_TRUE(admission.WaitIdle(absl::ZeroDuration()));
+}
+
+// A client that watches the health service would stay for ever.
+TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
+  Options options = OneWorker(8);
+  options.listen = {"127.0.0.1:0"};
+  options.drain_timeout = absl::Minutes(10);
+  StartServer(options);
+  grpc::GenericStub stub(
+      grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  struct Watcher : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+    void OnReadDone(bool ok) override {
+      if (ok) heard.set_value();
+    }
+    void OnDone(const grpc::Status&) override { ended.set_value(); }
+    std::promise<void> heard;
+    std::promise<void> ended;
+  } watcher;
+  grpc::Slice slice("");
+  grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  stub.PrepareBidiStreamingCall(&context, "/grpc.health.v1.Health/Watch", grpc::StubOptions(),
+                                &watcher);
+  watcher.StartWriteLast(&request, grpc::WriteOptions());
+  watcher.StartRead(&response);
+  watcher.StartCall();
+  watcher.heard.get_future().get();
+  const auto begin = std::chrono::steady_clock::now();
+  server_->server().Drain();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  watcher.ended.get_future().get();
 }
 
 TEST_F(FaultTest, DrainDelayKeepsServing) {

@@ -44,6 +44,9 @@ TEST(Options, Defaults) {
   EXPECT_EQ(parsed.options->queue, 1024u);
   EXPECT_EQ(parsed.options->workers, 4);
   EXPECT_EQ(parsed.options->max_message, (4u << 20) + (64u << 10));
+  EXPECT_EQ(parsed.options->max_connections, 4096u);
+  EXPECT_EQ(parsed.options->max_streams, 1024);
+  EXPECT_EQ(parsed.options->connection_idle, absl::Minutes(30));
   EXPECT_EQ(parsed.options->default_ttl, absl::InfiniteDuration());
   EXPECT_EQ(parsed.options->max_ttl, absl::InfiniteDuration());
   EXPECT_EQ(parsed.options->upload_timeout, absl::Seconds(60));
@@ -76,6 +79,15 @@ TEST(Options, Flags) {
   EXPECT_EQ(parsed.options->log_level, "debug");
   EXPECT_TRUE(parsed.options->log_json);
   EXPECT_FALSE(parsed.options->reflection);
+}
+
+TEST(Options, FlagsOfConnections) {
+  const Parsed parsed =
+      Parse({"--max-connections", "9", "--max-streams", "5", "--connection-idle", "0"});
+  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.options->max_connections, 9u);
+  EXPECT_EQ(parsed.options->max_streams, 5);
+  EXPECT_EQ(parsed.options->connection_idle, absl::InfiniteDuration());
 }
 
 TEST(Options, FlagBeatsEnvironmentBeatsFile) {
@@ -119,6 +131,9 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
       {{"--memory-limit", "0"}, "--memory-limit"},
       {{"--memory-limit", "101%"}, "--memory-limit"},
       {{"--max-message", "3"}, "--max-message"},
+      {{"--max-connections", "0"}, "--max-connections"},
+      {{"--max-streams", "0"}, "--max-streams"},
+      {{"--connection-idle", "soon"}, "--connection-idle"},
       {{"--drain-delay", "5"}, "--drain-delay"},
       {{"--drain-delay", "-5s"}, "--drain-delay"},
       {{"--drain-timeout", "inf"}, "--drain-timeout"},

@@ -1,0 +1,137 @@
+// The server's sockets: it accepts connections itself, so that their number has a limit, which
+// gRPC 1.51 does not offer, and so that running out of descriptors does not end its listeners.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "grpcpp/server_builder.h"
+
+namespace tessera {
+
+// Lets the process have as many descriptors as it may, and returns how many that is.
+std::size_t RaiseDescriptorLimit();
+
+// Whom a connection counts against: an IPv4 address, or the network (/64) of an IPv6 address, as
+// bytes. Empty for this host itself: unix sockets and loopback addresses.
+std::string SourceOf(const sockaddr_storage& peer);
+
+// The connections that are open, and who has them. Nobody tells when one closes: a connection is
+// known by its descriptor and its socket's cookie, which the kernel never gives twice, and those
+// that are gone are noticed when a place is wanted. Thread safe.
+class ConnectionTable {
+ public:
+  // limit: at least 1. From 16 on, one source has half of the places at most.
+  explicit ConnectionTable(std::size_t limit);
+
+  enum class Answer { kAdmitted, kFull, kSourceFull };
+  // Takes a place for the socket fd, which may be closed at any time afterwards. source: as of
+  // SourceOf; an empty one may have all places.
+  Answer Admit(int fd, const std::string& source);
+  void CountRefused();
+
+  std::size_t limit() const { return limit_; }
+  std::size_t source_limit() const { return source_limit_; }
+  std::size_t open();             // is up to 10 ms old
+  std::uint64_t refused() const;  // since the start
+
+ private:
+  struct Connection {
+    int fd;
+    std::uint64_t cookie;
+    std::string source;
+  };
+  // Forgets closed connections, unless that has just been done.
+  void Sweep();
+  // Whether there is a place. Both are called with the mutex held.
+  Answer Look(const std::string& source) const;
+
+  const std::size_t limit_;
+  const std::size_t source_limit_;
+  mutable std::mutex mutex_;
+  std::vector<Connection> open_;
+  std::unordered_map<std::string, std::size_t> of_source_;  // how many of open_; not of ""
+  std::chrono::steady_clock::time_point next_sweep_;
+  std::uint64_t refused_ = 0;
+};
+
+// Thread safe, but for construction, Start and destruction.
+class Listener {
+ public:
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+
+  // Listens on every address: "host:port", where host may be a name, an IPv4 address or an IPv6
+  // address in brackets and port 0 takes a free one; "unix:/path" or "unix:///path". A name that
+  // has several addresses is listened to on all that this machine has. Who connects waits until
+  // Start. max_connections: at least 1; fewer when the process may not have so many descriptors.
+  // UNAVAILABLE / CANNOT_LISTEN {address}.
+  static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
+                                                        std::size_t max_connections);
+  ~Listener();  // closes
+
+  // Where it listens, in the order of Open, with the ports that were taken for port 0.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+  // Serves, once, by handing connections to acceptor, whose gRPC server has started.
+  void Start(std::unique_ptr<Acceptor> acceptor);
+
+  // Stops listening, removes socket files, and hands nothing to gRPC afterwards; connections that
+  // gRPC has stay. May be called more than once.
+  void Close();
+
+  // For a process that ends without Close; does not wait for anything.
+  void RemoveSocketFiles();
+
+  ConnectionTable& connections() { return connections_; }
+
+ private:
+  // The file of a unix socket, as it was made: another one at the same path is not ours to remove.
+  struct SocketFile {
+    std::string path;
+    dev_t device;
+    ino_t inode;
+  };
+
+  explicit Listener(std::size_t max_connections) : connections_(max_connections) {}
+  absl::Status OpenUnix(const std::string& address);
+  absl::Status OpenTcp(const std::string& address);
+
+  // The accept thread.
+  void Run();
+  // Accepts some of those who wait. False: nobody can be accepted for want of resources.
+  bool AcceptSome(int listening);
+  void Take(int listening, int fd, const sockaddr_storage& peer);
+  // There are no descriptors: closes the spare one, and the next connection with it. False: there
+  // is no spare one.
+  bool RefuseOne(int listening);
+  void NoteRefused(std::string_view why);
+
+  std::vector<std::string> addresses_;
+  ConnectionTable connections_;
+  std::unique_ptr<Acceptor> acceptor_;
+  int stop_ = -1;   // an eventfd, readable from Close on
+  int spare_ = -1;  // held so that a connection can be accepted, and refused, without any other
+  std::chrono::steady_clock::time_point next_log_;
+  std::uint64_t unlogged_ = 0;  // refused since the last log line
+
+  std::mutex close_mutex_;
+  std::vector<int> sockets_;  // changed by Open and, without the thread, by Close
+  std::thread thread_;
+  std::mutex files_mutex_;
+  std::vector<SocketFile> files_;
+};
+
+}  // namespace tessera

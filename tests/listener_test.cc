@@ -1,0 +1,504 @@
+// Connections: how many there may be, who is refused, and how they end.
+#include "server/listener.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "kernels/error.h"
+#include "server/log.h"
+#include "tests/test_server.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+std::string SocketPath(const std::string& name) {
+  return testing::TempDir() + "/listener_" + name + "_" + std::to_string(getpid()) + ".sock";
+}
+
+sockaddr_in Loopback(const std::string& address) {
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int port = std::atoi(address.c_str() + address.rfind(':') + 1);
+  to.sin_port = htons(static_cast<std::uint16_t>(port));
+  return to;
+}
+
+// A connection that says nothing of its own accord.
+class RawConnection {
+ public:
+  RawConnection() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
+  explicit RawConnection(const std::string& address) : RawConnection() {
+    EXPECT_TRUE(Connect(address));
+  }
+  RawConnection(RawConnection&& from) noexcept : fd_(std::exchange(from.fd_, -1)) {}
+  ~RawConnection() {
+    if (fd_ >= 0) close(fd_);
+  }
+  bool Connect(const std::string& address) {
+    const sockaddr_in to = Loopback(address);
+    return connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0;
+  }
+  // gRPC greets whom it serves. False: the connection was closed, or nothing came for 20 s.
+  bool IsServed() {
+    char byte;
+    return Readable() && recv(fd_, &byte, 1, MSG_PEEK) == 1;
+  }
+  // Whether it closes within 20 s, read to its end.
+  bool Closes() {
+    char bytes[256];
+    while (Readable()) {
+      if (recv(fd_, bytes, sizeof(bytes), 0) <= 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  bool Readable() {
+    pollfd wait{fd_, POLLIN, 0};
+    return poll(&wait, 1, 20'000) == 1;
+  }
+  int fd_;
+};
+
+// Answers every call with its request; /slow when it is told to.
+class Echo : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override {
+    return new Call(*this, context->method() == "/slow");
+  }
+  std::atomic<int> waiting{0};
+  std::promise<void> release;
+  std::shared_future<void> released{release.get_future()};
+
+ private:
+  class Call : public grpc::ServerGenericBidiReactor {
+   public:
+    Call(Echo& echo, bool slow) : echo_(echo), slow_(slow) { StartRead(&message_); }
+    void OnReadDone(bool ok) override {
+      if (!ok) return Finish(grpc::Status(grpc::StatusCode::INTERNAL, "no request"));
+      if (!slow_) return StartWriteAndFinish(&message_, {}, grpc::Status::OK);
+      ++echo_.waiting;
+      std::thread([this] {
+        echo_.released.wait();
+        StartWriteAndFinish(&message_, {}, grpc::Status::OK);
+      }).detach();
+    }
+    void OnDone() override { delete this; }
+
+   private:
+    Echo& echo_;
+    const bool slow_;
+    grpc::ByteBuffer message_;
+  };
+};
+
+// A listener and a gRPC server that it feeds.
+class Host {
+ public:
+  Host(const std::vector<std::string>& addresses, std::size_t max_connections) {
+    SetUpLog("off", false);
+    auto opened = Listener::Open(addresses, max_connections);
+    if (!opened.ok()) {
+      ADD_FAILURE() << opened.status();
+      std::abort();
+    }
+    listener_ = *std::move(opened);
+    grpc::ServerBuilder builder;
+    builder.RegisterCallbackGenericService(&echo_);
+    auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
+    server_ = builder.BuildAndStart();
+    listener_->Start(std::move(acceptor));
+  }
+  ~Host() {
+    listener_->Close();
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
+  Listener& listener() { return *listener_; }
+  grpc::Server& server() { return *server_; }
+  Echo& echo() { return echo_; }
+  ConnectionTable& connections() { return listener_->connections(); }
+  const std::string& address(std::size_t i = 0) { return listener_->addresses().at(i); }
+
+ private:
+  Echo echo_;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, const std::string& method = "/") {
+  grpc::GenericStub stub(channel);
+  grpc::Slice slice("hello");
+  grpc::ByteBuffer send(&slice, 1);
+  grpc::ByteBuffer receive;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, method, grpc::StubOptions(), &send, &receive,
+                 [&](grpc::Status status) { done.set_value(std::move(status)); });
+  return done.get_future().get();
+}
+
+// --- The table ---------------------------------------------------------------------------------
+
+class TableTest : public testing::Test {
+ protected:
+  void TearDown() override {
+    for (const int fd : sockets_) close(fd);
+  }
+  int Socket() {
+    sockets_.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return sockets_.back();
+  }
+  // The descriptor's number has a new owner at once.
+  void Replace(int fd) {
+    const int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    dup2(other, fd);
+    close(other);
+  }
+  std::vector<int> sockets_;
+};
+
+using Answer = ConnectionTable::Answer;
+
+TEST_F(TableTest, PlacesComeBackThoughDescriptorsAreUsedAgain) {
+  ConnectionTable table(3);
+  const int first = Socket();
+  const int second = Socket();
+  EXPECT_EQ(table.Admit(first, ""), Answer::kAdmitted);
+  EXPECT_EQ(table.Admit(second, ""), Answer::kAdmitted);
+  EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
+  EXPECT_EQ(table.Admit(Socket(), ""), Answer::kFull);
+  Replace(first);
+  dup2(Socket(), second);  // another socket
+  EXPECT_TRUE(Eventually([&] { return table.open() == 1; }));
+  EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
+  EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
+  EXPECT_EQ(table.Admit(Socket(), ""), Answer::kFull);
+}
+
+TEST_F(TableTest, OneSourceHasHalfOfThePlaces) {
+  ConnectionTable table(16);
+  std::vector<int> of_a;
+  for (int i = 0; i < 8; ++i) {
+    of_a.push_back(Socket());
+    EXPECT_EQ(table.Admit(of_a.back(), "a"), Answer::kAdmitted);
+  }
+  EXPECT_EQ(table.Admit(Socket(), "a"), Answer::kSourceFull);
+  EXPECT_EQ(table.Admit(Socket(), "b"), Answer::kAdmitted);
+  for (int i = 0; i < 7; ++i) EXPECT_EQ(table.Admit(Socket(), ""), Answer::kAdmitted);
+  EXPECT_EQ(table.Admit(Socket(), ""), Answer::kFull);
+  Replace(of_a[3]);
+  EXPECT_TRUE(Eventually([&] { return table.Admit(Socket(), "a") == Answer::kAdmitted; }));
+  EXPECT_EQ(table.open(), 16u);
+  EXPECT_EQ(ConnectionTable(15).source_limit(), 15u) << "too few to share";
+}
+
+TEST(Sources, AreAddressesNetworksAndNobodyOnThisHost) {
+  const auto of = [](const std::string& text) {
+    sockaddr_storage peer{};
+    if (text.find(':') == text.npos) {
+      peer.ss_family = AF_INET;
+      inet_pton(AF_INET, text.c_str(), &reinterpret_cast<sockaddr_in&>(peer).sin_addr);
+    } else {
+      peer.ss_family = AF_INET6;
+      inet_pton(AF_INET6, text.c_str(), &reinterpret_cast<sockaddr_in6&>(peer).sin6_addr);
+    }
+    return SourceOf(peer);
+  };
+  EXPECT_EQ(of("127.0.0.1"), "");
+  EXPECT_EQ(of("127.9.9.9"), "");
+  EXPECT_EQ(of("::1"), "");
+  EXPECT_EQ(of("::ffff:127.0.0.1"), "");
+  EXPECT_EQ(of("192.0.2.1"), std::string("\xc0\x00\x02\x01", 4));
+  EXPECT_EQ(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+  EXPECT_NE(of("192.0.2.2"), of("192.0.2.1"));
+  EXPECT_EQ(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::9"));
+  EXPECT_NE(of("2001:db8:0:1::1"), of("2001:db8:0:2::1"));
+  sockaddr_storage local{};
+  local.ss_family = AF_UNIX;
+  EXPECT_EQ(SourceOf(local), "");
+}
+
+// --- Addresses ---------------------------------------------------------------------------------
+
+void ExpectCannotListen(const std::string& address, const std::string& why = "") {
+  const absl::Status status = Listener::Open({address}, 4).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << address;
+  EXPECT_EQ(ErrorReason(status), "CANNOT_LISTEN") << address;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot listen on " + address)) << address;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(why)) << address;
+}
+
+TEST(Addresses, EveryKindIsServed) {
+  const std::string path = SocketPath("kinds");
+  const std::string other = SocketPath("other");
+  std::vector<std::string> addresses = {"127.0.0.1:0", "localhost:0", "unix:" + path,
+                                        "unix://" + other};
+  const int probe = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  any.sin6_addr = IN6ADDR_LOOPBACK_INIT;
+  if (bind(probe, reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0) {
+    addresses.push_back("[::1]:0");
+    addresses.push_back("[::]:0");
+  }
+  close(probe);
+  {
+    Host host(addresses, 64);
+    ASSERT_EQ(host.listener().addresses().size(), addresses.size());
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      std::string address = host.address(i);
+      EXPECT_THAT(address, Not(testing::EndsWith(":0")));
+      const grpc::Status status = Call(Dial(address));
+      EXPECT_TRUE(status.ok()) << address << ": " << status.error_message();
+    }
+    // IPv4 clients reach "[::]", and one port has all addresses of a name.
+    EXPECT_TRUE(RawConnection(host.address(1)).IsServed());
+    EXPECT_TRUE(RawConnection(host.listener().addresses().back().substr(0, 1) == "["
+                                  ? host.listener().addresses().back()
+                                  : host.address(0))
+                    .IsServed());
+    EXPECT_EQ(host.connections().refused(), 0u);
+  }
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+  EXPECT_NE(access(other.c_str(), F_OK), 0);
+}
+
+TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
+  const std::string path = SocketPath("taken");
+  auto first = Listener::Open({"127.0.0.1:0", "unix:" + path}, 4);
+  ASSERT_TRUE(first.ok()) << first.status();
+  ExpectCannotListen((*first)->addresses()[0], "in use");
+  ExpectCannotListen("unix:" + path, "in use");
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  ExpectCannotListen("192.0.2.1:0");
+  ExpectCannotListen("no-such-host.invalid:1");
+  ExpectCannotListen("127.0.0.1");
+  ExpectCannotListen("127.0.0.1:port");
+  ExpectCannotListen("::1:50051", "brackets");
+  ExpectCannotListen("unix:");
+  ExpectCannotListen("unix:/" + std::string(200, 'x'));
+  ExpectCannotListen("unix:/no/such/directory/s");
+  // The port is free again although a connection of the first listener has not been forgotten.
+  const std::string address = (*first)->addresses()[0];
+  { RawConnection waiting(address); }
+  (*first)->Close();
+  EXPECT_TRUE(Listener::Open({address}, 4).ok());
+}
+
+TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
+  const std::string path = SocketPath("dead");
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  path.copy(name.sun_path, sizeof(name.sun_path) - 1);
+  const int dead = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(bind(dead, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  close(dead);
+  ASSERT_EQ(access(path.c_str(), F_OK), 0);
+  {
+    Host host({"unix:" + path}, 4);
+    EXPECT_TRUE(Call(Dial(host.address())).ok());
+    // What somebody else has put there since is not removed.
+    unlink(path.c_str());
+    std::ofstream(path) << "a file";
+    ExpectCannotListen("unix:" + path, "in use");
+  }
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  unlink(path.c_str());
+}
+
+// --- The budget --------------------------------------------------------------------------------
+
+TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
+  Host host({"127.0.0.1:0"}, 3);
+  auto channel = Dial(host.address());
+  EXPECT_TRUE(Call(channel).ok());
+  std::vector<RawConnection> held;
+  for (int i = 0; i < 2; ++i) held.emplace_back(host.address());
+  for (RawConnection& connection : held) EXPECT_TRUE(connection.IsServed());
+  EXPECT_EQ(host.connections().open(), 3u);
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(RawConnection(host.address()).IsServed());
+  EXPECT_EQ(host.connections().refused(), 20u);
+  EXPECT_TRUE(Call(channel).ok()) << "who has a place keeps it";
+  held.clear();
+  EXPECT_TRUE(Eventually([&] { return host.connections().open() == 1; }));
+  EXPECT_TRUE(Call(Dial(host.address())).ok());
+}
+
+// In a process of its own: exits with 0, or a number that says what went wrong.
+[[noreturn]] void RunOutOfDescriptors() {
+  const rlimit limit{200, 200};
+  setrlimit(RLIMIT_NOFILE, &limit);
+  Host host({"127.0.0.1:0"}, 4096);
+  if (host.connections().limit() != 100) std::_Exit(1);
+  auto channel = Dial(host.address());
+  if (!Call(channel).ok()) std::_Exit(2);
+  std::vector<RawConnection> connections(10);  // sockets that need no descriptor to connect
+  RawConnection late;
+  std::vector<int> files;
+  for (int fd = 0; fd >= 0;) {
+    fd = open("/dev/null", O_RDONLY);
+    if (fd >= 0) files.push_back(fd);
+  }
+  for (RawConnection& connection : connections) {
+    if (!connection.Connect(host.address()) || connection.IsServed()) std::_Exit(3);
+  }
+  if (host.connections().refused() != 10) std::_Exit(4);
+  if (!Call(channel).ok()) std::_Exit(5);
+  const std::clock_t before = std::clock();  // time of all threads on processors
+  absl::SleepFor(absl::Seconds(1));
+  if (std::clock() - before > CLOCKS_PER_SEC / 2) std::_Exit(6);
+  for (const int fd : files) close(fd);
+  if (!late.Connect(host.address()) || !late.IsServed()) std::_Exit(7);
+  if (!Call(Dial(host.address())).ok()) std::_Exit(8);
+  std::_Exit(0);
+}
+
+TEST(BudgetDeathTest, RunningOutOfDescriptorsIsSurvived) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(RunOutOfDescriptors(), testing::ExitedWithCode(0), "");
+}
+
+// --- The end -----------------------------------------------------------------------------------
+
+TEST(Closing, RunningCallsEndWellWhileNobodyCanConnect) {
+  const std::string path = SocketPath("closing");
+  Host host({"127.0.0.1:0", "unix:" + path}, 16);
+  auto channel = Dial(host.address());
+  auto idle = Dial(host.address(1));
+  ASSERT_TRUE(Call(idle).ok());
+  auto running = std::async(std::launch::async, [&] { return Call(channel, "/slow"); });
+  ASSERT_TRUE(Eventually([&] { return host.echo().waiting == 1; }));
+
+  std::thread twice([&] { host.listener().Close(); });
+  host.listener().Close();
+  twice.join();
+  EXPECT_FALSE(RawConnection().Connect(host.address()));
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+  EXPECT_TRUE(Call(channel).ok()) << "old connections serve on";
+
+  // The connections end when the server does: GOAWAY, which ends idle ones at once.
+  ASSERT_EQ(idle->GetState(false), GRPC_CHANNEL_READY);
+  std::thread shutdown(
+      [&] { host.server().Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(60)); });
+  EXPECT_TRUE(Eventually([&] { return idle->GetState(false) != GRPC_CHANNEL_READY; }));
+  EXPECT_TRUE(Eventually([&] { return channel->GetState(false) != GRPC_CHANNEL_READY; }));
+  EXPECT_EQ(Call(channel).error_code(), grpc::StatusCode::UNAVAILABLE);
+  host.echo().release.set_value();
+  const grpc::Status status = running.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  shutdown.join();
+  EXPECT_EQ(host.connections().open(), 0u);
+}
+
+TEST(Closing, WhoConnectsMeanwhileIsServedOrClosed) {
+  for (int round = 0; round < 20; ++round) {
+    Host host({"127.0.0.1:0"}, 64);
+    std::vector<std::thread> callers;
+    for (int t = 0; t < 4; ++t) {
+      callers.emplace_back([&] {
+        for (int i = 0; i < 4; ++i) {
+          RawConnection connection;
+          if (connection.Connect(host.address())) connection.IsServed();
+        }
+      });
+    }
+    host.listener().Close();
+    host.server().Shutdown(std::chrono::system_clock::now());
+    for (std::thread& caller : callers) caller.join();
+  }
+}
+
+// --- The server's settings ---------------------------------------------------------------------
+
+TEST(Settings, ConnectionsThatSayNothingEnd) {
+  Options options = TestOptions();
+  options.listen = {"127.0.0.1:0"};
+  TestServer server(options);
+  RawConnection silent(server.address());
+  EXPECT_TRUE(silent.IsServed());
+  EXPECT_TRUE(silent.Closes()) << "within 20 s";
+}
+
+TEST(Settings, IdleConnectionsEndAndLaterCallsConnectAgain) {
+  Options options = TestOptions();
+  options.listen = {"127.0.0.1:0"};
+  options.connection_idle = absl::Milliseconds(300);
+  TestServer server(options);
+  auto channel = Dial(server.address());
+  auto stub = v1::ComputeService::NewStub(channel);
+  const auto call = [&] {
+    grpc::ClientContext context;
+    v1::GetServerInfoResponse response;
+    return stub->GetServerInfo(&context, {}, &response).ok();
+  };
+  EXPECT_TRUE(call());
+  EXPECT_TRUE(Eventually([&] { return channel->GetState(false) == GRPC_CHANNEL_IDLE; }));
+  EXPECT_TRUE(call());
+}
+
+TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
+  Options options = TestOptions();
+  options.listen = {"127.0.0.1:0"};
+  options.max_connections = 1;
+  options.max_streams = 1;
+  TestServer server(options);
+  auto channel = Dial(server.address());
+  auto stub = v1::BufferService::NewStub(channel);
+  grpc::ClientContext context;
+  v1::UploadResponse uploaded;
+  auto writer = stub->Upload(&context, &uploaded);
+  v1::UploadRequest message;
+  message.set_name("x");
+  message.mutable_spec()->set_dtype(v1::DTYPE_F32);
+  message.mutable_spec()->add_shape(1);
+  ASSERT_TRUE(writer->Write(message));
+  ASSERT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
+  grpc::ClientContext second;
+  second.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+  v1::ListBuffersResponse listed;
+  EXPECT_EQ(stub->ListBuffers(&second, {}, &listed).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED)
+      << "it waits for the first";
+  EXPECT_FALSE(RawConnection(server.address()).IsServed());
+  message.Clear();
+  message.set_data("abcd");
+  writer->Write(message);
+  writer->WritesDone();
+  EXPECT_TRUE(writer->Finish().ok());
+}
+
+}  // namespace
+}  // namespace tessera
