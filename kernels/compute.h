@@ -219,6 +219,11 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
 // (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
 absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
+// The same to memory of another device, by way of the host and in pieces of a few MiB, of which
+// `from` has one in its scratch memory. view is on the device of `from`, out on that of `to`; both
+// lanes are the caller's for the call. Looks at from.stopped() between pieces.
+absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out,
+                           const RunOptions& options = {});
 
 // Runs rows of the lane's device on small problems, so that their code is loaded, libraries and
 // the lane have what they set up at their first call, and the pace knows the rows before the first
