@@ -669,17 +669,14 @@ class CliTest(CliCase):
         self.assertEqual((self.folder / "out").read_bytes()[:12], b"before\x93NUMPY")
         fifo = self.folder / "fifo"
         os.mkfifo(fifo)
-        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        os.set_blocking(reader, True)
-        process = subprocess.Popen([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o",
-                                    str(fifo)], stdout=subprocess.DEVNULL)
-        received = b""
-        while len(received) < x.nbytes and (block := os.read(reader, 65536)):
-            received += block
-        self.assertEqual(process.wait(60), 0)
-        received += os.read(reader, 65536)
-        os.close(reader)
-        np.testing.assert_array_equal(np.load(io.BytesIO(received)), x)
+        with open(self.folder / "copy.npy", "wb") as copy:
+            reader = subprocess.Popen(["cat", str(fifo)], stdout=copy)
+            try:
+                self.cli("get", "x", "-o", fifo)
+                self.assertEqual(reader.wait(30), 0)
+            finally:
+                reader.kill()
+        np.testing.assert_array_equal(np.load(self.folder / "copy.npy"), x)
         self.assertTrue(fifo.is_fifo())
         fifo.unlink()
         self.assertEqual(self.parts(), [])
