@@ -102,16 +102,15 @@ constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t row
          row_tiles * static_cast<std::uint64_t>(p.n) * k;
 }
 
-// The same for a row of a CPU. One core goes through the multiply-adds of a block of c, in tiles of
-// rows x columns; what sticks out of c is computed as well.
+// The same for a row of a CPU, of which one core goes through the multiply-adds of a block of c, in
+// tiles that are so many columns wide; what sticks out of c to the right is computed as well.
 constexpr Cost MatmulCoreCost(const MatmulProblem& p, std::uint64_t loads, std::int64_t block_rows,
-                              std::int64_t block_columns, std::int64_t rows, std::int64_t columns) {
-  const auto extent = [](std::int64_t of_c, std::int64_t block, std::int64_t tile) {
-    const std::int64_t least = of_c < block ? of_c : block;
-    return static_cast<std::uint64_t>((least + tile - 1) / tile * tile);
-  };
+                              std::int64_t block_columns, std::int64_t columns) {
+  const std::int64_t height = p.m < block_rows ? p.m : block_rows;
+  const std::int64_t width = p.n < block_columns ? p.n : block_columns;
   Cost cost = MatmulCost(p, loads);
-  cost.depth *= extent(p.m, block_rows, rows) * extent(p.n, block_columns, columns);
+  cost.depth *= static_cast<std::uint64_t>(height) *
+                static_cast<std::uint64_t>((width + columns - 1) / columns * columns);
   return cost;
 }
 

@@ -234,10 +234,12 @@ Pace::Model Pace::ModelOfCopy(const View& view, DType to) const {
   const double bytes = elements * (size + std::max(size, closest));
   const double columns = rank == 0 ? 1 : std::max(1.0, static_cast<double>(view.shape[rank - 1]));
   Model model;
-  // On a CPU one thread does it, element by element, row by row.
-  model.work = cpu ? elements * (innermost < line || columns < 16 ? 0.4e-9 : 6e-9) +
-                         elements / columns * 1.5e-9 + bytes / rates.memory
-                   : bytes / (rates.memory * units_);
+  if (to == view.dtype || !view.contiguous()) {
+    // On a CPU one thread does it, element by element, row by row.
+    model.work = cpu ? elements * (innermost < line || columns < 16 ? 0.4e-9 : 6e-9) +
+                           elements / columns * 1.5e-9 + bytes / rates.memory
+                     : bytes / (rates.memory * units_);
+  }
   if (to != view.dtype) {
     const double converted = elements * (size + static_cast<double>(SizeOf(to)));
     model.work += cpu ? elements * 1.5e-9 / units_ : converted / (rates.memory * units_);

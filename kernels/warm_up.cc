@@ -23,7 +23,7 @@ struct Sizes {
 constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
 constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
                 kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
-constexpr std::int64_t kRadius = 8, kFew = 8;
+constexpr std::int64_t kRadius = 8, kFew = 2;
 
 // Device memory for the operands and results of the largest problem, full of zeros.
 struct Arena {
@@ -53,9 +53,10 @@ template <>
 ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   ReduceAxesProblem p;
   p.dtype = dtype;
-  p.outer = narrow ? 64 : 8;
-  p.inner = narrow ? 1 : 64;
-  p.length = s.elements / (p.outer * p.inner);
+  // Short rows, or rows that lie pages apart.
+  p.inner = narrow ? 1 : 1024;
+  p.length = narrow ? 16 : s.elements / p.inner;
+  p.outer = s.elements / (p.inner * p.length);
   p.x = arena.a.data();
   p.out = arena.out.data();
   return p;

@@ -43,7 +43,9 @@ class Server:
         self.process.wait(30)
 
 
-class CliTest(unittest.TestCase):
+class CliCase(unittest.TestCase):
+    """A server, a folder, and ways to run the command."""
+
     @classmethod
     def setUpClass(cls):
         cls.server = Server("--memory-limit", "2Gi")
@@ -101,6 +103,8 @@ class CliTest(unittest.TestCase):
         self.cli("get", name, "-o", "download.npy")
         return np.load(self.folder / "download.npy")
 
+
+class CliTest(CliCase):
     # --- Buffers -------------------------------------------------------------------------------
 
     def test_round_trip_of_every_type_is_the_same_bytes(self):
@@ -602,6 +606,162 @@ class CliTest(unittest.TestCase):
                 time.sleep(0.05)
             self.assertEqual(self.json("ls")["buffers"], [])
 
+    def test_a_file_that_shrinks_is_an_error(self):
+        for order in ("C", "F"):
+            for streams in (1, 4):
+                file = self.folder / "shrinks.npy"
+                np.save(file, np.zeros((3000, 20000), "<f4", order=order))
+                process = subprocess.Popen(
+                    [OPTIONS.cli, "-s", self.server.address, "put", str(file), "--name", "x",
+                     "--streams", str(streams)], stderr=subprocess.PIPE, text=True)
+                while not self.json("ls")["buffers"]:
+                    self.assertIsNone(process.poll(), "the upload ended before the file shrank")
+                os.truncate(file, 100_000)
+                _, errors = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 4, errors)
+                self.assertIn("became shorter while it was read: BAD_NPY", errors)
+                deadline = time.monotonic() + 10
+                while self.json("ls")["buffers"] and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                self.assertEqual(self.json("ls")["buffers"], [])
+        file.unlink()
+
+    def test_no_control_character_reaches_the_terminal(self):
+        header = b"{'descr': '\x1b[31m\xc2\x9b\x07', 'fortran_order': False, 'shape': (1,), }\n"
+        evil = "evil\x1b]0;title\x07\n.npy"
+        (self.folder / evil).write_bytes(
+            b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header)
+        self.put("x", np.zeros(3))
+        for arguments in (("put", evil), ("put", "no\x1b[31m.npy"), ("info", "x\x1b[31m"),
+                          ("dot", "x", "x", "--strategy", "\x1b[31m"),
+                          ("ls", "\x1b[31m"), ("get", "x", "-o", "ok\x1b[31m.npy"),
+                          ("--json", "get", "y\x9b", "-o", "y.npy")):
+            process = subprocess.run([OPTIONS.cli, "-s", self.server.address, *arguments],
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                     cwd=self.folder, timeout=60)
+            text = process.stdout.decode()  # UTF-8 all the same
+            controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
+            self.assertEqual(controls, [], text)
+        self.assertIn("\\x1b[31m", self.run_cli("info", "x\x1b[31m").stderr)
+
+    # --- Where arrays go -----------------------------------------------------------------------
+
+    def parts(self):
+        return [path.name for path in self.folder.iterdir() if path.name.endswith(".part")]
+
+    def test_arrays_go_to_pipes_and_standard_output(self):
+        x = np.arange(300_000, dtype="<f4")
+        self.put("x", x)
+        for path in ("-", "/dev/stdout", "/dev/fd/1"):
+            for command, expected in ((("get", "x"), x), (("add", "x[:5]", "x[:5]"), 2 * x[:5])):
+                process = subprocess.run(
+                    [OPTIONS.cli, "-s", self.server.address, *command, "-o", path],
+                    stdout=subprocess.PIPE, cwd=self.folder, timeout=60)
+                self.assertEqual(process.returncode, 0)
+                array = np.load(io.BytesIO(process.stdout.split(b"/dev/fd/1:")[0]))
+                np.testing.assert_array_equal(array, expected)
+        # A redirection appends where the shell says so.
+        with open(self.folder / "out", "wb") as out:
+            out.write(b"before")
+            out.flush()
+            subprocess.run([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "-"],
+                           stdout=out, timeout=60, check=True)
+        self.assertEqual((self.folder / "out").read_bytes()[:12], b"before\x93NUMPY")
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        with open(self.folder / "copy.npy", "wb") as copy:
+            reader = subprocess.Popen(["cat", str(fifo)], stdout=copy)
+            try:
+                self.cli("get", "x", "-o", fifo)
+                self.assertEqual(reader.wait(30), 0)
+            finally:
+                reader.kill()
+        np.testing.assert_array_equal(np.load(self.folder / "copy.npy"), x)
+        self.assertTrue(fifo.is_fifo())
+        fifo.unlink()
+        self.assertEqual(self.parts(), [])
+        self.assertEqual(self.run_cli("--json", "get", "x", "-o", "-").returncode, 2)
+
+    def test_readers_that_stop(self):
+        self.cli("put", "--random", "zeros", "--shape", "10000000", "--name", "x")
+        command = [OPTIONS.cli, "-s", self.server.address, "--timeout", "1", "get", "x", "-o", "-"]
+        # One that has seen enough: the process ends as any writer to a closed pipe does.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(100)
+        process.stdout.close()
+        self.assertEqual(process.wait(30), -signal.SIGPIPE)
+        process.stderr.close()
+        # One that falls asleep holds nothing on the server for longer than --timeout.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(100)
+        time.sleep(3)
+        _, errors = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 8, errors)
+        self.assertIn(b"STALLED", errors)
+
+    def test_the_part_of_a_file_is_no_way_in(self):
+        self.put("x", np.arange(3.0))
+        victim = self.folder / "victim"
+        victim.write_text("precious")
+
+        def lay_links():  # in the process that becomes the client, whose id is all one can guess
+            for name in (f"out.npy.{os.getpid()}.part", "out.npy.part", ".out.npy.part"):
+                os.symlink(victim, self.folder / name)
+
+        subprocess.run([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "out.npy"],
+                       stdout=subprocess.DEVNULL, cwd=self.folder, timeout=60, check=True,
+                       preexec_fn=lay_links)
+        self.assertEqual(victim.read_text(), "precious")
+        out = self.folder / "out.npy"
+        self.assertFalse(out.is_symlink())
+        np.testing.assert_array_equal(np.load(out), np.arange(3.0))
+        out.unlink()
+        for name in self.parts():
+            (self.folder / name).unlink()
+        # As the user's mask has it.
+        subprocess.run([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "out.npy"],
+                       stdout=subprocess.DEVNULL, cwd=self.folder, timeout=60, check=True,
+                       umask=0o027)
+        self.assertEqual(out.stat().st_mode & 0o777, 0o640)
+        self.assertEqual(self.parts(), [])
+
+    def test_an_interrupted_download_leaves_no_file(self):
+        self.cli("put", "--random", "zeros", "--shape", "100000000", "--name", "x")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process = subprocess.Popen(
+                [OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "large.npy"],
+                cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while not self.parts():
+                self.assertIsNone(process.poll(), "the download ended before it was interrupted")
+            process.send_signal(number)
+            self.assertEqual(process.wait(30), 8)
+            self.assertEqual(self.parts(), [])
+            self.assertFalse((self.folder / "large.npy").exists())
+
+    def test_no_limit_of_time(self):
+        x = np.arange(2_000_000.0)
+        for streams in (1, 3):
+            self.cli("--timeout", "inf", "put", self.save("in", x), "--name", "x", "--replace",
+                     "--streams", streams)
+        self.cli("--timeout", "inf", "get", "x", "-o", "out.npy")
+        np.testing.assert_array_equal(np.load(self.folder / "out.npy"), x)
+        self.cli("--timeout", "inf", "put", "in.npy", "--name", "y", "--no-checksums")
+        self.cli("get", "y", "-o", "out.npy", "--no-checksums")
+        np.testing.assert_array_equal(np.load(self.folder / "out.npy"), x)
+
+    def test_large_results_where_buffers_live_briefly(self):
+        server = Server("--max-ttl", "30s")
+        try:
+            self.assertEqual(self.run_cli("put", self.save("in", np.arange(1500.0)), "--name", "x",
+                                          "--ttl", "30s", server=server.address).returncode, 0)
+            process = self.run_cli("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1", "-o",
+                                   "sums.npy", server=server.address)
+            self.assertEqual(process.returncode, 0, process.stderr)
+            i = np.arange(1500.0)
+            np.testing.assert_array_equal(np.load(self.folder / "sums.npy"), i[:, None] + i)
+        finally:
+            server.stop()
+
     def test_progress_is_for_terminals(self):
         arguments = [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
                      "100000000", "--name", "x", "--streams", "1"]
@@ -625,6 +785,43 @@ class CliTest(unittest.TestCase):
                                  stderr=subprocess.PIPE, text=True, timeout=60)
         self.assertEqual(process.returncode, 0)
         self.assertNotIn("[#", process.stderr)
+
+
+class DraftsTest(CliCase):
+    """What clients that were killed leave behind, on a server that knows versions."""
+
+    def killed_upload(self, *arguments):
+        """A replacement by ranges whose client dies in the middle; the draft's version."""
+        before = {d["version"] for d in self.json("info", "x")["drafts"]}
+        process = subprocess.Popen(
+            [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
+             "60000000", "--name", "x", "--streams", "4", "--replace"], stderr=subprocess.DEVNULL)
+        while not (new := {d["version"] for d in self.json("info", "x")["drafts"]} - before):
+            self.assertIsNone(process.poll(), "the upload ended before it could be killed")
+        process.kill()
+        process.wait()
+        return new.pop()
+
+    def test_a_killed_replacement_is_seen_and_dropped_and_in_nobodys_way(self):
+        x = np.arange(1000.0)
+        self.put("x", x)
+        live = self.json("info", "x")["buffer"]["version"]
+        first, second = self.killed_upload(), self.killed_upload()
+        self.assertEqual([d["version"] for d in self.json("info", "x")["drafts"]], [first, second])
+        self.assertIn(f"draft    version {first}, writing, ", self.cli("info", "x"))
+        np.testing.assert_array_equal(self.get("x"), x)
+        self.cli("rm", "x", "--version", first)
+        self.assertEqual([d["version"] for d in self.json("info", "x")["drafts"]], [second])
+        self.assertEqual(self.json("info", "x")["buffer"]["version"], live)
+        self.fails(5, "VERSION_MISMATCH", "tessera info", "rm", "x", "--version", first)
+        for streams in (1, 4):
+            self.cli("put", self.save("in", x + streams), "--name", "x", "--replace", "--streams",
+                     streams)
+            np.testing.assert_array_equal(self.get("x"), x + streams)
+        self.assertRegex(self.json("info", "x")["buffer"]["crc32c"], "^[0-9a-f]{8}$")
+        self.assertGreater(self.json("info", "x")["buffer"]["version"], second)
+        self.cli("rm", "x")
+        self.assertEqual(self.json("ls")["buffers"], [])
 
 
 if __name__ == "__main__":

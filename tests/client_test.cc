@@ -849,6 +849,7 @@ class FakeBuffers final : public v1::BufferService::Service {
       return Error(grpc::StatusCode::FAILED_PRECONDITION, "VERSION_MISMATCH");
     }
     constexpr std::size_t kChunk = 1000;
+    bool damaged = false;
     v1::DownloadResponse response;
     *response.mutable_buffer() = Describe(kOld, v1::Buffer::STATE_READY);
     if (whole_checksum) response.mutable_buffer()->set_crc32c(*whole_checksum);
@@ -857,7 +858,7 @@ class FakeBuffers final : public v1::BufferService::Service {
       response.set_data(data.substr(at, kChunk));
       if (request->checksums())
         response.set_crc32c(Crc32c(response.data().data(), response.data().size()));
-      if (at >= kChunk && damaged_downloads > 0) {
+      if (at >= kChunk && damaged_downloads > 0 && !std::exchange(damaged, true)) {
         --damaged_downloads;
         (*response.mutable_data())[10] ^= 1;
       }

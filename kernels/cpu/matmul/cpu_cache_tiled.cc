@@ -238,7 +238,7 @@ const Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
         [](const MatmulProblem& p) {
           // The register tile of AVX-512, the largest.
           return MatmulCoreCost(p, MatmulTileLoads(p, kBlockRows, kBlockColumns), kBlockRows,
-                                kBlockColumns, 12, 32);
+                                kBlockColumns, 32);
         },
     .launch =
         [](const MatmulProblem& p, Lane& lane) {

@@ -62,15 +62,16 @@ const Strategy<MatmulProblem> kMatmulCpuNaive = {
     .roundoff = Roundoff,
     .cost =
         [](const MatmulProblem& p) {
-          Cost cost = MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1, 1);
+          Cost cost = MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1);
           // A walk across more rows than the first-level cache has lines waits for each of them.
           constexpr std::int64_t kLines = 512;
-          constexpr std::uint64_t kWait = 8;
+          // Converting 16 bits takes as long as the wait.
+          const std::uint64_t wait = SizeOf(p.dtype) == 2 ? 1 : 4;
           const auto far = [&](std::int64_t pitch) {
             return pitch * static_cast<std::int64_t>(SizeOf(p.dtype)) >= 64;
           };
           if (p.k > kLines && ((p.transpose_a && far(p.lda)) || (!p.transpose_b && far(p.ldb))))
-            cost.depth *= kWait;
+            cost.depth *= wait;
           return cost;
         },
     .launch =

@@ -90,7 +90,7 @@ const Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
         },
     .cost =
         [](const MatmulProblem& p) {
-          return MatmulCoreCost(p, MatmulTileLoads(p, kRows, kColumns), p.m, p.n, kRows, kColumns);
+          return MatmulCoreCost(p, MatmulTileLoads(p, kRows, kColumns), p.m, p.n, kColumns);
         },
     .launch =
         [](const MatmulProblem& p, Lane& lane) {
