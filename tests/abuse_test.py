@@ -2156,6 +2156,7 @@ class SocketTest(Case):
         )
 
     def test_few_descriptors(self):
+        self.needs_cpu("a driver's own files are among the 256")
         server = self.start(prefix=("prlimit", "--nofile=256:256"))
         client = server.client()
         client.dot_of_ones()
@@ -2522,26 +2523,20 @@ class DrainTest(Case):
         self.assertLess(took, 3)
 
     def test_what_cannot_start_exits_with_1(self):
-        server = self.start()
+        taken = self.start().address
         for flags in (
-            ("--listen", server.address),
-            ("--listen", "256.1.1.1:1"),
+            ("--listen", taken, "--device", "cpu"),
+            ("--listen", "256.1.1.1:1", "--device", "cpu"),
             ("--listen", "127.0.0.1:0", "--device", "cuda:77"),
-            ("--listen", "127.0.0.1:0", "--log-level", "loud"),
         ):
             with self.subTest(flags=flags):
                 ended = subprocess.run(
-                    [o.Program.path, "--device", "cpu", *flags][0:1]
-                    + ([] if "--device" in flags else ["--device", "cpu"])
-                    + list(flags),
+                    [o.Program.path, *flags],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     timeout=20,
                 )
-                self.assertNotIn(ended.returncode, (0, 70, 75), ended.stdout)
-                self.assertLess(0, ended.returncode)
-                if flags[1] != "127.0.0.1:0" or "cuda:77" in flags:
-                    self.assertEqual(ended.returncode, 1, ended.stdout)
+                self.assertEqual(ended.returncode, 1, ended.stdout)
                 self.assertTrue(ended.stdout, "it says nothing")
 
 
@@ -2549,6 +2544,7 @@ class LatencyTest(Case):
     @alone
     def test_the_first_call_after_a_rest_is_fast(self):
         """A second of silence, then a call: what it takes, with and without reflection."""
+        self.needs_cpu("ten servers at once, each with a context of the device")
         kinds = {"default": (), "--no-reflection": ("--no-reflection",)}
         slow = {}
         # A machine that is busy with something else gets another chance.

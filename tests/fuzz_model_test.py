@@ -8,7 +8,8 @@ names, in arrays that check themselves.
 
 The sequence of the first half follows from the seed, which a failure prints.
 
-usage: fuzz_model_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N] [--seed S]
+usage: fuzz_model_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N]
+                          [--seed S]
 """
 
 import argparse
