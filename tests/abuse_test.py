@@ -1218,7 +1218,7 @@ class BrokenUploadTest(Case):
         self.assert_serves(judge)
 
     def test_a_refused_message_is_not_the_end(self):
-        self.check_tries(padded_message(12 * o.MI), os.urandom(64))
+        self.check_tries(padded_message(9 * o.MI), os.urandom(64))
 
     def test_a_message_above_the_limit_is_not_the_end(self):
         self.check_tries(padded_message(5 * o.MI), os.urandom(64))
@@ -1239,7 +1239,7 @@ class BrokenUploadTest(Case):
         client = self.start().client()
         raw = client.channel.stream_unary(UPLOAD, request_serializer=lambda m: m)
         client.create("x", FOUR)
-        for second in (b"\xff" * 50, padded_message(12 * o.MI), padded_message(1000)[:-500]):
+        for second in (b"\xff" * 50, padded_message(9 * o.MI), padded_message(1000)[:-500]):
             first = o.buffers.UploadRequest(name="x", offset=0, data=NEW).SerializeToString()
             outcome = outcome_of(lambda m=(first, second): raw(iter(m), timeout=10))
             self.assertFalse(outcome.ok, f"OK after {second[:10]!r}")
