@@ -2266,7 +2266,7 @@ class SocketTest(Case):
                 )
             )
         sizes = []
-        for _ in range(15):
+        for _ in range(40):
             time.sleep(0.1)
             sizes.append(server.rss())
         growth = max(sizes) - before
