@@ -34,12 +34,28 @@ import numpy as np
 from google.protobuf import json_format
 
 import outsider as o
-from outsider import Client, Server, eventually, in_threads, inline, into, outcome_of, resident, view
+from outsider import (
+    Client,
+    Server,
+    eventually,
+    in_threads,
+    inline,
+    into,
+    outcome_of,
+    resident,
+    view,
+)
 
 ONE = np.ones(1, np.float32)
 # Operations may take as long as a test likes.
-PATIENT = ("--max-operation-seconds", "600", "--max-slow-operation-seconds", "600",
-           "--scratch-limit", "1Gi")
+PATIENT = (
+    "--max-operation-seconds",
+    "600",
+    "--max-slow-operation-seconds",
+    "600",
+    "--scratch-limit",
+    "1Gi",
+)
 # Multiply-adds a second of a slow row are 0.5e9 to 2e9, on one core: seconds() of work.
 SLOW_ROW = "cpu_naive"
 UPLOAD = "/tessera.v1.BufferService/Upload"
@@ -88,15 +104,16 @@ class Case(unittest.TestCase):
         if o.Program.sanitized():
             self.skipTest("a sanitized server takes memory of its own")
 
-    # --- Checks ---------------------------------------------------------------------------------
+    # --- Checks -----------------------------------------------------------------------------------
 
     def assert_fails(self, outcome, code, reason, *figures, **metadata):
         """The call failed with this code and reason; the keys figures have numbers."""
         self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
         self.assertEqual(outcome.domain, "tessera", outcome)
         for key in figures:
-            self.assertRegex(outcome.metadata.get(key, "(none)"), r"^-?[\d.e+-]+$",
-                             f"{key} of {outcome}")
+            self.assertRegex(
+                outcome.metadata.get(key, "(none)"), r"^-?[\d.e+-]+$", f"{key} of {outcome}"
+            )
         for key, value in metadata.items():
             self.assertEqual(outcome.metadata.get(key), str(value), f"{key} of {outcome}")
 
@@ -113,17 +130,23 @@ class Case(unittest.TestCase):
         self.assert_ok(outcome, f"a Dot of one element, after {time.monotonic() - started:.1f} s:")
 
     def assert_scratch_is_free(self, client):
-        self.assertTrue(eventually(lambda: client.device().scratch_used_bytes == 0, 2),
-                        f"scratch_used_bytes stays {client.device().scratch_used_bytes}")
+        self.assertTrue(
+            eventually(lambda: client.device().scratch_used_bytes == 0, 2),
+            f"scratch_used_bytes stays {client.device().scratch_used_bytes}",
+        )
 
     def assert_empty(self, client):
         """Nothing is left that counts."""
-        self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 2),
-                        f"buffer_used_bytes stays {client.device().buffer_used_bytes}")
+        self.assertTrue(
+            eventually(lambda: client.device().buffer_used_bytes == 0, 2),
+            f"buffer_used_bytes stays {client.device().buffer_used_bytes}",
+        )
         self.assertEqual(client.names(), [])
         for name in ("buffers", "uploads", "downloads"):
-            self.assertTrue(eventually(lambda: client.budget(name).used == 0, 2),
-                            f"budget {name} stays at {client.budget(name).used}")
+            self.assertTrue(
+                eventually(lambda: client.budget(name).used == 0, 2),
+                f"budget {name} stays at {client.budget(name).used}",
+            )
 
     def slow_product(self, client, seconds, timeout=60, **more):
         """A product that holds a worker; the client has a buffer "s" of one element for it."""
@@ -136,13 +159,14 @@ class Case(unittest.TestCase):
         """As slow_product, and it has begun."""
         future = self.slow_product(client, seconds, timeout=120, **more)
         self.assertTrue(
-            eventually(lambda: future.done() or client.device().waiting == 0, 5), "it waits")
+            eventually(lambda: future.done() or client.device().waiting == 0, 5), "it waits"
+        )
         time.sleep(0.2)
         self.assertFalse(future.done(), future.done() and outcome_of(future))
         return future
 
 
-# --- Work and memory ----------------------------------------------------------------------------------
+# --- Work and memory ------------------------------------------------------------------------------
 
 
 class WorkTest(Case):
@@ -150,12 +174,19 @@ class WorkTest(Case):
         if outcome.ok:
             self.assertEqual(outcome.answer.value.real, value)
             return
-        self.assertIn((outcome.code, outcome.reason), {
-            ("RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED"),
-            ("FAILED_PRECONDITION", "OPERATION_TOO_LONG"),
-        }, outcome)
-        keys = (("requested", "free", "total") if outcome.reason == "SCRATCH_EXHAUSTED"
-                else ("estimate_seconds", "limit_seconds"))
+        self.assertIn(
+            (outcome.code, outcome.reason),
+            {
+                ("RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED"),
+                ("FAILED_PRECONDITION", "OPERATION_TOO_LONG"),
+            },
+            outcome,
+        )
+        keys = (
+            ("requested", "free", "total")
+            if outcome.reason == "SCRATCH_EXHAUSTED"
+            else ("estimate_seconds", "limit_seconds")
+        )
         for key in keys:
             self.assertIn(key, outcome.metadata, outcome)
         # The call alone needs too much: to repeat it is of no use.
@@ -184,8 +215,10 @@ class WorkTest(Case):
         for outcome, value in outcomes:
             self.assert_right_or_refused(outcome, float(value))
         self.assert_scratch_is_free(client)
-        self.assertTrue(eventually(lambda: server.rss() - before < 40 * o.MI, 2),
-                        f"an idle server keeps {(server.rss() - before) / o.MI:.0f} MiB")
+        self.assertTrue(
+            eventually(lambda: server.rss() - before < 40 * o.MI, 2),
+            f"an idle server keeps {(server.rss() - before) / o.MI:.0f} MiB",
+        )
 
     def test_scratch_has_a_limit_by_default(self):
         device = self.start("--memory-limit", "64Mi").client().device()
@@ -210,8 +243,7 @@ class WorkTest(Case):
         ):
             self.assert_ok(client.attempt(rpc, **fields), rpc)
             self.assert_scratch_is_free(client)
-        for fields in (dict(a=across, b=across, strategy="guess"),
-                       dict(a=across, b=inline(ONE))):
+        for fields in (dict(a=across, b=across, strategy="guess"), dict(a=across, b=inline(ONE))):
             self.assertFalse(client.attempt("Dot", **fields).ok)
             self.assert_scratch_is_free(client)
 
@@ -220,8 +252,9 @@ class WorkTest(Case):
         client = server.client()
         wide = inline(ONE, view([700_000], [0]))
         outcome = client.attempt("Add", a=wide, b=wide)
-        self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED",
-                          "requested", "free", total=o.MI)
+        self.assert_fails(
+            outcome, "RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED", "requested", "free", total=o.MI
+        )
         self.assertIsNone(outcome.retry_s, outcome)
         self.assertGreater(int(outcome.metadata["requested"]), o.MI)
 
@@ -230,30 +263,49 @@ class WorkTest(Case):
         client = self.start().client()
         client.put("s", ONE)
         a = resident("s", view([12000, 12000], [0, 0]))
-        calls = [client.future("Matmul", timeout=3, a=a, b=a, strategy=SLOW_ROW,
-                               result=into(f"r{i}")) for i in range(8)]
+        calls = [
+            client.future("Matmul", timeout=3, a=a, b=a, strategy=SLOW_ROW, result=into(f"r{i}"))
+            for i in range(8)
+        ]
         self.assert_serves(client, within=2)
         for call in calls:
             outcome = outcome_of(call)
-            self.assert_fails(outcome, "FAILED_PRECONDITION", "OPERATION_TOO_LONG",
-                              "estimate_seconds", "limit_seconds")
-            self.assertGreater(float(outcome.metadata["estimate_seconds"]),
-                               float(outcome.metadata["limit_seconds"]), outcome)
+            self.assert_fails(
+                outcome,
+                "FAILED_PRECONDITION",
+                "OPERATION_TOO_LONG",
+                "estimate_seconds",
+                "limit_seconds",
+            )
+            self.assertGreater(
+                float(outcome.metadata["estimate_seconds"]),
+                float(outcome.metadata["limit_seconds"]),
+                outcome,
+            )
         limits = client.info().limits
         self.assertGreater(limits.max_operation.seconds, 0)
-        self.assertLessEqual(limits.max_slow_operation.ToMilliseconds(),
-                             limits.max_operation.ToMilliseconds())
+        self.assertLessEqual(
+            limits.max_slow_operation.ToMilliseconds(), limits.max_operation.ToMilliseconds()
+        )
         self.assertEqual(client.names(), ["s"])
 
     def test_the_row_that_runs_by_default_may_take_longer_than_a_lesson(self):
         """A product of a few seconds: refused by the slow row's limit, accepted otherwise."""
         self.needs_cpu()
-        client = self.start("--max-slow-operation-seconds", "0.05",
-                            "--max-operation-seconds", "60").client()
+        client = self.start(
+            "--max-slow-operation-seconds", "0.05", "--max-operation-seconds", "60"
+        ).client()
         client.put("s", ONE)
-        a = resident("s", view([600, 600], [0, 0]))
-        self.assert_fails(client.attempt("Matmul", a=a, b=a, strategy=SLOW_ROW),
-                          "FAILED_PRECONDITION", "OPERATION_TOO_LONG", limit_seconds="0.05")
+        a = resident("s", view([1000, 1000], [0, 0]))
+        outcome = client.attempt("Matmul", a=a, b=a, strategy=SLOW_ROW)
+        self.assert_fails(
+            outcome,
+            "FAILED_PRECONDITION",
+            "OPERATION_TOO_LONG",
+            "estimate_seconds",
+            "limit_seconds",
+        )
+        self.assertEqual(float(outcome.metadata["limit_seconds"]), 0.05)
         self.assert_ok(client.attempt("Matmul", a=a, b=a))
 
     def test_work_whose_callers_have_left_stops(self):
@@ -275,7 +327,8 @@ class WorkTest(Case):
         started = time.monotonic()
         self.assertTrue(
             eventually(lambda: outcome_of(lambda: client.dot_of_ones(timeout=0.5)).ok, 4),
-            "4 s after all eight callers had left no Dot of one element is answered")
+            "4 s after all eight callers had left no Dot of one element is answered",
+        )
         self.assertLess(time.monotonic() - started, 3)
         self.assert_scratch_is_free(client)
         self.assertEqual(client.names(), ["s"])
@@ -292,15 +345,19 @@ class WorkTest(Case):
         self.hold_worker(client)
         x = inline(ONE)
         gone = [client.future("Dot", a=x, b=x, timeout=0.5) for _ in range(4)]
-        self.assertTrue(eventually(lambda: client.device().waiting == 4, 0.4),
-                        f"waiting is {client.device().waiting}")
+        self.assertTrue(
+            eventually(lambda: client.device().waiting == 4, 0.4),
+            f"waiting is {client.device().waiting}",
+        )
         full = client.attempt("Dot", a=x, b=x, timeout=0.3)
         self.assert_fails(full, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
         self.assertIsNotNone(full.retry_s, "QUEUE_FULL without a RetryInfo")
         for call in gone:
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-        self.assertTrue(eventually(lambda: client.device().waiting == 0, 1),
-                        f"waiting stays {client.device().waiting} after all callers have left")
+        self.assertTrue(
+            eventually(lambda: client.device().waiting == 0, 1),
+            f"waiting stays {client.device().waiting} after all callers have left",
+        )
         again = [client.future("Dot", a=x, b=x, timeout=0.5) for _ in range(4)]
         for call in again:
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
@@ -308,14 +365,15 @@ class WorkTest(Case):
         time.sleep(0.2)
         for call in cancelled:
             call.cancel()
-        self.assertTrue(eventually(lambda: client.device().waiting == 0, 1),
-                        f"waiting stays {client.device().waiting} after all were cancelled")
+        self.assertTrue(
+            eventually(lambda: client.device().waiting == 0, 1),
+            f"waiting stays {client.device().waiting} after all were cancelled",
+        )
 
     def test_waiting_requests_are_bounded_in_bytes(self):
         self.needs_exact_memory()
         self.needs_cpu()
-        server = self.start(*PATIENT, "--workers", "1", "--queue", "1000",
-                            "--host-memory", "32Mi")
+        server = self.start(*PATIENT, "--workers", "1", "--queue", "1000", "--host-memory", "32Mi")
         client = server.client()
         client.put("s", ONE)
         # The allocator's pools and the connections are warm.
@@ -333,14 +391,24 @@ class WorkTest(Case):
         self.assertGreater(len(refused), 30, outcomes[:3])
         self.assertGreater(len(outcomes) - len(refused), 3, "nothing waits")
         for outcome in refused:
-            self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED",
-                              "requested", "free", total=32 * o.MI)
+            self.assert_fails(
+                outcome,
+                "RESOURCE_EXHAUSTED",
+                "HOST_MEMORY_EXHAUSTED",
+                "requested",
+                "free",
+                total=32 * o.MI,
+            )
             self.assertIsNotNone(outcome.retry_s, outcome)
-        self.assertTrue(eventually(lambda: server.rss() - before < 40 * o.MI, 3),
-                        f"callers have left, {(server.rss() - before) / o.MI:.0f} MiB stay")
+        self.assertTrue(
+            eventually(lambda: server.rss() - before < 40 * o.MI, 3),
+            f"callers have left, {(server.rss() - before) / o.MI:.0f} MiB stay",
+        )
         self.assertEqual(client.budget("host_memory").limit, 32 * o.MI)
-        self.assertTrue(eventually(lambda: client.budget("host_memory").used < o.MI, 2),
-                        f"host_memory used: {client.budget('host_memory').used}")
+        self.assertTrue(
+            eventually(lambda: client.budget("host_memory").used < o.MI, 2),
+            f"host_memory used: {client.budget('host_memory').used}",
+        )
 
     def test_results_of_callers_who_gave_up_leave_nothing(self):
         self.needs_cpu()
@@ -369,10 +437,16 @@ class WorkTest(Case):
         wide = inline(ONE, view([1024, 1024], [0, 0]))
         self.assert_fails(
             client.attempt("Matmul", a=wide, b=wide, strategy="guess", result=into("c")),
-            "INVALID_ARGUMENT", "UNKNOWN_STRATEGY")
+            "INVALID_ARGUMENT",
+            "UNKNOWN_STRATEGY",
+        )
         self.assert_fails(
             client.attempt("Matmul", a=wide, b=wide, result=into("c")),
-            "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", "free", total=o.MI)
+            "RESOURCE_EXHAUSTED",
+            "QUOTA_EXCEEDED",
+            "free",
+            total=o.MI,
+        )
 
     def test_a_worker_that_is_stuck_shows_in_the_health_service(self):
         self.needs_cpu()
@@ -381,12 +455,16 @@ class WorkTest(Case):
         client.put("s", ONE)
         self.assertEqual(client.health(), 1)
         call = self.hold_worker(client)
-        self.assertTrue(eventually(lambda: client.health() == 2, 4, 0.1),
-                        "a worker is busy for 4 s, and health says SERVING")
+        self.assertTrue(
+            eventually(lambda: client.health() == 2, 4, 0.1),
+            "a worker is busy for 4 s, and health says SERVING",
+        )
         self.assertFalse(call.done())
         call.cancel()
-        self.assertTrue(eventually(lambda: client.health() == 1, 4, 0.1),
-                        "the worker is free again, and health says NOT_SERVING")
+        self.assertTrue(
+            eventually(lambda: client.health() == 1, 4, 0.1),
+            "the worker is free again, and health says NOT_SERVING",
+        )
         self.assert_serves(client)
 
 
@@ -400,8 +478,11 @@ class MemoryTest(Case):
             self.assertIn("memory", str(refused))
             return
         device = server.client().device()
-        self.assertLessEqual(device.buffer_limit_bytes, device.memory_total_bytes,
-                             "the limit is more than the memory of the device")
+        self.assertLessEqual(
+            device.buffer_limit_bytes,
+            device.memory_total_bytes,
+            "the limit is more than the memory of the device",
+        )
         self.assertRegex(server.log(), r"warn\S* .*memory", "clamped without a warning")
 
     def test_an_allocation_that_fails_is_an_answer(self):
@@ -413,8 +494,9 @@ class MemoryTest(Case):
         big = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[7 << 28])
         outcome = client.attempt("CreateBuffer", name="big", spec=big)
         self.assertEqual(outcome.code, "RESOURCE_EXHAUSTED", outcome)
-        self.assertIn(outcome.reason, ("HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED",
-                                       "QUOTA_EXCEEDED"))
+        self.assertIn(
+            outcome.reason, ("HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED", "QUOTA_EXCEEDED")
+        )
         self.assertEqual(outcome.metadata.get("requested"), str(7 << 30), outcome)
         self.assert_serves(client)
         self.assert_empty(client)
@@ -434,8 +516,9 @@ class MemoryTest(Case):
             "Upload": outcome_of(lambda: client.put("more", nothing)),
             "CopyBuffer": client.attempt("CopyBuffer", source="one", name="more"),
             "Matmul": client.attempt("Matmul", a=x, b=x, result=into("more")),
-            "Reduce": client.attempt("Reduce", x=x, op="REDUCE_OP_SUM", axes=[0],
-                                     result=into("more")),
+            "Reduce": client.attempt(
+                "Reduce", x=x, op="REDUCE_OP_SUM", axes=[0], result=into("more")
+            ),
         }.items():
             with self.subTest(what):
                 self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS", limit=10)
@@ -457,8 +540,9 @@ class MemoryTest(Case):
             if not outcome.ok:
                 break
             count += 1
-        self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", "requested", "free",
-                          total=64 * 1024)
+        self.assert_fails(
+            outcome, "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", "requested", "free", total=64 * 1024
+        )
         self.assertEqual(count, 64 * 1024 // cost)
         for i in range(count):
             client.call("DeleteBuffer", name=f"x{i}")
@@ -488,8 +572,12 @@ class MemoryTest(Case):
         # The draft can still be filled.
         size = x.nbytes
         step = 1 << 20
-        self.assert_ok(client.try_upload(
-            dict(name="x", offset=i, data=b"\1" * min(step, size - i)) for i in range(0, size, step)))
+        self.assert_ok(
+            client.try_upload(
+                dict(name="x", offset=i, data=b"\1" * min(step, size - i))
+                for i in range(0, size, step)
+            )
+        )
         client.call("SealBuffer", name="x")
         self.assertEqual(client.download("x"), b"\1" * size)
 
@@ -502,8 +590,9 @@ class MemoryTest(Case):
         self.assertEqual((answer.missing[0].begin, answer.missing[0].end), (0, 1))
         self.assertEqual((answer.missing[1].begin, answer.missing[1].end), (2, 5))
         made = [client.create("y", ONE, replace=True).version for _ in range(20)]
-        self.assertEqual([draft.version for draft in client.call("GetBuffer", name="y").drafts],
-                         made[4:])
+        self.assertEqual(
+            [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:]
+        )
 
     def test_a_draft_that_nobody_writes_to_goes(self):
         client = self.start("--upload-timeout", "1s").client()
@@ -512,9 +601,11 @@ class MemoryTest(Case):
         self.assert_empty(client)
 
 
-# --- The log -----------------------------------------------------------------------------------------
+# --- The log --------------------------------------------------------------------------------------
 
-LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) ")
+LOG_LINE = re.compile(
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) "
+)
 FORGED = "2026-01-01T00:00:00.000 critical device cpu: FORGED LINE"
 HOSTILE_TEXTS = [
     "x\n" + FORGED,
@@ -564,8 +655,11 @@ class LogTest(Case):
                 self.assertNotIn(outcome.code, ("OK", "INTERNAL", "UNKNOWN"), outcome)
             self.assertEqual(server.stop(), 0)
             log = server.log()
-            self.assertNotRegex(log, "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]",
-                                f"raw control characters of {text!r}")
+            self.assertNotRegex(
+                log,
+                "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]",
+                f"raw control characters of {text!r}",
+            )
             for line in log.split("\n")[:-1]:
                 self.assertRegex(line, LOG_LINE)
                 self.assertFalse(line.startswith(FORGED), line)
@@ -577,8 +671,11 @@ class LogTest(Case):
             self.hostile_calls(server.client(), text)
             self.assertEqual(server.stop(), 0)
             log = server.log()
-            self.assertNotRegex(log, "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]",
-                                f"raw control characters of {text!r}")
+            self.assertNotRegex(
+                log,
+                "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]",
+                f"raw control characters of {text!r}",
+            )
             for line in log.split("\n")[:-1]:
                 self.assertEqual({"time", "level", "message"} - json.loads(line).keys(), set())
 
@@ -595,8 +692,11 @@ class LogTest(Case):
             client.attempt("Dot", a=inline(ONE, view([1] * 4_000_000)), b=inline(ONE)),
             client.attempt("Dot", a=inline(ONE, view([1], [1] * 4_000_000)), b=inline(ONE)),
             client.attempt("Reduce", x=inline(ONE), op="REDUCE_OP_SUM", axes=[0] * 4_000_000),
-            client.attempt("CreateBuffer", name="x",
-                           spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[1] * 4_000_000)),
+            client.attempt(
+                "CreateBuffer",
+                name="x",
+                spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[1] * 4_000_000),
+            ),
         ):
             self.assertIn(outcome.code, ("INVALID_ARGUMENT", "NOT_FOUND"), outcome)
             self.assertTrue(outcome.reason, outcome)
@@ -630,7 +730,9 @@ class LogTest(Case):
             self.assertTrue(client.info().version)
         self.fail_for(server, 0.5)
         self.assert_serves(server.client())
-        self.assertEqual(server.stop(timeout=10), 0, "exit code after SIGTERM, the log still unread")
+        self.assertEqual(
+            server.stop(timeout=10), 0, "exit code after SIGTERM, the log still unread"
+        )
 
     def test_a_log_whose_reader_is_gone_kills_nobody(self):
         server = self.start(pipe=True)
@@ -643,7 +745,7 @@ class LogTest(Case):
         self.assertEqual(server.stop(timeout=10), 0)
 
 
-# --- Drafts, versions, ttl -----------------------------------------------------------------------------
+# --- Drafts, versions, ttl ------------------------------------------------------------------------
 
 OLD, NEW, OTHER = b"OLD!" * 4, b"NEW!" * 4, b"oth." * 4
 FOUR = np.zeros(4, np.float32)  # what these bytes are the data of
@@ -658,10 +760,15 @@ class DraftTest(Case):
         old = self.put_bytes(client, "x", OLD)
         draft = client.create("x", FOUR, replace=True)
         client.upload([dict(name="x", offset=0, data=NEW, version=draft.version)])
-        self.assertTrue(eventually(
-            lambda: not client.call("GetBuffer", name="x").drafts
-            and client.device().buffer_used_bytes and client.budget("buffers").used == 1, 5),
-            "the idle draft stays")
+        self.assertTrue(
+            eventually(
+                lambda: not client.call("GetBuffer", name="x").drafts
+                and client.device().buffer_used_bytes
+                and client.budget("buffers").used == 1,
+                5,
+            ),
+            "the idle draft stays",
+        )
         self.assert_fails(client.attempt("SealBuffer", name="x"), "NOT_FOUND", "BUFFER_NOT_FOUND")
         outcome = client.attempt("SealBuffer", name="x", version=draft.version)
         self.assertIn(outcome.reason, ("BUFFER_NOT_FOUND", "VERSION_MISMATCH"), outcome)
@@ -695,15 +802,25 @@ class DraftTest(Case):
             ("Update", client.attempt("UpdateBuffer", name="x", version=wrong), ready),
             ("Delete", client.attempt("DeleteBuffer", name="x", version=wrong), ready),
             ("Download", outcome_of(lambda: client.download("x", version=wrong)), ready),
-            ("Copy", client.attempt("CopyBuffer", source="x", name="z", source_version=wrong), ready),
+            (
+                "Copy",
+                client.attempt("CopyBuffer", source="x", name="z", source_version=wrong),
+                ready,
+            ),
             ("Dot", client.attempt("Dot", a=resident("x", version=wrong), b=resident("x")), ready),
         ):
             with self.subTest(what):
-                self.assert_fails(outcome, "FAILED_PRECONDITION", "VERSION_MISMATCH",
-                                  expected=wrong, actual=actual.version)
+                self.assert_fails(
+                    outcome,
+                    "FAILED_PRECONDITION",
+                    "VERSION_MISMATCH",
+                    expected=wrong,
+                    actual=actual.version,
+                )
         self.assertEqual(client.download("x"), OLD)
-        self.assertEqual(client.call("SealBuffer", name="y", version=draft.version).buffer.version,
-                         draft.version)
+        self.assertEqual(
+            client.call("SealBuffer", name="y", version=draft.version).buffer.version, draft.version
+        )
         self.assertEqual(client.download("y"), NEW)
         # And the right ones are taken.
         client.call("GetBuffer", name="x", version=ready.version)
@@ -721,8 +838,11 @@ class DraftTest(Case):
         second = client.create("w", FOUR)
         client.upload([dict(name="w", offset=0, data=NEW[:8], version=second.version)])
         outcome = client.try_upload([dict(name="w", offset=8, data=OLD[8:], version=first.version)])
-        self.assertIn((outcome.code, outcome.reason), {
-            ("FAILED_PRECONDITION", "VERSION_MISMATCH"), ("NOT_FOUND", "BUFFER_NOT_FOUND")}, outcome)
+        self.assertIn(
+            (outcome.code, outcome.reason),
+            {("FAILED_PRECONDITION", "VERSION_MISMATCH"), ("NOT_FOUND", "BUFFER_NOT_FOUND")},
+            outcome,
+        )
         outcome = client.attempt("SealBuffer", name="w", version=second.version)
         self.assert_fails(outcome, "FAILED_PRECONDITION", "BUFFER_NOT_READY")
         self.assertIn("8", outcome.metadata["missing"])
@@ -743,15 +863,22 @@ class DraftTest(Case):
                 self.assert_fails(outcome, "FAILED_PRECONDITION", "VERSION_REQUIRED")
                 for version in (one.version, two.version):
                     self.assertIn(str(version), outcome.metadata["versions"])
-                self.assert_fails(client.attempt("SealBuffer", name="x"),
-                                  "FAILED_PRECONDITION", "VERSION_REQUIRED")
+                self.assert_fails(
+                    client.attempt("SealBuffer", name="x"),
+                    "FAILED_PRECONDITION",
+                    "VERSION_REQUIRED",
+                )
                 client.upload([dict(name="x", data=NEW, version=one.version)])
                 client.upload([dict(name="x", data=OTHER[:4], version=two.version)])
                 answer = client.call("GetBuffer", name="x")
-                self.assertEqual((answer.buffer.version, answer.buffer.state),
-                                 (live.version, o.buffers.Buffer.STATE_READY))
-                self.assertEqual([(d.version, d.committed_bytes) for d in answer.drafts],
-                                 [(one.version, 16), (two.version, 4)])
+                self.assertEqual(
+                    (answer.buffer.version, answer.buffer.state),
+                    (live.version, o.buffers.Buffer.STATE_READY),
+                )
+                self.assertEqual(
+                    [(d.version, d.committed_bytes) for d in answer.drafts],
+                    [(one.version, 16), (two.version, 4)],
+                )
                 seen = client.call("GetBuffer", name="x", version=two.version)
                 self.assertEqual(seen.buffer.state, o.buffers.Buffer.STATE_WRITING)
                 self.assertEqual([(gap.begin, gap.end) for gap in seen.missing], [(4, 16)])
@@ -788,13 +915,16 @@ class DraftTest(Case):
     def test_a_name_is_claimed_once_without_replace(self):
         client = self.start().client()
         client.create("x", FOUR)
-        self.assert_fails(outcome_of(lambda: client.create("x", FOUR)),
-                          "ALREADY_EXISTS", "BUFFER_EXISTS")
+        self.assert_fails(
+            outcome_of(lambda: client.create("x", FOUR)), "ALREADY_EXISTS", "BUFFER_EXISTS"
+        )
         self.put_bytes(client, "y", OLD)
-        self.assert_fails(outcome_of(lambda: client.create("y", FOUR)),
-                          "ALREADY_EXISTS", "BUFFER_EXISTS")
-        self.assert_fails(outcome_of(lambda: self.put_bytes(client, "y", NEW)),
-                          "ALREADY_EXISTS", "BUFFER_EXISTS")
+        self.assert_fails(
+            outcome_of(lambda: client.create("y", FOUR)), "ALREADY_EXISTS", "BUFFER_EXISTS"
+        )
+        self.assert_fails(
+            outcome_of(lambda: self.put_bytes(client, "y", NEW)), "ALREADY_EXISTS", "BUFFER_EXISTS"
+        )
         self.assertEqual(client.download("y"), OLD)
 
     def test_a_broken_replacement_does_not_lock_the_name(self):
@@ -804,8 +934,9 @@ class DraftTest(Case):
         draft = client.create("x", FOUR, replace=True)
         self.put_bytes(client, "x", NEW, replace=True)
         self.assertEqual(client.download("x"), NEW)
-        self.assertEqual([d.version for d in client.call("GetBuffer", name="x").drafts],
-                         [draft.version])
+        self.assertEqual(
+            [d.version for d in client.call("GetBuffer", name="x").drafts], [draft.version]
+        )
 
     def test_versions_grow_over_restarts(self):
         first = self.start()
@@ -823,8 +954,9 @@ class DraftTest(Case):
         ready = self.put_bytes(client, "a", OLD)
         client.create("a", FOUR, replace=True)
         listed = client.call("ListBuffers").buffers
-        self.assertEqual([(x.name, x.version) for x in listed],
-                         [("a", ready.version), ("b", newest.version)])
+        self.assertEqual(
+            [(x.name, x.version) for x in listed], [("a", ready.version), ("b", newest.version)]
+        )
 
 
 class TtlTest(Case):
@@ -839,8 +971,11 @@ class TtlTest(Case):
         self.assertEqual(client.download("x"), NEW)
         left = sealed.expire_time.seconds + sealed.expire_time.nanos / 1e9 - time.time()
         self.assertTrue(0 < left < 1.3, f"{left} s left of a ttl of 1.2 s")
-        self.assertTrue(eventually(
-            lambda: client.attempt("GetBuffer", name="x").reason == "BUFFER_NOT_FOUND", 4))
+        self.assertTrue(
+            eventually(
+                lambda: client.attempt("GetBuffer", name="x").reason == "BUFFER_NOT_FOUND", 4
+            )
+        )
         self.assert_empty(client)
 
     def test_uploads_slower_than_their_ttl(self):
@@ -856,8 +991,9 @@ class TtlTest(Case):
 
                 client.upload(slow())
                 self.assertEqual(client.download("x"), NEW)
-                self.assertTrue(eventually(
-                    lambda: client.attempt("GetBuffer", name="x").code == "NOT_FOUND", 4))
+                self.assertTrue(
+                    eventually(lambda: client.attempt("GetBuffer", name="x").code == "NOT_FOUND", 4)
+                )
 
     def test_ttl_of_a_draft_is_renewed_before_it_is_ready(self):
         client = self.start().client()
@@ -873,8 +1009,9 @@ class TtlTest(Case):
         client.put("b", FOUR, ttl={"seconds": 3})
         client.put("c", FOUR, ttl={"seconds": 600})
         client.call("UpdateBuffer", name="c", ttl={"seconds": 1, "nanos": 500_000_000})
-        due = {x.name: x.expire_time.ToNanoseconds() / 1e9
-               for x in client.call("ListBuffers").buffers}
+        due = {
+            x.name: x.expire_time.ToNanoseconds() / 1e9 for x in client.call("ListBuffers").buffers
+        }
         last = {}
         give_up = time.monotonic() + 10
         while time.monotonic() < give_up:
@@ -911,8 +1048,15 @@ class TtlTest(Case):
                 if not outcome.ok:
                     self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
         json_format.MessageToJson(client.call("ListBuffers"))
-        bad = ({"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
-               {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {})
+        bad = (
+            {"seconds": -1},
+            {"nanos": -1},
+            {"seconds": 5, "nanos": 10**9},
+            {"seconds": 5, "nanos": -1},
+            {"seconds": 2**63 - 1},
+            {"seconds": -(2**63)},
+            {},
+        )
         for i, ttl in enumerate(bad, 1):
             for rpc, outcome in every_call(ttl, i).items():
                 with self.subTest(rpc, ttl=ttl):
@@ -955,8 +1099,9 @@ class ReplaceTest(Case):
                 version = client.call("GetBuffer", name="out").buffer.version
                 self.assertIn(version, last.values())
                 winner = next(i for i, v in last.items() if v == version)
-                self.assertEqual(client.download("out"),
-                                 np.full((4, 4), winner, np.float32).tobytes())
+                self.assertEqual(
+                    client.download("out"), np.full((4, 4), winner, np.float32).tobytes()
+                )
                 for name in client.names():
                     client.call("DeleteBuffer", name=name)
                 self.assert_empty(client)
@@ -1019,7 +1164,7 @@ class ReplaceTest(Case):
         self.assertGreaterEqual(stats.queue_us, 0)
 
 
-# --- Uploads and downloads -----------------------------------------------------------------------------
+# --- Uploads and downloads ------------------------------------------------------------------------
 
 
 class BrokenUploadTest(Case):
@@ -1030,8 +1175,10 @@ class BrokenUploadTest(Case):
         server = self.start()
         client = server.client(**how)
         raw = client.channel.stream_unary(
-            UPLOAD, request_serializer=lambda m: m,
-            response_deserializer=o.buffers.UploadResponse.FromString)
+            UPLOAD,
+            request_serializer=lambda m: m,
+            response_deserializer=o.buffers.UploadResponse.FromString,
+        )
         old = np.full(len(data) // 4, 7, np.float32)
         judge = server.client()
         judge.put("live", old)
@@ -1041,8 +1188,9 @@ class BrokenUploadTest(Case):
             for i in range(worker, self.TRIES, 4):
                 replace = i % 2 == 1
                 name = "live" if replace else f"new{i}"
-                spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[len(data) // 4],
-                                            replace=replace)
+                spec = o.buffers.BufferSpec(
+                    dtype="DTYPE_F32", shape=[len(data) // 4], replace=replace
+                )
                 first = o.buffers.UploadRequest(name=name, spec=spec, data=data)
 
                 def messages(first=first):
@@ -1062,13 +1210,15 @@ class BrokenUploadTest(Case):
         if judge.download("live") != old.tobytes():
             wrong.append("a refused upload has replaced a buffer")
         if ok or wrong:
-            self.fail(f"{len(ok)} of {self.TRIES} uploads were answered with OK; " + "; ".join(wrong))
+            self.fail(
+                f"{len(ok)} of {self.TRIES} uploads were answered with OK; " + "; ".join(wrong)
+            )
         judge.call("DeleteBuffer", name="live")
         self.assert_empty(judge)
         self.assert_serves(judge)
 
     def test_a_refused_message_is_not_the_end(self):
-        self.check_tries(padded_message(12 * o.MI), os.urandom(64))
+        self.check_tries(padded_message(9 * o.MI), os.urandom(64))
 
     def test_a_message_above_the_limit_is_not_the_end(self):
         self.check_tries(padded_message(5 * o.MI), os.urandom(64))
@@ -1081,13 +1231,15 @@ class BrokenUploadTest(Case):
 
     def test_a_compressed_message_is_not_the_end(self):
         # gRPC sends what does not shrink as it is: the random first message, not the second.
-        self.check_tries(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
+        self.check_tries(
+            padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip
+        )
 
     def test_garbage_is_not_the_end_of_a_range(self):
         client = self.start().client()
         raw = client.channel.stream_unary(UPLOAD, request_serializer=lambda m: m)
         client.create("x", FOUR)
-        for second in (b"\xff" * 50, padded_message(12 * o.MI), padded_message(1000)[:-500]):
+        for second in (b"\xff" * 50, padded_message(9 * o.MI), padded_message(1000)[:-500]):
             first = o.buffers.UploadRequest(name="x", offset=0, data=NEW).SerializeToString()
             outcome = outcome_of(lambda m=(first, second): raw(iter(m), timeout=10))
             self.assertFalse(outcome.ok, f"OK after {second[:10]!r}")
@@ -1128,8 +1280,7 @@ class BrokenUploadTest(Case):
             ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW, offset=1)]),
             ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW, offset=2**64 - 8)]),
             ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(first, data=NEW), dict(name="y")]),
-            ("INVALID_ARGUMENT", "BAD_MESSAGE",
-             [dict(first, data=NEW), dict(spec=o.spec_of(ONE))]),
+            ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(first, data=NEW), dict(spec=o.spec_of(ONE))]),
             ("FAILED_PRECONDITION", "BUFFER_SEALED", [dict(name="x", data=NEW)]),
             ("NOT_FOUND", "BUFFER_NOT_FOUND", [dict(name="none", data=NEW)]),
         ):
@@ -1143,8 +1294,13 @@ class BrokenUploadTest(Case):
 
     def test_offset_zero_in_a_later_message_counts(self):
         client = self.start().client()
-        client.upload([dict(name="x", spec=o.spec_of(FOUR), data=OLD[:8]), dict(data=OLD[8:]),
-                       dict(offset=0, data=NEW[:4])])
+        client.upload(
+            [
+                dict(name="x", spec=o.spec_of(FOUR), data=OLD[:8]),
+                dict(data=OLD[8:]),
+                dict(offset=0, data=NEW[:4]),
+            ]
+        )
         self.assertEqual(client.download("x"), NEW[:4] + OLD[4:])
 
 
@@ -1183,8 +1339,15 @@ class StreamTest(Case):
         stop = threading.Event()
         before = server.rss()
         sizes, sent = [], []
-        streams = [self.idle_upload(server.client() if i % 25 == 0 else server.clients[-1], stop,
-                                    [dict(name="x", data=data)], sent=sent) for i in range(100)]
+        streams = [
+            self.idle_upload(
+                server.client() if i % 25 == 0 else server.clients[-1],
+                stop,
+                [dict(name="x", data=data)],
+                sent=sent,
+            )
+            for i in range(100)
+        ]
         self.assertTrue(eventually(lambda: len(sent) == 100, 30, 0.2), f"{len(sent)} of 100 sent")
         time.sleep(1)
         for _ in range(10):
@@ -1204,11 +1367,17 @@ class StreamTest(Case):
         self.assertEqual(client.budget("uploads").limit, 5)
         stop = threading.Event()
         spec = o.spec_of(FOUR)
-        streams = [self.idle_upload(client, stop, [dict(name=f"x{i}", spec=spec, data=NEW)])
-                   for i in range(5)]
+        streams = [
+            self.idle_upload(client, stop, [dict(name=f"x{i}", spec=spec, data=NEW)])
+            for i in range(5)
+        ]
         self.assertTrue(eventually(lambda: client.budget("uploads").used == 5, 3))
-        self.assert_fails(outcome_of(lambda: client.put("more", FOUR)),
-                          "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=5)
+        self.assert_fails(
+            outcome_of(lambda: client.put("more", FOUR)),
+            "RESOURCE_EXHAUSTED",
+            "TOO_MANY_UPLOADS",
+            limit=5,
+        )
         streams[0].cancel()
         self.assertTrue(eventually(lambda: client.budget("uploads").used == 4, 3))
         client.put("more", FOUR)
@@ -1250,9 +1419,13 @@ class StreamTest(Case):
                 client.create(name, FOUR)
             stop = threading.Event()
             call = self.idle_upload(client, stop, [dict(name=name, spec=spec, data=NEW)])
-            self.assertTrue(eventually(
-                lambda: client.attempt("GetBuffer", name=name).ok
-                and client.call("GetBuffer", name=name).buffer.committed_bytes == 16, 3))
+            self.assertTrue(
+                eventually(
+                    lambda: client.attempt("GetBuffer", name=name).ok
+                    and client.call("GetBuffer", name=name).buffer.committed_bytes == 16,
+                    3,
+                )
+            )
             client.call("DeleteBuffer", name=name)
             stop.set()
             self.assert_fails(outcome_of(call), "NOT_FOUND", "BUFFER_NOT_FOUND")
@@ -1265,8 +1438,9 @@ class StreamTest(Case):
 
         def slow():
             for i in range(6):
-                yield o.buffers.UploadRequest(name="slow", data=NEW[:4] if i < 4 else b"",
-                                              spec=o.spec_of(FOUR))
+                yield o.buffers.UploadRequest(
+                    name="slow", data=NEW[:4] if i < 4 else b"", spec=o.spec_of(FOUR)
+                )
                 time.sleep(0.4)
 
         running = client.b.Upload.future(slow(), timeout=30)
@@ -1294,8 +1468,10 @@ class StreamTest(Case):
         calls = self.unread_downloads(client)
         in_use = client.budget("downloads").used
         client.call("DeleteBuffer", name="big")
-        self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 5),
-                        f"{client.device().buffer_used_bytes} bytes are held by unread downloads")
+        self.assertTrue(
+            eventually(lambda: client.device().buffer_used_bytes == 0, 5),
+            f"{client.device().buffer_used_bytes} bytes are held by unread downloads",
+        )
         self.assertEqual(in_use, 3)
         self.assertTrue(eventually(lambda: client.budget("downloads").used == 0, 2))
         for call in calls:
@@ -1304,9 +1480,16 @@ class StreamTest(Case):
     def test_slow_downloads_do_not_end(self):
         client = self.start("--download-timeout", "1s").client()
         data = os.urandom(12 * o.MI)
-        client.upload([dict(name="x", data=data[:o.MI], spec=o.buffers.BufferSpec(
-            dtype="DTYPE_F32", shape=[len(data) // 4]))] + [
-                dict(data=data[i:i + o.MI]) for i in range(o.MI, len(data), o.MI)])
+        client.upload(
+            [
+                dict(
+                    name="x",
+                    data=data[: o.MI],
+                    spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[len(data) // 4]),
+                )
+            ]
+            + [dict(data=data[i : i + o.MI]) for i in range(o.MI, len(data), o.MI)]
+        )
         read = b""
         for message in client.b.Download(o.buffers.DownloadRequest(name="x"), timeout=60):
             read += message.data
@@ -1324,8 +1507,12 @@ class StreamTest(Case):
     def test_downloads_are_counted(self):
         client = self.start("--max-downloads", "3", "--download-timeout", "60s").client()
         calls = self.unread_downloads(client)
-        self.assert_fails(outcome_of(lambda: client.download("big")),
-                          "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3)
+        self.assert_fails(
+            outcome_of(lambda: client.download("big")),
+            "RESOURCE_EXHAUSTED",
+            "TOO_MANY_DOWNLOADS",
+            limit=3,
+        )
         calls[0].cancel()
         self.assertTrue(eventually(lambda: client.budget("downloads").used == 2, 3))
         self.assertEqual(len(client.download("big")), 32 << 20)
@@ -1353,7 +1540,7 @@ class ChecksumTest(Case):
         """Four messages with checksums."""
         quarter = len(self.DATA) // 4
         for i in range(4):
-            data = self.DATA[i * quarter:(i + 1) * quarter]
+            data = self.DATA[i * quarter : (i + 1) * quarter]
             fields = dict(name=name, spec=self.spec(**spec), data=data, crc32c=o.crc32c(data))
             if i == wrong:
                 fields["crc32c"] ^= 1
@@ -1372,13 +1559,20 @@ class ChecksumTest(Case):
         old = client.put("x", FOUR)
         for i in range(4):
             quarter = len(self.DATA) // 4
-            actual = o.crc32c(self.DATA[i * quarter:(i + 1) * quarter])
+            actual = o.crc32c(self.DATA[i * quarter : (i + 1) * quarter])
             outcome = client.try_upload(self.messages(wrong=i, replace=True))
-            self.assert_fails(outcome, "DATA_LOSS", "BAD_CHECKSUM", field="crc32c",
-                              expected=outcome.metadata.get("expected"),
-                              actual=outcome.metadata.get("actual"))
-            self.assertEqual({int(outcome.metadata["expected"], 0), int(outcome.metadata["actual"], 0)},
-                             {actual, actual ^ 1})
+            self.assert_fails(
+                outcome,
+                "DATA_LOSS",
+                "BAD_CHECKSUM",
+                field="crc32c",
+                expected=outcome.metadata.get("expected"),
+                actual=outcome.metadata.get("actual"),
+            )
+            self.assertEqual(
+                {int(outcome.metadata["expected"], 0), int(outcome.metadata["actual"], 0)},
+                {actual, actual ^ 1},
+            )
         outcome = client.try_upload(self.messages(whole=right ^ 1, replace=True))
         self.assert_fails(outcome, "DATA_LOSS", "BAD_CHECKSUM", field="buffer_crc32c")
         outcome = client.try_upload(self.messages(without=2, whole=right, replace=True))
@@ -1399,7 +1593,7 @@ class ChecksumTest(Case):
 
         def write(version, order, checksums=True):
             for i in order:
-                data = self.DATA[i * quarter:(i + 1) * quarter]
+                data = self.DATA[i * quarter : (i + 1) * quarter]
                 fields = dict(name="x", version=version, offset=i * quarter, data=data)
                 if checksums:
                     fields["crc32c"] = o.crc32c(data)
@@ -1433,28 +1627,51 @@ class ChecksumTest(Case):
     def test_of_downloads(self):
         client = self.start().client()
         data = os.urandom(1_300_000)
-        client.upload([dict(name="x", data=data, spec=o.buffers.BufferSpec(
-            dtype="DTYPE_I32", shape=[len(data) // 4]))])
+        client.upload(
+            [
+                dict(
+                    name="x",
+                    data=data,
+                    spec=o.buffers.BufferSpec(dtype="DTYPE_I32", shape=[len(data) // 4]),
+                )
+            ]
+        )
         for offset, limit in ((0, 0), (777, 5000)):
-            request = o.buffers.DownloadRequest(name="x", offset=offset, limit=limit, checksums=True)
+            request = o.buffers.DownloadRequest(
+                name="x", offset=offset, limit=limit, checksums=True
+            )
             at = offset
             for message in client.b.Download(request, timeout=20):
                 self.assertTrue(message.HasField("crc32c"), "no checksum")
                 self.assertEqual(message.crc32c, o.crc32c(message.data))
-                self.assertEqual(message.data, data[at:at + len(message.data)])
+                self.assertEqual(message.data, data[at : at + len(message.data)])
                 at += len(message.data)
             self.assertEqual(at, offset + limit if limit else len(data))
         for message in client.b.Download(o.buffers.DownloadRequest(name="x"), timeout=20):
             self.assertFalse(message.HasField("crc32c"))
 
 
-# --- Messages and results --------------------------------------------------------------------------------
+# --- Messages and results -------------------------------------------------------------------------
 
 UNARY = {
-    "BufferService": ("CreateBuffer", "GetBuffer", "ListBuffers", "SealBuffer", "UpdateBuffer",
-                      "CopyBuffer", "DeleteBuffer"),
-    "ComputeService": ("Dot", "Reduce", "Matmul", "Add", "WindowSum", "ListStrategies",
-                       "GetServerInfo"),
+    "BufferService": (
+        "CreateBuffer",
+        "GetBuffer",
+        "ListBuffers",
+        "SealBuffer",
+        "UpdateBuffer",
+        "CopyBuffer",
+        "DeleteBuffer",
+    ),
+    "ComputeService": (
+        "Dot",
+        "Reduce",
+        "Matmul",
+        "Add",
+        "WindowSum",
+        "ListStrategies",
+        "GetServerInfo",
+    ),
 }
 
 
@@ -1470,8 +1687,11 @@ class MessageTest(Case):
                     bad.append(b"\x0a\x02\xff\xfe")  # a name that is no UTF-8
                 for request in bad:
                     outcome = outcome_of(lambda m=request: call(m, timeout=5))
-                    self.assertIn(outcome.code, ("UNIMPLEMENTED", "INVALID_ARGUMENT", "INTERNAL"),
-                                  f"{method} {request!r} {outcome}")
+                    self.assertIn(
+                        outcome.code,
+                        ("UNIMPLEMENTED", "INVALID_ARGUMENT", "INTERNAL"),
+                        f"{method} {request!r} {outcome}",
+                    )
                     if outcome.code == "INVALID_ARGUMENT":
                         self.assertTrue(outcome.reason, outcome)
         self.assert_serves(client)
@@ -1480,11 +1700,16 @@ class MessageTest(Case):
     def test_messages_above_the_limit(self):
         client = self.start().client()
         limit = client.info().limits.max_message_bytes
-        for size, code, reason in ((limit + 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
-                                   (2 * limit - 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
-                                   (2 * limit + 100, "RESOURCE_EXHAUSTED", "")):
-            x = o.compute.Operand(tensor=o.compute.Tensor(
-                dtype="DTYPE_F32", shape=[size // 4], data=bytes(size // 4 * 4)))
+        for size, code, reason in (
+            (limit + 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+            (2 * limit - 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+            (2 * limit + 100, "RESOURCE_EXHAUSTED", ""),
+        ):
+            x = o.compute.Operand(
+                tensor=o.compute.Tensor(
+                    dtype="DTYPE_F32", shape=[size // 4], data=bytes(size // 4 * 4)
+                )
+            )
             outcome = client.attempt("Reduce", x=x, op="REDUCE_OP_SUM")
             self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
             if reason:
@@ -1512,8 +1737,12 @@ class MessageTest(Case):
         client = self.start().client()
         rng = np.random.default_rng(1)
         x = rng.standard_normal((1024, 1024), np.float32)
-        client.upload([dict(name="x", spec=o.spec_of(x), data=x.tobytes()[:2 << 20]),
-                       dict(data=x.tobytes()[2 << 20:])])
+        client.upload(
+            [
+                dict(name="x", spec=o.spec_of(x), data=x.tobytes()[: 2 << 20]),
+                dict(data=x.tobytes()[2 << 20 :]),
+            ]
+        )
         eye = inline(np.eye(2, dtype=np.float32), view([1024, 1024], [0, 0]))
         limit = client.info().limits.max_inline_result_bytes
         for rpc in ("Add", "Matmul"):
@@ -1539,8 +1768,11 @@ class MessageTest(Case):
         tall = inline(ONE, view([1, n], [0, 0]))
         axes = self.assert_ok(client.attempt("Reduce", x=tall, op="REDUCE_OP_SUM", axes=[0]))
         self.assertEqual(len(axes.tensor.data), 4 * n)
-        product = self.assert_ok(client.attempt(
-            "Matmul", a=inline(ONE, view([n, 1], [0, 0])), b=inline(ONE, view([1, 1], [0, 0]))))
+        product = self.assert_ok(
+            client.attempt(
+                "Matmul", a=inline(ONE, view([n, 1], [0, 0])), b=inline(ONE, view([1, 1], [0, 0]))
+            )
+        )
         self.assertEqual(len(product.tensor.data), 4 * n)
         more = inline(ONE, view([limit // 4 + 1], [0]))
         outcome = client.attempt("Add", a=more, b=more)
@@ -1554,7 +1786,9 @@ class ErrorTest(Case):
         x = np.arange(6, dtype=np.float32)
         client.put("x", x)
         client.create("open", x)
-        short = o.compute.Operand(tensor=o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123"))
+        short = o.compute.Operand(
+            tensor=o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
+        )
         untyped = o.compute.Operand(tensor=o.compute.Tensor(shape=[1], data=b"1234"))
         good = resident("x")
         version = client.call("GetBuffer", name="x").buffer.version + 5
@@ -1592,37 +1826,73 @@ class ErrorTest(Case):
         spec = o.buffers.BufferSpec
         limit = client.info().limits.max_message_bytes
         for reason, figures, call in (
-            ("BAD_SHAPE", "-3", lambda: client.call(
-                "CreateBuffer", name="y", spec=spec(dtype=1, shape=[-3]))),
-            ("BAD_SHAPE", "9", lambda: client.call(
-                "CreateBuffer", name="y", spec=spec(dtype=1, shape=[1] * 9))),
-            ("BAD_DTYPE", "77", lambda: client.call(
-                "CreateBuffer", name="y", spec=spec(dtype=77, shape=[1]))),
-            ("BAD_NAME", "128", lambda: client.call(
-                "CreateBuffer", name="y" * 129, spec=spec(dtype=1, shape=[1]))),
-            ("BAD_TTL", "-7", lambda: client.call(
-                "UpdateBuffer", name="x", ttl={"seconds": -7})),
-            ("QUOTA_EXCEEDED", str(1 << 22), lambda: client.call(
-                "CreateBuffer", name="y", spec=spec(dtype=1, shape=[1 << 20]))),
+            (
+                "BAD_SHAPE",
+                "-3",
+                lambda: client.call("CreateBuffer", name="y", spec=spec(dtype=1, shape=[-3])),
+            ),
+            (
+                "BAD_SHAPE",
+                "9",
+                lambda: client.call("CreateBuffer", name="y", spec=spec(dtype=1, shape=[1] * 9)),
+            ),
+            (
+                "BAD_DTYPE",
+                "77",
+                lambda: client.call("CreateBuffer", name="y", spec=spec(dtype=77, shape=[1])),
+            ),
+            (
+                "BAD_NAME",
+                "128",
+                lambda: client.call("CreateBuffer", name="y" * 129, spec=spec(dtype=1, shape=[1])),
+            ),
+            ("BAD_TTL", "-7", lambda: client.call("UpdateBuffer", name="x", ttl={"seconds": -7})),
+            (
+                "QUOTA_EXCEEDED",
+                str(1 << 22),
+                lambda: client.call("CreateBuffer", name="y", spec=spec(dtype=1, shape=[1 << 20])),
+            ),
             ("BAD_RANGE", "25", lambda: client.download("x", offset=25)),
             ("BAD_RANGE", "4711", lambda: client.download("x", offset=4, limit=4711)),
-            ("BAD_RANGE", "24", lambda: client.upload(
-                [dict(name="y", spec=o.spec_of(x), offset=20, data=b"12345678")])),
-            ("MISSING_DATA", "24", lambda: client.upload(
-                [dict(name="y", spec=o.spec_of(x), data=b"12345678")])),
+            (
+                "BAD_RANGE",
+                "24",
+                lambda: client.upload(
+                    [dict(name="y", spec=o.spec_of(x), offset=20, data=b"12345678")]
+                ),
+            ),
+            (
+                "MISSING_DATA",
+                "24",
+                lambda: client.upload([dict(name="y", spec=o.spec_of(x), data=b"12345678")]),
+            ),
             ("BAD_PAGE", "-1", lambda: client.call("ListBuffers", page_size=-1)),
             ("BAD_PAGE", "1001", lambda: client.call("ListBuffers", page_size=1001)),
-            ("BAD_VIEW", "5", lambda: client.call(
-                "Dot", a=resident("x", view([3], offset=5)), b=good)),
+            (
+                "BAD_VIEW",
+                "5",
+                lambda: client.call("Dot", a=resident("x", view([3], offset=5)), b=good),
+            ),
             ("BAD_SHAPE", "6", lambda: client.call("Dot", a=good, b=inline(ONE))),
-            ("BAD_AXES", "4", lambda: client.call(
-                "Reduce", x=good, op="REDUCE_OP_SUM", axes=[4])),
+            ("BAD_AXES", "4", lambda: client.call("Reduce", x=good, op="REDUCE_OP_SUM", axes=[4])),
             ("BAD_OPERATION", "99", lambda: client.call("Reduce", x=good, op=99)),
             ("BAD_RADIUS", "-9", lambda: client.call("WindowSum", x=good, radius=-9)),
-            ("BAD_OPERAND", "3", lambda: client.call("Dot", a=o.compute.Operand(
-                tensor=o.compute.Tensor(dtype=1, shape=[6], data=b"123")), b=good)),
-            ("BAD_MESSAGE", str(limit), lambda: client.call("Reduce", op="REDUCE_OP_SUM", x=inline(
-                np.zeros(limit // 4 + 1, np.float32)))),
+            (
+                "BAD_OPERAND",
+                "3",
+                lambda: client.call(
+                    "Dot",
+                    a=o.compute.Operand(tensor=o.compute.Tensor(dtype=1, shape=[6], data=b"123")),
+                    b=good,
+                ),
+            ),
+            (
+                "BAD_MESSAGE",
+                str(limit),
+                lambda: client.call(
+                    "Reduce", op="REDUCE_OP_SUM", x=inline(np.zeros(limit // 4 + 1, np.float32))
+                ),
+            ),
         ):
             with self.subTest(reason, figures=figures):
                 outcome = outcome_of(call)
@@ -1700,9 +1970,13 @@ class ArithmeticTest(Case):
     """Values that lose NaN, infinity or range on the way."""
 
     def rows(self, client, operation, dtype):
-        found = [row.name for row in client.call(
-            "ListStrategies", operation=operation, backend=client.device().backend).strategies
-            if row.available and dtype in row.dtypes]
+        found = [
+            row.name
+            for row in client.call(
+                "ListStrategies", operation=operation, backend=client.device().backend
+            ).strategies
+            if row.available and dtype in row.dtypes
+        ]
         return ["", *found]
 
     def test_variance_keeps_nan_and_infinity(self):
@@ -1712,15 +1986,18 @@ class ArithmeticTest(Case):
                 x = inline(np.array(values, dtype))
                 for row in self.rows(client, "reduce", x.tensor.dtype):
                     with self.subTest(row, values=values, dtype=dtype.__name__):
-                        value = client.call("Reduce", x=x, op="REDUCE_OP_VARIANCE",
-                                            strategy=row).value.real
+                        value = client.call(
+                            "Reduce", x=x, op="REDUCE_OP_VARIANCE", strategy=row
+                        ).value.real
                         self.assertTrue(np.isnan(value), value)
                 column = inline(np.array(values, dtype).reshape(-1, 1))
                 for row in self.rows(client, "reduce_axes", x.tensor.dtype):
                     with self.subTest(row, axes=[0], values=values, dtype=dtype.__name__):
-                        value = o.to_numpy(client.call(
-                            "Reduce", x=column, op="REDUCE_OP_VARIANCE", axes=[0],
-                            strategy=row).tensor)
+                        value = o.to_numpy(
+                            client.call(
+                                "Reduce", x=column, op="REDUCE_OP_VARIANCE", axes=[0], strategy=row
+                            ).tensor
+                        )
                         self.assertTrue(np.isnan(value).all(), value)
 
     def test_variance_overflows_to_infinity(self):
@@ -1740,14 +2017,21 @@ class ArithmeticTest(Case):
             x = np.array(values, np.int64)
             for row in self.rows(client, "reduce", o.buffers.DTYPE_I64):
                 with self.subTest(row, values=values):
-                    value = client.call("Reduce", x=inline(x), op="REDUCE_OP_MEAN",
-                                        strategy=row).value.real
+                    value = client.call(
+                        "Reduce", x=inline(x), op="REDUCE_OP_MEAN", strategy=row
+                    ).value.real
                     self.assertLessEqual(abs(value - expected), 1e-14 * 2.0**63, value)
             for row in self.rows(client, "reduce_axes", o.buffers.DTYPE_I64):
                 with self.subTest(row, axes=[0], values=values):
-                    value = o.to_numpy(client.call(
-                        "Reduce", x=inline(x.reshape(-1, 1)), op="REDUCE_OP_MEAN", axes=[0],
-                        strategy=row).tensor)[0]
+                    value = o.to_numpy(
+                        client.call(
+                            "Reduce",
+                            x=inline(x.reshape(-1, 1)),
+                            op="REDUCE_OP_MEAN",
+                            axes=[0],
+                            strategy=row,
+                        ).tensor
+                    )[0]
                     self.assertLessEqual(abs(value - expected), 1e-14 * 2.0**63, value)
 
     def test_default_rows_do_not_overflow_inside(self):
@@ -1757,16 +2041,28 @@ class ArithmeticTest(Case):
         turned = np.roll(big, 1)
         for expected, rpc, fields in (
             (1e40, "Dot", dict(a=inline(np.float32([1e20])), b=inline(np.float32([1e20])))),
-            (float(np.dot(big.astype(float), turned.astype(float))), "Dot",
-             dict(a=inline(big), b=inline(turned))),
+            (
+                float(np.dot(big.astype(float), turned.astype(float))),
+                "Dot",
+                dict(a=inline(big), b=inline(turned)),
+            ),
             (1e-80, "Dot", dict(a=inline(np.float32([1e-40])), b=inline(np.float32([1e-40])))),
             (3e38, "Reduce", dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_MEAN")),
-            (2048 * 3e38, "Reduce",
-             dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_SUM")),
-            (2048 * 3e38, "Reduce",
-             dict(x=inline(np.full(2048, -3e38, np.float32)), op="REDUCE_OP_NORM_L1")),
-            (3e38 * 2048**0.5, "Reduce",
-             dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_NORM_L2")),
+            (
+                2048 * 3e38,
+                "Reduce",
+                dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_SUM"),
+            ),
+            (
+                2048 * 3e38,
+                "Reduce",
+                dict(x=inline(np.full(2048, -3e38, np.float32)), op="REDUCE_OP_NORM_L1"),
+            ),
+            (
+                3e38 * 2048**0.5,
+                "Reduce",
+                dict(x=inline(np.full(2048, 3e38, np.float32)), op="REDUCE_OP_NORM_L2"),
+            ),
         ):
             with self.subTest(rpc, expected=expected):
                 answer = client.call(rpc, **fields)
@@ -1780,19 +2076,23 @@ class ArithmeticTest(Case):
         x = np.array([[2048], [1], [2.0**-24]], np.float16)
         for row in self.rows(client, "reduce_axes", o.buffers.DTYPE_F16):
             with self.subTest(row, dtype="f16"):
-                answer = client.call("Reduce", x=inline(x), op="REDUCE_OP_SUM", axes=[0],
-                                     strategy=row)
+                answer = client.call(
+                    "Reduce", x=inline(x), op="REDUCE_OP_SUM", axes=[0], strategy=row
+                )
                 self.assertEqual(o.to_numpy(answer.tensor)[0], 2050)
-        bits = (np.array([[256], [1], [2.0**-40]], np.float32).view(np.uint32) >> 16).astype("<u2")
+        bits = (np.array([[256], [1], [2.0**-40]], np.float32).view(np.uint32) >> 16).astype(
+            "<u2"
+        )
         for row in self.rows(client, "reduce_axes", o.buffers.DTYPE_BF16):
             with self.subTest(row, dtype="bf16"):
-                answer = client.call("Reduce", x=inline(bits), op="REDUCE_OP_SUM", axes=[0],
-                                     strategy=row)
+                answer = client.call(
+                    "Reduce", x=inline(bits), op="REDUCE_OP_SUM", axes=[0], strategy=row
+                )
                 value = (o.to_numpy(answer.tensor).astype(np.uint32) << 16).view(np.float32)[0]
                 self.assertEqual(value, 258)
 
 
-# --- Sockets ------------------------------------------------------------------------------------------
+# --- Sockets --------------------------------------------------------------------------------------
 
 
 class SocketTest(Case):
@@ -1850,11 +2150,13 @@ class SocketTest(Case):
         self.assert_serves(client)
         for one in raw:
             one.close()
-        self.assertTrue(eventually(
-            lambda: outcome_of(lambda: server.client().dot_of_ones(timeout=1)).ok, 4),
-            "no new client gets in after the others have left")
+        self.assertTrue(
+            eventually(lambda: outcome_of(lambda: server.client().dot_of_ones(timeout=1)).ok, 4),
+            "no new client gets in after the others have left",
+        )
 
     def test_few_descriptors(self):
+        self.needs_cpu("a driver's own files are among the 256")
         server = self.start(prefix=("prlimit", "--nofile=256:256"))
         client = server.client()
         client.dot_of_ones()
@@ -1872,9 +2174,10 @@ class SocketTest(Case):
             one.close()
         for one in raw:
             one.close()
-        self.assertTrue(eventually(
-            lambda: outcome_of(lambda: server.client().dot_of_ones(timeout=1)).ok, 6),
-            "no new client gets in after the others have left")
+        self.assertTrue(
+            eventually(lambda: outcome_of(lambda: server.client().dot_of_ones(timeout=1)).ok, 6),
+            "no new client gets in after the others have left",
+        )
         self.assertEqual(server.stop(timeout=10), 0)
 
     def test_idle_connections_are_closed(self):
@@ -1889,17 +2192,24 @@ class SocketTest(Case):
         self.assert_serves(client)
 
     def test_streams_of_a_connection_are_bounded(self):
-        for flags, check in (((), lambda n: 0 < n <= 10_000),
-                             (("--max-streams", "10"), lambda n: n == 10)):
+        for flags, check in (
+            ((), lambda n: 0 < n <= 10_000),
+            (("--max-streams", "10"), lambda n: n == 10),
+        ):
             with self.subTest(flags=flags):
                 raw = o.RawConnection(self.start(*flags))
                 self.addCleanup(raw.close)
                 settings = raw.find_frame(o.SETTINGS, 5)
-                pairs = {int.from_bytes(settings[3][i:i + 2], "big"):
-                         int.from_bytes(settings[3][i + 2:i + 6], "big")
-                         for i in range(0, len(settings[3]), 6)}
-                self.assertTrue(check(pairs.get(3, 1 << 32)),
-                                f"SETTINGS_MAX_CONCURRENT_STREAMS is {pairs.get(3, 'absent')}")
+                pairs = {
+                    int.from_bytes(settings[3][i : i + 2], "big"): int.from_bytes(
+                        settings[3][i + 2 : i + 6], "big"
+                    )
+                    for i in range(0, len(settings[3]), 6)
+                }
+                self.assertTrue(
+                    check(pairs.get(3, 1 << 32)),
+                    f"SETTINGS_MAX_CONCURRENT_STREAMS is {pairs.get(3, 'absent')}",
+                )
 
     def test_requests_that_come_a_byte_at_a_time(self):
         self.needs_exact_memory()
@@ -1912,8 +2222,10 @@ class SocketTest(Case):
         for one in raw:
             self.addCleanup(one.close)
             # A message of 4 MiB is announced; 5 bytes of its data come.
-            one.send(o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
-                     o.frame(o.DATA, 0, 1, b"\0" + (4 << 20).to_bytes(4, "big")))
+            one.send(
+                o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
+                o.frame(o.DATA, 0, 1, b"\0" + (4 << 20).to_bytes(4, "big")),
+            )
         for _ in range(5):
             for one in raw:
                 try:
@@ -1933,7 +2245,7 @@ class SocketTest(Case):
         self.needs_exact_memory()
         server = self.start("--host-memory", "32Mi")
         client = server.client()
-        n = client.info().limits.max_inline_result_bytes // 4
+        n = (client.info().limits.max_inline_result_bytes - 4096) // 4
         wide = inline(ONE, view([n], [0]))
         for _ in range(3):
             client.call("Add", a=wide, b=wide)
@@ -1944,41 +2256,62 @@ class SocketTest(Case):
         connections = [o.RawConnection(server) for _ in range(4)]
         for raw in connections:
             self.addCleanup(raw.close)
-            raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
-                       + o.frame(o.DATA, o.END_STREAM, stream,
-                                 b"\0" + len(body).to_bytes(4, "big") + body)
-                       for stream in range(1, 60, 2)))
+            raw.send(
+                *(
+                    o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
+                    + o.frame(
+                        o.DATA, o.END_STREAM, stream, b"\0" + len(body).to_bytes(4, "big") + body
+                    )
+                    for stream in range(1, 180, 2)
+                )
+            )
         sizes = []
-        for _ in range(15):
+        for _ in range(40):
             time.sleep(0.1)
             sizes.append(server.rss())
         growth = max(sizes) - before
-        self.assertLess(growth, 100 * o.MI,
-                        f"120 unread answers of {4 * n} bytes take {growth / o.MI:.0f} MiB")
+        self.assertLess(
+            growth, 80 * o.MI, f"360 unread answers of {4 * n} bytes take {growth / o.MI:.0f} MiB"
+        )
         for raw in connections:
             raw.close()
-        self.assertTrue(eventually(lambda: server.rss() - before < 40 * o.MI, 4),
-                        f"readers have gone, {(server.rss() - before) / o.MI:.0f} MiB stay")
+        self.assertTrue(
+            eventually(lambda: server.rss() - before < 40 * o.MI, 4),
+            f"readers have gone, {(server.rss() - before) / o.MI:.0f} MiB stay",
+        )
         self.assert_serves(client)
 
     def test_garbage(self):
         server = self.start()
         client = server.client()
         generator = random.Random(5)
-        attempts = [
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-            o.PREFACE + b"\xff" * 4000,
-            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(o.DATA, 0, 0, b"x" * 100),
-            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(o.HEADERS, 4, 1, b"\xff" * 200),
-            o.PREFACE + o.frame(o.SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"),
-            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(9, 0, 1, b"\0" * 50) * 50,
-            o.PREFACE[:10],
-        ] + [generator.randbytes(generator.randrange(1, 3000)) for _ in range(60)] + [
-            o.PREFACE + o.frame(o.SETTINGS, 0, 0) + b"".join(
-                o.frame(generator.randrange(12), generator.randrange(256), generator.randrange(6),
-                        generator.randbytes(generator.randrange(60))) for _ in range(20))
-            for _ in range(60)]
+        attempts = (
+            [
+                b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+                o.PREFACE + b"\xff" * 4000,
+                o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(o.DATA, 0, 0, b"x" * 100),
+                o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(o.HEADERS, 4, 1, b"\xff" * 200),
+                o.PREFACE + o.frame(o.SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"),
+                o.PREFACE + o.frame(o.SETTINGS, 0, 0) + o.frame(9, 0, 1, b"\0" * 50) * 50,
+                o.PREFACE[:10],
+            ]
+            + [generator.randbytes(generator.randrange(1, 3000)) for _ in range(60)]
+            + [
+                o.PREFACE
+                + o.frame(o.SETTINGS, 0, 0)
+                + b"".join(
+                    o.frame(
+                        generator.randrange(12),
+                        generator.randrange(256),
+                        generator.randrange(6),
+                        generator.randbytes(generator.randrange(60)),
+                    )
+                    for _ in range(20)
+                )
+                for _ in range(60)
+            ]
+        )
         for data in attempts:
             one = server.socket()
             try:
@@ -1990,8 +2323,10 @@ class SocketTest(Case):
             one.close()
         self.assertTrue(server.alive(), f"the server ended with {server.process.poll()}")
         self.assert_serves(client)
-        self.assertTrue(eventually(lambda: client.budget("connections").used <= 2, 5),
-                        f"connections used: {client.budget('connections').used}")
+        self.assertTrue(
+            eventually(lambda: client.budget("connections").used <= 2, 5),
+            f"connections used: {client.budget('connections').used}",
+        )
 
     def test_streams_reset_at_once(self):
         self.needs_exact_memory()
@@ -2004,9 +2339,13 @@ class SocketTest(Case):
         self.addCleanup(raw.close)
         try:
             for begin in range(1, 20_001, 200):
-                raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
-                           + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
-                           for stream in range(begin, begin + 200, 2)))
+                raw.send(
+                    *(
+                        o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
+                        + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
+                        for stream in range(begin, begin + 200, 2)
+                    )
+                )
         except OSError:
             pass  # closed by the server: as good an answer as any
         self.assert_serves(client)
@@ -2019,8 +2358,10 @@ class SocketTest(Case):
         client = server.client()
         headers = o.request_headers(UPLOAD)
         first = o.buffers.UploadRequest(
-            name="half", spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[1000], replace=True),
-            data=b"1234").SerializeToString()
+            name="half",
+            spec=o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[1000], replace=True),
+            data=b"1234",
+        ).SerializeToString()
         body = b"\0" + len(first).to_bytes(4, "big") + first
         for how in ("reset", "shut", "silent"):
             for _ in range(5):
@@ -2031,8 +2372,7 @@ class SocketTest(Case):
                     raw.socket.shutdown(socket.SHUT_WR)
                 elif how == "reset":
                     time.sleep(0.02)
-                    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
-                                          b"\1\0\0\0\0\0\0\0")
+                    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                     raw.close()
         self.assert_serves(client)
         self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 6))
@@ -2054,9 +2394,11 @@ class SocketTest(Case):
                 yield b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
                 stop.wait(60)
 
-            calls.append(channel.stream_stream(
-                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(
-                    requests(), timeout=60))
+            calls.append(
+                channel.stream_stream(
+                    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+                )(requests(), timeout=60)
+            )
             if i < 90:
                 answered.append(b"tessera.v1.ComputeService" in next(calls[-1]))
             if i == 89:
@@ -2075,12 +2417,13 @@ class SocketTest(Case):
     def test_no_reflection(self):
         client = self.start("--no-reflection").client()
         call = client.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )
         outcome = outcome_of(lambda: list(call(iter([b"\x3a\x01*"]), timeout=5)))
         self.assertEqual(outcome.code, "UNIMPLEMENTED")
 
 
-# --- The end --------------------------------------------------------------------------------------------
+# --- The end --------------------------------------------------------------------------------------
 
 
 class DrainTest(Case):
@@ -2180,19 +2523,20 @@ class DrainTest(Case):
         self.assertLess(took, 3)
 
     def test_what_cannot_start_exits_with_1(self):
-        server = self.start()
-        for flags in (("--listen", server.address), ("--listen", "256.1.1.1:1"),
-                      ("--listen", "127.0.0.1:0", "--device", "cuda:77"),
-                      ("--listen", "127.0.0.1:0", "--log-level", "loud")):
+        taken = self.start().address
+        for flags in (
+            ("--listen", taken, "--device", "cpu"),
+            ("--listen", "256.1.1.1:1", "--device", "cpu"),
+            ("--listen", "127.0.0.1:0", "--device", "cuda:77"),
+        ):
             with self.subTest(flags=flags):
                 ended = subprocess.run(
-                    [o.Program.path, "--device", "cpu", *flags][0:1]
-                    + ([] if "--device" in flags else ["--device", "cpu"]) + list(flags),
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20)
-                self.assertNotIn(ended.returncode, (0, 70, 75), ended.stdout)
-                self.assertLess(0, ended.returncode)
-                if flags[1] != "127.0.0.1:0" or "cuda:77" in flags:
-                    self.assertEqual(ended.returncode, 1, ended.stdout)
+                    [o.Program.path, *flags],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    timeout=20,
+                )
+                self.assertEqual(ended.returncode, 1, ended.stdout)
                 self.assertTrue(ended.stdout, "it says nothing")
 
 
@@ -2200,6 +2544,7 @@ class LatencyTest(Case):
     @alone
     def test_the_first_call_after_a_rest_is_fast(self):
         """A second of silence, then a call: what it takes, with and without reflection."""
+        self.needs_cpu("ten servers at once, each with a context of the device")
         kinds = {"default": (), "--no-reflection": ("--no-reflection",)}
         slow = {}
         # A machine that is busy with something else gets another chance.
@@ -2225,14 +2570,17 @@ class LatencyTest(Case):
             for _, server in servers:
                 server.kill()
                 self.servers.remove(server)
-            slow = {kind: [f"{ms:.1f}" for ms in sorted(took, reverse=True)]
-                    for kind, took in samples.items() if max(took) > 30}
+            slow = {
+                kind: [f"{ms:.1f}" for ms in sorted(took, reverse=True)]
+                for kind, took in samples.items()
+                if max(took) > 30
+            }
             if not slow:
                 return
         self.fail(f"milliseconds of the first Dot after 1.0 to 1.1 s of silence: {slow}")
 
 
-# --- Running ------------------------------------------------------------------------------------------
+# --- Running --------------------------------------------------------------------------------------
 
 
 def cases(suite):
@@ -2251,12 +2599,19 @@ def run_case(test):
         test.run(result)
     except BaseException:  # pylint: disable=broad-except
         result.errors.append((test, traceback.format_exc()))
-    texts = [f"{which}\n{text}" if str(which) != str(test) else text
-             for which, text in result.failures + result.errors]
+    texts = [
+        f"{which}\n{text}" if str(which) != str(test) else text
+        for which, text in result.failures + result.errors
+    ]
     verdict = "FAILED" if texts else "skipped" if result.skipped else "ok"
     if verdict == "skipped":
         texts = [reason for _, reason in result.skipped]
-    return f"{type(test).__name__}.{test._testMethodName}", verdict, time.monotonic() - started, texts
+    return (
+        f"{type(test).__name__}.{test._testMethodName}",
+        verdict,
+        time.monotonic() - started,
+        texts,
+    )
 
 
 def main():
@@ -2287,16 +2642,18 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
         everything = [
-            test for test in cases(unittest.defaultTestLoader.loadTestsFromModule(
-                sys.modules[__name__]))
-            if not arguments.names or any(name in test.id() for name in arguments.names)]
+            test
+            for test in cases(unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__]))
+            if not arguments.names or any(name in test.id() for name in arguments.names)
+        ]
         # The long ones first, so that they do not run alone at the end.
         first = ("say_nothing", "each_buffer", "idle_uploads", "health_service", "gave_up")
         everything.sort(key=lambda test: not any(part in test.id() for part in first))
         single = [t for t in everything if getattr(getattr(t, t._testMethodName), "alone", False)]
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
             for done in concurrent.futures.as_completed(
-                    pool.submit(run_case, test) for test in everything if test not in single):
+                pool.submit(run_case, test) for test in everything if test not in single
+            ):
                 report(done.result())
         for test in single:
             report(run_case(test))

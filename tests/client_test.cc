@@ -446,6 +446,7 @@ TEST(Reconnecting, SaysWhichBuffersAreGoneAfterARestart) {
 // The server's versions go on where those of the one before it ended.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   tessera::Options options = TcpOptions();
+  options.drain_timeout = absl::Milliseconds(100);
   auto server = std::make_unique<TestServer>(options);
   options.listen = {server->address()};
   const std::string data = Pattern(8 << 20);
@@ -454,7 +455,6 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
     return client.Upload("x", DType::kF32, {2 << 20}, FromMemory(bytes)).status();
   };
   ASSERT_TRUE(upload(data).ok());
-  options.drain_timeout = absl::Milliseconds(100);
   Client client(FastOptions(options.listen[0]));
   bool restarted = false;
   const auto buffer = client.Download("x", [&](const v1::Buffer&, std::string_view bytes) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Random requests against all methods, and a model in NumPy and plain Python that knows every answer.
+"""Random requests against all methods, and a model in NumPy and Python that knows every answer.
 
 The first half of the time one client sends requests of which most are valid and the others have one
 fault each; the model shares no code with the server and predicts status, values, metadata, versions
@@ -8,7 +8,8 @@ names, in arrays that check themselves.
 
 The sequence of the first half follows from the seed, which a failure prints.
 
-usage: fuzz_model_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds 20] [--seed S]
+usage: fuzz_model_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N]
+                          [--seed S]
 """
 
 import argparse
@@ -30,21 +31,44 @@ F32, F64, F16, BF16, I32, I64 = 1, 2, 3, 4, 5, 6
 DTYPES = (F32, F64, F16, BF16, I32, I64)
 SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8}
 INTEGERS = (I32, I64)
-EXTREMES = (-(2**63), -(2**62), -(2**31), -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1)
+EXTREMES = (
+    -(2**63),
+    -(2**62),
+    -(2**31),
+    -1,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**53,
+    2**62,
+    2**63 - 1,
+)
 NAMES = ["a", "a/b", "a.b", "b", "b-1", "Z"]
 BAD_NAMES = ["", "white space", "x" * 129, "\u00e4", "x\n", "x\0", "*", "\u2028"]
 WRITING, READY = 1, 2
 # A valid request may be too much for the limits that the server was started with.
-TOO_MUCH = {"OPERATION_TOO_LONG", "SCRATCH_EXHAUSTED", "RESULT_TOO_LARGE", "QUOTA_EXCEEDED",
-            "HOST_MEMORY_EXHAUSTED"}
+TOO_MUCH = {
+    "OPERATION_TOO_LONG",
+    "SCRATCH_EXHAUSTED",
+    "RESULT_TOO_LARGE",
+    "QUOTA_EXCEEDED",
+    "HOST_MEMORY_EXHAUSTED",
+}
 CODES = {
-    "BUFFER_NOT_FOUND": "NOT_FOUND", "BUFFER_EXISTS": "ALREADY_EXISTS",
-    "BUFFER_NOT_READY": "FAILED_PRECONDITION", "BUFFER_SEALED": "FAILED_PRECONDITION",
-    "VERSION_MISMATCH": "FAILED_PRECONDITION", "VERSION_REQUIRED": "FAILED_PRECONDITION",
-    "CHECKSUM_UNKNOWN": "FAILED_PRECONDITION", "STRATEGY_UNSUPPORTED": "FAILED_PRECONDITION",
-    "OPERATION_TOO_LONG": "FAILED_PRECONDITION", "BAD_CHECKSUM": "DATA_LOSS",
-    "SCRATCH_EXHAUSTED": "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
-    "HOST_MEMORY_EXHAUSTED": "RESOURCE_EXHAUSTED", "GPU_MEMORY_EXHAUSTED": "RESOURCE_EXHAUSTED",
+    "BUFFER_NOT_FOUND": "NOT_FOUND",
+    "BUFFER_EXISTS": "ALREADY_EXISTS",
+    "BUFFER_NOT_READY": "FAILED_PRECONDITION",
+    "BUFFER_SEALED": "FAILED_PRECONDITION",
+    "VERSION_MISMATCH": "FAILED_PRECONDITION",
+    "VERSION_REQUIRED": "FAILED_PRECONDITION",
+    "CHECKSUM_UNKNOWN": "FAILED_PRECONDITION",
+    "STRATEGY_UNSUPPORTED": "FAILED_PRECONDITION",
+    "OPERATION_TOO_LONG": "FAILED_PRECONDITION",
+    "BAD_CHECKSUM": "DATA_LOSS",
+    "SCRATCH_EXHAUSTED": "RESOURCE_EXHAUSTED",
+    "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
+    "HOST_MEMORY_EXHAUSTED": "RESOURCE_EXHAUSTED",
+    "GPU_MEMORY_EXHAUSTED": "RESOURCE_EXHAUSTED",
 }  # all others: INVALID_ARGUMENT
 
 
@@ -57,7 +81,7 @@ def check(condition, *what):
         raise Wrong(" ".join(map(str, what)))
 
 
-# --- Arithmetic of the model ---------------------------------------------------------------------------
+# --- Arithmetic of the model ----------------------------------------------------------------------
 
 
 def bf16_values(bits):
@@ -66,7 +90,7 @@ def bf16_values(bits):
 
 
 def bf16_bits(values):
-    """Nearest, ties to even, of values that are f64; those below the normal range are not met here."""
+    """Nearest, ties to even, of f64 values; those below the normal range are not met here."""
     shape = np.shape(values)
     values = np.asarray(values, np.float64).ravel()
     bits = values.view(np.uint64)
@@ -148,7 +172,7 @@ def strided(array, view):
     return flat[index.ravel()].reshape(shape)
 
 
-# --- The model's buffers -------------------------------------------------------------------------------
+# --- The model's buffers --------------------------------------------------------------------------
 
 
 class Held:
@@ -171,7 +195,7 @@ class Held:
         return self
 
     def write(self, offset, data, summed):
-        self.data[offset:offset + len(data)] = data
+        self.data[offset : offset + len(data)] = data
         for i in range(offset, offset + len(data)):
             self.written[i] = min(2, self.written[i] + 1)
             self.summed[i] = summed
@@ -200,10 +224,24 @@ class Held:
 
     def check(self, message):
         """That the server's Buffer says the same."""
-        said = (message.name, message.dtype, tuple(message.shape), message.size_bytes,
-                message.state, message.version, message.committed_bytes)
-        known = (self.name, self.dtype, self.shape, len(self.data),
-                 READY if self.ready else WRITING, self.version, self.committed())
+        said = (
+            message.name,
+            message.dtype,
+            tuple(message.shape),
+            message.size_bytes,
+            message.state,
+            message.version,
+            message.committed_bytes,
+        )
+        known = (
+            self.name,
+            self.dtype,
+            self.shape,
+            len(self.data),
+            READY if self.ready else WRITING,
+            self.version,
+            self.committed(),
+        )
         check(said == known, "buffer", said, "is not", known)
         check(message.device == o.Program.device, "device", message.device)
         check(message.create_time.seconds > 0, "no create_time")
@@ -212,8 +250,13 @@ class Held:
             if self.crc is None:
                 check(not message.HasField("crc32c"), "a crc32c that nobody gave")
             elif self.crc != "?":
-                check(message.HasField("crc32c") and message.crc32c == self.crc,
-                      "crc32c", message.crc32c, "is not", self.crc)
+                check(
+                    message.HasField("crc32c") and message.crc32c == self.crc,
+                    "crc32c",
+                    message.crc32c,
+                    "is not",
+                    self.crc,
+                )
 
 
 class Fuzzer:
@@ -232,15 +275,16 @@ class Fuzzer:
         for row in rows:
             self.rows.setdefault(row.operation, []).append(row)
 
-    # --- Helpers ------------------------------------------------------------------------------------
+    # --- Helpers ----------------------------------------------------------------------------------
 
     def pick_name(self):
         return self.rng.choice(NAMES)
 
     def expect(self, outcome, *reasons, ok=False):
         """That the call ended with one of the reasons, or with OK; whether it is OK."""
-        self.ended[outcome.reason or outcome.code] = self.ended.get(
-            outcome.reason or outcome.code, 0) + 1
+        self.ended[outcome.reason or outcome.code] = (
+            self.ended.get(outcome.reason or outcome.code, 0) + 1
+        )
         if outcome.ok:
             check(ok, "OK, not", reasons)
             return True
@@ -286,8 +330,14 @@ class Fuzzer:
         if fault < 0.07:
             return self.spec(dtype, [2**40], **more), ("QUOTA_EXCEEDED",)
         if fault < 0.09:
-            more["ttl"] = rng.choice(({"seconds": -1}, {"seconds": 1, "nanos": -1},
-                                      {"nanos": 2_000_000_000}, {"seconds": 2**63 - 1}))
+            more["ttl"] = rng.choice(
+                (
+                    {"seconds": -1},
+                    {"seconds": 1, "nanos": -1},
+                    {"nanos": 2_000_000_000},
+                    {"seconds": 2**63 - 1},
+                )
+            )
             return self.spec(dtype, shape, **more), ("BAD_TTL",)
         if fault < 0.11:
             return self.spec(dtype, shape, device="cuda:77", **more), ("BAD_DEVICE",)
@@ -299,7 +349,7 @@ class Fuzzer:
     def random_bytes(self, dtype, shape):
         return random_array(self.rng, dtype, tuple(shape)).tobytes()
 
-    # --- Buffers ------------------------------------------------------------------------------------
+    # --- Buffers ----------------------------------------------------------------------------------
 
     def create(self):
         name = self.pick_name()
@@ -307,8 +357,9 @@ class Fuzzer:
             return
         spec, *rest = self.random_spec()
         if self.rng.random() < 0.03:
-            outcome = self.client.attempt("CreateBuffer", name=self.rng.choice(BAD_NAMES),
-                                          spec=self.spec(F32, [1]))
+            outcome = self.client.attempt(
+                "CreateBuffer", name=self.rng.choice(BAD_NAMES), spec=self.spec(F32, [1])
+            )
             self.expect(outcome, "BAD_NAME")
             return
         outcome = self.client.attempt("CreateBuffer", name=name, spec=spec)
@@ -340,7 +391,9 @@ class Fuzzer:
         if explicit:
             rng.shuffle(pieces)
         sums = rng.random() < 0.5
-        fault = rng.choice((None,) * 6 + ("crc", "whole", "unknown", "range", "short", "other", "repeat"))
+        fault = rng.choice(
+            (None,) * 6 + ("crc", "whole", "unknown", "range", "short", "other", "repeat")
+        )
         messages = []
         for i, (offset, piece) in enumerate(pieces):
             fields = dict(data=piece)
@@ -369,10 +422,18 @@ class Fuzzer:
             messages[0]["buffer_crc32c"] = right
             reasons = ("CHECKSUM_UNKNOWN",)
         elif fault == "range":
-            messages.append(dict(rng.choice((dict(data=b"x", offset=len(data)),
-                                             dict(data=b"xy", offset=2**64 - 1),
-                                             dict(data=b"x" * (len(data) + 1), offset=0)))))
-            reasons = ("BAD_RANGE",)
+            messages.append(
+                dict(
+                    rng.choice(
+                        (
+                            dict(data=b"x", offset=len(data)),
+                            dict(data=b"xy", offset=2**64 - 1),
+                            dict(data=b"x" * (len(data) + 1), offset=0),
+                        )
+                    )
+                )
+            )
+            reasons = ("BAD_RANGE", *(("CHECKSUM_UNKNOWN",) if whole else ()))
         elif fault == "short" and len(data):
             messages[-1]["data"] = messages[-1]["data"][:-1]
             messages[-1].pop("crc32c", None)
@@ -383,16 +444,15 @@ class Fuzzer:
                 return
         elif fault == "other":
             messages.append(rng.choice((dict(name="other"), dict(spec=self.spec(dtype, [77])))))
-            reasons = ("BAD_MESSAGE",)
+            reasons = ("BAD_MESSAGE", *(("CHECKSUM_UNKNOWN",) if whole else ()))
         crc = right if sums and data else "?" if not data else None
-        if fault == "repeat" and data:
+        if fault == "repeat" and pieces[-1][1]:
             # The last piece once more: the bytes are the same, but some came twice.
             offset, piece = pieces[-1]
             messages.append(dict(data=piece, offset=offset))
-            if piece:
-                crc = None
-                if whole:
-                    reasons = ("CHECKSUM_UNKNOWN",)
+            crc = None
+            if whole:
+                reasons = ("CHECKSUM_UNKNOWN",)
         exists = not replace and self.taken(name)
         outcome = self.client.try_upload(messages)
         if exists:
@@ -402,8 +462,11 @@ class Fuzzer:
         else:
             self.expect(outcome, ok=True)
             answer = outcome.answer
-            check(answer.received_bytes == sum(len(m.get("data", b"")) for m in messages),
-                  "received_bytes", answer.received_bytes)
+            check(
+                answer.received_bytes == sum(len(m.get("data", b"")) for m in messages),
+                "received_bytes",
+                answer.received_bytes,
+            )
             held = Held(name, dtype, shape, self.new_version(answer.buffer), replace, ttl)
             held.set(data, crc).check(answer.buffer)
             self.become_ready(held)
@@ -449,7 +512,8 @@ class Fuzzer:
         first = dict(name=name, version=version)
         if draft and wrong < 0.05:
             outcome = self.client.try_upload(
-                [dict(first, offset=rng.choice((size, 2**63, 2**64 - 1)), data=b"x")])
+                [dict(first, offset=rng.choice((size, 2**63, 2**64 - 1)), data=b"x")]
+            )
             self.expect(outcome, "BAD_RANGE")
             return
         if draft and wrong < 0.1 and size:
@@ -545,8 +609,13 @@ class Fuzzer:
         answer = outcome.answer
         found[0].check(answer.buffer)
         if not found[0].ready:
-            check([(gap.begin, gap.end) for gap in answer.missing] == found[0].missing()[:100],
-                  "missing", answer.missing, "is not", found[0].missing())
+            check(
+                [(gap.begin, gap.end) for gap in answer.missing] == found[0].missing()[:100],
+                "missing",
+                answer.missing,
+                "is not",
+                found[0].missing(),
+            )
         check(len(answer.drafts) == len(drafts), "drafts", answer.drafts)
         for message, draft in zip(answer.drafts, drafts):
             draft.check(message)
@@ -556,8 +625,15 @@ class Fuzzer:
         prefix = rng.choice(("", "a", "a/", "b", "Z", "none"))
         size = rng.choice((0, 1, 2, 5, 1000))
         if rng.random() < 0.1:
-            fields = rng.choice((dict(page_size=-1), dict(page_size=1001), dict(page_size=2**31 - 1),
-                                 dict(page_size=-(2**31)), dict(page_token="guess\0")))
+            fields = rng.choice(
+                (
+                    dict(page_size=-1),
+                    dict(page_size=1001),
+                    dict(page_size=2**31 - 1),
+                    dict(page_size=-(2**31)),
+                    dict(page_token="guess\0"),
+                )
+            )
             self.expect(self.client.attempt("ListBuffers", **fields), "BAD_PAGE")
             return
         expected = []
@@ -566,16 +642,21 @@ class Fuzzer:
                 expected.append(self.live.get(name) or self.drafts[name][-1])
         seen, token = [], ""
         for _ in range(20):
-            outcome = self.client.attempt("ListBuffers", prefix=prefix, page_size=size,
-                                          page_token=token)
+            outcome = self.client.attempt(
+                "ListBuffers", prefix=prefix, page_size=size, page_token=token
+            )
             self.expect(outcome, ok=True)
             check(len(outcome.answer.buffers) <= (size or 100), "a page is too long")
             seen += outcome.answer.buffers
             token = outcome.answer.next_page_token
             if not token:
                 break
-        check([x.name for x in seen] == [x.name for x in expected],
-              [x.name for x in seen], "is not", [x.name for x in expected])
+        check(
+            [x.name for x in seen] == [x.name for x in expected],
+            [x.name for x in seen],
+            "is not",
+            [x.name for x in expected],
+        )
         for message, held in zip(seen, expected):
             held.check(message)
 
@@ -641,8 +722,9 @@ class Fuzzer:
             offset, reasons = rng.choice((size + 1, 2**63, 2**64 - 1)), ("BAD_RANGE",)
         beyond = not reasons and offset + limit > size
         sums = rng.random() < 0.5
-        request = o.buffers.DownloadRequest(name=name, offset=offset, limit=limit, version=version,
-                                            checksums=sums)
+        request = o.buffers.DownloadRequest(
+            name=name, offset=offset, limit=limit, version=version, checksums=sums
+        )
         outcome = outcome_of(lambda: list(self.client.b.Download(request, timeout=30)))
         if not self.expect(outcome, *reasons, *(("BAD_RANGE",) if beyond else ()), ok=not reasons):
             return
@@ -659,7 +741,7 @@ class Fuzzer:
         end = min(size, offset + limit) if limit else size
         check(b"".join(m.data for m in messages) == bytes(live.data[offset:end]), "data differs")
 
-    # --- Operands -----------------------------------------------------------------------------------
+    # --- Operands ---------------------------------------------------------------------------------
 
     def random_view(self, count, rank=None):
         """A valid view of an array of count elements: (offset, shape, strides)."""
@@ -689,21 +771,25 @@ class Fuzzer:
         rng = self.rng
         view = o.buffers.View
         size = max(count, 1)
-        return rng.choice((
-            view(offset=count, shape=[1]),
-            view(offset=rng.choice(EXTREMES), shape=[1 if count else 2]),
-            view(shape=[size + 1]),
-            view(shape=[2], strides=[size]),
-            view(shape=[2], strides=[-1]),
-            view(shape=[2], strides=[rng.choice(EXTREMES)]) if count < 3 else view(shape=[count + 1]),
-            view(shape=[2, 2], strides=[2**62, 2**62]),
-            view(shape=[2**63 - 1], strides=[2**63 - 1]),
-            view(shape=[-1]),
-            view(shape=[2, -(2**63)]),
-            view(shape=[1] * 9, strides=[0] * 9),
-            view(shape=[1, 1], strides=[1]),
-            view(shape=[1], strides=[1, 1]),
-        )), ("BAD_VIEW", "BAD_SHAPE")
+        return rng.choice(
+            (
+                view(offset=count, shape=[1]),
+                view(offset=rng.choice(EXTREMES), shape=[1 if count else 2]),
+                view(shape=[size + 1]),
+                view(shape=[2], strides=[size]),
+                view(shape=[2], strides=[-1]),
+                view(shape=[2], strides=[rng.choice(EXTREMES)])
+                if count < 3
+                else view(shape=[count + 1]),
+                view(shape=[2, 2], strides=[2**62, 2**62]),
+                view(shape=[2**63 - 1], strides=[2**63 - 1]),
+                view(shape=[-1]),
+                view(shape=[2, -(2**63)]),
+                view(shape=[1] * 9, strides=[0] * 9),
+                view(shape=[1, 1], strides=[1]),
+                view(shape=[1], strides=[1, 1]),
+            )
+        ), ("BAD_VIEW", "BAD_SHAPE")
 
     def operand(self, dtype, rank=None, shape=None, special=True, fault=False):
         """(message, array as the view shows it, reasons, version)"""
@@ -716,9 +802,15 @@ class Fuzzer:
             return o.resident(name), None, self.not_readable(name), 0
         if fault and rng.random() < 0.3:
             data = rng.choice((b"", b"123", b"x" * 100))
-            bad = o.compute.Tensor(dtype=dtype, shape=rng.choice(([1, 3], [-1], [2**62, 8])), data=data)
-            return (rng.choice((o.compute.Operand(), o.compute.Operand(tensor=bad))), None,
-                    ("BAD_OPERAND", "BAD_SHAPE", "BAD_MESSAGE"), 0)
+            bad = o.compute.Tensor(
+                dtype=dtype, shape=rng.choice(([1, 3], [-1], [2**62, 8])), data=data
+            )
+            return (
+                rng.choice((o.compute.Operand(), o.compute.Operand(tensor=bad))),
+                None,
+                ("BAD_OPERAND", "BAD_SHAPE", "BAD_MESSAGE"),
+                0,
+            )
         if fault and rng.random() < 0.1:
             bad = o.compute.Tensor(dtype=rng.choice((0, 7, -3)), shape=[1], data=b"1234")
             return o.compute.Operand(tensor=bad), None, ("BAD_DTYPE", "BAD_OPERAND"), 0
@@ -732,9 +824,14 @@ class Fuzzer:
                 name = None
         if name is None:
             version = 0
-            own = tuple(shape) if shape is not None else tuple(
-                rng.choice((0, 1, 2, 3, 5)) if rng.random() < 0.9 else 17
-                for _ in range(rng.randrange(4) if rank is None else rank))
+            own = (
+                tuple(shape)
+                if shape is not None
+                else tuple(
+                    rng.choice((0, 1, 2, 3, 5)) if rng.random() < 0.9 else 17
+                    for _ in range(rng.randrange(4) if rank is None else rank)
+                )
+            )
             array = random_array(rng, dtype, own, special)
         if fault:
             view, reasons = self.bad_view(array.size)
@@ -755,11 +852,11 @@ class Fuzzer:
             message = view
             array_seen = array
         pinned = version if rng.random() < 0.3 else 0
-        made = (o.resident(name, message, pinned) if name else o.inline(array, message))
+        made = o.resident(name, message, pinned) if name else o.inline(array, message)
         return made, array_seen, reasons, version
 
     def view_of_shape(self, count, shape):
-        """A valid view with these extents of an array of count elements, which has some if they do."""
+        """A valid view with these extents of an array of count elements (some, if they have)."""
         strides, left = [], count - 1
         for extent in shape:
             stride = 0
@@ -808,8 +905,9 @@ class Fuzzer:
         """Checks an array result, inline or in a buffer, by near(actual)."""
         _, name, replace, ttl, bad_target = target
         reasons = tuple(reasons) + bad_target
-        exists = name is not None and not replace and (
-            name in self.live or bool(self.drafts.get(name)))
+        exists = (
+            name is not None and not replace and (name in self.live or bool(self.drafts.get(name)))
+        )
         if name is not None and not replace and name in self.live:
             reasons += ("BUFFER_EXISTS",)
         allowed = reasons + (("BUFFER_EXISTS",) if exists else ())
@@ -831,8 +929,13 @@ class Fuzzer:
         stats = answer.stats
         check(not strategy or stats.strategy == strategy, "strategy", stats.strategy)
         check(stats.strategy and stats.device == o.Program.device, "stats", stats)
-        check(list(stats.operand_versions) == versions,
-              "operand_versions", list(stats.operand_versions), "is not", versions)
+        check(
+            list(stats.operand_versions) == versions,
+            "operand_versions",
+            list(stats.operand_versions),
+            "is not",
+            versions,
+        )
 
     @staticmethod
     def near_scalar(actual, expected, terms, roundoff, what):
@@ -842,8 +945,17 @@ class Fuzzer:
             check(actual == expected, what, actual, "is not", expected)
         else:
             error = abs(actual - expected)
-            check(error <= 4 * (roundoff + 2.0**-50) * terms + 1e-300,
-                  what, actual, "is not", expected, "error", error, "roundoff", roundoff)
+            check(
+                error <= 4 * (roundoff + 2.0**-50) * terms + 1e-300,
+                what,
+                actual,
+                "is not",
+                expected,
+                "error",
+                error,
+                "roundoff",
+                roundoff,
+            )
 
     @staticmethod
     def near_array(expected, terms, dtype):
@@ -852,8 +964,12 @@ class Fuzzer:
         def judge(actual, roundoff):
             values = wide(actual, dtype)
             if dtype in INTEGERS:
-                wrapped = np.asarray(expected).astype(np.int64).astype(
-                    o.NUMPY_TYPES[dtype]).astype(np.int64)
+                wrapped = (
+                    np.asarray(expected)
+                    .astype(np.int64)
+                    .astype(o.NUMPY_TYPES[dtype])
+                    .astype(np.int64)
+                )
                 check(np.array_equal(values, wrapped), values, "is not", wrapped)
                 return
             ulp = {F32: 2.0**-24, F64: 2.0**-53, F16: 2.0**-11, BF16: 2.0**-8}[dtype]
@@ -871,7 +987,7 @@ class Fuzzer:
 
         return judge
 
-    # --- Operations ---------------------------------------------------------------------------------
+    # --- Operations -------------------------------------------------------------------------------
 
     def two_operands(self, dtype, fault):
         """Operands of one type and shape, or with one fault: (a, b, x, y, reasons, versions)."""
@@ -913,12 +1029,21 @@ class Fuzzer:
         with np.errstate(all="ignore"):
             if dtype in INTEGERS:
                 check(answer.value.WhichOneof("value") == "integer", "not an integer")
-                check(answer.value.integer == int((x * y).sum(dtype=np.int64)),
-                      answer.value.integer, "is not", int((x * y).sum(dtype=np.int64)))
+                check(
+                    answer.value.integer == int((x * y).sum(dtype=np.int64)),
+                    answer.value.integer,
+                    "is not",
+                    int((x * y).sum(dtype=np.int64)),
+                )
                 return
             check(answer.value.WhichOneof("value") == "real", "not a real number")
-            self.near_scalar(answer.value.real, float((x * y).sum()), float(np.abs(x * y).sum()),
-                             answer.stats.roundoff, "dot")
+            self.near_scalar(
+                answer.value.real,
+                float((x * y).sum()),
+                float(np.abs(x * y).sum()),
+                answer.stats.roundoff,
+                "dot",
+            )
 
     def add(self):
         dtype = self.rng.choice(DTYPES)
@@ -927,8 +1052,9 @@ class Fuzzer:
         strategy, launch, more = ("", None, ())
         if not reasons and not target[4]:
             strategy, launch, more = self.strategy("add", dtype)
-        outcome = self.client.attempt("Add", a=a, b=b, strategy=strategy, launch=launch,
-                                      result=target[0])
+        outcome = self.client.attempt(
+            "Add", a=a, b=b, strategy=strategy, launch=launch, result=target[0]
+        )
         reasons = (*reasons, *more)
         if x is None:
             self.expect(outcome, *reasons)
@@ -974,9 +1100,17 @@ class Fuzzer:
         strategy, launch, more = ("", None, ())
         if not reasons and not target[4]:
             strategy, launch, more = self.strategy("matmul", dtype)
-        outcome = self.client.attempt("Matmul", a=a, b=b, transpose_a=ta, transpose_b=tb,
-                                      out_dtype=out, strategy=strategy, launch=launch,
-                                      result=target[0])
+        outcome = self.client.attempt(
+            "Matmul",
+            a=a,
+            b=b,
+            transpose_a=ta,
+            transpose_b=tb,
+            out_dtype=out,
+            strategy=strategy,
+            launch=launch,
+            result=target[0],
+        )
         reasons = (*reasons, *more)
         if reasons:
             self.expect(outcome, *reasons, *target[4], *(("BUFFER_EXISTS",) if target[1] else ()))
@@ -1002,8 +1136,12 @@ class Fuzzer:
             x, array, reasons, version = self.operand(dtype, fault=True)
             reasons = (*reasons, "BAD_SHAPE", "BAD_DTYPE")
         elif fault == "shape":
-            x, array, reasons, version = o.inline(random_array(rng, dtype, (2, 2))), None, (
-                "BAD_SHAPE",), 0
+            x, array, reasons, version = (
+                o.inline(random_array(rng, dtype, (2, 2))),
+                None,
+                ("BAD_SHAPE",),
+                0,
+            )
         else:
             x, array, _, version = self.operand(dtype, rank=1, special=False)
             if fault == "dtype":
@@ -1012,8 +1150,9 @@ class Fuzzer:
         strategy, launch, more = ("", None, ())
         if not reasons and not target[4]:
             strategy, launch, more = self.strategy("window_sum", dtype)
-        outcome = self.client.attempt("WindowSum", x=x, radius=radius, strategy=strategy,
-                                      launch=launch, result=target[0])
+        outcome = self.client.attempt(
+            "WindowSum", x=x, radius=radius, strategy=strategy, launch=launch, result=target[0]
+        )
         reasons = (*reasons, *more)
         if reasons:
             self.expect(outcome, *reasons, *target[4], *(("BUFFER_EXISTS",) if target[1] else ()))
@@ -1023,7 +1162,9 @@ class Fuzzer:
         reach = min(radius, count)
 
         def window(v):
-            return np.array([v[max(0, i - reach):i + reach + 1].sum() for i in range(count)], v.dtype)
+            return np.array(
+                [v[max(0, i - reach) : i + reach + 1].sum() for i in range(count)], v.dtype
+            )
 
         out = I64 if dtype in INTEGERS else dtype
         with np.errstate(all="ignore"):
@@ -1033,8 +1174,21 @@ class Fuzzer:
         if outcome.ok:
             self.check_stats(outcome.answer, strategy, [version])
 
-    OPS = ("SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
-           "SUM_SQUARES", "VARIANCE", "ALL", "ANY")
+    OPS = (
+        "SUM",
+        "PRODUCT",
+        "MIN",
+        "MAX",
+        "ARGMIN",
+        "ARGMAX",
+        "MEAN",
+        "NORM_L1",
+        "NORM_L2",
+        "SUM_SQUARES",
+        "VARIANCE",
+        "ALL",
+        "ANY",
+    )
     NEED_ONE = {"MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "VARIANCE"}
 
     @staticmethod
@@ -1069,12 +1223,21 @@ class Fuzzer:
                 return int(bool(np.all(x != 0))), 0.0, None
             return int(bool(np.any(x != 0))), 0.0, None
 
-    EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
+    EMPTY = {
+        "SUM": 0,
+        "PRODUCT": 1,
+        "NORM_L1": 0,
+        "NORM_L2": 0,
+        "SUM_SQUARES": 0,
+        "ALL": 1,
+        "ANY": 0,
+    }
 
     @staticmethod
     def scalar_is_integer(op, dtype):
         return op in ("ALL", "ANY") or (
-            dtype in INTEGERS and op not in ("MEAN", "NORM_L2", "VARIANCE"))
+            dtype in INTEGERS and op not in ("MEAN", "NORM_L2", "VARIANCE")
+        )
 
     @staticmethod
     def product_is_safe(x, op):
@@ -1090,12 +1253,15 @@ class Fuzzer:
         fault = self.fault()
         if fault == "view":
             x, _, reasons, _ = self.operand(dtype, fault=True)
-            self.expect(self.client.attempt("Reduce", x=x, op="REDUCE_OP_" + op), *reasons,
-                        "EMPTY_INPUT")
+            self.expect(
+                self.client.attempt("Reduce", x=x, op="REDUCE_OP_" + op), *reasons, "EMPTY_INPUT"
+            )
             return
         if fault == "dtype":
             x, _, _, _ = self.operand(dtype)
-            outcome = self.client.attempt("Reduce", x=x, op=rng.choice((0, 14, 99, -1, 2**31 - 1)))
+            outcome = self.client.attempt(
+                "Reduce", x=x, op=rng.choice((0, 14, 99, -1, 2**31 - 1))
+            )
             self.expect(outcome, "BAD_OPERATION")
             return
         x, array, _, version = self.operand(dtype)
@@ -1104,8 +1270,9 @@ class Fuzzer:
             self.reduce_axes(x, values, dtype, op, version, fault)
             return
         strategy, launch, reasons = self.strategy("reduce", dtype)
-        outcome = self.client.attempt("Reduce", x=x, op="REDUCE_OP_" + op, strategy=strategy,
-                                      launch=launch)
+        outcome = self.client.attempt(
+            "Reduce", x=x, op="REDUCE_OP_" + op, strategy=strategy, launch=launch
+        )
         if values.size == 0 and op in self.NEED_ONE:
             self.expect(outcome, "EMPTY_INPUT", *reasons)
             return
@@ -1141,9 +1308,16 @@ class Fuzzer:
         strategy, launch, more = ("", None, ())
         if not reasons and not target[4]:
             strategy, launch, more = self.strategy("reduce_axes", dtype)
-        outcome = self.client.attempt("Reduce", x=x, op="REDUCE_OP_" + op, axes=asked,
-                                      keep_dims=keep, strategy=strategy, launch=launch,
-                                      result=target[0])
+        outcome = self.client.attempt(
+            "Reduce",
+            x=x,
+            op="REDUCE_OP_" + op,
+            axes=asked,
+            keep_dims=keep,
+            strategy=strategy,
+            launch=launch,
+            result=target[0],
+        )
         reasons = (*reasons, *more)
         kept = [axis for axis in range(rank) if axis not in axes]
         folded = math.prod(values.shape[axis] for axis in axes)
@@ -1152,8 +1326,14 @@ class Fuzzer:
         if reasons or empty:
             if rows == 0 and empty and outcome.ok and target[1] is None:
                 return  # nothing of nothing: both are right
-            self.expect(outcome, *reasons, *(("EMPTY_INPUT",) if empty else ()), *target[4],
-                        *(("BUFFER_EXISTS",) if target[1] else ()), ok=rows == 0 and empty)
+            self.expect(
+                outcome,
+                *reasons,
+                *(("EMPTY_INPUT",) if empty else ()),
+                *target[4],
+                *(("BUFFER_EXISTS",) if target[1] else ()),
+                ok=rows == 0 and empty,
+            )
             if outcome.ok:
                 self.land_anything(outcome, target)
             return
@@ -1162,8 +1342,13 @@ class Fuzzer:
         elif op in ("ALL", "ANY"):
             out = I32
         elif dtype in INTEGERS:
-            out = (F64 if op in ("MEAN", "NORM_L2", "VARIANCE") else dtype if op in ("MIN", "MAX")
-                   else I64)
+            out = (
+                F64
+                if op in ("MEAN", "NORM_L2", "VARIANCE")
+                else dtype
+                if op in ("MIN", "MAX")
+                else I64
+            )
         else:
             out = dtype
         table = values.transpose(kept + sorted(axes)).reshape(rows, folded)
@@ -1177,8 +1362,11 @@ class Fuzzer:
             # Of axes, the index counts along the folded ones.
             result.append(value if index is None else index)
             terms.append(term)
-        shape = tuple(1 if axis in axes else values.shape[axis] for axis in range(rank)
-                      if keep or axis not in axes)
+        shape = tuple(
+            1 if axis in axes else values.shape[axis]
+            for axis in range(rank)
+            if keep or axis not in axes
+        )
         expected = np.array(result, np.int64 if out in INTEGERS else np.float64).reshape(shape)
         judge = self.near_array(expected, np.array(terms, np.float64).reshape(shape), out)
         self.what += f" {op} of {values.shape} {dtype} over {asked}"
@@ -1189,8 +1377,9 @@ class Fuzzer:
     def land_anything(self, outcome, target):
         """Takes over a result of which the model knows nothing."""
         message = outcome.answer.buffer
-        held = Held(target[1], message.dtype, message.shape, self.new_version(message), target[2],
-                    target[3])
+        held = Held(
+            target[1], message.dtype, message.shape, self.new_version(message), target[2], target[3]
+        )
         self.become_ready(held.set(self.client.download(target[1])))
 
     def copy(self):
@@ -1232,16 +1421,34 @@ class Fuzzer:
         made = Held(name, dtype, array.shape, self.new_version(outcome.answer.buffer), replace, ttl)
         made.set(self.client.download(name)).check(outcome.answer.buffer)
         got, want = wide(made.array(), dtype), wide(array, dtype)
-        check(np.array_equal(got, want, equal_nan=dtype not in INTEGERS),
-              "cast of", held.dtype, "to", dtype, got, "is not", want)
+        check(
+            np.array_equal(got, want, equal_nan=dtype not in INTEGERS),
+            "cast of",
+            held.dtype,
+            "to",
+            dtype,
+            got,
+            "is not",
+            want,
+        )
         self.become_ready(made)
 
     def large(self):
         """Valid views of very many elements: an answer or a clear refusal, soon."""
         rng = self.rng
         dtype = rng.choice(DTYPES)
-        extents = rng.choice(([2**20], [2**31], [2**62], [2**16, 2**16], [2**31, 2**31], [3, 2**40],
-                              [2**63 - 1], [2**32, 2**32]))
+        extents = rng.choice(
+            (
+                [2**20],
+                [2**31],
+                [2**62],
+                [2**16, 2**16],
+                [2**31, 2**31],
+                [3, 2**40],
+                [2**63 - 1],
+                [2**32, 2**32],
+            )
+        )
         view = o.buffers.View(shape=extents, strides=[0] * len(extents))
         x = o.inline(random_array(rng, dtype, (1,), special=False), view)
         calls = {
@@ -1253,8 +1460,15 @@ class Fuzzer:
         }
         rpc = rng.choice(list(calls))
         outcome = self.client.attempt(rpc, **calls[rpc])
-        self.expect(outcome, *TOO_MUCH, "BAD_VIEW", "BAD_SHAPE", "STRATEGY_UNSUPPORTED", "BAD_DTYPE",
-                    ok=True)
+        self.expect(
+            outcome,
+            *TOO_MUCH,
+            "BAD_VIEW",
+            "BAD_SHAPE",
+            "STRATEGY_UNSUPPORTED",
+            "BAD_DTYPE",
+            ok=True,
+        )
         if outcome.ok and calls[rpc].get("result") is not None:
             self.newest = outcome.answer.buffer.version
             self.client.call("DeleteBuffer", name="large")
@@ -1262,19 +1476,54 @@ class Fuzzer:
     def bare(self):
         """Requests with nothing in them, and methods that only tell."""
         rng = self.rng
-        rpc = rng.choice(("CreateBuffer", "GetBuffer", "SealBuffer", "UpdateBuffer", "CopyBuffer",
-                          "DeleteBuffer", "Dot", "Reduce", "Matmul", "Add", "WindowSum"))
+        rpc = rng.choice(
+            (
+                "CreateBuffer",
+                "GetBuffer",
+                "SealBuffer",
+                "UpdateBuffer",
+                "CopyBuffer",
+                "DeleteBuffer",
+                "Dot",
+                "Reduce",
+                "Matmul",
+                "Add",
+                "WindowSum",
+            )
+        )
         outcome = self.client.attempt(rpc)
-        self.expect(outcome, "BAD_NAME", "BUFFER_NOT_FOUND", "BAD_OPERAND", "BAD_DTYPE",
-                    "BAD_OPERATION", "BAD_SHAPE")
-        outcome = self.client.attempt("ListStrategies",
-                                      operation=rng.choice(("", "dot", "guess", "x" * 1000)))
+        self.expect(
+            outcome,
+            "BAD_NAME",
+            "BUFFER_NOT_FOUND",
+            "BAD_OPERAND",
+            "BAD_DTYPE",
+            "BAD_OPERATION",
+            "BAD_SHAPE",
+        )
+        outcome = self.client.attempt(
+            "ListStrategies", operation=rng.choice(("", "dot", "guess", "x" * 1000))
+        )
         self.expect(outcome, "BAD_OPERATION", ok=True)
 
     WEIGHTS = {
-        "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3, "update": 4,
-        "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12, "reduce": 20,
-        "window_sum": 8, "large": 2, "bare": 1,
+        "create": 8,
+        "upload": 16,
+        "upload_ranges": 14,
+        "seal": 10,
+        "get": 8,
+        "list": 3,
+        "update": 4,
+        "delete": 5,
+        "download": 6,
+        "copy": 12,
+        "dot": 12,
+        "add": 12,
+        "matmul": 12,
+        "reduce": 20,
+        "window_sum": 8,
+        "large": 2,
+        "bare": 1,
     }
 
     def run(self, seconds):
@@ -1290,13 +1539,23 @@ class Fuzzer:
         return steps
 
 
-# --- Churn ---------------------------------------------------------------------------------------------
+# --- Churn ----------------------------------------------------------------------------------------
 
 CHURN_NAMES = ("p", "q", "r")
 HARMLESS = {
-    "BUFFER_NOT_FOUND", "BUFFER_EXISTS", "BUFFER_NOT_READY", "BUFFER_SEALED", "VERSION_MISMATCH",
-    "VERSION_REQUIRED", "QUOTA_EXCEEDED", "TOO_MANY_UPLOADS", "TOO_MANY_DOWNLOADS", "QUEUE_FULL",
-    "HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED", "TOO_MANY_BUFFERS",
+    "BUFFER_NOT_FOUND",
+    "BUFFER_EXISTS",
+    "BUFFER_NOT_READY",
+    "BUFFER_SEALED",
+    "VERSION_MISMATCH",
+    "VERSION_REQUIRED",
+    "QUOTA_EXCEEDED",
+    "TOO_MANY_UPLOADS",
+    "TOO_MANY_DOWNLOADS",
+    "QUEUE_FULL",
+    "HOST_MEMORY_EXHAUSTED",
+    "SCRATCH_EXHAUSTED",
+    "TOO_MANY_BUFFERS",
 }
 
 
@@ -1313,7 +1572,8 @@ def is_whole(data):
     array = np.frombuffer(data, np.int64)
     seed, count = int(array[0]) >> 20, int(array[0]) & (1 << 20) - 1
     return count == len(array) and np.array_equal(
-        array, np.arange(count, dtype=np.int64) * (2 * seed + 1) + array[0])
+        array, np.arange(count, dtype=np.int64) * (2 * seed + 1) + array[0]
+    )
 
 
 def churn(server, seed, seconds, threads=12):
@@ -1337,7 +1597,7 @@ def churn(server, seed, seconds, threads=12):
             data = array.tobytes()
             step = max(1, len(data) // 3 + 1)
             for at in range(0, len(data), step):
-                fields = dict(data=data[at:at + step], offset=at)
+                fields = dict(data=data[at : at + step], offset=at)
                 if at == 0:
                     fields.update(name=name, version=version)
                     if spec is not None:
@@ -1364,12 +1624,25 @@ def churn(server, seed, seconds, threads=12):
                 note("CreateBuffer", made)
                 if made.ok and rng.random() < 0.8:
                     version = made.answer.version
-                    note("ranges", outcome_of(client.b.Upload.future(
-                        pieces(name, array, None, version, False), timeout=30)))
+                    note(
+                        "ranges",
+                        outcome_of(
+                            client.b.Upload.future(
+                                pieces(name, array, None, version, False), timeout=30
+                            )
+                        ),
+                    )
                     note("SealBuffer", client.attempt("SealBuffer", name=name, version=version))
             elif kind < 0.55:
-                note("CopyBuffer", client.attempt("CopyBuffer", source=rng.choice(CHURN_NAMES),
-                                                  name=name, replace=rng.random() < 0.8))
+                note(
+                    "CopyBuffer",
+                    client.attempt(
+                        "CopyBuffer",
+                        source=rng.choice(CHURN_NAMES),
+                        name=name,
+                        replace=rng.random() < 0.8,
+                    ),
+                )
             elif kind < 0.62:
                 note("DeleteBuffer", client.attempt("DeleteBuffer", name=name))
             elif kind < 0.9:
@@ -1402,11 +1675,22 @@ def delete_everything(client):
         device = client.device()
         return device.buffer_used_bytes == 0 and device.scratch_used_bytes == 0
 
-    check(eventually(is_empty, 5), "the account ends at", device.buffer_used_bytes,
-          "bytes of buffers and", device.scratch_used_bytes, "of scratch")
+    check(
+        eventually(is_empty, 5),
+        "the account ends at",
+        device.buffer_used_bytes,
+        "bytes of buffers and",
+        device.scratch_used_bytes,
+        "of scratch",
+    )
     for name in ("buffers", "uploads", "downloads"):
-        check(eventually(lambda name=name: client.budget(name).used == 0, 3),
-              "budget", name, "ends at", client.budget(name).used)
+        check(
+            eventually(lambda name=name: client.budget(name).used == 0, 3),
+            "budget",
+            name,
+            "ends at",
+            client.budget(name).used,
+        )
 
 
 def main():
@@ -1425,9 +1709,21 @@ def main():
     passed = failed = 0
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
-        server = o.Server(folder, "--memory-limit", "256Mi", "--scratch-limit", "64Mi",
-                          "--max-operation-seconds", "1", "--max-slow-operation-seconds", "0.5",
-                          "--max-uploads", "64", "--upload-timeout", "300s")
+        server = o.Server(
+            folder,
+            "--memory-limit",
+            "256Mi",
+            "--scratch-limit",
+            "64Mi",
+            "--max-operation-seconds",
+            "1",
+            "--max-slow-operation-seconds",
+            "0.5",
+            "--max-uploads",
+            "64",
+            "--upload-timeout",
+            "300s",
+        )
         client = server.client()
         fuzzer = Fuzzer(client, seed)
 

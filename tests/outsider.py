@@ -66,7 +66,7 @@ def make_stubs(folder):
     error_details_pb2 = importlib.import_module("google.rpc.error_details_pb2")
 
 
-# --- Values -----------------------------------------------------------------------------------------
+# --- Values ---------------------------------------------------------------------------------------
 
 NUMPY_TYPES = {1: "<f4", 2: "<f8", 3: "<f2", 4: "<u2", 5: "<i4", 6: "<i8"}
 WIRE_TYPES = {"float32": 1, "float64": 2, "float16": 3, "uint16": 4, "int32": 5, "int64": 6}
@@ -128,7 +128,7 @@ def crc32c(data, crc=0):
     return crc ^ 0xFFFFFFFF
 
 
-# --- Errors -----------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 class Outcome:
@@ -171,8 +171,9 @@ class Outcome:
 def outcome_of(call):
     """Of a function, or of a future of grpc."""
     try:
-        return Outcome(answer=call() if callable(call) and not hasattr(call, "result")
-                       else call.result())
+        return Outcome(
+            answer=call() if callable(call) and not hasattr(call, "result") else call.result()
+        )
     except grpc.RpcError as error:
         return Outcome(error=error)
     except grpc.FutureCancelledError:
@@ -181,7 +182,7 @@ def outcome_of(call):
         return outcome
 
 
-# --- Clients ----------------------------------------------------------------------------------------
+# --- Clients --------------------------------------------------------------------------------------
 
 
 class Client:
@@ -219,7 +220,9 @@ class Client:
 
     def put(self, name, array, **spec):
         array = np.asarray(array)
-        return self.upload([dict(name=name, spec=spec_of(array, **spec), data=array.tobytes())]).buffer
+        return self.upload(
+            [dict(name=name, spec=spec_of(array, **spec), data=array.tobytes())]
+        ).buffer
 
     def create(self, name, array, **spec):
         array = np.asarray(array)
@@ -262,7 +265,7 @@ class Client:
         return [buffer.name for buffer in self.call("ListBuffers", page_size=1000).buffers]
 
 
-# --- Servers ----------------------------------------------------------------------------------------
+# --- Servers --------------------------------------------------------------------------------------
 
 
 class Program:
@@ -304,8 +307,15 @@ class Server:
         self.log_path = pathlib.Path(folder) / f"server{time.monotonic_ns()}.log"
         self.clients = []
         self.pipe = None
-        command = [*prefix, Program.path, "--listen", "127.0.0.1:0", "--device", Program.device,
-                   *Program.flags(flags)]
+        command = [
+            *prefix,
+            Program.path,
+            "--listen",
+            "127.0.0.1:0",
+            "--device",
+            Program.device,
+            *Program.flags(flags),
+        ]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
@@ -330,7 +340,8 @@ class Server:
                 self.process.kill()
                 self.process.wait()
                 raise AssertionError(
-                    f"the server did not start: {' '.join(command)}\n{text.decode(errors='replace')}"
+                    f"the server did not start: {' '.join(command)}\n"
+                    + text.decode(errors="replace")
                 )
             time.sleep(0.02)
 
@@ -351,7 +362,9 @@ class Server:
             for line in status:
                 if line.startswith(key + ":"):
                     return int(line.split()[1])
-        raise AssertionError(f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}")
+        raise AssertionError(
+            f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}"
+        )
 
     def rss(self):
         """Resident memory, in bytes."""
@@ -420,7 +433,7 @@ def in_threads(count, work):
         raise errors[0]
 
 
-# --- HTTP/2 by hand ---------------------------------------------------------------------------------
+# --- HTTP/2 by hand -------------------------------------------------------------------------------
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
