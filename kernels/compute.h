@@ -74,9 +74,9 @@ absl::Status Probe(Device& device);
 // Begins a request on a lane: scratch of the request before is gone.
 absl::Status BeginRequest(Lane& lane);
 // Ends it: waits for its work and gives its scratch memory back to the device and to the lane's
-// budget, all but 1 MiB a lane (on CUDA: and 1 MiB of page-locked host memory), which stays charged
-// and serves small requests without an allocation. So a budget must have room for that of every
-// lane that shares it. Gives back even when the wait fails.
+// budget, all but a block of 1 MiB a lane (on CUDA: and one of page-locked host memory), which the
+// budget does not count and which serves small requests without an allocation. Gives back even when
+// the wait fails.
 absl::Status EndRequest(Lane& lane);
 // Scratch memory on the lane until the request ends; null for 0 bytes. RESOURCE_EXHAUSTED /
 // SCRATCH_EXHAUSTED {requested, free, total} when the lane's budget (Lane::SetScratchBudget) has no

@@ -121,8 +121,8 @@ class Lane {
 
   // Begins a request: everything Scratch returned before is invalid, result() is reset.
   virtual void Reset() = 0;
-  // Ends a request: waits for its work, and gives all but a small block of scratch memory back to
-  // the device and the budget. The block that is kept stays charged.
+  // Ends a request: waits for its work, and gives all but the lane's own small block of scratch
+  // memory, which no budget counts, back to the device and the budget.
   virtual void Trim() = 0;
   // bytes of uninitialised device memory aligned to 256, valid until Reset or Trim. Throws
   // kOutOfScratch when the budget has no room.

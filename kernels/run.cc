@@ -480,8 +480,8 @@ absl::StatusOr<std::array<bool, kMaxRank>> FoldedAxes(const View& x, absl::Span<
   for (int axis : axes) {
     if (axis < -rank || axis >= rank) {
       return Invalid("BAD_AXES",
-                     absl::StrCat("axis ", axis, " of an operand of rank ", rank,
-                                  "; allowed: ", -rank, " to ", rank - 1),
+                     absl::StrCat("axis ", axis, " of an operand of rank ", rank, "; allowed: ",
+                                  rank == 0 ? "none" : absl::StrCat(-rank, " to ", rank - 1)),
                      {{"axis", absl::StrCat(axis)}, {"rank", absl::StrCat(rank)}});
     }
     bool& flag = folded[static_cast<std::size_t>(axis < 0 ? axis + rank : axis)];

@@ -18,8 +18,8 @@ namespace tessera {
 // The owner gives back everything (Free) before what it allocates from goes.
 class ScratchBlocks {
  public:
-  // What a lane keeps between requests, and the least that it allocates: small requests find it
-  // there.
+  // The lane's own block, which it keeps between requests and which no budget counts: small
+  // requests find it there. Also the least that is allocated.
   static constexpr std::size_t kKept = std::size_t{1} << 20;
 
   // allocate throws DeviceError, free does not throw.
@@ -41,12 +41,12 @@ class ScratchBlocks {
     return memory;
   }
 
-  // Everything that was handed out is invalid; one block of kKept bytes stays if there is one.
+  // Everything that was handed out is invalid; the lane's own block stays.
   void Trim(Budget* budget) {
-    const auto kept = std::find_if(blocks_.begin(), blocks_.end(),
-                                   [](const Block& block) { return block.size == kKept; });
-    if (kept != blocks_.end()) std::iter_swap(blocks_.begin(), kept);
-    Shrink(kept != blocks_.end() ? 1 : 0, budget);
+    const auto own =
+        std::find_if(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.own; });
+    if (own != blocks_.end()) std::iter_swap(blocks_.begin(), own);
+    Shrink(own != blocks_.end() ? 1 : 0, budget);
   }
   void Free(Budget* budget) { Shrink(0, budget); }
 
@@ -54,13 +54,17 @@ class ScratchBlocks {
   struct Block {
     void* data;
     std::size_t size;
+    bool own;
   };
 
   void Add(std::size_t size, Budget* budget) {
     blocks_.reserve(blocks_.size() + 1);  // so that nothing throws once the memory is allocated
+    const bool own = size == kKept && std::none_of(blocks_.begin(), blocks_.end(),
+                                                   [](const Block& block) { return block.own; });
+    if (own) budget = nullptr;
     if (budget != nullptr && !budget->TryTake(size)) throw DeviceError(size, *budget);
     try {
-      blocks_.push_back({allocate_(size), size});
+      blocks_.push_back({allocate_(size), size, own});
     } catch (...) {
       if (budget != nullptr) budget->Return(size);
       throw;
@@ -71,7 +75,7 @@ class ScratchBlocks {
   void Shrink(std::size_t blocks, Budget* budget) {
     for (; blocks_.size() > blocks; blocks_.pop_back()) {
       free_(blocks_.back().data);
-      if (budget != nullptr) budget->Return(blocks_.back().size);
+      if (budget != nullptr && !blocks_.back().own) budget->Return(blocks_.back().size);
     }
     used_ = 0;
   }

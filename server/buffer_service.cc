@@ -100,8 +100,8 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
       if (!ticket.ok()) return ticket.status();
       ticket_ = *std::move(ticket);
       absl::StatusOr<Charge> stream =
-          Charge::Take(core_.uploads(), 1, "TOO_MANY_UPLOADS",
-                       "as many uploads are in progress as the server accepts");
+          Charge::TakeOne(core_.uploads(), "TOO_MANY_UPLOADS",
+                          "as many uploads are in progress as the server accepts");
       if (!stream.ok()) return stream.status();
       stream_ = *std::move(stream);
       absl::StatusOr<Charge> memory =
@@ -302,7 +302,11 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
                           {"missing", ToString(info.missing)}});
       }
       absl::StatusOr<BufferInfo> sealed = core_.store().Seal(*draft_, buffer_checksum_);
-      if (!sealed.ok()) return sealed.status();
+      if (!sealed.ok()) {
+        absl::Status status = sealed.status();
+        if (absl::IsDataLoss(status)) SetErrorMetadata(status, "field", "buffer_crc32c");
+        return status;
+      }
       info = *std::move(sealed);
     } else {
       if (absl::Status status = core_.store().CheckOpen(*draft_); !status.ok()) return status;
@@ -428,8 +432,8 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
     if (!ticket.ok()) return ticket.status();
     ticket_ = *std::move(ticket);
     absl::StatusOr<Charge> stream =
-        Charge::Take(core_.downloads(), 1, "TOO_MANY_DOWNLOADS",
-                     "as many downloads are in progress as the server accepts");
+        Charge::TakeOne(core_.downloads(), "TOO_MANY_DOWNLOADS",
+                        "as many downloads are in progress as the server accepts");
     if (!stream.ok()) return stream.status();
     stream_ = *std::move(stream);
     // A chunk, and the chunk as gRPC sends it.

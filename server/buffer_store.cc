@@ -171,7 +171,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
 
   std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, *spec.device, version));
   absl::StatusOr<Charge> count =
-      Charge::Take(count_, 1, "TOO_MANY_BUFFERS", "the server holds as many buffers as it may");
+      Charge::TakeOne(count_, "TOO_MANY_BUFFERS", "the server holds as many buffers as it may");
   if (!count.ok()) return count.status();
   buffer->count_ = *std::move(count);
   const auto bytes = static_cast<std::size_t>(spec.type.bytes());
@@ -294,7 +294,7 @@ absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
     return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
                      absl::StrCat("the bytes of buffer '", buffer.name(), "' have CRC-32C ",
                                   Hex(*actual), ", the client expects ", Hex(*checksum)),
-                     {{"field", "buffer"}, {"expected", Hex(*checksum)}, {"actual", Hex(*actual)}});
+                     {{"expected", Hex(*checksum)}, {"actual", Hex(*actual)}});
   }
   const absl::Time now = SteadyNow();
   const Ready* before = FindReady(buffer.name(), now);

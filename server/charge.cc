@@ -7,19 +7,21 @@
 
 namespace tessera {
 
-absl::Status BudgetSpent(const Budget& budget, std::uint64_t requested, std::string_view reason,
-                         std::string_view message) {
+absl::StatusOr<Charge> Charge::Take(Budget& budget, std::uint64_t amount, std::string_view reason,
+                                    std::string_view message) {
+  if (budget.TryTake(amount)) return Charge(budget, amount);
   const std::uint64_t used = std::min(budget.used(), budget.limit());
   return MakeError(absl::StatusCode::kResourceExhausted, reason, message,
-                   {{"requested", absl::StrCat(requested)},
+                   {{"requested", absl::StrCat(amount)},
                     {"free", absl::StrCat(budget.limit() - used)},
                     {"total", absl::StrCat(budget.limit())}});
 }
 
-absl::StatusOr<Charge> Charge::Take(Budget& budget, std::uint64_t amount, std::string_view reason,
-                                    std::string_view message) {
-  if (!budget.TryTake(amount)) return BudgetSpent(budget, amount, reason, message);
-  return Charge(budget, amount);
+absl::StatusOr<Charge> Charge::TakeOne(Budget& budget, std::string_view reason,
+                                       std::string_view message) {
+  if (budget.TryTake(1)) return Charge(budget, 1);
+  return MakeError(absl::StatusCode::kResourceExhausted, reason, message,
+                   {{"limit", absl::StrCat(budget.limit())}});
 }
 
 }  // namespace tessera

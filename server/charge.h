@@ -11,10 +11,6 @@
 
 namespace tessera {
 
-// What is refused when a budget is spent: RESOURCE_EXHAUSTED with {requested, free, total}.
-absl::Status BudgetSpent(const Budget& budget, std::uint64_t requested, std::string_view reason,
-                         std::string_view message);
-
 // Movable; gives its share back when it ends. The budget outlives it.
 class Charge {
  public:
@@ -30,9 +26,15 @@ class Charge {
     if (budget_ != nullptr) budget_->Return(amount_);
   }
 
+  std::uint64_t amount() const { return budget_ == nullptr ? 0 : amount_; }
+
   // RESOURCE_EXHAUSTED / reason {requested, free, total}.
   static absl::StatusOr<Charge> Take(Budget& budget, std::uint64_t amount, std::string_view reason,
                                      std::string_view message);
+
+  // One of the things that the budget counts: RESOURCE_EXHAUSTED / reason {limit}.
+  static absl::StatusOr<Charge> TakeOne(Budget& budget, std::string_view reason,
+                                        std::string_view message);
 
  private:
   Charge(Budget& budget, std::uint64_t amount) : budget_(&budget), amount_(amount) {}

@@ -174,10 +174,7 @@ class OperationCall final : public LaneCall {
                        "the result is too large for a response; ask for it in result.buffer",
                        {{"size", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
     }
-    absl::StatusOr<Charge> charge =
-        Charge::Take(core().host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
-                     "there is no memory for the answer beside the messages of other calls");
-    if (!charge.ok()) return charge.status();
+    if (absl::Status status = ChargeAnswer(bytes); !status.ok()) return status;
     void* memory = nullptr;
     const auto ask = [&]() -> absl::StatusOr<void*> {
       absl::StatusOr<void*> scratch = Scratch(lane, bytes);

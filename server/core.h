@@ -16,6 +16,7 @@
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/admission.h"
+#include "server/answers.h"
 #include "server/buffer_store.h"
 #include "server/charge.h"
 #include "server/chores.h"
@@ -37,6 +38,7 @@ class Core {
   BufferStore& store() { return store_; }
   Admission& admission() { return admission_; }
   Chores& chores() { return chores_; }
+  Answers& answers() { return answers_; }
   absl::Time start_time() const { return start_time_; }
 
   // Runs the operations on a device of devices().
@@ -109,6 +111,7 @@ class Core {
   ConnectionTable* connections_ = nullptr;
   BufferStore store_;
   Admission admission_;
+  Answers answers_;
   Chores chores_;
   std::map<const Device*, std::unique_ptr<Place>> places_;
 };

@@ -3,6 +3,12 @@
 #include "kernels/error.h"
 
 namespace tessera {
+namespace {
+
+// What fits the window of a connection that nobody reads cannot be told from what was read.
+constexpr std::uint64_t kLargeAnswer = 64 << 10;
+
+}  // namespace
 
 absl::Status CallerLeft() {
   return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
@@ -37,10 +43,24 @@ void LaneCall::Run(Lane& lane) {
   End(status.ok() ? ended : status);
 }
 
+absl::Status LaneCall::ChargeAnswer(std::uint64_t bytes) {
+  absl::StatusOr<Charge> memory =
+      Charge::Take(core_.host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
+                   "there is no memory for the answer beside the messages of other calls");
+  if (!memory.ok()) return memory.status();
+  answer_memory_ = *std::move(memory);
+  return absl::OkStatus();
+}
+
 void LaneCall::End(const absl::Status& status) {
   Release();
-  request_memory_ = Charge();
+  if (answer_memory_.amount() >= kLargeAnswer) core_.answers().Add(context_);
   tessera::Finish(method_, context_, *this, status);
+}
+
+void LaneCall::OnDone() {
+  if (answer_memory_.amount() >= kLargeAnswer) core_.answers().Remove(context_);
+  delete this;
 }
 
 void LaneCall::OnCancel() {

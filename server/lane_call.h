@@ -24,6 +24,9 @@ class LaneCall : public grpc::ServerUnaryReactor, private Task {
   Core& core() { return core_; }
   // Time from acceptance to the begin on the lane, in microseconds.
   double queue_us() const { return queue_us_; }
+  // Host memory for an answer of so many bytes, until it has been sent: RESOURCE_EXHAUSTED /
+  // HOST_MEMORY_EXHAUSTED.
+  absl::Status ChargeAnswer(std::uint64_t bytes);
 
  private:
   // Checks the request as far as that needs no lane: the device to run on.
@@ -38,13 +41,14 @@ class LaneCall : public grpc::ServerUnaryReactor, private Task {
   void Refuse(const absl::Status& status) final { End(status); }
   void End(const absl::Status& status);
   void OnCancel() final;
-  void OnDone() final { delete this; }
+  void OnDone() final;
 
   Core& core_;
   const std::string_view method_;
   grpc::CallbackServerContext& context_;
   Admission::Ticket ticket_;
   Charge request_memory_;
+  Charge answer_memory_;
   Executor* executor_ = nullptr;
   absl::Time accepted_;
   double queue_us_ = 0;

@@ -1,5 +1,6 @@
 #include "server/log.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -44,6 +45,16 @@ std::size_t SequenceLength(std::string_view text) {
     return 0;
   }
   return length;
+}
+
+// C1 controls, and characters that break a line or turn the direction of writing.
+bool IsInvisible(std::string_view sequence) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
+  if (sequence.size() == 2) return byte(0) == 0xc2 && byte(1) < 0xa0;
+  if (sequence.size() != 3 || byte(0) != 0xe2) return false;
+  return (byte(1) == 0x80 && (byte(2) == 0x8e || byte(2) == 0x8f ||      // U+200E, U+200F
+                              (byte(2) >= 0xa8 && byte(2) <= 0xae))) ||  // U+2028 to U+202E
+         (byte(1) == 0x81 && byte(2) >= 0xa6 && byte(2) <= 0xa9);        // U+2066 to U+2069
 }
 
 void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
@@ -146,11 +157,12 @@ std::string Printable(std::string_view text) {
   while (!text.empty() && out.size() < kLongestText) {
     const std::size_t length = SequenceLength(text);
     const auto lead = static_cast<unsigned char>(text[0]);
-    const bool control =
-        lead < 0x20 || lead == 0x7f || (lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0);
+    const bool control = lead < 0x20 || lead == 0x7f || IsInvisible(text.substr(0, length));
     if (length == 0 || control) {
-      absl::StrAppendFormat(&out, "\\x%02x", lead);
-      text.remove_prefix(1);
+      for (std::size_t i = 0; i < std::max<std::size_t>(length, 1); ++i) {
+        absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(text[i]));
+      }
+      text.remove_prefix(std::max<std::size_t>(length, 1));
     } else {
       out.append(text.substr(0, length));
       text.remove_prefix(length);

@@ -1,5 +1,7 @@
 #include "server/server.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -25,6 +27,10 @@ constexpr absl::Duration kLongestDrain = absl::Hours(24);
 // How long answers may take to leave the socket once every call has ended.
 constexpr absl::Duration kFlush = absl::Seconds(1);
 
+// How often free host memory is looked at, and how much of it the heap keeps.
+constexpr absl::Duration kTrimInterval = absl::Seconds(1);
+constexpr std::size_t kKeptHeap = std::size_t{32} << 20;
+
 // Threads of gRPC for calls that block one each, which are those of reflection.
 constexpr int kSyncThreads = 16;
 
@@ -34,6 +40,12 @@ constexpr int kKeepaliveMs = 60'000;
 
 // From accepting a connection to its first frame of HTTP/2.
 constexpr int kHandshakeMs = 10'000;
+
+// glibc keeps what was freed between pieces that are in use: after many large messages at once that
+// would be all of them.
+void TrimHostMemory() {
+  if (mallinfo2().fordblks > kKeptHeap) malloc_trim(0);
+}
 
 }  // namespace
 
@@ -177,6 +189,7 @@ void Server::SetHealth() {
 }
 
 void Server::Tend() {
+  absl::Time next_trim = SteadyNow();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     if (heartbeat_ != nullptr) heartbeat_->Beat();
@@ -186,7 +199,13 @@ void Server::Tend() {
       core_->chores().Release(std::move(doomed));
     }
     buffer_service_.EndIdleStreams(now);
+    core_->answers().CancelUnread(now, core_->options().download_timeout);
     LogDroppedLines();
+    if (now >= next_trim) {
+      next_trim = now + kTrimInterval;
+      // A full queue gives the host's memory back another time.
+      core_->chores().Submit(TrimHostMemory).IgnoreError();
+    }
     const auto& devices = core_->devices();
     const auto lost =
         std::find_if(devices.begin(), devices.end(), [](const auto& d) { return d->lost(); });
