@@ -282,7 +282,8 @@ absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
   const std::uint64_t size = buffer.type().bytes();
   const std::vector<Range> missing = draft.written_.Missing(size, kMostMissing);
   if (!missing.empty() || draft.writes_in_flight_ > 0) return NotReady(buffer.name(), missing);
-  const std::optional<std::uint32_t> actual = draft.written_.Checksum(size);
+  const std::optional<std::uint32_t> actual =
+      draft.kind_ == Draft::Kind::kResult ? std::nullopt : draft.written_.Checksum(size);
   if (checksum.has_value() && !actual.has_value()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
                      absl::StrCat("buffer '", buffer.name(),

@@ -29,7 +29,7 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 
 // How often free host memory is looked at, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
-constexpr std::size_t kKeptHeap = std::size_t{32} << 20;
+constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // Threads of gRPC for calls that block one each, which are those of reflection.
 constexpr int kSyncThreads = 16;
