@@ -695,7 +695,7 @@ class BufferService::CopyCall final : public LaneCall {
   }
 
   absl::Status RunOn(Lane& lane) override {
-    ResultBuffer copy(core().store(), spec_);
+    ResultDraft copy(core().store(), spec_);
     absl::StatusOr<void*> memory = copy.Open();
     if (!memory.ok()) return memory.status();
     const RunOptions options{.pace = &core().pace(lane.device()),

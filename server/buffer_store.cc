@@ -600,14 +600,14 @@ absl::StatusOr<absl::Duration> BufferStore::CheckTtl(std::optional<absl::Duratio
   return *ttl;
 }
 
-absl::StatusOr<void*> ResultBuffer::Open() {
+absl::StatusOr<void*> ResultDraft::Open() {
   absl::StatusOr<std::shared_ptr<Draft>> draft = store_.Create(spec_);
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
   return store_.BeginWrite(*draft_, 0, spec_.type.bytes());
 }
 
-absl::StatusOr<BufferInfo> ResultBuffer::Seal() {
+absl::StatusOr<BufferInfo> ResultDraft::Seal() {
   store_.EndWrite(*draft_, 0, spec_.type.bytes(), true);
   return store_.Seal(*draft_);
 }

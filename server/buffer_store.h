@@ -278,16 +278,16 @@ class BufferStore {
 };
 
 // A buffer that one call writes as a whole, for its result. Gone unless it is sealed. One thread.
-class ResultBuffer {
+class ResultDraft {
  public:
-  ResultBuffer(BufferStore& store, BufferSpec spec) : store_(store), spec_(std::move(spec)) {
+  ResultDraft(BufferStore& store, BufferSpec spec) : store_(store), spec_(std::move(spec)) {
     spec_.kind = Draft::Kind::kResult;
   }
-  ~ResultBuffer() {
+  ~ResultDraft() {
     if (draft_ != nullptr) store_.Discard(*draft_);
   }
-  ResultBuffer(const ResultBuffer&) = delete;
-  ResultBuffer& operator=(const ResultBuffer&) = delete;
+  ResultDraft(const ResultDraft&) = delete;
+  ResultDraft& operator=(const ResultDraft&) = delete;
 
   // Takes the memory. The errors of BufferStore::Create.
   absl::StatusOr<void*> Open();

@@ -203,7 +203,7 @@ class OperationCall final : public LaneCall {
       if (!ttl.ok()) return ttl.status();
       spec.ttl = *ttl;
     }
-    ResultBuffer result(core().store(), std::move(spec));
+    ResultDraft result(core().store(), std::move(spec));
     const auto ask = [&] { return result.Open(); };
     absl::StatusOr<Stats> stats = run(ask);
     if (!stats.ok()) return stats.status();
