@@ -153,6 +153,12 @@ inline ErrorDetails DetailsOf(const grpc::Status& status) {
   return details;
 }
 
+// What a buffer of so many bytes counts against the limit of a device.
+inline std::uint64_t Charged(std::uint64_t bytes) {
+  static const std::unique_ptr<Device> device = *OpenDevice("cpu");
+  return device->AllocationBytes(static_cast<std::size_t>(bytes));
+}
+
 // ExpectError(status, grpc::StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "x"}}); metadata:
 // these among others, and "*" for any value.
 inline void ExpectError(const grpc::Status& status, grpc::StatusCode code,
