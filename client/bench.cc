@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "kernels/error.h"
+#include "kernels/printable.h"
 #include "kernels/types.h"
 
 namespace tessera {

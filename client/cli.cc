@@ -36,6 +36,7 @@
 #include "client/random_array.h"
 #include "client/slice.h"
 #include "kernels/error.h"
+#include "kernels/printable.h"
 
 namespace tessera {
 namespace {

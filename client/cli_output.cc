@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/error.h"
+#include "kernels/printable.h"
 #include "kernels/types.h"
 
 namespace tessera {
@@ -184,34 +185,6 @@ std::string NumberText(double value) {
   std::array<char, 32> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
   return std::string(text.data(), end);
-}
-
-std::string Printable(std::string_view text) {
-  // The length of the UTF-8 character that text begins with; 0: it is none, or a control character.
-  const auto length = [](std::string_view from) -> std::size_t {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(from[i]); };
-    const unsigned char lead = byte(0);
-    if (lead < 0x80) return lead >= 0x20 && lead != 0x7f ? 1 : 0;
-    const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4 || from.size() < size) return 0;
-    for (std::size_t i = 1; i < size; ++i) {
-      if ((byte(i) & 0xc0) != 0x80) return 0;
-    }
-    return lead == 0xc2 && byte(1) < 0xa0 ? 0 : size;  // U+0080 to U+009F are controls
-  };
-  std::string printable;
-  while (!text.empty()) {
-    const std::size_t size = length(text);
-    if (size == 0) {
-      absl::StrAppend(&printable, "\\x",
-                      absl::Hex(static_cast<unsigned char>(text[0]), absl::kZeroPad2));
-      text.remove_prefix(1);
-    } else {
-      printable += text.substr(0, size);
-      text.remove_prefix(size);
-    }
-  }
-  return printable;
 }
 
 std::size_t TerminalColumns() {

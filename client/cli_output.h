@@ -34,10 +34,6 @@ std::string DtypesText(const v1::Strategy& strategy);
 // The shortest decimal that reads back as the same number.
 std::string NumberText(double value);
 
-// The text with what could move a terminal's cursor or change its state written as \\xNN: control
-// characters, and bytes that are no UTF-8. For everything that comes from files or from the server.
-std::string Printable(std::string_view text);
-
 // Of the terminal on stdout; 80 without one.
 std::size_t TerminalColumns();
 // Whether the user's locale says that characters are UTF-8.

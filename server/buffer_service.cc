@@ -447,11 +447,10 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
     buffer_ = info->buffer;
     const std::uint64_t size = buffer_->type().bytes();
     if (request_.offset() > size) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
-                       "the download begins beyond the end of the buffer",
-                       {{"offset", absl::StrCat(request_.offset())},
-                        {"limit", absl::StrCat(request_.limit())},
-                        {"size", absl::StrCat(size)}});
+      return MakeError(
+          StatusCode::kInvalidArgument, "BAD_RANGE",
+          "the download begins beyond the end of the buffer",
+          {{"offset", absl::StrCat(request_.offset())}, {"limit", absl::StrCat(size)}});
     }
     position_ = request_.offset();
     const std::uint64_t rest = size - position_;

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "grpc/support/log.h"
 #include "kernels/error.h"
+#include "kernels/printable.h"
 #include "spdlog/async.h"
 #include "spdlog/formatter.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
@@ -25,37 +25,6 @@ constexpr int kFailureLinesPerSecond = 10;
 // A line is cut to a few hundred bytes: this many take about 2 MiB.
 constexpr std::size_t kQueuedLines = 4096;
 constexpr std::size_t kLongestText = 512;
-
-// Length of the UTF-8 sequence that text begins with; 0 when it begins with none.
-std::size_t SequenceLength(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  const std::size_t length = lead < 0x80                   ? 1
-                             : lead >= 0xc2 && lead < 0xe0 ? 2
-                             : lead >= 0xe0 && lead < 0xf0 ? 3
-                             : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                           : 0;
-  if (length == 0 || length > text.size()) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // What longer forms of shorter sequences, surrogates and numbers above U+10FFFF begin with.
-  if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
-      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90)) {
-    return 0;
-  }
-  return length;
-}
-
-// C1 controls, and characters that break a line or turn the direction of writing.
-bool IsInvisible(std::string_view sequence) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
-  if (sequence.size() == 2) return byte(0) == 0xc2 && byte(1) < 0xa0;
-  if (sequence.size() != 3 || byte(0) != 0xe2) return false;
-  return (byte(1) == 0x80 && (byte(2) == 0x8e || byte(2) == 0x8f ||      // U+200E, U+200F
-                              (byte(2) >= 0xa8 && byte(2) <= 0xae))) ||  // U+2028 to U+202E
-         (byte(1) == 0x81 && byte(2) >= 0xa6 && byte(2) <= 0xa9);        // U+2066 to U+2069
-}
 
 void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -106,11 +75,11 @@ class JsonFormatter : public spdlog::formatter {
 void ForwardGrpcLog(gpr_log_func_args* args) {
   switch (args->severity) {
     case GPR_LOG_SEVERITY_ERROR:
-      spdlog::warn("grpc: {}", Printable(args->message));
+      spdlog::warn("grpc: {}", Printable(args->message, kLongestText));
       break;
     case GPR_LOG_SEVERITY_INFO:
     case GPR_LOG_SEVERITY_DEBUG:
-      spdlog::debug("grpc: {}", Printable(args->message));
+      spdlog::debug("grpc: {}", Printable(args->message, kLongestText));
       break;
   }
 }
@@ -152,26 +121,6 @@ void FlushLog(absl::Duration limit) {
   absl::SleepFor(absl::Milliseconds(5));  // the last line has left the queue before it is written
 }
 
-std::string Printable(std::string_view text) {
-  std::string out;
-  while (!text.empty() && out.size() < kLongestText) {
-    const std::size_t length = SequenceLength(text);
-    const auto lead = static_cast<unsigned char>(text[0]);
-    const bool control = lead < 0x20 || lead == 0x7f || IsInvisible(text.substr(0, length));
-    if (length == 0 || control) {
-      for (std::size_t i = 0; i < std::max<std::size_t>(length, 1); ++i) {
-        absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(text[i]));
-      }
-      text.remove_prefix(std::max<std::size_t>(length, 1));
-    } else {
-      out.append(text.substr(0, length));
-      text.remove_prefix(length);
-    }
-  }
-  if (!text.empty()) out += "...";
-  return out;
-}
-
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status) {
   static std::mutex mutex;
   static std::chrono::steady_clock::time_point window;
@@ -194,9 +143,9 @@ void LogFailedCall(std::string_view method, std::string_view peer, const absl::S
     ++written;
   }
   if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
-  spdlog::warn("{} from {}: {} {}: {}", method, Printable(peer),
+  spdlog::warn("{} from {}: {} {}: {}", method, Printable(peer, kLongestText),
                absl::StatusCodeToString(status.code()), ErrorReason(status),
-               Printable({status.message().data(), status.message().size()}));
+               Printable({status.message().data(), status.message().size()}, kLongestText));
 }
 
 }  // namespace tessera

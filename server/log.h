@@ -20,10 +20,6 @@ void LogDroppedLines();
 // Waits until every line has been written, but no longer than limit.
 void FlushLog(absl::Duration limit);
 
-// Text from outside as one harmless piece of a line: control characters, quotes of the kind that
-// terminals act on, and what is no UTF-8 become escapes, and what is long is cut.
-std::string Printable(std::string_view text);
-
 // One line for a call that was refused or failed. At most ten such lines a second are written; the
 // next line after that says how many were left out. Thread safe.
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status);

@@ -1037,13 +1037,13 @@ TEST_F(ServiceTest, ResultsTooLargeForAResponse) {
   ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, add, &sum).ok());
   EXPECT_EQ(Values<double>(sum.tensor().data()), std::vector<double>(kMaxInlineResult / 8, 2.0));
   v1::MatmulRequest matmul;
-  *matmul.mutable_a() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {1 << 20, 0}, {0, 0});
-  *matmul.mutable_b() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {0, 1 << 20}, {0, 0});
+  *matmul.mutable_a() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {1 << 14, 0}, {0, 0});
+  *matmul.mutable_b() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {0, 1 << 14}, {0, 0});
   matmul.mutable_result()->mutable_buffer()->set_name("huge");
   v1::MatmulResponse product;
   ExpectError(Call(&v1::ComputeService::Stub::Matmul, matmul, &product),
               StatusCode::RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED",
-              {{"requested", std::to_string(std::int64_t{4} << 40)}});
+              {{"requested", std::to_string(std::int64_t{1} << 30)}});
 }
 
 TEST_F(ServiceTest, ListStrategiesFilters) {
