@@ -201,7 +201,8 @@ void ExpectGrowth(Problem small, Problem large) {
       if (!Refusal(*row, small).empty() || !Refusal(*row, large).empty()) continue;
       const double less = pace.Estimate(*row, small), more = pace.Estimate(*row, large);
       EXPECT_GT(less, 0) << row->name;
-      EXPECT_GT(more, 100 * less) << row->name << " " << Name(dtype);
+      // Rows that end in steps one after another take longer for the small one than its data does.
+      EXPECT_GT(more, 20 * less) << row->name << " " << Name(dtype);
     }
   }
 }
