@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/crc32c.h"
 #include "tests/fake_device.h"
 
 namespace tessera {
@@ -17,7 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr std::uint64_t kLimit = 1000;
+constexpr std::uint64_t kLimit = 5 * 256;  // five buffers of up to 64 floats each
 
 class BufferStoreTest : public testing::Test {
  protected:
@@ -37,7 +38,7 @@ class BufferStoreTest : public testing::Test {
   BufferInfo Make(const BufferSpec& spec) {
     auto draft = *store_.Create(spec);
     Write(*draft, 0, spec.type.bytes());
-    return *store_.Seal(draft);
+    return *store_.Seal(*draft);
   }
 
   std::vector<std::string> Names(const std::vector<BufferInfo>& infos) {
@@ -50,7 +51,14 @@ class BufferStoreTest : public testing::Test {
   BufferStore store_{{{&device_, kLimit}},
                      {.default_ttl = absl::InfiniteDuration(),
                       .max_ttl = absl::Hours(1000),
-                      .idle_draft = absl::Seconds(10)}};
+                      .idle_draft = absl::Seconds(10),
+                      .buffers = 8,
+                      .ranges = 4}};
+
+  static BufferSpec Replacing(BufferSpec spec) {
+    spec.replace = true;
+    return spec;
+  }
 };
 
 TEST(RangeSetTest, AgreesWithABitmap) {
@@ -93,35 +101,37 @@ TEST(RangeSetTest, MissingStopsAtTheLimit) {
 
 TEST_F(BufferStoreTest, DraftBecomesReadyOnceComplete) {
   auto draft = *store_.Create(Spec("a", 10));
-  EXPECT_EQ(ErrorReason(store_.Find("a").status()), "BUFFER_NOT_READY");
+  EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_READY");
   Write(*draft, 20, 20);
-  BufferInfo info = *store_.Get("a");
+  BufferInfo info = *store_.Get("a", 0);
   EXPECT_FALSE(info.ready);
   EXPECT_EQ(info.committed_bytes, 0u);
   EXPECT_THAT(info.missing, ElementsAre(Range{0, 20}));
-  const absl::Status early = store_.Seal("a").status();
+  const absl::Status early = store_.Seal("a", 0, {}).status();
   EXPECT_EQ(ErrorReason(early), "BUFFER_NOT_READY");
   EXPECT_EQ(ErrorMetadata(early)["missing"], "0-20");
   Write(*draft, 0, 20);
-  info = *store_.Seal("a");
+  info = *store_.Seal("a", 0, {});
   EXPECT_TRUE(info.ready);
   EXPECT_EQ(info.committed_bytes, 40u);
-  EXPECT_TRUE(store_.Find("a").ok());
-  EXPECT_TRUE(store_.Seal("a").ok()) << "sealing a READY buffer succeeds";
+  EXPECT_TRUE(store_.Find("a", 0).ok());
+  EXPECT_TRUE(store_.Seal("a", info.version, {}).ok()) << "sealing again succeeds";
+  EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "BUFFER_NOT_FOUND")
+      << "nobody knows whose it is";
   EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 0, 4).status()), "BUFFER_SEALED");
-  EXPECT_EQ(ErrorReason(store_.FindDraft("a").status()), "BUFFER_SEALED");
+  EXPECT_EQ(ErrorReason(store_.FindDraft("a", 0).status()), "BUFFER_SEALED");
 }
 
 TEST_F(BufferStoreTest, WriteInFlightKeepsABufferFromBeingSealed) {
   auto draft = *store_.Create(Spec("a", 10));
   Write(*draft, 0, 40);
   ASSERT_TRUE(store_.BeginWrite(*draft, 0, 4).ok());
-  EXPECT_EQ(ErrorReason(store_.Seal("a").status()), "BUFFER_NOT_READY");
+  EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "BUFFER_NOT_READY");
   store_.EndWrite(*draft, 0, 4, false);
-  EXPECT_EQ(ErrorMetadata(store_.Seal("a").status())["missing"], "0-4")
+  EXPECT_EQ(ErrorMetadata(store_.Seal("a", 0, {}).status())["missing"], "0-4")
       << "a failed write leaves nothing to rely on";
   Write(*draft, 0, 4);
-  EXPECT_TRUE(store_.Seal("a").ok());
+  EXPECT_TRUE(store_.Seal("a", 0, {}).ok());
 }
 
 TEST_F(BufferStoreTest, RangesOutsideTheBuffer) {
@@ -150,57 +160,204 @@ TEST_F(BufferStoreTest, Names) {
 TEST_F(BufferStoreTest, TakenNames) {
   auto draft = *store_.Create(Spec("a", 1));
   EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");
-  BufferSpec replacement = Spec("a", 2);
-  replacement.replace = true;
-  EXPECT_EQ(ErrorReason(store_.Create(replacement).status()), "BUFFER_EXISTS")
-      << "a name has one draft at most";
+  EXPECT_TRUE(store_.Create(Replacing(Spec("a", 2))).ok()) << "who replaces waits for nobody";
   Write(*draft, 0, 4);
-  ASSERT_TRUE(store_.Seal(draft).ok());
+  ASSERT_TRUE(store_.Seal(*draft).ok());
   EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");
 
-  auto next = *store_.Create(replacement);
-  const auto old = *store_.Find("a");
-  EXPECT_EQ(old->type().bytes(), 4u) << "the old one serves until the new one is READY";
-  EXPECT_TRUE(store_.Get("a")->ready);
+  auto next = *store_.Create(Replacing(Spec("a", 2)));
+  const BufferInfo old = *store_.Find("a", 0);
+  EXPECT_EQ(old.buffer->type().bytes(), 4u) << "the old one serves until the new one is READY";
+  EXPECT_TRUE(store_.Get("a", 0)->ready);
   Write(*next, 0, 8);
-  const BufferInfo info = *store_.Seal(next);
-  EXPECT_GT(info.buffer->version(), old->version());
-  EXPECT_EQ((*store_.Find("a"))->type().bytes(), 8u);
-  EXPECT_EQ(store_.budget(device_).used(), 12u) << "someone still holds the old one";
+  const BufferInfo info = *store_.Seal(*next);
+  EXPECT_GT(info.version, old.version);
+  EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
+}
+
+TEST_F(BufferStoreTest, ADraftThatDoesNotReplaceLosesToWhoDid) {
+  auto first = *store_.Create(Spec("a", 1));
+  Write(*first, 0, 4);
+  Make(Replacing(Spec("a", 2)));
+  EXPECT_EQ(ErrorReason(store_.Seal(*first).status()), "BUFFER_EXISTS");
+  EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
+}
+
+TEST_F(BufferStoreTest, TheLastToBeReadyWins) {
+  auto first = *store_.Create(Replacing(Spec("a", 1)));
+  auto second = *store_.Create(Replacing(Spec("a", 2)));
+  const std::uint64_t first_version = first->buffer().version();
+  Write(*second, 0, 8);
+  const BufferInfo newer = *store_.Seal(*second);
+  EXPECT_EQ(newer.version, second->buffer().version()) << "a draft keeps its version";
+  EXPECT_GT(newer.version, first_version);
+  Write(*first, 0, 4);
+  const BufferInfo last = *store_.Seal("a", first_version, {});
+  EXPECT_GT(last.version, newer.version) << "unless a newer one has become READY before";
+  EXPECT_EQ(store_.Find("a", 0)->version, last.version);
+  EXPECT_EQ(store_.Seal("a", first_version, {})->version, last.version);
+}
+
+TEST_F(BufferStoreTest, VersionsBeginAtTheClock) {
+  const BufferInfo info = Make(Spec("a", 1));
+  const auto now = static_cast<std::uint64_t>(absl::ToUnixMicros(absl::Now()));
+  EXPECT_LE(info.version, now + 1000);
+  EXPECT_GT(info.version, now - 60'000'000);
+}
+
+TEST_F(BufferStoreTest, WrongVersionsChangeNothing) {
+  const BufferInfo ready = Make(Spec("a", 1));
+  auto draft = *store_.Create(Replacing(Spec("a", 1)));
+  const std::uint64_t version = draft->buffer().version();
+  EXPECT_EQ(store_.Get("a", version)->ready, false);
+  EXPECT_EQ(store_.Get("a", ready.version)->ready, true);
+  const auto mismatch = [&](const absl::Status& status) {
+    EXPECT_EQ(ErrorReason(status), "VERSION_MISMATCH");
+    EXPECT_EQ(ErrorMetadata(status)["expected"], "7");
+    EXPECT_EQ(ErrorMetadata(status)["actual"], std::to_string(ready.version));
+  };
+  mismatch(store_.Get("a", 7).status());
+  mismatch(store_.Find("a", 7).status());
+  mismatch(store_.Seal("a", 7, {}).status());
+  mismatch(store_.FindDraft("a", 7).status());
+  mismatch(store_.SetTtl("a", 7, absl::Hours(1)).status());
+  mismatch(store_.Delete("a", 7));
+  EXPECT_EQ(store_.Drafts("a").size(), 1u);
+  EXPECT_TRUE(store_.Delete("a", version).ok());
+  EXPECT_TRUE(store_.Find("a", 0).ok()) << "the draft alone";
+  EXPECT_EQ(store_.Drafts("a").size(), 0u);
+  EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 0, 4).status()), "BUFFER_NOT_FOUND");
+  draft = *store_.Create(Replacing(Spec("a", 1)));
+  EXPECT_TRUE(store_.Delete("a", ready.version).ok());
+  EXPECT_EQ(store_.Drafts("a").size(), 1u) << "the READY one alone";
+}
+
+TEST_F(BufferStoreTest, SeveralDraftsNeedTheirVersions) {
+  auto first = *store_.Create(Replacing(Spec("a", 1)));
+  EXPECT_EQ(*store_.FindDraft("a", 0), first);
+  auto second = *store_.Create(Replacing(Spec("a", 1)));
+  const absl::Status which = store_.FindDraft("a", 0).status();
+  EXPECT_EQ(ErrorReason(which), "VERSION_REQUIRED");
+  EXPECT_EQ(ErrorMetadata(which)["versions"], std::to_string(first->buffer().version()) + ", " +
+                                                  std::to_string(second->buffer().version()));
+  EXPECT_EQ(*store_.FindDraft("a", second->buffer().version()), second);
+  EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "VERSION_REQUIRED");
+}
+
+TEST_F(BufferStoreTest, ResultsAreSeenWhenTheyAreReady) {
+  Make(Spec("a", 1));
+  BufferSpec spec = Replacing(Spec("a", 2));
+  ResultDraft result(store_, spec);
+  ASSERT_TRUE(result.Open().ok());
+  EXPECT_EQ(store_.Drafts("a").size(), 0u);
+  EXPECT_TRUE(store_.Delete("a", 0).ok());
+  EXPECT_EQ(ErrorReason(store_.Get("a", 0).status()), "BUFFER_NOT_FOUND");
+  EXPECT_TRUE(result.Seal().ok()) << "whose name was deleted before";
+  EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
+  {
+    ResultDraft dropped(store_, spec);
+    ASSERT_TRUE(dropped.Open().ok());
+  }
+  EXPECT_EQ(store_.budget(device_).used(), 256u);
+}
+
+TEST_F(BufferStoreTest, OperandsAreFoundAtOneMoment) {
+  const BufferInfo a = Make(Spec("a", 1));
+  Make(Spec("b", 1));
+  BufferStore::Wanted wanted[] = {
+      {"a", a.version, "a", nullptr}, {"", 0, "x", nullptr}, {"b", 0, "b", nullptr}};
+  ASSERT_TRUE(store_.FindAll(absl::MakeSpan(wanted)).ok());
+  EXPECT_EQ(wanted[0].buffer, a.buffer);
+  EXPECT_EQ(wanted[1].buffer, nullptr);
+  EXPECT_NE(wanted[2].buffer, nullptr);
+  wanted[2].name = "none";
+  const absl::Status missing = store_.FindAll(absl::MakeSpan(wanted));
+  EXPECT_EQ(ErrorReason(missing), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorMetadata(missing)["operand"], "b");
+}
+
+TEST_F(BufferStoreTest, Checksums) {
+  const std::string data = "0123456789abcdef";
+  const auto write = [&](Draft& draft, std::uint64_t begin, std::uint64_t end, bool with = true) {
+    ASSERT_TRUE(store_.BeginWrite(draft, begin, end - begin).ok());
+    store_.EndWrite(draft, begin, end - begin, true,
+                    with ? std::optional(Crc32c(data.data() + begin, end - begin)) : std::nullopt);
+  };
+  const std::uint32_t whole = Crc32c(data.data(), data.size());
+  auto draft = *store_.Create(Spec("a", 4));
+  write(*draft, 8, 16);
+  write(*draft, 0, 4);
+  write(*draft, 4, 8);  // between both
+  EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole + 1).status()), "BAD_CHECKSUM");
+  EXPECT_EQ(store_.Seal(*draft, whole).status(), absl::OkStatus());
+  EXPECT_EQ(store_.Find("a", 0)->checksum, whole);
+
+  draft = *store_.Create(Spec("twice", 4));
+  write(*draft, 0, 16);
+  write(*draft, 4, 8);
+  EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole).status()), "CHECKSUM_UNKNOWN");
+  EXPECT_EQ(store_.Seal(*draft)->checksum, std::nullopt);
+
+  draft = *store_.Create(Spec("without", 4));
+  write(*draft, 0, 8);
+  write(*draft, 8, 16, false);
+  EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole).status()), "CHECKSUM_UNKNOWN");
+}
+
+TEST_F(BufferStoreTest, RangesAreCounted) {
+  auto draft = *store_.Create(Spec("a", 64));
+  for (std::uint64_t i = 0; i < 4; ++i) Write(*draft, 8 * i, 4);
+  const absl::Status status = store_.BeginWrite(*draft, 100, 4).status();
+  EXPECT_EQ(ErrorReason(status), "TOO_MANY_RANGES");
+  EXPECT_EQ(ErrorMetadata(status)["limit"], "4");
+  Write(*draft, 4, 4);  // closes a gap
+  Write(*draft, 100, 4);
+}
+
+TEST_F(BufferStoreTest, BuffersAreCounted) {
+  std::vector<std::shared_ptr<Draft>> drafts;
+  for (int i = 0; i < 8; ++i) drafts.push_back(*store_.Create(Spec("a" + std::to_string(i), 0)));
+  const absl::Status status = store_.Create(Spec("b", 0)).status();
+  EXPECT_EQ(ErrorReason(status), "TOO_MANY_BUFFERS") << "empty ones count, too";
+  EXPECT_EQ(ErrorMetadata(status)["limit"], "8");
+  EXPECT_TRUE(store_.Delete("a3", 0).ok());
+  EXPECT_FALSE(store_.Create(Spec("b", 0)).ok()) << "somebody holds it";
+  drafts.clear();
+  EXPECT_TRUE(store_.Create(Spec("b", 0)).ok());
 }
 
 TEST_F(BufferStoreTest, MemoryComesBackWithTheLastUser) {
-  Make(Spec("a", 100));
-  auto user = *store_.Find("a");
-  EXPECT_TRUE(store_.Delete("a").ok());
-  EXPECT_EQ(ErrorReason(store_.Find("a").status()), "BUFFER_NOT_FOUND");
-  EXPECT_EQ(ErrorReason(store_.Delete("a")), "BUFFER_NOT_FOUND");
-  EXPECT_EQ(store_.budget(device_).used(), 400u);
+  Make(Spec("a", 64));
+  std::shared_ptr<const Buffer> user = store_.Find("a", 0)->buffer;
+  EXPECT_TRUE(store_.Delete("a", 0).ok());
+  EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(store_.Delete("a", 0)), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(store_.budget(device_).used(), 256u);
   EXPECT_EQ(device_.allocations(), 1u);
   user.reset();
   EXPECT_EQ(store_.budget(device_).used(), 0u);
+  EXPECT_EQ(store_.count().used(), 0u);
   EXPECT_EQ(device_.allocations(), 0u);
 }
 
 TEST_F(BufferStoreTest, Budget) {
-  Make(Spec("a", 200));
-  const absl::Status status = store_.Create(Spec("b", 51)).status();
+  Make(Spec("a", 4 * 64));
+  const absl::Status status = store_.Create(Spec("b", 65)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(status), "QUOTA_EXCEEDED");
-  EXPECT_EQ(ErrorMetadata(status)["requested"], "204");
-  EXPECT_EQ(ErrorMetadata(status)["free"], "200");
-  EXPECT_EQ(ErrorMetadata(status)["total"], "1000");
+  EXPECT_EQ(ErrorMetadata(status)["requested"], "512") << "what it takes of the device";
+  EXPECT_EQ(ErrorMetadata(status)["free"], "256");
+  EXPECT_EQ(ErrorMetadata(status)["total"], "1280");
   EXPECT_EQ(ErrorReason(store_.Create(Spec("b", std::int64_t{1} << 60)).status()),
             "QUOTA_EXCEEDED");
-  EXPECT_TRUE(store_.Create(Spec("b", 50)).ok()) << "exactly full is fine";
-  EXPECT_TRUE(store_.Create(Spec("empty", 0)).ok());
+  EXPECT_TRUE(store_.Create(Spec("b", 1)).ok()) << "exactly full is fine";
 }
 
 TEST_F(BufferStoreTest, DeviceOutOfMemory) {
   device_.Fail(FakeDevice::Step::kAllocate, DeviceError::Kind::kOutOfMemory);
   const absl::Status status = store_.Create(Spec("a", 10)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(ErrorReason(status), "GPU_MEMORY_EXHAUSTED");
+  EXPECT_EQ(ErrorReason(status), "HOST_MEMORY_EXHAUSTED") << "the fake one is a CPU";
   EXPECT_EQ(ErrorMetadata(status)["requested"], "40");
   EXPECT_EQ(store_.budget(device_).used(), 0u);
   EXPECT_TRUE(store_.Create(Spec("a", 10)).ok());
@@ -210,10 +367,10 @@ TEST_F(BufferStoreTest, DiscardedAndDeletedDrafts) {
   auto draft = *store_.Create(Spec("a", 10));
   store_.Discard(*draft);
   EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 0, 4).status()), "BUFFER_NOT_FOUND");
-  EXPECT_EQ(ErrorReason(store_.Seal(draft).status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(store_.Seal(*draft).status()), "BUFFER_NOT_FOUND");
   store_.Discard(*draft);
   draft = *store_.Create(Spec("a", 10));
-  EXPECT_TRUE(store_.Delete("a").ok());
+  EXPECT_TRUE(store_.Delete("a", 0).ok());
   EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 0, 4).status()), "BUFFER_NOT_FOUND");
   draft.reset();
   EXPECT_EQ(device_.allocations(), 0u);
@@ -221,12 +378,12 @@ TEST_F(BufferStoreTest, DiscardedAndDeletedDrafts) {
 
 TEST_F(BufferStoreTest, ExclusiveDraftsAreTheirOwners) {
   BufferSpec spec = Spec("a", 10);
-  spec.exclusive = true;
+  spec.kind = Draft::Kind::kStream;
   auto draft = *store_.Create(spec);
-  EXPECT_EQ(ErrorReason(store_.FindDraft("a").status()), "BUFFER_NOT_READY");
+  EXPECT_EQ(ErrorReason(store_.FindDraft("a", 0).status()), "BUFFER_NOT_READY");
   Write(*draft, 0, 40);
-  EXPECT_EQ(ErrorReason(store_.Seal("a").status()), "BUFFER_NOT_READY");
-  EXPECT_TRUE(store_.Seal(draft).ok());
+  EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "BUFFER_NOT_READY");
+  EXPECT_TRUE(store_.Seal(*draft).ok());
 }
 
 TEST_F(BufferStoreTest, Expiry) {
@@ -234,52 +391,74 @@ TEST_F(BufferStoreTest, Expiry) {
   spec.ttl = absl::Milliseconds(300);
   Make(spec);
   Make(Spec("b", 10));
-  EXPECT_TRUE(store_.Find("a").ok());
-  EXPECT_GT(store_.Get("b")->expire_time, absl::Now() + absl::Hours(999))
+  EXPECT_TRUE(store_.Find("a", 0).ok());
+  EXPECT_GT(store_.Get("b", 0)->expire_time, absl::Now() + absl::Hours(999))
       << "no ttl of its own: the longest there is";
   absl::SleepFor(absl::Milliseconds(310));
-  EXPECT_EQ(ErrorReason(store_.Find("a").status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_FOUND");
   EXPECT_THAT(Names(store_.List("", "", 10)), ElementsAre("b"));
-  EXPECT_EQ(store_.budget(device_).used(), 80u);
-  store_.Sweep(absl::Now());
-  EXPECT_EQ(store_.budget(device_).used(), 40u);
+  EXPECT_EQ(store_.budget(device_).used(), 512u);
+  auto doomed = store_.Sweep(SteadyNow());
+  EXPECT_EQ(doomed.size(), 1u);
+  EXPECT_EQ(store_.budget(device_).used(), 512u) << "the memory goes with what is returned";
+  doomed.clear();
+  EXPECT_EQ(store_.budget(device_).used(), 256u);
   EXPECT_TRUE(store_.Create(Spec("a", 10)).ok());
+}
+
+TEST_F(BufferStoreTest, TtlCountsFromReady) {
+  BufferSpec spec = Spec("a", 1);
+  spec.ttl = absl::Milliseconds(200);
+  auto draft = *store_.Create(spec);
+  EXPECT_EQ(store_.Get("a", 0)->expire_time, absl::InfiniteFuture());
+  absl::SleepFor(absl::Milliseconds(250));
+  Write(*draft, 0, 4);
+  const absl::Time before = SteadyNow();
+  EXPECT_GE(store_.Seal(*draft)->expire_time, before + absl::Milliseconds(200));
+}
+
+TEST_F(BufferStoreTest, TimesEndWithTheYear9999) {
+  BufferStore store({{&device_, kLimit}}, {});
+  BufferSpec spec = Spec("a", 1);
+  spec.ttl = absl::Hours(24 * 365) * 9000;
+  EXPECT_EQ(ErrorReason(store.Create(spec).status()), "BAD_TTL");
 }
 
 TEST_F(BufferStoreTest, TtlIsRenewedAndDropped) {
   BufferSpec spec = Spec("a", 10);
   spec.ttl = absl::Seconds(30);
   Make(spec);
-  const BufferInfo renewed = *store_.SetTtl("a", absl::Hours(2));
+  const BufferInfo renewed = *store_.SetTtl("a", 0, absl::Hours(2));
   EXPECT_GT(renewed.expire_time, absl::Now() + absl::Hours(1));
-  EXPECT_EQ(ErrorReason(store_.SetTtl("a", absl::Hours(1001)).status()), "BAD_TTL");
-  EXPECT_EQ(ErrorReason(store_.SetTtl("a", std::nullopt).status()), "BAD_TTL")
+  EXPECT_EQ(ErrorReason(store_.SetTtl("a", 0, absl::Hours(1001)).status()), "BAD_TTL");
+  EXPECT_EQ(ErrorReason(store_.SetTtl("a", 0, std::nullopt).status()), "BAD_TTL")
       << "for ever is longer than the limit";
-  EXPECT_EQ(ErrorReason(store_.SetTtl("b", absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
-  ASSERT_TRUE(store_.SetTtl("a", absl::Milliseconds(1)).ok());
+  EXPECT_EQ(ErrorReason(store_.SetTtl("b", 0, absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
+  ASSERT_TRUE(store_.SetTtl("a", 0, absl::Milliseconds(1)).ok());
   absl::SleepFor(absl::Milliseconds(2));
-  EXPECT_EQ(ErrorReason(store_.SetTtl("a", absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(store_.SetTtl("a", 0, absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
 }
 
 TEST_F(BufferStoreTest, IdleDraftsGo) {
   auto idle = *store_.Create(Spec("idle", 10));
   auto busy = *store_.Create(Spec("busy", 10));
   BufferSpec owned = Spec("owned", 10);
-  owned.exclusive = true;
+  owned.kind = Draft::Kind::kStream;
   auto exclusive = *store_.Create(owned);
   ASSERT_TRUE(store_.BeginWrite(*busy, 0, 4).ok());
-  store_.Sweep(absl::Now() + absl::Seconds(5));
-  EXPECT_TRUE(store_.Get("idle").ok());
-  store_.Sweep(absl::Now() + absl::Seconds(11));
-  EXPECT_FALSE(store_.Get("idle").ok());
-  EXPECT_TRUE(store_.Get("busy").ok()) << "its write has not ended";
-  EXPECT_TRUE(store_.Get("owned").ok()) << "its owner ends it";
+  (void)store_.Sweep(SteadyNow() + absl::Seconds(5));
+  EXPECT_TRUE(store_.Get("idle", 0).ok());
+  (void)store_.Sweep(SteadyNow() + absl::Seconds(11));
+  EXPECT_EQ(ErrorReason(store_.CheckOpen(*idle)), "BUFFER_NOT_FOUND");
+  EXPECT_FALSE(store_.Get("idle", 0).ok());
+  EXPECT_TRUE(store_.Get("busy", 0).ok()) << "its write has not ended";
+  EXPECT_TRUE(store_.Get("owned", 0).ok()) << "its owner ends it";
 }
 
 TEST_F(BufferStoreTest, ListMergesAndPages) {
-  for (const char* name : {"a/1", "a/3", "b"}) Make(Spec(name, 1));
-  auto draft = *store_.Create(Spec("a/2", 1));
-  BufferSpec replacement = Spec("a/3", 1);
+  for (const char* name : {"a/1", "a/3", "b"}) Make(Spec(name, 0));
+  auto draft = *store_.Create(Spec("a/2", 0));
+  BufferSpec replacement = Spec("a/3", 0);
   replacement.replace = true;
   auto next = *store_.Create(replacement);
   EXPECT_THAT(Names(store_.List("", "", 10)), ElementsAre("a/1", "a/2", "a/3", "b"));
@@ -301,18 +480,18 @@ TEST_F(BufferStoreTest, ManyThreadsOnOneName) {
         if (auto draft = store_.Create(spec); draft.ok()) {
           // Another thread may have deleted it by now.
           if (store_.BeginWrite(**draft, 0, 4).ok()) store_.EndWrite(**draft, 0, 4, true);
-          if (store_.Seal(*draft).ok()) ++made;
+          if (store_.Seal(**draft).ok()) ++made;
         }
-        if (auto buffer = store_.Find("a"); buffer.ok()) {
-          ASSERT_EQ((*buffer)->name(), "a");
+        if (auto buffer = store_.Find("a", 0); buffer.ok()) {
+          ASSERT_EQ(buffer->buffer->name(), "a");
         }
-        if (i % 10 == 0) (void)store_.Delete("a");
+        if (i % 10 == 0) (void)store_.Delete("a", 0);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_GT(made, 0);
-  (void)store_.Delete("a");
+  (void)store_.Delete("a", 0);
   EXPECT_EQ(store_.budget(device_).used(), 0u);
   EXPECT_EQ(device_.allocations(), 0u);
 }

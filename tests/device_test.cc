@@ -265,8 +265,8 @@ TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
   const auto memory = Allocate(*TestDevice(GetParam()), std::size_t{1} << 50);
   ASSERT_FALSE(memory.ok());
   EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(ErrorReason(memory.status()), GetParam() == Backend::kCpu ? "HOST_MEMORY_EXHAUSTED"
-                                                                      : "GPU_MEMORY_EXHAUSTED");
+  EXPECT_EQ(ErrorReason(memory.status()),
+            GetParam() == Backend::kCpu ? "HOST_MEMORY_EXHAUSTED" : "GPU_MEMORY_EXHAUSTED");
   auto figures = ErrorMetadata(memory.status());
   EXPECT_EQ(figures["requested"], absl::StrCat(std::size_t{1} << 50));
   EXPECT_NE(figures["free"], "");

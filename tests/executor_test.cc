@@ -4,11 +4,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "server/chores.h"
 #include "tests/fake_device.h"
 
 namespace tessera {
@@ -16,112 +19,165 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using std::chrono::system_clock;
 
 std::unique_ptr<Executor> Start(Device& device, int workers, std::size_t queue,
                                 microseconds spin = microseconds(50)) {
-  return *Executor::Start(device, workers, queue, spin);
+  return *Executor::Start(device, {.workers = workers, .queue_length = queue, .spin = spin});
 }
+
+// A task that is what its functions are.
+class TestTask final : public Task {
+ public:
+  explicit TestTask(std::function<void(Lane&)> run = [](Lane&) {}) : run_(std::move(run)) {}
+  int runs() const { return runs_; }
+  absl::Status refused() const { return refused_; }
+
+ private:
+  void Run(Lane& lane) override {
+    ++runs_;
+    run_(lane);
+  }
+  void Refuse(const absl::Status& status) override { refused_ = status; }
+
+  std::function<void(Lane&)> run_;
+  std::atomic<int> runs_{0};
+  absl::Status refused_;
+};
 
 // Occupies a worker until released.
 class Blocker {
  public:
-  Task MakeTask() {
-    Task task;
-    task.run = [this](absl::StatusOr<Lane*>) {
-      started_.set_value();
-      release_.get_future().wait();
-    };
-    return task;
-  }
+  Task& task() { return task_; }
   void WaitUntilRunning() { started_.get_future().wait(); }
   void Release() { release_.set_value(); }
 
  private:
   std::promise<void> started_;
   std::promise<void> release_;
+  TestTask task_{[this](Lane&) {
+    started_.set_value();
+    release_.get_future().wait();
+  }};
 };
 
 TEST(ExecutorTest, RunsOnALaneOfItsDevice) {
   FakeDevice device;
   auto executor = Start(device, 2, 8);
   std::promise<Device*> where;
-  Task task;
-  task.run = [&](absl::StatusOr<Lane*> lane) { where.set_value(&(*lane)->device()); };
-  ASSERT_TRUE(executor->Submit(std::move(task)).ok());
+  TestTask task([&](Lane& lane) { where.set_value(&lane.device()); });
+  ASSERT_TRUE(executor->Submit(task).ok());
   EXPECT_EQ(where.get_future().get(), &device);
   EXPECT_EQ(executor->workers(), 2);
 }
 
-TEST(ExecutorTest, QueueIsExact) {
+TEST(ExecutorTest, LanesArePreparedAndShareTheBudget) {
+  FakeDevice device;
+  Budget scratch(1 << 20);
+  std::vector<Lane*> prepared;
+  auto executor = *Executor::Start(device, {.workers = 3, .queue_length = 1, .scratch = &scratch},
+                                   [&](Lane& lane) {
+                                     EXPECT_EQ(lane.scratch_budget(), &scratch);
+                                     prepared.push_back(&lane);
+                                     return absl::OkStatus();
+                                   });
+  EXPECT_EQ(prepared.size(), 3u);
+  const absl::Status failed =
+      Executor::Start(device, {}, [](Lane&) { return absl::InternalError("no"); }).status();
+  EXPECT_EQ(failed.code(), absl::StatusCode::kInternal);
+}
+
+TEST(ExecutorTest, QueueIsExactAndInOrder) {
   FakeDevice device;
   Blocker blocker;
-  std::atomic<int> ran{0};
+  std::vector<int> order;
+  std::deque<TestTask> tasks;
+  for (int i = 0; i < 4; ++i) tasks.emplace_back([&order, i](Lane&) { order.push_back(i); });
   {
     auto executor = Start(device, 1, 3);
-    ASSERT_TRUE(executor->Submit(blocker.MakeTask()).ok());
+    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
     blocker.WaitUntilRunning();
-    const auto submit = [&] {
-      Task task;
-      task.run = [&](absl::StatusOr<Lane*> lane) { ran += lane.ok(); };
-      return executor->Submit(std::move(task));
-    };
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(submit().ok());
-    const absl::Status full = submit();
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(executor->Submit(tasks[i]).ok());
+    EXPECT_EQ(executor->waiting(), 3u);
+    const absl::Status full = executor->Submit(tasks[3]);
     EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(ErrorReason(full), "QUEUE_FULL");
     EXPECT_EQ(ErrorMetadata(full)["limit"], "3");
     blocker.Release();
   }
-  EXPECT_EQ(ran, 3) << "what was accepted runs, even when the executor ends";
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2})) << "what was accepted runs, even at the end";
 }
 
-TEST(ExecutorTest, LateAndAbandonedWorkNeverRuns) {
+TEST(ExecutorTest, WhatIsCancelledLeavesTheQueueAtOnce) {
   FakeDevice device;
   Blocker blocker;
-  std::vector<absl::StatusCode> codes(3);
+  std::deque<TestTask> tasks(4);
   {
-    auto executor = Start(device, 1, 8);
-    ASSERT_TRUE(executor->Submit(blocker.MakeTask()).ok());
+    auto executor = Start(device, 1, 3);
+    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
     blocker.WaitUntilRunning();
-    std::atomic<bool> gone{false};
-    const auto submit = [&](int index, system_clock::time_point deadline,
-                            std::function<bool()> cancelled) {
-      Task task;
-      task.deadline = deadline;
-      task.cancelled = std::move(cancelled);
-      task.run = [&codes, index](absl::StatusOr<Lane*> lane) {
-        codes[static_cast<std::size_t>(index)] = lane.status().code();
-      };
-      ASSERT_TRUE(executor->Submit(std::move(task)).ok());
-    };
-    submit(0, system_clock::now() + milliseconds(5), nullptr);
-    submit(1, system_clock::time_point::max(), [&] { return gone.load(); });
-    submit(2, system_clock::now() + std::chrono::hours(1), [] { return false; });
-    std::this_thread::sleep_for(milliseconds(10));
-    gone = true;
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(executor->Submit(tasks[i]).ok());
+    EXPECT_TRUE(executor->Cancel(tasks[1]));
+    EXPECT_EQ(executor->waiting(), 2u);
+    EXPECT_FALSE(executor->Cancel(tasks[1])) << "it waits no longer";
+    EXPECT_TRUE(executor->Submit(tasks[3]).ok()) << "in its place";
+    EXPECT_TRUE(executor->Cancel(tasks[0]));
+    EXPECT_TRUE(executor->Cancel(tasks[3]));
+    EXPECT_TRUE(executor->Submit(tasks[0]).ok()) << "again";
     blocker.Release();
-    executor.reset();
   }
-  EXPECT_EQ(codes[0], absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(codes[1], absl::StatusCode::kCancelled);
-  EXPECT_EQ(codes[2], absl::StatusCode::kOk);
+  EXPECT_EQ(tasks[0].runs(), 1);
+  EXPECT_EQ(tasks[1].runs(), 0);
+  EXPECT_EQ(tasks[2].runs(), 1);
+  EXPECT_EQ(tasks[3].runs(), 0);
+}
+
+TEST(ExecutorTest, ARunningTaskIsToldToStop) {
+  FakeDevice device;
+  auto executor = Start(device, 1, 3);
+  std::promise<bool> before, after;
+  TestTask task([&](Lane& lane) {
+    before.set_value(lane.stopped());
+    while (!lane.stopped()) std::this_thread::yield();
+    after.set_value(lane.stopped());
+  });
+  ASSERT_TRUE(executor->Submit(task).ok());
+  EXPECT_FALSE(before.get_future().get());
+  EXPECT_FALSE(executor->Cancel(task));
+  EXPECT_TRUE(after.get_future().get());
+  std::promise<bool> next;
+  TestTask other([&](Lane& lane) { next.set_value(lane.stopped()); });
+  ASSERT_TRUE(executor->Submit(other).ok());
+  EXPECT_FALSE(next.get_future().get()) << "the lane forgets";
+}
+
+TEST(ExecutorTest, LongestRun) {
+  FakeDevice device;
+  Blocker blocker;
+  auto executor = Start(device, 2, 3);
+  EXPECT_EQ(executor->LongestRun().count(), 0);
+  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+  blocker.WaitUntilRunning();
+  std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_GE(executor->LongestRun(), milliseconds(5));
+  blocker.Release();
 }
 
 TEST(ExecutorTest, LostDeviceAnswersWhatWaits) {
   FakeDevice device;
   Blocker blocker;
-  std::promise<absl::Status> answer;
-  auto executor = Start(device, 1, 8);
-  ASSERT_TRUE(executor->Submit(blocker.MakeTask()).ok());
-  blocker.WaitUntilRunning();
-  Task task;
-  task.run = [&](absl::StatusOr<Lane*> lane) { answer.set_value(lane.status()); };
-  ASSERT_TRUE(executor->Submit(std::move(task)).ok());
-  device.MarkLost();
-  blocker.Release();
-  EXPECT_EQ(ErrorReason(answer.get_future().get()), "DEVICE_LOST");
-  EXPECT_EQ(ErrorReason(executor->Submit(Task())), "DEVICE_LOST");
+  TestTask task;
+  {
+    auto executor = Start(device, 1, 8);
+    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+    blocker.WaitUntilRunning();
+    ASSERT_TRUE(executor->Submit(task).ok());
+    device.MarkLost();
+    TestTask late;
+    EXPECT_EQ(ErrorReason(executor->Submit(late)), "DEVICE_LOST");
+    blocker.Release();
+  }
+  EXPECT_EQ(ErrorReason(task.refused()), "DEVICE_LOST");
+  EXPECT_EQ(task.runs(), 0);
 }
 
 TEST(ExecutorTest, LanesThatCannotBeMade) {
@@ -130,7 +186,9 @@ TEST(ExecutorTest, LanesThatCannotBeMade) {
     const DeviceInfo& info() const override { return info_; }
     std::uint64_t FreeBytes() const override { return 0; }
     void* Allocate(std::size_t) override { return nullptr; }
+    std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
     void Free(void*) noexcept override {}
+    void Probe() override {}
     std::unique_ptr<Lane> MakeLane() override {
       throw DeviceError(DeviceError::Kind::kFailed, "fakeCreate()", "fakeErrorNotPermitted");
     }
@@ -138,32 +196,40 @@ TEST(ExecutorTest, LanesThatCannotBeMade) {
    private:
     DeviceInfo info_;
   } device;
-  const absl::Status status = Executor::Start(device, 1, 1, microseconds(0)).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(Executor::Start(device, {}).status().code(), absl::StatusCode::kInternal);
 }
 
-// Every task runs exactly once, with and without a polling thread, from many submitters.
+// Every task runs exactly once, unless it is cancelled before, with and without a polling thread,
+// from many submitters.
 TEST(ExecutorTest, NothingIsLostUnderLoad) {
   for (const microseconds spin : {microseconds(0), microseconds(20), microseconds(2000)}) {
     FakeDevice device;
-    std::atomic<int> ran{0};
-    std::atomic<int> accepted{0};
+    std::atomic<int> expected{0};
+    std::deque<std::deque<TestTask>> tasks(4);
     {
       auto executor = Start(device, 3, 16, spin);
       std::vector<std::thread> threads;
-      for (int t = 0; t < 4; ++t) {
+      for (std::deque<TestTask>& own : tasks) {
         threads.emplace_back([&] {
           for (int i = 0; i < 2000; ++i) {
-            Task task;
-            task.run = [&](absl::StatusOr<Lane*>) { ++ran; };
-            if (executor->Submit(std::move(task)).ok()) ++accepted;
+            TestTask& task = own.emplace_back();
+            if (!executor->Submit(task).ok()) continue;
+            ++expected;
+            if (i % 3 == 0 && executor->Cancel(task)) --expected;
             if (i % 100 == 0) std::this_thread::sleep_for(microseconds(100));
           }
         });
       }
       for (std::thread& thread : threads) thread.join();
     }
-    EXPECT_EQ(ran, accepted);
+    int ran = 0;
+    for (const std::deque<TestTask>& own : tasks) {
+      for (const TestTask& task : own) {
+        EXPECT_LE(task.runs(), 1);
+        ran += task.runs();
+      }
+    }
+    EXPECT_EQ(ran, expected);
     EXPECT_GT(ran, 0);
   }
 }
@@ -172,14 +238,45 @@ TEST(ExecutorTest, NothingIsLostUnderLoad) {
 TEST(ExecutorTest, OneAfterTheOther) {
   FakeDevice device;
   auto executor = Start(device, 2, 16, microseconds(100));
+  std::deque<TestTask> tasks;
   for (int i = 0; i < 300; ++i) {
     std::promise<void> done;
-    Task task;
-    task.run = [&](absl::StatusOr<Lane*>) { done.set_value(); };
-    ASSERT_TRUE(executor->Submit(std::move(task)).ok());
+    TestTask& task = tasks.emplace_back([&](Lane&) { done.set_value(); });
+    ASSERT_TRUE(executor->Submit(task).ok());
     ASSERT_EQ(done.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
     std::this_thread::sleep_for(microseconds(i));
   }
+  executor.reset();  // before what its tasks refer to goes
+}
+
+TEST(ChoresTest, DoesWhatItTookAndRefusesTheRest) {
+  std::atomic<int> done{0};
+  {
+    Chores chores(1, 2);
+    std::promise<void> started, release;
+    ASSERT_TRUE(chores
+                    .Submit([&] {
+                      started.set_value();
+                      release.get_future().wait();
+                    })
+                    .ok());
+    started.get_future().wait();
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(chores.Submit([&] { ++done; }).ok());
+    const absl::Status full = chores.Submit([&] { ++done; });
+    EXPECT_EQ(ErrorReason(full), "QUEUE_FULL");
+    EXPECT_EQ(ErrorMetadata(full)["limit"], "2");
+    release.set_value();
+  }
+  EXPECT_EQ(done, 2);
+}
+
+TEST(ChoresTest, FreesOnItsOwnThread) {
+  std::promise<std::thread::id> freed;
+  Chores chores(1, 1);
+  const int thing = 0;
+  chores.Release(std::shared_ptr<const void>(
+      &thing, [&](const void*) { freed.set_value(std::this_thread::get_id()); }));
+  EXPECT_NE(freed.get_future().get(), std::this_thread::get_id());
 }
 
 }  // namespace

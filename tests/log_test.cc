@@ -1,0 +1,74 @@
+#include "server/log.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+
+#include "kernels/error.h"
+#include "kernels/printable.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+TEST(PrintableTest, KeepsTextAndEscapesTheRest) {
+  EXPECT_EQ(Printable("plain text, \xc3\xa9 and \xf0\x9f\x98\x80"),
+            "plain text, \xc3\xa9 and \xf0\x9f\x98\x80");
+  EXPECT_EQ(Printable(std::string("a\nb\r\t\x1b[2J\0\x7f", 11)),
+            "a\\x0ab\\x0d\\x09\\x1b[2J\\x00\\x7f");
+  EXPECT_EQ(Printable("\xc2\x9b"), "\\xc2\\x9b") << "a control sequence in one character";
+  EXPECT_EQ(Printable("\xe2\x80\xa8\xe2\x80\xae\xe2\x81\xa6"),
+            "\\xe2\\x80\\xa8\\xe2\\x80\\xae\\xe2\\x81\\xa6")
+      << "a line separator, and text from right to left";
+  EXPECT_EQ(Printable("\xff\xc0\x80\xed\xa0\x80\xe2\x82"),
+            "\\xff\\xc0\\x80\\xed\\xa0\\x80\\xe2\\x82")
+      << "no UTF-8";
+}
+
+TEST(PrintableTest, CutsBetweenCharacters) {
+  const std::string cut = Printable(std::string(1000, 'x'), 100);
+  EXPECT_EQ(cut, std::string(100, 'x') + "...");
+  std::string wide;
+  for (int i = 0; i < 100; ++i) wide += "\xe2\x82\xac";
+  const std::string some = Printable(wide, 100);
+  EXPECT_EQ((some.size() - 3) % 3, 0u);
+  EXPECT_LE(some.size(), 106u);
+}
+
+// Standard error is a pipe that is full and that nobody reads: whoever logs goes on.
+TEST(LogTest, NobodyWaitsForAReader) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const int before = dup(STDERR_FILENO);
+  ASSERT_EQ(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+  SetUpLog("info", false);
+  for (int i = 0; i < 20'000; ++i) {
+    spdlog::info("a line of some length, of which a pipe holds a few hundred, number {}", i);
+  }
+  LogDroppedLines();
+  FlushLog(absl::Milliseconds(20));  // comes back, too
+  // Once there is a reader, the writer gets on and says what is missing.
+  std::string text;
+  std::thread reader([&] {
+    char block[65536];
+    for (ssize_t size = 0; (size = read(ends[0], block, sizeof(block))) > 0;) {
+      text.append(block, static_cast<std::size_t>(size));
+    }
+  });
+  FlushLog(absl::Seconds(20));
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(ends[1]);
+  reader.join();
+  close(ends[0]);
+  EXPECT_NE(text.find("number 0\n"), text.npos);
+  EXPECT_EQ(text.find("number 10000\n"), text.npos) << "the oldest of those that waited";
+  EXPECT_NE(text.find("number 19999\n"), text.npos);
+  EXPECT_NE(text.find("lines of this log were dropped"), text.npos);
+}
+
+}  // namespace
+}  // namespace tessera
