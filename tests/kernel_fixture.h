@@ -299,6 +299,15 @@ inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
 // Whether the tool is so slow that a path taken once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
 
+// Shortens the longest extent until the array has no more than Largest() elements.
+inline void ShrinkToLargest(std::vector<std::int64_t>& shape) {
+  const auto longest = std::max_element(shape.begin(), shape.end());
+  std::int64_t others = 1;
+  for (auto extent = shape.begin(); extent != shape.end(); ++extent)
+    if (extent != longest) others *= *extent;
+  *longest = std::clamp<std::int64_t>(Largest() / others, 1, *longest);
+}
+
 // The sizes up to Largest().
 inline std::vector<std::int64_t> Sizes(std::vector<std::int64_t> sizes) {
   std::erase_if(sizes, [](std::int64_t n) { return n > Largest(); });

@@ -622,7 +622,9 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   };
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    for (const AxesCase& c : cases) {
+    for (AxesCase c : cases) {
+      // A GPU picks its layouts by these lengths; a CPU's paths are reached by shorter ones, too.
+      if (GetParam().backend == Backend::kCpu) ShrinkToLargest(c.shape);
       const auto type = MakeArrayType(GetParam().dtype, c.shape);
       ASSERT_TRUE(type.ok());
       const std::vector<T> values = NormalVector<T>(type->shape.elements(), 12, 0.25);
