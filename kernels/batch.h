@@ -39,14 +39,22 @@ struct ReduceBatchProblem {
 // A segment as a problem of its own.
 inline DotProblem ProblemOf(const DotBatchProblem& batch, std::int64_t i) {
   const DotSegment& segment = batch.segments[i];
-  DotProblem problem{.dtype = batch.dtype, .n = segment.n, .a = segment.a, .b = segment.b};
+  DotProblem problem;
+  problem.dtype = batch.dtype;
+  problem.n = segment.n;
+  problem.a = segment.a;
+  problem.b = segment.b;
   problem.result = batch.results + i;
   return problem;
 }
 
 inline ReduceProblem ProblemOf(const ReduceBatchProblem& batch, std::int64_t i) {
   const ReduceSegment& segment = batch.segments[i];
-  ReduceProblem problem{.dtype = batch.dtype, .op = batch.op, .n = segment.n, .x = segment.x};
+  ReduceProblem problem;
+  problem.dtype = batch.dtype;
+  problem.op = batch.op;
+  problem.n = segment.n;
+  problem.x = segment.x;
   problem.result = batch.results + i;
   return problem;
 }

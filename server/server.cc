@@ -12,7 +12,6 @@
 #include "google/protobuf/message.h"
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "kernels/error.h"
 #include "server/log.h"
@@ -30,9 +29,6 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 // How often free host memory is looked at, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
-
-// Threads of gRPC for calls that block one each, which are those of reflection.
-constexpr int kSyncThreads = 16;
 
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to
 // answer.
@@ -73,16 +69,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 absl::Status Server::Listen() {
   const Options& options = core_->options();
   grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&buffer_service_);
+  builder.RegisterService(&compute_service_);
   if (options.reflection) {
     // Links the descriptor of the health service, which is referred to from nowhere else: clients
     // such as grpcurl and ghz can call a service only when reflection describes it.
     google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    reflection_ = std::make_unique<Reflection>(
+        std::vector<std::string>{v1::BufferService::service_full_name(),
+                                 v1::ComputeService::service_full_name(), "grpc.health.v1.Health"});
+    for (grpc::Service* service : reflection_->services()) builder.RegisterService(service);
   }
-
-  grpc::ServerBuilder builder;
-  builder.RegisterService(&buffer_service_);
-  builder.RegisterService(&compute_service_);
   // Twice what clients may send: so that a message that is somewhat too large gets an answer with
   // figures, where gRPC itself only breaks the call.
   builder.SetMaxReceiveMessageSize(static_cast<int>(
@@ -92,7 +90,6 @@ absl::Status Server::Listen() {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   grpc::ResourceQuota quota("tessera");
   quota.Resize(options.host_memory);
-  quota.SetMaxThreads(kSyncThreads);
   builder.SetResourceQuota(quota);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
@@ -199,6 +196,7 @@ void Server::Tend() {
       core_->chores().Release(std::move(doomed));
     }
     buffer_service_.EndIdleStreams(now);
+    if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
     core_->answers().CancelUnread(now, core_->options().download_timeout);
     LogDroppedLines();
     if (now >= next_trim) {

@@ -17,6 +17,7 @@
 #include "server/heartbeat.h"
 #include "server/listener.h"
 #include "server/options.h"
+#include "server/reflection.h"
 
 namespace tessera {
 
@@ -64,6 +65,7 @@ class Server {
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
   ComputeService compute_service_;
+  std::unique_ptr<Reflection> reflection_;  // null: without
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;

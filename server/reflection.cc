@@ -1,0 +1,212 @@
+#include "server/reflection.h"
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/descriptor.pb.h"
+#include "grpc/reflection/v1/reflection.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "server/clock.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::DescriptorPool;
+using google::protobuf::FileDescriptor;
+
+constexpr std::size_t kMostStreams = 64;
+constexpr absl::Duration kLongestRest = absl::Minutes(1);
+
+template <class Response>
+void SetError(grpc::StatusCode code, const std::string& message, Response& response) {
+  response.mutable_error_response()->set_error_code(code);
+  response.mutable_error_response()->set_error_message(message);
+}
+
+// The file and all that it imports, each once.
+template <class Files>
+void AddFile(const FileDescriptor& file, std::set<const FileDescriptor*>& added, Files& files) {
+  if (!added.insert(&file).second) return;
+  google::protobuf::FileDescriptorProto proto;
+  file.CopyTo(&proto);
+  files.add_file_descriptor_proto(proto.SerializeAsString());
+  for (int i = 0; i < file.dependency_count(); ++i) AddFile(*file.dependency(i), added, files);
+}
+
+template <class Response>
+void SetFile(const FileDescriptor* file, const char* what, Response& response) {
+  if (file == nullptr) return SetError(grpc::StatusCode::NOT_FOUND, what, response);
+  std::set<const FileDescriptor*> added;
+  AddFile(*file, added, *response.mutable_file_descriptor_response());
+}
+
+template <class Request, class Response>
+void Answer(const Request& request, const std::vector<std::string>& services, Response& response) {
+  const DescriptorPool& pool = *DescriptorPool::generated_pool();
+  response.set_valid_host(request.host());
+  *response.mutable_original_request() = request;
+  switch (request.message_request_case()) {
+    case Request::kFileByFilename:
+      return SetFile(pool.FindFileByName(request.file_by_filename()), "there is no such file",
+                     response);
+    case Request::kFileContainingSymbol:
+      return SetFile(pool.FindFileContainingSymbol(request.file_containing_symbol()),
+                     "there is no such symbol", response);
+    case Request::kFileContainingExtension: {
+      const auto& asked = request.file_containing_extension();
+      const auto* type = pool.FindMessageTypeByName(asked.containing_type());
+      const auto* extension =
+          type == nullptr ? nullptr : pool.FindExtensionByNumber(type, asked.extension_number());
+      return SetFile(extension == nullptr ? nullptr : extension->file(),
+                     "there is no such extension", response);
+    }
+    case Request::kAllExtensionNumbersOfType: {
+      const std::string& name = request.all_extension_numbers_of_type();
+      const auto* type = pool.FindMessageTypeByName(name);
+      if (type == nullptr) {
+        return SetError(grpc::StatusCode::NOT_FOUND, "there is no such type", response);
+      }
+      std::vector<const google::protobuf::FieldDescriptor*> extensions;
+      pool.FindAllExtensions(type, &extensions);
+      auto& numbers = *response.mutable_all_extension_numbers_response();
+      numbers.set_base_type_name(name);
+      for (const auto* extension : extensions) numbers.add_extension_number(extension->number());
+      return;
+    }
+    case Request::kListServices:
+      for (const std::string& name : services) {
+        response.mutable_list_services_response()->add_service()->set_name(name);
+      }
+      return;
+    case Request::MESSAGE_REQUEST_NOT_SET:
+      break;
+  }
+  SetError(grpc::StatusCode::INVALID_ARGUMENT, "the request asks for nothing", response);
+}
+
+// A stream, so far as those who look after it need to know it.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void EndIfIdle(absl::Time now) = 0;
+};
+
+// The streams that are open. Thread safe.
+class Streams {
+ public:
+  // Whether there is room.
+  bool Add(Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    return streams_.size() < kMostStreams && streams_.insert(&stream).second;
+  }
+  void Remove(Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    streams_.erase(&stream);
+  }
+  void EndIdle(absl::Time now) {
+    const std::lock_guard lock(mutex_);
+    for (Stream* stream : streams_) stream->EndIfIdle(now);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<Stream*> streams_;
+};
+
+// Reads a question, writes the answer, reads the next.
+template <class Request, class Response>
+class Reactor final : public grpc::ServerBidiReactor<Request, Response>, private Stream {
+ public:
+  Reactor(grpc::CallbackServerContext& context, const std::vector<std::string>& services,
+          Streams& streams)
+      : context_(context), services_(services), streams_(streams) {
+    if (streams_.Add(*this)) {
+      this->StartRead(&request_);
+    } else {
+      this->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many reflection streams are open"});
+    }
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return this->Finish(grpc::Status::OK);
+    last_use_ = absl::ToUnixNanos(SteadyNow());
+    response_.Clear();
+    Answer(request_, services_, response_);
+    this->StartWrite(&response_);
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) return this->Finish(grpc::Status::CANCELLED);
+    this->StartRead(&request_);
+  }
+  void OnDone() override {
+    streams_.Remove(*this);
+    delete this;
+  }
+
+ private:
+  // With the mutex of the streams, so that the call lives. What is under way fails, and then the
+  // stream ends.
+  void EndIfIdle(absl::Time now) override {
+    if (now - absl::FromUnixNanos(last_use_) > kLongestRest) context_.TryCancel();
+  }
+
+  grpc::CallbackServerContext& context_;
+  const std::vector<std::string>& services_;
+  Streams& streams_;
+  std::atomic<std::int64_t> last_use_{absl::ToUnixNanos(SteadyNow())};
+  Request request_;
+  Response response_;
+};
+
+template <class Base, class Request, class Response>
+class Service final : public Base {
+ public:
+  Service(const std::vector<std::string>& services, Streams& streams)
+      : services_(services), streams_(streams) {}
+
+  grpc::ServerBidiReactor<Request, Response>* ServerReflectionInfo(
+      grpc::CallbackServerContext* context) override {
+    return new Reactor<Request, Response>(*context, services_, streams_);
+  }
+
+ private:
+  const std::vector<std::string>& services_;
+  Streams& streams_;
+};
+
+namespace v1 = grpc::reflection::v1;
+namespace v1alpha = grpc::reflection::v1alpha;
+
+}  // namespace
+
+class Reflection::Impl {
+ public:
+  explicit Impl(std::vector<std::string> names) : names_(std::move(names)) {
+    names_.emplace_back(v1::ServerReflection::service_full_name());
+    names_.emplace_back(v1alpha::ServerReflection::service_full_name());
+  }
+
+  std::vector<std::string> names_;
+  Streams streams_;
+  Service<v1::ServerReflection::CallbackService, v1::ServerReflectionRequest,
+          v1::ServerReflectionResponse>
+      v1_{names_, streams_};
+  Service<v1alpha::ServerReflection::CallbackService, v1alpha::ServerReflectionRequest,
+          v1alpha::ServerReflectionResponse>
+      v1alpha_{names_, streams_};
+};
+
+Reflection::Reflection(std::vector<std::string> services)
+    : impl_(std::make_unique<Impl>(std::move(services))) {}
+
+Reflection::~Reflection() = default;
+
+std::vector<grpc::Service*> Reflection::services() { return {&impl_->v1_, &impl_->v1alpha_}; }
+
+void Reflection::EndIdleStreams(absl::Time now) { impl_->streams_.EndIdle(now); }
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+// Tells clients such as grpcurl and ghz what the server offers. gRPC's own service of this kind
+// takes a thread for every open stream, and cannot be left out once it is linked.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "grpcpp/impl/codegen/service_type.h"
+
+namespace tessera {
+
+// The services grpc.reflection.v1 and v1alpha, which differ in their names. Thread safe; outlives
+// the server that they are registered with.
+class Reflection {
+ public:
+  // services: full names, in the order in which they are told; their descriptors are linked.
+  explicit Reflection(std::vector<std::string> services);
+  ~Reflection();
+
+  // To be registered with the server.
+  std::vector<grpc::Service*> services();
+
+  // Ends the streams on which nothing has been asked for a minute.
+  void EndIdleStreams(absl::Time now);
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera
