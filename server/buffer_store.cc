@@ -264,7 +264,10 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
   std::shared_ptr<Draft> draft;
   const std::lock_guard lock(mutex_);
   const Ready* ready = FindReady(name, SteadyNow());
-  if (version != 0 && ready != nullptr && ready->draft_version == version) return Info(*ready);
+  if (version != 0 && ready != nullptr &&
+      (version == ready->draft_version || version == ready->buffer->version())) {
+    return Info(*ready);
+  }
   absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
   if (!found.ok()) {
     // Nobody can tell whether the READY buffer is what the caller has written.
@@ -492,7 +495,10 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_
   if (owned != nullptr) return NotReady(*owned, owned->written_);
   const absl::Time now = SteadyNow();
   const Ready* ready = FindReady(name, now);
-  if (ready != nullptr && (version == 0 || ready->draft_version == version)) return Sealed(name);
+  if (ready != nullptr && (version == 0 || version == ready->draft_version ||
+                           version == ready->buffer->version())) {
+    return Sealed(name);
+  }
   return Absent(name, version, now);
 }
 

@@ -18,7 +18,7 @@ namespace {
 using google::protobuf::DescriptorPool;
 using google::protobuf::FileDescriptor;
 
-constexpr std::size_t kMostStreams = 64;
+constexpr std::size_t kMostStreams = 512;
 constexpr absl::Duration kLongestRest = absl::Minutes(1);
 
 template <class Response>

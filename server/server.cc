@@ -23,6 +23,9 @@ namespace {
 constexpr std::chrono::milliseconds kTendInterval{50};
 constexpr absl::Duration kLongestDrain = absl::Hours(24);
 
+// How long calls are refused before connections are told to go away.
+constexpr absl::Duration kRefusal = absl::Milliseconds(100);
+
 // How long answers may take to leave the socket once every call has ended.
 constexpr absl::Duration kFlush = absl::Seconds(1);
 
@@ -162,6 +165,9 @@ bool Server::Drain() {
   heartbeat.reset();
   listener_->Close();
   core_->admission().Close();
+  // gRPC cancels calls that meet its shutdown, which says nothing to their clients: those who call
+  // all the time are told DRAINING before.
+  absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   const absl::Time end = absl::Now() + std::min(options.drain_timeout, kLongestDrain);
   // Closes the listeners and sends GOAWAY, then waits for what is in progress.
   const std::future<void> shutdown =
