@@ -235,29 +235,34 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
     if (message_->has_offset()) position_ = message_->offset();
     if (message_->has_buffer_crc32c()) buffer_checksum_ = message_->buffer_crc32c();
     if (message_->data().empty()) {
-      if (absl::Status status = core_.store().CheckOpen(*draft_); !status.ok()) return status;
-      Read();
-      return absl::OkStatus();
+      size_ = 0;
+      std::optional<std::uint32_t> checksum;
+      absl::Status status = CheckChecksum(checksum);
+      if (status.ok()) status = core_.store().CheckOpen(*draft_);
+      if (status.ok()) Read();
+      return status;
     }
     size_ = message_->data().size();
     absl::StatusOr<void*> memory = core_.store().BeginWrite(*draft_, position_, size_);
     if (!memory.ok()) return memory.status();
     memory_of_data_ = *memory;
     absl::Status status = core_.transfers(draft_->buffer().device()).Submit(*this);
-    if (!status.ok()) core_.store().EndWrite(*draft_, position_, size_, false);
+    if (!status.ok()) core_.store().AbandonWrite(*draft_);
     return status;
   }
 
   void Run(Lane& lane) override {
     std::optional<std::uint32_t> checksum;
-    absl::Status status = CheckChecksum(checksum);
-    if (status.ok()) {
-      status = CopyToDevice(lane, memory_of_data_, message_->data().data(), size_);
-      // Also after a copy that failed: part of it may still be under way to memory that is about to
-      // be freed.
-      const absl::Status arrived = Synchronize(lane);
-      if (status.ok()) status = arrived;
+    if (absl::Status wrong = CheckChecksum(checksum); !wrong.ok()) {
+      core_.store().AbandonWrite(*draft_);
+      End(wrong);
+      return;
     }
+    absl::Status status = CopyToDevice(lane, memory_of_data_, message_->data().data(), size_);
+    // Also after a copy that failed: part of it may still be under way to memory that is about to
+    // be freed.
+    const absl::Status arrived = Synchronize(lane);
+    if (status.ok()) status = arrived;
     core_.store().EndWrite(*draft_, position_, size_, status.ok(), checksum);
     if (!status.ok()) {
       End(status);
@@ -269,7 +274,7 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
   }
 
   void Refuse(const absl::Status& status) override {
-    core_.store().EndWrite(*draft_, position_, size_, false);
+    core_.store().AbandonWrite(*draft_);
     End(status);
   }
 

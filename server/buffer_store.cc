@@ -247,6 +247,11 @@ void BufferStore::EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t siz
   }
 }
 
+void BufferStore::AbandonWrite(Draft& draft) {
+  const std::lock_guard lock(mutex_);
+  --draft.writes_in_flight_;
+}
+
 absl::Status BufferStore::CheckOpen(const Draft& draft) {
   const std::lock_guard lock(mutex_);
   return CheckOpenLocked(draft);
@@ -495,8 +500,8 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_
   if (owned != nullptr) return NotReady(*owned, owned->written_);
   const absl::Time now = SteadyNow();
   const Ready* ready = FindReady(name, now);
-  if (ready != nullptr && (version == 0 || version == ready->draft_version ||
-                           version == ready->buffer->version())) {
+  if (ready != nullptr &&
+      (version == 0 || version == ready->draft_version || version == ready->buffer->version())) {
     return Sealed(name);
   }
   return Absent(name, version, now);

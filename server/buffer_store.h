@@ -176,12 +176,15 @@ class BufferStore {
   // VERSION_REQUIRED, or BUFFER_NOT_READY when another call owns it.
   absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
 
-  // Where bytes of a draft go; EndWrite must follow. INVALID_ARGUMENT / BAD_RANGE {offset, size,
-  // limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors of CheckOpen.
+  // Where bytes of a draft go; EndWrite must follow, or AbandonWrite. INVALID_ARGUMENT / BAD_RANGE
+  // {offset, size, limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors of
+  // CheckOpen.
   absl::StatusOr<void*> BeginWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
   // done: whether the bytes are on the device. checksum: the CRC-32C of what was written.
   void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
                 std::optional<std::uint32_t> checksum = std::nullopt);
+  // Nothing has been written: what was there stays.
+  void AbandonWrite(Draft& draft);
   // Whether a draft can still become READY: NOT_FOUND / BUFFER_NOT_FOUND when it was deleted,
   // FAILED_PRECONDITION / BUFFER_SEALED.
   absl::Status CheckOpen(const Draft& draft);
