@@ -168,7 +168,7 @@ TEST_F(ClientTest, AFailingSourceLeavesNoBuffer) {
         [&](std::uint64_t offset, absl::Span<char>) {
           if (offset < 200000) return absl::OkStatus();
           // Not before the server has begun: until then there is nothing that could be left.
-          EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 400000; }));
+          EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(400000); }));
           return absl::DataLossError("the disk broke");
         },
         options);
