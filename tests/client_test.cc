@@ -632,7 +632,7 @@ TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
       [&](std::uint64_t offset, absl::Span<char> out) {
         // The connection breaks when the server has begun.
         if (offset == 512 << 10)
-          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == data.size(); }));
+          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == Charged(data.size()); }));
         return whole(offset, out);
       },
       options);

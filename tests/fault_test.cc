@@ -175,6 +175,7 @@ TEST_F(FaultTest, LateCallsNeverReachTheDevice) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
   EXPECT_EQ(Dot(context).error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Eventually([&] { return server_->Info().waiting() == 0; })) << "its place is free";
   device_->Open();
   EXPECT_TRUE(first.get().ok());
   ExpectWorks();
@@ -221,13 +222,13 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   auto running = DotAsync(&old_value);
   device_->WaitForBlocked(1);
   ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {2}, {10, 20}, true).ok());
-  EXPECT_EQ(server_->used_bytes(), 20u) << "both are in memory";
+  EXPECT_EQ(server_->used_bytes(), Charged(12) + Charged(8)) << "both are in memory";
   double new_value = 0;
   auto queued = DotAsync(&new_value);
   WaitForQueued();
   ASSERT_TRUE(Delete("x").ok());
   ExpectError(Dot(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "x"}});
-  EXPECT_EQ(server_->used_bytes(), 20u);
+  EXPECT_EQ(server_->used_bytes(), Charged(12) + Charged(8));
   device_->Open();
   EXPECT_TRUE(running.get().ok());
   EXPECT_EQ(old_value, 14);
@@ -256,7 +257,7 @@ TEST_F(FaultTest, DownloadOutlivesItsName) {
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(received, std::size_t{4} << 20);
-  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == 12; }));
+  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12); }));
 }
 
 TEST_F(FaultTest, AbandonedDownloadGivesItsBufferBack) {
@@ -274,7 +275,7 @@ TEST_F(FaultTest, AbandonedDownloadGivesItsBufferBack) {
     EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
   }
   ASSERT_TRUE(Delete("big").ok());
-  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == 12; }));
+  EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12); }));
 }
 
 // --- The device
@@ -286,10 +287,10 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
       {"requested", "12"}, {"free", "*"}, {"total", "*"}};
   device_->Fail(Step::kAllocate, Kind::kOutOfMemory);
   ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {3}, {1, 2, 3}),
-              StatusCode::RESOURCE_EXHAUSTED, "GPU_MEMORY_EXHAUSTED", figures);
+              StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED", figures);
   device_->Fail(Step::kAllocate, Kind::kOutOfMemory);
-  ExpectError(AddInto("y"), StatusCode::RESOURCE_EXHAUSTED, "GPU_MEMORY_EXHAUSTED", figures);
-  EXPECT_EQ(server_->used_bytes(), 12u);
+  ExpectError(AddInto("y"), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED", figures);
+  EXPECT_EQ(server_->used_bytes(), Charged(12));
 
   device_->Fail(Step::kScratch, Kind::kOutOfMemory);
   grpc::ClientContext context;
@@ -298,7 +299,7 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
   request.mutable_b()->set_buffer("x");
   v1::AddResponse response;
   ExpectError(server_->compute().Add(&context, request, &response), StatusCode::RESOURCE_EXHAUSTED,
-              "GPU_MEMORY_EXHAUSTED", figures);
+              "HOST_MEMORY_EXHAUSTED", figures);
   ExpectWorks();
 }
 
@@ -321,7 +322,7 @@ TEST_F(FaultTest, FailedCallsOfTheDevice) {
   device_->Fail(Step::kCopyToHost, Kind::kFailed);
   std::string data;
   ExpectError(server_->Fetch("x", &data), StatusCode::INTERNAL, "CUDA_ERROR", figures);
-  EXPECT_EQ(server_->used_bytes(), 12u) << "no failed upload or result stays";
+  EXPECT_EQ(server_->used_bytes(), Charged(12)) << "no failed upload or result stays";
   EXPECT_FALSE(device_->lost());
   ExpectWorks();
 }
@@ -397,7 +398,7 @@ TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {
   message.mutable_spec()->add_shape(2);
   message.set_data("abcd");
   writer->Write(message);
-  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == 20; }));
+  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12) + Charged(8); }));
 
   server_->server().RequestStop();
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kStopRequested);
@@ -487,7 +488,7 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   message.mutable_spec()->set_dtype(v1::DTYPE_F32);
   message.mutable_spec()->add_shape(2);
   writer->Write(message);
-  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == 20; }));
+  ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12) + Charged(8); }));
   const auto begin = std::chrono::steady_clock::now();
   server_->server().Drain();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
