@@ -127,11 +127,16 @@ absl::Status Core::CheckSize(std::uint64_t bytes) const {
                     {"limit", absl::StrCat(options_.max_message)}});
 }
 
-absl::StatusOr<Charge> Core::Accept(const google::protobuf::Message& request) {
+absl::StatusOr<Core::Accepted> Core::Accept(const google::protobuf::Message& request) {
+  absl::StatusOr<Admission::Ticket> ticket = admission_.Enter();
+  if (!ticket.ok()) return ticket.status();
   const std::uint64_t bytes = request.ByteSizeLong();
   if (absl::Status status = CheckSize(bytes); !status.ok()) return status;
-  return Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED",
-                      "the messages that the server works on take all memory it has for them");
+  absl::StatusOr<Charge> memory =
+      Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED",
+                   "the messages that the server works on take all memory it has for them");
+  if (!memory.ok()) return memory.status();
+  return Accepted{*std::move(ticket), *std::move(memory)};
 }
 
 std::map<std::string_view, Core::Usage> Core::Budgets() const {

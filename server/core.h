@@ -80,9 +80,13 @@ class Core {
   // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message larger than clients may
   // send.
   absl::Status CheckSize(std::uint64_t bytes) const;
-  // The same, and the host memory that the call takes from now on: RESOURCE_EXHAUSTED /
-  // HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<Charge> Accept(const google::protobuf::Message& request);
+  // What a unary call holds from its acceptance to its end.
+  struct Accepted {
+    Admission::Ticket ticket;
+    Charge memory;
+  };
+  // UNAVAILABLE / DRAINING; the errors of CheckSize; RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+  absl::StatusOr<Accepted> Accept(const google::protobuf::Message& request);
 
   // Whether an operation or a transfer has held its worker for longer than --watchdog.
   bool Stuck() const;
@@ -140,11 +144,8 @@ grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
                                  Body body) {
   grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
   const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Admission::Ticket> ticket = core.admission().Enter();
-    if (!ticket.ok()) return ticket.status();
-    absl::StatusOr<Charge> charge = core.Accept(request);
-    if (!charge.ok()) return charge.status();
-    return body();
+    absl::StatusOr<Core::Accepted> accepted = core.Accept(request);
+    return accepted.ok() ? body() : accepted.status();
   });
   Finish(method, context, *reactor, status);
   return reactor;
@@ -158,17 +159,14 @@ grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
                                       Body body) {
   grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
   const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Admission::Ticket> ticket = core.admission().Enter();
-    if (!ticket.ok()) return ticket.status();
-    absl::StatusOr<Charge> charge = core.Accept(request);
-    if (!charge.ok()) return charge.status();
-    return core.chores().Submit([method, &context, reactor, body = std::move(body),
-                                 ticket = *std::move(ticket),
-                                 charge = *std::move(charge)]() mutable {
-      absl::Status done = Guarded(body);
-      charge = Charge();
-      Finish(method, context, *reactor, done);
-    });
+    absl::StatusOr<Core::Accepted> accepted = core.Accept(request);
+    if (!accepted.ok()) return accepted.status();
+    return core.chores().Submit(
+        [method, &context, reactor, body = std::move(body), held = *std::move(accepted)]() mutable {
+          const absl::Status done = Guarded(body);
+          held.memory = Charge();
+          Finish(method, context, *reactor, done);
+        });
   });
   if (!status.ok()) Finish(method, context, *reactor, status);
   return reactor;

@@ -17,16 +17,13 @@ absl::Status CallerLeft() {
 
 void LaneCall::Start(const google::protobuf::Message& request) {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-    if (!ticket.ok()) return ticket.status();
-    ticket_ = *std::move(ticket);
-    absl::StatusOr<Charge> memory = core_.Accept(request);
-    if (!memory.ok()) return memory.status();
-    request_memory_ = *std::move(memory);
+    absl::StatusOr<Core::Accepted> accepted = core_.Accept(request);
+    if (!accepted.ok()) return accepted.status();
+    accepted_ = *std::move(accepted);
     absl::StatusOr<Device*> device = Prepare();
     if (!device.ok()) return device.status();
     executor_ = &core_.compute(**device);
-    accepted_ = SteadyNow();
+    accept_time_ = SteadyNow();
     return executor_->Submit(*this);
   });
   if (!status.ok()) {
@@ -36,7 +33,7 @@ void LaneCall::Start(const google::protobuf::Message& request) {
 }
 
 void LaneCall::Run(Lane& lane) {
-  queue_us_ = absl::ToDoubleMicroseconds(SteadyNow() - accepted_);
+  queue_us_ = absl::ToDoubleMicroseconds(SteadyNow() - accept_time_);
   absl::Status status = BeginRequest(lane);
   if (status.ok()) status = Guarded([&] { return RunOn(lane); });
   const absl::Status ended = EndRequest(lane);

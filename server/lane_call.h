@@ -46,11 +46,10 @@ class LaneCall : public grpc::ServerUnaryReactor, private Task {
   Core& core_;
   const std::string_view method_;
   grpc::CallbackServerContext& context_;
-  Admission::Ticket ticket_;
-  Charge request_memory_;
+  Core::Accepted accepted_;
   Charge answer_memory_;
   Executor* executor_ = nullptr;
-  absl::Time accepted_;
+  absl::Time accept_time_;
   double queue_us_ = 0;
 };
 
