@@ -52,6 +52,7 @@ absl::Status LaneCall::ChargeAnswer(std::uint64_t bytes) {
 void LaneCall::End(const absl::Status& status) {
   Release();
   if (answer_memory_.amount() >= kLargeAnswer) core_.answers().Add(context_);
+  ended_ = true;
   tessera::Finish(method_, context_, *this, status);
 }
 

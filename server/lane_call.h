@@ -1,6 +1,7 @@
 // A unary call that needs a lane of a device.
 #pragma once
 
+#include <atomic>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -42,6 +43,9 @@ class LaneCall : public grpc::ServerUnaryReactor, private Task {
   void End(const absl::Status& status);
   void OnCancel() final;
   void OnDone() final;
+  // Whether gRPC may react on the thread that finds a reason to, rather than hand it to one of its
+  // executor: once the call has its answer, what is left to do is short.
+  bool InternalInlineable() final { return ended_; }
 
   Core& core_;
   const std::string_view method_;
@@ -49,6 +53,7 @@ class LaneCall : public grpc::ServerUnaryReactor, private Task {
   Core::Accepted accepted_;
   Charge answer_memory_;
   Executor* executor_ = nullptr;
+  std::atomic<bool> ended_{false};
   absl::Time accept_time_;
   double queue_us_ = 0;
 };

@@ -8,6 +8,7 @@
 
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/descriptor.pb.h"
+#include "grpc/grpc.h"
 #include "grpc/reflection/v1/reflection.grpc.pb.h"
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "server/clock.h"
@@ -18,7 +19,8 @@ namespace {
 using google::protobuf::DescriptorPool;
 using google::protobuf::FileDescriptor;
 
-constexpr std::size_t kMostStreams = 512;
+constexpr std::size_t kMostStreams = 128;
+constexpr std::size_t kLargestRequest = 64 << 10;
 constexpr absl::Duration kLongestRest = absl::Minutes(1);
 
 template <class Response>
@@ -89,10 +91,9 @@ void Answer(const Request& request, const std::vector<std::string>& services, Re
 }
 
 // A stream, so far as those who look after it need to know it.
-class Stream {
- public:
-  virtual ~Stream() = default;
-  virtual void EndIfIdle(absl::Time now) = 0;
+struct Stream {
+  grpc_call* call;
+  std::atomic<std::int64_t> last_use_ns;
 };
 
 // The streams that are open. Thread safe.
@@ -108,8 +109,21 @@ class Streams {
     streams_.erase(&stream);
   }
   void EndIdle(absl::Time now) {
-    const std::lock_guard lock(mutex_);
-    for (Stream* stream : streams_) stream->EndIfIdle(now);
+    std::vector<grpc_call*> idle;
+    {
+      const std::lock_guard lock(mutex_);
+      for (Stream* stream : streams_) {
+        if (now - absl::FromUnixNanos(stream->last_use_ns) <= kLongestRest) continue;
+        grpc_call_ref(stream->call);
+        idle.push_back(stream->call);
+      }
+    }
+    // Without the mutex, as what is cancelled may end, and be removed, in this thread.
+    for (grpc_call* call : idle) {
+      grpc_call_cancel_with_status(call, GRPC_STATUS_DEADLINE_EXCEEDED,
+                                   "the stream was idle for too long", nullptr);
+      grpc_call_unref(call);
+    }
   }
 
  private:
@@ -117,14 +131,16 @@ class Streams {
   std::set<Stream*> streams_;
 };
 
-// Reads a question, writes the answer, reads the next.
+// Reads a question, writes the answer, reads the next. Between questions it holds no message.
 template <class Request, class Response>
-class Reactor final : public grpc::ServerBidiReactor<Request, Response>, private Stream {
+class Reactor final : public grpc::ServerBidiReactor<Request, Response> {
  public:
   Reactor(grpc::CallbackServerContext& context, const std::vector<std::string>& services,
           Streams& streams)
-      : context_(context), services_(services), streams_(streams) {
-    if (streams_.Add(*this)) {
+      : services_(services),
+        streams_(streams),
+        stream_{context.c_call(), absl::ToUnixNanos(SteadyNow())} {
+    if (streams_.Add(stream_)) {
       this->StartRead(&request_);
     } else {
       this->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many reflection streams are open"});
@@ -133,31 +149,30 @@ class Reactor final : public grpc::ServerBidiReactor<Request, Response>, private
 
   void OnReadDone(bool ok) override {
     if (!ok) return this->Finish(grpc::Status::OK);
-    last_use_ = absl::ToUnixNanos(SteadyNow());
-    response_.Clear();
+    stream_.last_use_ns = absl::ToUnixNanos(SteadyNow());
+    if (request_.ByteSizeLong() > kLargestRequest) {
+      request_ = Request();
+      return this->Finish(
+          {grpc::StatusCode::INVALID_ARGUMENT, "a request of reflection may have 65536 bytes"});
+    }
     Answer(request_, services_, response_);
     this->StartWrite(&response_);
   }
   void OnWriteDone(bool ok) override {
     if (!ok) return this->Finish(grpc::Status::CANCELLED);
+    request_ = Request();
+    response_ = Response();
     this->StartRead(&request_);
   }
   void OnDone() override {
-    streams_.Remove(*this);
+    streams_.Remove(stream_);
     delete this;
   }
 
  private:
-  // With the mutex of the streams, so that the call lives. What is under way fails, and then the
-  // stream ends.
-  void EndIfIdle(absl::Time now) override {
-    if (now - absl::FromUnixNanos(last_use_) > kLongestRest) context_.TryCancel();
-  }
-
-  grpc::CallbackServerContext& context_;
   const std::vector<std::string>& services_;
   Streams& streams_;
-  std::atomic<std::int64_t> last_use_{absl::ToUnixNanos(SteadyNow())};
+  Stream stream_;
   Request request_;
   Response response_;
 };

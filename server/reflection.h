@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-// The services grpc.reflection.v1 and v1alpha, which differ in their names. Thread safe; outlives
-// the server that they are registered with.
+// The services grpc.reflection.v1 and v1alpha, which differ in their names. They serve at most 128
+// streams at once (RESOURCE_EXHAUSTED) and take requests of at most 64 KiB (INVALID_ARGUMENT).
+// Thread safe; outlives the server that they are registered with.
 class Reflection {
  public:
   // services: full names, in the order in which they are told; their descriptors are linked.
@@ -22,7 +23,7 @@ class Reflection {
   // To be registered with the server.
   std::vector<grpc::Service*> services();
 
-  // Ends the streams on which nothing has been asked for a minute.
+  // Ends the streams on which nothing has been asked for a minute, with DEADLINE_EXCEEDED.
   void EndIdleStreams(absl::Time now);
 
  private:

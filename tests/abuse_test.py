@@ -58,6 +58,7 @@ PATIENT = (
 )
 # Multiply-adds a second of a slow row are 0.5e9 to 2e9, on one core: seconds() of work.
 SLOW_ROW = "cpu_naive"
+LIST_SERVICES = b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
 UPLOAD = "/tessera.v1.BufferService/Upload"
 
 
@@ -383,11 +384,16 @@ class WorkTest(Case):
             client.call("Dot", a=big, b=big)
         self.hold_worker(client)
         before = server.rss()
-        calls = [client.future("Dot", a=big, b=big, timeout=2.5) for _ in range(60)]
-        time.sleep(1.5)
-        growth = server.rss() - before
+        calls = [client.future("Dot", a=big, b=big, timeout=8) for _ in range(60)]
+        self.assertTrue(
+            eventually(lambda: sum(call.done() for call in calls) > 30, 6), "calls are refused"
+        )
+        self.assertTrue(
+            eventually(lambda: server.rss() - before < 80 * o.MI, 4),
+            f"60 queued calls of 2 MiB take {(server.rss() - before) / o.MI:.0f} MiB",
+        )
+        self.assertFalse(all(call.done() for call in calls), "none waits by now")
         outcomes = [outcome_of(call) for call in calls]
-        self.assertLess(growth, 80 * o.MI, f"60 queued calls of 2 MiB: {growth / o.MI:.0f} MiB")
         refused = [outcome for outcome in outcomes if outcome.code == "RESOURCE_EXHAUSTED"]
         self.assertGreater(len(refused), 30, outcomes[:3])
         self.assertGreater(len(outcomes) - len(refused), 3, "nothing waits")
@@ -1479,8 +1485,8 @@ class StreamTest(Case):
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
 
     def test_slow_downloads_do_not_end(self):
-        client = self.start("--download-timeout", "1s").client()
-        data = os.urandom(12 * o.MI)
+        client = self.start("--download-timeout", "3s").client()
+        data = os.urandom(20 * o.MI)
         client.upload(
             [
                 dict(
@@ -2383,49 +2389,66 @@ class SocketTest(Case):
         self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 6))
         self.assert_empty(client)
 
+    def open_reflection(self, channel, *requests, stop):
+        """A stream of reflection that rests after the requests, until stop is set."""
+
+        def messages():
+            yield from requests
+            stop.wait(60)
+
+        call = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )(messages(), timeout=60)
+        self.addCleanup(call.cancel)
+        return call
+
     def test_open_reflection_streams_take_no_threads(self):
         server = self.start()
-        client = server.client()
-        client.dot_of_ones()
+        server.client().dot_of_ones()
         before = server.threads()
         stop = threading.Event()
-        answered = []
+        self.addCleanup(stop.set)
         calls = []
         for i in range(400):
             if i % 90 == 0:
                 channel = server.client().channel
-
-            def requests():
-                yield b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
-                stop.wait(60)
-
-            calls.append(
-                channel.stream_stream(
-                    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-                )(requests(), timeout=60)
-            )
+            calls.append(self.open_reflection(channel, LIST_SERVICES, stop=stop))
             if i < 90:
-                answered.append(b"tessera.v1.ComputeService" in next(calls[-1]))
-            if i == 89:
-                self.assertEqual(answered.count(True), 90)
-                grown = server.threads() - before
-                self.assertLess(grown, 24, "threads more for 90 open reflection streams")
-                self.assert_serves(server.client())
-        time.sleep(0.5)
-        grown = server.threads() - before
-        self.assertLess(grown, 24, "threads more for 400 open reflection streams")
+                self.assertIn(b"tessera.v1.ComputeService", next(calls[-1]))
+        outcomes = [outcome_of(lambda call=call: next(call)).code for call in calls[90:]]
+        self.assertEqual(outcomes.count("RESOURCE_EXHAUSTED"), 400 - 128)
+        self.assertEqual(outcomes.count("OK"), 128 - 90)
+        self.assertLess(server.threads() - before, 24, "threads more for 400 reflection streams")
         self.assert_serves(server.client())
         stop.set()
+        self.assertEqual([outcome_of(lambda: list(call)).code for call in calls[:90]], ["OK"] * 90)
+
+    def test_reflection_takes_small_requests(self):
+        self.needs_exact_memory()
+        server = self.start()
+        client = server.client()
+        client.dot_of_ones()
+        stop = threading.Event()
+        self.addCleanup(stop.set)
+        before = server.rss()
+        large = b"\x22\x80\x80\xc0\x01" + b"x" * (3 * o.MI)  # { file_containing_symbol: "xx..." }
+        calls = [self.open_reflection(client.channel, large, stop=stop) for _ in range(20)]
         for call in calls:
-            call.cancel()
+            outcome = outcome_of(lambda call=call: next(call))
+            self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
+        self.assertTrue(
+            eventually(lambda: server.rss() - before < 40 * o.MI, 6),
+            f"20 streams that sent 3 MiB each hold {(server.rss() - before) / o.MI:.0f} MiB",
+        )
 
     def test_no_reflection(self):
         client = self.start("--no-reflection").client()
-        call = client.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-        )
-        outcome = outcome_of(lambda: list(call(iter([b"\x3a\x01*"]), timeout=5)))
-        self.assertEqual(outcome.code, "UNIMPLEMENTED")
+        for version in ("v1", "v1alpha"):
+            call = client.channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            )
+            outcome = outcome_of(lambda call=call: list(call(iter([LIST_SERVICES]), timeout=5)))
+            self.assertEqual(outcome.code, "UNIMPLEMENTED", version)
 
 
 # --- The end --------------------------------------------------------------------------------------

@@ -252,8 +252,8 @@ TEST(ExecutorTest, OneAfterTheOther) {
 TEST(ChoresTest, DoesWhatItTookAndRefusesTheRest) {
   std::atomic<int> done{0};
   {
-    Chores chores(1, 2);
     std::promise<void> started, release;
+    Chores chores(1, 2);
     ASSERT_TRUE(chores
                     .Submit([&] {
                       started.set_value();

@@ -1271,6 +1271,8 @@ class Fuzzer:
             self.reduce_axes(x, values, dtype, op, version, fault)
             return
         strategy, launch, reasons = self.strategy("reduce", dtype)
+        if strategy == "atomic" and op in ("ARGMIN", "ARGMAX", "VARIANCE", "PRODUCT"):
+            reasons = (*reasons, "STRATEGY_UNSUPPORTED")
         outcome = self.client.attempt(
             "Reduce", x=x, op="REDUCE_OP_" + op, strategy=strategy, launch=launch
         )

@@ -281,6 +281,9 @@ TEST(Addresses, EveryKindIsServed) {
     for (std::size_t i = 0; i < addresses.size(); ++i) {
       std::string address = host.address(i);
       EXPECT_THAT(address, Not(testing::EndsWith(":0")));
+      // c-ares, with which gRPC looks a name up, leaks it.
+      const std::size_t port = address.rfind(':');
+      if (address.substr(0, port) == "localhost") address = "127.0.0.1" + address.substr(port);
       const grpc::Status status = Call(Dial(address));
       EXPECT_TRUE(status.ok()) << address << ": " << status.error_message();
     }

@@ -90,8 +90,8 @@ double Roundoff(const MatmulProblem& p) {
 }
 
 Cost CostOf(const MatmulProblem& p) {
-  Cost cost = MatmulCost(
-      p, static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
+  Cost cost =
+      MatmulCost(p, static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
   // It cuts k where there are few results.
   constexpr std::uint64_t kMostDepth = 4096;
   cost.depth = std::min(cost.depth, kMostDepth);
