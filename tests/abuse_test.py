@@ -2431,14 +2431,14 @@ class SocketTest(Case):
         stop = threading.Event()
         self.addCleanup(stop.set)
         before = server.rss()
-        large = b"\x22\x80\x80\xc0\x01" + b"x" * (3 * o.MI)  # { file_containing_symbol: "xx..." }
+        large = b"\x22\x80\x80\xc0\x03" + b"x" * (7 * o.MI)  # { file_containing_symbol: "xx..." }
         calls = [self.open_reflection(client.channel, large, stop=stop) for _ in range(20)]
         for call in calls:
             outcome = outcome_of(lambda call=call: next(call))
             self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
         self.assertTrue(
-            eventually(lambda: server.rss() - before < 40 * o.MI, 6),
-            f"20 streams that sent 3 MiB each hold {(server.rss() - before) / o.MI:.0f} MiB",
+            eventually(lambda: server.rss() - before < 120 * o.MI, 6),
+            f"20 streams that sent 7 MiB each hold {(server.rss() - before) / o.MI:.0f} MiB",
         )
 
     def test_no_reflection(self):
