@@ -32,6 +32,9 @@ constexpr double kUsualBlock = 256;
 // More threads than this do not read faster from one host's memory.
 constexpr double kMemoryThreads = 10;
 
+// No row is so much faster or slower than its model says: what was measured is a disturbance.
+constexpr double kMostWrong = 1000;
+
 // --- Where a rate stands ---
 
 constexpr int kMostRows = 32;             // of an operation
@@ -266,9 +269,10 @@ Pace::Rate Pace::RateOf(int row, int kind) const {
 }
 
 void Pace::Update(int row, int kind, const Model& model, double seconds) {
-  if (!(seconds >= kMatters) || !(model.work > 0) || seconds < 2 * model.latency) return;
+  if (!(seconds >= kMatters) || !(model.work >= kMatters / 10) || seconds < 2 * model.latency)
+    return;
   Slot& slot = slots_[static_cast<std::size_t>(row) * kKinds + static_cast<std::size_t>(kind)];
-  const double seen = Bounded(seconds / model.work, 1e-6, 1e6);
+  const double seen = Bounded(seconds / model.work, 1 / kMostWrong, kMostWrong);
   Rate old = slot.load(std::memory_order_relaxed);
   Rate next;
   do {
@@ -310,7 +314,7 @@ void Pace::Calibrate(const Strategy<Problem>& row, const Problem& small, double 
   const double seconds = large_seconds - small_seconds;
   // Less than a quarter more for several times the work, or next to nothing: this was overhead.
   if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
-  const auto factor = static_cast<float>(Bounded(seconds / work, 1e-6, 1e6));
+  const auto factor = static_cast<float>(Bounded(seconds / work, 1 / kMostWrong, kMostWrong));
   slots_[static_cast<std::size_t>(RowOf(row, large)) * kKinds +
          static_cast<std::size_t>(KindOf(large))]
       .store({factor, factor}, std::memory_order_relaxed);

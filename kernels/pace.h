@@ -25,8 +25,9 @@ class Pace {
   double Estimate(const Strategy<Problem>& row, const Problem& problem) const;
 
   // The row took so long for the problem. What took less than kMatters teaches nothing, being
-  // mostly launches; of one call the factor moves by a third at most, so that a moment in which the
-  // device was busy with something else does not count for much.
+  // mostly launches, and neither does what should have taken less than a tenth of that: it waited
+  // for something else. Of one call the factor moves by a third at most, so that a moment in which
+  // the device was busy with something else does not count for much.
   template <class Problem>
   void Learn(const Strategy<Problem>& row, const Problem& problem, double seconds);
   // Two problems of the row, the second much larger, in quiet and on a CPU both small enough to

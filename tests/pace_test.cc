@@ -290,6 +290,18 @@ TEST(PaceTest, ShortCallsTeachNothing) {
   EXPECT_EQ(pace.Estimate(row, p), cold);
 }
 
+// A thread that the host does not run for a while, or memory that it has to find first.
+TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
+  const Strategy<AddProblem>& row = RowNamed<AddProblem>("cpu");
+  const AddProblem small = {.n = 1000}, large = {.n = 1 << 22};
+  Pace pace(Info(Backend::kCpu));
+  const double cold = pace.Estimate(row, large);
+  pace.Learn(row, small, 0.5);
+  EXPECT_EQ(pace.Estimate(row, large), cold);
+  pace.Learn(row, large, 1e6 * cold);
+  EXPECT_LT(pace.Estimate(row, large), 2000 * cold);
+}
+
 // Rows that are refused are not measured: what was learned in a bad moment must pass.
 TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
   const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
