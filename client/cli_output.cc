@@ -483,7 +483,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
 
 // --- Progress ------------------------------------------------------------------------------------
 
-ProgressBar::ProgressBar(std::string label, std::uint64_t total_bytes)
+ProgressBar::ProgressBar(std::string_view label, std::uint64_t total_bytes)
     : label_(Printable(label)),
       total_(total_bytes),
       terminal_(::isatty(STDERR_FILENO) != 0),

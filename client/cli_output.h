@@ -80,7 +80,7 @@ std::string Advice(const absl::Status& error, std::string_view server);
 class ProgressBar {
  public:
   // Shows nothing unless stderr is a terminal.
-  ProgressBar(std::string label, std::uint64_t total_bytes);
+  ProgressBar(std::string_view label, std::uint64_t total_bytes);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;

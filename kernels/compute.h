@@ -152,10 +152,10 @@ struct ScalarResult {
 // its ends the operation. null counts as memory only where the result has no elements.
 class Output {
  public:
-  Output(void* memory) : memory_(memory) {}
+  Output(void* memory) : memory_(memory) {}  // NOLINT(google-explicit-constructor)
   template <class F,
             std::enable_if_t<std::is_invocable_r_v<absl::StatusOr<void*>, const F&>, int> = 0>
-  Output(const F& ask) : ask_(ask) {}
+  Output(const F& ask) : ask_(ask) {}  // NOLINT(google-explicit-constructor)
 
   absl::StatusOr<void*> Get() const { return ask_.has_value() ? (*ask_)() : memory_; }
 

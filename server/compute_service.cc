@@ -55,7 +55,7 @@ struct Source {
 };
 
 // The error as one of this operand.
-absl::Status OfOperand(const Named& named, absl::Status status) {
+absl::Status OfOperand(const Named& named, const absl::Status& status) {
   const std::string name(named.name);
   absl::Status about(status.code(),
                      absl::StrCat("operand ", name, ": ", std::string(status.message())));

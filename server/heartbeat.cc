@@ -54,7 +54,7 @@ void Heartbeat::Beat() {
   state.request = grpc::ByteBuffer(nullptr, 0);  // a HealthCheckRequest for the server as a whole
   state.response.Clear();
   state.stub.UnaryCall(state.context.get(), "/grpc.health.v1.Health/Check", grpc::StubOptions(),
-                       &state.request, &state.response, [held = state_](grpc::Status) {
+                       &state.request, &state.response, [held = state_](const grpc::Status&) {
                          const std::lock_guard lock(held->mutex);
                          held->busy = false;
                          held->ended.notify_all();

@@ -25,7 +25,7 @@ inline View Merged(const View& view) {
       merged.strides[static_cast<std::size_t>(last)] = stride;
     } else {
       merged.shape[last + 1] = extent;
-      merged.strides[static_cast<std::size_t>(last + 1)] = stride;
+      merged.strides[static_cast<std::size_t>(merged.shape.rank)] = stride;
       ++merged.shape.rank;
     }
   }
