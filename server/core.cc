@@ -20,8 +20,8 @@ constexpr std::chrono::microseconds kSpin{40};
 // Two copies at once keep a PCIe link busy; the streams of more uploads take turns.
 constexpr int kTransferWorkers = 2;
 
-// One may wait for a large piece of memory while the other answers.
-constexpr int kChoreThreads = 2;
+// Memory of the CPU device takes about as long to find as the wire does to fill it.
+constexpr int kChoreThreads = 4;
 
 std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
                                        const MemoryLimit& limit) {
