@@ -449,10 +449,10 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   options.drain_timeout = absl::Milliseconds(100);
   auto server = std::make_unique<TestServer>(options);
   options.listen = {server->address()};
-  const std::string data = Pattern(8 << 20);
+  const std::string data = Pattern(64 << 20);  // more than lies between the two when one stops
   const auto upload = [&](const std::string& bytes) {
     Client client(FastOptions(options.listen[0]));
-    return client.Upload("x", DType::kF32, {2 << 20}, FromMemory(bytes)).status();
+    return client.Upload("x", DType::kF32, {16 << 20}, FromMemory(bytes)).status();
   };
   ASSERT_TRUE(upload(data).ok());
   Client client(FastOptions(options.listen[0]));
