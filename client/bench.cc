@@ -16,9 +16,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
-#include "kernels/error.h"
-#include "kernels/printable.h"
-#include "kernels/types.h"
+#include "kernels/base/element.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {

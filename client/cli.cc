@@ -35,8 +35,8 @@
 #include "client/npy.h"
 #include "client/random_array.h"
 #include "client/slice.h"
-#include "kernels/error.h"
-#include "kernels/printable.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {
@@ -93,47 +93,18 @@ CLI::Validator DurationCheck() {
       "DURATION");
 }
 
-constexpr std::array<DType, 6> kDtypes = {DType::kF32,  DType::kF64, DType::kF16,
-                                          DType::kBF16, DType::kI32, DType::kI64};
-
-std::vector<std::string> DtypeNames() {
+// The names of kAllDTypes or kAllReduceOps.
+template <class Values>
+std::vector<std::string> NamesOf(const Values& values) {
   std::vector<std::string> names;
-  for (DType dtype : kDtypes) names.emplace_back(Name(dtype));
+  for (const auto value : values) names.emplace_back(Name(value));
   return names;
 }
 
-// REQUIRES: text is one of DtypeNames().
-DType ParseDtype(std::string_view text) {
-  return *std::find_if(kDtypes.begin(), kDtypes.end(), [&](DType d) { return Name(d) == text; });
-}
-
-constexpr std::array<std::pair<std::string_view, ReduceOp>, 13> kReduceOps = {{
-    {"sum", ReduceOp::kSum},
-    {"product", ReduceOp::kProduct},
-    {"min", ReduceOp::kMin},
-    {"max", ReduceOp::kMax},
-    {"argmin", ReduceOp::kArgMin},
-    {"argmax", ReduceOp::kArgMax},
-    {"mean", ReduceOp::kMean},
-    {"norm_l1", ReduceOp::kNormL1},
-    {"norm_l2", ReduceOp::kNormL2},
-    {"sum_squares", ReduceOp::kSumSquares},
-    {"variance", ReduceOp::kVariance},
-    {"all", ReduceOp::kAll},
-    {"any", ReduceOp::kAny},
-}};
-
-std::vector<std::string> ReduceOpNames() {
-  std::vector<std::string> names;
-  for (const auto& [name, op] : kReduceOps) names.emplace_back(name);
-  return names;
-}
-
-// REQUIRES: text is one of ReduceOpNames().
-ReduceOp ParseReduceOp(std::string_view text) {
-  return std::find_if(kReduceOps.begin(), kReduceOps.end(),
-                      [&](const auto& op) { return op.first == text; })
-      ->second;
+// REQUIRES: text is one of NamesOf(values).
+template <class Values>
+auto Parse(const Values& values, std::string_view text) {
+  return *std::find_if(values.begin(), values.end(), [&](auto v) { return Name(v) == text; });
 }
 
 // --- Interrupts ----------------------------------------------------------------------------------
@@ -469,7 +440,7 @@ absl::Status Put(Session& session, const PutFlags& flags) {
     const auto extents = ParseExtents(flags.shape);
     if (!extents) return BadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
     if (name.empty()) return BadOption("--random needs a --name");
-    dtype = ParseDtype(flags.dtype);
+    dtype = Parse(kAllDTypes, flags.dtype);
     shape = *extents;
     source = RandomArray(*ParseDistribution(flags.random), dtype, flags.seed);
   }
@@ -536,7 +507,7 @@ void AddPut(CLI::App& app, Command& chosen) {
       ->needs(random);
   random->needs("--shape");
   command->add_option("--dtype", flags->dtype, "Type of --random")
-      ->check(CLI::IsMember(DtypeNames()))
+      ->check(CLI::IsMember(NamesOf(kAllDTypes)))
       ->needs(random)
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Seed of --random")
@@ -674,7 +645,7 @@ absl::Status Copy(Session& session, const CopyFlags& flags) {
   ResultBuffer target{flags.name, std::nullopt, flags.replace};
   if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
   std::optional<DType> dtype;
-  if (!flags.dtype.empty()) dtype = ParseDtype(flags.dtype);
+  if (!flags.dtype.empty()) dtype = Parse(kAllDTypes, flags.dtype);
   const auto buffer = session.client.CopyBuffer(*source, target, dtype, flags.device);
   if (!buffer.ok()) return buffer.status();
   ReportBuffer(session, *buffer);
@@ -689,7 +660,7 @@ void AddCp(CLI::App& app, Command& chosen) {
       ->required();
   command->add_option("name", flags->name, "The new buffer")->required();
   command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
-      ->check(CLI::IsMember(DtypeNames()));
+      ->check(CLI::IsMember(NamesOf(kAllDTypes)));
   command->add_option("--device", flags->device, "Where it goes; default: the source's device");
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
       ->check(DurationCheck());
@@ -863,7 +834,7 @@ absl::Status Matmul(Session& session, const BinaryFlags& flags) {
   const auto operands = ResolveBoth(session, flags);
   if (!operands.ok()) return operands.status();
   std::optional<DType> out_dtype;
-  if (!flags.out_dtype.empty()) out_dtype = ParseDtype(flags.out_dtype);
+  if (!flags.out_dtype.empty()) out_dtype = Parse(kAllDTypes, flags.out_dtype);
   return DeliverArray(session, flags.operation, flags.result, [&](const OperationOptions& options) {
     return session.client.Matmul(operands->first, operands->second, flags.transpose_a,
                                  flags.transpose_b, out_dtype, options);
@@ -908,7 +879,7 @@ absl::Status Reduce(Session& session, const ReduceFlags& flags) {
   }
   const auto x = ResolveOperand(session, flags.x);
   if (!x.ok()) return x.status();
-  const ReduceOp op = ParseReduceOp(flags.op);
+  const ReduceOp op = Parse(kAllReduceOps, flags.op);
   if (!axes.empty()) {
     return DeliverArray(session, flags.operation, flags.result,
                         [&](const OperationOptions& options) {
@@ -962,7 +933,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand("reduce", "Fold an array, or some of its axes");
   command->add_option("op", reduce->op, "The operation")
       ->required()
-      ->check(CLI::IsMember(ReduceOpNames()));
+      ->check(CLI::IsMember(NamesOf(kAllReduceOps)));
   command->add_option("x", reduce->x, "The operand")->required();
   command->add_option("--axes", reduce->axes,
                       "Axes to fold, as in 0,1 or -1; default: all, to one number");
@@ -977,7 +948,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
   matmul->add_flag("--transpose-a", flags->transpose_a, "Use the transpose of the first");
   matmul->add_flag("--transpose-b", flags->transpose_b, "Use the transpose of the second");
   matmul->add_option("--out-dtype", flags->out_dtype, "Type of the result; default: the operands'")
-      ->check(CLI::IsMember(DtypeNames()));
+      ->check(CLI::IsMember(NamesOf(kAllDTypes)));
 
   const auto [add, add_flags] = binary("add", "Sum of two arrays, elementwise", Add);
   add_flags->result.Add(*add);
@@ -1209,7 +1180,7 @@ absl::Status BenchReduce(Bench& bench, const BenchFlags& flags) {
   const std::vector<int>& axes = *parsed;
   const auto x = bench.Resolve(flags.a);
   if (!x.ok()) return x.status();
-  const ReduceOp op = ParseReduceOp(flags.op);
+  const ReduceOp op = Parse(kAllReduceOps, flags.op);
   bench.problem.operand_bytes = x->bytes();
   bench.problem.operation = axes.empty() ? "reduce" : "reduce_axes";
   bench.problem.title =
@@ -1261,7 +1232,7 @@ absl::Status BenchMatmul(Bench& bench, const BenchFlags& flags) {
   if (!inputs.ok()) return inputs.status();
   const auto& [a, b] = *inputs;
   std::optional<DType> out_dtype;
-  if (!flags.out_dtype.empty()) out_dtype = ParseDtype(flags.out_dtype);
+  if (!flags.out_dtype.empty()) out_dtype = Parse(kAllDTypes, flags.out_dtype);
   bench.problem.operation = "matmul";
   bench.problem.title =
       absl::StrCat("matmul of ", a.text, flags.transpose_a ? " transposed" : "", " and ", b.text,
@@ -1391,7 +1362,7 @@ void AddBench(CLI::App& app, Command& chosen) {
   auto [reduce, reduce_flags] = add("reduce", "Fold an array, or some of its axes", BenchReduce);
   reduce->add_option("op", reduce_flags->op, "The operation")
       ->required()
-      ->check(CLI::IsMember(ReduceOpNames()));
+      ->check(CLI::IsMember(NamesOf(kAllReduceOps)));
   reduce->add_option("x", reduce_flags->a, "The operand")->required();
   reduce->add_option("--axes", reduce_flags->axes,
                      "Axes to fold, as in 0,1 or -1; default: all, to one number");
@@ -1402,7 +1373,7 @@ void AddBench(CLI::App& app, Command& chosen) {
   matmul
       ->add_option("--out-dtype", matmul_flags->out_dtype,
                    "Type of the result; default: the operands'")
-      ->check(CLI::IsMember(DtypeNames()));
+      ->check(CLI::IsMember(NamesOf(kAllDTypes)));
 
   add_binary("add", "Sum of two arrays, elementwise", BenchAdd);
 

@@ -21,9 +21,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "kernels/error.h"
-#include "kernels/printable.h"
-#include "kernels/types.h"
+#include "kernels/base/element.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
 #include "client/npy.h"
-#include "kernels/crc32c.h"
-#include "kernels/error.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/error.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 #include "tessera/v1/compute.grpc.pb.h"
 

@@ -5,12 +5,12 @@
 //   client.Upload("x", tessera::DType::kF32, {1000}, tessera::FromMemory(bytes));
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
-// Errors are absl::Status with the server's reason and figures (kernels/error.h). The client adds
-// four reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST (it
-// broke during a call), STALLED (a transfer without progress for stall_timeout) and BUFFER_CHANGED
-// (replaced between two parts of one download). It answers with the server's VERSION_MISMATCH when
-// the server speaks of another version than it was asked about, and with DATA_LOSS / BAD_CHECKSUM
-// when bytes have changed on their way to it.
+// Errors are absl::Status with the server's reason and figures (kernels/base/error.h). The client
+// adds four reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST
+// (it broke during a call), STALLED (a transfer without progress for stall_timeout) and
+// BUFFER_CHANGED (replaced between two parts of one download). It answers with the server's
+// VERSION_MISMATCH when the server speaks of another version than it was asked about, and with
+// DATA_LOSS / BAD_CHECKSUM when bytes have changed on their way to it.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kernels/strategy.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/launch.h"
+#include "kernels/base/reduce_op.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
 

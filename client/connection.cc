@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

@@ -20,7 +20,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
+#include "kernels/base/shape.h"
 
 namespace tessera {
 namespace {
@@ -45,28 +46,9 @@ absl::Status FileError(std::string_view path, std::string_view action) {
       {{"path", std::string(path)}});
 }
 
-std::string_view Descr(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "<f4";
-    case DType::kF64:
-      return "<f8";
-    case DType::kF16:
-      return "<f2";
-    case DType::kBF16:
-      return "|V2";
-    case DType::kI32:
-      return "<i4";
-    case DType::kI64:
-      return "<i8";
-  }
-  return "";
-}
-
 absl::StatusOr<DType> ParseDescr(std::string_view descr) {
-  for (DType dtype :
-       {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32, DType::kI64}) {
-    const std::string_view known = Descr(dtype);
+  for (DType dtype : kAllDTypes) {
+    const std::string_view known = InfoOf(dtype).numpy;
     if (descr.size() != known.size() || descr.substr(1) != known.substr(1)) continue;
     if (descr[0] == '<' || descr[0] == known[0]) return dtype;
     if (descr[0] == '>') {
@@ -321,9 +303,9 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file) {
 
 std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape) {
   // One extent needs Python's trailing comma to be a tuple.
-  const std::string dict =
-      absl::StrCat("{'descr': '", Absl(Descr(dtype)), "', 'fortran_order': False, 'shape': (",
-                   absl::StrJoin(shape, ", "), shape.size() == 1 ? ",), }" : "), }");
+  const std::string dict = absl::StrCat(
+      "{'descr': '", Absl(InfoOf(dtype).numpy), "', 'fortran_order': False, 'shape': (",
+      absl::StrJoin(shape, ", "), shape.size() == 1 ? ",), }" : "), }");
   // At most 8 extents of 19 digits: the two-byte length of version 1 is always enough.
   const std::size_t prefix = kMagic.size() + 4;
   const std::size_t total = (prefix + dict.size() + 1 + kAlignment - 1) / kAlignment * kAlignment;

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/strategy.h"
+#include "kernels/base/dtype.h"
 
 namespace tessera {
 

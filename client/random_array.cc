@@ -6,7 +6,7 @@
 #include <numbers>
 #include <type_traits>
 
-#include "kernels/types.h"
+#include "kernels/base/element.h"
 
 namespace tessera {
 namespace {

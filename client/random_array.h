@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "client/client.h"
-#include "kernels/strategy.h"
+#include "kernels/base/dtype.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

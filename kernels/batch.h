@@ -21,7 +21,7 @@ struct ReduceSegment {
 };
 
 // results: one for each segment, in host memory that the device can write; whole Scalars are
-// written by the time the lane has been synchronised.
+// written by the time the stream has been synchronised.
 struct DotBatchProblem {
   DType dtype = DType::kF32;
   const DotSegment* segments = nullptr;
@@ -60,12 +60,14 @@ inline ReduceProblem ProblemOf(const ReduceBatchProblem& batch, std::int64_t i) 
 }
 
 // How one kind of device runs batches. Like a Strategy: stateless, callable from many threads at
-// once, each with its own lane. The result of a segment is the same whatever else is in the batch.
+// once, each with its own stream. The result of a segment is the same whatever else is in the
+// batch.
 template <class Problem>
 struct Batch {
   // Enqueues the work. Throws DeviceError. The segments may change once it has returned. timing: it
-  // starts the lane's timer before the first piece of work on the device, when its tables are made.
-  void (*launch)(const Problem&, Lane&, bool timing) = nullptr;
+  // starts the stream's timer before the first piece of work on the device, when its tables are
+  // made.
+  void (*launch)(const Problem&, Stream&, bool timing) = nullptr;
   // Strategy's, of one segment of n elements.
   double (*roundoff)(const Problem&, std::int64_t n, const Device&) = nullptr;
 };

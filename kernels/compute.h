@@ -2,8 +2,8 @@
 // operation.
 //
 // Nothing here throws. Errors are absl::Status with a reason and figures (error.h). Device and
-// memory functions are thread safe; functions that take a Lane need that lane to themselves for the
-// call, and leave it synchronised.
+// memory functions are thread safe; functions that take a Stream need that stream to themselves for
+// the call, and leave it synchronised.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/base/error.h"
 #include "kernels/batch.h"
 #include "kernels/device.h"
-#include "kernels/error.h"
 #include "kernels/pace.h"
 #include "kernels/strategy.h"
 
@@ -40,7 +40,7 @@ std::vector<std::string> VisibleDevices();
 // with the cause.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
 
-absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Device& device);
+absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device);
 
 // Device memory with an owner. Movable; frees on destruction, when no work that uses it may be in
 // flight.
@@ -71,22 +71,22 @@ absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
 // when it does not, which device.lost() says from then on as well.
 absl::Status Probe(Device& device);
 
-// Begins a request on a lane: scratch of the request before is gone.
-absl::Status BeginRequest(Lane& lane);
-// Ends it: waits for its work and gives its scratch memory back to the device and to the lane's
-// budget, all but a block of 1 MiB a lane (on CUDA: and one of page-locked host memory), which the
-// budget does not count and which serves small requests without an allocation. Gives back even when
-// the wait fails.
-absl::Status EndRequest(Lane& lane);
-// Scratch memory on the lane until the request ends; null for 0 bytes. RESOURCE_EXHAUSTED /
-// SCRATCH_EXHAUSTED {requested, free, total} when the lane's budget (Lane::SetScratchBudget) has no
-// room, before anything is allocated.
-absl::StatusOr<void*> Scratch(Lane& lane, std::size_t bytes);
-// host may be reused on return. Call Synchronize before another lane reads the bytes.
-absl::Status CopyToDevice(Lane& lane, void* device, const void* host, std::size_t bytes);
+// Begins a request on a stream: scratch of the request before is gone.
+absl::Status BeginRequest(Stream& stream);
+// Ends it: waits for its work and gives its scratch memory back to the device and to the stream's
+// budget, all but a block of 1 MiB a stream (on CUDA: and one of page-locked host memory), which
+// the budget does not count and which serves small requests without an allocation. Gives back even
+// when the wait fails.
+absl::Status EndRequest(Stream& stream);
+// Scratch memory on the stream until the request ends; null for 0 bytes. RESOURCE_EXHAUSTED /
+// SCRATCH_EXHAUSTED {requested, free, total} when the stream's budget (Stream::SetScratchBudget)
+// has no room, before anything is allocated.
+absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes);
+// host may be reused on return. Call Synchronize before another stream reads the bytes.
+absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
 // The bytes are in host on return.
-absl::Status CopyToHost(Lane& lane, void* host, const void* device, std::size_t bytes);
-absl::Status Synchronize(Lane& lane);
+absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes);
+absl::Status Synchronize(Stream& stream);
 
 // --- Arrays
 // ----------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ struct RunOptions {
   std::string_view strategy;  // empty: Choose
   Launch launch;
   bool timing = false;
-  // Of the lane's device: what a call is expected to take, before it allocates or launches
+  // Of the stream's device: what a call is expected to take, before it allocates or launches
   // anything, and what it did take afterwards. Null: no limits.
   Pace* pace = nullptr;
   // Limits of what is expected, gathers of operands included: of any row, and of a row other than
@@ -176,30 +176,30 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 // row needs contiguous ones, launches, and waits. out holds the result's type, computed above.
 // Errors: those of ComputeService in proto/tessera/v1/compute.proto, among them
 //   RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}: copies of operands and of
-//     results do not fit the lane's scratch budget. Where they exceed its limit, an operation that
-//     names no strategy falls back on ChooseInPlace: by configuration, never by load, since another
-//     row has other bits.
-//   CANCELLED / CANCELLED: lane.stopped() said so meanwhile, and the result is not worth reading.
+//     results do not fit the stream's scratch budget. Where they exceed its limit, an operation
+//     that names no strategy falls back on ChooseInPlace: by configuration, never by load, since
+//     another row has other bits.
+//   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
 // Dot and Reduce by the rows that are chosen on the CPU, Add, and copies take strided and repeated
 // operands as they are, or in pieces of bounded size.
-absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
+absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
-absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
+absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
                                        const RunOptions& options);
-absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
+absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
                                     const RunOptions& options);
-absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool transpose_a,
+absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
                                 bool transpose_b, DType out_dtype, const Output& out,
                                 const RunOptions& options);
-absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, const Output& out,
+absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const Output& out,
                              const RunOptions& options);
-absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius,
+absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
                                    const Output& out, const RunOptions& options);
 
 // Many vectors at once, each reduced to a number of its own: results[i] of segments[i], as RunDot
 // and RunReduce would give it one by one, but with a launch or two for a thousand of them. For
-// many requests that wait at the same time; every operand is contiguous memory of the lane's
+// many requests that wait at the same time; every operand is contiguous memory of the stream's
 // device and of one dtype, lengths may differ and may be 0. A result does not depend on what else
 // is in the batch, and the same segment gives the same bits every time. As in RunDot,
 // floating-point operands set real, integers integer (a reduction: by the dtype of its result, for
@@ -209,30 +209,31 @@ absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radiu
 // strategy is called "batch". REQUIRES: results.size() == segments.size(), which is below 2^31, and
 // n >= 0. INVALID_ARGUMENT / EMPTY_INPUT {op, segment} when an empty segment has no value, and then
 // nothing has run; otherwise the errors of a device.
-absl::StatusOr<Stats> RunDotBatch(Lane& lane, DType dtype, absl::Span<const DotSegment> segments,
-                                  absl::Span<Scalar> results, bool timing = false);
-absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
+absl::StatusOr<Stats> RunDotBatch(Stream& stream, DType dtype,
+                                  absl::Span<const DotSegment> segments, absl::Span<Scalar> results,
+                                  bool timing = false);
+absl::StatusOr<Stats> RunReduceBatch(Stream& stream, DType dtype, ReduceOp op,
                                      absl::Span<const ReduceSegment> segments,
                                      absl::Span<Scalar> results, bool timing = false);
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
 // (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
-absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out,
+absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
 // The same to memory of another device, by way of the host and in pieces of a few MiB, of which
 // `from` has one in its scratch memory. view is on the device of `from`, out on that of `to`; both
-// lanes are the caller's for the call. Looks at from.stopped() between pieces.
-absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out,
+// streams are the caller's for the call. Looks at from.stopped() between pieces.
+absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options = {});
 
-// Runs rows of the lane's device on small problems, so that their code is loaded, libraries and
-// the lane have what they set up at their first call, and the pace knows the rows before the first
-// request: every available row, on F32 operands (on a CPU, where that takes no time, on all types)
-// and the default rows on all; or, unless every_row, the default rows of Dot, Reduce and Matmul
-// alone, for a second lane of a device, which teaches the pace nothing. Takes some 60 MB of device
-// memory for the time being. A row that fails is left out; the Status is of the memory and of the
-// lane itself, and DEVICE_LOST.
-absl::Status WarmUp(Lane& lane, Pace& pace, bool every_row);
+// Runs rows of the stream's device on small problems, so that their code is loaded, libraries and
+// the stream have what they set up at their first call, and the pace knows the rows before the
+// first request: every available row, on F32 operands (on a CPU, where that takes no time, on all
+// types) and the default rows on all; or, unless every_row, the default rows of Dot, Reduce and
+// Matmul alone, for a second stream of a device, which teaches the pace nothing. Takes some 60 MB
+// of device memory for the time being. A row that fails is left out; the Status is of the memory
+// and of the stream itself, and DEVICE_LOST.
+absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row);
 
 // --- The table
 // -------------------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device);
 
-// The row to take instead where the scratch memory of Choose's exceeds the lane's limit: one that
+// The row to take instead where the scratch memory of Choose's exceeds the stream's limit: one that
 // needs none worth mentioning. Null where there is no other.
 template <class Problem>
 const Strategy<Problem>* ChooseInPlace(const Problem&, const Device&) {

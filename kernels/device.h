@@ -1,4 +1,4 @@
-// A device that holds buffers and runs strategies, and a lane on it. The CPU and CUDA are the two
+// A device that holds buffers and runs strategies, and a stream on it. The CPU and CUDA are the two
 // implementations; tests add one that fails on demand. Standard library only.
 #pragma once
 
@@ -12,8 +12,6 @@
 
 #include "kernels/budget.h"
 #include "kernels/strategy.h"
-
-struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace tessera {
 
@@ -33,7 +31,7 @@ class DeviceError : public std::exception {
   enum class Kind {
     kOutOfMemory,      // of the device
     kOutOfHostMemory,  // page-locked or ordinary
-    kOutOfScratch,     // the lane's scratch budget has no room; nothing was allocated
+    kOutOfScratch,     // the stream's scratch budget has no room; nothing was allocated
     kFailed,           // this call failed, the device goes on
     kLost,             // sticky: every later call fails too
   };
@@ -45,7 +43,7 @@ class DeviceError : public std::exception {
         what_(call_ + ": " + error_) {}
   // kOutOfScratch.
   DeviceError(std::uint64_t requested, const Budget& budget)
-      : DeviceError(Kind::kOutOfScratch, "Lane::Scratch", "out of scratch memory", requested) {
+      : DeviceError(Kind::kOutOfScratch, "Stream::Scratch", "out of scratch memory", requested) {
     free_ = budget.free();
     total_ = budget.limit();
   }
@@ -69,14 +67,14 @@ class DeviceError : public std::exception {
   std::string what_;
 };
 
-// Thread safe, long-lived: outlives its lanes and its memory.
+// Thread safe, long-lived: outlives its streams and its memory.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
   // Bytes free on the device now, for any process. 0 on a lost device, which marks it so.
   virtual std::uint64_t FreeBytes() const = 0;
-  // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every lane. Throws
+  // bytes > 0 of uninitialised memory aligned to 256 bytes, usable from every stream. Throws
   // DeviceError.
   virtual void* Allocate(std::size_t bytes) = 0;
   // What an allocation of so many bytes takes of the device's memory.
@@ -84,12 +82,12 @@ class Device {
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
   // Throws DeviceError.
-  virtual std::unique_ptr<Lane> MakeLane() = 0;
+  virtual std::unique_ptr<Stream> MakeStream() = 0;
   // Asks the device whether it still answers, in microseconds and without waiting for its work.
-  // Throws DeviceError: kLost after a failure that no lane has met yet.
+  // Throws DeviceError: kLost after a failure that no stream has met yet.
   virtual void Probe() = 0;
 
-  // Latched by the first kLost error on any lane; there is no way back within the process.
+  // Latched by the first kLost error on any stream; there is no way back within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   void MarkLost() const { lost_.store(true, std::memory_order_release); }
 
@@ -99,21 +97,19 @@ class Device {
 
 // An in-order queue of work with its own scratch memory. One thread at a time; outlived by its
 // device. Every function may throw DeviceError.
-class Lane {
+class Stream {
  public:
-  virtual ~Lane() = default;
+  virtual ~Stream() = default;
   virtual Device& device() const = 0;
-  // The CUDA stream; null on a CPU lane, whose calls finish before they return.
-  virtual CUstream_st* stream() const = 0;
 
   // What the blocks of Scratch and HostScratch are charged to from here on, before they are
-  // allocated; null, as in the beginning: nothing. It outlives the lane. REQUIRES: the lane has no
-  // block yet.
+  // allocated; null, as in the beginning: nothing. It outlives the stream. REQUIRES: the stream has
+  // no block yet.
   virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
-  // The flag that says that nobody wants the results of the lane's work any more; null: nobody will
-  // say so. Once set it stays set until the request ends. Any thread may set it.
+  // The flag that says that nobody wants the results of the stream's work any more; null: nobody
+  // will say so. Once set it stays set until the request ends. Any thread may set it.
   virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
   // Whether to stop. Rows look at it as they go, where that costs nothing, every few milliseconds;
   // whoever stops leaves its results as they are, which nobody will read. Thread safe.
@@ -121,7 +117,7 @@ class Lane {
 
   // Begins a request: everything Scratch returned before is invalid, result() is reset.
   virtual void Reset() = 0;
-  // Ends a request: waits for its work, and gives all but the lane's own small block of scratch
+  // Ends a request: waits for its work, and gives all but the stream's own small block of scratch
   // memory, which no budget counts, back to the device and the budget.
   virtual void Trim() = 0;
   // bytes of uninitialised device memory aligned to 256, valid until Reset or Trim. Throws

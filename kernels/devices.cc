@@ -1,4 +1,4 @@
-// Devices by name, memory with an owner, and the guarded forms of Lane's functions.
+// Devices by name, memory with an owner, and the guarded forms of Stream's functions.
 #include <charconv>
 #include <utility>
 
@@ -135,11 +135,11 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name) {
                    {{"device", std::string(name)}});
 }
 
-absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Device& device) {
-  std::unique_ptr<Lane> lane;
-  absl::Status status = Guard(device, [&] { lane = device.MakeLane(); });
+absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device) {
+  std::unique_ptr<Stream> stream;
+  absl::Status status = Guard(device, [&] { stream = device.MakeStream(); });
   if (!status.ok()) return status;
-  return lane;
+  return stream;
 }
 
 Memory::Memory(Memory&& other) noexcept
@@ -170,32 +170,32 @@ absl::Status Probe(Device& device) {
   return Guard(device, [&] { device.Probe(); });
 }
 
-absl::Status BeginRequest(Lane& lane) {
-  return Guard(lane.device(), [&] { lane.Reset(); });
+absl::Status BeginRequest(Stream& stream) {
+  return Guard(stream.device(), [&] { stream.Reset(); });
 }
 
-absl::Status EndRequest(Lane& lane) {
-  return Guard(lane.device(), [&] { lane.Trim(); });
+absl::Status EndRequest(Stream& stream) {
+  return Guard(stream.device(), [&] { stream.Trim(); });
 }
 
-absl::StatusOr<void*> Scratch(Lane& lane, std::size_t bytes) {
+absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return data;
-  absl::Status status = Guard(lane.device(), [&] { data = lane.Scratch(bytes); });
+  absl::Status status = Guard(stream.device(), [&] { data = stream.Scratch(bytes); });
   if (!status.ok()) return status;
   return data;
 }
 
-absl::Status CopyToDevice(Lane& lane, void* device, const void* host, std::size_t bytes) {
-  return Guard(lane.device(), [&] { lane.CopyToDevice(device, host, bytes); });
+absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes) {
+  return Guard(stream.device(), [&] { stream.CopyToDevice(device, host, bytes); });
 }
 
-absl::Status CopyToHost(Lane& lane, void* host, const void* device, std::size_t bytes) {
-  return Guard(lane.device(), [&] { lane.CopyToHost(host, device, bytes); });
+absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes) {
+  return Guard(stream.device(), [&] { stream.CopyToHost(host, device, bytes); });
 }
 
-absl::Status Synchronize(Lane& lane) {
-  return Guard(lane.device(), [&] { lane.Synchronize(); });
+absl::Status Synchronize(Stream& stream) {
+  return Guard(stream.device(), [&] { stream.Synchronize(); });
 }
 
 }  // namespace tessera

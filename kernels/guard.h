@@ -6,8 +6,8 @@
 #include <new>
 
 #include "absl/status/status.h"
+#include "kernels/base/error.h"
 #include "kernels/device.h"
-#include "kernels/error.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/base/element.h"
 #include "kernels/strategy.h"
-#include "kernels/types.h"
 
 namespace tessera {
 

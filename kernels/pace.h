@@ -42,8 +42,8 @@ class Pace {
   template <class Problem>
   void Forget(const Strategy<Problem>& row, const Problem& problem);
 
-  // The same for writing a view's elements to contiguous memory as elements of `to`: Lane::Gather
-  // and, for another type, Lane::Convert.
+  // The same for writing a view's elements to contiguous memory as elements of `to`: Stream::Gather
+  // and, for another type, Stream::Convert.
   double EstimateCopy(const View& view, DType to) const;
   void LearnCopy(const View& view, DType to, double seconds);
   void ForgetCopy(const View& view, DType to);

@@ -7,9 +7,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/base/element.h"
 #include "kernels/convert.h"
 #include "kernels/strategy.h"
-#include "kernels/types.h"
 
 namespace tessera {
 

@@ -195,21 +195,21 @@ absl::Status Cancelled() {
                    "the caller left while the operation ran");
 }
 
-// What work() left, once the lane has been synchronised: after a failure, too, since what is in
+// What work() left, once the stream has been synchronised: after a failure, too, since what is in
 // flight may still use the operands. On a lost device that fails as well, and nothing runs any
 // more.
 template <class Work>
-absl::Status Finished(Lane& lane, const Work& work) {
-  Device& device = lane.device();
+absl::Status Finished(Stream& stream, const Work& work) {
+  Device& device = stream.device();
   absl::Status status = Guard(device, [&] {
     work();
-    lane.Synchronize();
+    stream.Synchronize();
   });
   if (!status.ok()) {
-    Guard(device, [&] { lane.Synchronize(); }).IgnoreError();
+    Guard(device, [&] { stream.Synchronize(); }).IgnoreError();
     return status;
   }
-  return lane.stopped() ? Cancelled() : absl::OkStatus();
+  return stream.stopped() ? Cancelled() : absl::OkStatus();
 }
 
 std::uint64_t SaturatingAdd(std::uint64_t a, std::uint64_t b) {
@@ -235,7 +235,7 @@ struct Operand {
 
 bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
-// One row on one problem: the scratch memory that it takes, and how it is launched, in a lane's
+// One row on one problem: the scratch memory that it takes, and how it is launched, in a stream's
 // order. Throws DeviceError.
 template <class Problem>
 struct WholeLaunch {
@@ -244,7 +244,7 @@ struct WholeLaunch {
   bool Copies(const Operand& operand, const Strategy<Problem>& row) const {
     return operand.gather && !(row.reads_views && operand.as_view != nullptr);
   }
-  std::uint64_t CopyBytes(const Lane&, const Strategy<Problem>& row) const {
+  std::uint64_t CopyBytes(const Stream&, const Strategy<Problem>& row) const {
     std::uint64_t bytes = 0;
     for (const Operand& operand : operands)
       if (Copies(operand, row)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
@@ -258,71 +258,71 @@ struct WholeLaunch {
     }
     return seconds;
   }
-  void operator()(Lane& lane, const Problem& problem, const Strategy<Problem>& row) const {
+  void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& row) const {
     for (const Operand& operand : operands) {
       if (Copies(operand, row)) {
-        void* copy = lane.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
-        lane.Gather(operand.view, copy);
+        void* copy = stream.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
+        stream.Gather(operand.view, copy);
         *operand.data = copy;
       } else if (operand.gather) {
         *operand.as_view = &operand.view;
       }
     }
-    if (!lane.stopped()) row.launch(problem, lane);
+    if (!stream.stopped()) row.launch(problem, stream);
   }
 };
 
-// The row, if its scratch memory is within the limit of the lane's budget; or, for whoever leaves
+// The row, if its scratch memory is within the limit of the stream's budget; or, for whoever leaves
 // the choice to us, another whose is. Both by the limit, not by what is free of it: the same
 // request shall have the same bits however busy the server is.
 template <class Problem, class Work>
 absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* row,
                                                      const Problem& problem, bool named,
-                                                     const Lane& lane, const Work& work) {
-  const Budget* budget = lane.scratch_budget();
+                                                     const Stream& stream, const Work& work) {
+  const Budget* budget = stream.scratch_budget();
   if (budget == nullptr) return row;
   const auto need = [&](const Strategy<Problem>& r) {
-    return SaturatingAdd(work.CopyBytes(lane, r), r.scratch == nullptr ? 0 : r.scratch(problem));
+    return SaturatingAdd(work.CopyBytes(stream, r), r.scratch == nullptr ? 0 : r.scratch(problem));
   };
   const std::uint64_t needed = need(*row);
   if (needed <= budget->limit()) return row;
   if (!named) {
-    const Strategy<Problem>* other = ChooseInPlace(problem, lane.device());
+    const Strategy<Problem>* other = ChooseInPlace(problem, stream.device());
     if (other != nullptr && CheckLaunch(*other, problem.launch).ok() &&
         need(*other) <= budget->limit())
       return other;
   }
-  return ScratchExhausted(lane.device(), needed, budget->free(), budget->limit());
+  return ScratchExhausted(stream.device(), needed, budget->free(), budget->limit());
 }
 
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
 // time includes.
 template <class Problem, class Place, class Work>
-absl::StatusOr<Stats> Execute(Lane& lane, Problem& problem, const RunOptions& options,
+absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
   problem.launch = options.launch;
-  absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, lane.device());
+  absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, stream.device());
   if (!row.ok()) return row.status();
-  row = WithinLimit(*row, problem, !options.strategy.empty(), lane, work);
+  row = WithinLimit(*row, problem, !options.strategy.empty(), stream, work);
   if (!row.ok()) return row.status();
   const double gather_seconds = options.pace == nullptr ? 0 : work.GatherSeconds(*options.pace);
-  if (absl::Status status = CheckSeconds(**row, problem, lane.device(), gather_seconds, options);
+  if (absl::Status status = CheckSeconds(**row, problem, stream.device(), gather_seconds, options);
       !status.ok())
     return status;
   if (absl::Status status = place(problem); !status.ok()) return status;
 
   const Stopwatch watch;
   Stats stats;
-  absl::Status status = Finished(lane, [&] {
-    if (options.timing) lane.StartTimer();
-    work(lane, problem, **row);
-    if (options.timing) stats.kernel_us = lane.StopTimer();
-    if ((*row)->left_range == nullptr || lane.stopped()) return;
-    lane.Synchronize();
-    if (!(*row)->left_range(problem, lane) || lane.stopped()) return;
-    if (options.timing) lane.StartTimer();
-    (*row)->launch_wide(problem, lane);
-    if (options.timing) stats.kernel_us += lane.StopTimer();
+  absl::Status status = Finished(stream, [&] {
+    if (options.timing) stream.StartTimer();
+    work(stream, problem, **row);
+    if (options.timing) stats.kernel_us = stream.StopTimer();
+    if ((*row)->left_range == nullptr || stream.stopped()) return;
+    stream.Synchronize();
+    if (!(*row)->left_range(problem, stream) || stream.stopped()) return;
+    if (options.timing) stream.StartTimer();
+    (*row)->launch_wide(problem, stream);
+    if (options.timing) stats.kernel_us += stream.StopTimer();
   });
   if (!status.ok()) return status;
   // With a gather in it, the time says little about the row.
@@ -346,15 +346,15 @@ auto PlaceAt(const Output& output, void** data) {
 }
 
 template <class Problem>
-absl::StatusOr<ScalarResult> ExecuteScalar(Lane& lane, Problem& problem, bool integer,
+absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
                                            const RunOptions& options,
                                            absl::Span<const Operand> operands) {
-  const auto place = [&lane](Problem& p) {
-    p.result = lane.result();
+  const auto place = [&stream](Problem& p) {
+    p.result = stream.result();
     return absl::OkStatus();
   };
   absl::StatusOr<Stats> stats =
-      Execute(lane, problem, options, place, WholeLaunch<Problem>{operands});
+      Execute(stream, problem, options, place, WholeLaunch<Problem>{operands});
   if (!stats.ok()) return stats.status();
   return ScalarResult{*problem.result, integer, *stats};
 }
@@ -363,12 +363,12 @@ absl::StatusOr<ScalarResult> ExecuteScalar(Lane& lane, Problem& problem, bool in
 // -------------------------------------------------------------------------------------------------------
 
 // Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
-// outlast their launches, on the CPU what stays in a cache. `copies` of them fit what a lane keeps
-// of scratch memory on the CPU, and a quarter of the budget anywhere.
-std::int64_t PieceElements(const Lane& lane, std::size_t size, int copies) {
-  std::uint64_t bytes = lane.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20
-                                                                       : std::uint64_t{512} << 10;
-  if (const Budget* budget = lane.scratch_budget(); budget != nullptr)
+// outlast their launches, on the CPU what stays in a cache. `copies` of them fit what a stream
+// keeps of scratch memory on the CPU, and a quarter of the budget anywhere.
+std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies) {
+  std::uint64_t bytes = stream.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20
+                                                                         : std::uint64_t{512} << 10;
+  if (const Budget* budget = stream.scratch_budget(); budget != nullptr)
     bytes = std::min(bytes, budget->limit() / 4);
   return std::max<std::int64_t>(
       1, static_cast<std::int64_t>(bytes) / (copies * static_cast<std::int64_t>(size)));
@@ -436,36 +436,36 @@ struct AddInPieces {
   const View& b;
 
   int copies() const { return HasGaps(a) + HasGaps(b); }
-  std::int64_t most(const Lane& lane) const {
-    return std::min(a.elements(), PieceElements(lane, SizeOf(a.dtype), copies()));
+  std::int64_t most(const Stream& stream) const {
+    return std::min(a.elements(), PieceElements(stream, SizeOf(a.dtype), copies()));
   }
-  std::uint64_t CopyBytes(const Lane& lane, const Strategy<AddProblem>&) const {
+  std::uint64_t CopyBytes(const Stream& stream, const Strategy<AddProblem>&) const {
     if (copies() == 0) return 0;
-    return static_cast<std::uint64_t>(most(lane) * copies()) * SizeOf(a.dtype);
+    return static_cast<std::uint64_t>(most(stream) * copies()) * SizeOf(a.dtype);
   }
   double GatherSeconds(const Pace& pace) const {
     return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
            (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
   }
-  void operator()(Lane& lane, AddProblem& problem, const Strategy<AddProblem>& row) const {
-    if (copies() == 0) return row.launch(problem, lane);
-    const std::size_t size = static_cast<std::size_t>(most(lane)) * SizeOf(a.dtype);
-    void* const a_copy = HasGaps(a) ? lane.Scratch(size) : nullptr;
-    void* const b_copy = HasGaps(b) ? lane.Scratch(size) : nullptr;
+  void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& row) const {
+    if (copies() == 0) return row.launch(problem, stream);
+    const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a.dtype);
+    void* const a_copy = HasGaps(a) ? stream.Scratch(size) : nullptr;
+    void* const b_copy = HasGaps(b) ? stream.Scratch(size) : nullptr;
     const auto part = [&](const View& view, void* copy, const Piece& piece) {
       const View v = piece.Of(view);
       if (copy == nullptr) return v.data;
-      lane.Gather(v, copy);
+      stream.Gather(v, copy);
       return static_cast<const void*>(copy);
     };
     AddProblem p = problem;
-    ForPieces(a.shape, most(lane), [&](const Piece& piece) {
+    ForPieces(a.shape, most(stream), [&](const Piece& piece) {
       p.n = piece.shape.elements();
       p.a = part(a, a_copy, piece);
       p.b = part(b, b_copy, piece);
       p.out = At(problem.out, piece.first, a.dtype);
-      if (!lane.stopped()) row.launch(p, lane);
-      return !lane.stopped();
+      if (!stream.stopped()) row.launch(p, stream);
+      return !stream.stopped();
     });
   }
 };
@@ -546,39 +546,40 @@ Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
 // --- Batches
 // ---------------------------------------------------------------------------------------------------------
 
-const Batch<DotBatchProblem>& BatchOf([[maybe_unused]] const Lane& lane, const DotBatchProblem&) {
+const Batch<DotBatchProblem>& BatchOf([[maybe_unused]] const Stream& stream,
+                                      const DotBatchProblem&) {
 #ifdef TESSERA_WITH_CUDA
-  if (lane.device().info().backend == Backend::kCuda) return kDotBatchCuda;
+  if (stream.device().info().backend == Backend::kCuda) return kDotBatchCuda;
 #endif
   return kDotBatchCpu;
 }
 
-const Batch<ReduceBatchProblem>& BatchOf([[maybe_unused]] const Lane& lane,
+const Batch<ReduceBatchProblem>& BatchOf([[maybe_unused]] const Stream& stream,
                                          const ReduceBatchProblem&) {
 #ifdef TESSERA_WITH_CUDA
-  if (lane.device().info().backend == Backend::kCuda) return kReduceBatchCuda;
+  if (stream.device().info().backend == Backend::kCuda) return kReduceBatchCuda;
 #endif
   return kReduceBatchCpu;
 }
 
 // Once a batch is done: what a request of its own does for a sum that is not finite.
 template <class Problem>
-void LaunchWideWhereLeftRange(const Problem& batch, Lane& lane) {
+void LaunchWideWhereLeftRange(const Problem& batch, Stream& stream) {
   bool any = false;
   for (std::int64_t i = 0; i < batch.count; ++i) {
     if (std::isfinite(batch.results[i].real)) continue;
     const auto problem = ProblemOf(batch, i);
-    const auto* row = Choose(problem, lane.device());
-    if (row->left_range == nullptr || !row->left_range(problem, lane)) continue;
-    row->launch_wide(problem, lane);
+    const auto* row = Choose(problem, stream.device());
+    if (row->left_range == nullptr || !row->left_range(problem, stream)) continue;
+    row->launch_wide(problem, stream);
     any = true;
   }
-  if (any) lane.Synchronize();
+  if (any) stream.Synchronize();
 }
 
 // each: what one element of a segment costs.
 template <class Problem>
-absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Problem>& batch,
+absl::StatusOr<Stats> ExecuteBatch(Stream& stream, Problem problem, const Batch<Problem>& batch,
                                    absl::Span<Scalar> results, const Cost& each, bool timing) {
   Stats stats;
   stats.strategy = "batch";
@@ -588,13 +589,13 @@ absl::StatusOr<Stats> ExecuteBatch(Lane& lane, Problem problem, const Batch<Prob
     longest = std::max(longest, problem.segments[i].n);
     elements += problem.segments[i].n;
   }
-  absl::Status status = Finished(lane, [&] {
-    problem.results = static_cast<Scalar*>(lane.HostScratch(results.size() * sizeof(Scalar)));
-    batch.launch(problem, lane, timing);
-    if (timing) stats.kernel_us = lane.StopTimer();
-    lane.Synchronize();
-    if (!lane.stopped()) LaunchWideWhereLeftRange(problem, lane);
-    stats.roundoff = batch.roundoff(problem, longest, lane.device());
+  absl::Status status = Finished(stream, [&] {
+    problem.results = static_cast<Scalar*>(stream.HostScratch(results.size() * sizeof(Scalar)));
+    batch.launch(problem, stream, timing);
+    if (timing) stats.kernel_us = stream.StopTimer();
+    stream.Synchronize();
+    if (!stream.stopped()) LaunchWideWhereLeftRange(problem, stream);
+    stats.roundoff = batch.roundoff(problem, longest, stream.device());
   });
   if (!status.ok()) return status;
   std::copy_n(problem.results, results.size(), results.begin());
@@ -634,23 +635,23 @@ MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
 
 }  // namespace
 
-absl::StatusOr<ScalarResult> RunDot(Lane& lane, const View& a, const View& b,
+absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options) {
   if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
   const Operand operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
                               {b, HasGaps(b), &problem.b, &problem.b_view}};
-  return ExecuteScalar(lane, problem, IsInteger(a.dtype), options, operands);
+  return ExecuteScalar(stream, problem, IsInteger(a.dtype), options, operands);
 }
 
-absl::StatusOr<ScalarResult> RunReduce(Lane& lane, const View& x, ReduceOp op,
+absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
                                        const RunOptions& options) {
   if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
   // ARG operations give the extreme value, which is of the operand's type.
   const DType value = IsArg(op) ? x.dtype : ResultDType(op, x.dtype);
   const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
-  return ExecuteScalar(lane, problem, IsInteger(value), options, operands);
+  return ExecuteScalar(stream, problem, IsInteger(value), options, operands);
 }
 
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
@@ -673,7 +674,7 @@ absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<
   return type;
 }
 
-absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
+absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
                                     const RunOptions& options) {
   if (absl::Status status = ReduceAxesType(x, op, axes, false).status(); !status.ok())
@@ -687,7 +688,7 @@ absl::StatusOr<Stats> RunReduceAxes(Lane& lane, const View& x, ReduceOp op,
                             .x = nullptr,
                             .out = nullptr};
   const Operand operands[] = {{folding.x, HasGaps(folding.x), &problem.x}};
-  return Execute(lane, problem, options, PlaceAt(out, &problem.out),
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out),
                  WholeLaunch<ReduceAxesProblem>{operands});
 }
 
@@ -710,7 +711,7 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
   return MakeArrayType(out_dtype, {a.shape[transpose_a ? 1 : 0], b.shape[transpose_b ? 0 : 1]});
 }
 
-absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool transpose_a,
+absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
                                 bool transpose_b, DType out_dtype, const Output& out,
                                 const RunOptions& options) {
   absl::StatusOr<ArrayType> type = MatmulType(a, b, transpose_a, transpose_b, out_dtype);
@@ -729,7 +730,7 @@ absl::StatusOr<Stats> RunMatmul(Lane& lane, const View& a, const View& b, bool t
                         .c = nullptr};
   const Operand operands[] = {{a, left.gather && HasGaps(a), &problem.a},
                               {b, right.gather && HasGaps(b), &problem.b}};
-  return Execute(lane, problem, options, PlaceAt(out, &problem.c),
+  return Execute(stream, problem, options, PlaceAt(out, &problem.c),
                  WholeLaunch<MatmulProblem>{operands});
 }
 
@@ -738,12 +739,12 @@ absl::StatusOr<ArrayType> AddType(const View& a, const View& b) {
   return ArrayType{a.dtype, a.shape};
 }
 
-absl::StatusOr<Stats> RunAdd(Lane& lane, const View& a, const View& b, const Output& out,
+absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const Output& out,
                              const RunOptions& options) {
   absl::StatusOr<ArrayType> type = AddType(a, b);
   if (!type.ok()) return type.status();
   AddProblem problem{.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data};
-  return Execute(lane, problem, options, PlaceAt(out, &problem.out), AddInPieces{a, b});
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out), AddInPieces{a, b});
 }
 
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
@@ -760,7 +761,7 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
   return ArrayType{ResultDType(ReduceOp::kSum, x.dtype), x.shape};
 }
 
-absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radius,
+absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
                                    const Output& out, const RunOptions& options) {
   absl::StatusOr<ArrayType> type = WindowSumType(x, radius);
   if (!type.ok()) return type.status();
@@ -768,20 +769,21 @@ absl::StatusOr<Stats> RunWindowSum(Lane& lane, const View& x, std::int64_t radiu
   WindowSumProblem problem{
       .dtype = x.dtype, .n = n, .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
   const Operand operands[] = {{x, HasGaps(x), &problem.x}};
-  return Execute(lane, problem, options, PlaceAt(out, &problem.out),
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out),
                  WholeLaunch<WindowSumProblem>{operands});
 }
 
-absl::StatusOr<Stats> RunDotBatch(Lane& lane, DType dtype, absl::Span<const DotSegment> segments,
-                                  absl::Span<Scalar> results, bool timing) {
+absl::StatusOr<Stats> RunDotBatch(Stream& stream, DType dtype,
+                                  absl::Span<const DotSegment> segments, absl::Span<Scalar> results,
+                                  bool timing) {
   const DotBatchProblem problem{.dtype = dtype,
                                 .segments = segments.data(),
                                 .count = static_cast<std::int64_t>(segments.size())};
-  return ExecuteBatch(lane, problem, BatchOf(lane, problem), results, {.bytes = 2, .flops = 2},
+  return ExecuteBatch(stream, problem, BatchOf(stream, problem), results, {.bytes = 2, .flops = 2},
                       timing);
 }
 
-absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
+absl::StatusOr<Stats> RunReduceBatch(Stream& stream, DType dtype, ReduceOp op,
                                      absl::Span<const ReduceSegment> segments,
                                      absl::Span<Scalar> results, bool timing) {
   if (NeedsElements(op)) {
@@ -792,31 +794,31 @@ absl::StatusOr<Stats> RunReduceBatch(Lane& lane, DType dtype, ReduceOp op,
                                    .op = op,
                                    .segments = segments.data(),
                                    .count = static_cast<std::int64_t>(segments.size())};
-  return ExecuteBatch(lane, problem, BatchOf(lane, problem), results, {.bytes = 1, .flops = 1},
+  return ExecuteBatch(stream, problem, BatchOf(stream, problem), results, {.bytes = 1, .flops = 1},
                       timing);
 }
 
-absl::Status RunCopy(Lane& lane, const View& view, DType dtype, void* out,
+absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options) {
   if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
   const Stopwatch watch;
-  absl::Status status = Finished(lane, [&] {
-    if (dtype == view.dtype) return lane.Gather(view, out);
-    if (!HasGaps(view)) return lane.Convert(view.data, view.dtype, out, dtype, view.elements());
+  absl::Status status = Finished(stream, [&] {
+    if (dtype == view.dtype) return stream.Gather(view, out);
+    if (!HasGaps(view)) return stream.Convert(view.data, view.dtype, out, dtype, view.elements());
     const std::int64_t most =
-        std::min(view.elements(), PieceElements(lane, SizeOf(view.dtype), /*copies=*/1));
-    void* const copy = lane.Scratch(static_cast<std::size_t>(most) * SizeOf(view.dtype));
+        std::min(view.elements(), PieceElements(stream, SizeOf(view.dtype), /*copies=*/1));
+    void* const copy = stream.Scratch(static_cast<std::size_t>(most) * SizeOf(view.dtype));
     ForPieces(view.shape, most, [&](const Piece& piece) {
-      lane.Gather(piece.Of(view), copy);
-      lane.Convert(copy, view.dtype, At(out, piece.first, dtype), dtype, piece.shape.elements());
-      return !lane.stopped();
+      stream.Gather(piece.Of(view), copy);
+      stream.Convert(copy, view.dtype, At(out, piece.first, dtype), dtype, piece.shape.elements());
+      return !stream.stopped();
     });
   });
   if (status.ok() && options.pace != nullptr) options.pace->LearnCopy(view, dtype, watch.seconds());
   return status;
 }
 
-absl::Status RunCopyAcross(Lane& from, const View& view, DType dtype, Lane& to, void* out,
+absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options) {
   if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
   // Of the larger of both types: what crosses at a time, and the copies on its way. On a GPU a

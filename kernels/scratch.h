@@ -1,5 +1,5 @@
-// Scratch memory of a lane: blocks that are handed out from front to back and given back together.
-// Standard library only.
+// Scratch memory of a stream: blocks that are handed out from front to back and given back
+// together. Standard library only.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace tessera {
 // The owner gives back everything (Free) before what it allocates from goes.
 class ScratchBlocks {
  public:
-  // The lane's own block, which it keeps between requests and which no budget counts: small
+  // The stream's own block, which it keeps between requests and which no budget counts: small
   // requests find it there. Also the least that is allocated.
   static constexpr std::size_t kKept = std::size_t{1} << 20;
 
@@ -33,7 +33,7 @@ class ScratchBlocks {
     constexpr std::size_t kAlignment = 256;
     if (bytes == 0) return nullptr;
     if (bytes > std::numeric_limits<std::size_t>::max() / 2)
-      throw DeviceError(DeviceError::Kind::kOutOfMemory, "Lane::Scratch", "too large", bytes);
+      throw DeviceError(DeviceError::Kind::kOutOfMemory, "Stream::Scratch", "too large", bytes);
     const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (blocks_.empty() || blocks_.back().size - used_ < size) Add(std::max(size, kKept), budget);
     void* memory = static_cast<char*>(blocks_.back().data) + used_;
@@ -41,7 +41,7 @@ class ScratchBlocks {
     return memory;
   }
 
-  // Everything that was handed out is invalid; the lane's own block stays.
+  // Everything that was handed out is invalid; the stream's own block stays.
   void Trim(Budget* budget) {
     const auto own =
         std::find_if(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.own; });

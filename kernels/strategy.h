@@ -1,4 +1,4 @@
-// The vocabulary of kernels/: element types, array views, the problem of each operation, and the
+// The vocabulary of kernels/: array views, the problem of each operation, and the
 // row that every algorithm contributes to the table in strategies.cc. Standard library only, so
 // that a .cu file compiles in seconds.
 #pragma once
@@ -9,93 +9,15 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/base/dtype.h"
+#include "kernels/base/launch.h"
+#include "kernels/base/reduce_op.h"
+#include "kernels/base/shape.h"
+
 namespace tessera {
 
 class Device;
-class Lane;
-
-// The values equal those of tessera.v1.Dtype on the wire.
-enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64 };
-
-constexpr std::size_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-  }
-  return 0;
-}
-
-constexpr std::string_view Name(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "f32";
-    case DType::kF64:
-      return "f64";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kI32:
-      return "i32";
-    case DType::kI64:
-      return "i64";
-  }
-  return "?";
-}
-
-inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF64, DType::kF16,
-                                       DType::kBF16, DType::kI32, DType::kI64};
-
-constexpr bool IsInteger(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
-
-// A set of element types, one bit each.
-struct DTypes {
-  std::uint32_t bits = 0;
-  constexpr bool Contains(DType dtype) const {
-    return (bits >> static_cast<unsigned>(dtype) & 1u) != 0;
-  }
-};
-
-template <class... D>
-constexpr DTypes DTypesOf(D... dtype) {
-  return {((1u << static_cast<unsigned>(dtype)) | ... | 0u)};
-}
-
-constexpr DTypes AllDTypes() {
-  DTypes all;
-  for (DType dtype : kAllDTypes) all.bits |= 1u << static_cast<unsigned>(dtype);
-  return all;
-}
-
-inline constexpr int kMaxRank = 8;
-
-// Extents of an array, outermost first. Rank 0 is a scalar: one element.
-struct Shape {
-  int rank = 0;
-  std::array<std::int64_t, kMaxRank> dims{};
-
-  constexpr std::int64_t operator[](int i) const { return dims[static_cast<std::size_t>(i)]; }
-  constexpr std::int64_t& operator[](int i) { return dims[static_cast<std::size_t>(i)]; }
-  // The product of the extents; every Shape that reaches kernels/ has been checked to fit 63 bits.
-  constexpr std::int64_t elements() const {
-    std::int64_t n = 1;
-    for (int i = 0; i < rank; ++i) n *= (*this)[i];
-    return n;
-  }
-  friend constexpr bool operator==(const Shape& a, const Shape& b) {
-    if (a.rank != b.rank) return false;
-    for (int i = 0; i < a.rank; ++i)
-      if (a[i] != b[i]) return false;
-    return true;
-  }
-};
+class Stream;
 
 // A non-owning n-dimensional window into device memory. strides count elements and may be 0 or
 // negative; data is the address of element [0, 0, ...] and aligned to the element's size, no more.
@@ -117,78 +39,6 @@ struct View {
   }
 };
 
-// The values equal those of tessera.v1.ReduceOp on the wire.
-enum class ReduceOp : std::uint8_t {
-  kSum = 1,
-  kProduct,
-  kMin,
-  kMax,
-  kArgMin,
-  kArgMax,
-  kMean,
-  kNormL1,
-  kNormL2,
-  kSumSquares,
-  kVariance,
-  kAll,
-  kAny,
-};
-
-constexpr bool IsArg(ReduceOp op) { return op == ReduceOp::kArgMin || op == ReduceOp::kArgMax; }
-
-// Operations that pick an element.
-constexpr bool IsOrdering(ReduceOp op) {
-  return IsArg(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
-}
-
-// Operations that ask whether elements are zero.
-constexpr bool IsLogical(ReduceOp op) { return op == ReduceOp::kAll || op == ReduceOp::kAny; }
-
-// Operations that have no value for an empty input.
-constexpr bool NeedsElements(ReduceOp op) {
-  return IsOrdering(op) || op == ReduceOp::kMean || op == ReduceOp::kVariance;
-}
-
-// The element type of a reduction's result. Sums and products of integers need 64 bits, their means
-// and norms fractions.
-constexpr DType ResultDType(ReduceOp op, DType dtype) {
-  if (IsArg(op)) return DType::kI64;
-  if (IsLogical(op)) return DType::kI32;
-  if (!IsInteger(dtype) || IsOrdering(op)) return dtype;
-  const bool fraction =
-      op == ReduceOp::kMean || op == ReduceOp::kNormL2 || op == ReduceOp::kVariance;
-  return fraction ? DType::kF64 : DType::kI64;
-}
-
-// Operations that never round on this type.
-constexpr bool IsExact(ReduceOp op, DType dtype) {
-  return IsOrdering(op) || IsLogical(op) || ResultDType(op, dtype) == DType::kI64;
-}
-
-// Operations whose sums do not round, in any order: only the sum becomes a double and is divided.
-constexpr bool IsExactMean(ReduceOp op, DType dtype) {
-  return op == ReduceOp::kMean && IsInteger(dtype);
-}
-
-// A request's knobs. 0: the strategy's own choice. Checked against the row's LaunchLimits before
-// launch is called.
-struct Launch {
-  std::uint32_t block_size = 0;
-  std::uint32_t grid_size = 0;
-  std::uint32_t items_per_thread = 0;
-};
-
-// The values of Launch that a row honours, inclusive. {0, 0}: the row has no such knob.
-struct LaunchLimits {
-  struct Range {
-    std::uint32_t min = 0;
-    std::uint32_t max = 0;
-  };
-  Range block_size;
-  Range grid_size;
-  Range items_per_thread;
-};
-
 // Where an operation that ends in one value leaves it: host memory that the device can write.
 // Floating-point operands set real, integer operands set integer, ARGMIN and ARGMAX set index as
 // well.
@@ -198,10 +48,13 @@ struct Scalar {
   std::int64_t index = 0;
 };
 
+constexpr void Finish(double sum, Scalar* result) { result->real = sum; }
+constexpr void Finish(std::int64_t sum, Scalar* result) { result->integer = sum; }
+
 // The problem structs: operands are contiguous device memory (row-major, aligned to the element
 // only), n >= 0. A row that reads_views finds an operand that is not contiguous behind its view
 // pointer, which is null otherwise, and nothing behind the other. result and out are written by the
-// time the lane has been synchronised.
+// time the stream has been synchronised.
 
 struct DotProblem {
   DType dtype = DType::kF32;
@@ -290,7 +143,7 @@ struct Cost {
 };
 
 // One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every
-// function may be called from many threads at once, each with its own lane.
+// function may be called from many threads at once, each with its own stream.
 template <class Problem>
 struct Strategy {
   std::string_view name;     // what a request says; the stem of the file
@@ -307,15 +160,15 @@ struct Strategy {
   // accumulators, neither beyond their largest value nor among their subnormal ones.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
-  // Enqueues the work on the lane; problem.result or problem.out is complete after
-  // lane.Synchronize(). Throws DeviceError.
-  void (*launch)(const Problem&, Lane&) = nullptr;
+  // Enqueues the work on the stream; problem.result or problem.out is complete after
+  // stream.Synchronize(). Throws DeviceError.
+  void (*launch)(const Problem&, Stream&) = nullptr;
   // For rows that run by default in accumulators which sums of finite operands may leave.
   // left_range, once launch's work is done: whether some sum is not finite. launch_wide: launch
   // once more, for such sums, in accumulators wide enough for them; where operands are not finite
   // themselves, it finds the same again. Null, both: there is nothing wider to do.
-  bool (*left_range)(const Problem&, Lane&) = nullptr;
-  void (*launch_wide)(const Problem&, Lane&) = nullptr;
+  bool (*left_range)(const Problem&, Stream&) = nullptr;
+  void (*launch_wide)(const Problem&, Stream&) = nullptr;
   // What the row needs and this device or host does not have; empty: nothing. Null: always runs.
   std::string (*missing)(const Device&) = nullptr;
   // What the row asks of a problem of its dtypes that this one does not meet; empty: it takes it.
@@ -351,24 +204,9 @@ template <>
 inline constexpr std::string_view kOperation<WindowSumProblem> = "window_sum";
 
 // Unit roundoffs of the accumulators.
-inline constexpr double kRoundoffF32 = 0x1p-24;
-inline constexpr double kRoundoffF64 = 0x1p-53;
+inline constexpr double kRoundoffF32 = UnitRoundoff(DType::kF32);
+inline constexpr double kRoundoffF64 = UnitRoundoff(DType::kF64);
 // Of IsExactMean: the sum and the quotient round once each.
 inline constexpr double kExactMeanRoundoff = 2 * kRoundoffF64;
-// Of an element of the type; 0 for integers.
-constexpr double UnitRoundoff(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return kRoundoffF32;
-    case DType::kF64:
-      return kRoundoffF64;
-    case DType::kF16:
-      return 0x1p-11;
-    case DType::kBF16:
-      return 0x1p-8;
-    default:
-      return 0;
-  }
-}
 
 }  // namespace tessera

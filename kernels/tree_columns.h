@@ -22,10 +22,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/base/element.h"
 #include "kernels/fixed_tree.h"
 #include "kernels/reduce_ops.h"
 #include "kernels/strategy.h"
-#include "kernels/types.h"
 
 namespace tessera {
 
@@ -545,7 +545,7 @@ constexpr bool MayLeaveRange(const ReduceProblem& p) {
 // Strategy::left_range of the rows fixed_tree, whose launch_wide is the row compensated: the same
 // tree, in double for these types.
 template <class Problem>
-bool TreeLeftRange(const Problem& p, Lane&) {
+bool TreeLeftRange(const Problem& p, Stream&) {
   return MayLeaveRange(p) && !std::isfinite(p.result->real);
 }
 

@@ -108,45 +108,46 @@ void Suit(const Strategy<Problem>& row, Problem& p) {
 
 class WarmUpRun {
  public:
-  WarmUpRun(Lane& lane, Pace& pace)
-      : lane_(lane), pace_(pace), cpu_(lane.device().info().backend == Backend::kCpu) {}
+  WarmUpRun(Stream& stream, Pace& pace)
+      : stream_(stream), pace_(pace), cpu_(stream.device().info().backend == Backend::kCpu) {}
 
   const Sizes& small() const { return cpu_ ? kCpuSmall : kCudaSmall; }
   const Sizes& large() const { return cpu_ ? kCpuLarge : kCudaLarge; }
 
-  // Also what a lane itself needs: its first copies in both directions.
+  // Also what a stream itself needs: its first copies in both directions.
   absl::Status MakeArena() {
     const Sizes& s = large();
     const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});
     const std::size_t bytes = static_cast<std::size_t>(most) * sizeof(double);
     std::vector<unsigned char> zeros(std::min<std::size_t>(bytes, 1 << 20));
     for (Memory* memory : {&arena_.a, &arena_.b, &arena_.out}) {
-      absl::StatusOr<Memory> allocated = Allocate(lane_.device(), bytes);
+      absl::StatusOr<Memory> allocated = Allocate(stream_.device(), bytes);
       if (!allocated.ok()) return allocated.status();
       *memory = *std::move(allocated);
     }
     for (const Memory* memory : {&arena_.a, &arena_.b}) {
       for (std::size_t at = 0; at < bytes; at += zeros.size()) {
-        absl::Status status = CopyToDevice(lane_, static_cast<unsigned char*>(memory->data()) + at,
-                                           zeros.data(), std::min(zeros.size(), bytes - at));
+        absl::Status status =
+            CopyToDevice(stream_, static_cast<unsigned char*>(memory->data()) + at, zeros.data(),
+                         std::min(zeros.size(), bytes - at));
         if (!status.ok()) return status;
       }
     }
-    return CopyToHost(lane_, zeros.data(), arena_.a.data(), zeros.size());
+    return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
   }
 
   // One problem on the default row.
   template <class Problem>
   absl::Status Default() {
     Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
-    const Strategy<Problem>* row = Choose(p, lane_.device());
+    const Strategy<Problem>* row = Choose(p, stream_.device());
     return row == nullptr ? absl::OkStatus() : Run(*row, p).status();
   }
 
   template <class Problem>
   absl::Status EveryRow() {
     for (const Strategy<Problem>* row : Strategies<Problem>()) {
-      if (!Missing(*row, lane_.device()).empty()) continue;
+      if (!Missing(*row, stream_.device()).empty()) continue;
       for (bool narrow : {false, true}) {
         if (narrow && !kHasNarrow<Problem>) continue;
         bool first = true;
@@ -160,14 +161,14 @@ class WarmUpRun {
           Suit(*row, much);
           if (!Refusal(*row, little).empty() || !Refusal(*row, much).empty()) continue;
           // kAllDTypes begins with F32.
-          const bool every =
-              cpu_ || Choose(little, lane_.device()) == row || Choose(much, lane_.device()) == row;
+          const bool every = cpu_ || Choose(little, stream_.device()) == row ||
+                             Choose(much, stream_.device()) == row;
           if (!first && !every) continue;
           first = false;
           for (ReduceOp op : Ops<Problem>(every)) {
             if constexpr (requires { little.op; }) little.op = much.op = op;
             Measure(*row, little, much);
-            if (lane_.device().lost()) return Synchronize(lane_);
+            if (stream_.device().lost()) return Synchronize(stream_);
           }
         }
       }
@@ -192,12 +193,12 @@ class WarmUpRun {
   // Seconds that the row takes, in a request of its own.
   template <class Problem>
   absl::StatusOr<double> Run(const Strategy<Problem>& row, Problem p) {
-    if (absl::Status status = BeginRequest(lane_); !status.ok()) return status;
+    if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
     const double start = Now();
-    absl::Status status = Guard(lane_.device(), [&] {
-      if constexpr (requires { p.result; }) p.result = lane_.result();
-      row.launch(p, lane_);
-      lane_.Synchronize();
+    absl::Status status = Guard(stream_.device(), [&] {
+      if constexpr (requires { p.result; }) p.result = stream_.result();
+      row.launch(p, stream_);
+      stream_.Synchronize();
     });
     if (!status.ok()) return status;
     return Now() - start;
@@ -220,7 +221,7 @@ class WarmUpRun {
     pace_.Calibrate(row, little, *small_seconds, much, std::min(*once, *again));
   }
 
-  Lane& lane_;
+  Stream& stream_;
   Pace& pace_;
   const bool cpu_;
   Arena arena_;
@@ -228,15 +229,15 @@ class WarmUpRun {
 
 }  // namespace
 
-absl::Status WarmUp(Lane& lane, Pace& pace, bool every_row) {
-  WarmUpRun run(lane, pace);
+absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row) {
+  WarmUpRun run(stream, pace);
   absl::Status status = run.MakeArena();
   if (!status.ok()) return status;
   if (!every_row) {
     status.Update(run.Default<DotProblem>());
     status.Update(run.Default<ReduceProblem>());
     status.Update(run.Default<MatmulProblem>());
-    return lane.device().lost() ? status : BeginRequest(lane);
+    return stream.device().lost() ? status : BeginRequest(stream);
   }
   status.Update(run.EveryRow<DotProblem>());
   status.Update(run.EveryRow<ReduceProblem>());
@@ -245,7 +246,7 @@ absl::Status WarmUp(Lane& lane, Pace& pace, bool every_row) {
   status.Update(run.EveryRow<AddProblem>());
   status.Update(run.EveryRow<WindowSumProblem>());
   if (!status.ok()) return status;
-  return BeginRequest(lane);
+  return BeginRequest(stream);
 }
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #include "server/admission.h"
 
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 

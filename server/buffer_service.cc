@@ -11,10 +11,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "kernels/crc32c.h"
-#include "kernels/error.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/error.h"
 #include "server/convert.h"
-#include "server/lane_call.h"
+#include "server/device_call.h"
 #include "server/log.h"
 
 namespace tessera {
@@ -251,17 +251,17 @@ class BufferService::UploadCall final : public grpc::ServerReadReactor<grpc::Byt
     return status;
   }
 
-  void Run(Lane& lane) override {
+  void Run(Stream& stream) override {
     std::optional<std::uint32_t> checksum;
     if (absl::Status wrong = CheckChecksum(checksum); !wrong.ok()) {
       core_.store().AbandonWrite(*draft_);
       End(wrong);
       return;
     }
-    absl::Status status = CopyToDevice(lane, memory_of_data_, message_->data().data(), size_);
+    absl::Status status = CopyToDevice(stream, memory_of_data_, message_->data().data(), size_);
     // Also after a copy that failed: part of it may still be under way to memory that is about to
     // be freed.
-    const absl::Status arrived = Synchronize(lane);
+    const absl::Status arrived = Synchronize(stream);
     if (status.ok()) status = arrived;
     core_.store().EndWrite(*draft_, position_, size_, status.ok(), checksum);
     if (!status.ok()) {
@@ -470,8 +470,8 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
     if (!status.ok()) End(status);
   }
 
-  void Run(Lane& lane) override {
-    const absl::Status status = Guarded([&] { return Fill(lane); });
+  void Run(Stream& stream) override {
+    const absl::Status status = Guarded([&] { return Fill(stream); });
     if (!status.ok()) {
       End(status);
       return;
@@ -482,13 +482,13 @@ class BufferService::DownloadCall final : public grpc::ServerWriteReactor<v1::Do
 
   void Refuse(const absl::Status& status) override { End(status); }
 
-  absl::Status Fill(Lane& lane) {
+  absl::Status Fill(Stream& stream) {
     const std::uint64_t size = std::min(end_ - position_, kDownloadChunk);
     std::string& data = *message_.mutable_data();
     message_.set_offset(position_);
     data.resize(size);
-    absl::Status status =
-        CopyToHost(lane, data.data(), static_cast<const char*>(buffer_->data()) + position_, size);
+    absl::Status status = CopyToHost(stream, data.data(),
+                                     static_cast<const char*>(buffer_->data()) + position_, size);
     if (request_.checksums()) message_.set_crc32c(Crc32c(data.data(), size));
     position_ += size;
     return status;
@@ -651,11 +651,11 @@ grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContex
 }
 
 // A copy, on a worker of the source's device.
-class BufferService::CopyCall final : public LaneCall {
+class BufferService::CopyCall final : public DeviceCall {
  public:
   CopyCall(Core& core, grpc::CallbackServerContext& context, const v1::CopyBufferRequest& request,
            v1::CopyBufferResponse& response)
-      : LaneCall(core, "CopyBuffer", context), request_(request), response_(response) {}
+      : DeviceCall(core, "CopyBuffer", context), request_(request), response_(response) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override {
@@ -698,21 +698,21 @@ class BufferService::CopyCall final : public LaneCall {
     return &source_->device();
   }
 
-  absl::Status RunOn(Lane& lane) override {
+  absl::Status RunOn(Stream& stream) override {
     ResultDraft copy(core().store(), spec_);
     absl::StatusOr<void*> memory = copy.Open();
     if (!memory.ok()) return memory.status();
-    const RunOptions options{.pace = &core().pace(lane.device()),
+    const RunOptions options{.pace = &core().pace(stream.device()),
                              .max_seconds = core().options().max_operation_seconds};
     absl::Status status;
-    if (spec_.device == &lane.device()) {
-      status = RunCopy(lane, view_, spec_.type.dtype, *memory, options);
+    if (spec_.device == &stream.device()) {
+      status = RunCopy(stream, view_, spec_.type.dtype, *memory, options);
     } else {
       const Core::Bridge bridge = core().BridgeTo(*spec_.device);
-      status = RunCopyAcross(lane, view_, spec_.type.dtype, bridge.lane, *memory, options);
+      status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
     }
     if (!status.ok()) return status;
-    if (lane.stopped()) return CallerLeft();
+    if (stream.stopped()) return CallerLeft();
     absl::StatusOr<BufferInfo> info = copy.Seal();
     if (!info.ok()) return info.status();
     SetBuffer(*info, response_.mutable_buffer());

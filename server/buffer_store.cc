@@ -6,8 +6,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/crc32c.h"
-#include "kernels/error.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

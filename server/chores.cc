@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 

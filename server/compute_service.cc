@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "server/buffer_service.h"
 #include "server/convert.h"
-#include "server/lane_call.h"
+#include "server/device_call.h"
 
 namespace tessera {
 namespace {
@@ -106,46 +106,46 @@ absl::StatusOr<std::vector<Source>> FindSources(absl::Span<const Named> operands
   return sources;
 }
 
-// The operand on the lane's device. Inline data moves to scratch: in a message it has no alignment
-// to rely on.
-absl::StatusOr<View> PlaceOnLane(const Source& source, Lane& lane) {
+// The operand on the stream's device. Inline data moves to scratch: in a message it has no
+// alignment to rely on.
+absl::StatusOr<View> PlaceOnStream(const Source& source, Stream& stream) {
   const v1::Operand& operand = *source.named.operand;
   if (source.buffer != nullptr) return MakeView(operand, source.type, source.buffer->data());
   const std::string& data = operand.tensor().data();
-  absl::StatusOr<void*> memory = Scratch(lane, data.size());
+  absl::StatusOr<void*> memory = Scratch(stream, data.size());
   if (!memory.ok()) return memory.status();
-  absl::Status status = CopyToDevice(lane, *memory, data.data(), data.size());
+  absl::Status status = CopyToDevice(stream, *memory, data.data(), data.size());
   if (!status.ok()) return status;
   return MakeView(operand, source.type, *memory);
 }
 
 // One operation: its operands from acceptance to its end, and how its answer is filled in. Op(call,
-// lane, views) does what is particular to it.
+// stream, views) does what is particular to it.
 template <class Request, class Response, class Op>
-class OperationCall final : public LaneCall {
+class OperationCall final : public DeviceCall {
  public:
   OperationCall(Core& core, std::string_view method, grpc::CallbackServerContext& context,
                 const Request& request, Response& response, std::vector<Named> operands, Op op)
-      : LaneCall(core, method, context),
+      : DeviceCall(core, method, context),
         request_(request),
         response_(response),
         operands_(std::move(operands)),
         op_(std::move(op)) {}
 
-  RunOptions Options(const Lane& lane) {
+  RunOptions Options(const Stream& stream) {
     const tessera::Options& options = core().options();
     return {.strategy = request_.strategy(),
             .launch = FromProto(request_.launch()),
             .timing = request_.timing(),
-            .pace = &core().pace(lane.device()),
+            .pace = &core().pace(stream.device()),
             .max_seconds = options.max_operation_seconds,
             .max_slow_seconds = options.max_slow_operation_seconds};
   }
 
-  void SetStats(const Stats& stats, const Lane& lane) {
+  void SetStats(const Stats& stats, const Stream& stream) {
     v1::ExecutionStats* out = response_.mutable_stats();
     out->set_strategy(std::string(stats.strategy));
-    out->set_device(lane.device().info().name);
+    out->set_device(stream.device().info().name);
     out->set_kernel_us(stats.kernel_us);
     out->set_bytes(stats.bytes);
     out->set_flops(stats.flops);
@@ -159,15 +159,15 @@ class OperationCall final : public LaneCall {
   // Runs an operation whose result is an array, and leaves it where the request wants it. run gets
   // the way to the memory for it.
   template <class RunIt>
-  absl::Status ReturnArray(Lane& lane, const absl::StatusOr<ArrayType>& type, RunIt run) {
+  absl::Status ReturnArray(Stream& stream, const absl::StatusOr<ArrayType>& type, RunIt run) {
     if (!type.ok()) return type.status();
-    return request_.result().has_buffer() ? ReturnBuffer(lane, *type, run)
-                                          : ReturnInline(lane, *type, run);
+    return request_.result().has_buffer() ? ReturnBuffer(stream, *type, run)
+                                          : ReturnInline(stream, *type, run);
   }
 
  private:
   template <class RunIt>
-  absl::Status ReturnInline(Lane& lane, const ArrayType& type, RunIt run) {
+  absl::Status ReturnInline(Stream& stream, const ArrayType& type, RunIt run) {
     const std::uint64_t bytes = type.bytes();
     if (bytes > kMaxInlineResult) {
       return MakeError(StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
@@ -177,7 +177,7 @@ class OperationCall final : public LaneCall {
     if (absl::Status status = ChargeAnswer(bytes); !status.ok()) return status;
     void* memory = nullptr;
     const auto ask = [&]() -> absl::StatusOr<void*> {
-      absl::StatusOr<void*> scratch = Scratch(lane, bytes);
+      absl::StatusOr<void*> scratch = Scratch(stream, bytes);
       if (scratch.ok()) memory = *scratch;
       return scratch;
     };
@@ -187,17 +187,19 @@ class OperationCall final : public LaneCall {
     tensor->set_dtype(ToProto(type.dtype));
     SetShape(type.shape, tensor->mutable_shape());
     tensor->mutable_data()->resize(bytes);
-    absl::Status status = CopyToHost(lane, tensor->mutable_data()->data(), memory, bytes);
+    absl::Status status = CopyToHost(stream, tensor->mutable_data()->data(), memory, bytes);
     if (!status.ok()) return status;
-    SetStats(*stats, lane);
+    SetStats(*stats, stream);
     return absl::OkStatus();
   }
 
   template <class RunIt>
-  absl::Status ReturnBuffer(Lane& lane, const ArrayType& type, RunIt run) {
+  absl::Status ReturnBuffer(Stream& stream, const ArrayType& type, RunIt run) {
     const v1::BufferTarget& target = request_.result().buffer();
-    BufferSpec spec{
-        .name = target.name(), .type = type, .device = &lane.device(), .replace = target.replace()};
+    BufferSpec spec{.name = target.name(),
+                    .type = type,
+                    .device = &stream.device(),
+                    .replace = target.replace()};
     if (target.has_ttl()) {
       absl::StatusOr<absl::Duration> ttl = FromProto(target.ttl());
       if (!ttl.ok()) return ttl.status();
@@ -207,11 +209,11 @@ class OperationCall final : public LaneCall {
     const auto ask = [&] { return result.Open(); };
     absl::StatusOr<Stats> stats = run(ask);
     if (!stats.ok()) return stats.status();
-    if (lane.stopped()) return CallerLeft();
+    if (stream.stopped()) return CallerLeft();
     absl::StatusOr<BufferInfo> buffer = result.Seal();
     if (!buffer.ok()) return buffer.status();
     SetBuffer(*buffer, response_.mutable_buffer());
-    SetStats(*stats, lane);
+    SetStats(*stats, stream);
     return absl::OkStatus();
   }
 
@@ -233,15 +235,15 @@ class OperationCall final : public LaneCall {
     return first != nullptr ? &first->device() : core().devices().front().get();
   }
 
-  absl::Status RunOn(Lane& lane) override {
+  absl::Status RunOn(Stream& stream) override {
     std::vector<View> views;
     views.reserve(sources_.size());
     for (const Source& source : sources_) {
-      absl::StatusOr<View> view = PlaceOnLane(source, lane);
+      absl::StatusOr<View> view = PlaceOnStream(source, stream);
       if (!view.ok()) return view.status();
       views.push_back(*view);
     }
-    return op_(*this, lane, views);
+    return op_(*this, stream, views);
   }
 
   void Release() override { sources_.clear(); }
@@ -270,11 +272,11 @@ grpc::ServerUnaryReactor* ComputeService::Dot(grpc::CallbackServerContext* conte
                                               v1::DotResponse* response) {
   return Start(core_, "Dot", *context, *request, *response,
                {{"a", &request->a()}, {"b", &request->b()}},
-               [response](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 auto result = RunDot(lane, x[0], x[1], call.Options(lane));
+               [response](auto& call, Stream& stream, absl::Span<const View> x) -> absl::Status {
+                 auto result = RunDot(stream, x[0], x[1], call.Options(stream));
                  if (!result.ok()) return result.status();
                  SetScalar(*result, response->mutable_value());
-                 call.SetStats(result->stats, lane);
+                 call.SetStats(result->stats, stream);
                  return absl::OkStatus();
                });
 }
@@ -284,14 +286,14 @@ grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* co
                                                  v1::ReduceResponse* response) {
   return Start(
       core_, "Reduce", *context, *request, *response, {{"x", &request->x()}},
-      [request, response](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
+      [request, response](auto& call, Stream& stream, absl::Span<const View> x) -> absl::Status {
         absl::StatusOr<ReduceOp> op = FromProto(request->op());
         if (!op.ok()) return op.status();
         if (request->axes_size() > 0) {
           const absl::Span<const int> axes = ToSpan(request->axes());
           return call.ReturnArray(
-              lane, ReduceAxesType(x[0], *op, axes, request->keep_dims()), [&](Output output) {
-                return RunReduceAxes(lane, x[0], *op, axes, output, call.Options(lane));
+              stream, ReduceAxesType(x[0], *op, axes, request->keep_dims()), [&](Output output) {
+                return RunReduceAxes(stream, x[0], *op, axes, output, call.Options(stream));
               });
         }
         if (request->result().has_buffer()) {
@@ -299,11 +301,11 @@ grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* co
                            "a result buffer needs axes; name all of them to fold all",
                            {{"field", "axes"}});
         }
-        auto result = RunReduce(lane, x[0], *op, call.Options(lane));
+        auto result = RunReduce(stream, x[0], *op, call.Options(stream));
         if (!result.ok()) return result.status();
         SetScalar(*result, response->mutable_value());
         if (IsArg(*op)) response->set_index(result->value.index);
-        call.SetStats(result->stats, lane);
+        call.SetStats(result->stats, stream);
         return absl::OkStatus();
       });
 }
@@ -313,7 +315,7 @@ grpc::ServerUnaryReactor* ComputeService::Matmul(grpc::CallbackServerContext* co
                                                  v1::MatmulResponse* response) {
   return Start(
       core_, "Matmul", *context, *request, *response, {{"a", &request->a()}, {"b", &request->b()}},
-      [request](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
+      [request](auto& call, Stream& stream, absl::Span<const View> x) -> absl::Status {
         DType out_dtype = x[0].dtype;
         if (request->out_dtype() != v1::DTYPE_UNSPECIFIED) {
           absl::StatusOr<DType> asked = FromProto(request->out_dtype(), "out_dtype");
@@ -322,10 +324,10 @@ grpc::ServerUnaryReactor* ComputeService::Matmul(grpc::CallbackServerContext* co
         }
         const bool transpose_a = request->transpose_a();
         const bool transpose_b = request->transpose_b();
-        return call.ReturnArray(lane, MatmulType(x[0], x[1], transpose_a, transpose_b, out_dtype),
+        return call.ReturnArray(stream, MatmulType(x[0], x[1], transpose_a, transpose_b, out_dtype),
                                 [&](Output output) {
-                                  return RunMatmul(lane, x[0], x[1], transpose_a, transpose_b,
-                                                   out_dtype, output, call.Options(lane));
+                                  return RunMatmul(stream, x[0], x[1], transpose_a, transpose_b,
+                                                   out_dtype, output, call.Options(stream));
                                 });
       });
 }
@@ -335,9 +337,9 @@ grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* conte
                                               v1::AddResponse* response) {
   return Start(core_, "Add", *context, *request, *response,
                {{"a", &request->a()}, {"b", &request->b()}},
-               [](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
-                 return call.ReturnArray(lane, AddType(x[0], x[1]), [&](Output output) {
-                   return RunAdd(lane, x[0], x[1], output, call.Options(lane));
+               [](auto& call, Stream& stream, absl::Span<const View> x) -> absl::Status {
+                 return call.ReturnArray(stream, AddType(x[0], x[1]), [&](Output output) {
+                   return RunAdd(stream, x[0], x[1], output, call.Options(stream));
                  });
                });
 }
@@ -347,9 +349,9 @@ grpc::ServerUnaryReactor* ComputeService::WindowSum(grpc::CallbackServerContext*
                                                     v1::WindowSumResponse* response) {
   return Start(
       core_, "WindowSum", *context, *request, *response, {{"x", &request->x()}},
-      [request](auto& call, Lane& lane, absl::Span<const View> x) -> absl::Status {
-        return call.ReturnArray(lane, WindowSumType(x[0], request->radius()), [&](Output output) {
-          return RunWindowSum(lane, x[0], request->radius(), output, call.Options(lane));
+      [request](auto& call, Stream& stream, absl::Span<const View> x) -> absl::Status {
+        return call.ReturnArray(stream, WindowSumType(x[0], request->radius()), [&](Output output) {
+          return RunWindowSum(stream, x[0], request->radius(), output, call.Options(stream));
         });
       });
 }

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "server/convert.h"
 #include "server/log.h"
 
@@ -71,23 +71,23 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     }
     auto place = std::make_unique<Place>(options.ScratchLimit(core->store_.budget(*device).limit()),
                                          *device);
-    bool first_lane = true;
+    bool first_stream = true;
     auto compute =
         Executor::Start(*device,
                         {.workers = options.workers,
                          .queue_length = options.queue,
                          .spin = kSpin,
                          .scratch = &place->scratch},
-                        [&](Lane& lane) {
+                        [&](Stream& stream) {
                           if (!options.warm_up) return absl::OkStatus();
-                          return WarmUp(lane, place->pace, std::exchange(first_lane, false));
+                          return WarmUp(stream, place->pace, std::exchange(first_stream, false));
                         });
     if (!compute.ok()) return compute.status();
     auto transfers = Executor::Start(
         *device,
         {.workers = kTransferWorkers, .queue_length = std::numeric_limits<std::size_t>::max()});
     if (!transfers.ok()) return transfers.status();
-    absl::StatusOr<std::unique_ptr<Lane>> bridge = MakeLane(*device);
+    absl::StatusOr<std::unique_ptr<Stream>> bridge = MakeStream(*device);
     if (!bridge.ok()) return bridge.status();
     place->bridge = *std::move(bridge);
     place->compute = *std::move(compute);

@@ -43,15 +43,15 @@ class Core {
 
   // Runs the operations on a device of devices().
   Executor& compute(const Device& device) { return *places_.at(&device)->compute; }
-  // Moves bytes between the wire and a device. Every stream has at most one task here, so that the
-  // number of streams bounds the queue, and no operation waits behind an upload.
+  // Moves bytes between the wire and a device. Every upload and download has at most one task here, so that
+  // their number bounds the queue, and no operation waits behind an upload.
   Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
 
-  // A lane that receives copies from other devices. It belongs to the caller as long as he holds
+  // A stream that receives copies from other devices. It belongs to the caller as long as he holds
   // the lock, for which he may have to wait.
   struct Bridge {
     std::unique_lock<std::mutex> lock;
-    Lane& lane;
+    Stream& stream;
   };
   Bridge BridgeTo(const Device& device);
 
@@ -98,7 +98,7 @@ class Core {
     Budget scratch;
     Pace pace;
     std::mutex bridge_mutex;
-    std::unique_ptr<Lane> bridge;
+    std::unique_ptr<Stream> bridge;
     std::unique_ptr<Executor> compute;
     std::unique_ptr<Executor> transfers;
   };

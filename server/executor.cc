@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
@@ -31,15 +31,15 @@ absl::Status DeviceLostError(const Device& device) {
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
-    Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Lane&)> prepare) {
+    Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Stream&)> prepare) {
   std::unique_ptr<Executor> executor(new Executor(device, settings));
   for (int i = 0; i < settings.workers; ++i) {
-    absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(device);
-    if (!lane.ok()) return lane.status();
-    (*lane)->SetScratchBudget(settings.scratch);
-    if (absl::Status status = prepare(**lane); !status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
+    if (!stream.ok()) return stream.status();
+    (*stream)->SetScratchBudget(settings.scratch);
+    if (absl::Status status = prepare(**stream); !status.ok()) return status;
     executor->workers_.push_back(std::make_unique<Worker>());
-    executor->workers_.back()->lane = *std::move(lane);
+    executor->workers_.back()->stream = *std::move(stream);
   }
   for (const std::unique_ptr<Worker>& worker : executor->workers_) {
     executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(*worker));
@@ -108,16 +108,16 @@ void Executor::Unlink(Task& task) {
 }
 
 void Executor::Work(Worker& worker) {
-  Lane& lane = *worker.lane;
+  Stream& stream = *worker.stream;
   while (Task* task = Next()) {
     if (device_.lost()) {
       task->Refuse(DeviceLostError(device_));
       continue;
     }
     worker.busy_since.store(Ticks(), std::memory_order_relaxed);
-    lane.WatchStop(&task->stop_);
-    task->Run(lane);
-    lane.WatchStop(nullptr);
+    stream.WatchStop(&task->stop_);
+    task->Run(stream);
+    stream.WatchStop(nullptr);
     worker.busy_since.store(0, std::memory_order_relaxed);
   }
 }

@@ -1,4 +1,4 @@
-// Runs work on one device: a bounded queue and a few threads, each with a lane of its own.
+// Runs work on one device: a bounded queue and a few threads, each with a stream of its own.
 #pragma once
 
 #include <atomic>
@@ -30,9 +30,9 @@ class Task {
 
  private:
   friend class Executor;
-  // On a thread of the executor, with the lane for itself. The task may be gone on return. Must not
-  // throw.
-  virtual void Run(Lane& lane) = 0;
+  // On a thread of the executor, with the stream for itself. The task may be gone on return. Must
+  // not throw.
+  virtual void Run(Stream& stream) = 0;
   // Instead of Run, on a thread of the executor: the device is lost.
   virtual void Refuse(const absl::Status& status) = 0;
 
@@ -41,7 +41,7 @@ class Task {
   Task* before_ = nullptr;
   Task* behind_ = nullptr;
   bool queued_ = false;
-  // What the lane looks at while the task runs.
+  // What the stream looks at while the task runs.
   std::atomic<bool> stop_{false};
 };
 
@@ -58,13 +58,13 @@ class Executor {
     // How long a thread without work polls before it sleeps; waking a sleeping thread costs more
     // than a small operation.
     std::chrono::microseconds spin{0};
-    // Of all lanes together; null: no limit.
+    // Of all streams together; null: no limit.
     Budget* scratch = nullptr;
   };
-  // Makes the lanes, and calls prepare for each before the threads start.
+  // Makes the streams, and calls prepare for each before the threads start.
   static absl::StatusOr<std::unique_ptr<Executor>> Start(
       Device& device, const Settings& settings,
-      absl::FunctionRef<absl::Status(Lane&)> prepare = [](Lane&) { return absl::OkStatus(); });
+      absl::FunctionRef<absl::Status(Stream&)> prepare = [](Stream&) { return absl::OkStatus(); });
 
   // Runs what is queued, then stops.
   ~Executor();
@@ -75,8 +75,8 @@ class Executor {
   // QUEUE_FULL {limit}, UNAVAILABLE / DEVICE_LOST.
   absl::Status Submit(Task& task);
 
-  // True: the task was waiting, and now never runs. False: it runs, its lane being told to stop, or
-  // has run. REQUIRES: the task has been submitted and lives.
+  // True: the task was waiting, and now never runs. False: it runs, its stream being told to stop,
+  // or has run. REQUIRES: the task has been submitted and lives.
   bool Cancel(Task& task);
 
   int workers() const { return static_cast<int>(threads_.size()); }
@@ -87,7 +87,7 @@ class Executor {
 
  private:
   struct Worker {
-    std::unique_ptr<Lane> lane;
+    std::unique_ptr<Stream> stream;
     // When its task began, in ticks of the steady clock; 0: it has none.
     std::atomic<std::int64_t> busy_since{0};
   };

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {

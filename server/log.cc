@@ -11,8 +11,8 @@
 
 #include "absl/time/clock.h"
 #include "grpc/support/log.h"
-#include "kernels/error.h"
-#include "kernels/printable.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "spdlog/async.h"
 #include "spdlog/formatter.h"
 #include "spdlog/sinks/stdout_color_sinks.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

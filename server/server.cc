@@ -13,7 +13,7 @@
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
 #include "grpcpp/health_check_service_interface.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "server/log.h"
 #include "spdlog/spdlog.h"
 

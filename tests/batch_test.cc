@@ -35,7 +35,7 @@ class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
 
   // What one segment reduces to, and how large its terms are in all.
   static ScalarResult Serial(const View& x, ReduceOp op) {
-    const auto result = RunReduce(TestLane(Backend::kCpu), x, op, {.strategy = "cpu_serial"});
+    const auto result = RunReduce(TestStream(Backend::kCpu), x, op, {.strategy = "cpu_serial"});
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *result : ScalarResult{};
   }
@@ -78,7 +78,7 @@ class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
     Scalar poison;
     poison.real = poison.integer = poison.index = -77;
     std::vector<Scalar> results(segments.size(), poison);
-    const auto stats = RunReduceBatch(TestLane(backend()), dtype(), op, segments,
+    const auto stats = RunReduceBatch(TestStream(backend()), dtype(), op, segments,
                                       absl::MakeSpan(results), /*timing=*/true);
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->strategy, "batch");
@@ -100,7 +100,8 @@ class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
     std::vector<DotSegment> segments;
     for (const auto& piece : pieces) segments.push_back(piece.device);
     std::vector<Scalar> results(segments.size());
-    const auto stats = RunDotBatch(TestLane(backend()), dtype(), segments, absl::MakeSpan(results));
+    const auto stats =
+        RunDotBatch(TestStream(backend()), dtype(), segments, absl::MakeSpan(results));
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_LT(stats->roundoff, 1e-3);
     for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -108,7 +109,7 @@ class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
       SCOPED_TRACE(absl::StrCat("segment ", i, " n ", s.n));
       const View a = WholeView({dtype(), MakeShape({s.n})}, s.a);
       const View b = WholeView({dtype(), MakeShape({s.n})}, s.b);
-      const auto want = RunDot(TestLane(Backend::kCpu), a, b, {.strategy = "cpu_serial"});
+      const auto want = RunDot(TestStream(Backend::kCpu), a, b, {.strategy = "cpu_serial"});
       ASSERT_TRUE(want.ok()) << want.status();
       // The sum of |a b| is at most |a| |b|.
       const double scale = want->integer ? 0
@@ -129,7 +130,7 @@ TEST_P(BatchTest, LengthsAndAlignments) {
       std::vector<T> x = op == ReduceOp::kProduct && !std::is_integral_v<T>
                              ? NormalVector<T>(70000, 1, 1.0, sizeof(T) > 2 ? 1e-3 : 0.0)
                              : NormalVector<T>(70000, 1, 0.25);
-      DeviceArray<T> array(TestLane(backend()), x, 1);
+      DeviceArray<T> array(TestStream(backend()), x, 1);
       std::vector<Piece<ReduceSegment>> pieces;
       std::int64_t offset = 0;
       for (std::int64_t n : kLengths) pieces.push_back(Cut(x, array, offset++ % 11, n));
@@ -145,7 +146,7 @@ TEST_P(BatchTest, DotLengthsAndAlignments) {
   DispatchDType(dtype(), [&](auto t) {
     using T = decltype(t);
     const std::vector<T> a = NormalVector<T>(70000, 2, 0.25), b = NormalVector<T>(70000, 3);
-    DeviceArray<T> array_a(TestLane(backend()), a), array_b(TestLane(backend()), b, 3);
+    DeviceArray<T> array_a(TestStream(backend()), a), array_b(TestStream(backend()), b, 3);
     std::vector<Piece<DotSegment>> pieces;
     std::int64_t i = 0;
     for (std::int64_t n : kLengths) {
@@ -172,7 +173,7 @@ TEST_P(BatchTest, NanTiesAndInfinities) {
         x[random.Bits() % x.size()] = Element<T>(-std::numeric_limits<double>::infinity());
       }
     }
-    DeviceArray<T> array(TestLane(backend()), x);
+    DeviceArray<T> array(TestStream(backend()), x);
     std::vector<Piece<ReduceSegment>> pieces;
     for (int i = 0; i < 300; ++i) {
       const auto n = static_cast<std::int64_t>(random.Bits() % 5000);
@@ -186,7 +187,7 @@ TEST_P(BatchTest, NanTiesAndInfinities) {
     }
     std::vector<T> same(70000, Element<T>(-std::numeric_limits<float>::infinity()));
     if constexpr (std::is_integral_v<T>) same.assign(70000, std::numeric_limits<T>::min());
-    DeviceArray<T> same_array(TestLane(backend()), same);
+    DeviceArray<T> same_array(TestStream(backend()), same);
     std::vector<Piece<ReduceSegment>> all_same;
     for (std::int64_t n : kLengths) all_same.push_back(Cut(same, same_array, n % 3, n));
     for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kArgMax})
@@ -209,7 +210,7 @@ TEST_P(BatchTest, Extremes) {
       const double largest = sizeof(T) == 8 ? 1e150 : std::is_same_v<T, Half> ? 6e4 : 3e38;
       for (T& v : x) v = Element<T>((random.Bits() % 4 == 0 ? -1 : 1) * largest);
     }
-    DeviceArray<T> array(TestLane(backend()), x, 1);
+    DeviceArray<T> array(TestStream(backend()), x, 1);
     std::vector<Piece<ReduceSegment>> pieces;
     std::vector<Piece<DotSegment>> dots;
     for (std::int64_t n : kLengths) {
@@ -224,7 +225,7 @@ TEST_P(BatchTest, Extremes) {
     if constexpr (!std::is_integral_v<T>) {
       for (std::size_t i = 0; i < x.size(); i += 97)
         x[i] = Element<T>(i % 2 == 0 ? inf : i % 3 == 0 ? -inf : inf - inf);
-      DeviceArray<T> odd(TestLane(backend()), x);
+      DeviceArray<T> odd(TestStream(backend()), x);
       std::vector<Piece<ReduceSegment>> more;
       for (std::int64_t n : kLengths) more.push_back(Cut(x, odd, n % 3 == 0 ? 0 : 50, n));
       for (ReduceOp op : {ReduceOp::kVariance, ReduceOp::kSum}) {
@@ -240,7 +241,7 @@ TEST_P(BatchTest, TenThousandSegments) {
   DispatchDType(dtype(), [&](auto t) {
     using T = decltype(t);
     const std::vector<T> x = NormalVector<T>(1 << 16, 5, 0.25), y = NormalVector<T>(1 << 16, 6);
-    DeviceArray<T> array(TestLane(backend()), x), other(TestLane(backend()), y, 1);
+    DeviceArray<T> array(TestStream(backend()), x), other(TestStream(backend()), y, 1);
     std::vector<Piece<ReduceSegment>> pieces;
     std::vector<Piece<DotSegment>> dots;
     Random random(7);
@@ -265,7 +266,7 @@ TEST_P(BatchTest, LongSegments) {
     using T = decltype(t);
     const std::int64_t n = (std::int64_t{1} << (backend() == Backend::kCuda ? 23 : 20)) + 12345;
     const std::vector<T> x = NormalVector<T>(n, 8, 0.25);
-    DeviceArray<T> array(TestLane(backend()), x);
+    DeviceArray<T> array(TestStream(backend()), x);
     const std::vector<Piece<ReduceSegment>> pieces = {
         Cut(x, array, 5, 100), Cut(x, array, 1, n - 1), Cut(x, array, 0, 300001),
         Cut(x, array, 3, 0),   Cut(x, array, 0, n),     Cut(x, array, 7, 5000)};
@@ -284,7 +285,7 @@ TEST_P(BatchTest, ResultsDoNotDependOnTheBatch) {
     using T = decltype(t);
     const std::vector<T> x = NormalVector<T>(200000, 9, 0.25);
     // The same values, at an address that no vector is aligned to.
-    DeviceArray<T> array(TestLane(backend()), x), shifted(TestLane(backend()), x, 1);
+    DeviceArray<T> array(TestStream(backend()), x), shifted(TestStream(backend()), x, 1);
     std::vector<ReduceSegment> segments;
     std::vector<DotSegment> dots;
     for (std::int64_t n : {3, 1000, 4096, 5, 17001, 200000, 2049, 65536}) {
@@ -293,24 +294,24 @@ TEST_P(BatchTest, ResultsDoNotDependOnTheBatch) {
     }
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL2, ReduceOp::kVariance}) {
       std::vector<Scalar> all(segments.size());
-      Lane& lane = TestLane(backend());
-      ASSERT_TRUE(RunReduceBatch(lane, dtype(), op, segments, absl::MakeSpan(all)).ok());
+      Stream& stream = TestStream(backend());
+      ASSERT_TRUE(RunReduceBatch(stream, dtype(), op, segments, absl::MakeSpan(all)).ok());
       for (std::size_t i = 0; i < segments.size(); ++i) {
         for (const T* data : {array.data(), shifted.data()}) {
           Scalar alone;
-          ASSERT_TRUE(
-              RunReduceBatch(TestLane(backend()), dtype(), op, {{data, segments[i].n}}, {&alone, 1})
-                  .ok());
+          ASSERT_TRUE(RunReduceBatch(TestStream(backend()), dtype(), op, {{data, segments[i].n}},
+                                     {&alone, 1})
+                          .ok());
           EXPECT_EQ(alone.real, all[i].real) << "op " << static_cast<int>(op) << " segment " << i;
           EXPECT_EQ(alone.integer, all[i].integer);
         }
       }
     }
     std::vector<Scalar> all(dots.size());
-    ASSERT_TRUE(RunDotBatch(TestLane(backend()), dtype(), dots, absl::MakeSpan(all)).ok());
+    ASSERT_TRUE(RunDotBatch(TestStream(backend()), dtype(), dots, absl::MakeSpan(all)).ok());
     for (std::size_t i = 0; i < dots.size(); ++i) {
       Scalar alone;
-      ASSERT_TRUE(RunDotBatch(TestLane(backend()), dtype(), {dots[i]}, {&alone, 1}).ok());
+      ASSERT_TRUE(RunDotBatch(TestStream(backend()), dtype(), {dots[i]}, {&alone, 1}).ok());
       EXPECT_EQ(alone.real, all[i].real);
       EXPECT_EQ(alone.integer, all[i].integer);
     }
@@ -319,13 +320,13 @@ TEST_P(BatchTest, ResultsDoNotDependOnTheBatch) {
 
 TEST_P(BatchTest, EmptyBatchesAndSegments) {
   TESSERA_NEED_DEVICE(backend());
-  Lane& lane = TestLane(backend());
-  EXPECT_TRUE(RunDotBatch(lane, dtype(), {}, {}).ok());
-  EXPECT_TRUE(RunReduceBatch(lane, dtype(), ReduceOp::kMin, {}, {}).ok());
+  Stream& stream = TestStream(backend());
+  EXPECT_TRUE(RunDotBatch(stream, dtype(), {}, {}).ok());
+  EXPECT_TRUE(RunReduceBatch(stream, dtype(), ReduceOp::kMin, {}, {}).ok());
   std::vector<ReduceSegment> segments(5);
   std::vector<Scalar> results(5);
   for (ReduceOp op : kAllReduceOps) {
-    const auto stats = RunReduceBatch(lane, dtype(), op, segments, absl::MakeSpan(results));
+    const auto stats = RunReduceBatch(stream, dtype(), op, segments, absl::MakeSpan(results));
     EXPECT_EQ(stats.ok(), !NeedsElements(op));
     if (!stats.ok()) {
       EXPECT_EQ(stats.status().code(), absl::StatusCode::kInvalidArgument);

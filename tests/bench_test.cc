@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "client/client.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "tests/test_server.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 #include "tests/fake_device.h"
 
 namespace tessera {

@@ -27,8 +27,8 @@
 #include "absl/time/clock.h"
 #include "client/random_array.h"
 #include "client/slice.h"
-#include "kernels/crc32c.h"
-#include "kernels/error.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/error.h"
 #include "tests/fake_device.h"
 #include "tests/test_server.h"
 

@@ -1,5 +1,5 @@
-// Device and Lane, both kinds: memory, copies of awkward sizes, gathers of every element size,
-// conversions, scratch, many lanes at once, and what running out of memory looks like.
+// Device and Stream, both kinds: memory, copies of awkward sizes, gathers of every element size,
+// conversions, scratch, many streams at once, and what running out of memory looks like.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -25,7 +25,7 @@ TEST_P(DeviceTest, DescribesItself) {
 
 TEST_P(DeviceTest, CopiesEverySize) {
   TESSERA_NEED_DEVICE(GetParam());
-  Lane& lane = TestLane(GetParam());
+  Stream& stream = TestStream(GetParam());
   for (std::size_t bytes :
        {std::size_t{1}, std::size_t{3}, std::size_t{4096}, std::size_t{65537}, std::size_t{1} << 20,
         (std::size_t{1} << 20) + 1, (std::size_t{5} << 20) + 13}) {
@@ -35,9 +35,9 @@ TEST_P(DeviceTest, CopiesEverySize) {
     std::string in(bytes, '\0'), out(bytes, '\0');
     for (char& c : in) c = static_cast<char>(random.Bits());
     const std::string kept = in;
-    ASSERT_TRUE(CopyToDevice(lane, memory->data(), in.data(), bytes).ok());
+    ASSERT_TRUE(CopyToDevice(stream, memory->data(), in.data(), bytes).ok());
     std::fill(in.begin(), in.end(), 'x');  // the contract: free to reuse on return
-    ASSERT_TRUE(CopyToHost(lane, out.data(), memory->data(), bytes).ok());
+    ASSERT_TRUE(CopyToHost(stream, out.data(), memory->data(), bytes).ok());
     EXPECT_TRUE(out == kept) << bytes;
   }
 }
@@ -61,23 +61,24 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
                             {{3, 0, 2}, {1, 1, 1}, 0}};
   for (DType dtype :
        {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32, DType::kI64}) {
-    Lane& lane = TestLane(GetParam());
+    Stream& stream = TestStream(GetParam());
     const ArrayType type{dtype, MakeShape({24, 30, 36})};
     Random random(1);
     std::vector<unsigned char> bytes(type.bytes());
     for (unsigned char& b : bytes) b = static_cast<unsigned char>(random.Bits());
     const auto memory = Allocate(*TestDevice(GetParam()), bytes.size());
-    ASSERT_TRUE(memory.ok() && CopyToDevice(lane, memory->data(), bytes.data(), bytes.size()).ok());
+    ASSERT_TRUE(memory.ok() &&
+                CopyToDevice(stream, memory->data(), bytes.data(), bytes.size()).ok());
     for (const Window& w : windows) {
       const auto view = MakeView(type, memory->data(), w.offset, w.shape, w.strides);
       ASSERT_TRUE(view.ok()) << view.status();
       const std::size_t size = SizeOf(dtype);
       const auto n = static_cast<std::size_t>(view->elements());
-      const auto out = Scratch(lane, std::max<std::size_t>(1, n * size));
+      const auto out = Scratch(stream, std::max<std::size_t>(1, n * size));
       ASSERT_TRUE(out.ok());
-      lane.Gather(*view, *out);
+      stream.Gather(*view, *out);
       std::vector<unsigned char> got(n * size);
-      ASSERT_TRUE(CopyToHost(lane, got.data(), *out, got.size()).ok());
+      ASSERT_TRUE(CopyToHost(stream, got.data(), *out, got.size()).ok());
       for (std::size_t e = 0; e < n; ++e) {
         auto rest = static_cast<std::int64_t>(e);
         std::int64_t from = w.offset;
@@ -189,19 +190,19 @@ long double Converted(long double x) {
 
 TEST_P(DeviceTest, ConvertsEveryTypeToEveryOther) {
   TESSERA_NEED_DEVICE(GetParam());
-  Lane& lane = TestLane(GetParam());
+  Stream& stream = TestStream(GetParam());
   for (DType from : kAllDTypes) {
     for (DType to : kAllDTypes) {
       DispatchDType(from, [&](auto f) {
         const auto in = ConversionCases<decltype(f)>();
-        DeviceArray<decltype(f)> array(lane, in, 1);
+        DeviceArray<decltype(f)> array(stream, in, 1);
         DispatchDType(to, [&](auto t) {
           SCOPED_TRACE(absl::StrCat(std::string(Name(from)), " to ", std::string(Name(to))));
           for (std::size_t n :
                {std::size_t{0}, std::size_t{1}, std::size_t{255}, std::size_t{2048}, in.size()}) {
-            DeviceArray<decltype(t)> out(lane, static_cast<std::int64_t>(n));
+            DeviceArray<decltype(t)> out(stream, static_cast<std::int64_t>(n));
             const View view = VectorView(array.data(), static_cast<std::int64_t>(n));
-            ASSERT_TRUE(RunCopy(lane, view, to, out.data()).ok());
+            ASSERT_TRUE(RunCopy(stream, view, to, out.data()).ok());
             const auto got = out.Values();
             for (std::size_t i = 0; i < n; ++i) {
               const long double want = Converted<decltype(t)>(Exact(in[i]));
@@ -221,17 +222,17 @@ TEST_P(DeviceTest, ConvertsEveryTypeToEveryOther) {
 
 TEST_P(DeviceTest, CopiesAndConvertsViews) {
   TESSERA_NEED_DEVICE(GetParam());
-  Lane& lane = TestLane(GetParam());
+  Stream& stream = TestStream(GetParam());
   std::vector<std::int32_t> values(60 * 80);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int32_t>(i) - 2000;
-  DeviceArray<std::int32_t> array(lane, values, 3);
+  DeviceArray<std::int32_t> array(stream, values, 3);
   const auto view =
       MakeView({DType::kI32, MakeShape({60, 80})}, array.data(), 59 * 80, {80, 30}, {1, -160});
   ASSERT_TRUE(view.ok()) << view.status();
   for (DType to : kAllDTypes) {
     DispatchDType(to, [&](auto t) {
-      DeviceArray<decltype(t)> out(lane, 80 * 30);
-      ASSERT_TRUE(RunCopy(lane, *view, to, out.data()).ok());
+      DeviceArray<decltype(t)> out(stream, 80 * 30);
+      ASSERT_TRUE(RunCopy(stream, *view, to, out.data()).ok());
       const auto got = out.Values();
       for (std::size_t i = 0; i < got.size(); ++i) {
         const std::int32_t element = values[59 * 80 + i / 30 - i % 30 * 160];
@@ -243,13 +244,13 @@ TEST_P(DeviceTest, CopiesAndConvertsViews) {
 
 TEST_P(DeviceTest, ScratchDoesNotOverlapAndIsReused) {
   TESSERA_NEED_DEVICE(GetParam());
-  Lane& lane = TestLane(GetParam());
+  Stream& stream = TestStream(GetParam());
   for (int round = 0; round < 3; ++round) {
-    ASSERT_TRUE(BeginRequest(lane).ok());
+    ASSERT_TRUE(BeginRequest(stream).ok());
     std::vector<std::pair<char*, std::size_t>> pieces;
     for (std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{3} << 20,
                               std::size_t{256}, std::size_t{80} << 20, std::size_t{5}}) {
-      const auto piece = Scratch(lane, bytes);
+      const auto piece = Scratch(stream, bytes);
       ASSERT_TRUE(piece.ok()) << piece.status();
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*piece) % 256, 0u);
       auto* begin = static_cast<char*>(*piece);
@@ -275,30 +276,30 @@ TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
   EXPECT_TRUE(Allocate(*TestDevice(GetParam()), 1 << 20).ok());
 }
 
-TEST_P(DeviceTest, LanesOfManyThreadsDoNotDisturbEachOther) {
+TEST_P(DeviceTest, StreamsOfManyThreadsDoNotDisturbEachOther) {
   TESSERA_NEED_DEVICE(GetParam());
   Device& device = *TestDevice(GetParam());
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 8; ++thread) {
     threads.emplace_back([&, thread] {
-      auto lane = MakeLane(device);
-      if (!lane.ok()) {
+      auto stream = MakeStream(device);
+      if (!stream.ok()) {
         ++wrong;
         return;
       }
       const std::int64_t n = 10007 + 1000 * thread;
       const std::vector<float> x(static_cast<std::size_t>(n), static_cast<float>(thread + 1));
       auto memory = Allocate(device, static_cast<std::size_t>(n) * 4);
-      if (!memory.ok() || !CopyToDevice(**lane, memory->data(), x.data(), x.size() * 4).ok()) {
+      if (!memory.ok() || !CopyToDevice(**stream, memory->data(), x.data(), x.size() * 4).ok()) {
         ++wrong;
         return;
       }
       const View view = WholeView({DType::kF32, MakeShape({n})}, memory->data());
       for (int i = 0; i < 50; ++i) {
-        if (!BeginRequest(**lane).ok()) ++wrong;
-        const auto dot = RunDot(**lane, view, view, {});
-        const auto sum = RunReduce(**lane, view, ReduceOp::kSum, {});
+        if (!BeginRequest(**stream).ok()) ++wrong;
+        const auto dot = RunDot(**stream, view, view, {});
+        const auto sum = RunReduce(**stream, view, ReduceOp::kSum, {});
         const double value = thread + 1;
         if (!dot.ok() || dot->value.real != value * value * static_cast<double>(n)) ++wrong;
         if (!sum.ok() || sum->value.real != value * static_cast<double>(n)) ++wrong;

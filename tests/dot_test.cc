@@ -54,8 +54,8 @@ class DotTest : public testing::TestWithParam<RowCase> {
   template <class T>
   void Check(const std::vector<T>& a, const std::vector<T>& b, Launch launch = {},
              std::size_t offset_a = 0, std::size_t offset_b = 0) {
-    Lane& lane = TestLane(GetParam().backend);
-    DeviceArray<T> da(lane, a, offset_a), db(lane, b, offset_b);
+    Stream& stream = TestStream(GetParam().backend);
+    DeviceArray<T> da(stream, a, offset_a), db(stream, b, offset_b);
     SCOPED_TRACE(absl::StrCat("block ", launch.block_size, " grid ", launch.grid_size, " items ",
                               launch.items_per_thread, " offsets ", offset_a, " ", offset_b));
     CheckResident(DotReference(a.data(), b.data(), std::ssize(a)), da, db, std::ssize(a), launch);
@@ -68,7 +68,7 @@ class DotTest : public testing::TestWithParam<RowCase> {
                      std::int64_t n, Launch launch = {}) {
     SCOPED_TRACE(absl::StrCat("n ", n));
     const auto result =
-        RunDot(TestLane(GetParam().backend), VectorView(a.data(), n), VectorView(b.data(), n),
+        RunDot(TestStream(GetParam().backend), VectorView(a.data(), n), VectorView(b.data(), n),
                {.strategy = GetParam().name, .launch = launch, .timing = true});
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->stats.strategy, GetParam().name);
@@ -108,9 +108,9 @@ TEST_P(DotTest, LaunchesAndAlignments) {
 
 TEST_P(DotTest, EmptyIsZero) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
-  Lane& lane = TestLane(GetParam().backend);
+  Stream& stream = TestStream(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({0})}, nullptr);
-  const auto result = RunDot(lane, empty, empty, {.strategy = GetParam().name});
+  const auto result = RunDot(stream, empty, empty, {.strategy = GetParam().name});
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->value.real, 0);
   EXPECT_EQ(result->value.integer, 0);
@@ -121,12 +121,12 @@ TEST_P(DotTest, DeterministicRowsRepeatTheirBits) {
   if (!Row<DotProblem>(GetParam()).deterministic) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const std::int64_t n = Sizes({4099, 300007}).back();
-    DeviceArray<T> a(lane, NormalVector<T>(n, 7)), b(lane, NormalVector<T>(n, 8));
+    DeviceArray<T> a(stream, NormalVector<T>(n, 7)), b(stream, NormalVector<T>(n, 8));
     Scalar first;
     for (int i = 0; i < 10; ++i) {
-      const auto result = RunDot(lane, VectorView(a.data(), n), VectorView(b.data(), n),
+      const auto result = RunDot(stream, VectorView(a.data(), n), VectorView(b.data(), n),
                                  {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       if (i == 0) first = result->value;
@@ -141,18 +141,18 @@ TEST_P(DotTest, SpecialValuesPropagate) {
   if (IsInteger(GetParam().dtype)) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     for (std::size_t at : {std::size_t{0}, std::size_t{4098}}) {
       std::vector<T> a(4099, Element<T>(1)), b(4099, Element<T>(2));
       a[at] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-      DeviceArray<T> da(lane, a), db(lane, b);
-      auto result = RunDot(lane, VectorView(da.data(), 4099), VectorView(db.data(), 4099),
+      DeviceArray<T> da(stream, a), db(stream, b);
+      auto result = RunDot(stream, VectorView(da.data(), 4099), VectorView(db.data(), 4099),
                            {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_TRUE(std::isnan(result->value.real));
       a[at] = Element<T>(-std::numeric_limits<double>::infinity());
-      DeviceArray<T> di(lane, a);
-      result = RunDot(lane, VectorView(di.data(), 4099), VectorView(db.data(), 4099),
+      DeviceArray<T> di(stream, a);
+      result = RunDot(stream, VectorView(di.data(), 4099), VectorView(db.data(), 4099),
                       {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->value.real, -std::numeric_limits<double>::infinity());
@@ -164,9 +164,9 @@ TEST_P(DotTest, StridedViews) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> values = NormalVector<T>(40 * 50, 9);
-    DeviceArray<T> array(lane, values, 1);
+    DeviceArray<T> array(stream, values, 1);
     const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
     // A transposed block, reversed along one axis, against a row repeated by a stride of 0.
     const auto a = MakeView(type, array.data(), 30 * 50 + 3, {20, 25}, {2, -50});
@@ -179,7 +179,7 @@ TEST_P(DotTest, StridedViews) {
         hb.push_back(values[static_cast<std::size_t>(7 + j)]);
       }
     }
-    const auto result = RunDot(lane, *a, *b, {.strategy = GetParam().name});
+    const auto result = RunDot(stream, *a, *b, {.strategy = GetParam().name});
     ASSERT_TRUE(result.ok()) << result.status();
     ExpectDot<T>(*result, DotReference(ha.data(), hb.data(), std::ssize(ha)));
   });
@@ -213,9 +213,9 @@ struct LargeOperands {
     const std::int64_t n = LargeSize(backend);
     const std::vector<T> a = NormalVector<T>(n, 10, 1.0, 0.25);
     const std::vector<T> b = NormalVector<T>(n, 11, 1.0, 0.25);
-    Lane& lane = TestLane(backend);
+    Stream& stream = TestStream(backend);
     return operands
-        .try_emplace(backend, DeviceArray<T>(lane, a), DeviceArray<T>(lane, b),
+        .try_emplace(backend, DeviceArray<T>(stream, a), DeviceArray<T>(stream, b),
                      DotReference(a.data(), b.data(), n))
         .first->second;
   }
@@ -233,29 +233,29 @@ TEST_P(DotTest, Large) {
 INSTANTIATE_TEST_SUITE_P(Rows, DotTest, testing::ValuesIn(RowCases<DotProblem>()), CaseName);
 
 TEST(DotErrors, OperandsThatDoNotFit) {
-  Lane& lane = TestLane(Backend::kCpu);
+  Stream& stream = TestStream(Backend::kCpu);
   const std::vector<float> x(12, 1.0f);
   const View a = WholeView({DType::kF32, MakeShape({12})}, x.data());
   const View b = WholeView({DType::kF32, MakeShape({3, 4})}, x.data());
   const View c = WholeView({DType::kF64, MakeShape({6})}, x.data());
-  EXPECT_EQ(ErrorReason(RunDot(lane, a, b, {}).status()), "BAD_SHAPE");
-  EXPECT_EQ(ErrorReason(RunDot(lane, a, c, {}).status()), "BAD_DTYPE");
+  EXPECT_EQ(ErrorReason(RunDot(stream, a, b, {}).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(RunDot(stream, a, c, {}).status()), "BAD_DTYPE");
 }
 
 TEST(DotErrors, Strategies) {
-  Lane& lane = TestLane(Backend::kCpu);
+  Stream& stream = TestStream(Backend::kCpu);
   const std::vector<float> x(12, 1.0f);
   const View a = WholeView({DType::kF32, MakeShape({12})}, x.data());
-  const absl::Status unknown = RunDot(lane, a, a, {.strategy = "fastest"}).status();
+  const absl::Status unknown = RunDot(stream, a, a, {.strategy = "fastest"}).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ErrorReason(unknown), "UNKNOWN_STRATEGY");
   EXPECT_NE(ErrorMetadata(unknown)["valid"].find("cpu_serial, cpu_parallel"), std::string::npos);
   const absl::Status launch =
-      RunDot(lane, a, a, {.strategy = "cpu_serial", .launch = {.block_size = 3}}).status();
+      RunDot(stream, a, a, {.strategy = "cpu_serial", .launch = {.block_size = 3}}).status();
   EXPECT_EQ(ErrorReason(launch), "BAD_LAUNCH");
   EXPECT_EQ(ErrorMetadata(launch)["field"], "launch.block_size");
 #ifdef TESSERA_WITH_CUDA
-  const absl::Status device = RunDot(lane, a, a, {.strategy = "warp_shuffle"}).status();
+  const absl::Status device = RunDot(stream, a, a, {.strategy = "warp_shuffle"}).status();
   EXPECT_EQ(device.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ErrorReason(device), "STRATEGY_UNSUPPORTED");
   EXPECT_EQ(ErrorMetadata(device)["needs"], "a CUDA device");

@@ -28,18 +28,18 @@ std::unique_ptr<Executor> Start(Device& device, int workers, std::size_t queue,
 // A task that is what its functions are.
 class TestTask final : public Task {
  public:
-  explicit TestTask(std::function<void(Lane&)> run = [](Lane&) {}) : run_(std::move(run)) {}
+  explicit TestTask(std::function<void(Stream&)> run = [](Stream&) {}) : run_(std::move(run)) {}
   int runs() const { return runs_; }
   absl::Status refused() const { return refused_; }
 
  private:
-  void Run(Lane& lane) override {
+  void Run(Stream& stream) override {
     ++runs_;
-    run_(lane);
+    run_(stream);
   }
   void Refuse(const absl::Status& status) override { refused_ = status; }
 
-  std::function<void(Lane&)> run_;
+  std::function<void(Stream&)> run_;
   std::atomic<int> runs_{0};
   absl::Status refused_;
 };
@@ -54,35 +54,35 @@ class Blocker {
  private:
   std::promise<void> started_;
   std::promise<void> release_;
-  TestTask task_{[this](Lane&) {
+  TestTask task_{[this](Stream&) {
     started_.set_value();
     release_.get_future().wait();
   }};
 };
 
-TEST(ExecutorTest, RunsOnALaneOfItsDevice) {
+TEST(ExecutorTest, RunsOnAStreamOfItsDevice) {
   FakeDevice device;
   auto executor = Start(device, 2, 8);
   std::promise<Device*> where;
-  TestTask task([&](Lane& lane) { where.set_value(&lane.device()); });
+  TestTask task([&](Stream& stream) { where.set_value(&stream.device()); });
   ASSERT_TRUE(executor->Submit(task).ok());
   EXPECT_EQ(where.get_future().get(), &device);
   EXPECT_EQ(executor->workers(), 2);
 }
 
-TEST(ExecutorTest, LanesArePreparedAndShareTheBudget) {
+TEST(ExecutorTest, StreamsArePreparedAndShareTheBudget) {
   FakeDevice device;
   Budget scratch(1 << 20);
-  std::vector<Lane*> prepared;
+  std::vector<Stream*> prepared;
   auto executor = *Executor::Start(device, {.workers = 3, .queue_length = 1, .scratch = &scratch},
-                                   [&](Lane& lane) {
-                                     EXPECT_EQ(lane.scratch_budget(), &scratch);
-                                     prepared.push_back(&lane);
+                                   [&](Stream& stream) {
+                                     EXPECT_EQ(stream.scratch_budget(), &scratch);
+                                     prepared.push_back(&stream);
                                      return absl::OkStatus();
                                    });
   EXPECT_EQ(prepared.size(), 3u);
   const absl::Status failed =
-      Executor::Start(device, {}, [](Lane&) { return absl::InternalError("no"); }).status();
+      Executor::Start(device, {}, [](Stream&) { return absl::InternalError("no"); }).status();
   EXPECT_EQ(failed.code(), absl::StatusCode::kInternal);
 }
 
@@ -91,7 +91,7 @@ TEST(ExecutorTest, QueueIsExactAndInOrder) {
   Blocker blocker;
   std::vector<int> order;
   std::deque<TestTask> tasks;
-  for (int i = 0; i < 4; ++i) tasks.emplace_back([&order, i](Lane&) { order.push_back(i); });
+  for (int i = 0; i < 4; ++i) tasks.emplace_back([&order, i](Stream&) { order.push_back(i); });
   {
     auto executor = Start(device, 1, 3);
     ASSERT_TRUE(executor->Submit(blocker.task()).ok());
@@ -135,19 +135,19 @@ TEST(ExecutorTest, ARunningTaskIsToldToStop) {
   FakeDevice device;
   auto executor = Start(device, 1, 3);
   std::promise<bool> before, after;
-  TestTask task([&](Lane& lane) {
-    before.set_value(lane.stopped());
-    while (!lane.stopped()) std::this_thread::yield();
-    after.set_value(lane.stopped());
+  TestTask task([&](Stream& stream) {
+    before.set_value(stream.stopped());
+    while (!stream.stopped()) std::this_thread::yield();
+    after.set_value(stream.stopped());
   });
   ASSERT_TRUE(executor->Submit(task).ok());
   EXPECT_FALSE(before.get_future().get());
   EXPECT_FALSE(executor->Cancel(task));
   EXPECT_TRUE(after.get_future().get());
   std::promise<bool> next;
-  TestTask other([&](Lane& lane) { next.set_value(lane.stopped()); });
+  TestTask other([&](Stream& stream) { next.set_value(stream.stopped()); });
   ASSERT_TRUE(executor->Submit(other).ok());
-  EXPECT_FALSE(next.get_future().get()) << "the lane forgets";
+  EXPECT_FALSE(next.get_future().get()) << "the stream forgets";
 }
 
 TEST(ExecutorTest, LongestRun) {
@@ -180,8 +180,8 @@ TEST(ExecutorTest, LostDeviceAnswersWhatWaits) {
   EXPECT_EQ(task.runs(), 0);
 }
 
-TEST(ExecutorTest, LanesThatCannotBeMade) {
-  class NoLanes final : public Device {
+TEST(ExecutorTest, StreamsThatCannotBeMade) {
+  class NoStreams final : public Device {
    public:
     const DeviceInfo& info() const override { return info_; }
     std::uint64_t FreeBytes() const override { return 0; }
@@ -189,7 +189,7 @@ TEST(ExecutorTest, LanesThatCannotBeMade) {
     std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
     void Free(void*) noexcept override {}
     void Probe() override {}
-    std::unique_ptr<Lane> MakeLane() override {
+    std::unique_ptr<Stream> MakeStream() override {
       throw DeviceError(DeviceError::Kind::kFailed, "fakeCreate()", "fakeErrorNotPermitted");
     }
 
@@ -241,7 +241,7 @@ TEST(ExecutorTest, OneAfterTheOther) {
   std::deque<TestTask> tasks;
   for (int i = 0; i < 300; ++i) {
     std::promise<void> done;
-    TestTask& task = tasks.emplace_back([&](Lane&) { done.set_value(); });
+    TestTask& task = tasks.emplace_back([&](Stream&) { done.set_value(); });
     ASSERT_TRUE(executor->Submit(task).ok());
     ASSERT_EQ(done.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
     std::this_thread::sleep_for(microseconds(i));

@@ -78,11 +78,11 @@ class FakeDevice final : public Device {
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
   }
-  std::unique_ptr<Lane> MakeLane() override;
+  std::unique_ptr<Stream> MakeStream() override;
   void Probe() override { Reach(Step::kProbe); }
 
  private:
-  friend class FakeLane;
+  friend class FakeStream;
 
   void Reach(Step step, std::size_t bytes = 0) {
     std::unique_lock lock(mutex_);
@@ -115,57 +115,56 @@ class FakeDevice final : public Device {
   std::uint64_t allocations_ = 0;
 };
 
-class FakeLane final : public Lane {
+class FakeStream final : public Stream {
  public:
-  FakeLane(FakeDevice& device, std::unique_ptr<Lane> lane)
-      : device_(device), lane_(std::move(lane)) {}
+  FakeStream(FakeDevice& device, std::unique_ptr<Stream> stream)
+      : device_(device), stream_(std::move(stream)) {}
   Device& device() const override { return device_; }
-  CUstream_st* stream() const override { return lane_->stream(); }
   void SetScratchBudget(Budget* budget) override {
-    Lane::SetScratchBudget(budget);
-    lane_->SetScratchBudget(budget);
+    Stream::SetScratchBudget(budget);
+    stream_->SetScratchBudget(budget);
   }
   void WatchStop(const std::atomic<bool>* stop) override {
-    Lane::WatchStop(stop);
-    lane_->WatchStop(stop);
+    Stream::WatchStop(stop);
+    stream_->WatchStop(stop);
   }
   void Reset() override {
     device_.Reach(FakeDevice::Step::kBegin);
-    lane_->Reset();
+    stream_->Reset();
   }
-  void Trim() override { lane_->Trim(); }
+  void Trim() override { stream_->Trim(); }
   void* Scratch(std::size_t bytes) override {
     device_.Reach(FakeDevice::Step::kScratch, bytes);
-    return lane_->Scratch(bytes);
+    return stream_->Scratch(bytes);
   }
-  Scalar* result() override { return lane_->result(); }
-  void* HostScratch(std::size_t bytes) override { return lane_->HostScratch(bytes); }
+  Scalar* result() override { return stream_->result(); }
+  void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
   void CopyToDevice(void* to, const void* from, std::size_t bytes) override {
     device_.Reach(FakeDevice::Step::kCopyToDevice);
-    lane_->CopyToDevice(to, from, bytes);
+    stream_->CopyToDevice(to, from, bytes);
   }
   void CopyToHost(void* to, const void* from, std::size_t bytes) override {
     device_.Reach(FakeDevice::Step::kCopyToHost);
-    lane_->CopyToHost(to, from, bytes);
+    stream_->CopyToHost(to, from, bytes);
   }
-  void Gather(const View& view, void* out) override { lane_->Gather(view, out); }
+  void Gather(const View& view, void* out) override { stream_->Gather(view, out); }
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
-    lane_->Convert(in, from, out, to, n);
+    stream_->Convert(in, from, out, to, n);
   }
   void Synchronize() override {
     device_.Reach(FakeDevice::Step::kSynchronize);
-    lane_->Synchronize();
+    stream_->Synchronize();
   }
-  void StartTimer() override { lane_->StartTimer(); }
-  double StopTimer() override { return lane_->StopTimer(); }
+  void StartTimer() override { stream_->StartTimer(); }
+  double StopTimer() override { return stream_->StopTimer(); }
 
  private:
   FakeDevice& device_;
-  const std::unique_ptr<Lane> lane_;
+  const std::unique_ptr<Stream> stream_;
 };
 
-inline std::unique_ptr<Lane> FakeDevice::MakeLane() {
-  return std::make_unique<FakeLane>(*this, cpu_->MakeLane());
+inline std::unique_ptr<Stream> FakeDevice::MakeStream() {
+  return std::make_unique<FakeStream>(*this, cpu_->MakeStream());
 }
 
 }  // namespace tessera

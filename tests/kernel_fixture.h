@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/element.h"
 #include "kernels/compute.h"
-#include "kernels/types.h"
 
 namespace tessera::test {
 
@@ -49,10 +49,10 @@ inline Device* TestDevice(Backend backend) {
   }                                                                                      \
   static_assert(true)
 
-inline Lane& TestLane(Backend backend) {
-  static auto& lanes = *new std::map<Backend, std::unique_ptr<Lane>>;
-  auto [it, fresh] = lanes.try_emplace(backend);
-  if (fresh) it->second = *MakeLane(*TestDevice(backend));
+inline Stream& TestStream(Backend backend) {
+  static auto& streams = *new std::map<Backend, std::unique_ptr<Stream>>;
+  auto [it, fresh] = streams.try_emplace(backend);
+  if (fresh) it->second = *MakeStream(*TestDevice(backend));
   EXPECT_TRUE(BeginRequest(*it->second).ok());
   return *it->second;
 }
@@ -213,29 +213,30 @@ class ExactSum {
 template <class T>
 class DeviceArray {
  public:
-  DeviceArray(Lane& lane, const std::vector<T>& values, std::size_t offset = 0)
-      : lane_(lane), offset_(kGuard + offset), size_(values.size()) {
-    absl::StatusOr<Memory> memory = Allocate(lane.device(), (offset_ + size_ + kGuard) * sizeof(T));
+  DeviceArray(Stream& stream, const std::vector<T>& values, std::size_t offset = 0)
+      : stream_(stream), offset_(kGuard + offset), size_(values.size()) {
+    absl::StatusOr<Memory> memory =
+        Allocate(stream.device(), (offset_ + size_ + kGuard) * sizeof(T));
     if (!memory.ok()) ADD_FAILURE() << memory.status();
     if (memory.ok()) memory_ = *std::move(memory);
     const std::size_t begin = offset_ * sizeof(T), end = (offset_ + size_) * sizeof(T);
     const std::vector<unsigned char> guard(begin + kGuard * sizeof(T), kGuardByte);
     auto* bytes = static_cast<unsigned char*>(memory_.data());
-    EXPECT_TRUE(CopyToDevice(lane, bytes, guard.data(), begin).ok());
-    EXPECT_TRUE(CopyToDevice(lane, bytes + begin, values.data(), end - begin).ok());
-    EXPECT_TRUE(CopyToDevice(lane, bytes + end, guard.data(), kGuard * sizeof(T)).ok());
-    EXPECT_TRUE(Synchronize(lane).ok());
+    EXPECT_TRUE(CopyToDevice(stream, bytes, guard.data(), begin).ok());
+    EXPECT_TRUE(CopyToDevice(stream, bytes + begin, values.data(), end - begin).ok());
+    EXPECT_TRUE(CopyToDevice(stream, bytes + end, guard.data(), kGuard * sizeof(T)).ok());
+    EXPECT_TRUE(Synchronize(stream).ok());
   }
   // Every byte the guard pattern: what a result is written into.
-  DeviceArray(Lane& lane, std::int64_t size)
-      : DeviceArray(lane, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
+  DeviceArray(Stream& stream, std::int64_t size)
+      : DeviceArray(stream, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
 
   T* data() const { return static_cast<T*>(memory_.data()) + offset_; }
 
   // The values now; fails the test when a guard byte has changed.
   std::vector<T> Values() {
     std::vector<unsigned char> now((offset_ + size_ + kGuard) * sizeof(T));
-    EXPECT_TRUE(CopyToHost(lane_, now.data(), memory_.data(), now.size()).ok());
+    EXPECT_TRUE(CopyToHost(stream_, now.data(), memory_.data(), now.size()).ok());
     std::vector<T> values(size_);
     if (size_ > 0) std::memcpy(values.data(), now.data() + offset_ * sizeof(T), size_ * sizeof(T));
     const std::size_t begin = offset_ * sizeof(T), end = (offset_ + size_) * sizeof(T);
@@ -266,7 +267,7 @@ class DeviceArray {
     return value;
   }
 
-  Lane& lane_;
+  Stream& stream_;
   std::size_t offset_;
   std::size_t size_;
   Memory memory_;
@@ -282,12 +283,6 @@ template <class T>
 View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);
 }
-
-inline constexpr ReduceOp kAllReduceOps[] = {
-    ReduceOp::kSum,    ReduceOp::kProduct,    ReduceOp::kMin,      ReduceOp::kMax,
-    ReduceOp::kArgMin, ReduceOp::kArgMax,     ReduceOp::kMean,     ReduceOp::kNormL1,
-    ReduceOp::kNormL2, ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
-    ReduceOp::kAny};
 
 // TESSERA_LARGEST, for runs under tools that watch every access: no array needs more elements, and
 // no test more than it takes to reach every path.

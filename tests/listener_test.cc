@@ -24,7 +24,7 @@
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "server/log.h"
 #include "tests/test_server.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include "kernels/error.h"
-#include "kernels/printable.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {

@@ -67,14 +67,14 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   template <class T, class O>
   void Check(const View& host_a, const View& host_b, const View& a, const View& b, bool transpose_a,
              bool transpose_b, Launch launch = {}) {
-    Lane& lane = TestLane(GetParam().row.backend);
+    Stream& stream = TestStream(GetParam().row.backend);
     const DType out_dtype = GetParam().out_dtype;
     const auto type = MatmulType(a, b, transpose_a, transpose_b, out_dtype);
     ASSERT_TRUE(type.ok()) << type.status();
     ASSERT_EQ(type->dtype, out_dtype);
     const std::int64_t m = type->shape[0], n = type->shape[1], k = a.shape[transpose_a ? 0 : 1];
-    DeviceArray<O> c(lane, m * n);
-    const auto stats = RunMatmul(lane, a, b, transpose_a, transpose_b, out_dtype, c.data(),
+    DeviceArray<O> c(stream, m * n);
+    const auto stats = RunMatmul(stream, a, b, transpose_a, transpose_b, out_dtype, c.data(),
                                  {.strategy = row().name, .launch = launch});
     const MatmulProblem problem{
         .dtype = a.dtype, .out_dtype = out_dtype, .m = m, .n = n, .k = k, .launch = launch};
@@ -155,8 +155,8 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
     const DType dtype = GetParam().row.dtype;
     const ArrayType type_a{dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})};
     const ArrayType type_b{dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})};
-    Lane& lane = TestLane(GetParam().row.backend);
-    DeviceArray<T> da(lane, a, offset), db(lane, b, offset == 0 ? 0 : offset + 2);
+    Stream& stream = TestStream(GetParam().row.backend);
+    DeviceArray<T> da(stream, a, offset), db(stream, b, offset == 0 ? 0 : offset + 2);
     Check<T, O>(WholeView(type_a, a.data()), WholeView(type_b, b.data()),
                 WholeView(type_a, da.data()), WholeView(type_b, db.data()), transpose_a,
                 transpose_b, launch);
@@ -213,8 +213,8 @@ TEST_P(MatmulTest, StridedViews) {
   Dispatch([&]<class T, class O>(T, O) {
     const ArrayType type{GetParam().row.dtype, MakeShape({60, 80})};
     const std::vector<T> values = NormalVector<T>(60 * 80, 3);
-    Lane& lane = TestLane(GetParam().row.backend);
-    DeviceArray<T> array(lane, values, 1);
+    Stream& stream = TestStream(GetParam().row.backend);
+    DeviceArray<T> array(stream, values, 1);
     struct Window {
       std::int64_t offset;
       std::vector<std::int64_t> shape, strides;
@@ -247,17 +247,17 @@ TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
     // Also for rows that take only few columns, or few steps along k.
     for (const auto& [columns, steps] :
          {std::pair<std::int64_t, std::int64_t>{kSide, kSide}, {30, kSide}, {kSide, 7}}) {
-      Lane& lane = TestLane(GetParam().row.backend);
+      Stream& stream = TestStream(GetParam().row.backend);
       std::vector<T> a(static_cast<std::size_t>(kSide * steps), Element<T>(0.5));
       std::vector<T> b(static_cast<std::size_t>(steps * columns), Element<T>(0.25));
       a[static_cast<std::size_t>(129 * steps + steps / 2)] =
           Element<T>(std::numeric_limits<double>::quiet_NaN());
       b[static_cast<std::size_t>(steps / 2 * columns + columns - 2)] =
           Element<T>(std::numeric_limits<double>::infinity());
-      DeviceArray<T> da(lane, a), db(lane, b);
-      DeviceArray<O> c(lane, kSide * columns);
+      DeviceArray<T> da(stream, a), db(stream, b);
+      DeviceArray<O> c(stream, kSide * columns);
       const DType dtype = GetParam().row.dtype, out_dtype = GetParam().out_dtype;
-      const auto stats = RunMatmul(lane, WholeView({dtype, MakeShape({kSide, steps})}, da.data()),
+      const auto stats = RunMatmul(stream, WholeView({dtype, MakeShape({kSide, steps})}, da.data()),
                                    WholeView({dtype, MakeShape({steps, columns})}, db.data()),
                                    false, false, out_dtype, c.data(), {.strategy = row().name});
       const MatmulProblem problem{
@@ -425,13 +425,13 @@ INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), Mat
 
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
-  Lane& lane = TestLane(Backend::kCpu);
+  Stream& stream = TestStream(Backend::kCpu);
   const auto run = [&](auto t, double large, double small) {
     using T = decltype(t);
     const std::vector<T> a = {Element<T>(large), Element<T>(1), Element<T>(small)};
     const std::vector<T> b(3, Element<T>(1));
-    DeviceArray<T> da(lane, a), db(lane, b), c(lane, 1);
-    EXPECT_TRUE(RunMatmul(lane, WholeView({DTypeOf<T>(), MakeShape({1, 3})}, da.data()),
+    DeviceArray<T> da(stream, a), db(stream, b), c(stream, 1);
+    EXPECT_TRUE(RunMatmul(stream, WholeView({DTypeOf<T>(), MakeShape({1, 3})}, da.data()),
                           WholeView({DTypeOf<T>(), MakeShape({3, 1})}, db.data()), false, false,
                           DTypeOf<T>(), c.data(), {.strategy = "cpu_naive"})
                     .ok());
@@ -444,12 +444,12 @@ TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
 // Rows that cut tiles in two parts, see pieces.h.
 class MatmulPartsTest : public MatmulTest {
  protected:
-  // The product of matrices of whole numbers, see AllOfC, on two lanes at once. Before each comes
+  // The product of matrices of whole numbers, see AllOfC, on two streams at once. Before each comes
   // one that leaves NaN in the shared memory of all multiprocessors: what of it a product meets
   // beyond its own operands must not show.
   template <class T, class O>
   void CheckExactly(MatmulShape s, bool transpose_a, bool transpose_b) {
-    constexpr int kLanes = 2, kTimes = 3;
+    constexpr int kStreams = 2, kTimes = 3;
     Random random(11);
     const auto whole = [&](std::int64_t count, int least, int most) {
       std::vector<int> v(static_cast<std::size_t>(count));
@@ -473,23 +473,23 @@ class MatmulPartsTest : public MatmulTest {
       for (int c : column_of) want.push_back(static_cast<O>(static_cast<float>(r * c * sum)));
 
     Device& device = *TestDevice(GetParam().row.backend);
-    Lane& lane = TestLane(GetParam().row.backend);
+    Stream& stream = TestStream(GetParam().row.backend);
     const DType dtype = GetParam().row.dtype, out_dtype = GetParam().out_dtype;
-    DeviceArray<T> a(lane, transpose_a ? matrix(x, row_of) : matrix(row_of, x));
-    DeviceArray<T> b(lane, transpose_b ? matrix(column_of, y) : matrix(y, column_of));
+    DeviceArray<T> a(stream, transpose_a ? matrix(x, row_of) : matrix(row_of, x));
+    DeviceArray<T> b(stream, transpose_b ? matrix(column_of, y) : matrix(y, column_of));
     const View view_a =
         WholeView({dtype, transpose_a ? MakeShape({s.k, s.m}) : MakeShape({s.m, s.k})}, a.data());
     const View view_b =
         WholeView({dtype, transpose_b ? MakeShape({s.n, s.k}) : MakeShape({s.k, s.n})}, b.data());
     constexpr std::int64_t kSide = 2048, kDepth = 512;
-    DeviceArray<T> nans(lane, std::vector<T>(kSide * kDepth, Element<T>(std::nan(""))));
+    DeviceArray<T> nans(stream, std::vector<T>(kSide * kDepth, Element<T>(std::nan(""))));
     const View nans_a = WholeView({dtype, MakeShape({kSide, kDepth})}, nans.data());
     const View nans_b = WholeView({dtype, MakeShape({kDepth, kSide})}, nans.data());
-    int wrong[kLanes] = {};
+    int wrong[kStreams] = {};
     std::vector<std::thread> callers;
-    for (int caller = 0; caller < kLanes; ++caller) {
+    for (int caller = 0; caller < kStreams; ++caller) {
       callers.emplace_back([&, caller] {
-        const auto own = MakeLane(device);
+        const auto own = MakeStream(device);
         ASSERT_TRUE(own.ok()) << own.status();
         DeviceArray<O> c_of_nans(**own, kSide * kSide);
         for (int time = 0; time < kTimes; ++time) {
@@ -515,7 +515,7 @@ class MatmulPartsTest : public MatmulTest {
 
 // On an H200 the model takes in 16 bits, in this order: in two parts tiles of 128 x 128, 128 x 192
 // and 128 x 256, and pairs of 128 x 256, 64 x 128 and 128 x 128; with k cut, pairs of 64 x 128 and
-// of 128 x 128; and these whole. All of c is checked, a few times, and two lanes compute at once.
+// of 128 x 128; and these whole. All of c is checked, a few times, and two streams compute at once.
 // The operands are small whole numbers, and each matrix a column times a row, so that every element
 // is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
@@ -559,13 +559,13 @@ TEST_P(MatmulOrderTest, SameBitsAsNaive) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
   constexpr std::int64_t kM = 4100, kN = 2900;
   const std::int64_t k = row().name == "outer_product" ? 7 : 333;
-  Lane& lane = TestLane(Backend::kCuda);
+  Stream& stream = TestStream(Backend::kCuda);
   const std::vector<float> a = NormalVector<float>(kM * k, 1), b = NormalVector<float>(k * kN, 2);
-  DeviceArray<float> da(lane, a), db(lane, b), c(lane, kM * kN);
+  DeviceArray<float> da(stream, a), db(stream, b), c(stream, kM * kN);
   std::vector<float> results[2];
   for (const bool naive : {false, true}) {
     const auto stats =
-        RunMatmul(lane, WholeView({DType::kF32, MakeShape({kM, k})}, da.data()),
+        RunMatmul(stream, WholeView({DType::kF32, MakeShape({kM, k})}, da.data()),
                   WholeView({DType::kF32, MakeShape({k, kN})}, db.data()), false, false,
                   DType::kF32, c.data(), {.strategy = naive ? "naive" : row().name});
     ASSERT_TRUE(stats.ok()) << stats.status();
@@ -713,11 +713,11 @@ TEST_P(AddTest, SizesAndAlignments) {
   TESSERA_NEED_ROW(AddProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     for (std::int64_t n : AwkwardSizes()) {
       const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
-      DeviceArray<T> da(lane, a, 1), db(lane, b, 2), out(lane, n);
-      const auto stats = RunAdd(lane, VectorView(da.data(), n), VectorView(db.data(), n),
+      DeviceArray<T> da(stream, a, 1), db(stream, b, 2), out(stream, n);
+      const auto stats = RunAdd(stream, VectorView(da.data(), n), VectorView(db.data(), n),
                                 out.data(), {.strategy = GetParam().name});
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<T> got = out.Values();
@@ -734,14 +734,14 @@ TEST_P(AddTest, RepeatsARowByStrideZero) {
   TESSERA_NEED_ROW(AddProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> matrix = NormalVector<T>(300 * 70, 1), row = NormalVector<T>(70, 2);
-    DeviceArray<T> dm(lane, matrix), dr(lane, row), out(lane, 300 * 70);
+    DeviceArray<T> dm(stream, matrix), dr(stream, row), out(stream, 300 * 70);
     const auto repeated =
         MakeView({GetParam().dtype, MakeShape({70})}, dr.data(), 0, {300, 70}, {0, 1});
     ASSERT_TRUE(repeated.ok()) << repeated.status();
     const View whole = WholeView({GetParam().dtype, MakeShape({300, 70})}, dm.data());
-    const auto stats = RunAdd(lane, whole, *repeated, out.data(), {.strategy = GetParam().name});
+    const auto stats = RunAdd(stream, whole, *repeated, out.data(), {.strategy = GetParam().name});
     ASSERT_TRUE(stats.ok()) << stats.status();
     const std::vector<T> got = out.Values();
     for (std::size_t i = 0; i < got.size(); ++i)

@@ -5,18 +5,18 @@
 namespace tessera::test {
 namespace {
 
-// The row is chosen by what the lane may have of scratch memory, never by what is free: neither of
-// the budget nor of the device.
+// The row is chosen by what the stream may have of scratch memory, never by what is free: neither
+// of the budget nor of the device.
 TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;
-  Device& device = TestLane(Backend::kCuda).device();
+  Device& device = TestStream(Backend::kCuda).device();
   const std::vector<float> values = NormalVector<float>(kSide * kSide, 1);
-  DeviceArray<float> a(TestLane(Backend::kCuda), values),
-      c(TestLane(Backend::kCuda), kSide * kSide);
+  DeviceArray<float> a(TestStream(Backend::kCuda), values),
+      c(TestStream(Backend::kCuda), kSide * kSide);
   const View x = WholeView({DType::kF32, MakeShape({kSide, kSide})}, a.data());
-  const auto run = [&](Lane& lane, std::string_view strategy) {
-    return RunMatmul(lane, x, x, false, true, DType::kF32, c.data(), {.strategy = strategy});
+  const auto run = [&](Stream& stream, std::string_view strategy) {
+    return RunMatmul(stream, x, x, false, true, DType::kF32, c.data(), {.strategy = strategy});
   };
   const MatmulProblem problem{.dtype = DType::kF32,
                               .m = kSide,
@@ -37,29 +37,29 @@ TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
   }
   {
     Budget enough(need + (std::uint64_t{8} << 20));
-    absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(device);
-    ASSERT_TRUE(lane.ok()) << lane.status();
-    (*lane)->SetScratchBudget(&enough);
-    const auto stats = run(**lane, "");
+    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    (*stream)->SetScratchBudget(&enough);
+    const auto stats = run(**stream, "");
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->strategy, best->name);
-    ASSERT_TRUE(EndRequest(**lane).ok());
+    ASSERT_TRUE(EndRequest(**stream).ok());
     if (need > 0) {
       const std::uint64_t taken = enough.free();
       ASSERT_TRUE(enough.TryTake(taken));
-      EXPECT_EQ(ErrorReason(run(**lane, "").status()), "SCRATCH_EXHAUSTED");
-      ASSERT_TRUE(EndRequest(**lane).ok());
+      EXPECT_EQ(ErrorReason(run(**stream, "").status()), "SCRATCH_EXHAUSTED");
+      ASSERT_TRUE(EndRequest(**stream).ok());
       enough.Return(taken);
     }
   }
   Budget little(std::uint64_t{8} << 20);
-  absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(device);
-  ASSERT_TRUE(lane.ok()) << lane.status();
-  (*lane)->SetScratchBudget(&little);
+  absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  (*stream)->SetScratchBudget(&little);
   if (need > little.limit()) {
-    EXPECT_EQ(ErrorReason(run(**lane, best->name).status()), "SCRATCH_EXHAUSTED");
+    EXPECT_EQ(ErrorReason(run(**stream, best->name).status()), "SCRATCH_EXHAUSTED");
   }
-  absl::StatusOr<Stats> stats = run(**lane, "");
+  absl::StatusOr<Stats> stats = run(**stream, "");
   ASSERT_TRUE(stats.ok()) << stats.status();
   EXPECT_EQ(stats->strategy, need > little.limit() ? in_place->name : best->name);
 
@@ -72,13 +72,13 @@ TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
     else
       bytes /= 2;
   }
-  absl::StatusOr<std::unique_ptr<Lane>> unlimited = MakeLane(device);
+  absl::StatusOr<std::unique_ptr<Stream>> unlimited = MakeStream(device);
   ASSERT_TRUE(unlimited.ok()) << unlimited.status();
   if (need > std::uint64_t{64} << 20) {
     const auto exhausted = run(**unlimited, "");
     EXPECT_EQ(ErrorReason(exhausted.status()), "GPU_MEMORY_EXHAUSTED") << exhausted.status();
   }
-  stats = run(**lane, "");
+  stats = run(**stream, "");
   rest.clear();
   ASSERT_TRUE(stats.ok()) << stats.status();
   const std::vector<float> got = c.Values();

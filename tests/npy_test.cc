@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 #include "tests/temporary_file.h"
 
 namespace tessera {

@@ -43,10 +43,10 @@ const Strategy<Problem>& RowNamed(std::string_view name) {
 
 // --- Limits ---
 
-// A lane that counts what is asked of it, and a pace of its device.
+// A stream that counts what is asked of it, and a pace of its device.
 struct Limited {
   FakeDevice device;
-  std::unique_ptr<Lane> lane = *MakeLane(device);
+  std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace{device.info()};
   RunOptions options{.pace = &pace, .max_seconds = 30, .max_slow_seconds = 5};
   float one = 1;
@@ -67,19 +67,20 @@ struct Limited {
 TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   Limited l;
   const View x = Broadcast(&l.one, DType::kF32, {kHuge});
-  l.ExpectRefused(RunDot(*l.lane, x, x, l.options).status(), 30, "fixed_tree");
-  l.ExpectRefused(RunReduce(*l.lane, x, ReduceOp::kSum, l.options).status(), 30, "fixed_tree");
-  l.ExpectRefused(RunAdd(*l.lane, x, x, nullptr, l.options).status(), 30, "cpu");
-  l.ExpectRefused(RunWindowSum(*l.lane, x, kHuge, nullptr, l.options).status(), 30, "cpu");
-  l.ExpectRefused(RunCopy(*l.lane, x, DType::kF32, nullptr, l.options), 30, "");
-  l.ExpectRefused(RunCopy(*l.lane, x, DType::kF64, nullptr, l.options), 30, "");
+  l.ExpectRefused(RunDot(*l.stream, x, x, l.options).status(), 30, "fixed_tree");
+  l.ExpectRefused(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).status(), 30, "fixed_tree");
+  l.ExpectRefused(RunAdd(*l.stream, x, x, nullptr, l.options).status(), 30, "cpu");
+  l.ExpectRefused(RunWindowSum(*l.stream, x, kHuge, nullptr, l.options).status(), 30, "cpu");
+  l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
+  l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
-  l.ExpectRefused(RunReduceAxes(*l.lane, cube, ReduceOp::kSum, {1}, nullptr, l.options).status(),
+  l.ExpectRefused(RunReduceAxes(*l.stream, cube, ReduceOp::kSum, {1}, nullptr, l.options).status(),
                   30, "cpu_axis");
   constexpr std::int64_t kSide = std::int64_t{1} << 30;
   const View a = Broadcast(&l.one, DType::kF32, {kSide, kSide});
-  l.ExpectRefused(RunMatmul(*l.lane, a, a, false, false, DType::kF32, nullptr, l.options).status(),
-                  30, "cpu_cache_tiled");
+  l.ExpectRefused(
+      RunMatmul(*l.stream, a, a, false, false, DType::kF32, nullptr, l.options).status(), 30,
+      "cpu_cache_tiled");
 }
 
 TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
@@ -88,7 +89,7 @@ TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
   l.options.strategy = "cpu_naive";
   l.options.max_seconds = 1e9;
   const absl::Status status =
-      RunMatmul(*l.lane, a, a, false, false, DType::kF32, nullptr, l.options).status();
+      RunMatmul(*l.stream, a, a, false, false, DType::kF32, nullptr, l.options).status();
   l.ExpectRefused(status, 5, "cpu_naive");
   EXPECT_NE(status.message().find("no strategy"), std::string::npos) << status;
 
@@ -97,11 +98,11 @@ TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
   const View x = Broadcast(&l.one, DType::kF32, {1});
   l.options.max_slow_seconds = 0;
   l.options.strategy = "cpu";
-  EXPECT_TRUE(RunAdd(*l.lane, x, x, &out, l.options).ok());
+  EXPECT_TRUE(RunAdd(*l.stream, x, x, &out, l.options).ok());
   l.options.strategy = "cpu_serial";
-  EXPECT_EQ(ErrorReason(RunDot(*l.lane, x, x, l.options).status()), "OPERATION_TOO_LONG");
+  EXPECT_EQ(ErrorReason(RunDot(*l.stream, x, x, l.options).status()), "OPERATION_TOO_LONG");
   l.options.strategy = "fixed_tree";
-  EXPECT_TRUE(RunDot(*l.lane, x, x, l.options).ok());
+  EXPECT_TRUE(RunDot(*l.stream, x, x, l.options).ok());
 }
 
 TEST(PaceTest, GathersCount) {
@@ -114,17 +115,17 @@ TEST(PaceTest, GathersCount) {
   const DotProblem p = {.n = n};
   l.options.max_seconds = 1.01 * l.pace.Estimate(*Choose(p, l.device), p);
   const View whole = VectorView(values.data(), n);
-  EXPECT_EQ(ErrorReason(RunDot(*l.lane, gathered, whole, l.options).status()),
+  EXPECT_EQ(ErrorReason(RunDot(*l.stream, gathered, whole, l.options).status()),
             "OPERATION_TOO_LONG");
-  EXPECT_TRUE(RunDot(*l.lane, whole, whole, l.options).ok());
+  EXPECT_TRUE(RunDot(*l.stream, whole, whole, l.options).ok());
 }
 
 TEST(PaceTest, WithoutAPaceThereAreNoLimits) {
   Limited l;
   const View x = Broadcast(&l.one, DType::kF32, {1});
   l.options = {.max_seconds = 0, .max_slow_seconds = 0};
-  EXPECT_TRUE(RunDot(*l.lane, x, x, l.options).ok());
-  EXPECT_TRUE(RunCopy(*l.lane, x, DType::kF32, &l.one, l.options).ok());
+  EXPECT_TRUE(RunDot(*l.stream, x, x, l.options).ok());
+  EXPECT_TRUE(RunCopy(*l.stream, x, DType::kF32, &l.one, l.options).ok());
 }
 
 // --- Figures ---
@@ -338,7 +339,7 @@ TEST(PaceTest, CallsTeach) {
   const Strategy<ReduceProblem>& row = RowNamed<ReduceProblem>("cpu_serial");
   const ReduceProblem p = {.n = n};
   const double cold = l.pace.Estimate(row, p);
-  ASSERT_TRUE(RunReduce(*l.lane, x, ReduceOp::kSum, l.options).ok());
+  ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
   EXPECT_NE(l.pace.Estimate(row, p), cold);
 }
 
@@ -365,10 +366,10 @@ TEST(PaceTest, ManyThreadsLearnAndAsk) {
 
 TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
   FakeDevice device;
-  const std::unique_ptr<Lane> lane = *MakeLane(device);
+  const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
   const Pace cold(device.info());
-  ASSERT_TRUE(WarmUp(*lane, pace, /*every_row=*/true).ok());
+  ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
   EXPECT_EQ(device.allocations(), 0u);
   // Whatever the machine: a rate that was measured is not exactly the one assumed. Problems so
   // large that arithmetic, not memory, is what is estimated on a slow row.
@@ -380,18 +381,18 @@ TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
     if (matmul->backend != Backend::kCpu) continue;
     EXPECT_NE(pace.Estimate(*matmul, product), cold.Estimate(*matmul, product)) << matmul->name;
   }
-  EXPECT_TRUE(WarmUp(*lane, pace, /*every_row=*/false).ok());
+  EXPECT_TRUE(WarmUp(*stream, pace, /*every_row=*/false).ok());
 }
 
 TEST(WarmUpTest, FailsOnlyWithTheDevice) {
   FakeDevice device;
-  const std::unique_ptr<Lane> lane = *MakeLane(device);
+  const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
   // A row that cannot have its scratch memory is left out.
   device.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 1000000);
-  EXPECT_TRUE(WarmUp(*lane, pace, true).ok());
+  EXPECT_TRUE(WarmUp(*stream, pace, true).ok());
   device.Fail(FakeDevice::Step::kSynchronize, DeviceError::Kind::kLost, 1000000);
-  EXPECT_EQ(ErrorReason(WarmUp(*lane, pace, true)), "DEVICE_LOST");
+  EXPECT_EQ(ErrorReason(WarmUp(*stream, pace, true)), "DEVICE_LOST");
 }
 
 }  // namespace

@@ -26,11 +26,11 @@ __global__ void RacySumKernel(const double* x, std::int64_t n, double* partials)
 
 }  // namespace
 
-float RacyDot(const float* a, const float* b, std::int64_t n, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+float RacyDot(const float* a, const float* b, std::int64_t n, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   auto* c = static_cast<float*>(cuda.Scratch(sizeof(float)));
-  CUDA_CHECK(cudaMemsetAsync(c, 0, sizeof(float), cuda.stream()));
-  RacyDotKernel<<<static_cast<unsigned>(CeilDiv(n, kRaceBlock)), kRaceBlock, 0, cuda.stream()>>>(
+  CUDA_CHECK(cudaMemsetAsync(c, 0, sizeof(float), cuda.handle()));
+  RacyDotKernel<<<static_cast<unsigned>(CeilDiv(n, kRaceBlock)), kRaceBlock, 0, cuda.handle()>>>(
       a, b, n, c);
   CUDA_CHECK_LAUNCH(RacyDotKernel);
   float result = 0;
@@ -38,10 +38,10 @@ float RacyDot(const float* a, const float* b, std::int64_t n, Lane& lane) {
   return result;
 }
 
-double RacySum(const double* x, std::int64_t n, unsigned blocks, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+double RacySum(const double* x, std::int64_t n, unsigned blocks, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   auto* partials = static_cast<double*>(cuda.Scratch(blocks * sizeof(double)));
-  RacySumKernel<<<blocks, kRaceBlock, 0, cuda.stream()>>>(x, n, partials);
+  RacySumKernel<<<blocks, kRaceBlock, 0, cuda.handle()>>>(x, n, partials);
   CUDA_CHECK_LAUNCH(RacySumKernel);
   std::vector<double> cells(blocks);
   cuda.CopyToHost(cells.data(), partials, blocks * sizeof(double));

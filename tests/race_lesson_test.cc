@@ -18,17 +18,17 @@ std::vector<T> PositiveVector(std::uint64_t seed) {
 
 TEST(RaceLesson, ThreadsThatAddToOneCellLoseMostOfTheirProducts) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
-  Lane& lane = TestLane(Backend::kCuda);
+  Stream& stream = TestStream(Backend::kCuda);
   const std::vector<float> a = PositiveVector<float>(1), b = PositiveVector<float>(2);
   double want = 0;
   for (std::size_t i = 0; i < a.size(); ++i)
     want += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  DeviceArray<float> da(lane, a), db(lane, b);
+  DeviceArray<float> da(stream, a), db(stream, b);
 
   // One of the 32 threads of a warp gets through at most.
-  EXPECT_LT(RacyDot(da.data(), db.data(), kElements, lane), want / 16);
+  EXPECT_LT(RacyDot(da.data(), db.data(), kElements, stream), want / 16);
 
-  const auto right = RunDot(lane, VectorView(da.data(), kElements),
+  const auto right = RunDot(stream, VectorView(da.data(), kElements),
                             VectorView(db.data(), kElements), {.strategy = "block_serial_atomic"});
   ASSERT_TRUE(right.ok()) << right.status();
   EXPECT_NEAR(right->value.real, want, (right->stats.roundoff + 1e-9) * want);
@@ -36,28 +36,28 @@ TEST(RaceLesson, ThreadsThatAddToOneCellLoseMostOfTheirProducts) {
 
 TEST(RaceLesson, ThreadsThatWriteToTheirBlocksCellLeaveOnePartialSum) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
-  Lane& lane = TestLane(Backend::kCuda);
+  Stream& stream = TestStream(Backend::kCuda);
   constexpr unsigned kBlocks = 128;
   const std::vector<double> x = PositiveVector<double>(3);
   double want = 0;
   for (double v : x) want += v;
-  DeviceArray<double> dx(lane, x);
+  DeviceArray<double> dx(stream, x);
 
   // One of the 256 threads of a block remains.
-  const double racy = RacySum(dx.data(), kElements, kBlocks, lane);
+  const double racy = RacySum(dx.data(), kElements, kBlocks, stream);
   EXPECT_GT(racy, 0);
   EXPECT_LT(racy, want / (kRaceBlock / 2));
 
   const auto right =
-      RunReduce(lane, VectorView(dx.data(), kElements), ReduceOp::kSum, {.strategy = "two_pass"});
+      RunReduce(stream, VectorView(dx.data(), kElements), ReduceOp::kSum, {.strategy = "two_pass"});
   ASSERT_TRUE(right.ok()) << right.status();
   const double bound = (right->stats.roundoff + 1e-9) * want;
   EXPECT_NEAR(right->value.real, want, bound);
 
   // Counting the survivor for the whole block looks like a cure as long as all elements are equal,
   // which is what examples are made of, and is none.
-  DeviceArray<double> ones(lane, std::vector<double>(static_cast<std::size_t>(kElements), 1.0));
-  EXPECT_EQ(RacySum(ones.data(), kElements, kBlocks, lane) * kRaceBlock,
+  DeviceArray<double> ones(stream, std::vector<double>(static_cast<std::size_t>(kElements), 1.0));
+  EXPECT_EQ(RacySum(ones.data(), kElements, kBlocks, stream) * kRaceBlock,
             static_cast<double>(kElements));
   EXPECT_GT(std::abs(racy * kRaceBlock - want), bound);
 }

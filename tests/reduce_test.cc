@@ -124,12 +124,12 @@ class ReduceTest : public testing::TestWithParam<RowCase> {
  protected:
   // Whether the row takes the operation. One that does not is asked all the same: it has to say
   // why.
-  bool Takes(ReduceOp op, Lane& lane, const View& x) {
+  bool Takes(ReduceOp op, Stream& stream, const View& x) {
     const std::string refusal =
         Refusal(Row<ReduceProblem>(GetParam()),
                 ReduceProblem{.dtype = x.dtype, .op = op, .n = x.elements()});
     if (refusal.empty()) return true;
-    const absl::Status status = RunReduce(lane, x, op, {.strategy = GetParam().name}).status();
+    const absl::Status status = RunReduce(stream, x, op, {.strategy = GetParam().name}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_EQ(ErrorReason(status), "STRATEGY_UNSUPPORTED");
     EXPECT_EQ(ErrorMetadata(status)["needs"], refusal);
@@ -138,7 +138,7 @@ class ReduceTest : public testing::TestWithParam<RowCase> {
 
   template <class T>
   void Check(ReduceOp op, const std::vector<T>& x, Launch launch = {}, std::size_t offset = 0) {
-    DeviceArray<T> array(TestLane(GetParam().backend), x, offset);
+    DeviceArray<T> array(TestStream(GetParam().backend), x, offset);
     SCOPED_TRACE(absl::StrCat("block ", launch.block_size, " grid ", launch.grid_size, " items ",
                               launch.items_per_thread, " offset ", offset));
     CheckResident(ReduceReference(op, x), op, array, std::ssize(x), launch);
@@ -148,11 +148,12 @@ class ReduceTest : public testing::TestWithParam<RowCase> {
   template <class T>
   void CheckResident(const Reference& want, ReduceOp op, const DeviceArray<T>& x, std::int64_t n,
                      Launch launch = {}) {
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const View view = VectorView(x.data(), n);
-    if (!Takes(op, lane, view)) return;
+    if (!Takes(op, stream, view)) return;
     SCOPED_TRACE(absl::StrCat("op ", static_cast<int>(op), " n ", n));
-    const auto result = RunReduce(lane, view, op, {.strategy = GetParam().name, .launch = launch});
+    const auto result =
+        RunReduce(stream, view, op, {.strategy = GetParam().name, .launch = launch});
     ASSERT_TRUE(result.ok()) << result.status();
     const bool integer =
         IsInteger(IsArg(op) ? GetParam().dtype : ResultDType(op, GetParam().dtype));
@@ -240,11 +241,11 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
                         ReduceOp::kNormL2, ReduceOp::kVariance}) {
       std::vector<T> x = Data<T>(op, 4099, 4);
       x[4000] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-      Lane& lane = TestLane(GetParam().backend);
-      DeviceArray<T> array(lane, x);
+      Stream& stream = TestStream(GetParam().backend);
+      DeviceArray<T> array(stream, x);
       const View view = VectorView(array.data(), 4099);
-      if (!Takes(op, lane, view)) continue;
-      const auto result = RunReduce(lane, view, op, {.strategy = GetParam().name});
+      if (!Takes(op, stream, view)) continue;
+      const auto result = RunReduce(stream, view, op, {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_TRUE(std::isnan(result->value.real)) << static_cast<int>(op);
     }
@@ -298,18 +299,18 @@ TEST_P(ReduceTest, VarianceOfWhatIsNotFinite) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (!std::is_integral_v<T>) {
-      Lane& lane = TestLane(GetParam().backend);
+      Stream& stream = TestStream(GetParam().backend);
       const double inf = std::numeric_limits<double>::infinity();
       for (double special : {inf, -inf, std::numeric_limits<double>::quiet_NaN()}) {
         for (std::int64_t n : Sizes({1, 2, 5, 257, 4099})) {
           for (std::int64_t at : {std::int64_t{0}, n / 2, n - 1}) {
             std::vector<T> x = NormalVector<T>(n, 14);
             x[static_cast<std::size_t>(at)] = Element<T>(special);
-            DeviceArray<T> array(lane, x);
+            DeviceArray<T> array(stream, x);
             const View view = VectorView(array.data(), n);
-            if (!Takes(ReduceOp::kVariance, lane, view)) return;
+            if (!Takes(ReduceOp::kVariance, stream, view)) return;
             const auto result =
-                RunReduce(lane, view, ReduceOp::kVariance, {.strategy = GetParam().name});
+                RunReduce(stream, view, ReduceOp::kVariance, {.strategy = GetParam().name});
             ASSERT_TRUE(result.ok()) << result.status();
             EXPECT_TRUE(std::isnan(result->value.real))
                 << special << " at " << at << " of " << n << ": " << result->value.real;
@@ -323,7 +324,7 @@ TEST_P(ReduceTest, VarianceOfWhatIsNotFinite) {
 TEST_P(ReduceTest, VarianceBeyondTheRangeIsInfinite) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   if (GetParam().dtype != DType::kF64) return;
-  Lane& lane = TestLane(GetParam().backend);
+  Stream& stream = TestStream(GetParam().backend);
   std::vector<std::vector<double>> inputs = {{1.7e308, -1.7e308, 1.7e308, -1.7e308}};
   for (std::int64_t n : Sizes({2, 1024, 4099, 70001})) {
     std::vector<double> x(static_cast<std::size_t>(n));
@@ -334,10 +335,10 @@ TEST_P(ReduceTest, VarianceBeyondTheRangeIsInfinite) {
     inputs.push_back(x);
   }
   for (const std::vector<double>& x : inputs) {
-    DeviceArray<double> array(lane, x);
+    DeviceArray<double> array(stream, x);
     const View view = VectorView(array.data(), std::ssize(x));
-    if (!Takes(ReduceOp::kVariance, lane, view)) return;
-    const auto result = RunReduce(lane, view, ReduceOp::kVariance, {.strategy = GetParam().name});
+    if (!Takes(ReduceOp::kVariance, stream, view)) return;
+    const auto result = RunReduce(stream, view, ReduceOp::kVariance, {.strategy = GetParam().name});
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->value.real, std::numeric_limits<double>::infinity()) << x.size();
   }
@@ -376,11 +377,11 @@ TEST_P(ReduceTest, MeansOfIntegersDoNotWrap) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
-      Lane& lane = TestLane(GetParam().backend);
+      Stream& stream = TestStream(GetParam().backend);
       for (const std::vector<T>& x : IntegersToAverage<T>()) {
-        DeviceArray<T> array(lane, x, 1);
+        DeviceArray<T> array(stream, x, 1);
         const View view = VectorView(array.data(), std::ssize(x));
-        const auto result = RunReduce(lane, view, ReduceOp::kMean, {.strategy = GetParam().name});
+        const auto result = RunReduce(stream, view, ReduceOp::kMean, {.strategy = GetParam().name});
         ASSERT_TRUE(result.ok()) << result.status();
         EXPECT_EQ(result->value.real, IntegerMean(x)) << x.size() << " of " << x[0];
         EXPECT_EQ(result->stats.roundoff, 0x1p-52);
@@ -391,11 +392,11 @@ TEST_P(ReduceTest, MeansOfIntegersDoNotWrap) {
 
 TEST_P(ReduceTest, EmptyInputs) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  Lane& lane = TestLane(GetParam().backend);
+  Stream& stream = TestStream(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({3, 0})}, nullptr);
   for (ReduceOp op : kAllReduceOps) {
-    if (!NeedsElements(op) && !Takes(op, lane, empty)) continue;
-    const auto result = RunReduce(lane, empty, op, {.strategy = GetParam().name});
+    if (!NeedsElements(op) && !Takes(op, stream, empty)) continue;
+    const auto result = RunReduce(stream, empty, op, {.strategy = GetParam().name});
     if (NeedsElements(op)) {
       EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(ErrorReason(result.status()), "EMPTY_INPUT");
@@ -412,13 +413,13 @@ TEST_P(ReduceTest, DeterministicRowsRepeatTheirBits) {
   if (!Row<ReduceProblem>(GetParam()).deterministic) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const std::int64_t n = Sizes({4099, 300007}).back();
-    DeviceArray<T> x(lane, NormalVector<T>(n, 5));
+    DeviceArray<T> x(stream, NormalVector<T>(n, 5));
     Scalar first;
     for (int i = 0; i < 10; ++i) {
       const auto result =
-          RunReduce(lane, VectorView(x.data(), n), ReduceOp::kSum, {.strategy = GetParam().name});
+          RunReduce(stream, VectorView(x.data(), n), ReduceOp::kSum, {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       if (i == 0) first = result->value;
       EXPECT_EQ(result->value.real, first.real);
@@ -431,9 +432,9 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> values = NormalVector<T>(30 * 40, 6);
-    DeviceArray<T> array(lane, values);
+    DeviceArray<T> array(stream, values);
     const auto view = MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(), 29 * 40 + 39,
                                {40, 15}, {-1, -80});
     ASSERT_TRUE(view.ok()) << view.status();
@@ -442,8 +443,8 @@ TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
       for (int j = 0; j < 15; ++j)
         gathered.push_back(values[static_cast<std::size_t>(29 * 40 + 39 - i - 80 * j)]);
     for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax}) {
-      if (!Takes(op, lane, *view)) continue;
-      const auto result = RunReduce(lane, *view, op, {.strategy = GetParam().name});
+      if (!Takes(op, stream, *view)) continue;
+      const auto result = RunReduce(stream, *view, op, {.strategy = GetParam().name});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->value.index, ReduceReference(op, gathered).index);
     }
@@ -461,12 +462,12 @@ struct LargeInput {
     static auto& inputs = *new std::map<Backend, LargeInput>;
     if (const auto it = inputs.find(backend); it != inputs.end()) return it->second;
     const std::int64_t n = LargeSize(backend);
-    Lane& lane = TestLane(backend);
-    DeviceArray<T> ones(lane,
+    Stream& stream = TestStream(backend);
+    DeviceArray<T> ones(stream,
                         std::vector<T>(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1))));
     const std::vector<T> x = NormalVector<T>(n, 7, 0.25);
     LargeInput& input = inputs
-                            .try_emplace(backend, std::move(ones), DeviceArray<T>(lane, x),
+                            .try_emplace(backend, std::move(ones), DeviceArray<T>(stream, x),
                                          Reference{}, Reference{}, Reference{})
                             .first->second;
     struct Piece {
@@ -503,7 +504,7 @@ TEST_P(ReduceTest, Large) {
     const std::int64_t n = LargeSize(GetParam().backend);
     const auto& input = LargeInput<T>::Of(GetParam().backend);
     // The classic failure: a float that counts stops at 2^24.
-    const auto sum = RunReduce(TestLane(GetParam().backend), VectorView(input.ones.data(), n),
+    const auto sum = RunReduce(TestStream(GetParam().backend), VectorView(input.ones.data(), n),
                                ReduceOp::kSum, {.strategy = GetParam().name});
     ASSERT_TRUE(sum.ok()) << sum.status();
     EXPECT_EQ(sum->integer ? static_cast<double>(sum->value.integer) : sum->value.real,
@@ -529,7 +530,7 @@ class ReduceAxesTest : public testing::TestWithParam<RowCase> {
   // host and device: the same view of the same elements, folded on the host element by element.
   template <class T>
   void Check(const View& host, const View& device, ReduceOp op, const std::vector<int>& axes) {
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const auto type = ReduceAxesType(device, op, axes, false);
     ASSERT_TRUE(type.ok()) << type.status();
     bool folded[kMaxRank] = {};
@@ -553,8 +554,8 @@ class ReduceAxesTest : public testing::TestWithParam<RowCase> {
 
     const auto run = [&](auto out_type) {
       using Out = decltype(out_type);
-      DeviceArray<Out> out(lane, type->shape.elements());
-      const auto stats = RunReduceAxes(lane, device, op, axes, out.data(),
+      DeviceArray<Out> out(stream, type->shape.elements());
+      const auto stats = RunReduceAxes(stream, device, op, axes, out.data(),
                                        {.strategy = GetParam().name, .timing = true});
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<Out> got = out.Values();
@@ -603,7 +604,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
         SCOPED_TRACE(absl::StrCat("shape ", ToString(type->shape), " op ", static_cast<int>(op),
                                   " first axis ", c.axes.empty() ? -99 : c.axes[0]));
         const std::vector<T> values = Data<T>(op, type->shape.elements(), 8);
-        DeviceArray<T> array(TestLane(GetParam().backend), values, 1);
+        DeviceArray<T> array(TestStream(GetParam().backend), values, 1);
         Check<T>(WholeView(*type, values.data()), WholeView(*type, array.data()), op, c.axes);
       }
     }
@@ -629,7 +630,7 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
       ASSERT_TRUE(type.ok());
       const std::vector<T> values = NormalVector<T>(type->shape.elements(), 12, 0.25);
       for (std::size_t offset : {0u, 1u}) {
-        DeviceArray<T> array(TestLane(GetParam().backend), values, offset);
+        DeviceArray<T> array(TestStream(GetParam().backend), values, offset);
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
           if (op == ReduceOp::kVariance && offset == 1) continue;  // its reference is slow
           if (WatchedClosely() && (op != ReduceOp::kArgMax || offset == 1)) continue;
@@ -649,7 +650,7 @@ TEST_P(ReduceAxesTest, AlignmentKeepsTheBits) {
   if (!Row<ReduceAxesProblem>(GetParam()).deterministic) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const std::int64_t rows = 700, columns = 1001;
     const ArrayType type{GetParam().dtype, MakeShape({rows, columns})};
     const std::vector<T> values = NormalVector<T>(rows * columns, 13, 0.25);
@@ -657,10 +658,10 @@ TEST_P(ReduceAxesTest, AlignmentKeepsTheBits) {
       std::vector<std::int64_t> first;
       for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
         if (WatchedClosely() && offset > 1) continue;
-        DeviceArray<T> array(lane, values, offset);
+        DeviceArray<T> array(stream, values, offset);
         // Words of 64 bits, which hold a result of any type.
-        DeviceArray<std::int64_t> out(lane, axis == 0 ? columns : rows);
-        ASSERT_TRUE(RunReduceAxes(lane, WholeView(type, array.data()), ReduceOp::kSum, {axis},
+        DeviceArray<std::int64_t> out(stream, axis == 0 ? columns : rows);
+        ASSERT_TRUE(RunReduceAxes(stream, WholeView(type, array.data()), ReduceOp::kSum, {axis},
                                   out.data(), {.strategy = GetParam().name})
                         .ok());
         if (first.empty()) first = out.Values();
@@ -676,7 +677,7 @@ TEST_P(ReduceAxesTest, StridedViews) {
     using T = decltype(t);
     const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
     const std::vector<T> values = NormalVector<T>(40 * 50, 9);
-    DeviceArray<T> array(TestLane(GetParam().backend), values);
+    DeviceArray<T> array(TestStream(GetParam().backend), values);
     for (const std::vector<int>& axes : {std::vector<int>{0}, {1}, {2}, {0, 2}}) {
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin}) {
         const auto host = MakeView(type, values.data(), 39 * 50, {5, 20, 10}, {1, -50, 3});
@@ -700,7 +701,7 @@ TEST_P(ReduceAxesTest, VarianceOfWhatIsNotFinite) {
         std::vector<T> values = NormalVector<T>(type.shape.elements(), 16);
         for (std::size_t i = 1; i < values.size(); i += values.size() / 3)
           values[i] = Element<T>(i % 2 == 0 ? inf : i % 3 == 0 ? -inf : inf - inf);
-        DeviceArray<T> array(TestLane(GetParam().backend), values);
+        DeviceArray<T> array(TestStream(GetParam().backend), values);
         for (int axis : {0, 1})
           Check<T>(WholeView(type, values.data()), WholeView(type, array.data()),
                    ReduceOp::kVariance, {axis});
@@ -712,20 +713,20 @@ TEST_P(ReduceAxesTest, VarianceOfWhatIsNotFinite) {
 TEST_P(ReduceAxesTest, VarianceBeyondTheRangeIsInfinite) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   if (GetParam().dtype != DType::kF64) return;
-  Lane& lane = TestLane(GetParam().backend);
+  Stream& stream = TestStream(GetParam().backend);
   for (std::int64_t n : {2, 100, 1024}) {
     std::vector<double> values(static_cast<std::size_t>(2 * n));
     values[0] = 1e200;
     values[static_cast<std::size_t>(n / 2)] = 1;
     values[static_cast<std::size_t>(n)] = -1e200;
-    DeviceArray<double> array(lane, values), out(lane, 2);
+    DeviceArray<double> array(stream, values), out(stream, 2);
     for (int axis : {0, 1}) {
       // [2, n], or its columns: neither has a row without one of the large elements.
       const auto view =
           MakeView({DType::kF64, MakeShape({2 * n})}, array.data(), 0,
                    {axis == 1 ? 2 : n, axis == 1 ? n : 2}, {axis == 1 ? n : 1, axis == 1 ? 1 : n});
       ASSERT_TRUE(view.ok()) << view.status();
-      ASSERT_TRUE(RunReduceAxes(lane, *view, ReduceOp::kVariance, {axis}, out.data(),
+      ASSERT_TRUE(RunReduceAxes(stream, *view, ReduceOp::kVariance, {axis}, out.data(),
                                 {.strategy = GetParam().name})
                       .ok());
       EXPECT_EQ(out.Values(), std::vector<double>(2, std::numeric_limits<double>::infinity()));
@@ -738,19 +739,19 @@ TEST_P(ReduceAxesTest, MeansOfIntegersDoNotWrap) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
-      Lane& lane = TestLane(GetParam().backend);
+      Stream& stream = TestStream(GetParam().backend);
       for (const std::vector<T>& x : IntegersToAverage<T>()) {
         const std::int64_t n = std::ssize(x);
         // Three of them side by side, as rows and as columns.
         std::vector<T> rows, columns;
         for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
         for (T v : x) columns.insert(columns.end(), 3, v);
-        DeviceArray<T> r(lane, rows), c(lane, columns);
+        DeviceArray<T> r(stream, rows), c(stream, columns);
         for (int axis : {0, 1}) {
-          DeviceArray<double> out(lane, 3);
+          DeviceArray<double> out(stream, 3);
           const View view = axis == 1 ? WholeView({DTypeOf<T>(), MakeShape({3, n})}, r.data())
                                       : WholeView({DTypeOf<T>(), MakeShape({n, 3})}, c.data());
-          const auto stats = RunReduceAxes(lane, view, ReduceOp::kMean, {axis}, out.data(),
+          const auto stats = RunReduceAxes(stream, view, ReduceOp::kMean, {axis}, out.data(),
                                            {.strategy = GetParam().name});
           ASSERT_TRUE(stats.ok()) << stats.status();
           EXPECT_EQ(out.Values(), std::vector<double>(3, IntegerMean(x))) << n << " of " << x[0];
@@ -766,17 +767,17 @@ TEST_P(ReduceAxesTest, SixteenBitsAreRoundedOnce) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
-      Lane& lane = TestLane(GetParam().backend);
+      Stream& stream = TestStream(GetParam().backend);
       const bool half = std::is_same_v<T, Half>;
       const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
                                     Element<T>(half ? 0x1p-24 : 0x1p-40)};
       const double want = half ? 2050 : 258;
-      DeviceArray<T> array(lane, terms), out(lane, 1);
+      DeviceArray<T> array(stream, terms), out(stream, 1);
       // Along a row, where no row of the table adds these in f32.
       const View view = WholeView({DTypeOf<T>(), MakeShape({1, 3})}, array.data());
-      ASSERT_TRUE(
-          RunReduceAxes(lane, view, ReduceOp::kSum, {1}, out.data(), {.strategy = GetParam().name})
-              .ok());
+      ASSERT_TRUE(RunReduceAxes(stream, view, ReduceOp::kSum, {1}, out.data(),
+                                {.strategy = GetParam().name})
+                      .ok());
       EXPECT_EQ(static_cast<double>(Exact(out.Values()[0])), want);
     }
   });
@@ -788,7 +789,7 @@ TEST_P(ReduceAxesTest, SumsMayLeaveTheRangeOnTheirWay) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
-      Lane& lane = TestLane(GetParam().backend);
+      Stream& stream = TestStream(GetParam().backend);
       const double inf = std::numeric_limits<double>::infinity();
       for (const auto& [outputs, length] :
            {std::pair<std::int64_t, std::int64_t>{9, 700}, {64, 64}, {3, 70001}, {2000, 5}}) {
@@ -808,17 +809,17 @@ TEST_P(ReduceAxesTest, SumsMayLeaveTheRangeOnTheirWay) {
             }
           }
           values[at(1, length - 1)] = Element<T>(-inf);
-          DeviceArray<T> array(lane, values), before(lane, plain);
+          DeviceArray<T> array(stream, values), before(stream, plain);
           for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
             SCOPED_TRACE(
                 absl::StrCat(ToString(type.shape), " axis ", axis, " op ", static_cast<int>(op)));
             Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});
-            DeviceArray<T> out(lane, outputs), expected(lane, outputs);
+            DeviceArray<T> out(stream, outputs), expected(stream, outputs);
             const RunOptions options = {.strategy = GetParam().name};
-            ASSERT_TRUE(
-                RunReduceAxes(lane, WholeView(type, array.data()), op, {axis}, out.data(), options)
-                    .ok());
-            ASSERT_TRUE(RunReduceAxes(lane, WholeView(type, before.data()), op, {axis},
+            ASSERT_TRUE(RunReduceAxes(stream, WholeView(type, array.data()), op, {axis}, out.data(),
+                                      options)
+                            .ok());
+            ASSERT_TRUE(RunReduceAxes(stream, WholeView(type, before.data()), op, {axis},
                                       expected.data(), options)
                             .ok());
             const std::vector<T> got = out.Values(), want = expected.Values();
@@ -841,7 +842,7 @@ TEST_P(ReduceAxesTest, NanAndTies) {
     for (T& v : values) v = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 4));
     for (int i = 0; i < 40 && !IsInteger(GetParam().dtype); ++i)
       values[random.Bits() % values.size()] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-    DeviceArray<T> array(TestLane(GetParam().backend), values);
+    DeviceArray<T> array(TestStream(GetParam().backend), values);
     for (int axis : {0, 1})
       for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
         Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});

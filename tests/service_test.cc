@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/types.h"
+#include "kernels/base/element.h"
 #include "tests/test_server.h"
 
 namespace tessera {

@@ -20,17 +20,17 @@ std::string Bits(const absl::StatusOr<ScalarResult>& result) {
 }
 
 template <class T>
-std::string ReduceBits(Lane& lane, std::string_view row, ReduceOp op, const DeviceArray<T>& x,
+std::string ReduceBits(Stream& stream, std::string_view row, ReduceOp op, const DeviceArray<T>& x,
                        std::int64_t n, Launch launch = {}) {
-  EXPECT_TRUE(BeginRequest(lane).ok());
-  return Bits(RunReduce(lane, VectorView(x.data(), n), op, {.strategy = row, .launch = launch}));
+  EXPECT_TRUE(BeginRequest(stream).ok());
+  return Bits(RunReduce(stream, VectorView(x.data(), n), op, {.strategy = row, .launch = launch}));
 }
 
 template <class T>
-std::string DotBits(Lane& lane, std::string_view row, const DeviceArray<T>& a,
+std::string DotBits(Stream& stream, std::string_view row, const DeviceArray<T>& a,
                     const DeviceArray<T>& b, std::int64_t n, Launch launch = {}) {
-  EXPECT_TRUE(BeginRequest(lane).ok());
-  return Bits(RunDot(lane, VectorView(a.data(), n), VectorView(b.data(), n),
+  EXPECT_TRUE(BeginRequest(stream).ok());
+  return Bits(RunDot(stream, VectorView(a.data(), n), VectorView(b.data(), n),
                      {.strategy = row, .launch = launch}));
 }
 
@@ -104,7 +104,7 @@ std::vector<float> GoldenInput(std::int64_t n, std::uint64_t seed) {
 
 class TreeTest : public testing::TestWithParam<Backend> {
  protected:
-  Lane& lane() { return TestLane(GetParam()); }
+  Stream& stream() { return TestStream(GetParam()); }
 };
 
 // Bits that must never change: whoever changes the tree changes everybody's results.
@@ -134,11 +134,11 @@ TEST_P(TreeTest, GoldenBits) {
     if (g.n > Largest()) continue;
     SCOPED_TRACE(g.n);
     const std::vector<float> x = GoldenInput(g.n, 101), y = GoldenInput(g.n, 102);
-    DeviceArray<float> a(lane(), x), b(lane(), y);
-    EXPECT_EQ(ReduceBits(lane(), "fixed_tree", ReduceOp::kSum, a, g.n), g.sum);
-    EXPECT_EQ(DotBits(lane(), "fixed_tree", a, b, g.n), g.dot);
-    EXPECT_EQ(ReduceBits(lane(), "fixed_tree", ReduceOp::kVariance, a, g.n), g.variance);
-    EXPECT_EQ(DotBits(lane(), "compensated", a, b, g.n), g.compensated);
+    DeviceArray<float> a(stream(), x), b(stream(), y);
+    EXPECT_EQ(ReduceBits(stream(), "fixed_tree", ReduceOp::kSum, a, g.n), g.sum);
+    EXPECT_EQ(DotBits(stream(), "fixed_tree", a, b, g.n), g.dot);
+    EXPECT_EQ(ReduceBits(stream(), "fixed_tree", ReduceOp::kVariance, a, g.n), g.variance);
+    EXPECT_EQ(DotBits(stream(), "compensated", a, b, g.n), g.compensated);
     EXPECT_EQ(Bits(ScalarResult{{.real = SumAlongTheTree(x)}, false, {}}), g.sum);
   }
 }
@@ -149,16 +149,16 @@ TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
     const LaunchLimits& limits =
         Row<ReduceProblem>({.name = row, .backend = GetParam(), .dtype = DType::kF32}).limits;
     for (std::int64_t n : Sizes({1000, 4099, 8192, 70001, 300007})) {
-      DeviceArray<float> a(lane(), NormalVector<float>(n, 1, 0.5));
-      DeviceArray<float> b(lane(), NormalVector<float>(n, 2));
-      const std::string dot = DotBits(lane(), row, a, b, n);
+      DeviceArray<float> a(stream(), NormalVector<float>(n, 1, 0.5));
+      DeviceArray<float> b(stream(), NormalVector<float>(n, 2));
+      const std::string dot = DotBits(stream(), row, a, b, n);
       for (ReduceOp op : kAllReduceOps) {
         if (WatchedClosely() && op != ReduceOp::kArgMax) continue;
-        const std::string want = ReduceBits(lane(), row, op, a, n);
+        const std::string want = ReduceBits(stream(), row, op, a, n);
         for (const Launch& launch : Launches(limits)) {
           SCOPED_TRACE(absl::StrCat(n, " block ", launch.block_size, " grid ", launch.grid_size));
-          EXPECT_EQ(ReduceBits(lane(), row, op, a, n, launch), want);
-          EXPECT_EQ(DotBits(lane(), row, a, b, n, launch), dot);
+          EXPECT_EQ(ReduceBits(stream(), row, op, a, n, launch), want);
+          EXPECT_EQ(DotBits(stream(), row, a, b, n, launch), dot);
         }
       }
     }
@@ -177,18 +177,18 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
           std::map<ReduceOp, std::string> want;
           for (std::size_t offset = 0; offset < 16 / sizeof(T); ++offset) {
             SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", n, " offset ", offset));
-            DeviceArray<T> a(lane(), x, offset), b(lane(), y, (3 * offset) % 5);
-            DeviceArray<T> alike(lane(), y, offset);
+            DeviceArray<T> a(stream(), x, offset), b(stream(), y, (3 * offset) % 5);
+            DeviceArray<T> alike(stream(), y, offset);
             for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance,
                                 ReduceOp::kNormL2, ReduceOp::kProduct}) {
-              const std::string got = ReduceBits(lane(), row, op, a, n);
+              const std::string got = ReduceBits(stream(), row, op, a, n);
               if (offset == 0) want[op] = got;
               EXPECT_EQ(got, want[op]) << static_cast<int>(op);
             }
-            const std::string got = DotBits(lane(), row, a, b, n);
+            const std::string got = DotBits(stream(), row, a, b, n);
             if (offset == 0) dot = got;
             EXPECT_EQ(got, dot);
-            EXPECT_EQ(DotBits(lane(), row, a, alike, n), dot);
+            EXPECT_EQ(DotBits(stream(), row, a, alike, n), dot);
           }
         }
       }
@@ -212,11 +212,11 @@ TEST_P(TreeTest, LongChunksDoNotDependOnTheAlignment) {
         std::string dot;
         for (std::size_t offset = 0; offset < 16 / sizeof(T); ++offset) {
           SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", n, " offset ", offset));
-          DeviceArray<T> a(lane(), x, offset), b(lane(), y), alike(lane(), y, offset);
-          const std::string got = DotBits(lane(), "single_pass", a, b, n, one_chunk);
+          DeviceArray<T> a(stream(), x, offset), b(stream(), y), alike(stream(), y, offset);
+          const std::string got = DotBits(stream(), "single_pass", a, b, n, one_chunk);
           if (offset == 0) dot = got;
           EXPECT_EQ(got, dot);
-          EXPECT_EQ(DotBits(lane(), "single_pass", a, alike, n, one_chunk), dot);
+          EXPECT_EQ(DotBits(stream(), "single_pass", a, alike, n, one_chunk), dot);
         }
       }
     });
@@ -241,12 +241,12 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
       x[back] = -x[i];
     }
     x.back() = T(1);
-    DeviceArray<T> a(lane(), x), b(lane(), ones);
-    EXPECT_TRUE(BeginRequest(lane()).ok());
-    const auto sum = RunReduce(lane(), VectorView(a.data(), n), ReduceOp::kSum, {.strategy = row});
-    EXPECT_TRUE(BeginRequest(lane()).ok());
+    DeviceArray<T> a(stream(), x), b(stream(), ones);
+    EXPECT_TRUE(BeginRequest(stream()).ok());
+    const auto sum = RunReduce(stream(), VectorView(a.data(), n), ReduceOp::kSum, {.strategy = row});
+    EXPECT_TRUE(BeginRequest(stream()).ok());
     const auto dot =
-        RunDot(lane(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = row});
+        RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = row});
     EXPECT_TRUE(sum.ok() && dot.ok()) << sum.status() << dot.status();
     return std::pair(sum->value.real, dot->value.real);
   };
@@ -285,15 +285,15 @@ TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   x.push_back(0x1p-40);
   y.push_back(0x1p-40);
   const auto n = static_cast<std::int64_t>(x.size());
-  DeviceArray<double> a(lane(), x), b(lane(), y);
-  EXPECT_TRUE(BeginRequest(lane()).ok());
+  DeviceArray<double> a(stream(), x), b(stream(), y);
+  EXPECT_TRUE(BeginRequest(stream()).ok());
   const auto kept =
-      RunDot(lane(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = "compensated"});
+      RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = "compensated"});
   ASSERT_TRUE(kept.ok());
   EXPECT_NEAR(kept->value.real * 0x1p80, 1, 1e-3);
-  EXPECT_TRUE(BeginRequest(lane()).ok());
+  EXPECT_TRUE(BeginRequest(stream()).ok());
   const auto plain =
-      RunDot(lane(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = "fixed_tree"});
+      RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = "fixed_tree"});
   ASSERT_TRUE(plain.ok());
   EXPECT_GT(std::abs(plain->value.real * 0x1p80 - 1), 1);
 }
@@ -304,10 +304,10 @@ TEST_P(TreeTest, VarianceIsStable) {
   for (std::string_view row : {"fixed_tree", "compensated"}) {
     std::vector<double> x(200003);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = 1e9 + static_cast<double>(i % 3);
-    DeviceArray<double> a(lane(), x);
-    EXPECT_TRUE(BeginRequest(lane()).ok());
+    DeviceArray<double> a(stream(), x);
+    EXPECT_TRUE(BeginRequest(stream()).ok());
     const auto variance =
-        RunReduce(lane(), VectorView(a.data(), 200003), ReduceOp::kVariance, {.strategy = row});
+        RunReduce(stream(), VectorView(a.data(), 200003), ReduceOp::kVariance, {.strategy = row});
     ASSERT_TRUE(variance.ok());
     EXPECT_NEAR(variance->value.real, 2.0 / 3, 1e-5);
   }
@@ -335,7 +335,7 @@ TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
             large += std::abs(Exact((*x)[i]) * Exact(mixed[i]));
           }
           SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " n ", n));
-          DeviceArray<T> a(lane(), *x, 1), b(lane(), mixed);
+          DeviceArray<T> a(stream(), *x, 1), b(stream(), mixed);
           const auto check = [&](const absl::StatusOr<ScalarResult>& got, long double want,
                                  long double scale) {
             ASSERT_TRUE(got.ok()) << got.status();
@@ -347,38 +347,38 @@ TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
           };
           const View view = VectorView(a.data(), n);
           const RunOptions options = {.timing = true};
-          check(RunReduce(lane(), view, ReduceOp::kSum, options), sum, magnitude);
-          check(RunReduce(lane(), view, ReduceOp::kMean, options), sum / n, magnitude / n);
-          check(RunReduce(lane(), view, ReduceOp::kNormL1, options), magnitude, magnitude);
-          check(RunDot(lane(), view, view, options), squares, squares);
-          check(RunDot(lane(), view, VectorView(b.data(), n), options), products, large);
-          EXPECT_EQ(DotBits(lane(), "", a, a, n), DotBits(lane(), "compensated", a, a, n));
+          check(RunReduce(stream(), view, ReduceOp::kSum, options), sum, magnitude);
+          check(RunReduce(stream(), view, ReduceOp::kMean, options), sum / n, magnitude / n);
+          check(RunReduce(stream(), view, ReduceOp::kNormL1, options), magnitude, magnitude);
+          check(RunDot(stream(), view, view, options), squares, squares);
+          check(RunDot(stream(), view, VectorView(b.data(), n), options), products, large);
+          EXPECT_EQ(DotBits(stream(), "", a, a, n), DotBits(stream(), "compensated", a, a, n));
           if (x == &same && n > 1024) {
             for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1})
-              EXPECT_EQ(ReduceBits(lane(), "", op, a, n),
-                        ReduceBits(lane(), "compensated", op, a, n));
+              EXPECT_EQ(ReduceBits(stream(), "", op, a, n),
+                        ReduceBits(stream(), "compensated", op, a, n));
           }
         }
         // Operands that are not finite.
         const double inf = std::numeric_limits<double>::infinity();
         same[same.size() / 2] = Element<T>(inf);
-        DeviceArray<T> a(lane(), same);
+        DeviceArray<T> a(stream(), same);
         const View view = VectorView(a.data(), n);
-        EXPECT_EQ(RunReduce(lane(), view, ReduceOp::kSum, {})->value.real, inf);
-        EXPECT_EQ(RunDot(lane(), view, view, {})->value.real, inf);
+        EXPECT_EQ(RunReduce(stream(), view, ReduceOp::kSum, {})->value.real, inf);
+        EXPECT_EQ(RunDot(stream(), view, view, {})->value.real, inf);
         same[0] = Element<T>(-inf);
-        DeviceArray<T> b(lane(), same);
-        EXPECT_EQ(RunReduce(lane(), VectorView(b.data(), n), ReduceOp::kNormL1, {})->value.real,
+        DeviceArray<T> b(stream(), same);
+        EXPECT_EQ(RunReduce(stream(), VectorView(b.data(), n), ReduceOp::kNormL1, {})->value.real,
                   inf);
         const double sum =
-            RunReduce(lane(), VectorView(b.data(), n), ReduceOp::kSum, {})->value.real;
+            RunReduce(stream(), VectorView(b.data(), n), ReduceOp::kSum, {})->value.real;
         EXPECT_TRUE(n == 1 ? sum == -inf : std::isnan(sum)) << sum;
       }
     });
   }
   const std::vector<float> large = {1e20f};
-  DeviceArray<float> a(lane(), large);
-  EXPECT_EQ(RunDot(lane(), VectorView(a.data(), 1), VectorView(a.data(), 1), {})->value.real,
+  DeviceArray<float> a(stream(), large);
+  EXPECT_EQ(RunDot(stream(), VectorView(a.data(), 1), VectorView(a.data(), 1), {})->value.real,
             static_cast<double>(1e20f) * static_cast<double>(1e20f));
 }
 
@@ -390,8 +390,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, TreeTest, testing::Values(Backend::kCpu, Backe
 
 TEST(TreeDevices, AgreeBitByBit) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
-  Lane& cpu = TestLane(Backend::kCpu);
-  Lane& gpu = TestLane(Backend::kCuda);
+  Stream& cpu = TestStream(Backend::kCpu);
+  Stream& gpu = TestStream(Backend::kCuda);
   Random random(7);
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&](auto t) {

@@ -26,14 +26,14 @@ class WindowSumTest : public testing::TestWithParam<RowCase> {
     const auto n = static_cast<std::int64_t>(host.size());
     SCOPED_TRACE(absl::StrCat("n ", n, " radius ", radius, " block ", launch.block_size));
     if (TooSlow(n, radius)) return;
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     const auto type = WindowSumType(x, radius);
     ASSERT_TRUE(type.ok()) << type.status();
     ASSERT_EQ(type->dtype, DTypeOf<O>());
     ASSERT_EQ(type->shape, x.shape);
-    DeviceArray<O> out(lane, n);
-    const auto stats =
-        RunWindowSum(lane, x, radius, out.data(), {.strategy = GetParam().name, .launch = launch});
+    DeviceArray<O> out(stream, n);
+    const auto stats = RunWindowSum(stream, x, radius, out.data(),
+                                    {.strategy = GetParam().name, .launch = launch});
     ASSERT_TRUE(stats.ok()) << stats.status();
     EXPECT_EQ(stats->strategy, GetParam().name);
     EXPECT_LE(stats->roundoff, std::is_integral_v<T> ? 0 : 1e-3);
@@ -75,7 +75,7 @@ class WindowSumTest : public testing::TestWithParam<RowCase> {
   template <class T>
   void CheckVector(const std::vector<T>& host, std::int64_t radius, Launch launch = {},
                    std::size_t offset = 0) {
-    DeviceArray<T> x(TestLane(GetParam().backend), host, offset);
+    DeviceArray<T> x(TestStream(GetParam().backend), host, offset);
     Check(host, VectorView(x.data(), static_cast<std::int64_t>(host.size())), radius, launch);
     const std::vector<T> after = x.Values();
     EXPECT_EQ(host.empty() ? 0 : std::memcmp(after.data(), host.data(), host.size() * sizeof(T)), 0)
@@ -127,7 +127,7 @@ TEST_P(WindowSumTest, StridedViews) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const auto values = NormalVector<T>(3000, 4);
-    DeviceArray<T> array(TestLane(GetParam().backend), values, 1);
+    DeviceArray<T> array(TestStream(GetParam().backend), values, 1);
     struct Window {
       std::int64_t offset, stride;
     };
@@ -162,12 +162,12 @@ TEST_P(WindowSumTest, NanStaysInItsWindows) {
   if (IsInteger(GetParam().dtype)) return;  // they have no NaN
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    Lane& lane = TestLane(GetParam().backend);
+    Stream& stream = TestStream(GetParam().backend);
     std::vector<T> x(9000, Element<T>(1));
     x[4321] = Element<T>(std::numeric_limits<double>::quiet_NaN());
-    DeviceArray<T> dx(lane, x), out(lane, 9000);
+    DeviceArray<T> dx(stream, x), out(stream, 9000);
     for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
-      const auto stats = RunWindowSum(lane, VectorView(dx.data(), 9000), radius, out.data(),
+      const auto stats = RunWindowSum(stream, VectorView(dx.data(), 9000), radius, out.data(),
                                       {.strategy = GetParam().name});
       ASSERT_TRUE(stats.ok()) << stats.status();
       const std::vector<T> got = out.Values();
@@ -210,12 +210,12 @@ TEST_P(WindowSumTest, SixteenBitsAreRoundedOnce) {
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
-      Lane& lane = TestLane(GetParam().backend);
+      Stream& stream = TestStream(GetParam().backend);
       const bool half = std::is_same_v<T, Half>;
       const std::vector<T> terms = {Element<T>(half ? 2048 : 256), Element<T>(1),
                                     Element<T>(half ? 0x1p-24 : 0x1p-40)};
-      DeviceArray<T> array(lane, terms), out(lane, 3);
-      ASSERT_TRUE(RunWindowSum(lane, VectorView(array.data(), 3), 1, out.data(),
+      DeviceArray<T> array(stream, terms), out(stream, 3);
+      ASSERT_TRUE(RunWindowSum(stream, VectorView(array.data(), 3), 1, out.data(),
                                {.strategy = GetParam().name})
                       .ok());
       EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), half ? 2050 : 258);
@@ -234,9 +234,9 @@ TEST(WindowSumErrors, OperandsAndRadiiThatDoNotFit) {
   EXPECT_EQ(ErrorReason(WindowSumType(scalar, 1).status()), "BAD_SHAPE");
   EXPECT_EQ(ErrorReason(WindowSumType(x, -1).status()), "BAD_RADIUS");
   EXPECT_TRUE(WindowSumType(x, std::numeric_limits<std::int64_t>::max()).ok());
-  Lane& lane = TestLane(Backend::kCpu);
-  DeviceArray<float> values(lane, {1, 2, 4}), out(lane, 3);
-  ASSERT_TRUE(RunWindowSum(lane, VectorView(values.data(), 3),
+  Stream& stream = TestStream(Backend::kCpu);
+  DeviceArray<float> values(stream, {1, 2, 4}), out(stream, 3);
+  ASSERT_TRUE(RunWindowSum(stream, VectorView(values.data(), 3),
                            std::numeric_limits<std::int64_t>::max(), out.data(), {})
                   .ok());
   EXPECT_EQ(out.Values(), (std::vector<float>{7, 7, 7}));

@@ -16,23 +16,23 @@ constexpr std::int64_t kLong = std::int64_t{1} << 16;
 // Segments that a thread takes at a time.
 constexpr int kShare = 16;
 
-// CPU rows leave the lane alone, so that many threads may hand them the same.
+// CPU rows leave the stream alone, so that many threads may hand them the same.
 template <class Problem>
-void RunSegment(const Problem& batch, std::int64_t i, Lane& lane) {
+void RunSegment(const Problem& batch, std::int64_t i, Stream& stream) {
   batch.results[i] = Scalar{};
   const auto problem = ProblemOf(batch, i);
-  Choose(problem, lane.device())->launch(problem, lane);
+  Choose(problem, stream.device())->launch(problem, stream);
 }
 
 template <class Problem>
-void RunBatch(const Problem& batch, Lane& lane, bool timing) {
-  if (timing) lane.StartTimer();
+void RunBatch(const Problem& batch, Stream& stream, bool timing) {
+  if (timing) stream.StartTimer();
   std::exception_ptr failure;  // none may leave the parallel loop
 #pragma omp parallel for schedule(dynamic, kShare) if (batch.count > kShare)
   for (std::int64_t i = 0; i < batch.count; ++i) {
-    if (batch.segments[i].n >= kLong || lane.stopped()) continue;
+    if (batch.segments[i].n >= kLong || stream.stopped()) continue;
     try {
-      RunSegment(batch, i, lane);
+      RunSegment(batch, i, stream);
     } catch (...) {
 #pragma omp critical
       failure = std::current_exception();
@@ -40,7 +40,7 @@ void RunBatch(const Problem& batch, Lane& lane, bool timing) {
   }
   if (failure != nullptr) std::rethrow_exception(failure);
   for (std::int64_t i = 0; i < batch.count; ++i)
-    if (batch.segments[i].n >= kLong && !lane.stopped()) RunSegment(batch, i, lane);
+    if (batch.segments[i].n >= kLong && !stream.stopped()) RunSegment(batch, i, stream);
 }
 
 }  // namespace

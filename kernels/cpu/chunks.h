@@ -17,9 +17,9 @@ inline constexpr std::int64_t kChunk = std::int64_t{1} << 16;
 constexpr std::int64_t Chunks(std::int64_t n) { return (n + kChunk - 1) / kChunk; }
 
 // partial(begin, end) -> P for each chunk, then combine(P, P) from left to right. identity for n ==
-// 0. Leaves chunks out once the lane has been stopped.
+// 0. Leaves chunks out once the stream has been stopped.
 template <class P, class Partial, class Combine>
-P FoldChunks(const Lane& lane, std::int64_t n, P identity, const Partial& partial,
+P FoldChunks(const Stream& stream, std::int64_t n, P identity, const Partial& partial,
              const Combine& combine) {
   const std::int64_t chunks = Chunks(n);
   if (chunks == 0) return identity;
@@ -27,7 +27,7 @@ P FoldChunks(const Lane& lane, std::int64_t n, P identity, const Partial& partia
   std::vector<P> partials(static_cast<std::size_t>(chunks), identity);
 #pragma omp parallel for schedule(static)
   for (std::int64_t c = 0; c < chunks; ++c) {
-    if (lane.stopped()) continue;
+    if (stream.stopped()) continue;
     partials[static_cast<std::size_t>(c)] = partial(c * kChunk, std::min(n, (c + 1) * kChunk));
   }
   P all = partials[0];
@@ -35,10 +35,10 @@ P FoldChunks(const Lane& lane, std::int64_t n, P identity, const Partial& partia
   return all;
 }
 
-// f(begin, end) for one chunk after the other, until the lane is stopped.
+// f(begin, end) for one chunk after the other, until the stream is stopped.
 template <class F>
-void ForChunks(const Lane& lane, std::int64_t n, const F& f) {
-  for (std::int64_t begin = 0; begin < n && !lane.stopped(); begin += kChunk)
+void ForChunks(const Stream& stream, std::int64_t n, const F& f) {
+  for (std::int64_t begin = 0; begin < n && !stream.stopped(); begin += kChunk)
     f(begin, std::min(n, begin + kChunk));
 }
 

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// Elements that a loop takes between two looks at Lane::stopped().
+// Elements that a loop takes between two looks at Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
 std::string CpuModel() {
@@ -61,22 +61,21 @@ class CpuDevice final : public Device {
   }
   void Free(void* memory) noexcept override { FreeHost(memory); }
   void Probe() override {}
-  std::unique_ptr<Lane> MakeLane() override;
+  std::unique_ptr<Stream> MakeStream() override;
 
  private:
   DeviceInfo info_;
 };
 
-class CpuLane final : public Lane {
+class CpuStream final : public Stream {
  public:
-  explicit CpuLane(Device& device)
+  explicit CpuStream(Device& device)
       : device_(device),
         scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
                  [&device](void* memory) { device.Free(memory); }) {}
-  ~CpuLane() override { scratch_.Free(scratch_budget()); }
+  ~CpuStream() override { scratch_.Free(scratch_budget()); }
 
   Device& device() const override { return device_; }
-  CUstream_st* stream() const override { return nullptr; }
 
   void Reset() override {
     result_ = {};
@@ -145,7 +144,7 @@ class CpuLane final : public Lane {
   std::chrono::steady_clock::time_point start_;
 };
 
-std::unique_ptr<Lane> CpuDevice::MakeLane() { return std::make_unique<CpuLane>(*this); }
+std::unique_ptr<Stream> CpuDevice::MakeStream() { return std::make_unique<CpuStream>(*this); }
 
 }  // namespace
 

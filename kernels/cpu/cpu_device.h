@@ -1,4 +1,4 @@
-// The CPU as a device: host memory, and lanes whose calls finish before they return.
+// The CPU as a device: host memory, and streams whose calls finish before they return.
 #pragma once
 
 #include <memory>

@@ -29,16 +29,16 @@ WideOf<T> SumChunk(const T* x, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 template <class T>
-WideOf<T> ParallelSum(const T* x, std::int64_t n, const Lane& lane) {
+WideOf<T> ParallelSum(const T* x, std::int64_t n, const Stream& stream) {
   return FoldChunks(
-      lane, n, WideOf<T>(0),
+      stream, n, WideOf<T>(0),
       [x](std::int64_t begin, std::int64_t end) { return SumChunk(x, begin, end); },
       WrapAdd<WideOf<T>>);
 }
 
-template double ParallelSum(const float*, std::int64_t, const Lane&);
-template double ParallelSum(const double*, std::int64_t, const Lane&);
-template std::int64_t ParallelSum(const std::int64_t*, std::int64_t, const Lane&);
+template double ParallelSum(const float*, std::int64_t, const Stream&);
+template double ParallelSum(const double*, std::int64_t, const Stream&);
+template std::int64_t ParallelSum(const std::int64_t*, std::int64_t, const Stream&);
 
 std::int64_t ParallelSumDepth(std::int64_t n) {
   return std::min(n, kChunk) / kChains + 2 * kChains + Chunks(n);

@@ -3,15 +3,15 @@
 
 #include <cstdint>
 
+#include "kernels/base/element.h"
 #include "kernels/device.h"
-#include "kernels/types.h"
 
 namespace tessera {
 
 // The sum of x[0, n), over all cores, in chunks and chains that n alone decides; any number once
-// the lane has been stopped. T: float, double or std::int64_t.
+// the stream has been stopped. T: float, double or std::int64_t.
 template <class T>
-WideOf<T> ParallelSum(const T* x, std::int64_t n, const Lane& lane);
+WideOf<T> ParallelSum(const T* x, std::int64_t n, const Stream& stream);
 
 // Additions that one element of it passes at most.
 std::int64_t ParallelSumDepth(std::int64_t n);

@@ -127,7 +127,7 @@ ChunkFunction<C> BestFoldChunk() {
 
 template <class C>
 void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result,
-              const Lane& stream) {
+              const Stream& stream) {
   using Wide = typename C::Wide;
   // Below this there is not enough work to share out.
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
@@ -168,32 +168,33 @@ class MergedView {
 };
 
 template <class T, bool kCompensated>
-void Reduce(const ReduceProblem& p, const Lane& lane) {
+void Reduce(const ReduceProblem& p, const Stream& stream) {
   const MergedView x(p.x_view);
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.op, p.n, p.result, lane);
+    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.op, p.n, p.result,
+                             stream);
   });
 }
 
 template <class T, bool kCompensated>
-void Dot(const DotProblem& p, const Lane& lane) {
+void Dot(const DotProblem& p, const Stream& stream) {
   using C = decltype(DotColumnsType<T, kCompensated>());
   const MergedView a(p.a_view), b(p.b_view);
   FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}},
-              ReduceOp::kSum, p.n, p.result, lane);
+              ReduceOp::kSum, p.n, p.result, stream);
 }
 
 }  // namespace
 
-void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Lane& lane) {
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Stream& stream) {
   DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Reduce<decltype(t), true>(p, lane) : Reduce<decltype(t), false>(p, lane);
+    compensated ? Reduce<decltype(t), true>(p, stream) : Reduce<decltype(t), false>(p, stream);
   });
 }
 
-void FoldTreeDot(const DotProblem& p, bool compensated, const Lane& lane) {
+void FoldTreeDot(const DotProblem& p, bool compensated, const Stream& stream) {
   DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Dot<decltype(t), true>(p, lane) : Dot<decltype(t), false>(p, lane);
+    compensated ? Dot<decltype(t), true>(p, stream) : Dot<decltype(t), false>(p, stream);
   });
 }
 

@@ -9,7 +9,7 @@ namespace tessera {
 
 // Folds p along FixedTree(p.n) over all cores and leaves the result; operands may be views. Leaves
 // chunks out once the lane has been stopped.
-void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Lane& lane);
-void FoldTreeDot(const DotProblem& p, bool compensated, const Lane& lane);
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Stream& stream);
+void FoldTreeDot(const DotProblem& p, bool compensated, const Stream& stream);
 
 }  // namespace tessera

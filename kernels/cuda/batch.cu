@@ -430,7 +430,7 @@ struct Work {
 
 // The tables of a batch, in the lane's host memory.
 template <class Item, class Problem>
-Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
+Work<Item> MakeWork(const Problem& p, CudaStream& stream) {
   const std::size_t size = SizeOf(p.dtype);
   const std::int64_t row = kLanes * kVectorBytes / static_cast<std::int64_t>(size);
   std::size_t short_ones = 0, middling = 0, chunks = 0, partials = 0, cuts = 0;
@@ -450,14 +450,14 @@ Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
     }
   }
   const bool many = static_cast<std::int64_t>(middling) >
-                    kManyPerMultiprocessor * lane.device().info().multiprocessors;
+                    kManyPerMultiprocessor * stream.device().info().multiprocessors;
   const std::size_t blocks = chunks + (many ? 0 : middling);
   const std::size_t halves = many ? middling : 0;
   auto* of_blocks =
-      static_cast<Item*>(lane.HostScratch((blocks + short_ones + halves) * sizeof(Item)));
+      static_cast<Item*>(stream.HostScratch((blocks + short_ones + halves) * sizeof(Item)));
   Item* of_warps = of_blocks + blocks;
   Item* of_halves = of_warps + short_ones;
-  auto* cut = static_cast<CutItem*>(lane.HostScratch(cuts * sizeof(CutItem)));
+  auto* cut = static_cast<CutItem*>(stream.HostScratch(cuts * sizeof(CutItem)));
   Work<Item> work{{of_blocks, of_warps, static_cast<int>(blocks), static_cast<int>(short_ones),
                    p.results, nullptr},
                   {of_halves, nullptr, static_cast<int>(halves), 0, p.results, nullptr},
@@ -491,36 +491,37 @@ Work<Item> MakeWork(const Problem& p, CudaLane& lane) {
 }
 
 template <class Terms, class Problem>
-void Run(const Problem& p, CudaLane& lane, bool timing) {
+void Run(const Problem& p, CudaStream& stream, bool timing) {
   using Item = typename Terms::Item;
-  Work<Item> work = MakeWork<Item>(p, lane);
+  Work<Item> work = MakeWork<Item>(p, stream);
   work.items.partials = work.cuts.partials =
-      lane.Scratch(work.partials * sizeof(typename Terms::Wide));
-  if (timing) lane.StartTimer();
+      stream.Scratch(work.partials * sizeof(typename Terms::Wide));
+  if (timing) stream.StartTimer();
   const auto grid = static_cast<unsigned>(work.items.blocks + CeilDiv(work.items.warps, kWarps));
   if (grid > 0) {
-    FoldItems<Terms><<<grid, kBlock, 0, lane.stream()>>>(work.items);
+    FoldItems<Terms><<<grid, kBlock, 0, stream.handle()>>>(work.items);
     CUDA_CHECK_LAUNCH(FoldItems);
   }
   if (work.middling.blocks > 0) {
     FoldMiddling<Terms>
-        <<<static_cast<unsigned>(work.middling.blocks), kHalf, 0, lane.stream()>>>(work.middling);
+        <<<static_cast<unsigned>(work.middling.blocks), kHalf, 0, stream.handle()>>>(work.middling);
     CUDA_CHECK_LAUNCH(FoldMiddling);
   }
   if (work.cuts.blocks == 0) return;
   FoldChunks<typename Terms::Partial>
-      <<<static_cast<unsigned>(work.cuts.blocks), kBlock, 0, lane.stream()>>>(work.cuts);
+      <<<static_cast<unsigned>(work.cuts.blocks), kBlock, 0, stream.handle()>>>(work.cuts);
   CUDA_CHECK_LAUNCH(FoldChunks);
 }
 
-void LaunchDot(const DotBatchProblem& p, Lane& lane, bool timing) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<DotTerms<decltype(zero)>>(p, Cuda(lane), timing); });
+void LaunchDot(const DotBatchProblem& p, Stream& stream, bool timing) {
+  DispatchDType(p.dtype,
+                [&](auto zero) { Run<DotTerms<decltype(zero)>>(p, Cuda(stream), timing); });
 }
 
-void LaunchReduce(const ReduceBatchProblem& p, Lane& lane, bool timing) {
+void LaunchReduce(const ReduceBatchProblem& p, Stream& stream, bool timing) {
   DispatchDType(p.dtype, [&](auto zero) {
     DispatchOp(p.op,
-               [&](auto op) { Run<ReduceTerms<op(), decltype(zero)>>(p, Cuda(lane), timing); });
+               [&](auto op) { Run<ReduceTerms<op(), decltype(zero)>>(p, Cuda(stream), timing); });
   });
 }
 

@@ -1,5 +1,5 @@
 // What the CUDA device and its rows share on the host: checked calls, owners of CUDA objects, the
-// device and the lane. Included by .cu files only.
+// device and the stream. Included by .cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -47,14 +47,14 @@ struct CudaDeleter {
   void operator()(void* pinned) const noexcept;
 };
 
-using Stream = std::unique_ptr<CUstream_st, CudaDeleter>;
+using StreamHandle = std::unique_ptr<CUstream_st, CudaDeleter>;
 using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
 using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
 // Each belongs to the device that is current on the calling thread.
 
 // A stream that does not wait for the legacy default stream.
-Stream MakeStream();
+StreamHandle MakeStreamHandle();
 // cudaEventSynchronize on the event sleeps instead of spinning. Only timed events take time stamps.
 Event MakeEvent(bool timed);
 // Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when there
@@ -64,7 +64,7 @@ PinnedMemory MakePinnedMemory(std::size_t bytes);
 // --- Device ---
 
 // One GPU, with a memory pool that keeps what it has been given, so that an allocation costs
-// microseconds and frees do not stall the kernels of other lanes.
+// microseconds and frees do not stall the kernels of other streams.
 class CudaDevice final : public Device {
  public:
   // Throws DeviceError.
@@ -79,7 +79,7 @@ class CudaDevice final : public Device {
   void* Allocate(std::size_t bytes) override;
   std::size_t AllocationBytes(std::size_t bytes) const override;
   void Free(void* memory) noexcept override;
-  std::unique_ptr<Lane> MakeLane() override;
+  std::unique_ptr<Stream> MakeStream() override;
   void Probe() override;
 
   // Makes this device current on the calling thread. Every entry point begins with it, because a
@@ -92,13 +92,13 @@ class CudaDevice final : public Device {
  private:
   const int ordinal_;
   DeviceInfo info_;
-  Stream stream_;  // orders allocations and frees; carries no other work
+  StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
 };
 
-// --- Lane ---
+// --- Stream ---
 
-// Where the blocks of one launch leave values for each other. Zero whenever no kernel of the lane
+// Where the blocks of one launch leave values for each other. Zero whenever no kernel of the stream
 // runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
 // memset.
 struct Mailbox {
@@ -109,17 +109,17 @@ struct Mailbox {
   ulonglong2* slots = nullptr;
 };
 
-class CudaLane final : public Lane {
+class CudaStream final : public Stream {
  public:
-  // Throws DeviceError. device outlives the lane.
-  explicit CudaLane(CudaDevice& device);
-  // Waits for the lane's work.
-  ~CudaLane() override;
-  CudaLane(const CudaLane&) = delete;
-  CudaLane& operator=(const CudaLane&) = delete;
+  // Throws DeviceError. device outlives the stream.
+  explicit CudaStream(CudaDevice& device);
+  // Waits for the stream's work.
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
 
   CudaDevice& device() const override { return device_; }
-  CUstream_st* stream() const override { return stream_.get(); }
+  cudaStream_t handle() const { return stream_.get(); }
   void Reset() override;
   void Trim() override;
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
@@ -136,12 +136,13 @@ class CudaLane final : public Lane {
   Mailbox mailbox();
   // Enqueues what makes the mailbox zero again, for who leaves before all values are received.
   void ClearMailbox();
-  // kTickets counters in device memory, which are zero whenever no kernel of the lane runs: a
+  // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a
   // kernel that counts with one sets it back, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 
-  // The lane's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is empty.
+  // The stream's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is
+  // empty.
   cublasContext* Cublas();
 
  private:
@@ -158,7 +159,7 @@ class CudaLane final : public Lane {
   void* AllocateZeros(std::size_t bytes);
 
   CudaDevice& device_;
-  Stream stream_;
+  StreamHandle stream_;
   Event idle_, start_, stop_;
   PinnedMemory result_;
   Slot slots_[2];
@@ -170,10 +171,10 @@ class CudaLane final : public Lane {
   cublasContext* cublas_ = nullptr;
 };
 
-// The lane as what it is on a CUDA device, which becomes current on the calling thread: the first
-// line of every row's launch. REQUIRES: lane is of a CUDA device.
-inline CudaLane& Cuda(Lane& lane) {
-  auto& cuda = static_cast<CudaLane&>(lane);
+// The stream as what it is on a CUDA device, which becomes current on the calling thread: the first
+// line of every row's launch. REQUIRES: stream is of a CUDA device.
+inline CudaStream& Cuda(Stream& stream) {
+  auto& cuda = static_cast<CudaStream&>(stream);
   cuda.device().Use();
   return cuda;
 }

@@ -1,4 +1,5 @@
-// A GPU as a device, and a stream with its scratch memory, staging slots and result cell as a lane.
+// A GPU as a device, and its streams: a CUDA stream each with scratch memory, staging slots and a
+// result cell.
 #include "kernels/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ul
 // What the pool rounds sizes up to.
 constexpr std::size_t kPoolUnit = 512;
 // Small operations end within this time, and waking a sleeping thread costs as much again. Whoever
-// waits longer sleeps: many lanes must not burn a core each.
+// waits longer sleeps: many streams must not burn a core each.
 constexpr std::chrono::microseconds kPollTime{50};
 
 DeviceError::Kind KindOf(cudaError_t error) {
@@ -101,10 +102,10 @@ void CudaDeleter::operator()(void* pinned) const noexcept {
   if (cudaFreeHost(pinned) != cudaSuccess) cudaGetLastError();
 }
 
-Stream MakeStream() {
+StreamHandle MakeStreamHandle() {
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  return Stream(stream);
+  return StreamHandle(stream);
 }
 
 Event MakeEvent(bool timed) {
@@ -161,7 +162,7 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   info_.compute_capability = 10 * properties.major + properties.minor;
   info_.multiprocessors = properties.multiProcessorCount;
   info_.memory_bytes = properties.totalGlobalMem;
-  stream_ = MakeStream();
+  stream_ = MakeStreamHandle();
 
   cudaMemPoolProps pool{};
   pool.allocType = cudaMemAllocationTypePinned;
@@ -249,11 +250,11 @@ void CudaDevice::Free(void* memory) noexcept {
     cudaGetLastError();
 }
 
-std::unique_ptr<Lane> CudaDevice::MakeLane() { return std::make_unique<CudaLane>(*this); }
+std::unique_ptr<Stream> CudaDevice::MakeStream() { return std::make_unique<CudaStream>(*this); }
 
-// --- Lane ---
+// --- Stream ---
 
-CudaLane::CudaLane(CudaDevice& device)
+CudaStream::CudaStream(CudaDevice& device)
     : device_(device),
       scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
                [&device](void* memory) { device.Free(memory); }),
@@ -264,7 +265,7 @@ CudaLane::CudaLane(CudaDevice& device)
           },
           [](void* memory) { CudaDeleter()(memory); }) {
   device_.Use();
-  stream_ = MakeStream();
+  stream_ = MakeStreamHandle();
   idle_ = MakeEvent(/*timed=*/false);
   start_ = MakeEvent(/*timed=*/true);
   stop_ = MakeEvent(/*timed=*/true);
@@ -286,7 +287,7 @@ CudaLane::CudaLane(CudaDevice& device)
   }
 }
 
-CudaLane::~CudaLane() {
+CudaStream::~CudaStream() {
   try {
     device_.Use();
     Synchronize();
@@ -297,19 +298,19 @@ CudaLane::~CudaLane() {
   FreeAll();
 }
 
-void CudaLane::FreeAll() noexcept {
+void CudaStream::FreeAll() noexcept {
   scratch_.Free(scratch_budget());
   host_scratch_.Free(scratch_budget());
   if (tickets_ != nullptr) device_.Free(tickets_);
   if (mailbox_ != nullptr) device_.Free(mailbox_);
 }
 
-void CudaLane::Reset() {
+void CudaStream::Reset() {
   Trim();
   *result() = Scalar{};
 }
 
-void CudaLane::Trim() {
+void CudaStream::Trim() {
   device_.Use();
   // Usually a query that answers at once; after a failed request it keeps a late kernel from
   // writing to memory that has been freed, or to the result of the next request.
@@ -324,19 +325,19 @@ void CudaLane::Trim() {
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-void* CudaLane::Scratch(std::size_t bytes) { return scratch_.Take(bytes, scratch_budget()); }
+void* CudaStream::Scratch(std::size_t bytes) { return scratch_.Take(bytes, scratch_budget()); }
 
-void* CudaLane::HostScratch(std::size_t bytes) {
+void* CudaStream::HostScratch(std::size_t bytes) {
   return host_scratch_.Take(bytes, scratch_budget());
 }
 
-CudaLane::Slot& CudaLane::NextSlot() {
+CudaStream::Slot& CudaStream::NextSlot() {
   Slot& slot = slots_[next_slot_];
   next_slot_ = 1 - next_slot_;
   return slot;
 }
 
-void CudaLane::CopyToDevice(void* device, const void* host, std::size_t bytes) {
+void CudaStream::CopyToDevice(void* device, const void* host, std::size_t bytes) {
   device_.Use();
   auto* to = static_cast<char*>(device);
   const auto* from = static_cast<const char*>(host);
@@ -353,7 +354,7 @@ void CudaLane::CopyToDevice(void* device, const void* host, std::size_t bytes) {
   }
 }
 
-void CudaLane::CopyToHost(void* host, const void* device, std::size_t bytes) {
+void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   device_.Use();
   auto* to = static_cast<char*>(host);
   const auto* from = static_cast<const char*>(device);
@@ -383,29 +384,29 @@ void CudaLane::CopyToHost(void* host, const void* device, std::size_t bytes) {
   }
 }
 
-void CudaLane::Gather(const View& view, void* out) {
+void CudaStream::Gather(const View& view, void* out) {
   device_.Use();
   GatherAsync(view, out, stream_.get());
 }
 
-void CudaLane::Convert(const void* in, DType from, void* out, DType to, std::int64_t n) {
+void CudaStream::Convert(const void* in, DType from, void* out, DType to, std::int64_t n) {
   device_.Use();
   ConvertAsync(in, from, out, to, n, stream_.get());
 }
 
-void CudaLane::Synchronize() {
+void CudaStream::Synchronize() {
   device_.Use();
   if (Poll([&] { return cudaStreamQuery(stream_.get()); })) return;
   CUDA_CHECK(cudaEventRecord(idle_.get(), stream_.get()));
   CUDA_CHECK(cudaEventSynchronize(idle_.get()));
 }
 
-void CudaLane::StartTimer() {
+void CudaStream::StartTimer() {
   device_.Use();
   CUDA_CHECK(cudaEventRecord(start_.get(), stream_.get()));
 }
 
-double CudaLane::StopTimer() {
+double CudaStream::StopTimer() {
   device_.Use();
   CUDA_CHECK(cudaEventRecord(stop_.get(), stream_.get()));
   Synchronize();
@@ -414,16 +415,16 @@ double CudaLane::StopTimer() {
   return 1e3 * static_cast<double>(milliseconds);
 }
 
-Mailbox CudaLane::mailbox() {
+Mailbox CudaStream::mailbox() {
   auto* bytes = static_cast<unsigned char*>(mailbox_);
   return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<ulonglong2*>(bytes + kTicketBytes)};
 }
 
-void CudaLane::ClearMailbox() {
+void CudaStream::ClearMailbox() {
   CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, stream_.get()));
 }
 
-void* CudaLane::AllocateZeros(std::size_t bytes) {
+void* CudaStream::AllocateZeros(std::size_t bytes) {
   void* memory = device_.Allocate(bytes);
   const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream_.get());
   if (error != cudaSuccess) {
@@ -433,7 +434,7 @@ void* CudaLane::AllocateZeros(std::size_t bytes) {
   return memory;
 }
 
-cublasContext* CudaLane::Cublas() {
+cublasContext* CudaStream::Cublas() {
   if (cublas_ == nullptr) {
     const CublasApi& api = *LoadCublas();
     cublasHandle_t handle = nullptr;

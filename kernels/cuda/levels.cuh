@@ -37,10 +37,10 @@ constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
 // values of the one before. Levels use two arrays in turn: the blocks of a level end in any order,
 // so none may write what another still reads. REQUIRES: per_block > 1.
 template <class Wide, class First, class Next>
-void RunLevels(std::int64_t n, std::int64_t per_block, CudaLane& lane, First first, Next next) {
+void RunLevels(std::int64_t n, std::int64_t per_block, CudaStream& stream, First first, Next next) {
   std::int64_t blocks = LevelBlocks(n, per_block);
-  const auto values = [&lane](std::int64_t count) {
-    return static_cast<Wide*>(lane.Scratch(static_cast<std::size_t>(count) * sizeof(Wide)));
+  const auto values = [&stream](std::int64_t count) {
+    return static_cast<Wide*>(stream.Scratch(static_cast<std::size_t>(count) * sizeof(Wide)));
   };
   Wide* to = values(blocks);
   Wide* from = values(LevelBlocks(blocks, per_block));

@@ -610,7 +610,7 @@ inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& lau
 
 template <class C>
 void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned grid, unsigned block,
-                    CudaLane& lane) {
+                    CudaStream& stream) {
   const Tree& tree = work.tree;
   bool aligned = true, alike = C::kOperands > 1;
   for (const auto* x : in.x) {
@@ -621,7 +621,7 @@ void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned gr
   const bool is_short = tree.chunk <= kShortRows * kTreeRow<typename C::Element> &&
                         tree.chunks <= kTreeLanes && grid == tree.chunks;
   const auto launch_kernel = [&](auto kernel) {
-    kernel<<<grid, block, 0, lane.stream()>>>(in, work);
+    kernel<<<grid, block, 0, stream.handle()>>>(in, work);
   };
   if (aligned && block == kTreeLanes && is_short) {
     launch_kernel(FoldShort<C>);
@@ -641,7 +641,7 @@ inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 // views: of operands that are not contiguous, null for others.
 template <class C>
 void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], ReduceOp op,
-                const TreeLaunch& launch, Scalar* result, CudaLane& lane) {
+                const TreeLaunch& launch, Scalar* result, CudaStream& stream) {
   using T = typename C::Element;
   const Tree& tree = launch.tree;
   const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
@@ -654,7 +654,7 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], Re
   for (const View* view : views) copies += view != nullptr;
   if (copies > 0) {
     std::int64_t most = kTreePieceBytes;
-    if (const Budget* budget = lane.scratch_budget(); budget != nullptr)
+    if (const Budget* budget = stream.scratch_budget(); budget != nullptr)
       most = static_cast<std::int64_t>(
           std::min<std::uint64_t>(static_cast<std::uint64_t>(most), budget->limit() / 4));
     const auto chunk_bytes = tree.chunk * static_cast<std::int64_t>(sizeof(T)) * copies;
@@ -662,48 +662,48 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], Re
   }
   const std::int64_t whole = tree.chunks / piece, rest = tree.chunks % piece;
   TreeWork work = {
-      tree,   op, IsMirrored(op), tree.chunks > 1 ? lane.mailbox() : Mailbox{},
+      tree,   op, IsMirrored(op), tree.chunks > 1 ? stream.mailbox() : Mailbox{},
       result, 0,  tree.chunks,    static_cast<unsigned>(whole * blocks(piece) + blocks(rest) - 1)};
   if (copies == 0)
-    return LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(piece)), block, lane);
+    return LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(piece)), block, stream);
 
   T* copy[C::kOperands] = {};
   for (int o = 0; o < C::kOperands; ++o) {
     // What follows a vector is loaded with it where another operand is not aligned.
     if (views[o] != nullptr)
-      copy[o] = static_cast<T*>(lane.Scratch(
+      copy[o] = static_cast<T*>(stream.Scratch(
           static_cast<std::size_t>(piece * tree.chunk) * sizeof(T) + kTreeVectorBytes));
   }
   try {
-    for (; work.first < tree.chunks && !lane.stopped(); work.first = work.end) {
+    for (; work.first < tree.chunks && !stream.stopped(); work.first = work.end) {
       work.end = std::min(tree.chunks, work.first + piece);
       const std::int64_t begin = work.first * tree.chunk;
       const std::int64_t count = std::min(tree.n, work.end * tree.chunk) - begin;
       for (int o = 0; o < C::kOperands; ++o) {
         if (views[o] == nullptr) continue;
         if (piece == tree.chunks) {
-          GatherAsync(*views[o], copy[o], lane.stream());
+          GatherAsync(*views[o], copy[o], stream.handle());
         } else {
-          GatherRangeAsync(*views[o], begin, count, copy[o], lane.stream());
+          GatherRangeAsync(*views[o], begin, count, copy[o], stream.handle());
         }
         // Where element 0 would stand; chunks are multiples of 16 bytes.
         in.x[o] = reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(copy[o]) -
                                              static_cast<std::uintptr_t>(begin) * sizeof(T));
       }
       LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(work.end - work.first)), block,
-                        lane);
+                        stream);
     }
   } catch (...) {
-    lane.ClearMailbox();
+    stream.ClearMailbox();
     throw;
   }
-  if (work.first < tree.chunks) lane.ClearMailbox();
+  if (work.first < tree.chunks) stream.ClearMailbox();
 }
 
 // Instantiated in tree_*.cu for every T, so that rows share the kernels.
 template <class T, bool kCompensated>
-void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaLane& lane);
+void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
 template <class T, bool kCompensated>
-void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaLane& lane);
+void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
 
 }  // namespace tessera

@@ -50,15 +50,15 @@ inline __attribute__((always_inline)) T FmaChains(T factor) {
 TESSERA_BEST_CLONE float FmaFloat(float factor) { return FmaChains(factor); }
 TESSERA_BEST_CLONE double FmaDouble(double factor) { return FmaChains(factor); }
 
-[[maybe_unused]] bool OnCuda(const Lane& lane) {
-  return lane.device().info().backend == Backend::kCuda;
+[[maybe_unused]] bool OnCuda(const Stream& stream) {
+  return stream.device().info().backend == Backend::kCuda;
 }
 
 }  // namespace
 
-void LaunchRead([[maybe_unused]] Lane& lane, const void* data, std::size_t bytes, void* sink) {
+void LaunchRead([[maybe_unused]] Stream& stream, const void* data, std::size_t bytes, void* sink) {
 #ifdef TESSERA_WITH_CUDA
-  if (OnCuda(lane)) return LaunchReadCuda(lane, data, bytes, sink);
+  if (OnCuda(stream)) return LaunchReadCuda(stream, data, bytes, sink);
 #endif
   const auto* words = static_cast<const std::uint64_t*>(data);
   const std::size_t n = bytes / sizeof *words;
@@ -72,9 +72,9 @@ void LaunchRead([[maybe_unused]] Lane& lane, const void* data, std::size_t bytes
   std::memcpy(sink, &mix, sizeof mix);
 }
 
-void LaunchCopy([[maybe_unused]] Lane& lane, void* to, const void* from, std::size_t bytes) {
+void LaunchCopy([[maybe_unused]] Stream& stream, void* to, const void* from, std::size_t bytes) {
 #ifdef TESSERA_WITH_CUDA
-  if (OnCuda(lane)) return LaunchCopyCuda(lane, to, from, bytes);
+  if (OnCuda(stream)) return LaunchCopyCuda(stream, to, from, bytes);
 #endif
   const auto chunks = static_cast<std::int64_t>((bytes + kChunk - 1) / kChunk);
 #pragma omp parallel for schedule(static)
@@ -85,11 +85,11 @@ void LaunchCopy([[maybe_unused]] Lane& lane, void* to, const void* from, std::si
   }
 }
 
-double LaunchFma(Lane& lane, bool double_precision, void* sink) {
+double LaunchFma(Stream& stream, bool double_precision, void* sink) {
 #ifdef TESSERA_WITH_CUDA
-  if (OnCuda(lane)) return LaunchFmaCuda(lane, double_precision, sink);
+  if (OnCuda(stream)) return LaunchFmaCuda(stream, double_precision, sink);
 #endif
-  const int threads = lane.device().info().multiprocessors;
+  const int threads = stream.device().info().multiprocessors;
   double sum = 0;
 #pragma omp parallel for reduction(+ : sum) num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread)

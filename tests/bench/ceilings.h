@@ -8,15 +8,15 @@
 
 namespace tessera::bench {
 
-// Each enqueues one pass on a lane of either kind of device. Device memory, aligned to 16 bytes;
+// Each enqueues one pass on a stream of either kind of device. Device memory, aligned to 16 bytes;
 // bytes a multiple of 16. On the CPU a pass runs on as many threads as OpenMP gives.
 
 // Reads every byte once, with many 16-byte loads in flight; writes nothing but 16 bytes to sink.
-void LaunchRead(Lane& lane, const void* data, std::size_t bytes, void* sink);
+void LaunchRead(Stream& stream, const void* data, std::size_t bytes, void* sink);
 // Reads and writes every byte once; on a CUDA device the driver's own copy.
-void LaunchCopy(Lane& lane, void* to, const void* from, std::size_t bytes);
+void LaunchCopy(Stream& stream, void* to, const void* from, std::size_t bytes);
 // Fused multiply-adds in registers, of floats or doubles; returns how many operations (two each)
 // that is.
-double LaunchFma(Lane& lane, bool double_precision, void* sink);
+double LaunchFma(Stream& stream, bool double_precision, void* sink);
 
 }  // namespace tessera::bench

@@ -53,25 +53,25 @@ __global__ void Fma(T factor, T* sink) {
 
 }  // namespace
 
-void LaunchReadCuda(Lane& lane, const void* data, std::size_t bytes, void* sink) {
-  const CudaLane& cuda = Cuda(lane);
+void LaunchReadCuda(Stream& stream, const void* data, std::size_t bytes, void* sink) {
+  const CudaStream& cuda = Cuda(stream);
   const int blocks = 4 * cuda.device().info().multiprocessors;
-  Read<<<blocks, kBlock, 0, cuda.stream()>>>(static_cast<const uint4*>(data), bytes / 16,
+  Read<<<blocks, kBlock, 0, cuda.handle()>>>(static_cast<const uint4*>(data), bytes / 16,
                                              static_cast<uint4*>(sink));
   CUDA_CHECK_LAUNCH(Read);
 }
 
-void LaunchCopyCuda(Lane& lane, void* to, const void* from, std::size_t bytes) {
-  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Cuda(lane).stream()));
+void LaunchCopyCuda(Stream& stream, void* to, const void* from, std::size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Cuda(stream).handle()));
 }
 
-double LaunchFmaCuda(Lane& lane, bool double_precision, void* sink) {
-  const CudaLane& cuda = Cuda(lane);
+double LaunchFmaCuda(Stream& stream, bool double_precision, void* sink) {
+  const CudaStream& cuda = Cuda(stream);
   const int blocks = 16 * cuda.device().info().multiprocessors;
   if (double_precision) {
-    Fma<double><<<blocks, 256, 0, cuda.stream()>>>(0.5, static_cast<double*>(sink));
+    Fma<double><<<blocks, 256, 0, cuda.handle()>>>(0.5, static_cast<double*>(sink));
   } else {
-    Fma<float><<<blocks, 256, 0, cuda.stream()>>>(0.5f, static_cast<float*>(sink));
+    Fma<float><<<blocks, 256, 0, cuda.handle()>>>(0.5f, static_cast<float*>(sink));
   }
   CUDA_CHECK_LAUNCH(Fma);
   return 2.0 * blocks * 256 * kChains * kSteps;

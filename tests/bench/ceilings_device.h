@@ -5,8 +5,8 @@
 
 namespace tessera::bench {
 
-void LaunchReadCuda(Lane& lane, const void* data, std::size_t bytes, void* sink);
-void LaunchCopyCuda(Lane& lane, void* to, const void* from, std::size_t bytes);
-double LaunchFmaCuda(Lane& lane, bool double_precision, void* sink);
+void LaunchReadCuda(Stream& stream, const void* data, std::size_t bytes, void* sink);
+void LaunchCopyCuda(Stream& stream, void* to, const void* from, std::size_t bytes);
+double LaunchFmaCuda(Stream& stream, bool double_precision, void* sink);
 
 }  // namespace tessera::bench

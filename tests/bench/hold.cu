@@ -21,8 +21,8 @@ __global__ void Hold(std::uint64_t ns) {
 
 }  // namespace
 
-void LaunchHold(Lane& lane, double us) {
-  Hold<<<1, 1, 0, Cuda(lane).stream()>>>(static_cast<std::uint64_t>(us * 1e3));
+void LaunchHold(Stream& stream, double us) {
+  Hold<<<1, 1, 0, Cuda(stream).handle()>>>(static_cast<std::uint64_t>(us * 1e3));
   CUDA_CHECK_LAUNCH(Hold);
 }
 

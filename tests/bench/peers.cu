@@ -71,8 +71,8 @@ constexpr cudaDataType_t DataType(DType dtype) {
 
 bool HasPeers() { return LoadCublas() != nullptr && Load() != nullptr; }
 
-void LaunchPeer(Peer peer, Lane& lane, const float* x, std::int64_t n) {
-  CudaLane& cuda = Cuda(lane);
+void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n) {
+  CudaStream& cuda = Cuda(stream);
   auto* value = static_cast<float*>(cuda.Scratch(sizeof(float)));
   if (peer == Peer::kCublasNrm2 || peer == Peer::kCublasAsum) {
     cublasHandle_t handle = cuda.Cublas();
@@ -88,11 +88,11 @@ void LaunchPeer(Peer peer, Lane& lane, const float* x, std::int64_t n) {
   const auto call = [&] {
     switch (peer) {
       case Peer::kCubSum:
-        return cub::DeviceReduce::Sum(temporary, bytes, x, value, n, cuda.stream());
+        return cub::DeviceReduce::Sum(temporary, bytes, x, value, n, cuda.handle());
       case Peer::kCubMax:
-        return cub::DeviceReduce::Max(temporary, bytes, x, value, n, cuda.stream());
+        return cub::DeviceReduce::Max(temporary, bytes, x, value, n, cuda.handle());
       default:
-        return cub::DeviceReduce::ArgMax(temporary, bytes, x, value, index, n, cuda.stream());
+        return cub::DeviceReduce::ArgMax(temporary, bytes, x, value, index, n, cuda.handle());
     }
   };
   CUDA_CHECK(call());
@@ -111,18 +111,18 @@ struct LtMatmul::State {
 
   static constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 
-  bool Call(const MatmulProblem& p, CudaLane& lane, const cublasLtMatmulAlgo_t& with) const {
+  bool Call(const MatmulProblem& p, CudaStream& stream, const cublasLtMatmulAlgo_t& with) const {
     const float one_f32 = 1, zero_f32 = 0;
     const double one_f64 = 1, zero_f64 = 0;
     const bool wide = dtype == DType::kF64;
     const void* one = wide ? static_cast<const void*>(&one_f64) : &one_f32;
     const void* zero = wide ? static_cast<const void*>(&zero_f64) : &zero_f32;
     return Libraries().matmul(handle, desc, one, p.b, first, p.a, second, zero, p.c, result, p.c,
-                              result, &with, lane.Scratch(kWorkspace), kWorkspace,
-                              lane.stream()) == CUBLAS_STATUS_SUCCESS;
+                              result, &with, stream.Scratch(kWorkspace), kWorkspace,
+                              stream.handle()) == CUBLAS_STATUS_SUCCESS;
   }
 
-  void Try(const MatmulProblem& p, CudaLane& lane) {
+  void Try(const MatmulProblem& p, CudaStream& stream) {
     const Api& api = Libraries();
     cublasLtMatmulPreference_t preference = nullptr;
     CUBLAS_CHECK(api.preference_create(&preference));
@@ -149,10 +149,10 @@ struct LtMatmul::State {
       double shortest = std::numeric_limits<double>::infinity();
       bool works = true;
       for (int pass = 0; pass < 3 && works; ++pass) {  // the first loads the kernel
-        lane.Reset();
-        lane.StartTimer();
-        works = Call(p, lane, with);
-        const double us = lane.StopTimer();
+        stream.Reset();
+        stream.StartTimer();
+        works = Call(p, stream, with);
+        const double us = stream.StopTimer();
         if (pass > 0) shortest = std::min(shortest, us);
       }
       if (!works || shortest >= best) continue;
@@ -195,8 +195,8 @@ LtMatmul::LtMatmul(const MatmulProblem& like, bool tf32) : state_(std::make_uniq
 
 LtMatmul::~LtMatmul() = default;
 
-bool LtMatmul::Launch(const MatmulProblem& problem, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+bool LtMatmul::Launch(const MatmulProblem& problem, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   if (!state_->tried) state_->Try(problem, cuda);
   return state_->found && state_->Call(problem, cuda, state_->algorithm);
 }

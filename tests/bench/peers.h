@@ -14,11 +14,11 @@ namespace tessera::bench {
 
 enum class Peer { kCubSum, kCubMax, kCubArgMax, kCublasNrm2, kCublasAsum };
 
-// Enqueues the reduction of n floats in device memory on a lane of a CUDA device; results go to
+// Enqueues the reduction of n floats in device memory on a stream of a CUDA device; results go to
 // scratch memory. CUB's sums are the same from run to run on one device, the only deterministic
 // mode of the CUB that CUDA 13.0 brings.
 // REQUIRES: HasPeers().
-void LaunchPeer(Peer peer, Lane& lane, const float* x, std::int64_t n);
+void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n);
 
 // Products by cublasLt with the fastest of the algorithms that its heuristics propose for a
 // problem. REQUIRES: HasPeers().
@@ -30,7 +30,7 @@ class LtMatmul {
 
   // Enqueues a product that differs from `like` in places only. The first call tries the algorithms
   // and takes much longer. False: the library has none for it.
-  bool Launch(const MatmulProblem& problem, Lane& lane);
+  bool Launch(const MatmulProblem& problem, Stream& stream);
 
  private:
   struct State;

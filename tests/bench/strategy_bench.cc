@@ -33,8 +33,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "kernels/base/element.h"
 #include "kernels/compute.h"
-#include "kernels/types.h"
 #include "tests/bench/ceilings.h"
 #ifdef TESSERA_WITH_CUDA
 #include "tests/bench/hold.h"
@@ -62,8 +62,8 @@ T OrDie(absl::StatusOr<T> value) {
 // Device memory full of normal values of one type, from which operands are cut in turn.
 class Arena {
  public:
-  Arena(Lane& lane, DType dtype, std::size_t bytes)
-      : memory_(OrDie(Allocate(lane.device(), bytes + kRotation))) {
+  Arena(Stream& stream, DType dtype, std::size_t bytes)
+      : memory_(OrDie(Allocate(stream.device(), bytes + kRotation))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     DispatchDType(dtype, [&](auto zero) {
@@ -77,7 +77,7 @@ class Arena {
     });
     for (std::size_t at = 0; at < memory_.size(); at += block_.size()) {
       const absl::Status status =
-          CopyToDevice(lane, static_cast<char*>(memory_.data()) + at, block_.data(),
+          CopyToDevice(stream, static_cast<char*>(memory_.data()) + at, block_.data(),
                        std::min(block_.size(), memory_.size() - at));
       if (!status.ok()) Die(status);
     }
@@ -116,22 +116,23 @@ class Arena {
 class Rig {
  public:
   explicit Rig(std::string_view name)
-      : device_(OrDie(OpenDevice(name))), lane_(OrDie(MakeLane(*device_))) {}
+      : device_(OrDie(OpenDevice(name))), stream_(OrDie(MakeStream(*device_))) {}
 
   Device& device() { return *device_; }
-  Lane& lane() { return *lane_; }
+  Stream& stream() { return *stream_; }
 
   // Operands of `bytes` a call in all; made on the first use and as large as any use needs.
   void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
   // Results go elsewhere: as operands of later calls they would grow out of all range.
   void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
   void* Output(std::size_t bytes) {
-    if (outputs_ == nullptr) outputs_ = std::make_unique<Arena>(*lane_, DType::kF32, output_bytes_);
+    if (outputs_ == nullptr)
+      outputs_ = std::make_unique<Arena>(*stream_, DType::kF32, output_bytes_);
     return outputs_->Next(bytes);
   }
   Arena& Operands(DType dtype) {
     std::unique_ptr<Arena>& arena = arenas_[dtype];
-    if (arena == nullptr) arena = std::make_unique<Arena>(*lane_, dtype, needs_[dtype]);
+    if (arena == nullptr) arena = std::make_unique<Arena>(*stream_, dtype, needs_[dtype]);
     return *arena;
   }
 
@@ -141,16 +142,16 @@ class Rig {
   void Time(benchmark::State& state, double bytes, double flops,
             const std::function<void()>& launch, bool held = true) {
     try {
-      lane_->Reset();
+      stream_->Reset();
       launch();
-      lane_->Synchronize();
+      stream_->Synchronize();
       const double enqueueing_us = EnqueueingTime(launch);
       for (auto _ : state) {
-        lane_->Reset();
+        stream_->Reset();
         if (held) Hold(enqueueing_us);
-        lane_->StartTimer();
+        stream_->StartTimer();
         launch();
-        state.SetIterationTime(lane_->StopTimer() * 1e-6);
+        state.SetIterationTime(stream_->StopTimer() * 1e-6);
       }
     } catch (const DeviceError& error) {
       state.SkipWithError(error.what());
@@ -167,11 +168,11 @@ class Rig {
  private:
   // How long the host needs to enqueue a launch that it has made before.
   double EnqueueingTime(const std::function<void()>& launch) {
-    lane_->Reset();
+    stream_->Reset();
     const auto begin = std::chrono::steady_clock::now();
     launch();
     const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - begin;
-    lane_->Synchronize();
+    stream_->Synchronize();
     return us.count();
   }
 
@@ -180,12 +181,12 @@ class Rig {
   void Hold([[maybe_unused]] double enqueueing_us) {
 #ifdef TESSERA_WITH_CUDA
     if (device_->info().backend == Backend::kCuda)
-      LaunchHold(*lane_, std::min(10 + 3 * enqueueing_us, 200.0));
+      LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
 #endif
   }
 
   std::unique_ptr<Device> device_;
-  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<Stream> stream_;
   std::map<DType, std::size_t> needs_;
   std::map<DType, std::unique_ptr<Arena>> arenas_;
   std::size_t output_bytes_ = 0;
@@ -273,8 +274,8 @@ void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Setting setting = Settin
           p.a = NextOperand(arena, setting, like.dtype, like.n);
           p.b = NextOperand(arena, setting == Setting::kWarm ? Setting::kCold : setting, like.dtype,
                             like.n);
-          p.result = rig.lane().result();
-          row.launch(p, rig.lane());
+          p.result = rig.stream().result();
+          row.launch(p, rig.stream());
         };
         rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), launch,
                  setting != Setting::kLone);
@@ -293,8 +294,8 @@ void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::str
         const auto launch = [&] {
           ReduceProblem p = like;
           p.x = NextOperand(rig.Operands(like.dtype), setting, like.dtype, like.n);
-          p.result = rig.lane().result();
-          row.launch(p, rig.lane());
+          p.result = rig.stream().result();
+          row.launch(p, rig.stream());
         };
         rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), launch,
                  setting != Setting::kLone);
@@ -324,11 +325,11 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
               dots[i] = {.a = a + at, .b = b + at, .n = n};
               sums[i] = {.x = a + at, .n = n};
             }
-            const absl::Status status = BeginRequest(rig.lane());
+            const absl::Status status = BeginRequest(rig.stream());
             if (!status.ok()) Die(status);
             const Stats stats = OrDie(
-                dot ? RunDotBatch(rig.lane(), DType::kF32, dots, absl::MakeSpan(results), true)
-                    : RunReduceBatch(rig.lane(), DType::kF32, ReduceOp::kSum, sums,
+                dot ? RunDotBatch(rig.stream(), DType::kF32, dots, absl::MakeSpan(results), true)
+                    : RunReduceBatch(rig.stream(), DType::kF32, ReduceOp::kSum, sums,
                                      absl::MakeSpan(results), true));
             return stats.kernel_us;
           };
@@ -361,7 +362,7 @@ void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n,
         [&rig, peer = peer, n, bytes, setting](benchmark::State& state) {
           const auto launch = [&] {
             const void* x = rig.Operands(DType::kF32).Next(bytes);
-            LaunchPeer(peer, rig.lane(), static_cast<const float*>(x), n);
+            LaunchPeer(peer, rig.stream(), static_cast<const float*>(x), n);
           };
           rig.Time(state, static_cast<double>(bytes), static_cast<double>(n), launch,
                    setting != Setting::kLone);
@@ -384,7 +385,7 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
       p.a = arena.Next(bytes);
       p.b = arena.Next(bytes);
       p.out = rig.Output(bytes);
-      row.launch(p, rig.lane());
+      row.launch(p, rig.stream());
     });
   });
 }
@@ -406,7 +407,7 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
           WindowSumProblem p = like;
           p.x = arena.Next(bytes);
           p.out = rig.Output(out_bytes);
-          row.launch(p, rig.lane());
+          row.launch(p, rig.stream());
         });
       },
       Join({kOperation<WindowSumProblem>, absl::StrCat(radius)}, "_"));
@@ -430,7 +431,7 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
                 ReduceAxesProblem p = like;
                 p.x = arena.Next(bytes);
                 p.out = rig.Output(out_bytes);
-                row.launch(p, rig.lane());
+                row.launch(p, rig.stream());
               });
             });
   }
@@ -449,7 +450,7 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
       const auto j = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.n));
       T computed;
       const absl::Status status = CopyToHost(
-          rig.lane(), &computed, static_cast<const T*>(p.c) + i * p.n + j, sizeof computed);
+          rig.stream(), &computed, static_cast<const T*>(p.c) + i * p.n + j, sizeof computed);
       if (!status.ok()) Die(status);
       long double sum = 0, sizes = 0;
       for (std::int64_t l = 0; l < p.k; ++l) {
@@ -503,7 +504,7 @@ void RegisterMatmulPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] const Matmu
         Join({"peer", tf32 ? "cublaslt_tf32" : "cublaslt", Name(like.dtype), size}, "/").c_str(),
         [&rig, like, peer, error = -1.0](benchmark::State& state) mutable {
           TimeMatmul(rig, state, like, error, [&](const MatmulProblem& p) {
-            if (!peer->Launch(p, rig.lane()))
+            if (!peer->Launch(p, rig.stream()))
               throw DeviceError(DeviceError::Kind::kFailed, "cublasLt", "no algorithm");
           });
         })
@@ -521,7 +522,8 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
   // Each row's benchmark has a copy of this, and so an error of its own.
   const auto body = [&rig, like, error = -1.0](auto& state, auto& row) mutable {
-    TimeMatmul(rig, state, like, error, [&](const MatmulProblem& p) { row.launch(p, rig.lane()); });
+    TimeMatmul(rig, state, like, error,
+               [&](const MatmulProblem& p) { row.launch(p, rig.stream()); });
   };
   const auto all = [](const Strategy<MatmulProblem>&) { return true; };
   // For the largest products, which take the simpler rows seconds.
@@ -546,20 +548,21 @@ void RegisterCeilings(Rig& rig, bool gpu) {
   };
   add(absl::StrCat("ceiling/read/f32/", bytes), [&rig, bytes](benchmark::State& state) {
     rig.Time(state, static_cast<double>(bytes), 0, [&] {
-      LaunchRead(rig.lane(), rig.Operands(DType::kF32).Next(bytes), bytes, rig.lane().Scratch(16));
+      LaunchRead(rig.stream(), rig.Operands(DType::kF32).Next(bytes), bytes,
+                 rig.stream().Scratch(16));
     });
   });
   add(absl::StrCat("ceiling/copy/f32/", bytes), [&rig, bytes](benchmark::State& state) {
     rig.Time(state, 2.0 * static_cast<double>(bytes), 0, [&] {
       Arena& arena = rig.Operands(DType::kF32);
       void* from = arena.Next(bytes);
-      LaunchCopy(rig.lane(), rig.Output(bytes), from, bytes);
+      LaunchCopy(rig.stream(), rig.Output(bytes), from, bytes);
     });
   });
   for (bool wide : {false, true}) {
     add(wide ? "ceiling/fma/f64/0" : "ceiling/fma/f32/0", [&rig, wide](benchmark::State& state) {
-      const double flops = LaunchFma(rig.lane(), wide, rig.lane().Scratch(16));
-      rig.Time(state, 0, flops, [&] { LaunchFma(rig.lane(), wide, rig.lane().Scratch(16)); });
+      const double flops = LaunchFma(rig.stream(), wide, rig.stream().Scratch(16));
+      rig.Time(state, 0, flops, [&] { LaunchFma(rig.stream(), wide, rig.stream().Scratch(16)); });
     });
   }
 }

@@ -2,21 +2,21 @@
 // gain beyond bandwidth.
 //
 // Cost at n = 2^20 (f32): 12 MiB moved, 2^20 flops.
+#include "kernels/base/element.h"
 #include "kernels/cpu/chunks.h"
 #include "kernels/strategy.h"
-#include "kernels/types.h"
 
 namespace tessera {
 namespace {
 
 template <class T>
-void Run(const AddProblem& p, const Lane& lane) {
+void Run(const AddProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* out = static_cast<T*>(p.out);
 #pragma omp parallel for schedule(static) if (p.n > kChunk)
   for (std::int64_t begin = 0; begin < p.n; begin += kChunk) {
-    if (lane.stopped()) continue;
+    if (stream.stopped()) continue;
     const std::int64_t end = std::min(p.n, begin + kChunk);
 #pragma omp simd
     for (std::int64_t i = begin; i < end; ++i)
@@ -42,8 +42,8 @@ const Strategy<AddProblem> kAddCpu = {
           return Cost{.bytes = 3 * n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = 1};
         },
     .launch =
-        [](const AddProblem& p, Lane& lane) {
-          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, lane); });
+        [](const AddProblem& p, Stream& stream) {
+          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, stream); });
         },
 };
 

@@ -26,7 +26,8 @@ const Strategy<DotProblem> kDotCpuCompensated = {
     .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = [](const DotProblem& p, Lane& lane) { FoldTreeDot(p, /*compensated=*/true, lane); },
+    .launch = [](const DotProblem& p,
+                 Stream& stream) { FoldTreeDot(p, /*compensated=*/true, stream); },
     .reads_views = true,
 };
 

@@ -6,9 +6,9 @@
 // Accumulators stay double, which costs a conversion that hides behind memory.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
+#include "kernels/base/element.h"
 #include "kernels/cpu/chunks.h"
 #include "kernels/strategy.h"
-#include "kernels/types.h"
 
 namespace tessera {
 namespace {
@@ -30,11 +30,11 @@ WideOf<T> DotChunk(const T* a, const T* b, std::int64_t begin, std::int64_t end)
 }
 
 template <class T>
-void Run(const DotProblem& p, const Lane& lane) {
+void Run(const DotProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   const auto sum = FoldChunks(
-      lane, p.n, WideOf<T>(0),
+      stream, p.n, WideOf<T>(0),
       [&](std::int64_t begin, std::int64_t end) { return DotChunk(a, b, begin, end); },
       WrapAdd<WideOf<T>>);
   Finish(sum, p.result);
@@ -66,8 +66,8 @@ const Strategy<DotProblem> kDotCpuParallel = {
               .bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = Depth(p.n)};
         },
     .launch =
-        [](const DotProblem& p, Lane& lane) {
-          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, lane); });
+        [](const DotProblem& p, Stream& stream) {
+          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, stream); });
         },
 };
 

@@ -5,19 +5,19 @@
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, a chain of 2^20 dependent additions: the adder's
 // latency (4 cycles), not memory, sets the pace.
+#include "kernels/base/element.h"
 #include "kernels/cpu/chunks.h"
 #include "kernels/strategy.h"
-#include "kernels/types.h"
 
 namespace tessera {
 namespace {
 
 template <class T>
-void Run(const DotProblem& p, const Lane& lane) {
+void Run(const DotProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   WideOf<T> sum = 0;
-  ForChunks(lane, p.n, [&](std::int64_t begin, std::int64_t end) {
+  ForChunks(stream, p.n, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) sum = WrapAdd(sum, Product(a[i], b[i]));
   });
   Finish(sum, p.result);
@@ -44,8 +44,8 @@ const Strategy<DotProblem> kDotCpuSerial = {
           return Cost{.bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = n};
         },
     .launch =
-        [](const DotProblem& p, Lane& lane) {
-          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, lane); });
+        [](const DotProblem& p, Stream& stream) {
+          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, stream); });
         },
 };
 

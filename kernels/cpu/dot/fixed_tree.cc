@@ -30,10 +30,11 @@ const Strategy<DotProblem> kDotCpuFixedTree = {
     .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
-    .launch = [](const DotProblem& p, Lane& lane) { FoldTreeDot(p, /*compensated=*/false, lane); },
+    .launch = [](const DotProblem& p,
+                 Stream& stream) { FoldTreeDot(p, /*compensated=*/false, stream); },
     .left_range = TreeLeftRange<DotProblem>,
     .launch_wide = [](const DotProblem& p,
-                      Lane& lane) { FoldTreeDot(p, /*compensated=*/true, lane); },
+                      Stream& stream) { FoldTreeDot(p, /*compensated=*/true, stream); },
     .reads_views = true,
 };
 

@@ -68,23 +68,23 @@ template <class A, int kRows, int kBytes>
 [[gnu::always_inline]] inline void MultiplyTile(const A* a_panel, const A* b_panel,
                                                 std::int64_t depth, A* sums, std::int64_t pitch) {
   typedef A Vector __attribute__((vector_size(kBytes), aligned(alignof(A)), may_alias));
-  constexpr int kLanes = kBytes / static_cast<int>(sizeof(A));
+  constexpr int kStreams = kBytes / static_cast<int>(sizeof(A));
   Vector left[kRows] = {}, right[kRows] = {};
   for (std::int64_t l = 0; l < depth; ++l) {
     const auto b_left = *reinterpret_cast<const Vector*>(b_panel);
-    const auto b_right = *reinterpret_cast<const Vector*>(b_panel + kLanes);
+    const auto b_right = *reinterpret_cast<const Vector*>(b_panel + kStreams);
 #pragma GCC unroll 16
     for (int y = 0; y < kRows; ++y) {
       left[y] += a_panel[y] * b_left;
       right[y] += a_panel[y] * b_right;
     }
     a_panel += kRows;
-    b_panel += 2 * kLanes;
+    b_panel += 2 * kStreams;
   }
 #pragma GCC unroll 16
   for (int y = 0; y < kRows; ++y) {
     *reinterpret_cast<Vector*>(sums + y * pitch) += left[y];
-    *reinterpret_cast<Vector*>(sums + y * pitch + kLanes) += right[y];
+    *reinterpret_cast<Vector*>(sums + y * pitch + kStreams) += right[y];
   }
 }
 
@@ -167,7 +167,7 @@ constexpr std::int64_t kSums = kBlockRows * kBlockColumns;
 constexpr std::int64_t kWorkspace = kPanelsA + kPanelsB + kSums;
 
 template <class T, class O>
-void Run(const MatmulProblem& p, Lane& lane) {
+void Run(const MatmulProblem& p, Stream& stream) {
   using Acc = MatmulAcc<T, O>;
   using A = typename ArithmeticOf<Acc>::type;
   static const Tile<A> tile = BestTile<A>();
@@ -185,7 +185,7 @@ void Run(const MatmulProblem& p, Lane& lane) {
     const std::int64_t columns = std::min(kBlockColumns, p.n - column);
     const std::int64_t pitch = RoundUp(columns, tile.columns);
     std::fill_n(sums, RoundUp(rows, tile.rows) * pitch, A(0));
-    for (std::int64_t k = 0; k < p.k && !lane.stopped(); k += kDepth) {
+    for (std::int64_t k = 0; k < p.k && !stream.stopped(); k += kDepth) {
       const std::int64_t depth = std::min(kDepth, p.k - k);
       Pack(a, row, rows, k, depth, tile.rows, a_panels);
       Pack(b, column, columns, k, depth, tile.columns, b_panels);
@@ -203,14 +203,14 @@ void Run(const MatmulProblem& p, Lane& lane) {
   const std::int64_t column_blocks = (p.n + kBlockColumns - 1) / kBlockColumns;
   const std::int64_t blocks = (p.m + kBlockRows - 1) / kBlockRows * column_blocks;
   const int workers =
-      static_cast<int>(std::min<std::int64_t>(blocks, lane.device().info().multiprocessors));
+      static_cast<int>(std::min<std::int64_t>(blocks, stream.device().info().multiprocessors));
   if (workers == 0) return;
   auto* workspaces =
-      static_cast<A*>(lane.Scratch(static_cast<std::size_t>(workers * kWorkspace) * sizeof(A)));
+      static_cast<A*>(stream.Scratch(static_cast<std::size_t>(workers * kWorkspace) * sizeof(A)));
   std::atomic<std::int64_t> next{0};
 #pragma omp parallel for schedule(static, 1) num_threads(workers)
   for (int worker = 0; worker < workers; ++worker) {
-    for (std::int64_t block = next++; block < blocks && !lane.stopped(); block = next++)
+    for (std::int64_t block = next++; block < blocks && !stream.stopped(); block = next++)
       compute_block(block / column_blocks * kBlockRows, block % column_blocks * kBlockColumns,
                     workspaces + worker * kWorkspace);
   }
@@ -241,8 +241,8 @@ const Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
                                 kBlockColumns, 32);
         },
     .launch =
-        [](const MatmulProblem& p, Lane& lane) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });
+        [](const MatmulProblem& p, Stream& stream) {
+          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
 };
 

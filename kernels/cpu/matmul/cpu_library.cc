@@ -52,7 +52,7 @@ Slabs SlabsOf(const MatmulProblem& p) {
 }
 
 template <class T>
-void Run(const MatmulProblem& p, const Lane& lane) {
+void Run(const MatmulProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* c = static_cast<T*>(p.c);
@@ -71,7 +71,7 @@ void Run(const MatmulProblem& p, const Lane& lane) {
   for (std::int64_t i = 0; i < p.m; i += slabs.rows) {
     for (std::int64_t j = 0; j < p.n; j += slabs.columns) {
       for (std::int64_t l = 0; l < p.k; l += kSlab) {
-        if (lane.stopped()) return;
+        if (stream.stopped()) return;
         const T* a_slab = p.transpose_a ? a + l * p.lda + i : a + i * p.lda + l;
         const T* b_slab = p.transpose_b ? b + j * p.ldb + l : b + l * p.ldb + j;
         Gemm(ta, tb, Int(std::min(slabs.rows, p.m - i)), Int(std::min(slabs.columns, p.n - j)),
@@ -109,8 +109,8 @@ const Strategy<MatmulProblem> kMatmulCpuLibrary = {
                       .depth = k};
         },
     .launch =
-        [](const MatmulProblem& p, Lane& lane) {
-          p.dtype == DType::kF32 ? Run<float>(p, lane) : Run<double>(p, lane);
+        [](const MatmulProblem& p, Stream& stream) {
+          p.dtype == DType::kF32 ? Run<float>(p, stream) : Run<double>(p, stream);
         },
 };
 

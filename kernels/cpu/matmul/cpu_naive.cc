@@ -14,11 +14,11 @@
 namespace tessera {
 namespace {
 
-// Products between two looks at Lane::stopped().
+// Products between two looks at Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
 template <class T, class O>
-void Run(const MatmulProblem& p, const Lane& lane) {
+void Run(const MatmulProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* c = static_cast<O*>(p.c);
@@ -30,7 +30,7 @@ void Run(const MatmulProblem& p, const Lane& lane) {
     for (std::int64_t j = 0; j < p.n; ++j) {
       WideOf<T> sum = 0;
       for (std::int64_t piece = 0; piece < p.k; piece += kPiece) {
-        if (lane.stopped()) return;
+        if (stream.stopped()) return;
         const std::int64_t end = std::min(p.k, piece + kPiece);
         for (std::int64_t l = piece; l < end; ++l)
           sum = WrapAdd(sum, Product(a[i * a_row + l * a_column], b[l * b_row + j * b_column]));
@@ -75,8 +75,8 @@ const Strategy<MatmulProblem> kMatmulCpuNaive = {
           return cost;
         },
     .launch =
-        [](const MatmulProblem& p, Lane& lane) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });
+        [](const MatmulProblem& p, Stream& stream) {
+          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
 };
 

@@ -33,11 +33,11 @@ namespace {
 
 constexpr int kRows = 4;     // v1
 constexpr int kColumns = 8;  // v2
-// Steps along k between two looks at Lane::stopped().
+// Steps along k between two looks at Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 14;
 
 template <class T, class O>
-void Run(const MatmulProblem& p, const Lane& lane) {
+void Run(const MatmulProblem& p, const Stream& stream) {
   using Acc = MatmulAcc<T, O>;
   const std::int64_t a_row = p.transpose_a ? 1 : p.lda, a_column = p.transpose_a ? p.lda : 1;
   const std::int64_t b_row = p.transpose_b ? 1 : p.ldb, b_column = p.transpose_b ? p.ldb : 1;
@@ -51,7 +51,7 @@ void Run(const MatmulProblem& p, const Lane& lane) {
       for (int x = 0; x < kColumns; ++x) b_at[x] = std::min(j + x, p.n - 1) * b_column;
       Acc sums[kRows][kColumns] = {};
       for (std::int64_t l = 0; l < p.k; ++l) {
-        if (l % kPiece == 0 && lane.stopped()) return;
+        if (l % kPiece == 0 && stream.stopped()) return;
         ValueOf<T> a_values[kRows], b_values[kColumns];
         for (int y = 0; y < kRows; ++y)
           a_values[y] = static_cast<ValueOf<T>>(a[a_at[y] + l * a_column]);
@@ -93,8 +93,8 @@ const Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
           return MatmulCoreCost(p, MatmulTileLoads(p, kRows, kColumns), p.m, p.n, kColumns);
         },
     .launch =
-        [](const MatmulProblem& p, Lane& lane) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, lane); });
+        [](const MatmulProblem& p, Stream& stream) {
+          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
 };
 

@@ -29,7 +29,7 @@ const Strategy<ReduceProblem> kReduceCpuCompensated = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const ReduceProblem& p,
-                 Lane& lane) { FoldTreeReduce(p, /*compensated=*/true, lane); },
+                 Stream& stream) { FoldTreeReduce(p, /*compensated=*/true, stream); },
     .reads_views = true,
 };
 

@@ -13,7 +13,7 @@ namespace {
 constexpr int kChains = 8;
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, const Lane& lane) {
+void Run(const ReduceProblem& p, const Stream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
@@ -31,7 +31,7 @@ void Run(const ReduceProblem& p, const Lane& lane) {
     for (; i < end; ++i) all = F::Combine(all, F::Widen(F::Load(x[i], i)));
     return all;
   };
-  const Wide all = FoldChunks(lane, p.n, F::template Identity<Wide>(), partial,
+  const Wide all = FoldChunks(stream, p.n, F::template Identity<Wide>(), partial,
                               [](Wide a, Wide b) { return F::Combine(a, b); });
   F::Finish(all, p.n, p.result);
 }
@@ -63,9 +63,9 @@ const Strategy<ReduceProblem> kReduceCpuParallel = {
           return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = Depth(p.n)};
         },
     .launch =
-        [](const ReduceProblem& p, Lane& lane) {
+        [](const ReduceProblem& p, Stream& stream) {
           DispatchOp(p.op, [&](auto op) {
-            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, lane); });
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, stream); });
           });
         },
 };

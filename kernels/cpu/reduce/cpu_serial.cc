@@ -10,12 +10,12 @@ namespace tessera {
 namespace {
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, const Lane& lane) {
+void Run(const ReduceProblem& p, const Stream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
   Wide all = F::template Identity<Wide>();
-  ForChunks(lane, p.n, [&](std::int64_t begin, std::int64_t end) {
+  ForChunks(stream, p.n, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) all = F::Combine(all, F::Widen(F::Load(x[i], i)));
   });
   F::Finish(all, p.n, p.result);
@@ -44,9 +44,9 @@ const Strategy<ReduceProblem> kReduceCpuSerial = {
           return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = n};
         },
     .launch =
-        [](const ReduceProblem& p, Lane& lane) {
+        [](const ReduceProblem& p, Stream& stream) {
           DispatchOp(p.op, [&](auto op) {
-            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, lane); });
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, stream); });
           });
         },
 };

@@ -32,10 +32,10 @@ const Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const ReduceProblem& p,
-                 Lane& lane) { FoldTreeReduce(p, /*compensated=*/false, lane); },
+                 Stream& stream) { FoldTreeReduce(p, /*compensated=*/false, stream); },
     .left_range = TreeLeftRange<ReduceProblem>,
     .launch_wide = [](const ReduceProblem& p,
-                      Lane& lane) { FoldTreeReduce(p, /*compensated=*/true, lane); },
+                      Stream& stream) { FoldTreeReduce(p, /*compensated=*/true, stream); },
     .reads_views = true,
 };
 

@@ -12,11 +12,11 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kTile = 64;
-// Steps along the axis between two looks at Lane::stopped().
+// Steps along the axis between two looks at Stream::stopped().
 constexpr std::int64_t kSteps = 1024;
 
 template <ReduceOp op, class T>
-void Run(const ReduceAxesProblem& p, const Lane& lane) {
+void Run(const ReduceAxesProblem& p, const Stream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
@@ -30,7 +30,7 @@ void Run(const ReduceAxesProblem& p, const Lane& lane) {
     Wide chain[kTile];
     for (std::int64_t j = 0; j < width; ++j) chain[j] = F::template Identity<Wide>();
     for (std::int64_t l = 0; l < p.length; ++l) {
-      if (l % kSteps == 0 && lane.stopped()) break;
+      if (l % kSteps == 0 && stream.stopped()) break;
       const T* row = x + (o * p.length + l) * p.inner + first;
       for (std::int64_t j = 0; j < width; ++j)
         chain[j] = F::Combine(chain[j], F::Widen(F::Load(row[j], l)));
@@ -68,9 +68,9 @@ const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
                       .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner))};
         },
     .launch =
-        [](const ReduceAxesProblem& p, Lane& lane) {
+        [](const ReduceAxesProblem& p, Stream& stream) {
           DispatchOp(p.op, [&](auto op) {
-            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, lane); });
+            DispatchDType(p.dtype, [&](auto t) { Run<op(), decltype(t)>(p, stream); });
           });
         },
 };

@@ -61,23 +61,23 @@ struct Padded {
 };
 
 template <class T>
-void Run(const WindowSumProblem& p, Lane& lane) {
+void Run(const WindowSumProblem& p, Stream& stream) {
   using Sum = Fold<ReduceOp::kSum, T>;
   using Wide = WideOf<T>;
   if (p.n == 0) return;
   const std::int64_t w = 2 * p.radius + 1;
   const std::int64_t tiles = (p.n + kTile - 1) / kTile;
   const int workers =
-      static_cast<int>(std::min<std::int64_t>(tiles, lane.device().info().multiprocessors));
-  auto* totals = static_cast<Wide*>(lane.Scratch(static_cast<std::size_t>(tiles) * sizeof(Wide)));
+      static_cast<int>(std::min<std::int64_t>(tiles, stream.device().info().multiprocessors));
+  auto* totals = static_cast<Wide*>(stream.Scratch(static_cast<std::size_t>(tiles) * sizeof(Wide)));
   auto* suffixes =
-      static_cast<Wide*>(lane.Scratch(static_cast<std::size_t>(workers * kTile) * sizeof(Wide)));
+      static_cast<Wide*>(stream.Scratch(static_cast<std::size_t>(workers * kTile) * sizeof(Wide)));
   const Padded<T> padded = {static_cast<const T*>(p.x), p.n, p.radius, totals};
   auto* out = static_cast<typename Sum::Out*>(p.out);
 
 #pragma omp parallel for schedule(static) num_threads(workers)
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
-    if (lane.stopped()) continue;
+    if (stream.stopped()) continue;
     Wide total = 0;
     const std::int64_t end = std::min(p.n, (tile + 1) * kTile);
     for (std::int64_t i = tile * kTile; i < end; ++i)
@@ -89,7 +89,7 @@ void Run(const WindowSumProblem& p, Lane& lane) {
 #pragma omp parallel for schedule(static, 1) num_threads(workers)
   for (int worker = 0; worker < workers; ++worker) {
     Wide* suffix = suffixes + worker * kTile;
-    for (std::int64_t tile = worker; tile < tiles && !lane.stopped(); tile += workers) {
+    for (std::int64_t tile = worker; tile < tiles && !stream.stopped(); tile += workers) {
       const std::int64_t begin = tile * kTile;
       const std::int64_t end = std::min(p.n, begin + kTile);
       // suffix[i - begin]: positions i to the end of i's segment.
@@ -144,8 +144,8 @@ const Strategy<WindowSumProblem> kWindowSumCpu = {
               .depth = static_cast<std::uint64_t>(std::min(p.n, 2 * kTile))};
         },
     .launch =
-        [](const WindowSumProblem& p, Lane& lane) {
-          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, lane); });
+        [](const WindowSumProblem& p, Stream& stream) {
+          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, stream); });
         },
 };
 

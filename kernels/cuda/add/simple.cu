@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const AddProblem& p, CudaLane& lane) {
+void Run(const AddProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
   const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
-  AddSimple<T><<<grid.blocks, grid.block_size, 0, lane.stream()>>>(
+  AddSimple<T><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, static_cast<T*>(p.out));
   CUDA_CHECK_LAUNCH(AddSimple);
 }
@@ -39,8 +39,8 @@ Cost CostOf(const AddProblem& p) {
   return {.bytes = 3 * n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = 1};
 }
 
-void Enqueue(const AddProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const AddProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

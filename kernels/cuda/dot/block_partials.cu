@@ -41,14 +41,14 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<DotWide<T>*>(lane.Scratch(grid.blocks * sizeof(DotWide<T>)));
+  auto* partials = static_cast<DotWide<T>*>(stream.Scratch(grid.blocks * sizeof(DotWide<T>)));
   DotBlockPartials<T>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotWide<T>), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotWide<T>), stream.handle()>>>(
           static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, partials);
   CUDA_CHECK_LAUNCH(DotBlockPartials);
-  SumOnHost(partials, grid.blocks, p.result, lane);
+  SumOnHost(partials, grid.blocks, p.result, stream);
 }
 
 // Steps in Wide that follow a thread's chains.
@@ -70,8 +70,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

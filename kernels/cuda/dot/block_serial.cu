@@ -44,14 +44,14 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<DotWide<T>*>(lane.Scratch(grid.blocks * sizeof(DotWide<T>)));
+  auto* partials = static_cast<DotWide<T>*>(stream.Scratch(grid.blocks * sizeof(DotWide<T>)));
   DotBlockSerial<T>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotAcc<T>), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotAcc<T>), stream.handle()>>>(
           static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, partials);
   CUDA_CHECK_LAUNCH(DotBlockSerial);
-  SumOnHost(partials, grid.blocks, p.result, lane);
+  SumOnHost(partials, grid.blocks, p.result, stream);
 }
 
 double Roundoff(const DotProblem& p) {
@@ -67,8 +67,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = std::uint64_t{1} + grid.block_size + grid.blocks};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

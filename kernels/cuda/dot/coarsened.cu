@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(lane);
+  auto* total = MakeSum<DotWide<T>>(stream);
   DotCoarsened<T>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotWide<T>), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotWide<T>), stream.handle()>>>(
           static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, Items(p), total);
   CUDA_CHECK_LAUNCH(DotCoarsened);
-  FetchSum(total, p.result, lane);
+  FetchSum(total, p.result, stream);
 }
 
 // Steps in Wide that follow a thread's chains.
@@ -77,8 +77,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(Items(p) + WideSteps(p))};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ Cost CostOf(const DotProblem& p) {
   return TreeCost(p, FixedTreeOf(p), TreeWideBytes(ReduceOp::kSum, p.dtype, true));
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const DotProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype, [&](auto zero) { LaunchTreeDot<decltype(zero), true>(p, launch, cuda); });

@@ -29,18 +29,18 @@ cublasStatus_t Dot(const CublasApi& api, cublasHandle_t handle, std::int64_t n, 
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
-  auto* value = static_cast<T*>(lane.Scratch(sizeof(T)));
+void Run(const DotProblem& p, CudaStream& stream) {
+  auto* value = static_cast<T*>(stream.Scratch(sizeof(T)));
   if (p.n == 0) {
-    CUDA_CHECK(cudaMemsetAsync(value, 0, sizeof(T), lane.stream()));
+    CUDA_CHECK(cudaMemsetAsync(value, 0, sizeof(T), stream.handle()));
   } else {
-    cublasHandle_t handle = lane.Cublas();
+    cublasHandle_t handle = stream.Cublas();
     const CublasApi& api = *LoadCublas();
     CUBLAS_CHECK(api.set_pointer_mode(handle, CUBLAS_POINTER_MODE_DEVICE));
     CUBLAS_CHECK(
         Dot(api, handle, p.n, static_cast<const T*>(p.a), static_cast<const T*>(p.b), value));
   }
-  StoreReal<<<1, 1, 0, lane.stream()>>>(value, p.result);
+  StoreReal<<<1, 1, 0, stream.handle()>>>(value, p.result);
   CUDA_CHECK_LAUNCH(StoreReal);
 }
 
@@ -54,8 +54,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(CeilLog2(p.n))};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchReal(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchReal(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

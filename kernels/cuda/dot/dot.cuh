@@ -49,26 +49,26 @@ constexpr std::uint64_t AccBytes(DType dtype) {
 
 // A zero in device memory for blocks to add to.
 template <class Wide>
-Wide* MakeSum(CudaLane& lane) {
-  auto* sum = static_cast<Wide*>(lane.Scratch(sizeof(Wide)));
-  CUDA_CHECK(cudaMemsetAsync(sum, 0, sizeof(Wide), lane.stream()));
+Wide* MakeSum(CudaStream& stream) {
+  auto* sum = static_cast<Wide*>(stream.Scratch(sizeof(Wide)));
+  CUDA_CHECK(cudaMemsetAsync(sum, 0, sizeof(Wide), stream.handle()));
   return sum;
 }
 
 // Enqueues the copy of what they have added to the result.
 template <class Wide>
-void FetchSum(const Wide* sum, Scalar* result, CudaLane& lane) {
+void FetchSum(const Wide* sum, Scalar* result, CudaStream& stream) {
   void* to = &result->real;
   if constexpr (std::is_integral_v<Wide>) to = &result->integer;
-  CUDA_CHECK(cudaMemcpyAsync(to, sum, sizeof(Wide), cudaMemcpyDeviceToHost, lane.stream()));
+  CUDA_CHECK(cudaMemcpyAsync(to, sum, sizeof(Wide), cudaMemcpyDeviceToHost, stream.handle()));
 }
 
 // The other finish: waits for the kernels before it, fetches `count` partial sums and adds them up
 // in index order, on the host.
 template <class Wide>
-void SumOnHost(const Wide* partials, std::int64_t count, Scalar* result, CudaLane& lane) {
+void SumOnHost(const Wide* partials, std::int64_t count, Scalar* result, CudaStream& stream) {
   std::vector<Wide> sums(static_cast<std::size_t>(count));
-  lane.CopyToHost(sums.data(), partials, sums.size() * sizeof(Wide));
+  stream.CopyToHost(sums.data(), partials, sums.size() * sizeof(Wide));
   Wide sum = 0;
   for (const Wide s : sums) sum = WrapAdd(sum, s);
   Finish(sum, result);

@@ -37,11 +37,11 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
   const auto n = static_cast<std::size_t>(p.n);
-  auto* products = static_cast<DotAcc<T>*>(lane.Scratch(n * sizeof(DotAcc<T>)));
-  DotElementwise<T><<<grid.blocks, grid.block_size, 0, lane.stream()>>>(
+  auto* products = static_cast<DotAcc<T>*>(stream.Scratch(n * sizeof(DotAcc<T>)));
+  DotElementwise<T><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, products);
   CUDA_CHECK_LAUNCH(DotElementwise);
   // Not a vector, which would write zeros first.
@@ -49,8 +49,8 @@ void Run(const DotProblem& p, CudaLane& lane) {
   WideOf<T> total = 0;
   for (std::int64_t at = 0; at < p.n; at += kPiece) {
     const std::int64_t count = std::min(kPiece, p.n - at);
-    lane.CopyToHost(piece.get(), products + at, count * sizeof(DotAcc<T>));
-    total = WrapAdd(total, ParallelSum(piece.get(), count, lane));
+    stream.CopyToHost(piece.get(), products + at, count * sizeof(DotAcc<T>));
+    total = WrapAdd(total, ParallelSum(piece.get(), count, stream));
   }
   Finish(total, p.result);
 }
@@ -70,8 +70,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(1 + HostDepth(p))};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

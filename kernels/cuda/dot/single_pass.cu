@@ -3,7 +3,7 @@
 // Against `warp_shuffle`: a thread loads 16 bytes at a time, two vectors of each operand before it
 // uses the first, and a column of products, always the same place of a thread's vectors, has its
 // own accumulator. No cell of device memory has to be zeroed before, and none copied after: the
-// last block to start receives the others' sums through the lane's mailbox, adds them in index
+// last block to start receives the others' sums through the stream's mailbox, adds them in index
 // order and writes the result, so that the same call gives the same bits. kernels/cuda/tree.cuh has
 // the kernel and says how blocks meet; kernels/fixed_tree.h says in which order values are added.
 //
@@ -41,8 +41,8 @@ Cost CostOf(const DotProblem& p) {
                   TreeWideBytes(ReduceOp::kSum, p.dtype, false));
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const DotProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   const TreeLaunch launch = {.tree = TreeOf(p, cuda.device().info().multiprocessors),
                              .block = p.launch.block_size};
   DispatchDType(p.dtype, [&](auto zero) { LaunchTreeDot<decltype(zero), false>(p, launch, cuda); });

@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 std::int64_t Threads(const Grid& grid) { return std::int64_t{grid.blocks} * grid.block_size; }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = GridOf(p);
   const std::int64_t threads = Threads(grid);
   auto* partials = static_cast<DotWide<T>*>(
-      lane.Scratch(static_cast<std::size_t>(threads) * sizeof(DotWide<T>)));
-  DotThreadPartials<T><<<grid.blocks, grid.block_size, 0, lane.stream()>>>(
+      stream.Scratch(static_cast<std::size_t>(threads) * sizeof(DotWide<T>)));
+  DotThreadPartials<T><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, partials);
   CUDA_CHECK_LAUNCH(DotThreadPartials);
-  SumOnHost(partials, threads, p.result, lane);
+  SumOnHost(partials, threads, p.result, stream);
 }
 
 double Roundoff(const DotProblem& p) {
@@ -69,8 +69,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread) + threads};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

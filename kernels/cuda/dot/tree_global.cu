@@ -73,21 +73,21 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   using Wide = DotWide<T>;
   const std::uint32_t block = BlockSize(p);
   auto* cells =
-      static_cast<DotAcc<T>*>(lane.Scratch(static_cast<std::size_t>(p.n) * sizeof(DotAcc<T>)));
+      static_cast<DotAcc<T>*>(stream.Scratch(static_cast<std::size_t>(p.n) * sizeof(DotAcc<T>)));
   RunLevels<Wide>(
-      p.n, PerBlock(p), lane,
+      p.n, PerBlock(p), stream,
       [&](unsigned blocks, Wide* to) {
-        DotTreeGlobal<T><<<blocks, block, 0, lane.stream()>>>(
+        DotTreeGlobal<T><<<blocks, block, 0, stream.handle()>>>(
             static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, cells, to, p.result);
         CUDA_CHECK_LAUNCH(DotTreeGlobal);
       },
       [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
         DotTreeGlobalLevel<Fold<ReduceOp::kSum, Wide>>
-            <<<blocks, block, 0, lane.stream()>>>(from, n, to, p.result);
+            <<<blocks, block, 0, stream.handle()>>>(from, n, to, p.result);
         CUDA_CHECK_LAUNCH(DotTreeGlobalLevel);
       });
 }
@@ -110,8 +110,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(1 + (1 + later.count) * Depth(p))};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

@@ -44,14 +44,14 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(lane);
+  auto* total = MakeSum<DotWide<T>>(stream);
   DotTreeSequential<T>
-      <<<grid.blocks, grid.block_size, 2 * grid.block_size * sizeof(DotAcc<T>), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, 2 * grid.block_size * sizeof(DotAcc<T>), stream.handle()>>>(
           static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, total);
   CUDA_CHECK_LAUNCH(DotTreeSequential);
-  FetchSum(total, p.result, lane);
+  FetchSum(total, p.result, stream);
 }
 
 // Additions of the tree that a product passes.
@@ -70,8 +70,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = std::uint64_t{1} + static_cast<unsigned>(Depth(grid)) + grid.blocks};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

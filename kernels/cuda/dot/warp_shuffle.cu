@@ -43,13 +43,13 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const DotProblem& p, CudaLane& lane) {
+void Run(const DotProblem& p, CudaStream& stream) {
   const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(lane);
-  DotWarpShuffle<T><<<grid.blocks, grid.block_size, 0, lane.stream()>>>(
+  auto* total = MakeSum<DotWide<T>>(stream);
+  DotWarpShuffle<T><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, total);
   CUDA_CHECK_LAUNCH(DotWarpShuffle);
-  FetchSum(total, p.result, lane);
+  FetchSum(total, p.result, stream);
 }
 
 // Steps in Wide that follow a thread's chains.
@@ -71,8 +71,8 @@ Cost CostOf(const DotProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
 }
 
-void Enqueue(const DotProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(lane)); });
+void Enqueue(const DotProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
 }
 
 }  // namespace

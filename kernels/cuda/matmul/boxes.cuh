@@ -7,9 +7,9 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/base/element.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/primitives.cuh"
-#include "kernels/types.h"
 
 namespace tessera {
 

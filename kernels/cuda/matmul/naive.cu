@@ -39,18 +39,18 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T, class O>
-void Run(const MatmulProblem& p, CudaLane& lane) {
+void Run(const MatmulProblem& p, CudaStream& stream) {
   if (p.m == 0 || p.n == 0) return;
   const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
-  MatmulNaive<<<grid.blocks, grid.block_size, 0, lane.stream()>>>(OperandA<T>(p), OperandB<T>(p),
-                                                                  p.k, static_cast<O*>(p.c));
+  MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(OperandA<T>(p), OperandB<T>(p),
+                                                                    p.k, static_cast<O*>(p.c));
   CUDA_CHECK_LAUNCH(MatmulNaive);
 }
 
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); }
 
-void Enqueue(const MatmulProblem& p, Lane& lane) {
-  DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, Cuda(lane)); });
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, Cuda(stream)); });
 }
 
 }  // namespace

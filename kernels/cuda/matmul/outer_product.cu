@@ -98,29 +98,29 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int Steps(std::int64_t k) { return k <= 1 ? 1 : k <= 2 ? 2 : k <= 4 ? 4 : kMostSteps; }
 
 template <int kSteps>
-void Run(const MatmulProblem& p, CudaLane& lane) {
+void Run(const MatmulProblem& p, CudaStream& stream) {
   const std::int64_t row_tiles = CeilDiv(p.m, kWarps * Rows(SizeOf(p.dtype), kSteps));
   const auto blocks = static_cast<unsigned>(row_tiles * CeilDiv(p.n, kColumns));
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    MatmulOuterProduct<kSteps><<<blocks, kThreads, 0, lane.stream()>>>(
+    MatmulOuterProduct<kSteps><<<blocks, kThreads, 0, stream.handle()>>>(
         OperandA<T>(p), OperandB<T>(p), static_cast<int>(p.k), static_cast<decltype(o)*>(p.c));
     CUDA_CHECK_LAUNCH(MatmulOuterProduct);
   });
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
   if (p.m == 0 || p.n == 0) return;
   switch (Steps(p.k)) {
     case 1:
-      return Run<1>(p, lane);
+      return Run<1>(p, stream);
     case 2:
-      return Run<2>(p, lane);
+      return Run<2>(p, stream);
     case 4:
-      return Run<4>(p, lane);
+      return Run<4>(p, stream);
     default:
-      return Run<kMostSteps>(p, lane);
+      return Run<kMostSteps>(p, stream);
   }
 }
 

@@ -20,7 +20,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/types.h"
+#include "kernels/base/element.h"
 
 namespace tessera {
 

@@ -87,7 +87,7 @@ int Each(const MatmulProblem& p) {
 }
 
 template <int kEach>
-void Run(const MatmulProblem& p, CudaLane& lane) {
+void Run(const MatmulProblem& p, CudaStream& stream) {
   constexpr int kTile = kSide * kEach;
   const std::int64_t tiles = CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
   if (tiles == 0) return;
@@ -95,7 +95,7 @@ void Run(const MatmulProblem& p, CudaLane& lane) {
       std::min<std::int64_t>(tiles, std::numeric_limits<std::int32_t>::max()));
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    MatmulRegisterTiled<kEach><<<blocks, kSide * kSide, 0, lane.stream()>>>(
+    MatmulRegisterTiled<kEach><<<blocks, kSide * kSide, 0, stream.handle()>>>(
         OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
     CUDA_CHECK_LAUNCH(MatmulRegisterTiled);
   });
@@ -103,8 +103,8 @@ void Run(const MatmulProblem& p, CudaLane& lane) {
 
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, Each(p), Each(p))); }
 
-void Enqueue(const MatmulProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   switch (Each(p)) {
     case 1:
       return Run<1>(p, cuda);

@@ -148,11 +148,11 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 template <class C>
-void RunConfig(const MatmulProblem& p, CudaLane& lane) {
+void RunConfig(const MatmulProblem& p, CudaStream& stream) {
   const auto blocks = static_cast<unsigned>(Tiles<C>(p));
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    MatmulSharedTiled<C><<<blocks, kThreads, 0, lane.stream()>>>(
+    MatmulSharedTiled<C><<<blocks, kThreads, 0, stream.handle()>>>(
         OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
     CUDA_CHECK_LAUNCH(MatmulSharedTiled);
   });
@@ -163,8 +163,8 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
 
-void Enqueue(const MatmulProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   if (p.m == 0 || p.n == 0) return;
   // Large tiles move less, once there are two for every multiprocessor to overlap.
   if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {

@@ -151,21 +151,21 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 template <class C, class T>
-void RunConfig(const MatmulProblem& p, CudaLane& lane) {
+void RunConfig(const MatmulProblem& p, CudaStream& stream) {
   const auto blocks = static_cast<unsigned>(Tiles<C>(p));
-  MatmulSharedTiledVectorized<C><<<blocks, kThreads, 0, lane.stream()>>>(
+  MatmulSharedTiledVectorized<C><<<blocks, kThreads, 0, stream.handle()>>>(
       OperandA<T>(p), OperandB<T>(p), PackableOf<T>(p), p.k, static_cast<T*>(p.c));
   CUDA_CHECK_LAUNCH(MatmulSharedTiledVectorized);
 }
 
 template <class T>
-void Run(const MatmulProblem& p, CudaLane& lane) {
+void Run(const MatmulProblem& p, CudaStream& stream) {
   if (p.m == 0 || p.n == 0) return;
   // Large tiles move less, once there are two for every multiprocessor to overlap.
-  if (Tiles<Large>(p) >= 2 * lane.device().info().multiprocessors) {
-    RunConfig<Large, T>(p, lane);
+  if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
+    RunConfig<Large, T>(p, stream);
   } else {
-    RunConfig<Small, T>(p, lane);
+    RunConfig<Small, T>(p, stream);
   }
 }
 
@@ -174,8 +174,8 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
 
-void Enqueue(const MatmulProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   p.dtype == DType::kF32 ? Run<float>(p, cuda) : Run<double>(p, cuda);
 }
 

@@ -381,12 +381,12 @@ int Parts(std::int64_t tiles, std::int64_t slabs, std::int64_t multiprocessors) 
 
 template <class C, bool kAlongK, class O>
 void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool wide_packable,
-               const Operand<typename C::T>& thin, bool thin_packs, CudaLane& lane) {
+               const Operand<typename C::T>& thin, bool thin_packs, CudaStream& stream) {
   using Acc = typename C::Acc;
   const bool a_is_wide = p.m >= p.n;
   const std::int64_t tiles = CeilDiv(wide.extent, C::kTile), slabs = CeilDiv(p.k, C::kDepth);
   const std::int64_t part_slabs =
-      CeilDiv(slabs, Parts(tiles, slabs, lane.device().info().multiprocessors));
+      CeilDiv(slabs, Parts(tiles, slabs, stream.device().info().multiprocessors));
   const std::int64_t part = part_slabs * C::kDepth;
   const auto parts = static_cast<int>(CeilDiv(slabs, part_slabs));
   const std::int64_t wide_stride = a_is_wide ? p.n : 1, thin_stride = a_is_wide ? 1 : p.n;
@@ -396,22 +396,22 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
     const auto kernel = MatmulSkinny<C, kAlongK, Out>;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
-    kernel<<<grid, kThreads, C::kSharedBytes, lane.stream()>>>(
+    kernel<<<grid, kThreads, C::kSharedBytes, stream.handle()>>>(
         wide, wide_packable, thin, thin_packs, p.k, part,
         Destination<Out>{c, wide_stride, thin_stride, wide.extent, thin.extent});
     CUDA_CHECK_LAUNCH(MatmulSkinny);
   };
   if (parts == 1) return launch(static_cast<O*>(p.c));
   const std::int64_t n = p.m * p.n;
-  auto* sums = static_cast<Acc*>(lane.Scratch(static_cast<std::size_t>(parts * n) * sizeof(Acc)));
+  auto* sums = static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(parts * n) * sizeof(Acc)));
   launch(sums);
-  MatmulSkinnyFinish<<<static_cast<unsigned>(CeilDiv(n, 256)), 256, 0, lane.stream()>>>(
+  MatmulSkinnyFinish<<<static_cast<unsigned>(CeilDiv(n, 256)), 256, 0, stream.handle()>>>(
       sums, parts, n, static_cast<O*>(p.c));
   CUDA_CHECK_LAUNCH(MatmulSkinnyFinish);
 }
 
 template <class T, class O, int kVectors>
-void Run(const MatmulProblem& p, CudaLane& lane) {
+void Run(const MatmulProblem& p, CudaStream& stream) {
   using C = Config<T, kVectors>;
   const Packable packable = PackableOf<T>(p);
   const bool a_is_wide = p.m >= p.n;
@@ -422,36 +422,36 @@ void Run(const MatmulProblem& p, CudaLane& lane) {
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
   if (wide.k_stride == 1) {
-    RunLayout<C, true, O>(p, wide, wide_packable, thin, thin_packs, lane);
+    RunLayout<C, true, O>(p, wide, wide_packable, thin, thin_packs, stream);
   } else {
-    RunLayout<C, false, O>(p, wide, wide_packable, thin, thin_packs, lane);
+    RunLayout<C, false, O>(p, wide, wide_packable, thin, thin_packs, stream);
   }
 }
 
 template <class T, class O>
-void RunTypes(const MatmulProblem& p, CudaLane& lane) {
+void RunTypes(const MatmulProblem& p, CudaStream& stream) {
   const std::int64_t vectors = std::min(p.m, p.n);
   if constexpr (sizeof(T) != 2) {
-    if (vectors <= 1) return Run<T, O, 1>(p, lane);
-    if (vectors <= 2) return Run<T, O, 2>(p, lane);
-    if (vectors <= 4) return Run<T, O, 4>(p, lane);
+    if (vectors <= 1) return Run<T, O, 1>(p, stream);
+    if (vectors <= 2) return Run<T, O, 2>(p, stream);
+    if (vectors <= 4) return Run<T, O, 4>(p, stream);
   }
-  if (vectors <= 8) return Run<T, O, 8>(p, lane);
-  if (vectors <= 16) return Run<T, O, 16>(p, lane);
-  return Run<T, O, 32>(p, lane);
+  if (vectors <= 8) return Run<T, O, 8>(p, stream);
+  if (vectors <= 16) return Run<T, O, 16>(p, stream);
+  return Run<T, O, 32>(p, stream);
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
     CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                               lane.stream()));
+                               stream.handle()));
     return;
   }
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    if constexpr (!std::is_integral_v<T>) RunTypes<T, decltype(o)>(p, lane);
+    if constexpr (!std::is_integral_v<T>) RunTypes<T, decltype(o)>(p, stream);
   });
 }
 

@@ -468,25 +468,25 @@ bool IsReadable(const Operand<T>& thin, std::int64_t k) {
 
 // The small operand, or a copy of it that is readable.
 template <class C, class T = typename C::T>
-TensorOperand<T> Prepared(const Operand<T>& thin, std::int64_t k, CudaLane& lane) {
+TensorOperand<T> Prepared(const Operand<T>& thin, std::int64_t k, CudaStream& stream) {
   if constexpr (!C::kThinAlongK) return {thin.data, k, thin.extent, thin.k_stride, true};
   if (IsReadable<C>(thin, k)) return {thin.data, thin.extent, k, thin.stride, false};
-  if (thin.k_stride == 1) return Copied<T>(thin.data, thin.extent, k, thin.stride, false, lane);
-  return Transposed<T>(thin.data, thin.extent, k, thin.k_stride, lane);
+  if (thin.k_stride == 1) return Copied<T>(thin.data, thin.extent, k, thin.stride, false, stream);
+  return Transposed<T>(thin.data, thin.extent, k, thin.k_stride, stream);
 }
 
 template <class C, class Out>
 void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
-         const Operand<typename C::T>& thin, CudaLane& lane) {
+         const Operand<typename C::T>& thin, CudaStream& stream) {
   using T = typename C::T;
-  const auto prepared = Prepared<C>(thin, p.k, lane);
+  const auto prepared = Prepared<C>(thin, p.k, stream);
   const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), slabs = CeilDiv(p.k, C::kDepth);
   const auto kernel = MatmulSkinnyTma<C, Out>;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   const Clusters clusters =
-      ChooseClusters(tiles, slabs, lane.device().info().multiprocessors, [&](int blocks) {
-        return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, lane);
+      ChooseClusters(tiles, slabs, stream.device().info().multiprocessors, [&](int blocks) {
+        return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, stream);
       });
   const bool a_is_wide = p.m >= p.n;
   const Work<Out> work{
@@ -510,28 +510,28 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters.count * clusters.blocks), C::kThreads,
                      C::kSharedBytes, static_cast<unsigned>(clusters.blocks)},
-                    lane, wide_map, thin_map, work);
+                    stream, wide_map, thin_map, work);
 }
 
 template <class T, class Out, bool kAlongK>
 void RunLayout(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>& thin,
-               CudaLane& lane) {
+               CudaStream& stream) {
   if constexpr (sizeof(T) == 4) {
-    if (thin.extent <= 1) return Run<Config<T, 1, kAlongK>, Out>(p, wide, thin, lane);
-    if (thin.extent <= 4) return Run<Config<T, 4, kAlongK>, Out>(p, wide, thin, lane);
+    if (thin.extent <= 1) return Run<Config<T, 1, kAlongK>, Out>(p, wide, thin, stream);
+    if (thin.extent <= 4) return Run<Config<T, 4, kAlongK>, Out>(p, wide, thin, stream);
   }
   const auto run_many = [&](auto vectors) {
     using Across = Config<T, vectors(), kAlongK, false>;
-    if (IsReadable<Across>(thin, p.k)) return Run<Across, Out>(p, wide, thin, lane);
-    Run<Config<T, vectors(), kAlongK>, Out>(p, wide, thin, lane);
+    if (IsReadable<Across>(thin, p.k)) return Run<Across, Out>(p, wide, thin, stream);
+    Run<Config<T, vectors(), kAlongK>, Out>(p, wide, thin, stream);
   };
   if (thin.extent <= 16) return run_many(std::integral_constant<int, 16>{});
   run_many(std::integral_constant<int, 32>{});
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
-  if (TensorIsTrivial(p, lane)) return;
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
+  if (TensorIsTrivial(p, stream)) return;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     using Out = decltype(o);
@@ -543,11 +543,11 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
       const std::int64_t rows = along_k ? wide.extent : p.k;
       const std::int64_t pitch = along_k ? wide.stride : wide.k_stride;
       if (!IsBoxAligned(wide.data, rows, pitch * std::int64_t{sizeof(T)})) {
-        kMatmulSkinny.launch(p, lane);
+        kMatmulSkinny.launch(p, stream);
       } else if (along_k) {
-        RunLayout<T, Out, true>(p, wide, thin, lane);
+        RunLayout<T, Out, true>(p, wide, thin, stream);
       } else {
-        RunLayout<T, Out, false>(p, wide, thin, lane);
+        RunLayout<T, Out, false>(p, wide, thin, stream);
       }
     }
   });

@@ -104,7 +104,7 @@ class SlabStream {
 };
 
 // A square of four elements for a lane, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1] with i
-// and l even: two vectors in either layout. Lane 4 g + t takes i = 2 g and l = 2 t. What the f64
+// and l even: two vectors in either layout. Stream 4 g + t takes i = 2 g and l = 2 t. What the f64
 // instruction calls rows g and g + 8 are rows 2 g and 2 g + 1 here, its steps t and t + 4 are 2 t
 // and 2 t + 1, for both operands: a sum does not care for the order of its terms.
 template <class S>

@@ -816,15 +816,15 @@ struct TensorOperand {
   bool mn_major;
 };
 
-// A copy of the matrix in the lane's scratch memory that the engine can read.
+// A copy of the matrix in the stream's scratch memory that the engine can read.
 template <class Out, class In>
 TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, bool mn_major, CudaLane& lane) {
+                          std::int64_t pitch, bool mn_major, CudaStream& stream) {
   const std::int64_t out_pitch = PaddedPitch<Out>(columns);
   auto* out =
-      static_cast<Out*>(lane.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
+      static_cast<Out*>(stream.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
   const std::int64_t threads = rows * (out_pitch / Pack<Out>::kSize);
-  CopyOperand<<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, lane.stream()>>>(
+  CopyOperand<<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, stream.handle()>>>(
       data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch);
   CUDA_CHECK_LAUNCH(CopyOperand);
   return {out, rows, columns, out_pitch, mn_major};
@@ -833,12 +833,12 @@ TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t column
 // A copy with k along the rows, of a matrix [columns, rows] in which it goes across.
 template <class Out, class In>
 TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
-                              std::int64_t pitch, CudaLane& lane) {
+                              std::int64_t pitch, CudaStream& stream) {
   const std::int64_t out_pitch = PaddedPitch<Out>(columns);
   auto* out =
-      static_cast<Out*>(lane.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
+      static_cast<Out*>(stream.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
   const std::int64_t squares = CeilDiv(rows, kSquare) * CeilDiv(columns, kSquare);
-  TransposeOperand<<<static_cast<unsigned>(squares), 256, 0, lane.stream()>>>(
+  TransposeOperand<<<static_cast<unsigned>(squares), 256, 0, stream.handle()>>>(
       data, rows, columns, pitch, out, out_pitch);
   CUDA_CHECK_LAUNCH(TransposeOperand);
   return {out, rows, columns, out_pitch, false};
@@ -857,7 +857,7 @@ struct LaunchGrid {
 
 // Launches a kernel that waits for the one before it by itself.
 template <class... Parameters, class... Arguments>
-void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, CudaLane& lane,
+void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, CudaStream& stream,
                        const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -868,7 +868,7 @@ void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, Cu
   config.gridDim = dim3(grid.blocks);
   config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
-  config.stream = lane.stream();
+  config.stream = stream.handle();
   config.attrs = attributes;
   config.numAttrs = grid.cluster > 0 ? 2 : 1;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
@@ -879,8 +879,8 @@ void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, Cu
 // differ in size.
 template <class... Parameters>
 int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t shared_bytes,
-                    int blocks, const CudaLane& lane) {
-  if (blocks <= 2) return lane.device().info().multiprocessors / blocks;
+                    int blocks, const CudaStream& stream) {
+  if (blocks <= 2) return stream.device().info().multiprocessors / blocks;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
@@ -908,7 +908,7 @@ struct TensorPlan {
 template <class C, bool kMnA, bool kMnB, class O>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   const TensorOperand<typename C::T>& b, const TensorPlan& plan, const O* c,
-                  std::int64_t pitch, unsigned* nonfinite, CudaLane& lane) {
+                  std::int64_t pitch, unsigned* nonfinite, CudaStream& stream) {
   using T = typename C::T;
   const auto map = [](const TensorOperand<T>& x, bool mn_major) {
     return MakeTensorMap<T>(x.data, C::kParts, x.rows, x.columns, x.pitch,
@@ -932,13 +932,13 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   const std::int64_t splits = CeilDiv(work.slabs, split_slabs);
   const std::int64_t pieces = std::int64_t{work.tiles.value()} * splits;
   const std::int64_t clusters =
-      std::min<std::int64_t>(lane.device().info().multiprocessors / C::kCluster, pieces);
+      std::min<std::int64_t>(stream.device().info().multiprocessors / C::kCluster, pieces);
   work.sharing = plan.shares ? ShareTiles(pieces, split_slabs, clusters)
                              : WholeTiles(pieces, split_slabs, clusters);
   if (work.sharing.shared != 0) {
-    work.partials = static_cast<float*>(lane.Scratch(
+    work.partials = static_cast<float*>(stream.Scratch(
         static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));
-    work.written = lane.Tickets();
+    work.written = stream.Tickets();
   }
   work.nonfinite = nonfinite;
   work.floats = std::is_same_v<O, float>;
@@ -950,7 +950,7 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes},
-                    lane, a_map, b_map, c_map, work);
+                    stream, a_map, b_map, c_map, work);
 }
 
 // --- Choice of tiles: host ---
@@ -974,8 +974,8 @@ double FetchTime(const TensorOperand<T>& x) {
 
 template <class T>
 TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const TensorOperand<T>& a,
-                        const TensorOperand<T>& b, const CudaLane& lane) {
-  return {m, n, k, FetchTime(a), FetchTime(b), lane.device().info().multiprocessors};
+                        const TensorOperand<T>& b, const CudaStream& stream) {
+  return {m, n, k, FetchTime(a), FetchTime(b), stream.device().info().multiprocessors};
 }
 
 // A model of what a plan takes, in multiply-adds of 16 bits that one multiprocessor could do, 3.9e6
@@ -1059,11 +1059,11 @@ inline std::string TensorRefusal(const MatmulProblem& p) {
 }
 
 // Whether there is nothing to multiply; c is written then.
-inline bool TensorIsTrivial(const MatmulProblem& p, CudaLane& lane) {
+inline bool TensorIsTrivial(const MatmulProblem& p, CudaStream& stream) {
   if (p.m == 0 || p.n == 0) return true;
   if (p.k > 0) return false;
   CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                             lane.stream()));
+                             stream.handle()));
   return true;
 }
 
@@ -1115,23 +1115,23 @@ inline std::uint64_t SumsScratch(const MatmulProblem& p) {
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
-             CudaLane& lane) {
+             CudaStream& stream) {
   // S: of the sums that the tensor cores leave; O: of c.
   const auto run = [&](auto s, auto o) {
     using S = decltype(s);
     using O = decltype(o);
     auto* const c = static_cast<O*>(p.c);
     if (plan.splits == 1 && IsBoxWritable(c, p.n * static_cast<std::int64_t>(sizeof(O)))) {
-      LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, c, p.n, nonfinite, lane);
+      LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, c, p.n, nonfinite, stream);
       return;
     }
     const std::int64_t pitch = PaddedPitch<S>(p.n);
     auto* const sums = static_cast<S*>(
-        lane.Scratch(static_cast<std::size_t>(plan.splits * p.m * pitch) * sizeof(S)));
-    LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, sums, pitch, nonfinite, lane);
+        stream.Scratch(static_cast<std::size_t>(plan.splits * p.m * pitch) * sizeof(S)));
+    LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, sums, pitch, nonfinite, stream);
     const std::int64_t blocks = CeilDiv(p.m, kFinishedRows) * CeilDiv(p.n, kFinishedColumns);
     LaunchOverlapping(FinishResults<S, O>,
-                      {static_cast<unsigned>(blocks), kFinishedRows * kWarpSize, 0}, lane,
+                      {static_cast<unsigned>(blocks), kFinishedRows * kWarpSize, 0}, stream,
                       static_cast<const S*>(sums), plan.splits, p.m, p.n, pitch, c);
   };
   if constexpr (sizeof(typename C::T) == 2 && C::kParts == 1) {
@@ -1152,15 +1152,15 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
 template <class C>
 void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                       const TensorOperand<typename C::T>& b, const TensorPlan& plan,
-                      unsigned* nonfinite, CudaLane& lane) {
+                      unsigned* nonfinite, CudaStream& stream) {
   if (a.mn_major && b.mn_major) {
-    RunPlan<C, true, true>(p, a, b, plan, nonfinite, lane);
+    RunPlan<C, true, true>(p, a, b, plan, nonfinite, stream);
   } else if (a.mn_major) {
-    RunPlan<C, true, false>(p, a, b, plan, nonfinite, lane);
+    RunPlan<C, true, false>(p, a, b, plan, nonfinite, stream);
   } else if (b.mn_major) {
-    RunPlan<C, false, true>(p, a, b, plan, nonfinite, lane);
+    RunPlan<C, false, true>(p, a, b, plan, nonfinite, stream);
   } else {
-    RunPlan<C, false, false>(p, a, b, plan, nonfinite, lane);
+    RunPlan<C, false, false>(p, a, b, plan, nonfinite, stream);
   }
 }
 
@@ -1170,14 +1170,14 @@ void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>
 template <class T>
 TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std::int64_t rows,
                              std::int64_t columns, std::int64_t pitch, bool mn_major,
-                             CudaLane& lane) {
+                             CudaStream& stream) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (dtype == DType::kF32)
-      return Copied<T>(static_cast<const float*>(data), rows, columns, pitch, mn_major, lane);
+      return Copied<T>(static_cast<const float*>(data), rows, columns, pitch, mn_major, stream);
   }
   const auto* elements = static_cast<const T*>(data);
   if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
-    return Copied<T>(elements, rows, columns, pitch, mn_major, lane);
+    return Copied<T>(elements, rows, columns, pitch, mn_major, stream);
   return {elements, rows, columns, pitch, mn_major};
 }
 
@@ -1200,7 +1200,7 @@ inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
 }
 
 template <class T>
-void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
+void MatmulTensor16(const MatmulProblem& p, Stream& any_lane) {
   // Pairs share what they fetch: that matters to many tiles, and to small ones along a long k.
   using LargePair = TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>;
   using Large = TensorTile<T, 128, 256, 1, 4>;
@@ -1209,15 +1209,15 @@ void MatmulTensor16(const MatmulProblem& p, Lane& any_lane) {
   using Square = TensorTile<T, 128, 128, 1, 6>;
   using SmallPair = TensorTile<T, 64, 128, 2, 8>;
   using Small = TensorTile<T, 64, 128, 1, 8>;
-  CudaLane& lane = Cuda(any_lane);
-  if (TensorIsTrivial(p, lane)) return;
-  const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, lane)
-                               : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, lane);
-  const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, lane)
-                               : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, lane);
-  const TensorProduct product = ProductOf(p.m, p.n, p.k, a, b, lane);
+  CudaStream& stream = Cuda(any_lane);
+  if (TensorIsTrivial(p, stream)) return;
+  const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, stream)
+                               : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, stream);
+  const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, stream)
+                               : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, stream);
+  const TensorProduct product = ProductOf(p.m, p.n, p.k, a, b, stream);
   const auto run = [&](auto tile, const TensorPlan& plan) {
-    RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, lane);
+    RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, stream);
   };
   RunBestPlan(product, run, RatedTile<LargePair>{0.8}, RatedTile<Large>{0.785},
               RatedTile<Medium>{0.775}, RatedTile<SquarePair>{0.82}, RatedTile<Square>{0.72},

@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-void Enqueue(const MatmulProblem& p, Lane& lane) { MatmulTensor16<BFloat16>(p, lane); }
+void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<BFloat16>(p, stream); }
 
 double Roundoff(const MatmulProblem& p) {
   const double u = p.dtype == DType::kF32 ? UnitRoundoff(DType::kBF16) : 0;

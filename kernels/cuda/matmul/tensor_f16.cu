@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-void Enqueue(const MatmulProblem& p, Lane& lane) { MatmulTensor16<Half>(p, lane); }
+void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<Half>(p, stream); }
 
 double Roundoff(const MatmulProblem& p) { return TensorSumRoundoff(p.k); }
 

@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
 }
 
 Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                      CudaLane& lane) {
+                      CudaStream& stream) {
   const std::int64_t out_pitch = PaddedPitch<T>(columns);
   auto* out = static_cast<T*>(
-      lane.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(T)));
+      stream.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(T)));
   const std::int64_t threads = rows * (out_pitch / Pack<T>::kSize);
   return {static_cast<const float*>(data),
           rows,
@@ -165,23 +165,23 @@ Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns,
           static_cast<unsigned>(CeilDiv(threads, 256))};
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
-  if (TensorIsTrivial(p, lane)) return;
-  auto* nonfinite = static_cast<unsigned*>(lane.Scratch(sizeof(unsigned)));
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
+  if (TensorIsTrivial(p, stream)) return;
+  auto* nonfinite = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
   const auto [a_rows, a_columns] = p.transpose_a ? std::pair(p.k, p.m) : std::pair(p.m, p.k);
   const auto [b_rows, b_columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);
-  const Splitting a = SplittingOf(p.a, a_rows, a_columns, p.lda, lane);
-  const Splitting b = SplittingOf(p.b, b_rows, b_columns, p.ldb, lane);
-  SplitOperands<<<a.blocks + b.blocks, 256, 0, lane.stream()>>>(a, b, nonfinite);
+  const Splitting a = SplittingOf(p.a, a_rows, a_columns, p.lda, stream);
+  const Splitting b = SplittingOf(p.b, b_rows, b_columns, p.ldb, stream);
+  SplitOperands<<<a.blocks + b.blocks, 256, 0, stream.handle()>>>(a, b, nonfinite);
   CUDA_CHECK_LAUNCH(SplitOperands);
   const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
   const TensorOperand<T> b_parts{b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b};
-  const TensorProduct product = ProductOf(p.m, p.n, p.k, a_parts, b_parts, lane);
+  const TensorProduct product = ProductOf(p.m, p.n, p.k, a_parts, b_parts, stream);
   RunPlanAnyLayout<Tile>(p, a_parts, b_parts, BetterPlan<Tile>({}, 0, 0.78, product), nonfinite,
-                         lane);
+                         stream);
   LaunchOverlapping(ComputeAgain,
-                    {static_cast<unsigned>(2 * product.multiprocessors), kAgainThreads, 0}, lane,
+                    {static_cast<unsigned>(2 * product.multiprocessors), kAgainThreads, 0}, stream,
                     OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,
                     static_cast<float*>(p.c), static_cast<const unsigned*>(nonfinite));
 }

@@ -429,15 +429,15 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 // Whether the copy engine can read the operands; it counts in 32 bits.
-bool UsesEngine(const MatmulProblem& p, const CudaLane& lane) {
-  return lane.device().info().compute_capability == 90 && p.k > 0 &&
+bool UsesEngine(const MatmulProblem& p, const CudaStream& stream) {
+  return stream.device().info().compute_capability == 90 && p.k > 0 &&
          std::max({p.m, p.n, p.k}) < std::numeric_limits<int>::max() - Large::kRows &&
          IsBoxAligned(p.a, p.transpose_a ? p.k : p.m, p.lda * std::int64_t{sizeof(double)}) &&
          IsBoxAligned(p.b, p.transpose_b ? p.n : p.k, p.ldb * std::int64_t{sizeof(double)});
 }
 
 template <bool kAAlongK, bool kBAlongK>
-void RunEngine(const MatmulProblem& p, CudaLane& lane) {
+void RunEngine(const MatmulProblem& p, CudaStream& stream) {
   using Ring = EngineRing<Large, kAAlongK, kBAlongK>;
   const auto map = [&](const void* data, std::int64_t extent, std::int64_t pitch, bool along_k) {
     return MakeTensorMap<double>(data, 1, along_k ? extent : p.k, along_k ? p.k : extent, pitch,
@@ -452,18 +452,18 @@ void RunEngine(const MatmulProblem& p, CudaLane& lane) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Ring::kSharedBytes));
   const std::int64_t blocks =
-      std::min<std::int64_t>(Tiles<Large>(p), lane.device().info().multiprocessors);
-  kernel<<<static_cast<unsigned>(blocks), Ring::kThreads, Ring::kSharedBytes, lane.stream()>>>(
+      std::min<std::int64_t>(Tiles<Large>(p), stream.device().info().multiprocessors);
+  kernel<<<static_cast<unsigned>(blocks), Ring::kThreads, Ring::kSharedBytes, stream.handle()>>>(
       map(p.a, p.m, p.lda, kAAlongK), map(p.b, p.n, p.ldb, kBAlongK), work);
   CUDA_CHECK_LAUNCH(MatmulEngineF64);
 }
 
 template <class C, bool kAAlongK, bool kBAlongK>
-void RunThreads(const MatmulProblem& p, CudaLane& lane) {
+void RunThreads(const MatmulProblem& p, CudaStream& stream) {
   constexpr int kShared = ThreadRing<C, kAAlongK, kBAlongK>::kSharedBytes;
   const auto kernel = MatmulTensorF64<C, kAAlongK, kBAlongK>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kShared, lane.stream()>>>(
+  kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kShared, stream.handle()>>>(
       OperandA<double>(p), OperandB<double>(p), PackableOf<double>(p), p.k,
       static_cast<double*>(p.c));
   CUDA_CHECK_LAUNCH(MatmulTensorF64);
@@ -471,8 +471,8 @@ void RunThreads(const MatmulProblem& p, CudaLane& lane) {
 
 // Whether large tiles are worth it: a round of them on all multiprocessors takes as long as three
 // and a quarter of small ones, as measured on an H200.
-bool UsesLarge(const MatmulProblem& p, const CudaLane& lane) {
-  const int multiprocessors = lane.device().info().multiprocessors;
+bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
+  const int multiprocessors = stream.device().info().multiprocessors;
   return 13 * CeilDiv(Tiles<Large>(p), multiprocessors) <=
          4 * CeilDiv(Tiles<Small>(p), multiprocessors);
 }
@@ -482,16 +482,16 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
   if (p.m == 0 || p.n == 0) return;
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
-    if (!UsesLarge(p, lane)) {
-      RunThreads<Small, a_along_k, b_along_k>(p, lane);
-    } else if (UsesEngine(p, lane)) {
-      RunEngine<a_along_k, b_along_k>(p, lane);
+    if (!UsesLarge(p, stream)) {
+      RunThreads<Small, a_along_k, b_along_k>(p, stream);
+    } else if (UsesEngine(p, stream)) {
+      RunEngine<a_along_k, b_along_k>(p, stream);
     } else {
-      RunThreads<Large, a_along_k, b_along_k>(p, lane);
+      RunThreads<Large, a_along_k, b_along_k>(p, stream);
     }
   });
 }

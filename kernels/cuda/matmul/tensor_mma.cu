@@ -166,18 +166,18 @@ __global__ void __launch_bounds__(kCopyBlock)
   }
 }
 
-// The operand in vectors of 16 bytes: itself, or a copy in the lane's scratch memory.
+// The operand in vectors of 16 bytes: itself, or a copy in the stream's scratch memory.
 template <class T>
-Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaLane& lane) {
+Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaStream& stream) {
   const bool along_k = operand.k_stride == 1;
   const std::int64_t pitch = along_k ? operand.stride : operand.k_stride;
   if (IsPackable<T>(operand.data, pitch)) return operand;
   const std::int64_t rows = along_k ? operand.extent : k, columns = along_k ? k : operand.extent;
   const std::int64_t packs = CeilDiv(columns, Pack<T>::kSize), packed = packs * Pack<T>::kSize;
-  auto* copy = static_cast<T*>(lane.Scratch(static_cast<std::size_t>(rows * packed) * sizeof(T)));
+  auto* copy = static_cast<T*>(stream.Scratch(static_cast<std::size_t>(rows * packed) * sizeof(T)));
   const Grid grid = MakeGrid(rows * packs, Launch{}, kCopyBlock, 1);
-  PackRows<<<grid.blocks, grid.block_size, 0, lane.stream()>>>(operand.data, rows, columns, pitch,
-                                                               copy, packs);
+  PackRows<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(operand.data, rows, columns, pitch,
+                                                                 copy, packs);
   CUDA_CHECK_LAUNCH(PackRows);
   return {copy, operand.extent, along_k ? packed : 1, along_k ? 1 : packed};
 }
@@ -188,15 +188,15 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 template <class C, class T, class O>
-void Run(const MatmulProblem& p, CudaLane& lane) {
-  const Operand<T> a = Packed(OperandA<T>(p), p.k, lane), b = Packed(OperandB<T>(p), p.k, lane);
+void Run(const MatmulProblem& p, CudaStream& stream) {
+  const Operand<T> a = Packed(OperandA<T>(p), p.k, stream), b = Packed(OperandB<T>(p), p.k, stream);
   const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(p.c) % (2 * sizeof(O)) == 0;
   // By the operands' strides, not by the transposes: a pitch of 1 is contiguous along both.
   const auto run = [&](auto a_along_k, auto b_along_k) {
     const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
-    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, C::kSharedBytes, lane.stream()>>>(
+    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, C::kSharedBytes, stream.handle()>>>(
         a, b, pairs, p.k, static_cast<O*>(p.c));
     CUDA_CHECK_LAUNCH(MatmulTensorMma);
   };
@@ -208,20 +208,20 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
     CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                               lane.stream()));
+                               stream.handle()));
     return;
   }
-  const bool large = Tiles<Large>(p) >= lane.device().info().multiprocessors;
+  const bool large = Tiles<Large>(p) >= stream.device().info().multiprocessors;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     using O = decltype(o);
     if constexpr (sizeof(T) == 2) {
-      large ? Run<Large, T, O>(p, lane) : Run<Small, T, O>(p, lane);
+      large ? Run<Large, T, O>(p, stream) : Run<Small, T, O>(p, stream);
     }
   });
 }

@@ -35,30 +35,30 @@ using Small = TensorTile<T, 64, 128, 1, 8>;
 
 // A copy is rounded to nearest; in place, the tensor cores cut.
 TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, bool mn_major, CudaLane& lane) {
+                          std::int64_t pitch, bool mn_major, CudaStream& stream) {
   const auto* elements = static_cast<const float*>(data);
   if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
-    return Copied<T>(elements, rows, columns, pitch, mn_major, lane);
+    return Copied<T>(elements, rows, columns, pitch, mn_major, stream);
   return {static_cast<const T*>(data), rows, columns, pitch, mn_major};
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
-  if (TensorIsTrivial(p, lane)) return;
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
+  if (TensorIsTrivial(p, stream)) return;
   const auto a = p.transpose_a
-                     ? Transposed<T>(static_cast<const float*>(p.a), p.m, p.k, p.lda, lane)
-                     : Prepared(p.a, p.m, p.k, p.lda, false, lane);
-  const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, lane)
-                               : Prepared(p.b, p.k, p.n, p.ldb, true, lane);
+                     ? Transposed<T>(static_cast<const float*>(p.a), p.m, p.k, p.lda, stream)
+                     : Prepared(p.a, p.m, p.k, p.lda, false, stream);
+  const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, stream)
+                               : Prepared(p.b, p.k, p.n, p.ldb, true, stream);
   // c' = b' a' where b has k across the rows.
   const TensorProduct product =
-      b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, lane) : ProductOf(p.m, p.n, p.k, a, b, lane);
+      b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, stream) : ProductOf(p.m, p.n, p.k, a, b, stream);
   const auto run = [&](auto tile, const TensorPlan& plan) {
     using C = decltype(tile);
     if (b.mn_major) {
-      RunPlan<C, true, false>(p, b, a, plan, nullptr, lane);
+      RunPlan<C, true, false>(p, b, a, plan, nullptr, stream);
     } else {
-      RunPlan<C, false, false>(p, a, b, plan, nullptr, lane);
+      RunPlan<C, false, false>(p, a, b, plan, nullptr, stream);
     }
   };
   RunBestPlan(product, run, RatedTile<LargePair>{0.4}, RatedTile<Large>{0.397},

@@ -273,13 +273,13 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 template <class C>
-void Run(const MatmulProblem& p, CudaLane& lane) {
+void Run(const MatmulProblem& p, CudaStream& stream) {
   const auto run = [&](auto a_along_k, auto b_along_k, auto packs) {
     const auto kernel = MatmulWarpTiled<C, a_along_k, b_along_k, packs>;
     constexpr int kSharedBytes = Streams<C, a_along_k, b_along_k, packs>::kSharedBytes;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kSharedBytes, lane.stream()>>>(
+    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kSharedBytes, stream.handle()>>>(
         OperandA<float>(p), OperandB<float>(p), p.k, IsPackable<float>(p.c, p.n),
         static_cast<float*>(p.c));
     CUDA_CHECK_LAUNCH(MatmulWarpTiled);
@@ -306,8 +306,8 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-void Enqueue(const MatmulProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   if (p.m == 0 || p.n == 0) return;
   const int multiprocessors = cuda.device().info().multiprocessors;
   if (Time<Large>(p, multiprocessors, 1.0) <= Time<Small>(p, multiprocessors, 1.4)) {

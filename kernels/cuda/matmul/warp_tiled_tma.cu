@@ -290,11 +290,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 // --- Launch ---
 
 // An operand with its index, `extent` values of it, along the rows; see Operand.
-TensorOperand<float> Prepared(const Operand<float>& operand, std::int64_t k, CudaLane& lane) {
+TensorOperand<float> Prepared(const Operand<float>& operand, std::int64_t k, CudaStream& stream) {
   if (operand.k_stride == 1)
-    return Transposed<float>(operand.data, k, operand.extent, operand.stride, lane);
+    return Transposed<float>(operand.data, k, operand.extent, operand.stride, stream);
   if (!IsBoxAligned(operand.data, k, operand.k_stride * 4))
-    return Copied<float>(operand.data, k, operand.extent, operand.k_stride, true, lane);
+    return Copied<float>(operand.data, k, operand.extent, operand.k_stride, true, stream);
   return {operand.data, k, operand.extent, operand.k_stride, true};
 }
 
@@ -320,16 +320,16 @@ bool IsLarge(const MatmulProblem& p, int multiprocessors) {
   return Tiles(p) * 4 >= std::int64_t{multiprocessors} * 3 && copies < 0.15;
 }
 
-void Enqueue(const MatmulProblem& p, Lane& any_lane) {
-  CudaLane& lane = Cuda(any_lane);
-  if (TensorIsTrivial(p, lane)) return;
-  const int multiprocessors = lane.device().info().multiprocessors;
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
+  if (TensorIsTrivial(p, stream)) return;
+  const int multiprocessors = stream.device().info().multiprocessors;
   if (!IsLarge(p, multiprocessors)) {
-    kMatmulWarpTiled.launch(p, lane);
+    kMatmulWarpTiled.launch(p, stream);
     return;
   }
-  const auto a = Prepared(OperandA<float>(p), p.k, lane);
-  const auto b = Prepared(OperandB<float>(p), p.k, lane);
+  const auto a = Prepared(OperandA<float>(p), p.k, stream);
+  const auto b = Prepared(OperandB<float>(p), p.k, stream);
   const std::int64_t tiles = Tiles(p), blocks = std::min<std::int64_t>(tiles, multiprocessors);
   Work work{};
   work.m = static_cast<int>(p.m);
@@ -341,13 +341,13 @@ void Enqueue(const MatmulProblem& p, Lane& any_lane) {
   work.c = static_cast<float*>(p.c);
   if (work.sharing.shared != 0) {
     work.partials = static_cast<float*>(
-        lane.Scratch(static_cast<std::size_t>(blocks) * Tile::kRows * Tile::kColumns * 4));
-    work.written = lane.Tickets();
+        stream.Scratch(static_cast<std::size_t>(blocks) * Tile::kRows * Tile::kColumns * 4));
+    work.written = stream.Tickets();
   }
   CUDA_CHECK(cudaFuncSetAttribute(MatmulWarpTiledTma, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Tile::kSharedBytes));
   MatmulWarpTiledTma<<<static_cast<unsigned>(blocks), Tile::kThreads, Tile::kSharedBytes,
-                       lane.stream()>>>(MapOf(a, Tile::kRows), MapOf(b, Tile::kColumns), work);
+                       stream.handle()>>>(MapOf(a, Tile::kRows), MapOf(b, Tile::kColumns), work);
   CUDA_CHECK_LAUNCH(MatmulWarpTiledTma);
 }
 

@@ -97,18 +97,18 @@ __global__ void FinishAtomic(const typename F::Wide* cell, std::int64_t count, S
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using P = PartialFold<op, T>;
   using Wide = typename F::Wide;
   const Grid grid = GridOf(p);
-  auto* cell = static_cast<Wide*>(lane.Scratch(sizeof(Wide)));
-  PrepareAtomic<P><<<1, 1, 0, lane.stream()>>>(cell);
+  auto* cell = static_cast<Wide*>(stream.Scratch(sizeof(Wide)));
+  PrepareAtomic<P><<<1, 1, 0, stream.handle()>>>(cell);
   CUDA_CHECK_LAUNCH(PrepareAtomic);
   ReduceAtomic<F, IsAddition(op)>
-      <<<grid.blocks, grid.block_size, 0, lane.stream()>>>(static_cast<const T*>(p.x), p.n, cell);
+      <<<grid.blocks, grid.block_size, 0, stream.handle()>>>(static_cast<const T*>(p.x), p.n, cell);
   CUDA_CHECK_LAUNCH(ReduceAtomic);
-  FinishAtomic<P><<<1, 1, 0, lane.stream()>>>(cell, p.n, p.result);
+  FinishAtomic<P><<<1, 1, 0, stream.handle()>>>(cell, p.n, p.result);
   CUDA_CHECK_LAUNCH(FinishAtomic);
 }
 
@@ -142,10 +142,10 @@ std::string Refuses(const ReduceProblem& p) {
          "PRODUCT are not";
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     DispatchOp(p.op, [&](auto op) {
-      if constexpr (Takes(op())) Run<op(), decltype(zero)>(p, Cuda(lane));
+      if constexpr (Takes(op())) Run<op(), decltype(zero)>(p, Cuda(stream));
     });
   });
 }

@@ -56,22 +56,22 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const std::uint32_t block = BlockSize(p);
   const std::int64_t items = Items(p);
   RunLevels<Wide>(
-      p.n, PerBlock(p), lane,
+      p.n, PerBlock(p), stream,
       [&](unsigned blocks, Wide* to) {
-        ReduceCoarsened<F, true><<<blocks, block, block * sizeof(Wide), lane.stream()>>>(
+        ReduceCoarsened<F, true><<<blocks, block, block * sizeof(Wide), stream.handle()>>>(
             static_cast<const T*>(p.x), p.n, items, p.n, to, p.result);
         CUDA_CHECK_LAUNCH(ReduceCoarsened);
       },
       [&](unsigned blocks, const Wide* from, std::int64_t n, Wide* to) {
         ReduceCoarsened<PartialFold<op, T>, false>
-            <<<blocks, block, block * sizeof(Wide), lane.stream()>>>(from, n, items, p.n, to,
-                                                                     p.result);
+            <<<blocks, block, block * sizeof(Wide), stream.handle()>>>(from, n, items, p.n, to,
+                                                                       p.result);
         CUDA_CHECK_LAUNCH(ReduceCoarsened);
       });
 }
@@ -101,9 +101,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>(Items(p) + WideSteps(p))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

@@ -32,8 +32,8 @@ Cost CostOf(const ReduceProblem& p) {
   return TreeCost(p, FixedTreeOf(p), TreeWideBytes(p.op, p.dtype, true));
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const ReduceProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(p.dtype,

@@ -14,10 +14,10 @@ namespace tessera {
 // order to the result of a reduction of n elements.
 template <class F>
 void FinishOnHost(const typename F::Wide* partials, std::int64_t count, std::int64_t n,
-                  Scalar* result, CudaLane& lane) {
+                  Scalar* result, CudaStream& stream) {
   using Wide = typename F::Wide;
   std::vector<Wide> values(static_cast<std::size_t>(count));
-  lane.CopyToHost(values.data(), partials, values.size() * sizeof(Wide));
+  stream.CopyToHost(values.data(), partials, values.size() * sizeof(Wide));
   Wide all = values[0];
   for (std::size_t i = 1; i < values.size(); ++i) all = F::Combine(all, values[i]);
   F::Finish(all, n, result);

@@ -40,16 +40,16 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<Wide*>(lane.Scratch(grid.blocks * sizeof(Wide)));
+  auto* partials = static_cast<Wide*>(stream.Scratch(grid.blocks * sizeof(Wide)));
   ReduceGridStride<F>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), stream.handle()>>>(
           static_cast<const T*>(p.x), p.n, partials);
   CUDA_CHECK_LAUNCH(ReduceGridStride);
-  FinishOnHost<PartialFold<op, T>>(partials, grid.blocks, p.n, p.result, lane);
+  FinishOnHost<PartialFold<op, T>>(partials, grid.blocks, p.n, p.result, stream);
 }
 
 // Steps in Fold::Wide that follow a thread's chains.
@@ -72,9 +72,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

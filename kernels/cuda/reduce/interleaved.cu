@@ -70,22 +70,22 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const std::uint32_t block = BlockSize(p);
   auto* cells = static_cast<typename F::Acc*>(
-      lane.Scratch(static_cast<std::size_t>(p.n) * sizeof(typename F::Acc)));
+      stream.Scratch(static_cast<std::size_t>(p.n) * sizeof(typename F::Acc)));
   RunLevels<Wide>(
-      p.n, PerBlock(p), lane,
+      p.n, PerBlock(p), stream,
       [&](unsigned blocks, Wide* to) {
-        ReduceInterleaved<F><<<blocks, block, 0, lane.stream()>>>(static_cast<const T*>(p.x), p.n,
-                                                                  cells, to, p.result);
+        ReduceInterleaved<F><<<blocks, block, 0, stream.handle()>>>(static_cast<const T*>(p.x), p.n,
+                                                                    cells, to, p.result);
         CUDA_CHECK_LAUNCH(ReduceInterleaved);
       },
       [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
         ReduceInterleavedLevel<PartialFold<op, T>>
-            <<<blocks, block, 0, lane.stream()>>>(from, n, p.n, to, p.result);
+            <<<blocks, block, 0, stream.handle()>>>(from, n, p.n, to, p.result);
         CUDA_CHECK_LAUNCH(ReduceInterleavedLevel);
       });
 }
@@ -110,9 +110,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>((1 + later.count) * Depth(p))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

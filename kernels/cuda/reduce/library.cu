@@ -86,30 +86,30 @@ __global__ void FinishReduce(const typename F::Wide* value, std::int64_t n, Scal
 }
 
 template <class F, class Iterator, class Load>
-void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaLane& lane) {
+void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaStream& stream) {
   std::size_t bytes = 0;
   const auto reduce = [&](void* workspace) {
-    CheckCuda(
-        cub::DeviceReduce::TransformReduce(workspace, bytes, in, out, n, CombineWide<F>{}, load,
-                                           F::template Identity<typename F::Wide>(), lane.stream()),
-        "cub::DeviceReduce::TransformReduce");
+    CheckCuda(cub::DeviceReduce::TransformReduce(workspace, bytes, in, out, n, CombineWide<F>{},
+                                                 load, F::template Identity<typename F::Wide>(),
+                                                 stream.handle()),
+              "cub::DeviceReduce::TransformReduce");
   };
-  reduce(nullptr);                                        // asks for the size of the workspace
-  reduce(lane.Scratch(std::max<std::size_t>(bytes, 1)));  // null would ask again
+  reduce(nullptr);                                          // asks for the size of the workspace
+  reduce(stream.Scratch(std::max<std::size_t>(bytes, 1)));  // null would ask again
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<FoldedAs<op, T>(), T>;
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
-  auto* out = static_cast<Wide*>(lane.Scratch(sizeof(Wide)));
+  auto* out = static_cast<Wide*>(stream.Scratch(sizeof(Wide)));
   if constexpr (IsArg(op)) {
-    Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, lane);
+    Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, stream);
   } else {
-    Reduce<F>(x, p.n, LoadElement<F, T>{op}, out, lane);
+    Reduce<F>(x, p.n, LoadElement<F, T>{op}, out, stream);
   }
-  FinishReduce<PartialFold<op, T>><<<1, 1, 0, lane.stream()>>>(out, p.n, p.result);
+  FinishReduce<PartialFold<op, T>><<<1, 1, 0, stream.handle()>>>(out, p.n, p.result);
   CUDA_CHECK_LAUNCH(FinishReduce);
 }
 
@@ -124,9 +124,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>(CeilLog2(p.n))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

@@ -42,16 +42,15 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<Wide*>(lane.Scratch(grid.blocks * sizeof(Wide)));
-  ReduceNoStride<F>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(typename F::Acc), lane.stream()>>>(
-          static_cast<const T*>(p.x), p.n, partials);
+  auto* partials = static_cast<Wide*>(stream.Scratch(grid.blocks * sizeof(Wide)));
+  ReduceNoStride<F><<<grid.blocks, grid.block_size, grid.block_size * sizeof(typename F::Acc),
+                      stream.handle()>>>(static_cast<const T*>(p.x), p.n, partials);
   CUDA_CHECK_LAUNCH(ReduceNoStride);
-  FinishOnHost<PartialFold<op, T>>(partials, grid.blocks, p.n, p.result, lane);
+  FinishOnHost<PartialFold<op, T>>(partials, grid.blocks, p.n, p.result, stream);
 }
 
 double Roundoff(const ReduceProblem& p) {
@@ -68,9 +67,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<unsigned>(CeilLog2(grid.block_size)) + std::uint64_t{grid.blocks}};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

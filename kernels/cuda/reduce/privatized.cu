@@ -62,21 +62,21 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const std::uint32_t block = BlockSize(p);
   RunLevels<Wide>(
-      p.n, PerBlock(p), lane,
+      p.n, PerBlock(p), stream,
       [&](unsigned blocks, Wide* to) {
         ReducePrivatized<F, true>
-            <<<blocks, block, block * sizeof(typename F::Acc), lane.stream()>>>(
+            <<<blocks, block, block * sizeof(typename F::Acc), stream.handle()>>>(
                 static_cast<const T*>(p.x), p.n, p.n, to, p.result);
         CUDA_CHECK_LAUNCH(ReducePrivatized);
       },
       [&](unsigned blocks, const Wide* from, std::int64_t n, Wide* to) {
         ReducePrivatized<PartialFold<op, T>, false>
-            <<<blocks, block, block * sizeof(Wide), lane.stream()>>>(from, n, p.n, to, p.result);
+            <<<blocks, block, block * sizeof(Wide), stream.handle()>>>(from, n, p.n, to, p.result);
         CUDA_CHECK_LAUNCH(ReducePrivatized);
       });
 }
@@ -99,9 +99,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>((1 + later.count) * Depth(p))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

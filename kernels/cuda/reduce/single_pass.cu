@@ -4,7 +4,7 @@
 // the first, so that a quarter of the instructions keep as many bytes under way. A column of
 // elements, always the same place of a thread's vectors, has its own accumulator: four or more
 // short chains a thread instead of one. And there is no second kernel: the last block to start
-// receives the others' values through the lane's mailbox and folds them in index order, so that
+// receives the others' values through the stream's mailbox and folds them in index order, so that
 // starting a kernel, about 3 us, is paid once. kernels/cuda/tree.cuh has the kernel and says how
 // blocks meet without a fence and without a memset; kernels/fixed_tree.h says in which order values
 // are added.
@@ -45,8 +45,8 @@ Cost CostOf(const ReduceProblem& p) {
   return TreeCost(p, TreeOf(p, kUsualMultiprocessors), TreeWideBytes(p.op, p.dtype, false));
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
-  CudaLane& cuda = Cuda(lane);
+void Enqueue(const ReduceProblem& p, Stream& stream) {
+  CudaStream& cuda = Cuda(stream);
   const TreeLaunch launch = {.tree = TreeOf(p, cuda.device().info().multiprocessors),
                              .block = p.launch.block_size};
   DispatchDType(p.dtype,

@@ -58,17 +58,17 @@ __global__ void __launch_bounds__(kLastBlock)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<Wide*>(lane.Scratch(grid.blocks * sizeof(Wide)));
+  auto* partials = static_cast<Wide*>(stream.Scratch(grid.blocks * sizeof(Wide)));
   ReduceUnrolled<F>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), stream.handle()>>>(
           static_cast<const T*>(p.x), p.n, partials);
   CUDA_CHECK_LAUNCH(ReduceUnrolled);
   ReduceBlockValues<PartialFold<op, T>>
-      <<<1, kLastBlock, 0, lane.stream()>>>(partials, grid.blocks, p.n, p.result);
+      <<<1, kLastBlock, 0, stream.handle()>>>(partials, grid.blocks, p.n, p.result);
   CUDA_CHECK_LAUNCH(ReduceBlockValues);
 }
 
@@ -94,9 +94,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

@@ -51,18 +51,18 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<Wide*>(lane.Scratch(grid.blocks * sizeof(Wide)));
+  auto* partials = static_cast<Wide*>(stream.Scratch(grid.blocks * sizeof(Wide)));
   ReduceTwoPass<F, true>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), lane.stream()>>>(
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), stream.handle()>>>(
           static_cast<const T*>(p.x), p.n, p.n, partials, p.result);
   CUDA_CHECK_LAUNCH(ReduceTwoPass);
   if (grid.blocks == 1) return;  // it has written the result
   ReduceTwoPass<PartialFold<op, T>, false>
-      <<<1, grid.blocks, grid.blocks * sizeof(Wide), lane.stream()>>>(
+      <<<1, grid.blocks, grid.blocks * sizeof(Wide), stream.handle()>>>(
           static_cast<const Wide*>(partials), grid.blocks, p.n, nullptr, p.result);
   CUDA_CHECK_LAUNCH(ReduceTwoPass);
 }
@@ -90,9 +90,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

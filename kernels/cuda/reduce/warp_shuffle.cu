@@ -56,17 +56,17 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaLane& lane) {
+void Run(const ReduceProblem& p, CudaStream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
   const Grid grid = GridOf(p);
-  auto* partials = static_cast<Wide*>(lane.Scratch(grid.blocks * sizeof(Wide)));
-  ReduceWarpShuffle<F><<<grid.blocks, grid.block_size, 0, lane.stream()>>>(
+  auto* partials = static_cast<Wide*>(stream.Scratch(grid.blocks * sizeof(Wide)));
+  ReduceWarpShuffle<F><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.x), p.n, partials, p.result);
   CUDA_CHECK_LAUNCH(ReduceWarpShuffle);
   if (grid.blocks == 1) return;
   ReducePartials<PartialFold<op, T>>
-      <<<1, kLastBlock, 0, lane.stream()>>>(partials, grid.blocks, p.n, p.result);
+      <<<1, kLastBlock, 0, stream.handle()>>>(partials, grid.blocks, p.n, p.result);
   CUDA_CHECK_LAUNCH(ReducePartials);
 }
 
@@ -96,9 +96,9 @@ Cost CostOf(const ReduceProblem& p) {
           .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
 }
 
-void Enqueue(const ReduceProblem& p, Lane& lane) {
+void Enqueue(const ReduceProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
   });
 }
 

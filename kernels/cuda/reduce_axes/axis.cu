@@ -321,22 +321,22 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
 }
 
 template <class F, class T>
-void Run(const ReduceAxesProblem& p, CudaLane& lane) {
+void Run(const ReduceAxesProblem& p, CudaStream& stream) {
   using Wide = typename F::Wide;
   const Plan plan = MakePlan(p);
   Wide* partials = nullptr;
   std::uint32_t* tickets = nullptr;
   if (plan.segments > 1) {
     const std::int64_t outputs = plan.rows ? 1 : std::int64_t{kVector<T>} << plan.width_bits;
-    partials = static_cast<Wide*>(lane.Scratch(
+    partials = static_cast<Wide*>(stream.Scratch(
         static_cast<std::size_t>(plan.tiles * plan.segments * outputs) * sizeof(Wide)));
-    tickets = lane.Tickets();
+    tickets = stream.Tickets();
   }
   const auto blocks = static_cast<unsigned>(plan.tiles * plan.segments);
   const auto launch = [&](auto kernel) {
-    kernel<<<blocks, kBlock, 0, lane.stream()>>>(
+    kernel<<<blocks, kBlock, 0, stream.handle()>>>(
         static_cast<const T*>(p.x), p.outer, p.length, p.inner, plan, partials, tickets,
-        static_cast<typename F::Out*>(p.out), lane.result());
+        static_cast<typename F::Out*>(p.out), stream.result());
   };
   // Every line of vectors begins at a multiple of 16 bytes and ends at one.
   const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : p.inner) * sizeof(T);
@@ -377,23 +377,23 @@ Cost CostOf(const ReduceAxesProblem& p) {
           .depth = static_cast<std::uint64_t>(plan.steps + WideSteps(p, plan))};
 }
 
-void Enqueue(const ReduceAxesProblem& p, Lane& lane) {
-  lane.result()->integer = 0;
+void Enqueue(const ReduceAxesProblem& p, Stream& stream) {
+  stream.result()->integer = 0;
   if (p.outer * p.inner == 0) return;
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(lane)); });
+    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(stream)); });
   });
 }
 
-bool LeftRange(const ReduceAxesProblem&, Lane& lane) { return lane.result()->integer != 0; }
+bool LeftRange(const ReduceAxesProblem&, Stream& stream) { return stream.result()->integer != 0; }
 
-void EnqueueWide(const ReduceAxesProblem& p, Lane& lane) {
+void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     DispatchOp(p.op, [&](auto op) {
       using F = Fold<op(), T>;
-      if constexpr (kMayLeaveRange<F, T>) Run<WideFold<F, T>, T>(p, Cuda(lane));
+      if constexpr (kMayLeaveRange<F, T>) Run<WideFold<F, T>, T>(p, Cuda(stream));
     });
   });
 }

@@ -220,7 +220,7 @@ std::int64_t Length(const WindowSumProblem& p) {
 }
 
 template <class T>
-void Run(const WindowSumProblem& p, CudaLane& lane) {
+void Run(const WindowSumProblem& p, CudaStream& stream) {
   using F = WindowFold<T>;
   if (p.n == 0) return;
   const Positions<T> positions = {static_cast<const T*>(p.x), p.n, p.radius, WindowWidth(p),
@@ -228,23 +228,23 @@ void Run(const WindowSumProblem& p, CudaLane& lane) {
   const std::int64_t chunks = CeilDiv(positions.length, kChunk);
   auto* out = static_cast<typename F::Out*>(p.out);
   auto* totals = static_cast<WideOf<T>*>(
-      lane.Scratch(static_cast<std::size_t>(2 * chunks) * sizeof(WideOf<T>)));
+      stream.Scratch(static_cast<std::size_t>(2 * chunks) * sizeof(WideOf<T>)));
   typename F::Acc* suffixes = nullptr;
   if constexpr (std::is_same_v<typename F::Acc, typename F::Out>) {
     suffixes = out;
   } else {
     suffixes = static_cast<typename F::Acc*>(
-        lane.Scratch(static_cast<std::size_t>(p.n) * sizeof(typename F::Acc)));
+        stream.Scratch(static_cast<std::size_t>(p.n) * sizeof(typename F::Acc)));
   }
   const auto blocks = static_cast<unsigned>(chunks);
-  ChunkTotals<<<2 * blocks, kThreads, 0, lane.stream()>>>(positions, chunks, totals);
+  ChunkTotals<<<2 * blocks, kThreads, 0, stream.handle()>>>(positions, chunks, totals);
   CUDA_CHECK_LAUNCH(ChunkTotals);
-  ScanTotals<<<2, kScanThreads, 0, lane.stream()>>>(positions.width, chunks, totals);
+  ScanTotals<<<2, kScanThreads, 0, stream.handle()>>>(positions.width, chunks, totals);
   CUDA_CHECK_LAUNCH(ScanTotals);
   ScanChunks<true>
-      <<<blocks, kThreads, 0, lane.stream()>>>(positions, totals + chunks, suffixes, out);
+      <<<blocks, kThreads, 0, stream.handle()>>>(positions, totals + chunks, suffixes, out);
   CUDA_CHECK_LAUNCH(ScanChunks);
-  ScanChunks<false><<<blocks, kThreads, 0, lane.stream()>>>(positions, totals, suffixes, out);
+  ScanChunks<false><<<blocks, kThreads, 0, stream.handle()>>>(positions, totals, suffixes, out);
   CUDA_CHECK_LAUNCH(ScanChunks);
 }
 
@@ -275,8 +275,8 @@ Cost CostOf(const WindowSumProblem& p) {
           .depth = static_cast<std::uint64_t>(Steps(p))};
 }
 
-void Enqueue(const WindowSumProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(lane)); });
+void Enqueue(const WindowSumProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(stream)); });
 }
 
 }  // namespace

@@ -74,14 +74,14 @@ std::uint32_t BlockSize(const WindowSumProblem& p) {
 }
 
 template <class T>
-void Run(const WindowSumProblem& p, CudaLane& lane) {
+void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
   const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
   const std::int64_t capacity = Capacity(p, grid.block_size);
   WindowSumShared<<<grid.blocks, grid.block_size, static_cast<std::size_t>(capacity) * sizeof(T),
-                    lane.stream()>>>(static_cast<const T*>(p.x), p.n, p.radius,
-                                     static_cast<int>(capacity),
-                                     static_cast<typename WindowFold<T>::Out*>(p.out));
+                    stream.handle()>>>(static_cast<const T*>(p.x), p.n, p.radius,
+                                       static_cast<int>(capacity),
+                                       static_cast<typename WindowFold<T>::Out*>(p.out));
   CUDA_CHECK_LAUNCH(WindowSumShared);
 }
 
@@ -101,8 +101,8 @@ Cost CostOf(const WindowSumProblem& p) {
           .depth = width};
 }
 
-void Enqueue(const WindowSumProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(lane)); });
+void Enqueue(const WindowSumProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(stream)); });
 }
 
 }  // namespace

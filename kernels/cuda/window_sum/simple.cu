@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 }
 
 template <class T>
-void Run(const WindowSumProblem& p, CudaLane& lane) {
+void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
   const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
-  WindowSumSimple<<<grid.blocks, grid.block_size, 0, lane.stream()>>>(
+  WindowSumSimple<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.x), p.n, p.radius, static_cast<typename WindowFold<T>::Out*>(p.out));
   CUDA_CHECK_LAUNCH(WindowSumSimple);
 }
@@ -52,8 +52,8 @@ Cost CostOf(const WindowSumProblem& p) {
           .depth = width};
 }
 
-void Enqueue(const WindowSumProblem& p, Lane& lane) {
-  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(lane)); });
+void Enqueue(const WindowSumProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(stream)); });
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "kernels/base/element.h"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/reduce_ops.h"
-#include "kernels/types.h"
 
 namespace tessera {
 

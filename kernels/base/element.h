@@ -1,12 +1,12 @@
-// The two 16-bit floating-point types as plain bits with conversions, on the host and the device
-// alike.
+// The C++ types of elements and their arithmetic, on the host and the device alike; among them the
+// two 16-bit floating-point types as plain bits with conversions.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/strategy.h"
+#include "kernels/base/dtype.h"
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -181,9 +181,5 @@ TESSERA_HD WideOf<T> Product(T a, T b) {
   return WrapMultiply(static_cast<WideOf<T>>(static_cast<ValueOf<T>>(a)),
                       static_cast<WideOf<T>>(static_cast<ValueOf<T>>(b)));
 }
-
-// Leaves a sum where the problem's result goes.
-TESSERA_HD inline void Finish(double sum, Scalar* result) { result->real = sum; }
-TESSERA_HD inline void Finish(std::int64_t sum, Scalar* result) { result->integer = sum; }
 
 }  // namespace tessera

@@ -45,22 +45,22 @@ TEST(BudgetTest, ManyThreadsNeverTakeMoreThanThereIs) {
   EXPECT_EQ(budget.used(), 0u);
 }
 
-class LaneTest : public testing::TestWithParam<Backend> {
+class StreamTest : public testing::TestWithParam<Backend> {
  protected:
-  std::unique_ptr<Lane> NewLane() { return *MakeLane(*TestDevice(GetParam())); }
+  std::unique_ptr<Stream> NewStream() { return *MakeStream(*TestDevice(GetParam())); }
 };
 
-TEST_P(LaneTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestEnds) {
+TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestEnds) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(8 * kMiB);
-  auto lane = NewLane();
-  lane->SetScratchBudget(&budget);
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
   for (int round = 0; round < 3; ++round) {
-    ASSERT_TRUE(BeginRequest(*lane).ok());
-    ASSERT_TRUE(Scratch(*lane, 100).ok());
-    ASSERT_TRUE(Scratch(*lane, 4 * kMiB).ok());
-    EXPECT_EQ(budget.used(), 4 * kMiB) << "the lane's own block is not counted";
-    const auto more = Scratch(*lane, 5 * kMiB);
+    ASSERT_TRUE(BeginRequest(*stream).ok());
+    ASSERT_TRUE(Scratch(*stream, 100).ok());
+    ASSERT_TRUE(Scratch(*stream, 4 * kMiB).ok());
+    EXPECT_EQ(budget.used(), 4 * kMiB) << "the stream's own block is not counted";
+    const auto more = Scratch(*stream, 5 * kMiB);
     EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(ErrorReason(more.status()), "SCRATCH_EXHAUSTED");
     auto figures = ErrorMetadata(more.status());
@@ -68,36 +68,36 @@ TEST_P(LaneTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestEnd
     EXPECT_EQ(figures["free"], absl::StrCat(4 * kMiB));
     EXPECT_EQ(figures["total"], absl::StrCat(8 * kMiB));
     EXPECT_EQ(budget.used(), 4 * kMiB);
-    ASSERT_TRUE(EndRequest(*lane).ok());
+    ASSERT_TRUE(EndRequest(*stream).ok());
     EXPECT_EQ(budget.used(), 0u);
   }
-  void* kept = *Scratch(*lane, 1);
-  ASSERT_TRUE(EndRequest(*lane).ok());
-  EXPECT_EQ(*Scratch(*lane, kMiB), kept) << "a small request finds the block of the last";
-  lane.reset();
+  void* kept = *Scratch(*stream, 1);
+  ASSERT_TRUE(EndRequest(*stream).ok());
+  EXPECT_EQ(*Scratch(*stream, kMiB), kept) << "a small request finds the block of the last";
+  stream.reset();
   EXPECT_EQ(budget.used(), 0u);
 }
 
-TEST_P(LaneTest, ABlockThatCannotBeAllocatedIsNotCharged) {
+TEST_P(StreamTest, ABlockThatCannotBeAllocatedIsNotCharged) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(std::uint64_t{1} << 60);
-  auto lane = NewLane();
-  lane->SetScratchBudget(&budget);
-  EXPECT_EQ(Scratch(*lane, std::size_t{1} << 50).status().code(),
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
+  EXPECT_EQ(Scratch(*stream, std::size_t{1} << 50).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(budget.used(), 0u);
 }
 
-TEST_P(LaneTest, HostScratchIsChargedToo) {
+TEST_P(StreamTest, HostScratchIsChargedToo) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(2 * kMiB);
-  auto lane = NewLane();
-  lane->SetScratchBudget(&budget);
-  EXPECT_TRUE(Guard(lane->device(), [&] { lane->HostScratch(2 * kMiB); }).ok());
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
+  EXPECT_TRUE(Guard(stream->device(), [&] { stream->HostScratch(2 * kMiB); }).ok());
   EXPECT_EQ(budget.used(), 2 * kMiB);
-  EXPECT_EQ(ErrorReason(Guard(lane->device(), [&] { lane->HostScratch(2 * kMiB); })),
+  EXPECT_EQ(ErrorReason(Guard(stream->device(), [&] { stream->HostScratch(2 * kMiB); })),
             "SCRATCH_EXHAUSTED");
-  ASSERT_TRUE(EndRequest(*lane).ok());
+  ASSERT_TRUE(EndRequest(*stream).ok());
   EXPECT_EQ(budget.used(), 0u);
 }
 
@@ -105,26 +105,26 @@ TEST_P(LaneTest, HostScratchIsChargedToo) {
 // ------------------------------------------------------------------------------------------------
 
 // An operand of 60 bytes that stands for gigabytes.
-TEST_P(LaneTest, RepeatedElementsNeedNoMemory) {
+TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
   TESSERA_NEED_DEVICE(GetParam());
   const std::int64_t n = std::min<std::int64_t>(Largest(), std::int64_t{1} << 24);
   Budget budget(GetParam() == Backend::kCpu ? 2 * kMiB : 40 * kMiB);
-  auto lane = NewLane();
-  lane->SetScratchBudget(&budget);
-  DeviceArray<float> one(*lane, std::vector<float>{3});
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
+  DeviceArray<float> one(*stream, std::vector<float>{3});
   View x = VectorView(one.data(), 1);
   x.shape = MakeShape({n / 4, 4});
   x.strides = {};
-  const auto dot = RunDot(*lane, x, x, {});
+  const auto dot = RunDot(*stream, x, x, {});
   ASSERT_TRUE(dot.ok()) << dot.status();
   EXPECT_EQ(dot->value.real, 9.0 * static_cast<double>(n / 4 * 4));
-  const auto sum = RunReduce(*lane, x, ReduceOp::kSum, {});
+  const auto sum = RunReduce(*stream, x, ReduceOp::kSum, {});
   ASSERT_TRUE(sum.ok()) << sum.status();
   EXPECT_EQ(sum->value.real, 3.0 * static_cast<double>(n / 4 * 4));
-  ASSERT_TRUE(EndRequest(*lane).ok());
+  ASSERT_TRUE(EndRequest(*stream).ok());
 
-  DeviceArray<float> out(*lane, n / 4 * 4);
-  const auto add = RunAdd(*lane, x, x, out.data(), {});
+  DeviceArray<float> out(*stream, n / 4 * 4);
+  const auto add = RunAdd(*stream, x, x, out.data(), {});
   ASSERT_TRUE(add.ok()) << add.status();
   for (float value : out.Values()) ASSERT_EQ(value, 6);
 }
@@ -155,27 +155,27 @@ std::vector<double> Bits(const Scalar& s) {
   return {s.real, static_cast<double>(s.integer), static_cast<double>(s.index)};
 }
 
-TEST_P(LaneTest, StridedOperandsGiveTheBitsOfTheirCopies) {
+TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
   TESSERA_NEED_DEVICE(GetParam());
-  auto lane = NewLane();
+  auto stream = NewStream();
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&](auto t) {
       using T = decltype(t);
       const std::int64_t n = 60007;
-      DeviceArray<T> array(*lane, NormalVector<T>(n, 5, 0.25), 1);
+      DeviceArray<T> array(*stream, NormalVector<T>(n, 5, 0.25), 1);
       const View all = VectorView(array.data(), n);
       for (const View& view : StridedViews(all)) {
         SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", ToString(view.shape)));
-        ASSERT_TRUE(BeginRequest(*lane).ok());
-        DeviceArray<T> copy(*lane, view.elements());
-        ASSERT_TRUE(RunCopy(*lane, view, dtype, copy.data()).ok());
+        ASSERT_TRUE(BeginRequest(*stream).ok());
+        DeviceArray<T> copy(*stream, view.elements());
+        ASSERT_TRUE(RunCopy(*stream, view, dtype, copy.data()).ok());
         View whole = WholeView({dtype, view.shape}, copy.data());
         // Only what is read in place is within this; a copy of a large view is not.
         Budget budget(GetParam() == Backend::kCpu ? kMiB : 40 * kMiB);
-        auto small = NewLane();
+        auto small = NewStream();
         small->SetScratchBudget(&budget);
         for (ReduceOp op : kAllReduceOps) {
-          const auto want = RunReduce(*lane, whole, op, {});
+          const auto want = RunReduce(*stream, whole, op, {});
           const auto got = RunReduce(*small, view, op, {});
           ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
           ASSERT_EQ(0, std::memcmp(Bits(want->value).data(), Bits(got->value).data(), 24))
@@ -183,12 +183,12 @@ TEST_P(LaneTest, StridedOperandsGiveTheBitsOfTheirCopies) {
         }
         for (const auto& [a, b] :
              {std::pair(view, view), std::pair(view, whole), std::pair(whole, view)}) {
-          const auto want = RunDot(*lane, whole, whole, {});
+          const auto want = RunDot(*stream, whole, whole, {});
           const auto got = RunDot(*small, a, b, {});
           ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
           ASSERT_EQ(Bits(want->value), Bits(got->value));
-          DeviceArray<T> sum(*lane, view.elements()), want_sum(*lane, view.elements());
-          ASSERT_TRUE(RunAdd(*lane, whole, whole, want_sum.data(), {}).ok());
+          DeviceArray<T> sum(*stream, view.elements()), want_sum(*stream, view.elements());
+          ASSERT_TRUE(RunAdd(*stream, whole, whole, want_sum.data(), {}).ok());
           const auto added = RunAdd(*small, a, b, sum.data(), {});
           ASSERT_TRUE(added.ok()) << added.status();
           const auto got_values = sum.Values(), want_values = want_sum.Values();
@@ -200,21 +200,21 @@ TEST_P(LaneTest, StridedOperandsGiveTheBitsOfTheirCopies) {
   }
 }
 
-TEST_P(LaneTest, ConversionsOfStridedArraysNeedAPieceOnly) {
+TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
   TESSERA_NEED_DEVICE(GetParam());
-  auto lane = NewLane();
+  auto stream = NewStream();
   Budget budget(kMiB);
-  lane->SetScratchBudget(&budget);
+  stream->SetScratchBudget(&budget);
   const std::int64_t n = 60007;
   const std::vector<float> values = NormalVector<float>(n, 7);
-  DeviceArray<float> array(*lane, values);
+  DeviceArray<float> array(*stream, values);
   for (const View& view : StridedViews(VectorView(array.data(), n))) {
     SCOPED_TRACE(ToString(view.shape));
-    DeviceArray<float> plain(*lane, view.elements());
-    DeviceArray<double> wide(*lane, view.elements());
-    ASSERT_TRUE(RunCopy(*lane, view, DType::kF32, plain.data()).ok());
-    ASSERT_TRUE(BeginRequest(*lane).ok());
-    const auto status = RunCopy(*lane, view, DType::kF64, wide.data());
+    DeviceArray<float> plain(*stream, view.elements());
+    DeviceArray<double> wide(*stream, view.elements());
+    ASSERT_TRUE(RunCopy(*stream, view, DType::kF32, plain.data()).ok());
+    ASSERT_TRUE(BeginRequest(*stream).ok());
+    const auto status = RunCopy(*stream, view, DType::kF64, wide.data());
     ASSERT_TRUE(status.ok()) << status;
     const auto want = plain.Values();
     const auto got = wide.Values();
@@ -225,17 +225,17 @@ TEST_P(LaneTest, ConversionsOfStridedArraysNeedAPieceOnly) {
 // --- Scratch memory and the choice of rows
 // ---------------------------------------------------------------------------
 
-TEST_P(LaneTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
+TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(2 * kMiB);
-  auto lane = NewLane();
-  lane->SetScratchBudget(&budget);
-  DeviceArray<float> one(*lane, std::vector<float>{1});
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
+  DeviceArray<float> one(*stream, std::vector<float>{1});
   View x = VectorView(one.data(), 1);
   x.shape = MakeShape({12000, 12000});
   x.strides = {};
   bool asked = false;
-  const auto stats = RunMatmul(*lane, x, x, false, false, DType::kF32,
+  const auto stats = RunMatmul(*stream, x, x, false, false, DType::kF32,
                                [&]() -> absl::StatusOr<void*> {
                                  asked = true;
                                  return absl::InternalError("not wanted");
@@ -250,32 +250,32 @@ TEST_P(LaneTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
 }
 
 // The limit would do, and others have it: no other row, whose bits may differ.
-TEST_P(LaneTest, WhatFitsTheLimitWaitsForItsTurn) {
+TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(64 * kMiB);
-  auto lane = NewLane();
-  lane->SetScratchBudget(&budget);
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
   const std::int64_t side = 1024;
-  DeviceArray<float> c(*lane, side * side), one(*lane, std::vector<float>{1});
+  DeviceArray<float> c(*stream, side * side), one(*stream, std::vector<float>{1});
   View x = VectorView(one.data(), 1);
   x.shape = MakeShape({side, side});
   x.strides = {};
   ASSERT_TRUE(budget.TryTake(63 * kMiB));
-  const auto refused = RunMatmul(*lane, x, x, false, false, DType::kF32, c.data(), {});
+  const auto refused = RunMatmul(*stream, x, x, false, false, DType::kF32, c.data(), {});
   EXPECT_EQ(ErrorReason(refused.status()), "SCRATCH_EXHAUSTED") << refused.status();
-  ASSERT_TRUE(EndRequest(*lane).ok());
+  ASSERT_TRUE(EndRequest(*stream).ok());
   budget.Return(63 * kMiB);
-  EXPECT_TRUE(RunMatmul(*lane, x, x, false, false, DType::kF32, c.data(), {}).ok());
+  EXPECT_TRUE(RunMatmul(*stream, x, x, false, false, DType::kF32, c.data(), {}).ok());
   EXPECT_EQ(c.Values()[1], 1024);
 }
 
 // --- Results
 // ---------------------------------------------------------------------------------------------------------
 
-TEST_P(LaneTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
+TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   TESSERA_NEED_DEVICE(GetParam());
-  Lane& lane = TestLane(GetParam());
-  DeviceArray<float> x(lane, std::vector<float>{1, 2, 3, 4}), out(lane, 4);
+  Stream& stream = TestStream(GetParam());
+  DeviceArray<float> x(stream, std::vector<float>{1, 2, 3, 4}), out(stream, 4);
   const View vector = VectorView(x.data(), 4);
   View matrix = vector;
   matrix.shape = MakeShape({2, 2});
@@ -288,70 +288,71 @@ TEST_P(LaneTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   const RunOptions unknown = {.strategy = "nobody"};
   const RunOptions launch = {.launch = {.items_per_thread = 4000000000u}};
   for (const RunOptions& bad : {unknown, launch}) {
-    EXPECT_FALSE(RunAdd(lane, vector, vector, give, bad).ok());
-    EXPECT_FALSE(RunWindowSum(lane, vector, 1, give, bad).ok());
-    EXPECT_FALSE(RunMatmul(lane, matrix, matrix, false, false, DType::kF32, give, bad).ok());
-    EXPECT_FALSE(RunReduceAxes(lane, matrix, ReduceOp::kSum, {1}, give, bad).ok());
+    EXPECT_FALSE(RunAdd(stream, vector, vector, give, bad).ok());
+    EXPECT_FALSE(RunWindowSum(stream, vector, 1, give, bad).ok());
+    EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
+    EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
-  EXPECT_FALSE(RunAdd(lane, vector, matrix, give, {}).ok());
-  EXPECT_FALSE(RunReduceAxes(lane, matrix, ReduceOp::kSum, {5}, give, {}).ok());
+  EXPECT_FALSE(RunAdd(stream, vector, matrix, give, {}).ok());
+  EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {5}, give, {}).ok());
   EXPECT_EQ(asked, 0);
 
-  EXPECT_TRUE(RunAdd(lane, vector, vector, give, {}).ok());
+  EXPECT_TRUE(RunAdd(stream, vector, vector, give, {}).ok());
   EXPECT_EQ(asked, 1);
   EXPECT_EQ(out.Values(), (std::vector<float>{2, 4, 6, 8}));
   const auto refuse = [&]() -> absl::StatusOr<void*> { return absl::DataLossError("no"); };
-  EXPECT_EQ(RunWindowSum(lane, vector, 1, refuse, {}).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(RunWindowSum(stream, vector, 1, refuse, {}).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 // --- Stopping
 // --------------------------------------------------------------------------------------------------------
 
-TEST_P(LaneTest, StoppedOperationsAreCancelled) {
+TEST_P(StreamTest, StoppedOperationsAreCancelled) {
   TESSERA_NEED_DEVICE(GetParam());
-  auto lane = NewLane();
+  auto stream = NewStream();
   std::atomic<bool> stop{false};
-  lane->WatchStop(&stop);
-  DeviceArray<float> x(*lane, std::vector<float>{1, 2, 3, 4}), out(*lane, 4);
+  stream->WatchStop(&stop);
+  DeviceArray<float> x(*stream, std::vector<float>{1, 2, 3, 4}), out(*stream, 4);
   const View vector = VectorView(x.data(), 4);
-  EXPECT_TRUE(RunDot(*lane, vector, vector, {}).ok());
+  EXPECT_TRUE(RunDot(*stream, vector, vector, {}).ok());
   stop = true;
   const DotSegment segment = {x.data(), x.data(), 4};
   Scalar result;
   for (const absl::Status& status :
-       {RunDot(*lane, vector, vector, {}).status(),
-        RunReduce(*lane, vector, ReduceOp::kSum, {}).status(),
-        RunAdd(*lane, vector, vector, out.data(), {}).status(),
-        RunCopy(*lane, vector, DType::kF32, out.data()),
-        RunDotBatch(*lane, DType::kF32, {&segment, 1}, {&result, 1}).status()}) {
+       {RunDot(*stream, vector, vector, {}).status(),
+        RunReduce(*stream, vector, ReduceOp::kSum, {}).status(),
+        RunAdd(*stream, vector, vector, out.data(), {}).status(),
+        RunCopy(*stream, vector, DType::kF32, out.data()),
+        RunDotBatch(*stream, DType::kF32, {&segment, 1}, {&result, 1}).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
     EXPECT_EQ(ErrorReason(status), "CANCELLED");
   }
-  lane->WatchStop(nullptr);
-  EXPECT_TRUE(RunDot(*lane, vector, vector, {}).ok());
+  stream->WatchStop(nullptr);
+  EXPECT_TRUE(RunDot(*stream, vector, vector, {}).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LaneTest, testing::Values(Backend::kCpu, Backend::kCuda),
+INSTANTIATE_TEST_SUITE_P(Backends, StreamTest, testing::Values(Backend::kCpu, Backend::kCuda),
                          [](const auto& test) { return std::string(Name(test.param)); });
 
-// Launches each row of the CPU on a stopped lane, and wants to see that it has not done the work.
+// Launches each row of the CPU on a stopped stream, and wants to see that it has not done the work.
 class StopTest : public testing::Test {
  protected:
-  StopTest() : lane_(*MakeLane(*TestDevice(Backend::kCpu))) {
+  StopTest() : stream_(*MakeStream(*TestDevice(Backend::kCpu))) {
     stop_ = true;
-    lane_->WatchStop(&stop_);
+    stream_->WatchStop(&stop_);
   }
   template <class Problem, class F>
   void ForRows(Problem problem, const F& untouched) {
     for (const Strategy<Problem>* row : Strategies<Problem>()) {
       if (row->backend != Backend::kCpu || !row->dtypes.Contains(problem.dtype)) continue;
-      row->launch(problem, *lane_);
+      row->launch(problem, *stream_);
       EXPECT_TRUE(untouched()) << kOperation<Problem> << " " << row->name;
     }
   }
 
   std::atomic<bool> stop_;
-  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<Stream> stream_;
   static constexpr std::int64_t kN = 1 << 18;
   std::vector<float> ones_ = std::vector<float>(kN, 1), out_ = std::vector<float>(kN, -1);
 };
@@ -390,7 +391,7 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
 // The slowest row on half a minute of work, left in the middle.
 TEST_F(StopTest, LongWorkEndsSoon) {
   stop_ = false;
-  DeviceArray<float> one(*lane_, std::vector<float>{1}), out(*lane_, 3000 * 3000);
+  DeviceArray<float> one(*stream_, std::vector<float>{1}), out(*stream_, 3000 * 3000);
   View x = VectorView(one.data(), 1);
   x.shape = MakeShape({3000, 3000});
   x.strides = {};
@@ -400,7 +401,7 @@ TEST_F(StopTest, LongWorkEndsSoon) {
   });
   const auto begin = std::chrono::steady_clock::now();
   const auto stats =
-      RunMatmul(*lane_, x, x, false, false, DType::kF32, out.data(), {.strategy = "cpu_naive"});
+      RunMatmul(*stream_, x, x, false, false, DType::kF32, out.data(), {.strategy = "cpu_naive"});
   leaves.join();
   EXPECT_EQ(ErrorReason(stats.status()), "CANCELLED");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
@@ -419,7 +420,7 @@ class AcrossTest : public testing::Test {
   }
   FakeDevice source_{"fake:0"}, target_{"fake:1"};
   Budget budget_{2 * kMiB};
-  std::unique_ptr<Lane> from_ = *MakeLane(source_), to_ = *MakeLane(target_);
+  std::unique_ptr<Stream> from_ = *MakeStream(source_), to_ = *MakeStream(target_);
   const std::vector<float> values_ = Values();
   DeviceArray<float> array_{*from_, values_};
 };

@@ -1,4 +1,4 @@
-#include "kernels/printable.h"
+#include "kernels/base/printable.h"
 
 #include <algorithm>
 

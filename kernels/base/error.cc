@@ -1,4 +1,4 @@
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"

@@ -1,6 +1,6 @@
-#include "server/lane_call.h"
+#include "server/device_call.h"
 
-#include "kernels/error.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
@@ -15,7 +15,7 @@ absl::Status CallerLeft() {
                    "the caller left, or its deadline passed, before the work was done");
 }
 
-void LaneCall::Start(const google::protobuf::Message& request) {
+void DeviceCall::Start(const google::protobuf::Message& request) {
   const absl::Status status = Guarded([&]() -> absl::Status {
     absl::StatusOr<Core::Accepted> accepted = core_.Accept(request);
     if (!accepted.ok()) return accepted.status();
@@ -32,15 +32,15 @@ void LaneCall::Start(const google::protobuf::Message& request) {
   }
 }
 
-void LaneCall::Run(Lane& lane) {
+void DeviceCall::Run(Stream& stream) {
   queue_us_ = absl::ToDoubleMicroseconds(SteadyNow() - accept_time_);
-  absl::Status status = BeginRequest(lane);
-  if (status.ok()) status = Guarded([&] { return RunOn(lane); });
-  const absl::Status ended = EndRequest(lane);
+  absl::Status status = BeginRequest(stream);
+  if (status.ok()) status = Guarded([&] { return RunOn(stream); });
+  const absl::Status ended = EndRequest(stream);
   End(status.ok() ? ended : status);
 }
 
-absl::Status LaneCall::ChargeAnswer(std::uint64_t bytes) {
+absl::Status DeviceCall::ChargeAnswer(std::uint64_t bytes) {
   absl::StatusOr<Charge> memory =
       Charge::Take(core_.host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
                    "there is no memory for the answer beside the messages of other calls");
@@ -49,19 +49,19 @@ absl::Status LaneCall::ChargeAnswer(std::uint64_t bytes) {
   return absl::OkStatus();
 }
 
-void LaneCall::End(const absl::Status& status) {
+void DeviceCall::End(const absl::Status& status) {
   Release();
   if (answer_memory_.amount() >= kLargeAnswer) core_.answers().Add(context_);
   ended_ = true;
   tessera::Finish(method_, context_, *this, status);
 }
 
-void LaneCall::OnDone() {
+void DeviceCall::OnDone() {
   if (answer_memory_.amount() >= kLargeAnswer) core_.answers().Remove(context_);
   delete this;
 }
 
-void LaneCall::OnCancel() {
+void DeviceCall::OnCancel() {
   if (executor_ != nullptr && executor_->Cancel(*this)) End(CallerLeft());
 }
 

@@ -1,0 +1,71 @@
+// The element types. Standard library only.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+// The values equal those of tessera.v1.Dtype on the wire.
+enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64 };
+
+struct DTypeInfo {
+  DType dtype;
+  std::string_view name;   // as requests, the CLI and the documents spell it
+  std::string_view numpy;  // NumPy's type string, little endian; bf16 has none of its own
+  std::size_t size;        // bytes of an element
+  double unit_roundoff;    // largest relative error of rounding to the type; 0 for integers
+};
+
+// THE list of element types, in the order of their values. What else an element type needs: its
+// C++ type (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value
+// of the protocol's enum.
+inline constexpr std::array<DTypeInfo, 6> kDTypeInfos = {{
+    {DType::kF32, "f32", "<f4", 4, 0x1p-24},
+    {DType::kF64, "f64", "<f8", 8, 0x1p-53},
+    {DType::kF16, "f16", "<f2", 2, 0x1p-11},
+    {DType::kBF16, "bf16", "|V2", 2, 0x1p-8},
+    {DType::kI32, "i32", "<i4", 4, 0},
+    {DType::kI64, "i64", "<i8", 8, 0},
+}};
+
+inline constexpr auto kAllDTypes = [] {
+  std::array<DType, kDTypeInfos.size()> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
+  return all;
+}();
+
+inline constexpr DTypeInfo kNoDType = {DType{}, "?", "", 0, 0};
+
+// kNoDType for a value that is none of the list.
+constexpr const DTypeInfo& InfoOf(DType dtype) {
+  const auto i = static_cast<std::size_t>(dtype) - 1;
+  return i < kDTypeInfos.size() ? kDTypeInfos[i] : kNoDType;
+}
+constexpr std::string_view Name(DType dtype) { return InfoOf(dtype).name; }
+constexpr std::size_t SizeOf(DType dtype) { return InfoOf(dtype).size; }
+constexpr double UnitRoundoff(DType dtype) { return InfoOf(dtype).unit_roundoff; }
+constexpr bool IsInteger(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
+
+// A set of element types, one bit each.
+struct DTypes {
+  std::uint32_t bits = 0;
+  constexpr bool Contains(DType dtype) const {
+    return (bits >> static_cast<unsigned>(dtype) & 1u) != 0;
+  }
+};
+
+template <class... D>
+constexpr DTypes DTypesOf(D... dtype) {
+  return {((1u << static_cast<unsigned>(dtype)) | ... | 0u)};
+}
+
+constexpr DTypes AllDTypes() {
+  DTypes all;
+  for (DType dtype : kAllDTypes) all.bits |= 1u << static_cast<unsigned>(dtype);
+  return all;
+}
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+// The reduction operations and what holds of each whatever computes it. Standard library only.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/base/dtype.h"
+
+namespace tessera {
+
+// The values equal those of tessera.v1.ReduceOp on the wire.
+enum class ReduceOp : std::uint8_t {
+  kSum = 1,
+  kProduct,
+  kMin,
+  kMax,
+  kArgMin,
+  kArgMax,
+  kMean,
+  kNormL1,
+  kNormL2,
+  kSumSquares,
+  kVariance,
+  kAll,
+  kAny,
+};
+
+struct ReduceOpInfo {
+  ReduceOp op;
+  std::string_view name;  // as the CLI and the documents spell it
+};
+
+// THE list of reduction operations, in the order of their values. What an operation computes:
+// kernels/reduction.h.
+inline constexpr std::array<ReduceOpInfo, 13> kReduceOpInfos = {{
+    {ReduceOp::kSum, "sum"},
+    {ReduceOp::kProduct, "product"},
+    {ReduceOp::kMin, "min"},
+    {ReduceOp::kMax, "max"},
+    {ReduceOp::kArgMin, "argmin"},
+    {ReduceOp::kArgMax, "argmax"},
+    {ReduceOp::kMean, "mean"},
+    {ReduceOp::kNormL1, "norm_l1"},
+    {ReduceOp::kNormL2, "norm_l2"},
+    {ReduceOp::kSumSquares, "sum_squares"},
+    {ReduceOp::kVariance, "variance"},
+    {ReduceOp::kAll, "all"},
+    {ReduceOp::kAny, "any"},
+}};
+
+inline constexpr auto kAllReduceOps = [] {
+  std::array<ReduceOp, kReduceOpInfos.size()> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = kReduceOpInfos[i].op;
+  return all;
+}();
+
+// "?" for a value that is none of the list.
+constexpr std::string_view Name(ReduceOp op) {
+  const auto i = static_cast<std::size_t>(op) - 1;
+  return i < kReduceOpInfos.size() ? kReduceOpInfos[i].name : "?";
+}
+
+constexpr bool IsArg(ReduceOp op) { return op == ReduceOp::kArgMin || op == ReduceOp::kArgMax; }
+
+// Operations that pick an element.
+constexpr bool IsOrdering(ReduceOp op) {
+  return IsArg(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
+}
+
+// Operations that ask whether elements are zero.
+constexpr bool IsLogical(ReduceOp op) { return op == ReduceOp::kAll || op == ReduceOp::kAny; }
+
+// Operations that have no value for an empty input.
+constexpr bool NeedsElements(ReduceOp op) {
+  return IsOrdering(op) || op == ReduceOp::kMean || op == ReduceOp::kVariance;
+}
+
+// The element type of a reduction's result. Sums and products of integers need 64 bits, their means
+// and norms fractions.
+constexpr DType ResultDType(ReduceOp op, DType dtype) {
+  if (IsArg(op)) return DType::kI64;
+  if (IsLogical(op)) return DType::kI32;
+  if (!IsInteger(dtype) || IsOrdering(op)) return dtype;
+  const bool fraction =
+      op == ReduceOp::kMean || op == ReduceOp::kNormL2 || op == ReduceOp::kVariance;
+  return fraction ? DType::kF64 : DType::kI64;
+}
+
+// Operations that never round on this type.
+constexpr bool IsExact(ReduceOp op, DType dtype) {
+  return IsOrdering(op) || IsLogical(op) || ResultDType(op, dtype) == DType::kI64;
+}
+
+// Operations whose sums do not round, in any order: only the sum becomes a double and is divided.
+constexpr bool IsExactMean(ReduceOp op, DType dtype) {
+  return op == ReduceOp::kMean && IsInteger(dtype);
+}
+
+}  // namespace tessera
