@@ -242,18 +242,6 @@ absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row);
 // only one.
 template <class Problem>
 absl::Span<const Strategy<Problem>* const> Strategies();
-template <>
-absl::Span<const Strategy<DotProblem>* const> Strategies<DotProblem>();
-template <>
-absl::Span<const Strategy<ReduceProblem>* const> Strategies<ReduceProblem>();
-template <>
-absl::Span<const Strategy<ReduceAxesProblem>* const> Strategies<ReduceAxesProblem>();
-template <>
-absl::Span<const Strategy<MatmulProblem>* const> Strategies<MatmulProblem>();
-template <>
-absl::Span<const Strategy<AddProblem>* const> Strategies<AddProblem>();
-template <>
-absl::Span<const Strategy<WindowSumProblem>* const> Strategies<WindowSumProblem>();
 
 // What the row needs and this device does not offer, in words; empty: nothing.
 template <class Problem>
@@ -262,18 +250,14 @@ std::string Missing(const Strategy<Problem>& row, const Device& device);
 // The fastest correct row for the problem on the device, or null when no row takes its dtype.
 template <class Problem>
 const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
-template <>
-const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device);
-template <>
-const Strategy<ReduceProblem>* Choose(const ReduceProblem& problem, const Device& device);
-template <>
-const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, const Device& device);
-template <>
-const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device);
-template <>
-const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device);
-template <>
-const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device);
+#define TESSERA_DECLARE(Operation)                                              \
+  template <>                                                                   \
+  absl::Span<const Strategy<Operation##Problem>* const> Strategies();           \
+  template <>                                                                   \
+  const Strategy<Operation##Problem>* Choose(const Operation##Problem& problem, \
+                                             const Device& device);
+TESSERA_OPERATIONS(TESSERA_DECLARE)
+#undef TESSERA_DECLARE
 
 // The row to take instead where the scratch memory of Choose's exceeds the stream's limit: one that
 // needs none worth mentioning. Null where there is no other.

@@ -4,7 +4,7 @@
 //
 //   vector   16 bytes: V = 16 / size elements.
 //   row      256 vectors: W = 256 V elements, 4096 bytes. Element i stands in row i / W and, within
-//            it, in column i mod W. Stream t owns the V columns V t, V t + 1, ...
+//            it, in column i mod W. Lane t owns the V columns V t, V t + 1, ...
 //   chunk    TreeRows(n, size) rows that follow each other. The last chunk and the last row may be
 //            short; n = 0 is one empty chunk.
 //   segment  64 rows of a chunk, counted from the chunk's begin. The last may be short.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/compute.h"
 
@@ -42,22 +43,18 @@ constexpr int kRowsEach = 2 * kMostRows;  // apart those of narrow problems
 constexpr int kOps = 16;                  // a power of two above every ReduceOp
 constexpr int kKinds = 8 * kOps;
 
-template <class Problem>
-constexpr int kFirstRow = 0;
-template <>
-constexpr int kFirstRow<DotProblem> = 1 * kRowsEach;
-template <>
-constexpr int kFirstRow<ReduceProblem> = 2 * kRowsEach;
-template <>
-constexpr int kFirstRow<ReduceAxesProblem> = 3 * kRowsEach;
-template <>
-constexpr int kFirstRow<MatmulProblem> = 4 * kRowsEach;
-template <>
-constexpr int kFirstRow<AddProblem> = 5 * kRowsEach;
-template <>
-constexpr int kFirstRow<WindowSumProblem> = 6 * kRowsEach;
 constexpr int kCopyRow = 0;
-constexpr int kRows = 7 * kRowsEach;
+// Copies have the first rows, then comes one operation after the other.
+template <class Problem>
+constexpr int kFirstRow = [] {
+  int first = 0, next = 0;
+  ForEachOperation([&]<class P>() {
+    next += kRowsEach;
+    if (std::is_same_v<P, Problem>) first = next;
+  });
+  return first;
+}();
+constexpr int kRows = kFirstRow<WindowSumProblem> + kRowsEach;
 
 // Problems that leave parts of a row's tiles idle, for which it is many times as slow.
 template <class Problem>
@@ -335,18 +332,15 @@ void Pace::LearnCopy(const View& view, DType to, double seconds) {
 
 void Pace::ForgetCopy(const View& view, DType to) { Forget(kCopyRow, KindOfCopy(view, to)); }
 
-#define INSTANTIATE(Problem)                                                                      \
-  template double Pace::Estimate(const Strategy<Problem>&, const Problem&) const;                 \
-  template void Pace::Learn(const Strategy<Problem>&, const Problem&, double);                    \
-  template void Pace::Calibrate(const Strategy<Problem>&, const Problem&, double, const Problem&, \
-                                double);                                                          \
-  template void Pace::Forget(const Strategy<Problem>&, const Problem&);
-INSTANTIATE(DotProblem)
-INSTANTIATE(ReduceProblem)
-INSTANTIATE(ReduceAxesProblem)
-INSTANTIATE(MatmulProblem)
-INSTANTIATE(AddProblem)
-INSTANTIATE(WindowSumProblem)
+#define INSTANTIATE(Operation)                                                                   \
+  template double Pace::Estimate(const Strategy<Operation##Problem>&, const Operation##Problem&) \
+      const;                                                                                     \
+  template void Pace::Learn(const Strategy<Operation##Problem>&, const Operation##Problem&,      \
+                            double);                                                             \
+  template void Pace::Calibrate(const Strategy<Operation##Problem>&, const Operation##Problem&,  \
+                                double, const Operation##Problem&, double);                      \
+  template void Pace::Forget(const Strategy<Operation##Problem>&, const Operation##Problem&);
+TESSERA_OPERATIONS(INSTANTIATE)
 #undef INSTANTIATE
 
 }  // namespace tessera

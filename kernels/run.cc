@@ -60,10 +60,10 @@ absl::Status Unsupported(std::string_view strategy, const Problem& problem, cons
                          const std::string& needs) {
   return MakeError(
       absl::StatusCode::kFailedPrecondition, "STRATEGY_UNSUPPORTED",
-      absl::StrCat("strategy ", Absl(strategy), " of ", Absl(kOperation<Problem>),
+      absl::StrCat("strategy ", Absl(strategy), " of ", Absl(Problem::kOperation),
                    " cannot run this request on ", device.info().name, ": it needs ", needs),
       {{"strategy", std::string(strategy)},
-       {"operation", std::string(kOperation<Problem>)},
+       {"operation", std::string(Problem::kOperation)},
        {"dtype", std::string(Name(problem.dtype))},
        {"device", device.info().name},
        {"needs", needs}});
@@ -122,10 +122,10 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
       const std::string names =
           absl::StrJoin(valid, ", ", [](std::string* out, std::string_view s) { out->append(s); });
       return Invalid("UNKNOWN_STRATEGY",
-                     absl::StrCat("no strategy of ", Absl(kOperation<Problem>), " is called '",
+                     absl::StrCat("no strategy of ", Absl(Problem::kOperation), " is called '",
                                   Absl(name), "'; there are ", names),
                      {{"strategy", std::string(name)},
-                      {"operation", std::string(kOperation<Problem>)},
+                      {"operation", std::string(Problem::kOperation)},
                       {"valid", names}});
     }
     if (std::string needs = Missing(*found, device); !needs.empty())
@@ -165,7 +165,7 @@ absl::Status CheckSeconds(const Strategy<Problem>& row, const Problem& problem,
   if (estimate <= limit) return absl::OkStatus();
   options.pace->Forget(row, problem);
   return TooLong(
-      absl::StrCat(Absl(kOperation<Problem>), " by strategy ", Absl(row.name)), row.name, estimate,
+      absl::StrCat(Absl(Problem::kOperation), " by strategy ", Absl(row.name)), row.name, estimate,
       limit, slow ? "; a request that names no strategy gets the default one of this problem" : "");
 }
 

@@ -5,116 +5,105 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 
-#define DOT_ROWS(CPU, CUDA)   \
-  CPU(kDotCpuSerial)          \
-  CPU(kDotCpuParallel)        \
-  CPU(kDotCpuFixedTree)       \
-  CPU(kDotCpuCompensated)     \
-  CUDA(kDotElementwise)       \
-  CUDA(kDotBlockSerial)       \
-  CUDA(kDotBlockSerialAtomic) \
-  CUDA(kDotThreadPartials)    \
-  CUDA(kDotBlockPartials)     \
-  CUDA(kDotTreeGlobal)        \
-  CUDA(kDotTreeInterleaved)   \
-  CUDA(kDotTreeSequential)    \
-  CUDA(kDotHierarchical)      \
-  CUDA(kDotCoarsened)         \
-  CUDA(kDotWarpShuffle)       \
-  CUDA(kDotSinglePass)        \
-  CUDA(kDotFixedTree)         \
-  CUDA(kDotCompensated)       \
-  CUDA(kDotCublas)
+#define ROWS_Dot(CPU, CUDA)    \
+  CPU(Dot, CpuSerial)          \
+  CPU(Dot, CpuParallel)        \
+  CPU(Dot, CpuFixedTree)       \
+  CPU(Dot, CpuCompensated)     \
+  CUDA(Dot, Elementwise)       \
+  CUDA(Dot, BlockSerial)       \
+  CUDA(Dot, BlockSerialAtomic) \
+  CUDA(Dot, ThreadPartials)    \
+  CUDA(Dot, BlockPartials)     \
+  CUDA(Dot, TreeGlobal)        \
+  CUDA(Dot, TreeInterleaved)   \
+  CUDA(Dot, TreeSequential)    \
+  CUDA(Dot, Hierarchical)      \
+  CUDA(Dot, Coarsened)         \
+  CUDA(Dot, WarpShuffle)       \
+  CUDA(Dot, SinglePass)        \
+  CUDA(Dot, FixedTree)         \
+  CUDA(Dot, Compensated)       \
+  CUDA(Dot, Cublas)
 
-#define REDUCE_ROWS(CPU, CUDA)    \
-  CPU(kReduceCpuSerial)           \
-  CPU(kReduceCpuParallel)         \
-  CPU(kReduceCpuFixedTree)        \
-  CPU(kReduceCpuCompensated)      \
-  CUDA(kReduceInterleaved)        \
-  CUDA(kReduceCoalesced)          \
-  CUDA(kReducePrivatized)         \
-  CUDA(kReduceCoarsened)          \
-  CUDA(kReduceNoStride)           \
-  CUDA(kReduceGridStride)         \
-  CUDA(kReduceAtomic)             \
-  CUDA(kReduceTwoPass)            \
-  CUDA(kReduceTwoKernelsUnrolled) \
-  CUDA(kReduceWarpShuffle)        \
-  CUDA(kReduceSinglePass)         \
-  CUDA(kReduceFixedTree)          \
-  CUDA(kReduceCompensated)        \
-  CUDA(kReduceLibrary)
+#define ROWS_Reduce(CPU, CUDA)     \
+  CPU(Reduce, CpuSerial)           \
+  CPU(Reduce, CpuParallel)         \
+  CPU(Reduce, CpuFixedTree)        \
+  CPU(Reduce, CpuCompensated)      \
+  CUDA(Reduce, Interleaved)        \
+  CUDA(Reduce, Coalesced)          \
+  CUDA(Reduce, Privatized)         \
+  CUDA(Reduce, Coarsened)          \
+  CUDA(Reduce, NoStride)           \
+  CUDA(Reduce, GridStride)         \
+  CUDA(Reduce, Atomic)             \
+  CUDA(Reduce, TwoPass)            \
+  CUDA(Reduce, TwoKernelsUnrolled) \
+  CUDA(Reduce, WarpShuffle)        \
+  CUDA(Reduce, SinglePass)         \
+  CUDA(Reduce, FixedTree)          \
+  CUDA(Reduce, Compensated)        \
+  CUDA(Reduce, Library)
 
-#define REDUCE_AXES_ROWS(CPU, CUDA) \
-  CPU(kReduceAxesCpuAxis)           \
-  CUDA(kReduceAxesAxis)
+#define ROWS_ReduceAxes(CPU, CUDA) \
+  CPU(ReduceAxes, CpuAxis)         \
+  CUDA(ReduceAxes, Axis)
 
-#define MATMUL_ROWS(CPU, CUDA)       \
-  CPU(kMatmulCpuNaive)               \
-  CPU(kMatmulCpuRegisterTiled)       \
-  CPU(kMatmulCpuCacheTiled)          \
-  CPU(kMatmulCpuLibrary)             \
-  CUDA(kMatmulNaive)                 \
-  CUDA(kMatmulRegisterTiled)         \
-  CUDA(kMatmulSharedTiled)           \
-  CUDA(kMatmulSharedTiledVectorized) \
-  CUDA(kMatmulDoubleBuffered)        \
-  CUDA(kMatmulWarpTiled)             \
-  CUDA(kMatmulWarpTiledTma)          \
-  CUDA(kMatmulSkinny)                \
-  CUDA(kMatmulSkinnyTma)             \
-  CUDA(kMatmulOuterProduct)          \
-  CUDA(kMatmulTensorMma)             \
-  CUDA(kMatmulTensorF64)             \
-  CUDA(kMatmulTensorTf32)            \
-  CUDA(kMatmulTensorBf16)            \
-  CUDA(kMatmulTensorF16)             \
-  CUDA(kMatmulTensorF32x3)           \
-  CUDA(kMatmulCublas)
+#define ROWS_Matmul(CPU, CUDA)        \
+  CPU(Matmul, CpuNaive)               \
+  CPU(Matmul, CpuRegisterTiled)       \
+  CPU(Matmul, CpuCacheTiled)          \
+  CPU(Matmul, CpuLibrary)             \
+  CUDA(Matmul, Naive)                 \
+  CUDA(Matmul, RegisterTiled)         \
+  CUDA(Matmul, SharedTiled)           \
+  CUDA(Matmul, SharedTiledVectorized) \
+  CUDA(Matmul, DoubleBuffered)        \
+  CUDA(Matmul, WarpTiled)             \
+  CUDA(Matmul, WarpTiledTma)          \
+  CUDA(Matmul, Skinny)                \
+  CUDA(Matmul, SkinnyTma)             \
+  CUDA(Matmul, OuterProduct)          \
+  CUDA(Matmul, TensorMma)             \
+  CUDA(Matmul, TensorF64)             \
+  CUDA(Matmul, TensorTf32)            \
+  CUDA(Matmul, TensorBf16)            \
+  CUDA(Matmul, TensorF16)             \
+  CUDA(Matmul, TensorF32x3)           \
+  CUDA(Matmul, Cublas)
 
-#define ADD_ROWS(CPU, CUDA) \
-  CPU(kAddCpu)              \
-  CUDA(kAddSimple)
+#define ROWS_Add(CPU, CUDA) \
+  CPU(Add, Cpu)             \
+  CUDA(Add, Simple)
 
-#define WINDOW_SUM_ROWS(CPU, CUDA) \
-  CPU(kWindowSumCpu)               \
-  CUDA(kWindowSumSimple)           \
-  CUDA(kWindowSumShared)           \
-  CUDA(kWindowSumRunningSum)
+#define ROWS_WindowSum(CPU, CUDA) \
+  CPU(WindowSum, Cpu)             \
+  CUDA(WindowSum, Simple)         \
+  CUDA(WindowSum, Shared)         \
+  CUDA(WindowSum, RunningSum)
 
-#define NOTHING(row)
+#define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
 #else
 #define IF_CUDA(macro) NOTHING
 #endif
-#define ADDRESS(row) &row,
+#define DECLARE(Operation, Row) extern const Strategy<Operation##Problem> k##Operation##Row;
+#define ADDRESS(Operation, Row) &k##Operation##Row,
 
-// The table of one operation, as Strategies<Problem>(). DECLARE is a macro of its own an operation,
-// because a macro can not carry the problem's type through the list.
-#define TABLE(Problem, ROWS, DECLARE)                                                           \
-  ROWS(DECLARE, IF_CUDA(DECLARE))                                                               \
-  template <>                                                                                   \
-  absl::Span<const Strategy<Problem>* const> Strategies<Problem>() {                            \
-    static constinit const Strategy<Problem>* const rows[] = {ROWS(ADDRESS, IF_CUDA(ADDRESS))}; \
-    return rows;                                                                                \
+// The table of one operation.
+#define TABLE(Operation)                                                  \
+  ROWS_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>                 \
+  absl::Span<const Strategy<Operation##Problem>* const> Strategies() {    \
+    static constinit const Strategy<Operation##Problem>* const rows[] = { \
+        ROWS_##Operation(ADDRESS, IF_CUDA(ADDRESS))};                     \
+    return rows;                                                          \
   }
-#define DECLARE_DOT(row) extern const Strategy<DotProblem> row;
-#define DECLARE_REDUCE(row) extern const Strategy<ReduceProblem> row;
-#define DECLARE_REDUCE_AXES(row) extern const Strategy<ReduceAxesProblem> row;
-#define DECLARE_MATMUL(row) extern const Strategy<MatmulProblem> row;
-#define DECLARE_ADD(row) extern const Strategy<AddProblem> row;
-#define DECLARE_WINDOW_SUM(row) extern const Strategy<WindowSumProblem> row;
 
 namespace tessera {
 
-TABLE(DotProblem, DOT_ROWS, DECLARE_DOT)
-TABLE(ReduceProblem, REDUCE_ROWS, DECLARE_REDUCE)
-TABLE(ReduceAxesProblem, REDUCE_AXES_ROWS, DECLARE_REDUCE_AXES)
-TABLE(MatmulProblem, MATMUL_ROWS, DECLARE_MATMUL)
-TABLE(AddProblem, ADD_ROWS, DECLARE_ADD)
-TABLE(WindowSumProblem, WINDOW_SUM_ROWS, DECLARE_WINDOW_SUM)
+TESSERA_OPERATIONS(TABLE)
 
 template <class Problem>
 std::string Missing(const Strategy<Problem>& row, const Device& device) {
@@ -232,7 +221,7 @@ template <class Problem>
 void Append(const Problem& reference, absl::Span<Device* const> devices,
             std::vector<StrategyInfo>& list) {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    StrategyInfo info{.operation = kOperation<Problem>,
+    StrategyInfo info{.operation = Problem::kOperation,
                       .name = row->name,
                       .summary = row->summary,
                       .source = row->source,
@@ -264,36 +253,19 @@ void Append(const Problem& reference, absl::Span<Device* const> devices,
 std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
   constexpr std::int64_t kElements = 1 << 20;
   constexpr std::int64_t kSide = 1024;
-  DotProblem dot;
-  dot.n = kElements;
-  ReduceProblem reduce;
-  reduce.n = kElements;
-  ReduceAxesProblem axes;
-  axes.outer = axes.length = kSide;
-  axes.inner = 1;
-  MatmulProblem matmul;
-  matmul.m = matmul.n = matmul.k = matmul.lda = matmul.ldb = kSide;
-  AddProblem add;
-  add.n = kElements;
-  WindowSumProblem window_sum;
-  window_sum.n = kElements;
-  window_sum.radius = 8;
-
   std::vector<StrategyInfo> list;
-  Append(dot, devices, list);
-  Append(reduce, devices, list);
-  Append(axes, devices, list);
-  Append(matmul, devices, list);
-  Append(add, devices, list);
-  Append(window_sum, devices, list);
+  Append(DotProblem{.n = kElements}, devices, list);
+  Append(ReduceProblem{.n = kElements}, devices, list);
+  Append(ReduceAxesProblem{.outer = kSide, .length = kSide, .inner = 1}, devices, list);
+  Append(MatmulProblem{.m = kSide, .n = kSide, .k = kSide, .lda = kSide, .ldb = kSide}, devices,
+         list);
+  Append(AddProblem{.n = kElements}, devices, list);
+  Append(WindowSumProblem{.n = kElements, .radius = 8}, devices, list);
   return list;
 }
 
-template std::string Missing(const Strategy<DotProblem>&, const Device&);
-template std::string Missing(const Strategy<ReduceProblem>&, const Device&);
-template std::string Missing(const Strategy<ReduceAxesProblem>&, const Device&);
-template std::string Missing(const Strategy<MatmulProblem>&, const Device&);
-template std::string Missing(const Strategy<AddProblem>&, const Device&);
-template std::string Missing(const Strategy<WindowSumProblem>&, const Device&);
+#define INSTANTIATE(Operation) \
+  template std::string Missing(const Strategy<Operation##Problem>&, const Device&);
+TESSERA_OPERATIONS(INSTANTIATE)
 
 }  // namespace tessera

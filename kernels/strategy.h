@@ -51,12 +51,14 @@ struct Scalar {
 constexpr void Finish(double sum, Scalar* result) { result->real = sum; }
 constexpr void Finish(std::int64_t sum, Scalar* result) { result->integer = sum; }
 
-// The problem structs: operands are contiguous device memory (row-major, aligned to the element
+// The problem of each operation. kOperation: the operation's name as requests, the CLI and the
+// documents spell it. Operands are contiguous device memory (row-major, aligned to the element
 // only), n >= 0. A row that reads_views finds an operand that is not contiguous behind its view
 // pointer, which is null otherwise, and nothing behind the other. result and out are written by the
 // time the stream has been synchronised.
 
 struct DotProblem {
+  static constexpr std::string_view kOperation = "dot";
   DType dtype = DType::kF32;
   std::int64_t n = 0;
   const void* a = nullptr;
@@ -68,6 +70,7 @@ struct DotProblem {
 };
 
 struct ReduceProblem {
+  static constexpr std::string_view kOperation = "reduce";
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
   std::int64_t n = 0;  // > 0 when NeedsElements(op)
@@ -80,6 +83,7 @@ struct ReduceProblem {
 // Folds the middle axis of x[outer, length, inner] into out[outer, inner]. out has x's dtype, or
 // I64 when IsArg(op).
 struct ReduceAxesProblem {
+  static constexpr std::string_view kOperation = "reduce_axes";
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
   std::int64_t outer = 0;
@@ -94,6 +98,7 @@ struct ReduceAxesProblem {
 // max(1, k), or [k, m] with lda >= max(1, m) when transpose_a; b likewise [k, n] or [n, k]. Pitches
 // count elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
 struct MatmulProblem {
+  static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
   std::int64_t m = 0, n = 0, k = 0;
@@ -108,6 +113,7 @@ struct MatmulProblem {
 };
 
 struct AddProblem {
+  static constexpr std::string_view kOperation = "add";
   DType dtype = DType::kF32;
   std::int64_t n = 0;
   const void* a = nullptr;
@@ -119,6 +125,7 @@ struct AddProblem {
 // out[i] = the sum of x[j] for |j - i| <= radius, as far as there are such j. out has the type of
 // ResultDType(kSum, dtype).
 struct WindowSumProblem {
+  static constexpr std::string_view kOperation = "window_sum";
   DType dtype = DType::kF32;
   std::int64_t n = 0;
   std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
@@ -127,11 +134,26 @@ struct WindowSumProblem {
   Launch launch;
 };
 
+// THE list of operations, in the order of the documents: X(Dot) for DotProblem.
+#define TESSERA_OPERATIONS(X) X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum)
+
+// Calls f.operator()<Problem>() for the problem of each operation.
+template <class F>
+constexpr void ForEachOperation(F&& f) {
+#define TESSERA_CALL(Operation) f.template operator()<Operation##Problem>();
+  TESSERA_OPERATIONS(TESSERA_CALL)
+#undef TESSERA_CALL
+}
+
 enum class Backend : std::uint8_t { kCpu, kCuda };
 
 constexpr std::string_view Name(Backend backend) {
   return backend == Backend::kCpu ? "cpu" : "cuda";
 }
+
+// Compute capability, 10 * major + minor, of the oldest GPUs that CUDA 13 compiles for: the minimum
+// of every strategy that needs nothing newer.
+inline constexpr int kBaseComputeCapability = 75;
 
 // What a row costs for one problem, by its own model.
 struct Cost {
@@ -150,9 +172,10 @@ struct Strategy {
   std::string_view summary;  // one line
   std::string_view source;   // where the algorithm comes from
   Backend backend = Backend::kCpu;
-  DTypes dtypes;
-  int min_compute_capability = 0;  // 10 * major + minor
-  bool deterministic = false;      // same operands, launch and device: same bits
+  DTypes dtypes = AllDTypes();
+  // 10 * major + minor; 0 on a CPU.
+  int min_compute_capability = backend == Backend::kCuda ? kBaseComputeCapability : 0;
+  bool deterministic = false;  // same operands, launch and device: same bits
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
   // result is rounded to an output type. For PRODUCT the factor is relative to |product|. The value
@@ -186,22 +209,6 @@ template <class Problem>
 std::string Refusal(const Strategy<Problem>& row, const Problem& problem) {
   return row.refuses == nullptr ? "" : row.refuses(problem);
 }
-
-// The operation's name as requests, the CLI and the documents spell it.
-template <class Problem>
-inline constexpr std::string_view kOperation = "";
-template <>
-inline constexpr std::string_view kOperation<DotProblem> = "dot";
-template <>
-inline constexpr std::string_view kOperation<ReduceProblem> = "reduce";
-template <>
-inline constexpr std::string_view kOperation<ReduceAxesProblem> = "reduce_axes";
-template <>
-inline constexpr std::string_view kOperation<MatmulProblem> = "matmul";
-template <>
-inline constexpr std::string_view kOperation<AddProblem> = "add";
-template <>
-inline constexpr std::string_view kOperation<WindowSumProblem> = "window_sum";
 
 // Unit roundoffs of the accumulators.
 inline constexpr double kRoundoffF32 = UnitRoundoff(DType::kF32);

@@ -239,12 +239,7 @@ absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row) {
     status.Update(run.Default<MatmulProblem>());
     return stream.device().lost() ? status : BeginRequest(stream);
   }
-  status.Update(run.EveryRow<DotProblem>());
-  status.Update(run.EveryRow<ReduceProblem>());
-  status.Update(run.EveryRow<ReduceAxesProblem>());
-  status.Update(run.EveryRow<MatmulProblem>());
-  status.Update(run.EveryRow<AddProblem>());
-  status.Update(run.EveryRow<WindowSumProblem>());
+  ForEachOperation([&]<class Problem>() { status.Update(run.EveryRow<Problem>()); });
   if (!status.ok()) return status;
   return BeginRequest(stream);
 }

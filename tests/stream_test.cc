@@ -347,7 +347,7 @@ class StopTest : public testing::Test {
     for (const Strategy<Problem>* row : Strategies<Problem>()) {
       if (row->backend != Backend::kCpu || !row->dtypes.Contains(problem.dtype)) continue;
       row->launch(problem, *stream_);
-      EXPECT_TRUE(untouched()) << kOperation<Problem> << " " << row->name;
+      EXPECT_TRUE(untouched()) << Problem::kOperation << " " << row->name;
     }
   }
 

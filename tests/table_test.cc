@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 template <class Problem>
 void CheckTable() {
-  const std::string operation(kOperation<Problem>);
+  const std::string operation(Problem::kOperation);
   std::set<std::string> rows, files;
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
     const std::string key = std::string(Name(row->backend)) + "/" + std::string(row->name);
@@ -44,12 +44,7 @@ void CheckTable() {
 }
 
 TEST(TableTest, EveryFileHasARowOfItsName) {
-  CheckTable<DotProblem>();
-  CheckTable<ReduceProblem>();
-  CheckTable<ReduceAxesProblem>();
-  CheckTable<MatmulProblem>();
-  CheckTable<AddProblem>();
-  CheckTable<WindowSumProblem>();
+  ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
 
 // "cuda/dot/tree_global": where the row's file is, but for its extension.

@@ -33,10 +33,6 @@ inline void CheckCuda(cudaError_t error, const char* call) {
 // Right after kernel<<<...>>>(...), which itself returns nothing.
 #define CUDA_CHECK_LAUNCH(kernel) ::tessera::CheckCuda(cudaGetLastError(), "launch of " #kernel)
 
-// The oldest GPUs for which CUDA 13 compiles, and the minimum of every row that needs nothing
-// newer.
-inline constexpr int kBaseComputeCapability = 75;
-
 // --- Owners ---
 
 // Deleters ignore and clear errors: on a lost device every release fails, and there is nobody to

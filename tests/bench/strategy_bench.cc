@@ -206,7 +206,7 @@ std::string Join(std::initializer_list<std::string_view> parts, std::string_view
 template <class Problem, class Body>
 void ForRows(
     Rig& rig, const Problem& like, const std::string& size, Body body,
-    std::string_view operation = kOperation<Problem>,
+    std::string_view operation = Problem::kOperation,
     bool (*wanted)(const Strategy<Problem>&) = [](const Strategy<Problem>&) { return true; }) {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
     if (!row->dtypes.Contains(like.dtype) || !Missing(*row, rig.device()).empty() ||
@@ -280,7 +280,7 @@ void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Setting setting = Settin
         rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), launch,
                  setting != Setting::kLone);
       },
-      In(setting, kOperation<DotProblem>), RowsOf<DotProblem>(setting));
+      In(setting, DotProblem::kOperation), RowsOf<DotProblem>(setting));
 }
 
 void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view operation,
@@ -410,7 +410,7 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
           row.launch(p, rig.stream());
         });
       },
-      Join({kOperation<WindowSumProblem>, absl::StrCat(radius)}, "_"));
+      Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
 }
 
 // SUM over the rows (inner 1) or the columns (outer 1) of a square matrix.
@@ -533,7 +533,7 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   };
   const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   const bool large = products > (dtype == DType::kF32 ? 0x1p39 : 0x1p38);
-  ForRows<MatmulProblem>(rig, like, size, body, kOperation<MatmulProblem>, large ? +fast : +all);
+  ForRows<MatmulProblem>(rig, like, size, body, MatmulProblem::kOperation, large ? +fast : +all);
   RegisterMatmulPeers(rig, like, size);
 }
 
@@ -639,7 +639,7 @@ void PrintRows() {
     for (DType dtype : kAllDTypes) {
       if (row->dtypes.Contains(dtype))
         std::puts(
-            Join({Name(row->backend), kOperation<Problem>, row->name, Name(dtype)}, "/").c_str());
+            Join({Name(row->backend), Problem::kOperation, row->name, Name(dtype)}, "/").c_str());
     }
   }
 }
@@ -662,12 +662,7 @@ std::string TakeFlag(std::vector<char*>& arguments, std::string_view name, std::
 int Main(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
   if (argc == 2 && std::string_view(argv[1]) == "--rows") {
-    PrintRows<DotProblem>();
-    PrintRows<ReduceProblem>();
-    PrintRows<ReduceAxesProblem>();
-    PrintRows<MatmulProblem>();
-    PrintRows<AddProblem>();
-    PrintRows<WindowSumProblem>();
+    ForEachOperation([]<class Problem>() { PrintRows<Problem>(); });
     return 0;
   }
   const std::string device = TakeFlag(arguments, "device", "auto");

@@ -26,20 +26,21 @@ void Run(const AddProblem& p, const Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<AddProblem> kAddCpu;
-const Strategy<AddProblem> kAddCpu = {
+extern constexpr Strategy<AddProblem> kAddCpu = {
     .name = "cpu",
     .summary = "one vectorised loop over all cores",
     .source = "vector addition of the hardware-acceleration lecture notes",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff = [](const AddProblem& p) { return UnitRoundoff(p.dtype); },
     .cost =
         [](const AddProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{.bytes = 3 * n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = 1};
+          return Cost{
+              .bytes = 3 * n * SizeOf(p.dtype),
+              .flops = n,
+              .atomics = 0,
+              .depth = 1,
+          };
         },
     .launch =
         [](const AddProblem& p, Stream& stream) {

@@ -15,15 +15,11 @@ Cost CostOf(const DotProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotCpuCompensated;
-const Strategy<DotProblem> kDotCpuCompensated = {
+extern constexpr Strategy<DotProblem> kDotCpuCompensated = {
     .name = "compensated",
     .summary = "the fixed tree in twice the precision of the operands",
     .source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const DotProblem& p,

@@ -46,15 +46,11 @@ std::uint64_t Depth(std::int64_t n) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotCpuParallel;
-const Strategy<DotProblem> kDotCpuParallel = {
+extern constexpr Strategy<DotProblem> kDotCpuParallel = {
     .name = "cpu_parallel",
     .summary = "chunks over all cores, eight vectorised double accumulators each",
     .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff =
         [](const DotProblem& p) {
           return IsInteger(p.dtype) ? 0.0 : static_cast<double>(Depth(p.n) + 1) * kRoundoffF64;
@@ -63,7 +59,11 @@ const Strategy<DotProblem> kDotCpuParallel = {
         [](const DotProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
           return Cost{
-              .bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = Depth(p.n)};
+              .bytes = 2 * n * SizeOf(p.dtype),
+              .flops = 2 * n,
+              .atomics = 0,
+              .depth = Depth(p.n),
+          };
         },
     .launch =
         [](const DotProblem& p, Stream& stream) {

@@ -25,15 +25,11 @@ void Run(const DotProblem& p, const Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotCpuSerial;
-const Strategy<DotProblem> kDotCpuSerial = {
+extern constexpr Strategy<DotProblem> kDotCpuSerial = {
     .name = "cpu_serial",
     .summary = "one loop, one double accumulator: the definition",
     .source = "definition",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff =
         [](const DotProblem& p) {
           return IsInteger(p.dtype) ? 0.0 : (static_cast<double>(p.n) + 1) * kRoundoffF64;
@@ -41,7 +37,12 @@ const Strategy<DotProblem> kDotCpuSerial = {
     .cost =
         [](const DotProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{.bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .atomics = 0, .depth = n};
+          return Cost{
+              .bytes = 2 * n * SizeOf(p.dtype),
+              .flops = 2 * n,
+              .atomics = 0,
+              .depth = n,
+          };
         },
     .launch =
         [](const DotProblem& p, Stream& stream) {

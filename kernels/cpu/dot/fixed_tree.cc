@@ -19,15 +19,11 @@ Cost CostOf(const DotProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotCpuFixedTree;
-const Strategy<DotProblem> kDotCpuFixedTree = {
+extern constexpr Strategy<DotProblem> kDotCpuFixedTree = {
     .name = "fixed_tree",
     .summary = "the shape of the sum depends on n alone: the bits of every device",
     .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const DotProblem& p,

@@ -224,15 +224,12 @@ double Roundoff(const MatmulProblem& p) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulCpuCacheTiled;
-const Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
     .name = "cpu_cache_tiled",
     .summary = "blocks for the cache around vectorised register tiles, over all cores",
     .source = "cache tiling of the hardware-acceleration lecture notes",
-    .backend = Backend::kCpu,
     .dtypes = kMatmulDTypes,
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost =
         [](const MatmulProblem& p) {

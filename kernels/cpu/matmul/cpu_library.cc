@@ -84,15 +84,11 @@ void Run(const MatmulProblem& p, const Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulCpuLibrary;
-const Strategy<MatmulProblem> kMatmulCpuLibrary = {
+extern constexpr Strategy<MatmulProblem> kMatmulCpuLibrary = {
     .name = "cpu_library",
     .summary = "OpenBLAS gemm",
     .source = "OpenBLAS",
-    .backend = Backend::kCpu,
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),
-    .deterministic = false,  // the split over threads may depend on the load
-    .limits = {},
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),  // the split over threads may depend on the load
     // Any order of k products and k - 1 additions in the operands' own type.
     .roundoff =
         [](const MatmulProblem& p) {
@@ -103,10 +99,12 @@ const Strategy<MatmulProblem> kMatmulCpuLibrary = {
         [](const MatmulProblem& p) {
           const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n),
                      k = static_cast<std::uint64_t>(p.k);
-          return Cost{.bytes = (m * k + k * n + m * n) * SizeOf(p.dtype),
-                      .flops = 2 * m * n * k,
-                      .atomics = 0,
-                      .depth = k};
+          return Cost{
+              .bytes = (m * k + k * n + m * n) * SizeOf(p.dtype),
+              .flops = 2 * m * n * k,
+              .atomics = 0,
+              .depth = k,
+          };
         },
     .launch =
         [](const MatmulProblem& p, Stream& stream) {

@@ -50,15 +50,12 @@ double Roundoff(const MatmulProblem& p) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulCpuNaive;
-const Strategy<MatmulProblem> kMatmulCpuNaive = {
+extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
     .name = "cpu_naive",
     .summary = "three loops, one wide accumulator an element: the definition",
     .source = "vanilla multiplication of the hardware-acceleration lecture notes",
-    .backend = Backend::kCpu,
     .dtypes = kMatmulDTypes,
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost =
         [](const MatmulProblem& p) {

@@ -74,15 +74,12 @@ void Run(const MatmulProblem& p, const Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulCpuRegisterTiled;
-const Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
     .name = "cpu_register_tiled",
     .summary = "4 x 8 x 1 tiles in registers: every load is used four or eight times",
     .source = "register tiling of the hardware-acceleration lecture notes",
-    .backend = Backend::kCpu,
     .dtypes = kMatmulDTypes,
     .deterministic = true,
-    .limits = {},
     // A product and an addition a step, fused or not.
     .roundoff =
         [](const MatmulProblem& p) {

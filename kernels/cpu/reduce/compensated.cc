@@ -17,15 +17,11 @@ Cost CostOf(const ReduceProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCpuCompensated;
-const Strategy<ReduceProblem> kReduceCpuCompensated = {
+extern constexpr Strategy<ReduceProblem> kReduceCpuCompensated = {
     .name = "compensated",
     .summary = "the fixed tree in twice the precision of the operands",
     .source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const ReduceProblem& p,

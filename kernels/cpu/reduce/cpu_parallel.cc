@@ -42,15 +42,11 @@ std::uint64_t Depth(std::int64_t n) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCpuParallel;
-const Strategy<ReduceProblem> kReduceCpuParallel = {
+extern constexpr Strategy<ReduceProblem> kReduceCpuParallel = {
     .name = "cpu_parallel",
     .summary = "chunks over all cores, eight double accumulators each, combined in order",
     .source = "OpenMP reduction of the Metal dot-product notes, made deterministic",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff =
         [](const ReduceProblem& p) {
           if (IsExact(p.op, p.dtype)) return 0.0;
@@ -60,7 +56,12 @@ const Strategy<ReduceProblem> kReduceCpuParallel = {
     .cost =
         [](const ReduceProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = Depth(p.n)};
+          return Cost{
+              .bytes = n * SizeOf(p.dtype),
+              .flops = n,
+              .atomics = 0,
+              .depth = Depth(p.n),
+          };
         },
     .launch =
         [](const ReduceProblem& p, Stream& stream) {

@@ -23,15 +23,11 @@ void Run(const ReduceProblem& p, const Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCpuSerial;
-const Strategy<ReduceProblem> kReduceCpuSerial = {
+extern constexpr Strategy<ReduceProblem> kReduceCpuSerial = {
     .name = "cpu_serial",
     .summary = "one loop in index order, double accumulator: the definition",
     .source = "definition",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff =
         [](const ReduceProblem& p) {
           if (IsExact(p.op, p.dtype)) return 0.0;
@@ -41,7 +37,12 @@ const Strategy<ReduceProblem> kReduceCpuSerial = {
     .cost =
         [](const ReduceProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .atomics = 0, .depth = n};
+          return Cost{
+              .bytes = n * SizeOf(p.dtype),
+              .flops = n,
+              .atomics = 0,
+              .depth = n,
+          };
         },
     .launch =
         [](const ReduceProblem& p, Stream& stream) {

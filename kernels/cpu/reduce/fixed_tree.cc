@@ -20,15 +20,11 @@ Cost CostOf(const ReduceProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCpuFixedTree;
-const Strategy<ReduceProblem> kReduceCpuFixedTree = {
+extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .name = "fixed_tree",
     .summary = "the shape of the sum depends on n alone: the bits of every device",
     .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = [](const ReduceProblem& p,

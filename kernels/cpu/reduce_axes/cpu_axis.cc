@@ -42,15 +42,11 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis;
-const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
+extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
     .name = "cpu_axis",
     .summary = "tiles of outputs over all cores, one chain an output",
     .source = "definition, tiled for the cache",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff =
         [](const ReduceAxesProblem& p) {
           if (IsExact(p.op, p.dtype)) return 0.0;
@@ -61,11 +57,13 @@ const Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
         [](const ReduceAxesProblem& p) {
           const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
           const auto n = outputs * static_cast<std::uint64_t>(p.length);
-          return Cost{.bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
-                      .flops = n,
-                      .atomics = 0,
-                      // Of the tile that one core walks down.
-                      .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner))};
+          return Cost{
+              .bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
+              .flops = n,
+              .atomics = 0,
+              // Of the tile that one core walks down.
+              .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner)),
+          };
         },
     .launch =
         [](const ReduceAxesProblem& p, Stream& stream) {

@@ -124,15 +124,11 @@ double Roundoff(const WindowSumProblem& p) {
 
 }  // namespace
 
-extern const Strategy<WindowSumProblem> kWindowSumCpu;
-const Strategy<WindowSumProblem> kWindowSumCpu = {
+extern constexpr Strategy<WindowSumProblem> kWindowSumCpu = {
     .name = "cpu",
     .summary = "suffix of one segment + prefix of the next, over all cores, for any radius",
     .source = "van Herk's and Gil and Werman's filters, with sums in place of maxima",
-    .backend = Backend::kCpu,
-    .dtypes = AllDTypes(),
     .deterministic = true,
-    .limits = {},
     .roundoff = Roundoff,
     .cost =
         [](const WindowSumProblem& p) {
@@ -141,7 +137,8 @@ const Strategy<WindowSumProblem> kWindowSumCpu = {
               .bytes = 3 * n * SizeOf(p.dtype) + n * SizeOf(ResultDType(ReduceOp::kSum, p.dtype)),
               .flops = 3 * n,
               .atomics = 0,
-              .depth = static_cast<std::uint64_t>(std::min(p.n, 2 * kTile))};
+              .depth = static_cast<std::uint64_t>(std::min(p.n, 2 * kTile)),
+          };
         },
     .launch =
         [](const WindowSumProblem& p, Stream& stream) {

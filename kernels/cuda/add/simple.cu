@@ -45,20 +45,16 @@ void Enqueue(const AddProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<AddProblem> kAddSimple;
-constexpr Strategy<AddProblem> kAddSimple = {
+extern constexpr Strategy<AddProblem> kAddSimple = {
     .name = "simple",
     .summary = "one thread an element",
     .source = "vector addition of the notes on hardware acceleration",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -76,20 +76,16 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotBlockPartials;
-constexpr Strategy<DotProblem> kDotBlockPartials = {
+extern constexpr Strategy<DotProblem> kDotBlockPartials = {
     .name = "block_partials",
     .summary = "a fixed grid strides, a tree in shared memory a block, the host adds the blocks",
     .source = "dot product with shared memory of the CUDA shared-memory tutorial",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -73,20 +73,16 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotBlockSerial;
-constexpr Strategy<DotProblem> kDotBlockSerial = {
+extern constexpr Strategy<DotProblem> kDotBlockSerial = {
     .name = "block_serial",
     .summary = "products meet in shared memory, thread 0 of a block adds them, the host the blocks",
     .source = "reduction on GPU and CPU of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -68,20 +68,15 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotBlockSerialAtomic;
-constexpr Strategy<DotProblem> kDotBlockSerialAtomic = {
+extern constexpr Strategy<DotProblem> kDotBlockSerialAtomic = {
     .name = "block_serial_atomic",
     .summary = "thread 0 of a block adds its products, one atomic addition a block",
     .source = "reduction on the GPU of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -83,21 +83,16 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotCoarsened;
-constexpr Strategy<DotProblem> kDotCoarsened = {
+extern constexpr Strategy<DotProblem> kDotCoarsened = {
     .name = "coarsened",
     .summary =
         "several products a thread in a register, then a tree and one atomic addition a block",
     .source = "thread coarsening of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = kAnyItems},
+    .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -60,16 +60,13 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotCublas;
-constexpr Strategy<DotProblem> kDotCublas = {
+extern constexpr Strategy<DotProblem> kDotCublas = {
     .name = "cublas",
     .summary = "cublasSdot or cublasDdot",
     .source = "NVIDIA cuBLAS",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,

@@ -76,21 +76,17 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotElementwise;
-constexpr Strategy<DotProblem> kDotElementwise = {
+extern constexpr Strategy<DotProblem> kDotElementwise = {
     .name = "elementwise",
     .summary = "the GPU multiplies into a vector, the host adds it up over all cores",
     .source =
         "multiplication on the GPU and OpenMP reduction of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -34,22 +34,18 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotFixedTree;
-constexpr Strategy<DotProblem> kDotFixedTree = {
+extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .name = "fixed_tree",
     .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
     .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue<false>,
     .left_range = TreeLeftRange<DotProblem>,
     .launch_wide = Enqueue<true>,
-    .missing = nullptr,
     .reads_views = true,
 };
 

@@ -66,20 +66,15 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotHierarchical;
-constexpr Strategy<DotProblem> kDotHierarchical = {
+extern constexpr Strategy<DotProblem> kDotHierarchical = {
     .name = "hierarchical",
     .summary = "one product a thread, a tree in shared memory a block, one atomic addition a block",
     .source = "hierarchical tree reduction of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

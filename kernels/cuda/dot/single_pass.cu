@@ -50,22 +50,17 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotSinglePass;
-constexpr Strategy<DotProblem> kDotSinglePass = {
+extern constexpr Strategy<DotProblem> kDotSinglePass = {
     .name = "single_pass",
     .summary = "one launch: 16-byte loads, the last block to start folds what the others send",
     .source = "decoupled look-back and the LL protocol of NCCL, applied to a reduction",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = kTreeBlockSize,
-               .grid_size = {1, static_cast<std::uint32_t>(kTreeMaxChunks)},
-               .items_per_thread = {}},
+               .grid_size = {1, static_cast<std::uint32_t>(kTreeMaxChunks)}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -75,20 +75,16 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotThreadPartials;
-constexpr Strategy<DotProblem> kDotThreadPartials = {
+extern constexpr Strategy<DotProblem> kDotThreadPartials = {
     .name = "thread_partials",
     .summary = "a fixed grid strides through the operands, the host adds one value a thread",
     .source = "partial sums in global memory of the CUDA shared-memory tutorial",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

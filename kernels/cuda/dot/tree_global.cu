@@ -116,20 +116,16 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotTreeGlobal;
-constexpr Strategy<DotProblem> kDotTreeGlobal = {
+extern constexpr Strategy<DotProblem> kDotTreeGlobal = {
     .name = "tree_global",
     .summary = "products in device memory, a tree in place there, launches until one is left",
     .source = "tree reduction in device memory of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -79,20 +79,15 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotTreeInterleaved;
-constexpr Strategy<DotProblem> kDotTreeInterleaved = {
+extern constexpr Strategy<DotProblem> kDotTreeInterleaved = {
     .name = "tree_interleaved",
     .summary = "the tree of doubling strides in shared memory, one atomic addition a block",
     .source = "tree reduction in threadgroup memory of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

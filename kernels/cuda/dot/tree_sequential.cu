@@ -76,20 +76,15 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotTreeSequential;
-constexpr Strategy<DotProblem> kDotTreeSequential = {
+extern constexpr Strategy<DotProblem> kDotTreeSequential = {
     .name = "tree_sequential",
     .summary = "a tree of halving strides in shared memory, one atomic addition a block",
     .source = "tree reduction without control divergence of the notes on dot products in Metal",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

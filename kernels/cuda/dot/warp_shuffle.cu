@@ -77,22 +77,17 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<DotProblem> kDotWarpShuffle;
-constexpr Strategy<DotProblem> kDotWarpShuffle = {
+extern constexpr Strategy<DotProblem> kDotWarpShuffle = {
     .name = "warp_shuffle",
     .summary = "several products a thread, warps sum by shuffles, one atomic addition a block",
     .source = "grid-stride loop of the CUDA shared-memory tutorial, shuffles of the HIP reductions",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
     .limits = {.block_size = kAnyBlockSize,
                .grid_size = kAnyGridSize,
                .items_per_thread = kAnyItems},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

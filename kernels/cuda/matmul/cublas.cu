@@ -100,21 +100,17 @@ Cost CostOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulCublas;
-constexpr Strategy<MatmulProblem> kMatmulCublas = {
+extern constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .name = "cublas",
     .summary = "the library's gemm: f32 without TF32, 16 bits on the tensor cores",
     .source = "NVIDIA cuBLAS",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .missing = CublasMissing,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

@@ -124,8 +124,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulDoubleBuffered;
-constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
+extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .name = "double_buffered",
     .summary = "the next slab is copied in the background (cp.async) while this one is used",
     .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with cp.async and edges",
@@ -133,12 +132,9 @@ constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .min_compute_capability = 80,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

@@ -211,7 +211,7 @@ __device__ inline void StorePair(std::uint32_t to, float low, float high) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
 }
 
-// Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory. Stream l holds elements
+// Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory. Lane l holds elements
 // 2 (l % 4) and the next of row l / 4 of each; to: where row l % 8 of matrix l / 8 goes, 16 bytes.
 __device__ inline void StoreMatrices(std::uint32_t to, std::uint32_t m0, std::uint32_t m1,
                                      std::uint32_t m2, std::uint32_t m3) {

@@ -1,7 +1,7 @@
 // The tensor cores' instructions of compute capability 8.0, which a warp executes together:
 // mma.sync and ldmatrix, as functions. (PTX ISA, "Matrix Fragments".)
 //
-// Stream 4 g + t, for g < 8 and t < 4, holds of the operands of one instruction:
+// Lane 4 g + t, for g < 8 and t < 4, holds of the operands of one instruction:
 //
 //     16 bits, 16 x 16 times 16 x 8                  f64, 16 x 8 times 8 x 8
 //     a: rows g and g + 8, columns 2 t, 2 t + 1,     a: rows g and g + 8, columns t and t + 4
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// Four matrices of 8 x 8 elements of 16 bits from shared memory. Stream 8 j + r passes the address
+// Four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8 j + r passes the address
 // of row r of matrix j, aligned to its 16 bytes; every lane gets two neighbours of row g of each,
 // or, if kTranspose, of column g.
 template <bool kTranspose>

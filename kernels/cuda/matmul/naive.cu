@@ -55,21 +55,17 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulNaive;
-constexpr Strategy<MatmulProblem> kMatmulNaive = {
+extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .name = "naive",
     .summary = "one thread an element, operands from device memory: the definition",
     .source = "definition, on the thread hierarchy of the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

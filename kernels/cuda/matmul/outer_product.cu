@@ -132,20 +132,16 @@ std::string Refuses(const MatmulProblem& p) { return p.k <= kMostSteps ? "" : "k
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulOuterProduct;
-constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
+extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
     .name = "outer_product",
     .summary = "few steps along k: columns of b in registers, c written at memory's pace",
     .source = "definition: a product is the sum of k outer products",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
     .refuses = Refuses,
 };
 

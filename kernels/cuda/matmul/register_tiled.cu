@@ -126,20 +126,17 @@ std::string Refuses(const MatmulProblem& p) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulRegisterTiled;
-constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
     .name = "register_tiled",
     .summary = "V x V elements a thread in registers, operands from device memory",
     .source = "thread-level register tiling, notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {1, 8}},
+    .limits = {.items_per_thread = {1, 8}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
     .refuses = Refuses,
 };
 

@@ -176,21 +176,16 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulSharedTiled;
-constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .name = "shared_tiled",
     .summary = "L x L elements a block through slabs in shared memory, V x V a thread in registers",
     .source = "shared-memory tiling with cooperative fetching, notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

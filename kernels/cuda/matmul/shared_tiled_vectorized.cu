@@ -181,21 +181,16 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulSharedTiledVectorized;
-constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
+extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
     .name = "shared_tiled_vectorized",
     .summary = "tiles in shared memory, moved 16 bytes at a time",
     .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with edges",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

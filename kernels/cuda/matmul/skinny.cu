@@ -83,13 +83,13 @@ struct Config {
 // it can not be copied in vectors along k, a slab's elements wait in registers from one call to the
 // next, so that nobody waits for their loads.
 template <class C>
-class ThinStream {
+class ThinLoader {
   using T = typename C::T;
   static constexpr int kElements = C::kVectors * C::kDepth;
   static constexpr int kEach = kElements > kThreads ? kElements / kThreads : 1;
 
  public:
-  __device__ ThinStream(const Operand<T>& operand, bool packs, std::int64_t k_first,
+  __device__ ThinLoader(const Operand<T>& operand, bool packs, std::int64_t k_first,
                         std::int64_t k_end)
       : next_(k_first) {
     if (!packs) Load(operand, k_end);
@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   const std::int64_t k_first = blockIdx.y * part, k_end = min(k, k_first + part);
   out.c += blockIdx.y * out.wide * out.thin;  // 0 when c is the result itself
 
-  SlabStream<T, typename C::template WideSlab<kAlongK>, kThreads> wide_stream(wide, first, k_first);
-  ThinStream<C> thin_stream(thin, thin_packs, k_first, k_end);
+  SlabLoader<T, typename C::template WideSlab<kAlongK>, kThreads> wide_stream(wide, first, k_first);
+  ThinLoader<C> thin_stream(thin, thin_packs, k_first, k_end);
   std::int64_t left = k_end - k_first;  // steps along k from the next slab to be copied on
   const auto copy = [&](int stage) {
     if (left > 0) {
@@ -477,8 +477,7 @@ std::string Refuses(const MatmulProblem& p) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulSkinny;
-constexpr Strategy<MatmulProblem> kMatmulSkinny = {
+extern constexpr Strategy<MatmulProblem> kMatmulSkinny = {
     .name = "skinny",
     .summary = "few rows or columns: the large operand streams through once at memory's pace",
     .source = "multi-stage copies as in CUTLASS, one operand a few vectors wide",
@@ -486,11 +485,9 @@ constexpr Strategy<MatmulProblem> kMatmulSkinny = {
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
     .refuses = Refuses,
 };
 

@@ -567,8 +567,7 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulSkinnyTma;
-constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
+extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
     .name = "skinny_tma",
     .summary = "skinny, fetched by Hopper's copy engine, tiles shared by the blocks of a cluster",
     .source = "warp-specialized kernels as in CUTLASS, one operand a few vectors wide",
@@ -576,7 +575,6 @@ constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
     .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),
     .min_compute_capability = 90,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,

@@ -45,14 +45,14 @@ struct Slab {
 // kThreads threads of the block copy together. What every thread has alike is passed to each call,
 // so that it stays where it costs no registers: among the kernel's parameters.
 template <class T, class S, int kThreads>
-class SlabStream {
+class SlabLoader {
   static constexpr int kWidth = S::kWidth;
   static constexpr int kRowStep = kThreads / S::kVectors;
   static_assert(kThreads % S::kVectors == 0);
 
  public:
   // The slabs begin at element [first, k_first].
-  __device__ SlabStream(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
+  __device__ SlabLoader(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
     const std::int64_t i = first + (S::kAlongK ? Row() : Vector() * kWidth);
     const std::int64_t l = k_first + (S::kAlongK ? Vector() * kWidth : Row());
     next_ = operand.data + i * operand.stride + l * operand.k_stride;
@@ -104,7 +104,7 @@ class SlabStream {
 };
 
 // A square of four elements for a lane, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1] with i
-// and l even: two vectors in either layout. Stream 4 g + t takes i = 2 g and l = 2 t. What the f64
+// and l even: two vectors in either layout. Lane 4 g + t takes i = 2 g and l = 2 t. What the f64
 // instruction calls rows g and g + 8 are rows 2 g and 2 g + 1 here, its steps t and t + 4 are 2 t
 // and 2 t + 1, for both operands: a sum does not care for the order of its terms.
 template <class S>

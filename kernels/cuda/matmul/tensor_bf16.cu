@@ -35,8 +35,7 @@ std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulTensorBf16;
-constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .name = "tensor_bf16",
     .summary = "Hopper's tensor cores on bf16; f32 operands are rounded to it",
     .source =
@@ -46,7 +45,6 @@ constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .dtypes = DTypesOf(DType::kF32, DType::kBF16),
     .min_compute_capability = 90,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = TensorCost16,
     .launch = Enqueue,

@@ -24,8 +24,7 @@ std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulTensorF16;
-constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
     .name = "tensor_f16",
     .summary = "Hopper's tensor cores on f16",
     .source =
@@ -35,7 +34,6 @@ constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
     .dtypes = DTypesOf(DType::kF16),
     .min_compute_capability = 90,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = TensorCost16,
     .launch = Enqueue,

@@ -209,8 +209,7 @@ std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulTensorF32x3;
-constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .name = "tensor_f32x3",
     .summary = "Hopper's tensor cores on f32 in three parts, as exact as f32",
     .source =
@@ -220,7 +219,6 @@ constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 90,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,

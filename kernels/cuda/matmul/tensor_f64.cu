@@ -236,8 +236,8 @@ class ThreadRing {
   const Packable& packable_;
   char* const slabs_;
   std::int64_t left_;  // steps along k from the next slab to be copied on
-  SlabStream<double, SlabA, C::kThreads> a_stream_;
-  SlabStream<double, SlabB, C::kThreads> b_stream_;
+  SlabLoader<double, SlabA, C::kThreads> a_stream_;
+  SlabLoader<double, SlabB, C::kThreads> b_stream_;
   int stage_ = 0;
 };
 
@@ -498,8 +498,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulTensorF64;
-constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .name = "tensor_f64",
     .summary = "f64 on the tensor cores, from Ampere on (mma.sync)",
     .source = "the f64 tensor cores of compute capability 8.0 and 9.0; NVIDIA PTX ISA, mma.m16n8k8",
@@ -507,12 +506,9 @@ constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .dtypes = DTypesOf(DType::kF64),
     .min_compute_capability = 80,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

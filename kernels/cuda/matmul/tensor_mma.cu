@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int y = warp / C::kWarpsX * C::kWarpRows, x = warp % C::kWarpsX * C::kWarpColumns;
 
-  SlabStream<T, SlabA, C::kThreads> a_stream(a, row, 0);
-  SlabStream<T, SlabB, C::kThreads> b_stream(b, column, 0);
+  SlabLoader<T, SlabA, C::kThreads> a_stream(a, row, 0);
+  SlabLoader<T, SlabB, C::kThreads> b_stream(b, column, 0);
   std::int64_t left = k;  // steps along k from the next slab to be copied on
   const auto copy = [&](int stage) {
     if (left > 0) {
@@ -243,8 +243,7 @@ double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulTensorMma;
-constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .name = "tensor_mma",
     .summary = "16 bits on the tensor cores of any GPU from Ampere on (mma.sync, ldmatrix)",
     .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
@@ -252,12 +251,9 @@ constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .dtypes = DTypesOf(DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
     .scratch = ScratchOf,
 };
 

@@ -88,8 +88,7 @@ std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulTensorTf32;
-constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
     .name = "tensor_tf32",
     .summary = "Hopper's tensor cores on f32 cut to 19 bits",
     .source =
@@ -99,7 +98,6 @@ constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 90,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,

@@ -70,7 +70,7 @@ using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
 // A thread's share of copying an operand that is contiguous along k, one element at a time, to
-// slabs of kTile elements a row; see SlabStream. A warp takes squares of 4 values of i by 8 steps
+// slabs of kTile elements a row; see SlabLoader. A warp takes squares of 4 values of i by 8 steps
 // along k: memory is read in pieces of 32 bytes, and with 4 cells between the rows of a slab all 32
 // elements go to different banks:
 //
@@ -79,14 +79,14 @@ using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 //   k = 1                     i0  i1  i2  i3
 //   ..                                        ..
 template <int kTile, int kThreads>
-class TurningStream {
+class TransposingLoader {
   static constexpr int kStep = kThreads / kDepth;  // values of i from one copy to the next
   static_assert(kDepth == 16 && kTile % kStep == 0);
 
  public:
   static constexpr int kPitch = kTile + 4;
 
-  __device__ TurningStream(const Operand<float>& operand, std::int64_t first) {
+  __device__ TransposingLoader(const Operand<float>& operand, std::int64_t first) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int i = warp / 2 * 4 + lane / 8;
@@ -116,7 +116,7 @@ class TurningStream {
 // The same for operands that are contiguous along i: kWidth_ elements at a time, a vector of 16
 // bytes or, where they are not aligned to those, one.
 template <int kTile, int kThreads, int kCopied>
-class StraightStream {
+class StraightLoader {
   static constexpr int kCopies = kTile / kCopied;  // of a row of a slab
   static constexpr int kStep = kThreads / kCopies;
   static_assert(kThreads % kCopies == 0 && kDepth % kStep == 0);
@@ -124,7 +124,7 @@ class StraightStream {
  public:
   static constexpr int kPitch = kTile + 4;
 
-  __device__ StraightStream(const Operand<float>& operand, std::int64_t first) {
+  __device__ StraightLoader(const Operand<float>& operand, std::int64_t first) {
     const int i = static_cast<int>(threadIdx.x) % kCopies * kCopied;
     l_ = static_cast<int>(threadIdx.x) / kCopies;
     cell_ = l_ * kPitch + i;
@@ -152,8 +152,8 @@ class StraightStream {
 };
 
 template <int kTile, int kThreads, bool kAlongK, bool kPacks>
-using Stream = std::conditional_t<kAlongK, TurningStream<kTile, kThreads>,
-                                  StraightStream<kTile, kThreads, kPacks ? kWidth : 1>>;
+using Loader = std::conditional_t<kAlongK, TransposingLoader<kTile, kThreads>,
+                                  StraightLoader<kTile, kThreads, kPacks ? kWidth : 1>>;
 
 // The elements of both operands that a thread needs for one step.
 template <class C>
@@ -178,9 +178,9 @@ struct Fragment {
 };
 
 template <class C, bool kAAlongK, bool kBAlongK, bool kPacks>
-struct Streams {
-  using A = Stream<C::kRows, C::kThreads, kAAlongK, kPacks>;
-  using B = Stream<C::kColumns, C::kThreads, kBAlongK, kPacks>;
+struct Loaders {
+  using A = Loader<C::kRows, C::kThreads, kAAlongK, kPacks>;
+  using B = Loader<C::kColumns, C::kThreads, kBAlongK, kPacks>;
   static constexpr int kStageA = kDepth * A::kPitch, kStageB = kDepth * B::kPitch;
   static constexpr int kSharedBytes = kStages * (kStageA + kStageB) * int{sizeof(float)};
 };
@@ -188,7 +188,7 @@ struct Streams {
 template <class C, bool kAAlongK, bool kBAlongK, bool kPacks>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     MatmulWarpTiled(Operand<float> a, Operand<float> b, std::int64_t k, bool c_packable, float* c) {
-  using S = Streams<C, kAAlongK, kBAlongK, kPacks>;
+  using S = Loaders<C, kAAlongK, kBAlongK, kPacks>;
   constexpr int kPitchA = S::A::kPitch, kPitchB = S::B::kPitch;
   float* const a_slabs = DynamicShared<float>();
   float* const b_slabs = a_slabs + kStages * S::kStageA;
@@ -276,7 +276,7 @@ template <class C>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const auto run = [&](auto a_along_k, auto b_along_k, auto packs) {
     const auto kernel = MatmulWarpTiled<C, a_along_k, b_along_k, packs>;
-    constexpr int kSharedBytes = Streams<C, a_along_k, b_along_k, packs>::kSharedBytes;
+    constexpr int kSharedBytes = Loaders<C, a_along_k, b_along_k, packs>::kSharedBytes;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kSharedBytes, stream.handle()>>>(
@@ -319,8 +319,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulWarpTiled;
-constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .name = "warp_tiled",
     .summary = "tiles for block, warp and thread, three slabs, operands one step ahead",
     .source =
@@ -329,12 +328,9 @@ constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 80,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

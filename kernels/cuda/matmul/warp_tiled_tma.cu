@@ -364,8 +364,7 @@ std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
 
 }  // namespace
 
-extern const Strategy<MatmulProblem> kMatmulWarpTiledTma;
-constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
+extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .name = "warp_tiled_tma",
     .summary = "8 x 16 elements a thread, fetched by Hopper's copy engine, tiles shared out evenly",
     .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
@@ -373,7 +372,6 @@ constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 90,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,

@@ -152,20 +152,15 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceAtomic;
-constexpr Strategy<ReduceProblem> kReduceAtomic = {
+extern constexpr Strategy<ReduceProblem> kReduceAtomic = {
     .name = "atomic",
     .summary = "a fixed grid strides, every thread folds its own value into one cell by an atomic",
     .source = "reduction with atomics of the HIP training examples",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
-    .deterministic = false,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
     .refuses = Refuses,
 };
 

@@ -115,20 +115,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCoalesced;
-constexpr Strategy<ReduceProblem> kReduceCoalesced = {
+extern constexpr Strategy<ReduceProblem> kReduceCoalesced = {
     .name = "coalesced",
     .summary = "a tree of halving strides in device memory, launches until one value is left",
     .source = "coalesced tree against memory divergence, notes on CUDA reductions",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -109,21 +109,17 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCoarsened;
-constexpr Strategy<ReduceProblem> kReduceCoarsened = {
+extern constexpr Strategy<ReduceProblem> kReduceCoarsened = {
     .name = "coarsened",
     .summary =
         "several elements a thread in a register, then a tree a block, launches until one is left",
     .source = "thread coarsening in the notes on CUDA reductions",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = kAnyItems},
+    .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

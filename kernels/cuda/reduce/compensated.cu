@@ -42,20 +42,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceCompensated;
-constexpr Strategy<ReduceProblem> kReduceCompensated = {
+extern constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .name = "compensated",
     .summary = "the fixed tree in twice the precision of the operands",
     .source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
     .reads_views = true,
 };
 

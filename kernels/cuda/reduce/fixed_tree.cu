@@ -41,22 +41,18 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceFixedTree;
-constexpr Strategy<ReduceProblem> kReduceFixedTree = {
+extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .name = "fixed_tree",
     .summary = "one launch along a tree whose shape depends on n alone: the same bits everywhere",
     .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue<false>,
     .left_range = TreeLeftRange<ReduceProblem>,
     .launch_wide = Enqueue<true>,
-    .missing = nullptr,
     .reads_views = true,
 };
 

@@ -80,20 +80,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceGridStride;
-constexpr Strategy<ReduceProblem> kReduceGridStride = {
+extern constexpr Strategy<ReduceProblem> kReduceGridStride = {
     .name = "grid_stride",
     .summary = "a fixed grid strides through the input, a tree a block, the host folds the blocks",
     .source = "reduction with striding of the HIP training examples",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -118,20 +118,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceInterleaved;
-constexpr Strategy<ReduceProblem> kReduceInterleaved = {
+extern constexpr Strategy<ReduceProblem> kReduceInterleaved = {
     .name = "interleaved",
     .summary = "a tree of doubling strides in device memory, launches until one value is left",
     .source = "naive tree of the notes on CUDA reductions",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

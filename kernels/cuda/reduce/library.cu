@@ -132,20 +132,15 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceLibrary;
-constexpr Strategy<ReduceProblem> kReduceLibrary = {
+extern constexpr Strategy<ReduceProblem> kReduceLibrary = {
     .name = "library",
     .summary = "CUB's device-wide reduction, accumulating in double",
     .source = "NVIDIA CUB, where the HIP training examples call rocPRIM",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

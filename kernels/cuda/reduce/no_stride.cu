@@ -75,20 +75,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceNoStride;
-constexpr Strategy<ReduceProblem> kReduceNoStride = {
+extern constexpr Strategy<ReduceProblem> kReduceNoStride = {
     .name = "no_stride",
     .summary = "one element a thread, a tree in shared memory a block, the host folds the blocks",
     .source = "reduction without striding of the HIP training examples",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

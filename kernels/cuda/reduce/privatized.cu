@@ -107,20 +107,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReducePrivatized;
-constexpr Strategy<ReduceProblem> kReducePrivatized = {
+extern constexpr Strategy<ReduceProblem> kReducePrivatized = {
     .name = "privatized",
     .summary = "a tree in shared memory a block, two elements a thread, launches until one is left",
     .source = "privatization in the notes on CUDA reductions",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

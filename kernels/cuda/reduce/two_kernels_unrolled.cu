@@ -102,21 +102,17 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceTwoKernelsUnrolled;
-constexpr Strategy<ReduceProblem> kReduceTwoKernelsUnrolled = {
+extern constexpr Strategy<ReduceProblem> kReduceTwoKernelsUnrolled = {
     .name = "two_kernels_unrolled",
     .summary =
         "items_per_thread elements a thread, a tree a block, a second kernel folds the blocks",
     .source = "reduction with two kernels and unrolling of the HIP training examples",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = kAnyItems},
+    .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -98,20 +98,16 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceTwoPass;
-constexpr Strategy<ReduceProblem> kReduceTwoPass = {
+extern constexpr Strategy<ReduceProblem> kReduceTwoPass = {
     .name = "two_pass",
     .summary = "a fixed grid strides, a tree a block, the same kernel again folds the blocks",
     .source = "reduction with two kernel calls of the HIP training examples",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

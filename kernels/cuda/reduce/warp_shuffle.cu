@@ -104,15 +104,12 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceProblem> kReduceWarpShuffle;
-constexpr Strategy<ReduceProblem> kReduceWarpShuffle = {
+extern constexpr Strategy<ReduceProblem> kReduceWarpShuffle = {
     .name = "warp_shuffle",
     .summary =
         "several elements a thread, warps fold by shuffles, a second kernel folds the blocks",
     .source = "reduction with warp shuffles of the HIP training examples",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize,
                .grid_size = kAnyGridSize,
@@ -120,7 +117,6 @@ constexpr Strategy<ReduceProblem> kReduceWarpShuffle = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

@@ -400,24 +400,19 @@ void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<ReduceAxesProblem> kReduceAxesAxis;
-constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
+extern constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .name = "axis",
     .summary = "16-byte loads, blocks laid out by the shape, long axes cut into segments",
     .source =
         "tree reductions of the notes on CUDA reductions, laid along one axis of an array; "
         "the last block finishes as in the CUDA sample threadFenceReduction",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .left_range = LeftRange,
     .launch_wide = EnqueueWide,
-    .missing = nullptr,
 };
 
 }  // namespace tessera

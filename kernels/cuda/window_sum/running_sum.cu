@@ -281,21 +281,15 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<WindowSumProblem> kWindowSumRunningSum;
-constexpr Strategy<WindowSumProblem> kWindowSumRunningSum = {
+extern constexpr Strategy<WindowSumProblem> kWindowSumRunningSum = {
     .name = "running_sum",
     .summary = "suffix of one segment + prefix of the next: cost independent of the radius",
     .source = "van Herk's and Gil and Werman's filters, with sums in place of maxima",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = {}, .grid_size = {}, .items_per_thread = {}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

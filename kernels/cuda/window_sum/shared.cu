@@ -107,21 +107,16 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<WindowSumProblem> kWindowSumShared;
-constexpr Strategy<WindowSumProblem> kWindowSumShared = {
+extern constexpr Strategy<WindowSumProblem> kWindowSumShared = {
     .name = "shared",
     .summary = "a block fetches what its windows cover into shared memory, and adds up there",
     .source = "window sum of the notes on hardware acceleration, for every n and radius",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera

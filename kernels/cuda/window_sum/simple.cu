@@ -58,21 +58,16 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern const Strategy<WindowSumProblem> kWindowSumSimple;
-constexpr Strategy<WindowSumProblem> kWindowSumSimple = {
+extern constexpr Strategy<WindowSumProblem> kWindowSumSimple = {
     .name = "simple",
     .summary = "one thread an element of the result, a loop over its window",
     .source = "window sum of the notes on hardware acceleration, first version",
     .backend = Backend::kCuda,
-    .dtypes = AllDTypes(),
-    .min_compute_capability = kBaseComputeCapability,
     .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = {}, .items_per_thread = {}},
+    .limits = {.block_size = kAnyBlockSize},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = nullptr,
-    .refuses = nullptr,
 };
 
 }  // namespace tessera
