@@ -30,8 +30,6 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kMaxHeader = 1 << 20;
 constexpr std::size_t kAlignment = 64;
 
-absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
-
 absl::Status BadNpy(std::string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NPY", what);
 }

@@ -14,8 +14,6 @@
 namespace tessera {
 namespace {
 
-absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
-
 absl::Status Exhausted(std::string_view reason, const Device& device, std::string_view owner,
                        std::uint64_t requested, std::uint64_t free, std::uint64_t total) {
   return MakeError(absl::StatusCode::kResourceExhausted, reason,

@@ -18,8 +18,6 @@
 namespace tessera {
 namespace {
 
-absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
-
 absl::Status Invalid(std::string_view reason, const std::string& message,
                      std::initializer_list<std::pair<std::string_view, std::string>> metadata) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason, message, metadata);

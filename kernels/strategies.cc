@@ -105,14 +105,24 @@ namespace tessera {
 
 TESSERA_OPERATIONS(TABLE)
 
+namespace {
+
+template <class Problem>
+int MinComputeCapability(const Strategy<Problem>& row) {
+  return row.backend == Backend::kCuda
+             ? std::max(row.min_compute_capability, kBaseComputeCapability)
+             : 0;
+}
+
+}  // namespace
+
 template <class Problem>
 std::string Missing(const Strategy<Problem>& row, const Device& device) {
   const DeviceInfo& info = device.info();
   if (row.backend != info.backend)
     return row.backend == Backend::kCuda ? "a CUDA device" : "the CPU device";
-  if (row.min_compute_capability > info.compute_capability) {
-    return absl::StrCat("compute capability ", row.min_compute_capability / 10, ".",
-                        row.min_compute_capability % 10, " or higher");
+  if (const int needed = MinComputeCapability(row); needed > info.compute_capability) {
+    return absl::StrCat("compute capability ", needed / 10, ".", needed % 10, " or higher");
   }
   return row.missing == nullptr ? "" : row.missing(device);
 }
@@ -227,7 +237,7 @@ void Append(const Problem& reference, absl::Span<Device* const> devices,
                       .source = row->source,
                       .backend = row->backend,
                       .dtypes = row->dtypes,
-                      .min_compute_capability = row->min_compute_capability,
+                      .min_compute_capability = MinComputeCapability(*row),
                       .limits = row->limits,
                       .deterministic = row->deterministic,
                       .available = false,

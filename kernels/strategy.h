@@ -173,9 +173,8 @@ struct Strategy {
   std::string_view source;   // where the algorithm comes from
   Backend backend = Backend::kCpu;
   DTypes dtypes = AllDTypes();
-  // 10 * major + minor; 0 on a CPU.
-  int min_compute_capability = backend == Backend::kCuda ? kBaseComputeCapability : 0;
-  bool deterministic = false;  // same operands, launch and device: same bits
+  int min_compute_capability = 0;  // 10 * major + minor; 0: kBaseComputeCapability
+  bool deterministic = false;      // same operands, launch and device: same bits
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
   // result is rounded to an output type. For PRODUCT the factor is relative to |product|. The value

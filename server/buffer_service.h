@@ -1,17 +1,14 @@
 // Buffers on the wire: creation, upload and download as streams, and what may be asked about them.
 #pragma once
 
-#include <memory>
-#include <mutex>
-#include <set>
-
 #include "absl/time/time.h"
 #include "server/core.h"
+#include "server/download_call.h"
+#include "server/live_calls.h"
+#include "server/upload_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
 namespace tessera {
-
-void SetBuffer(const BufferInfo& info, v1::Buffer* out);
 
 // All methods in callback form; Upload reads its messages as bytes, because only then a message
 // that cannot be parsed differs from the end of the stream.
@@ -51,19 +48,13 @@ class BufferService final : public BufferServiceBase {
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
   // UPLOAD_IDLE) or whose draft is gone, and downloads whose reader has taken nothing for longer
-  // than
-  // --download-timeout.
+  // than --download-timeout.
   void EndIdleStreams(absl::Time now);
 
  private:
-  class UploadCall;
-  class DownloadCall;
-  class CopyCall;
-
   Core& core_;
-  std::mutex mutex_;
-  std::set<std::shared_ptr<UploadCall>> uploads_;
-  std::set<std::shared_ptr<DownloadCall>> downloads_;
+  LiveCalls<UploadCall> uploads_;
+  LiveCalls<DownloadCall> downloads_;
 };
 
 }  // namespace tessera

@@ -17,8 +17,6 @@ constexpr std::size_t kRangesInErrors = 16;
 // A Timestamp ends with the year 9999.
 const absl::Time kLatest = absl::FromUnixSeconds(253402300799);
 
-absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
-
 absl::Status NotFound(std::string_view name) {
   const std::string shown(name.substr(0, kLongestName));  // nothing that is longer has a buffer
   return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",

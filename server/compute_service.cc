@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "server/buffer_service.h"
+#include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
 
@@ -200,11 +200,7 @@ class OperationCall final : public DeviceCall {
                     .type = type,
                     .device = &stream.device(),
                     .replace = target.replace()};
-    if (target.has_ttl()) {
-      absl::StatusOr<absl::Duration> ttl = FromProto(target.ttl());
-      if (!ttl.ok()) return ttl.status();
-      spec.ttl = *ttl;
-    }
+    if (absl::Status status = SetTtl(target, spec.ttl); !status.ok()) return status;
     ResultDraft result(core().store(), std::move(spec));
     const auto ask = [&] { return result.Open(); };
     absl::StatusOr<Stats> stats = run(ask);

@@ -37,6 +37,14 @@ absl::StatusOr<View> MakeView(const v1::Operand& operand, const ArrayType& type,
 
 // INVALID_ARGUMENT / BAD_TTL unless it is a valid duration above 0.
 absl::StatusOr<absl::Duration> FromProto(const google::protobuf::Duration& duration);
+// Sets ttl to that of a message, if it has one.
+template <class Message, class Ttl>
+absl::Status SetTtl(const Message& message, Ttl& ttl) {
+  if (!message.has_ttl()) return absl::OkStatus();
+  absl::StatusOr<absl::Duration> asked = FromProto(message.ttl());
+  if (asked.ok()) ttl = *asked;
+  return asked.status();
+}
 google::protobuf::Duration ToProto(absl::Duration duration);
 google::protobuf::Timestamp ToProto(absl::Time time);
 

@@ -43,8 +43,8 @@ class Core {
 
   // Runs the operations on a device of devices().
   Executor& compute(const Device& device) { return *places_.at(&device)->compute; }
-  // Moves bytes between the wire and a device. Every upload and download has at most one task here, so that
-  // their number bounds the queue, and no operation waits behind an upload.
+  // Moves bytes between the wire and a device. Every upload and download has at most one task here,
+  // so that their number bounds the queue, and no operation waits behind an upload.
   Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
 
   // A stream that receives copies from other devices. It belongs to the caller as long as he holds

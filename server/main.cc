@@ -13,7 +13,7 @@
 #include "kernels/compute.h"
 #include "server/log.h"
 #include "server/options.h"
-#include "server/serve.h"
+#include "server/process.h"
 #include "spdlog/spdlog.h"
 
 int main(int argc, char** argv) {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "grpcpp/generic/generic_stub.h"
-#include "server/serve.h"
+#include "server/process.h"
 #include "tests/test_server.h"
 
 extern char** environ;

@@ -10,8 +10,6 @@ namespace {
 constexpr std::string_view kReasonUrl = "tessera/reason";
 constexpr std::string_view kMetadataPrefix = "tessera/metadata/";
 
-absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
-
 }  // namespace
 
 absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::string_view message,

@@ -9,8 +9,12 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace tessera {
+
+// abseil's own string_view, where it is not the standard's.
+inline absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
 
 // reason: UPPER_SNAKE, stable, one of the list in proto/tessera/v1. metadata: what a program needs
 // to act on it.

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "kernels/base/element.h"
+#include "kernels/strategy.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "server/serve.h"
+#include "server/process.h"
 
 #include <semaphore.h>
 #include <signal.h>
