@@ -13,7 +13,7 @@
 // Right for any n, block size and alignment as `single_pass`. For 2^28 floats: at most 64 products
 // are added in single precision, the rest is double.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/tree.cuh"
+#include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
 namespace {

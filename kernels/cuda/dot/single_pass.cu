@@ -4,7 +4,7 @@
 // uses the first, and a column of products, always the same place of a thread's vectors, has its
 // own accumulator. No cell of device memory has to be zeroed before, and none copied after: the
 // last block to start receives the others' sums through the stream's mailbox, adds them in index
-// order and writes the result, so that the same call gives the same bits. kernels/cuda/tree.cuh has
+// order and writes the result, so that the same call gives the same bits. kernels/cuda/tree/ has
 // the kernel and says how blocks meet; kernels/fixed_tree.h says in which order values are added.
 //
 // A chunk is what one block folds: as long as the device's number of multiprocessors makes it, so
@@ -19,7 +19,7 @@
 // costs a second load, from the L1 cache, and a shift. For 2^28 floats: at most 64 products are
 // added in single precision, the rest is double.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/tree.cuh"
+#include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
 namespace {

@@ -19,7 +19,7 @@
 //
 // Right for any n, block size and alignment as `single_pass`.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/tree.cuh"
+#include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
 namespace {

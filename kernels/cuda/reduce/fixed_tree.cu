@@ -17,7 +17,7 @@
 // Right for any n, block size and alignment as `single_pass`. For 2^28 floats: at most 64 elements
 // are added in single precision, the rest is double.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/tree.cuh"
+#include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 // elements, always the same place of a thread's vectors, has its own accumulator: four or more
 // short chains a thread instead of one. And there is no second kernel: the last block to start
 // receives the others' values through the stream's mailbox and folds them in index order, so that
-// starting a kernel, about 3 us, is paid once. kernels/cuda/tree.cuh has the kernel and says how
+// starting a kernel, about 3 us, is paid once. kernels/cuda/tree/ has the kernel and says how
 // blocks meet without a fence and without a memset; kernels/fixed_tree.h says in which order values
 // are added.
 //
@@ -24,7 +24,7 @@
 // address that is not a multiple of 16 costs a second load, from the L1 cache, and a shift. For
 // 2^28 floats: at most 64 elements are added in single precision, the rest is double.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/tree.cuh"
+#include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
 namespace {

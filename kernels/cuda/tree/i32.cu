@@ -1,4 +1,4 @@
-#include "kernels/cuda/tree_instances.cuh"
+#include "kernels/cuda/tree/launch.cuh"
 
 namespace tessera {
 TESSERA_TREE_INSTANCES(std::int32_t)

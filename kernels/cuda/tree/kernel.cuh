@@ -1,0 +1,151 @@
+// The kernels of the strategies single_pass, fixed_tree and compensated: one launch folds an array
+// along the tree of kernels/fixed_tree.h, whatever its chunks are, and leaves the result.
+//
+// Short arrays, of a few rows a chunk, are bound by the latency of what happens one after the
+// other. They have a kernel of their own, FoldShort, in which there is one trip to memory a block.
+//
+// Included by .cu files that are compiled with -fmad=false.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/tree/lane.cuh"
+#include "kernels/cuda/tree/mailbox.cuh"
+
+namespace tessera {
+
+// The halving tree over the lanes' values; all of the first warp calls it, after a barrier that
+// makes the cells visible. The result is its lane 0's.
+template <class C>
+__device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
+  constexpr int kPerThread = kTreeLanes / kWarpSize;
+  typename C::Wide v[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) v[i] = cells[threadIdx.x + i * kWarpSize];
+#pragma unroll
+  for (int half = kPerThread / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) v[i] = C::Combine(v[i], v[i + half]);
+      // Lanes in the upper half fold what they get as well, and nobody asks for it.
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+    v[0] = C::Combine(v[0], ShuffleDown(kFullMask, v[0], offset));
+  return v[0];
+}
+
+// What a block does with a chunk whose lanes are in cells, called by all threads: it leaves the
+// result if the chunk is the only one, or sends its value; the receiver, if there is one slot a
+// lane (direct), keeps its own. receiver lies in shared memory and is read only where it matters.
+template <class C>
+__device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std::int64_t chunk,
+                        bool alone, bool direct, const bool& receiver, typename C::Wide* received) {
+  if (threadIdx.x < kWarpSize) {
+    const typename C::Wide value = FoldLanes<C>(cells);
+    if (threadIdx.x == 0) {
+      if (alone) {
+        C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
+      } else if (direct && receiver) {
+        received[chunk] = value;
+      } else {
+        Send(work.mailbox, chunk, value);
+      }
+    }
+  }
+}
+
+// What the receiver does at the end, called by all threads: the values of all chunks, by lane, are
+// in received.
+template <class C>
+__device__ void FinishReceived(const typename C::Wide* received, const TreeWork& work) {
+  if (threadIdx.x == 0) *work.mailbox.ticket = 0;
+  __syncthreads();  // received is written
+  if (threadIdx.x >= kWarpSize) return;
+  const typename C::Wide value = FoldLanes<C>(received);
+  if (threadIdx.x == 0) C::Finish(value, work.op, work.tree.n, work.mirror, work.result);
+}
+
+// --- Any array ---
+
+// Blocks per SM for __launch_bounds__: 5 of 256 threads leave 48 registers per thread, fewer leave
+// more, where columns or unaligned loads need them. A block runs for long, all rows of a chunk, so
+// that the last wave counts: Dot of 2^26 f32 has 1093 blocks, of which an H200 runs 528 at once
+// with 4 per SM. With 5 the compensated Dot has no last wave of 37 blocks, and takes 131 us instead
+// of 154.
+template <class C, Placement kPlacement>
+constexpr int TreeBlocks() {
+  using Column = typename C::Column;
+  constexpr int kBytes = static_cast<int>(sizeof(Column)) * kTreeVector<typename C::Element>;
+  constexpr bool kDot = C::kOperands == 2, kAny = kPlacement == Placement::kAny;
+  if (kAny && !kDot) return 3;
+  const bool five = kBytes <= (kAny ? 16 : 32) && (kDot || std::is_arithmetic_v<Column>);
+  return five ? 5 : kBytes <= 40 ? 4 : 3;
+}
+
+// Any grid, any block of at least a warp. Blocks take chunks a grid apart, threads take lanes a
+// block apart.
+template <class C, Placement kPlacement>
+__global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
+    FoldTree(const TreeOperands<C> in, const TreeWork work) {
+  using Wide = typename C::Wide;
+  constexpr int kPairs = kMailPairs<Wide>;
+  constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
+  __shared__ Wide cells[kTreeLanes];
+  __shared__ Wide received[kTreeLanes];
+  __shared__ bool receiver;
+  const Tree& tree = work.tree;
+  const bool alone = tree.chunks == 1;
+  // The receiver's own chunk need not travel when there is one slot a lane.
+  const bool direct = tree.chunks <= kTreeLanes && gridDim.x == tree.chunks;
+  unsigned ticket = 0;
+  if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
+
+#pragma unroll 1
+  for (std::int64_t chunk = work.first + blockIdx.x; chunk < work.end; chunk += gridDim.x) {
+    const std::int64_t begin = chunk * tree.chunk;
+    const std::int64_t end = min(tree.n, begin + tree.chunk);
+#pragma unroll 1
+    for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
+         lane += static_cast<int>(blockDim.x))
+      cells[lane] = FoldLane<C, kPlacement>(in, work, begin, end, lane);
+    if (threadIdx.x == 0) receiver = !alone && ticket == work.last_ticket;
+    __syncthreads();  // cells and receiver are written
+    Deliver<C>(cells, work, chunk, alone, direct, receiver, received);
+    if (chunk + gridDim.x < work.end) __syncthreads();  // cells have been read
+  }
+  if (alone || !receiver) return;
+
+  for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
+       lane += static_cast<int>(blockDim.x)) {
+    if (direct && lane == static_cast<int>(blockIdx.x)) continue;
+    received[lane] = Receive<C, kAtOnce>(work.mailbox, lane, tree.chunks);
+  }
+  FinishReceived<C>(received, work);
+}
+
+// --- Short arrays ---
+
+// FoldTree for one chunk of up to kShortRows rows a block, one a lane at most, and aligned
+// operands. Short arrays wait for latencies, and that is what goes: a chunk's rows are loaded
+// together, and indices have 32 bits.
+template <class C>
+__global__ void __launch_bounds__(kTreeLanes, 2)
+    FoldShort(const TreeOperands<C> in, const TreeWork work) {
+  using Wide = typename C::Wide;
+  __shared__ Wide cells[kTreeLanes];
+  __shared__ Wide received[kTreeLanes];
+  __shared__ bool receiver;
+  const bool alone = gridDim.x == 1;
+  unsigned ticket = 0;
+  if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
+  cells[threadIdx.x] = FoldShortLane<C>(in, work);
+  if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
+  __syncthreads();  // cells and receiver are written
+  Deliver<C>(cells, work, blockIdx.x, alone, true, receiver, received);
+  if (!receiver) return;
+  if (threadIdx.x != blockIdx.x)
+    received[threadIdx.x] = Receive<C, 1>(work.mailbox, threadIdx.x, gridDim.x);
+  FinishReceived<C>(received, work);
+}
+
+}  // namespace tessera

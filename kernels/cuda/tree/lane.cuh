@@ -1,0 +1,316 @@
+// One lane of a chunk of the tree of kernels/fixed_tree.h: a thread loads the vectors of its
+// columns and folds them.
+//
+// A lane's columns of a row are one 16-byte vector, and neighbouring lanes hold neighbouring
+// vectors: a warp reads 512 bytes at a time. A thread starts the loads of several rows (64 bytes,
+// kBatchVectors) before it uses the first: 1024 threads per SM have 64 KiB in flight,
+// where latency times bandwidth ask for about 48 KiB on an H200. Where an operand is not aligned to
+// 16 bytes, a thread loads the two aligned vectors that its vector lies across, of which its
+// neighbour loads one as well, from the L1 cache, and shifts: no scalar loads, whatever the offset.
+// Two operands that are off by the same distance need neither: see FoldLane.
+//
+// Included by .cu files that are compiled with -fmad=false.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/tree/tree.h"
+#include "kernels/tree_columns.h"
+
+namespace tessera {
+
+// What the kernel needs besides the operands.
+struct TreeWork {
+  Tree tree;
+  ReduceOp op;
+  bool mirror;
+  Mailbox mailbox;
+  Scalar* result;
+  std::int64_t first, end;  // the chunks of this launch
+  unsigned last_ticket;     // the receiver's: all blocks of all launches, less one
+};
+
+template <class C>
+struct TreeOperands {
+  const typename C::Element* x[C::kOperands];
+};
+
+// --- Vectors ---
+
+template <class T>
+struct alignas(kTreeVectorBytes) TreeVectorOf {
+  T element[kTreeVector<T>];
+};
+
+// The 16 bytes that begin at byte `shift` of lo, hi; shift is a multiple of size.
+template <int size>
+__device__ uint4 Shifted(uint4 lo, uint4 hi, unsigned shift) {
+  if constexpr (size == 8) {
+    return shift == 0 ? lo : make_uint4(lo.z, lo.w, hi.x, hi.y);
+  } else {
+    const bool two = (shift & 8) != 0, one = (shift & 4) != 0;
+    const unsigned a0 = two ? lo.z : lo.x, a1 = two ? lo.w : lo.y, a2 = two ? hi.x : lo.z,
+                   a3 = two ? hi.y : lo.w, a4 = two ? hi.z : hi.x, a5 = two ? hi.w : hi.y;
+    const unsigned b0 = one ? a1 : a0, b1 = one ? a2 : a1, b2 = one ? a3 : a2, b3 = one ? a4 : a3,
+                   b4 = one ? a5 : a4;
+    if constexpr (size == 4) return make_uint4(b0, b1, b2, b3);
+    const unsigned bytes = (shift & 2) != 0 ? 0x5432 : 0x3210;
+    return make_uint4(__byte_perm(b0, b1, bytes), __byte_perm(b1, b2, bytes),
+                      __byte_perm(b2, b3, bytes), __byte_perm(b3, b4, bytes));
+  }
+}
+
+// What has been loaded for one vector: itself or, unless kAligned, the two aligned vectors that it
+// lies across. Those hold up to 15 bytes that do not belong to it, in front and behind.
+template <bool kAligned>
+struct Loaded {
+  uint4 part[kAligned ? 1 : 2];
+};
+
+template <bool kAligned>
+__device__ Loaded<kAligned> LoadVector(const void* address) {
+  if constexpr (kAligned) {
+    return {{LoadAligned<true>(address)}};
+  } else {
+    const auto* lo = reinterpret_cast<const unsigned char*>(
+        reinterpret_cast<std::uintptr_t>(address) & ~std::uintptr_t{kTreeVectorBytes - 1});
+    return {{LoadAligned<false>(lo), LoadAligned<false>(lo + kTreeVectorBytes)}};
+  }
+}
+
+// The vector; shift: its address modulo 16.
+template <class T, bool kAligned>
+__device__ TreeVectorOf<T> VectorIn(const Loaded<kAligned>& loaded, unsigned shift) {
+  uint4 words = loaded.part[0];
+  if constexpr (!kAligned) words = Shifted<sizeof(T)>(loaded.part[0], loaded.part[1], shift);
+  TreeVectorOf<T> v;
+  std::memcpy(&v, &words, sizeof v);
+  return v;
+}
+
+// --- Columns ---
+
+template <class C, class V>
+__device__ void StepElement(typename C::Column& column, const V (&v)[C::kOperands], int k, int row,
+                            bool mirror) {
+  if constexpr (C::kOperands == 2) {
+    C::Step(column, v[0].element[k], v[1].element[k], row, mirror);
+  } else {
+    C::Step(column, v[0].element[k], row, mirror);
+  }
+}
+
+// Takes the elements of a lane's last vector, [rest, end), of which not all exist; row: theirs in
+// the segment.
+template <class C>
+__device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
+                         typename C::Column (&column)[kTreeVector<typename C::Element>],
+                         std::int64_t rest, std::int64_t end, int row) {
+  constexpr int V = kTreeVector<typename C::Element>;
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    if (rest + k >= end) break;
+    TreeVectorOf<typename C::Element> v[C::kOperands];
+#pragma unroll
+    for (int o = 0; o < C::kOperands; ++o) v[o].element[k] = in.x[o][rest + k];
+    if (row == 0) column[k] = C::Start(v[0].element[k]);
+    StepElement<C>(column[k], v, k, row, work.mirror);
+  }
+}
+
+// The value of a lane's columns of one segment, the first of which begins at element `first`; the
+// segment ends before `end`.
+template <class C>
+__device__ typename C::Wide FoldColumns(
+    const typename C::Column (&column)[kTreeVector<typename C::Element>], std::int64_t first,
+    std::int64_t end) {
+  constexpr int V = kTreeVector<typename C::Element>;
+  typename C::Wide wide[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) wide[k] = C::Widen(column[k], ColumnSpan{first + k, end});
+#pragma unroll
+  for (int half = V / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int k = 0; k < half; ++k) wide[k] = C::Combine(wide[k], wide[k + half]);
+  return wide[0];
+}
+
+// How operands lie: at multiples of 16 bytes, all at the same distance behind one, or anyhow.
+enum class Placement { kAligned, kAlike, kAny };
+
+// The value of one lane of the chunk [begin, end).
+//
+// kAlike: every load is of an aligned vector all the same. It begins `ahead` elements before the
+// lane's own, so that a thread folds columns of which the first `ahead` are the lane's before it,
+// and at the end of a segment columns change hands. What comes before a row's first column is the
+// end of the row above: there lane 0 folds the last columns, one row late.
+//
+//   ahead 1    lane 0            lane 1           lane 255
+//   row 0      .   0  1  2       3  4  5  6  ...  1019 .. 1022
+//   row 1    1023 1024 ...      1027   ...
+//   row 2    2047  ...
+//
+// All threads of the block call it, for lanes threadIdx.x.
+template <class C, Placement kPlacement>
+__device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& work,
+                                     std::int64_t begin, std::int64_t end, int lane) {
+  using T = typename C::Element;
+  using Wide = typename C::Wide;
+  constexpr int V = kTreeVector<T>;
+  constexpr int kRow = kTreeRow<T>;
+  constexpr int kRows = kBatchVectors / C::kOperands;
+  constexpr int O = C::kOperands;
+  constexpr bool kWhole = kPlacement != Placement::kAny;
+  constexpr bool kAlike = kPlacement == Placement::kAlike;
+  const int ahead = kAlike ? static_cast<int>(reinterpret_cast<std::uintptr_t>(in.x[0]) %
+                                              kTreeVectorBytes / sizeof(T))
+                           : 0;
+  const int late = lane == 0 ? ahead : 0;  // columns that are one row late
+  const std::int64_t first = begin - ahead + lane * V;
+  // Vectors that the lane can load whole. With kAny one needs another behind it, so that nothing is
+  // read beyond the array but the rest of 16 bytes that hold some of it.
+  const std::int64_t limit = (kWhole ? end : min(end, work.tree.n - V)) - V;
+  const int rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
+  // At most one vector is left, of which not all elements need exist: it is taken one by one.
+  const std::int64_t rest = first + std::int64_t{rows} * kRow;
+  const int all = kAlike ? static_cast<int>((end - begin + kRow - 1) / kRow) : rows + (rest < end);
+
+  const unsigned char* next[O];
+  unsigned shift[O];
+#pragma unroll
+  for (int o = 0; o < O; ++o) {
+    next[o] = reinterpret_cast<const unsigned char*>(in.x[o] + first);
+    shift[o] = reinterpret_cast<std::uintptr_t>(next[o]) % kTreeVectorBytes;
+  }
+
+  Wide total = C::Identity();
+#pragma unroll 1
+  for (int top = 0; top < all; top += kTreeSegmentRows) {
+    typename C::Column column[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) column[k] = C::Start(T{});
+    const auto forget_row_above = [&] {
+#pragma unroll
+      for (int k = 0; k < V; ++k)
+        if (k < late) column[k] = C::Start(T{});
+    };
+    const int bottom = min(rows, top + kTreeSegmentRows);
+    // No branch between the loads of a batch and their use: the compiler would move the loads
+    // behind it, where each waits for the one before (VARIANCE of f32 took 1.8 times as long).
+    const auto fold_rows = [&](int row, auto count) {
+      constexpr int kCount = decltype(count)::value;
+      Loaded<kWhole> batch[kCount][O];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int o = 0; o < O; ++o) batch[j][o] = LoadVector<kWhole>(next[o] + j * kTreeRowBytes);
+#pragma unroll
+      for (int o = 0; o < O; ++o) next[o] += kCount * kTreeRowBytes;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        TreeVectorOf<T> v[O];
+#pragma unroll
+        for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kWhole>(batch[j][o], shift[o]);
+        if (j == 0 && row == top) {
+#pragma unroll
+          for (int k = 0; k < V; ++k) column[k] = C::Start(v[0].element[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < V; ++k) StepElement<C>(column[k], v, k, row - top + j, work.mirror);
+        if (kAlike && j == 0 && row == top) forget_row_above();
+      }
+    };
+    int row = top;
+#pragma unroll 1
+    for (; row + kRows <= bottom; row += kRows)
+      fold_rows(row, std::integral_constant<int, kRows>());
+#pragma unroll 1
+    for (; row < bottom; ++row) fold_rows(row, std::integral_constant<int, 1>());
+    if constexpr (kAlike) {
+      // After the last row of a segment only those that are late.
+      const bool full = bottom == top + kTreeSegmentRows;
+      const std::int64_t from = first + std::int64_t{bottom} * kRow;
+      const std::int64_t until = full ? min(end, from + late) : end;
+      if (bottom >= top && from < until) {
+        FoldRest<C>(in, work, column, from, until, bottom - top);
+        if (bottom == top) forget_row_above();
+      }
+      __shared__ typename C::Column columns[kRow];
+      __syncthreads();  // columns of the segment before have been read
+#pragma unroll
+      for (int k = 0; k < V; ++k) columns[(lane * V + k - ahead) & (kRow - 1)] = column[k];
+      __syncthreads();  // columns are written
+#pragma unroll
+      for (int k = 0; k < V; ++k) column[k] = columns[lane * V + k];
+    } else if (rows < all && rows - top < kTreeSegmentRows) {
+      FoldRest<C>(in, work, column, rest, end, rows - top);
+    }
+    const std::int64_t at = begin + lane * V + std::int64_t{top} * kRow;
+    const std::int64_t stop = min(end, begin + std::int64_t{top + kTreeSegmentRows} * kRow);
+    total = C::Combine(total, FoldColumns<C>(column, at, stop));
+  }
+  return total;
+}
+
+// --- Short chunks ---
+
+// Rows of a chunk that FoldShort has registers for.
+inline constexpr int kShortRows = 8;
+static_assert(kShortRows <= kTreeSegmentRows);
+
+// FoldLane for a chunk of up to kShortRows rows, all of whose loads are under way before the first
+// is used. Operands are aligned; a lane is a thread, a chunk a block.
+template <class C>
+__device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work) {
+  using T = typename C::Element;
+  using Wide = typename C::Wide;
+  constexpr int V = kTreeVector<T>;
+  constexpr int kRow = kTreeRow<T>;
+  constexpr int kHalf = kShortRows / 2;
+  constexpr int O = C::kOperands;
+  const int chunk = static_cast<int>(work.tree.chunk);
+  const int begin = static_cast<int>(blockIdx.x) * chunk;
+  const int end = min(static_cast<int>(work.tree.n), begin + chunk);
+  const int first = begin + static_cast<int>(threadIdx.x) * V;
+  const int rows = end - first < V ? 0 : (end - first - V) / kRow + 1;
+
+  TreeVectorOf<T> batch[kShortRows][O];
+  const auto load = [&](int j) {
+#pragma unroll
+    for (int o = 0; o < O; ++o) {
+      if (j < rows) batch[j][o] = VectorIn<T>(LoadVector<true>(in.x[o] + first + j * kRow), 0);
+    }
+  };
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) load(j);
+  const bool more = end - begin > kHalf * kRow;
+  if (more) {
+#pragma unroll
+    for (int j = kHalf; j < kShortRows; ++j) load(j);
+  }
+
+  typename C::Column column[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) column[k] = C::Start(rows > 0 ? batch[0][0].element[k] : T{});
+  const auto step = [&](int j) {
+    if (j < rows) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) StepElement<C>(column[k], batch[j], k, j, work.mirror);
+    }
+  };
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) step(j);
+  if (more) {
+#pragma unroll
+    for (int j = kHalf; j < kShortRows; ++j) step(j);
+  }
+  const int rest = first + rows * kRow;
+  if (rest < end) FoldRest<C>(in, work, column, rest, end, rows);
+  return C::Combine(C::Identity(), FoldColumns<C>(column, first, end));
+}
+
+}  // namespace tessera

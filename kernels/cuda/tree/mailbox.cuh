@@ -1,0 +1,122 @@
+// How the blocks of one launch hand their values to the last of them to start.
+//
+// A block leaves the value of a chunk in the chunk's slot of the stream's mailbox. The
+// last block to *start* (it takes a ticket first, while its loads are under way) receives all
+// slots, in index order. Every block it waits for has started and waits for no other, so that the
+// wait ends on any device, however many blocks fit it. A word in a slot travels with its flag in
+// one 64-bit store, so that neither side needs a fence: value and flag arrive together (the LL
+// protocol of NVIDIA's NCCL). Compared with "store, fence, count, last one loads" that saves two
+// trips to the L2 cache, about a microsecond. The receiver zeroes what it has received; that is the
+// state in which the next launch on the stream finds the mailbox.
+//
+//   block 0 ---- chunk 0 ----> slot 0 --.
+//   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
+//   block 2 ---- chunk 2 ----> slot 2 --'
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/fixed_tree.h"
+
+namespace tessera {
+
+// This block's place among the blocks of the launch that have asked before. Volatile, as the loads
+// of operands are, so that it is asked for before them: besides taking its time next to them, it
+// brings the mailbox's page into the SM's translation buffer (TLB). A block that first meets
+// that page when it sends or receives waits for it alone, about a microsecond.
+__device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
+  unsigned ticket;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(ticket)
+               : "l"(mailbox.ticket)
+               : "memory");
+  return ticket;
+}
+
+// 64-bit words of a value on its way: 32 bits of value, 32 of flag. In pairs, which one 16-byte
+// access moves; each half of it is atomic.
+template <class W>
+inline constexpr int kMailPairs = (sizeof(W) + 7) / 8;
+
+__device__ inline ulonglong2* MailSlot(const Mailbox& mailbox, std::int64_t chunk, int pairs) {
+  return mailbox.slots + chunk * pairs;
+}
+
+inline constexpr unsigned long long kMailFlag = 1ull << 32;
+
+template <class W>
+__device__ void Send(const Mailbox& mailbox, std::int64_t chunk, const W& value) {
+  constexpr int kPairs = kMailPairs<W>;
+  unsigned words[2 * kPairs] = {};
+  std::memcpy(words, &value, sizeof value);
+  ulonglong2* slot = MailSlot(mailbox, chunk, kPairs);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(slot + i),
+                 "l"(words[2 * i] | kMailFlag), "l"(words[2 * i + 1] | kMailFlag)
+                 : "memory");
+}
+
+__device__ inline ulonglong2 Peek(const ulonglong2* pair) {
+  ulonglong2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.x), "=l"(v.y)
+               : "l"(pair)
+               : "memory");
+  return v;
+}
+
+// Folds the values of chunks first, first + kTreeLanes, ... in order into total, waiting for each,
+// and zeroes their slots. It asks for kAtOnce of them together.
+template <class C, int kAtOnce>
+__device__ typename C::Wide Receive(const Mailbox& mailbox, std::int64_t first,
+                                    std::int64_t chunks) {
+  using Wide = typename C::Wide;
+  constexpr int kPairs = kMailPairs<Wide>;
+  Wide total = C::Identity();
+#pragma unroll 1
+  for (; first < chunks; first += kAtOnce * kTreeLanes) {
+    ulonglong2 words[kAtOnce][kPairs];
+    bool here;
+    do {
+      unsigned long long flags = kMailFlag;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j * kTreeLanes < chunks) {
+          const ulonglong2* slot = MailSlot(mailbox, first + j * kTreeLanes, kPairs);
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) words[j][i] = Peek(slot + i);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j * kTreeLanes < chunks) {
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) flags &= words[j][i].x & words[j][i].y;
+        }
+      }
+      here = flags != 0;
+    } while (!here);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (first + j * kTreeLanes < chunks) {
+        unsigned plain[2 * kPairs];
+        ulonglong2* slot = MailSlot(mailbox, first + j * kTreeLanes, kPairs);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          plain[2 * i] = static_cast<unsigned>(words[j][i].x);
+          plain[2 * i + 1] = static_cast<unsigned>(words[j][i].y);
+          slot[i] = make_ulonglong2(0, 0);
+        }
+        Wide value;
+        std::memcpy(&value, plain, sizeof value);
+        total = C::Combine(total, value);
+      }
+    }
+  }
+  return total;
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// Folds along the tree of kernels/fixed_tree.h on a GPU, as the strategies single_pass, fixed_tree
+// and compensated do: what they ask for, and the chunks of single_pass.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/fixed_tree.h"
+
+namespace tessera {
+
+// Vectors that a thread has in flight, of all operands together.
+inline constexpr int kBatchVectors = 4;
+
+// What a row asks for. grid, block: 0 for a block a chunk of 256 threads.
+struct TreeLaunch {
+  Tree tree;
+  std::uint32_t grid = 0;
+  std::uint32_t block = 0;
+};
+
+// Block sizes of the rows: lanes are shared out to whatever threads there are.
+inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
+
+// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
+// once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
+// fewer rows than a thread loads at once. On every device no fewer chunks than with multiprocessors
+// = 0.
+inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
+                           int multiprocessors) {
+  constexpr std::int64_t kLeast = 32, kMost = kTreeMaxChunks / 4;
+  const std::int64_t total = TreeTotalRows(n, size);
+  if (launch.grid_size != 0)
+    return MakeTree(n, size, std::max<std::int64_t>(1, CeilDiv(total, launch.grid_size)));
+  if (total <= 8) return MakeTree(n, size, 8);
+  const std::int64_t wave = 4 * std::clamp<std::int64_t>(multiprocessors, kLeast, kMost);
+  const std::int64_t waves = std::clamp<std::int64_t>(
+      total / (wave * kTreeSegmentRows), 1, std::clamp<std::int64_t>(kTreeMaxChunks / wave, 1, 7));
+  return MakeTree(n, size, std::max<std::int64_t>(kBatchVectors, CeilDiv(total, waves * wave)));
+}
+
+// The additions of single_pass on any device: of the fewest chunks inside them, of the most
+// between.
+inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& launch) {
+  Tree tree = SinglePassTree(n, size, launch, 0);
+  if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kTreeMaxChunks;
+  return tree;
+}
+
+// Instantiated in kernels/cuda/tree/ for every T, so that rows share the kernels.
+template <class T, bool kCompensated>
+void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
+template <class T, bool kCompensated>
+void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
+
+}  // namespace tessera
