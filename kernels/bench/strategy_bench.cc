@@ -1,5 +1,5 @@
-// Every strategy of the table, timed by the device's events on one device, beside the vendor's calls
-// and the ceilings.
+// Every strategy of the table, timed by the device's events on one device, beside the vendor's
+// calls and the ceilings.
 //
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
 //
