@@ -162,7 +162,7 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
   return FirstOf({"axis", "cpu_axis"}, problem, device);
 }
 
-// By what was measured on an H200 (kernels/README.md): f32 beside few rows or columns is bound by
+// By what was measured on an H200 (docs/measured): f32 beside few rows or columns is bound by
 // memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of a
 // few steps along k are, too, and `outer_product` writes them at its pace; other products of 16-bit
 // operands go to the tensor cores, where our rows keep up with the library within a few percent,
@@ -217,7 +217,7 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
 
 // The first-level cache serves small windows better than shared memory with its barriers; from
 // about this radius on, reading a window at all costs more than the passes that running_sum makes
-// over the array (measured in kernels/README.md).
+// over the array (measured in docs/measured).
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
   constexpr std::int64_t kSmallRadius = 24;

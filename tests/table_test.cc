@@ -7,6 +7,8 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/kernel_fixture.h"
 
@@ -53,17 +55,60 @@ std::string KeyOf(const StrategyInfo& row) {
          std::string(row.name);
 }
 
-// The course names every row, with a link to its file.
-TEST(TableTest, EveryRowIsInTheCourse) {
-  std::ifstream file(fs::path(TESSERA_SOURCE_DIR) / "kernels" / "README.md");
-  const std::string course{std::istreambuf_iterator<char>(file), {}};
+std::string TextOf(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Targets of the links [text](target) in Markdown.
+std::vector<std::string> LinksIn(std::string_view text) {
+  std::vector<std::string> targets;
+  for (std::size_t at = 0; (at = text.find("](", at)) != std::string_view::npos;) {
+    at += 2;
+    targets.emplace_back(text.substr(at, text.find(')', at) - at));
+  }
+  return targets;
+}
+
+// The chapter of an operation, kernels/cuda/OPERATION/README.md, links every strategy by its name:
+// those of the CPU to a file in kernels/cpu, those of CUDA to one beside or below the chapter.
+TEST(TableTest, EveryStrategyIsInItsChapter) {
   Device* cpu = TestDevice(Backend::kCpu);
   for (const StrategyInfo& row : ListStrategies({&cpu, 1})) {
-    const bool cuda = row.backend == Backend::kCuda;
-    const std::string name(row.name);
-    const std::string link = "[`" + name + "`](" + KeyOf(row) + (cuda ? ".cu)" : ".cc)");
-    EXPECT_NE(course.find(link), std::string::npos) << link;
+    const std::string operation(row.operation);
+    const std::string chapter =
+        TextOf(fs::path(TESSERA_SOURCE_DIR) / "kernels" / "cuda" / operation / "README.md");
+    const std::string link = "[`" + std::string(row.name) + "`](";
+    const std::string on_cpu = "../../cpu/" + operation + "/";
+    bool found = false;
+    for (std::size_t at = 0; (at = chapter.find(link, at)) != std::string::npos;) {
+      at += link.size();
+      const bool to_cpu = chapter.compare(at, on_cpu.size(), on_cpu) == 0;
+      found |= to_cpu == (row.backend == Backend::kCpu);
+    }
+    EXPECT_TRUE(found) << KeyOf(row);
   }
+}
+
+TEST(TableTest, LinksInTheDocumentsResolve) {
+  const fs::path root(TESSERA_SOURCE_DIR);
+  std::vector<fs::path> documents;
+  for (const auto& entry : fs::directory_iterator(root)) documents.push_back(entry.path());
+  for (const char* folder : {"client", "deploy", "docs", "kernels"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder))
+      documents.push_back(entry.path());
+  }
+  int links = 0;
+  for (const fs::path& document : documents) {
+    if (document.extension() != ".md") continue;
+    for (const std::string& link : LinksIn(TextOf(document))) {
+      const std::string target = link.substr(0, link.find('#'));
+      if (target.empty() || target.find(':') != std::string::npos) continue;  // a heading, a URL
+      ++links;
+      EXPECT_TRUE(fs::exists(document.parent_path() / target)) << document << " links " << link;
+    }
+  }
+  EXPECT_GT(links, 100);
 }
 
 // The names that clients rely on: a row may join them, none may leave.

@@ -20,7 +20,7 @@
 //   leave multiprocessors idle at the end.
 //
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200, cuBLAS 30.9;
-// 2048 blocks, no barrier of the block. The forms tried are in kernels/README.md.
+// 2048 blocks, no barrier of the block. The forms tried are in docs/notebook.md.
 //
 // Right for any m and n, and k up to 8: steps beyond k are products of zeros, results beyond the
 // edges are not stored. For any pitch, transpose and alignment, since elements travel one by one.

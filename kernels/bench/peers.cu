@@ -1,4 +1,4 @@
-#include "tests/bench/peers.h"
+#include "kernels/bench/peers.h"
 
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -17,7 +17,7 @@
 namespace tessera::bench {
 namespace {
 
-// As the rows do, programs look for the libraries at run time (kernels/cuda/cublas_loader.h).
+// As the strategies do, programs look for the libraries at run time (kernels/cuda/cublas_loader.h).
 struct Api {
   decltype(&cublasSnrm2_64) snrm2;
   decltype(&cublasSasum_64) sasum;
@@ -128,7 +128,7 @@ struct LtMatmul::State {
     CUBLAS_CHECK(api.preference_create(&preference));
     CUBLAS_CHECK(api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                     &kWorkspace, sizeof kWorkspace));
-    // Parts of a sum are not rounded to 16 bits, as in the row `cublas`.
+    // Parts of a sum are not rounded to 16 bits, as in the strategy `cublas`.
     const std::uint32_t schemes =
         CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(api.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,

@@ -1,5 +1,5 @@
+#include "kernels/bench/ceilings_device.h"
 #include "kernels/cuda/cuda.h"
-#include "tests/bench/ceilings_device.h"
 
 namespace tessera::bench {
 namespace {

@@ -1,11 +1,11 @@
-#include "tests/bench/ceilings.h"
+#include "kernels/bench/ceilings.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #ifdef TESSERA_WITH_CUDA
-#include "tests/bench/ceilings_device.h"
+#include "kernels/bench/ceilings_device.h"
 #endif
 
 namespace tessera::bench {

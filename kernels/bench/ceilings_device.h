@@ -1,7 +1,7 @@
 // The ceilings of one kind of device each.
 #pragma once
 
-#include "tests/bench/ceilings.h"
+#include "kernels/bench/ceilings.h"
 
 namespace tessera::bench {
 

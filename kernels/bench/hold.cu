@@ -1,4 +1,4 @@
-#include "tests/bench/hold.h"
+#include "kernels/bench/hold.h"
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // What the vendor's libraries do with the same operands, called as their documents call them: what
-// a claim of being faster is measured against, where the library's row of the table does more (the
+// a claim of being faster is measured against, where the library's strategy does more (the
 // reductions of `library` accumulate in double) or less (`cublas` takes the algorithm that the
 // library's own heuristics put first).
 #pragma once

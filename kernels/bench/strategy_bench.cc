@@ -1,16 +1,14 @@
-// Every strategy of the table, timed by the device's events on one device, beside the vendor's row
-// and the ceilings.
+// Every strategy of the table, timed by the device's events on one device, beside the vendor's
+// calls and the ceilings.
 //
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
-//   strategy_bench --rows    prints backend/operation/strategy/dtype of every row, and times
-//   nothing
 //
 // Names are operation/strategy/dtype/size, where operation is reduce_max and the like for
-// reductions other than sums. Time is device time (manual time), from the first to the last piece
-// of work of one operation, all of which the host has enqueued before it begins. Operands hold
+// reductions other than sums. Time is device time (manual time), from the first to the last
+// step of one operation, all of which the host has enqueued before it begins. Operands hold
 // random normal values and rotate through more than three times the largest L2 cache, so that every
 // pass reads memory. Run with
-// --benchmark_enable_random_interleaving and repetitions to compare rows fairly.
+// --benchmark_enable_random_interleaving and repetitions to compare strategies fairly.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -34,11 +32,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/base/element.h"
+#include "kernels/bench/ceilings.h"
 #include "kernels/compute.h"
-#include "tests/bench/ceilings.h"
 #ifdef TESSERA_WITH_CUDA
-#include "tests/bench/hold.h"
-#include "tests/bench/peers.h"
+#include "kernels/bench/hold.h"
+#include "kernels/bench/peers.h"
 #endif
 
 namespace tessera::bench {
@@ -202,21 +200,21 @@ std::string Join(std::initializer_list<std::string_view> parts, std::string_view
   return joined;
 }
 
-// Registers body for every row that the device offers for problems like `like`.
+// Registers body for every strategy that the device offers for problems like `like`.
 template <class Problem, class Body>
-void ForRows(
+void ForStrategies(
     Rig& rig, const Problem& like, const std::string& size, Body body,
     std::string_view operation = Problem::kOperation,
     bool (*wanted)(const Strategy<Problem>&) = [](const Strategy<Problem>&) { return true; }) {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    if (!row->dtypes.Contains(like.dtype) || !Missing(*row, rig.device()).empty() ||
-        !Refusal(*row, like).empty() || !wanted(*row))
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+    if (!strategy->dtypes.Contains(like.dtype) || !Missing(*strategy, rig.device()).empty() ||
+        !Refusal(*strategy, like).empty() || !wanted(*strategy))
       continue;
-    const bool chosen = Choose(like, rig.device()) == row;
-    const std::string name = Join({operation, row->name, Name(like.dtype), size}, "/");
+    const bool chosen = Choose(like, rig.device()) == strategy;
+    const std::string name = Join({operation, strategy->name, Name(like.dtype), size}, "/");
     benchmark::RegisterBenchmark(name.c_str(),
-                                 [row, body, chosen](benchmark::State& state) mutable {
-                                   body(state, *row);
+                                 [strategy, body, chosen](benchmark::State& state) mutable {
+                                   body(state, *strategy);
                                    if (chosen) state.counters["chosen"] = 1;
                                  })
         ->UseManualTime()
@@ -245,12 +243,13 @@ std::string In(Setting setting, std::string_view operation) {
   std::abort();
 }
 
-// The rows that are timed in it: alone on the device, those that are compared.
+// The strategies that are timed in it: alone on the device, those that are compared.
 template <class Problem>
-bool (*RowsOf(Setting setting))(const Strategy<Problem>&) {
-  using Row = const Strategy<Problem>&;
-  if (setting != Setting::kLone) return [](Row) { return true; };
-  return [](Row row) { return row.name == "fixed_tree" || row.name == "cublas"; };
+bool (*StrategiesIn(Setting setting))(const Strategy<Problem>&) {
+  using Reference = const Strategy<Problem>&;
+  if (setting != Setting::kLone) return [](Reference) { return true; };
+  return
+      [](Reference strategy) { return strategy.name == "fixed_tree" || strategy.name == "cublas"; };
 }
 
 // The next operand of n elements.
@@ -265,9 +264,9 @@ void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Setting setting = Settin
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   rig.Need(dtype, 2 * bytes);
   const DotProblem like{.dtype = dtype, .n = n};
-  ForRows(
+  ForStrategies(
       rig, like, absl::StrCat(n),
-      [&rig, like, bytes, setting](auto& state, auto& row) {
+      [&rig, like, bytes, setting](auto& state, auto& strategy) {
         const auto launch = [&] {
           Arena& arena = rig.Operands(like.dtype);
           DotProblem p = like;
@@ -275,12 +274,12 @@ void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Setting setting = Settin
           p.b = NextOperand(arena, setting == Setting::kWarm ? Setting::kCold : setting, like.dtype,
                             like.n);
           p.result = rig.stream().result();
-          row.launch(p, rig.stream());
+          strategy.launch(p, rig.stream());
         };
         rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), launch,
                  setting != Setting::kLone);
       },
-      In(setting, DotProblem::kOperation), RowsOf<DotProblem>(setting));
+      In(setting, DotProblem::kOperation), StrategiesIn<DotProblem>(setting));
 }
 
 void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::string_view operation,
@@ -288,19 +287,19 @@ void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::str
   const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
   rig.Need(dtype, bytes);
   const ReduceProblem like{.dtype = dtype, .op = op, .n = n};
-  ForRows(
+  ForStrategies(
       rig, like, absl::StrCat(n),
-      [&rig, like, bytes, setting](auto& state, auto& row) {
+      [&rig, like, bytes, setting](auto& state, auto& strategy) {
         const auto launch = [&] {
           ReduceProblem p = like;
           p.x = NextOperand(rig.Operands(like.dtype), setting, like.dtype, like.n);
           p.result = rig.stream().result();
-          row.launch(p, rig.stream());
+          strategy.launch(p, rig.stream());
         };
         rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), launch,
                  setting != Setting::kLone);
       },
-      In(setting, operation), RowsOf<ReduceProblem>(setting));
+      In(setting, operation), StrategiesIn<ReduceProblem>(setting));
 }
 
 // Batches of `count` vectors of n elements each, in one call.
@@ -345,7 +344,7 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
   }
 }
 
-// The vendor's own calls beside the rows.
+// The vendor's own calls beside the strategies.
 void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n,
                    [[maybe_unused]] Setting setting = Setting::kCold) {
 #ifdef TESSERA_WITH_CUDA
@@ -378,14 +377,14 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   rig.Need(dtype, 2 * bytes);
   rig.NeedOutput(bytes);
   const AddProblem like{.dtype = dtype, .n = n};
-  ForRows(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& row) {
+  ForStrategies(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& strategy) {
     rig.Time(state, 3.0 * static_cast<double>(bytes), static_cast<double>(like.n), [&] {
       Arena& arena = rig.Operands(like.dtype);
       AddProblem p = like;
       p.a = arena.Next(bytes);
       p.b = arena.Next(bytes);
       p.out = rig.Output(bytes);
-      row.launch(p, rig.stream());
+      strategy.launch(p, rig.stream());
     });
   });
 }
@@ -397,9 +396,9 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
   rig.Need(dtype, bytes);
   rig.NeedOutput(out_bytes);
   const WindowSumProblem like{.dtype = dtype, .n = n, .radius = radius};
-  ForRows(
+  ForStrategies(
       rig, like, absl::StrCat(n),
-      [&rig, like, bytes, out_bytes](auto& state, auto& row) {
+      [&rig, like, bytes, out_bytes](auto& state, auto& strategy) {
         const auto count = static_cast<double>(like.n);
         const double flops = 2.0 * static_cast<double>(like.radius) * count;
         rig.Time(state, static_cast<double>(bytes + out_bytes), flops, [&] {
@@ -407,7 +406,7 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
           WindowSumProblem p = like;
           p.x = arena.Next(bytes);
           p.out = rig.Output(out_bytes);
-          row.launch(p, rig.stream());
+          strategy.launch(p, rig.stream());
         });
       },
       Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
@@ -423,17 +422,17 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   for (bool rows : {true, false}) {
     const ReduceAxesProblem like{
         .dtype = dtype, .outer = rows ? side : 1, .length = side, .inner = rows ? 1 : side};
-    ForRows(rig, like, absl::StrCat(side, rows ? "_rows" : "_columns"),
-            [&rig, like, bytes, out_bytes](auto& state, auto& row) {
-              const auto count = static_cast<double>(like.length * like.length);
-              rig.Time(state, static_cast<double>(bytes), count, [&] {
-                Arena& arena = rig.Operands(like.dtype);
-                ReduceAxesProblem p = like;
-                p.x = arena.Next(bytes);
-                p.out = rig.Output(out_bytes);
-                row.launch(p, rig.stream());
-              });
-            });
+    ForStrategies(rig, like, absl::StrCat(side, rows ? "_rows" : "_columns"),
+                  [&rig, like, bytes, out_bytes](auto& state, auto& strategy) {
+                    const auto count = static_cast<double>(like.length * like.length);
+                    rig.Time(state, static_cast<double>(bytes), count, [&] {
+                      Arena& arena = rig.Operands(like.dtype);
+                      ReduceAxesProblem p = like;
+                      p.x = arena.Next(bytes);
+                      p.out = rig.Output(out_bytes);
+                      strategy.launch(p, rig.stream());
+                    });
+                  });
   }
 }
 
@@ -520,20 +519,21 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const MatmulProblem like{
       .dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
   const std::string size = m == n && n == k ? absl::StrCat(m) : absl::StrCat(m, "x", n, "x", k);
-  // Each row's benchmark has a copy of this, and so an error of its own.
-  const auto body = [&rig, like, error = -1.0](auto& state, auto& row) mutable {
+  // Each strategy's benchmark has a copy of this, and so an error of its own.
+  const auto body = [&rig, like, error = -1.0](auto& state, auto& strategy) mutable {
     TimeMatmul(rig, state, like, error,
-               [&](const MatmulProblem& p) { row.launch(p, rig.stream()); });
+               [&](const MatmulProblem& p) { strategy.launch(p, rig.stream()); });
   };
   const auto all = [](const Strategy<MatmulProblem>&) { return true; };
-  // For the largest products, which take the simpler rows seconds.
-  const auto fast = [](const Strategy<MatmulProblem>& row) {
-    return row.name == "cublas" || row.name == "warp_tiled_tma" ||
-           row.name.substr(0, 7) == "tensor_";
+  // For the largest products, which take the simpler strategies seconds.
+  const auto fast = [](const Strategy<MatmulProblem>& strategy) {
+    return strategy.name == "cublas" || strategy.name == "warp_tiled_tma" ||
+           strategy.name.substr(0, 7) == "tensor_";
   };
   const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   const bool large = products > (dtype == DType::kF32 ? 0x1p39 : 0x1p38);
-  ForRows<MatmulProblem>(rig, like, size, body, MatmulProblem::kOperation, large ? +fast : +all);
+  ForStrategies<MatmulProblem>(rig, like, size, body, MatmulProblem::kOperation,
+                               large ? +fast : +all);
   RegisterMatmulPeers(rig, like, size);
 }
 
@@ -633,17 +633,6 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
   RegisterCeilings(rig, gpu);
 }
 
-template <class Problem>
-void PrintRows() {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    for (DType dtype : kAllDTypes) {
-      if (row->dtypes.Contains(dtype))
-        std::puts(
-            Join({Name(row->backend), Problem::kOperation, row->name, Name(dtype)}, "/").c_str());
-    }
-  }
-}
-
 // Takes --name=value out of the arguments.
 std::string TakeFlag(std::vector<char*>& arguments, std::string_view name, std::string value) {
   const std::string prefix = absl::StrCat("--", std::string(name), "=");
@@ -661,10 +650,6 @@ std::string TakeFlag(std::vector<char*>& arguments, std::string_view name, std::
 
 int Main(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
-  if (argc == 2 && std::string_view(argv[1]) == "--rows") {
-    ForEachOperation([]<class Problem>() { PrintRows<Problem>(); });
-    return 0;
-  }
   const std::string device = TakeFlag(arguments, "device", "auto");
   int max_exponent = 0;
   if (!absl::SimpleAtoi(TakeFlag(arguments, "max_exponent", "0"), &max_exponent)) return 2;

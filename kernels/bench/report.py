@@ -1,0 +1,582 @@
+#!/usr/bin/python3
+"""Turns runs of strategy_bench into the committed figures, tables and plots.
+
+  report.py collect RAW.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
+      Medians and spread of every benchmark of Google Benchmark's JSON (repetitions, not
+      aggregates).
+  report.py render [--check]
+      Fills in what PAGES ask for, from docs/measured/FILE.json. With --check it writes nothing,
+      names what it would change, and exits 1 if there is any.
+
+A page asks for a table between <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is
+  f32, ...       times against sizes of that element type
+  types          the rates of every type at the largest size
+  variants       the times of OPERATION_* at the largest size that all of them share
+  shapes-f32     the times of products that are not square
+  errors         the largest errors that were seen
+  choices        which strategy a request gets that names none, and what that costs
+  targets        how the aims of docs/measured/targets.json were met
+
+Between <!-- ladder: FILE OPERATION DTYPE SIZE --> and <!-- end --> a page has a table of its own,
+a line for each strategy, whose last cell is filled in: the rate of the strategy in the line's first
+link, or "unmeasured". Parentheses in that cell stay and say what else was measured: (bf16) or
+(1 x 8192 x 8192). A plot ![...](FILE_OPERATION.svg) of docs/measured/README.md is drawn.
+"""
+
+import argparse
+import collections
+import functools
+import html
+import json
+import math
+import pathlib
+import re
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "docs" / "measured"
+PLOTS_PAGE = MEASURED / "README.md"
+PAGES = [PLOTS_PAGE, *sorted((ROOT / "kernels" / "cuda").glob("*/README.md"))]
+
+DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
+LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
+# The vendor's other calls, which stand in an operation's tables.
+PEERS = {"matmul": {"cublaslt": "cublasLt, best of several", "cublaslt_tf32": "cublasLt in TF32"}}
+# Strategies that round their operands to fewer bits than they have.
+ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
+COLORS = [
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5",
+    "#9c6b4e", "#9498a0", "#1b4f72", "#b03a2e", "#117a65", "#7d6608", "#6c3483", "#515a5a",
+    "#0e6251", "#784212",
+]  # fmt: skip
+
+
+# --- raw runs to figures --------------------------------------------------------------------------
+
+
+def collect(options):
+    runs_of = collections.defaultdict(list)
+    for path in options.raw: 
+        raw = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        for run in raw["benchmarks"]:
+            if run.get("run_type") != "aggregate" and not run.get("error_occurred"):
+                runs_of[run["name"].split("/manual_time")[0]].append(run)
+    rows = [figures_of(name, runs) for name, runs in sorted(runs_of.items())]
+    head = {
+        "caption": options.caption,
+        "device": raw["context"].get("tessera_device", ""),
+        "model": raw["context"].get("tessera_model", ""),
+    }
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    out = pathlib.Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(
+        f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8"
+    )
+    print(f"{out}: {len(rows)} rows")
+
+
+def figures_of(name, runs):
+    """One row of the figures: the runs of one strategy on one problem."""
+    microseconds_in = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+    times = [run["real_time"] * microseconds_in[run["time_unit"]] for run in runs]
+    row = dict(zip(("operation", "strategy", "dtype", "size"), name.split("/")))
+    row |= {
+        "us": round(statistics.median(times), 3),
+        "us_min": round(min(times), 3),
+        "us_max": round(max(times), 3),
+        "runs": len(times),
+    }
+    for counter, field in (("bytes_per_second", "gb_per_s"), ("flops_per_second", "gflop_per_s")):
+        rate = statistics.median(run.get(counter, 0.0) for run in runs)
+        if rate:
+            row[field] = float(f"{rate / 1e9:.5g}")
+    errors = [run["error"] for run in runs if "error" in run]
+    if errors:
+        row["error"] = float(f"{max(errors):.3g}")
+    if any("chosen" in run for run in runs):
+        row["chosen"] = True
+    return row
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+class Figures:
+    """docs/measured/NAME.json."""
+
+    def __init__(self, name):
+        document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+        self.caption = document["caption"]
+        self.rows = document["rows"]
+        self.cpu = document["device"] == "cpu"
+        self.by_name = {
+            "/".join((r["operation"], r["strategy"], r["dtype"], r["size"])): r for r in self.rows
+        }
+
+    def of(self, operation, dtype=None):
+        """An operation's rows, and those of the vendor's other calls for it."""
+        peers = PEERS.get(operation, {})
+        return [
+            r
+            for r in self.rows
+            if dtype in (None, r["dtype"])
+            and (r["operation"] == operation or r["operation"] == "peer" and r["strategy"] in peers)
+        ]
+
+    def ceiling(self, operation, dtype):
+        """What the device can do at best, in the unit of the operation's rates; None: unknown."""
+        name = f"fma/{dtype}/" if operation == "matmul" else "read/f32/"
+        field = rate_field(operation)
+        found = [r for n, r in self.by_name.items() if n.startswith(f"ceiling/{name}")]
+        return found[0][field] if found else None
+
+    def unit(self, operation):
+        """The unit of an operation's rates, and how many of the JSON's units it is."""
+        if operation != "matmul":
+            return "GB/s", 1
+        return ("GFLOP/s", 1) if self.cpu else ("TFLOP/s", 1000)
+
+    def rate(self, operation, row):
+        return rate_text(row.get(rate_field(operation), 0.0) / self.unit(operation)[1])
+
+    def note(self, rows):
+        runs = max(row["runs"] for row in rows)
+        return f"{self.caption}. Medians of {runs} interleaved runs, device time, caches cold."
+
+
+@functools.cache
+def figures(name):
+    return Figures(name)
+
+
+def rate_field(operation):
+    return "gflop_per_s" if operation == "matmul" else "gb_per_s"
+
+
+def rate_text(rate):
+    return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
+
+
+def size_text(size):
+    """2^20 for powers of two from 1024 on, M x N x K for products, the rest as it is."""
+    if size.isdigit():
+        number = int(size)
+        exact = number >= 1024 and number & (number - 1) == 0
+        return f"2^{number.bit_length() - 1}" if exact else size
+    return re.sub(r"(?<=\d)x(?=\d)", " x ", size).replace("_", " ")
+
+
+def size_name(text):
+    """How the JSON calls a size that a person wrote as size_text does."""
+    text = re.sub(r"2\^(\d+)", lambda power: str(2 ** int(power.group(1))), text)
+    return text.replace(" x ", "x").replace(" ", "_")
+
+
+def size_key(size):
+    """Numbers first, then shapes, by their first extent."""
+    digits = re.match(r"\d+", size)
+    return not size.isdigit(), int(digits.group()) if digits else 0, size
+
+
+def percent(value):
+    return f"{100 * value:.3g} %" if value < 10 else f"{100 * value:.0f} %"
+
+
+def time_text(us):
+    if us < 1000:
+        return f"{us:.1f}"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
+
+
+def label(operation, strategy):
+    return PEERS.get(operation, {}).get(strategy) or f"`{strategy}`"
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def markdown(head, lines, note):
+    cells = ["| " + " | ".join(line) + " |" for line in [head] + lines] 
+    return "\n".join([cells[0], "|---" * len(head) + "|", *cells[1:]]) + f"\n\n{note}\n"
+
+
+def grid(operation, corner, order, columns, cell, show, note):
+    """A line for each strategy, in order, and a column for each of `columns`, a dict {key: head};
+    cell: {(strategy, key): row}; show(row): its text."""
+    lines = [
+        [label(operation, s)] + [show(cell[s, c]) if (s, c) in cell else "-" for c in columns]
+        for s in order
+    ]
+    return markdown([corner, *columns.values()], lines, note)
+
+
+def sizes_table(data, operation, dtype):
+    """Times against sizes; rate, share of the ceiling and of the library at the largest."""
+    rows = data.of(operation, dtype)
+    sizes = sorted({r["size"] for r in rows}, key=size_key)
+    if operation == "matmul":
+        sizes = [s for s in sizes if s.isdigit()]
+    else:  # of the many sizes of a vector a few
+        wanted = {str(2**e) for e in (10, 16, 20, 24, 28, 30)}
+        sizes = [s for s in sizes if s in wanted] or sizes
+    largest = sizes[-1]
+    cell = {(r["strategy"], r["size"]): r for r in rows}
+    library = cell.get((LIBRARY.get(operation), largest))
+    ceiling = data.ceiling(operation, dtype)
+    unit, divisor = data.unit(operation)
+    head = ["strategy", *(f"us at {size_text(s)}" for s in sizes)]
+    head += [f"{unit} at {size_text(largest)}"]
+    head += ["of the ceiling"] * bool(ceiling) + [f"of `{LIBRARY.get(operation)}`"] * bool(library)
+
+    def slowest_first(strategy):
+        last = cell.get((strategy, largest))
+        return -last["us"] if last else -math.inf, strategy
+
+    lines = []
+    for strategy in sorted({s for s, size in cell if size in sizes}, key=slowest_first):
+        here = [cell.get((strategy, size)) for size in sizes]
+        line = [label(operation, strategy), *(time_text(r["us"]) if r else "-" for r in here)]
+        last = here[-1]
+        if last:
+            line.append(data.rate(operation, last))
+            if ceiling:
+                line.append(percent(last[rate_field(operation)] / ceiling))
+            if library:
+                line.append(percent(library["us"] / last["us"]))
+        lines.append(line + ["-"] * (len(head) - len(line)))
+    note = data.note(rows)
+    if ceiling:
+        what = "multiply-adds in registers" if operation == "matmul" else "a loop that only reads"
+        note += f" Ceiling: {what}, {rate_text(ceiling / divisor)} {unit} in the same run."
+    return markdown(head, lines, note)
+
+
+def types_table(data, operation):
+    """The rate of each type at the largest size that it was measured at."""
+    rows = [r for r in data.of(operation) if r["size"].isdigit()]
+    sizes_of = collections.defaultdict(set)
+    for row in rows:
+        sizes_of[row["dtype"]].add(row["size"])
+    # One side for all types of products; for f32 vectors, which go further, that of i32.
+    if operation == "matmul":
+        sizes_of = {d: set.intersection(*sizes_of.values()) for d in sizes_of}
+    else:
+        sizes_of["f32"] &= sizes_of["i32"]
+    size_of = {d: max(sizes_of[d], key=size_key) for d in DTYPES if d in sizes_of}
+    cell = {(r["strategy"], r["dtype"]): r for r in rows if r["size"] == size_of[r["dtype"]]}
+
+    def by_f32(strategy):
+        return cell.get((strategy, "f32"), {}).get(rate_field(operation), 0.0), strategy
+
+    return grid(
+        operation,
+        "strategy",
+        sorted({s for s, _ in cell}, key=by_f32),
+        {d: f"{d}, {size_text(size)}" for d, size in size_of.items()},
+        cell,
+        lambda row: data.rate(operation, row),
+        f"{data.unit(operation)[0]}. {data.note(cell.values())}",
+    )
+
+
+def variants_table(data, operation):
+    """Times of OPERATION and OPERATION_* in f32 at the largest size that all of them share."""
+    names = {r["operation"] for r in data.rows} - {"reduce_axes"}
+    names = [n for n in names if n == operation or n.startswith(operation + "_")]
+    names.sort(key=lambda n: ([int(p) if p.isdigit() else 0 for p in n.split("_")], n))
+    rows = [r for r in data.rows if r["operation"] in names and r["dtype"] == "f32"]
+    shared = set.intersection(*({r["size"] for r in rows if r["operation"] == n} for n in names))
+    largest = max(shared, key=size_key)
+    cell = {(r["strategy"], r["operation"]): r for r in rows if r["size"] == largest}
+    return grid(
+        operation,
+        "strategy",
+        sorted({s for s, _ in cell}, key=lambda s: (-cell[s, names[0]]["us"], s)),
+        {n: n[len(operation) :].lstrip("_") or "sum" for n in names},
+        cell,
+        lambda row: time_text(row["us"]),
+        f"us at {size_text(largest)} f32. {data.note(cell.values())}",
+    )
+
+
+def shapes_table(data, operation, dtype):
+    """Times of the products that are not square."""
+    rows = [r for r in data.of(operation, dtype) if not r["size"].isdigit()]
+    sizes = sorted({r["size"] for r in rows}, key=lambda s: [int(d) for d in s.split("x")])
+    slowest = collections.defaultdict(float)
+    for row in rows:
+        slowest[row["strategy"]] = max(slowest[row["strategy"]], row["us"])
+    return grid(
+        operation,
+        "us, M x N x K",
+        sorted(slowest, key=lambda s: (-slowest[s], s)),
+        {s: size_text(s) for s in sizes},
+        {(r["strategy"], r["size"]): r for r in rows},
+        lambda row: time_text(row["us"]),
+        f"{dtype}. {data.note(rows)}",
+    )
+
+
+def errors_table(data, operation):
+    """The largest error of each strategy at the largest side that all types were measured at."""
+    rows = [r for r in data.of(operation) if "error" in r and r["size"].isdigit()]
+    dtypes = [d for d in DTYPES if any(r["dtype"] == d and r["error"] > 0 for r in rows)]
+    side = max(
+        set.intersection(*({int(r["size"]) for r in rows if r["dtype"] == d} for d in dtypes))
+    )
+    cell = {
+        (r["strategy"], r["dtype"]): r
+        for r in rows
+        if int(r["size"]) == side and r["dtype"] in dtypes
+    }
+
+    def worst_first(strategy):
+        return [-cell.get((strategy, d), {"error": 0.0})["error"] for d in dtypes], strategy
+
+    return grid(
+        operation,
+        "strategy",
+        sorted({s for s, _ in cell}, key=worst_first),
+        {d: d for d in dtypes},
+        cell,
+        lambda row: f"{row['error']:.1e}",
+        f"The largest error of 64 elements of a product of {side} x {side} matrices of normal "
+        "values, relative to the sum of the sizes of its terms. Rounding the result to the type is "
+        f"included. {data.caption}.",
+    )
+
+
+def choices_table(data, operation):
+    """What a request gets that names no strategy, beside the fastest strategy that rounds no
+    operand and the vendor's best."""
+    problems = collections.defaultdict(list)
+    rows = [r for r in data.of(operation) if (r["strategy"], r["dtype"]) not in ROUNDING]
+    for row in rows:
+        problems[DTYPES.index(row["dtype"]), size_key(row["size"])].append(row)
+
+    def named(row):
+        return f"{label(operation, row['strategy'])}, {time_text(row['us'])}"
+
+    lines = []
+    for _, here in sorted(problems.items()):
+        here.sort(key=lambda r: r["us"])
+        chosen = next((r for r in here if r.get("chosen")), None)
+        if not chosen:
+            continue
+        fastest = next(r for r in here if r["operation"] == operation)
+        vendors = [
+            r for r in here if r["operation"] == "peer" or r["strategy"] == LIBRARY[operation]
+        ]
+        size = chosen["size"]
+        line = [chosen["dtype"], size if size.isdigit() else size_text(size)]
+        line += [f"`{chosen['strategy']}`", time_text(chosen["us"])]
+        line += ["the same" if fastest is chosen else named(fastest)]
+        if vendors:
+            line += [named(vendors[0]), f"{vendors[0]['us'] / chosen['us']:.2f}"]
+        lines.append(line + ["-"] * (7 - len(line)))
+    head = ["type", "M x N x K", "chosen", "us", "the fastest strategy, us"]
+    head += ["the vendor's best, us", "times as fast"]
+    return markdown(head, lines, data.note(rows))
+
+
+def targets_table(data, operation):
+    """What was aimed at, and what was measured."""
+    targets = json.loads((MEASURED / "targets.json").read_text(encoding="utf-8"))[operation]
+    read = data.ceiling("reduce", "f32")
+
+    def judge(target):
+        """The aim, what was measured, and whether that is enough."""
+        ours = data.by_name[size_name(target["ours"])]
+        if "read_ceiling_at_least" in target:
+            share, aim = ours["gb_per_s"] / read, target["read_ceiling_at_least"]
+            return f">= {100 * aim:.0f} % of the read ceiling", f"{100 * share:.1f} %", share >= aim
+        if "gb_per_s_at_least" in target:
+            rate, aim = ours["gb_per_s"], target["gb_per_s_at_least"]
+            return f">= {aim} GB/s", f"{rate:.0f} GB/s", rate >= aim
+        if "us_at_most" in target:
+            aim = target["us_at_most"]
+            return f"<= {aim} us", f"{ours['us']:.1f} us", ours["us"] <= aim
+        peer = min(data.by_name[size_name(name)]["us"] for name in target["peers"])
+        times = ", ".join(
+            time_text(us) + (" us" if us < 1000 else "") for us in (ours["us"], peer)
+        )
+        if "time_at_most" in target:  # as a share of the peer's time
+            share, aim = ours["us"] / peer, target["time_at_most"]
+            return f"<= {aim:.2f} x the time", f"{share:.3f} x ({times})", share <= aim
+        share, aim = peer / ours["us"], target["speed_at_least"]
+        return f">= {aim:.2f} x", f"{share:.3f} x ({times})", share >= aim
+
+    lines = []
+    for target in targets:
+        try:
+            aim, measured, met = judge(target)
+            line = [aim, measured, "reached" if met else "**missed**"]
+        except KeyError:
+            line = ["-", "-", "unmeasured"]
+        lines.append([target["what"], *line])
+    return markdown(["what", "aim", "measured", ""], lines, data.note(data.rows))
+
+
+def ladder(data, operation, dtype, size, table):
+    """A page's own table, with the last cell of each strategy's line filled in."""
+
+    def fill(match):
+        line, strategy, extra = match.groups()
+        what = {"dtype": dtype, "size": size_name(size)}
+        for word in extra.strip("()").split(", ") if extra else []:
+            what["dtype" if word in DTYPES else "size"] = size_name(word)
+        row = data.by_name.get(f"{operation}/{strategy}/{what['dtype']}/{what['size']}")
+        rate = "unmeasured"
+        if row:
+            # Products that are not square wait for memory.
+            of = operation if what["size"].isdigit() else "memory"
+            rate = f"{data.rate(of, row)} {data.unit(of)[0]}"
+        return f"{line}| {rate}{' ' + extra if extra else ''} |"
+
+    return re.sub(r"(?m)^(\| \[`(\w+)`\].*)\|[^|]*?(\([^()|]*\))? \|$", fill, table)
+
+
+# --- plots ----------------------------------------------------------------------------------------
+
+
+def plot(data, operation, dtype):
+    """Rate against size, both logarithmic, one line per strategy."""
+    field = rate_field(operation)
+    series = collections.defaultdict(list)
+    for row in data.of(operation, dtype):
+        if row["size"].isdigit():
+            series[row["strategy"]].append((int(row["size"]), row[field])) 
+    series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
+    matmul = operation == "matmul"
+    width, height, left, right, top, bottom = 950, 520, 70, 240, 40, 56
+    edge, floor = width - right, height - bottom
+    xs = sorted({x for points in series.values() for x, _ in points})
+    ys = [math.log10(y) for points in series.values() for _, y in points]
+    x_low, x_high = math.log2(xs[0]), math.log2(xs[-1])
+    y_low, y_high = math.floor(min(ys)), math.ceil(max(ys))
+
+    def px(x):
+        return left + (math.log2(x) - x_low) / (x_high - x_low) * (edge - left)
+
+    def py(y):
+        return floor - (math.log10(y) - y_low) / (y_high - y_low) * (floor - top)
+
+    def text(x, y, body, style):
+        return f'<text x="{x}" y="{y}" {style}>{html.escape(str(body))}</text>'
+
+    def line(x1, x2, y1, y2, style):
+        return f'<line x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}" {style}/>'
+
+    title = f"{operation.replace('_8', ', radius 8')} {dtype}: "
+    title += "GFLOP/s against side" if matmul else "GB/s against elements"
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        text(left, 18, title, 'font-size="15" fill="#222"'),
+        text(left, 33, data.caption, 'font-size="10" fill="#666"'),
+    ]
+    for decade in range(y_low, y_high + 1):
+        y = py(10.0**decade)
+        out.append(line(left, edge, f"{y:.1f}", f"{y:.1f}", 'stroke="#ddd"'))
+        tick = f"{10.0**decade:g}"
+        out.append(text(left - 8, f"{y + 4:.1f}", tick, 'text-anchor="end" fill="#444"'))
+    for size in xs:
+        x = f"{px(size):.1f}"
+        out.append(line(x, x, top, floor, 'stroke="#eee"'))
+        tick = size if matmul else f"2^{size.bit_length() - 1}"
+        out.append(text(x, floor + 18, tick, 'text-anchor="middle" fill="#444"'))
+    ceiling = data.ceiling(operation, dtype)
+    if ceiling and math.log10(ceiling) <= y_high:
+        y = py(ceiling)
+        dash = 'stroke="#888" stroke-dasharray="5 4"'
+        out.append(line(left, edge, f"{y:.1f}", f"{y:.1f}", dash))
+        out.append(text(left + 6, f"{y - 5:.1f}", f"ceiling {ceiling:.0f}", 'fill="#666"'))
+    ranked = sorted(series, key=lambda name: -series[name][-1][1])
+    for index, name in enumerate(ranked):
+        color = COLORS[index % len(COLORS)]
+        dash = ' stroke-dasharray="2 3"' if name == LIBRARY.get(operation) else ""
+        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in series[name])
+        out.append(
+            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>'
+        )
+        y = top + 14 + index * 18
+        style = f'stroke="{color}" stroke-width="3"{dash}'
+        out.append(line(edge + 14, edge + 38, y, y, style))
+        out.append(text(edge + 44, y + 4, label(operation, name).strip("`"), 'fill="#222"'))
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+TABLES = {
+    "types": types_table,
+    "variants": variants_table,
+    "errors": errors_table,
+    "choices": choices_table,
+    "targets": targets_table,
+}
+
+
+def rendered(page):
+    """The text of a page with all its tables made anew."""
+
+    def measured(match):
+        begin, name, operation, what, end = match.groups()
+        data = figures(name)
+        if what in TABLES:
+            table = TABLES[what](data, operation)
+        elif what.startswith("shapes-"):
+            table = shapes_table(data, operation, what[len("shapes-") :])
+        else:
+            table = sizes_table(data, operation, what)
+        return f"{begin}\n{table}{end}"
+
+    def filled(match):
+        begin, name, operation, dtype, size, table, end = match.groups()
+        return begin + ladder(figures(name), operation, dtype, size, table) + end
+ 
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(
+        r"(?s)(<!-- measured: (\S+) (\S+) (\S+) -->).*?(<!-- end -->)", measured, text
+    )
+    return re.sub(
+        r"(?s)(<!-- ladder: (\S+) (\S+) (\S+) (.+?) -->)(.*?)(<!-- end -->)", filled, text
+    )
+
+
+def render(options):
+    outputs = {page: rendered(page) for page in PAGES}
+    for name, operation in re.findall(r"!\[.*?\]\(([a-z0-9]+)_(\w+)\.svg\)", outputs[PLOTS_PAGE]):
+        outputs[MEASURED / f"{name}_{operation}.svg"] = plot(figures(name), operation, "f32")
+    stale = [p for p, t in outputs.items() if not p.exists() or p.read_text(encoding="utf-8") != t]
+    for path in stale:
+        if not options.check:
+            path.write_text(outputs[path], encoding="utf-8")
+        verb = "is stale: kernels/bench/report.py render" if options.check else "written"
+        print(f"{path.relative_to(ROOT)} {verb}")
+    sys.exit(1 if stale and options.check else 0)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("raw", nargs="+")
+    collecting.add_argument("--out", required=True)
+    collecting.add_argument("--caption", required=True)
+    collecting.set_defaults(run=collect)
+    rendering = commands.add_parser("render")
+    rendering.add_argument("--check", action="store_true")
+    rendering.set_defaults(run=render)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
