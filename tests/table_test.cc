@@ -17,6 +17,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::string TextOf(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+constexpr std::string_view kName = ".name = \"";
+
 template <class Problem>
 void CheckTable() {
   const std::string operation(Problem::kOperation);
@@ -35,17 +42,27 @@ void CheckTable() {
 #ifndef TESSERA_WITH_CUDA
     if (std::string(backend) == "cuda") continue;
 #endif
-    for (const auto& file :
-         fs::directory_iterator(fs::path(TESSERA_SOURCE_DIR) / "kernels" / backend / operation)) {
+    for (const auto& file : fs::recursive_directory_iterator(fs::path(TESSERA_SOURCE_DIR) /
+                                                             "kernels" / backend / operation)) {
       const std::string extension = file.path().extension();
-      if (extension == ".cc" || extension == ".cu")
-        files.insert(std::string(backend) + "/" + file.path().stem().string());
+      if (extension != ".cc" && extension != ".cu") continue;
+      const std::string text = TextOf(file.path());
+      bool own = false;
+      for (std::size_t at = 0; (at = text.find(kName, at)) != std::string::npos;) {
+        at += kName.size();
+        const std::string name = text.substr(at, text.find('"', at) - at);
+        EXPECT_TRUE(files.insert(std::string(backend) + "/" + name).second) << name;
+        own |= name == file.path().stem();
+      }
+      EXPECT_TRUE(own) << file.path() << " does not define the strategy it is named after";
     }
   }
-  EXPECT_EQ(rows, files) << "rows of " << operation << " (left) and its files (right) differ";
+  EXPECT_EQ(rows, files) << "strategies of " << operation
+                         << " in the table (left) and in its files (right) differ";
 }
 
-TEST(TableTest, EveryFileHasARowOfItsName) {
+// A file defines the strategy it is named after, and perhaps variants of it.
+TEST(TableTest, EveryStrategyIsInTheTable) {
   ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
 
@@ -53,11 +70,6 @@ TEST(TableTest, EveryFileHasARowOfItsName) {
 std::string KeyOf(const StrategyInfo& row) {
   return std::string(Name(row.backend)) + "/" + std::string(row.operation) + "/" +
          std::string(row.name);
-}
-
-std::string TextOf(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // Targets of the links [text](target) in Markdown.

@@ -34,7 +34,7 @@
 
 #include "kernels/batch.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+#include "kernels/cuda/dot/frame.cuh"
 #include "kernels/cuda/vectors.cuh"
 
 namespace tessera {

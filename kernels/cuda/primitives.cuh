@@ -21,9 +21,9 @@ namespace tessera {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kFullMask = 0xffffffffu;
-// For rows that let the request choose; their kernels name the maximum as their launch bound, so
-// that registers suffice.
-inline constexpr LaunchLimits::Range kAnyBlockSize = {kWarpSize, 1024};
+// The launch bound of kernels for any block size, so that registers suffice.
+inline constexpr int kMostThreads = 1024;
+inline constexpr LaunchLimits::Range kAnyBlockSize = {kWarpSize, kMostThreads};
 inline constexpr LaunchLimits::Range kAnyGridSize = {1, 1u << 20};
 inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 

@@ -1,84 +1,76 @@
-// Dot with several products a thread before the tree.
+// Dot with several products per thread before the tree.
 //
 // Against `hierarchical`: a thread sums items_per_thread products (8 by default) in a register
 // before it meets the others. The tree, its barriers and the atomic addition are paid once for all
-// of them, there are as many times fewer blocks to start, and the loads of eight products are in
-// flight together, which is what it takes to keep memory busy. A block's part is contiguous, and
-// its threads take every blockDim-th element of it, so that in each step neighbours read
-// neighbours:
+// of them, as many times fewer blocks start, and the loads of eight products are in flight
+// together, which is what it takes to keep memory busy. A block's part is contiguous, and its
+// threads take every blockDim-th element of it, so that neighbours read neighbours:
 //
-//   block 0                      block 1                      block of 4, 2 items a thread
+//   block 0                      block 1                      blocks of 4, 2 items per thread
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
-// Cost at n = 2^20, f32, blocks of 256: 8 MiB read, 512 blocks with 9 barriers each, 512 atomic
-// additions to one address. Memory takes 2 us at 4.3 TB/s; from about 2^24 elements on it is what
-// bounds this row.
-//
-// Right for any n: a thread takes what there is of its items, n = 0 is one block of zeros. For any
-// block size: the tree rounds halves up. For any alignment: loads are scalar. For 2^28 floats: at
-// most 64 products are summed in single precision, the rest is double, and between blocks in an
-// order that differs from run to run.
+// At n = 2^20, 512 blocks with 9 barriers and an atomic addition each; from about 2^24 elements on
+// memory bounds it.
 #include <algorithm>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+#include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-constexpr std::uint32_t kItems = 8;
-
-std::int64_t Items(const DotProblem& p) {
-  return p.launch.items_per_thread != 0 ? p.launch.items_per_thread : kItems;
-}
-
-Grid GridOf(const DotProblem& p) { return MakeGrid(p.n, p.launch, kBlock, kItems); }
-
-// *total += a . b, items * blockDim.x elements a block. Dynamic shared memory: one Wide a thread.
+// *total += a . b, items * blockDim.x elements per block. Dynamic shared memory: 8 bytes per
+// thread.
 template <class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotCoarsened(const T* a, const T* b, std::int64_t n, std::int64_t items, DotWide<T>* total) {
   using F = DotFold<T>;
   const std::int64_t begin = blockIdx.x * items * blockDim.x;
   const std::int64_t end = min(n, begin + items * blockDim.x);
-  const DotWide<T> mine = FoldThread<F>(begin + threadIdx.x, end, blockDim.x,
-                                        [=](std::int64_t i) { return F::Multiply(a[i], b[i]); });
+  const std::int64_t step = blockDim.x;
+  DotWide<T> mine = 0;
+  for (std::int64_t i = begin + threadIdx.x; i < end;) {
+    DotAcc<T> chain = 0;
+    for (int folded = 0; folded < kMaxChain && i < end; folded += kBatch) {
+      if (i + (kBatch - 1) * step < end) {
+        DotAcc<T>
+            batch[kBatch];  // all loads before the first use, so that they are in flight together
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) batch[j] = F::Multiply(a[i + j * step], b[i + j * step]);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) chain = F::Combine(chain, batch[j]);
+        i += kBatch * step;
+      } else {
+        for (; i < end; i += step) chain = F::Combine(chain, F::Multiply(a[i], b[i]));
+      }
+    }
+    mine = F::Combine(mine, F::Widen(chain));
+  }
   const DotWide<T> sum = FoldBlockTree<F>(mine, DynamicShared<DotWide<T>>());
   if (threadIdx.x == 0) AtomicAdd(total, sum);
 }
 
-template <class T>
-void Run(const DotProblem& p, CudaStream& stream) {
-  const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(stream);
-  DotCoarsened<T>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotWide<T>), stream.handle()>>>(
-          static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, Items(p), total);
-  CUDA_CHECK_LAUNCH(DotCoarsened);
-  FetchSum(total, p.result, stream);
+std::int64_t Items(const DotProblem& p) {
+  return p.launch.items_per_thread != 0 ? p.launch.items_per_thread : 8;
 }
 
-// Steps in Wide that follow a thread's chains.
-std::int64_t WideSteps(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  return CeilDiv(Items(p), kMaxChain) + CeilLog2(grid.block_size) + grid.blocks;
-}
-
-double Roundoff(const DotProblem& p) {
-  return DotRoundoff(p.dtype, 1 + std::min<std::int64_t>(Items(p), kMaxChain), WideSteps(p));
-}
-
-Cost CostOf(const DotProblem& p) {
-  return {.bytes = OperandBytes(p),
-          .flops = 2 * static_cast<std::uint64_t>(p.n),
-          .atomics = GridOf(p).blocks,
-          .depth = static_cast<std::uint64_t>(Items(p) + WideSteps(p))};
+DotShape ShapeOf(const DotProblem& p) {
+  const Grid grid = MakeGrid(p.n, p.launch, 256, 8);
+  const std::int64_t wide_steps =
+      CeilDiv(Items(p), kMaxChain) + CeilLog2(grid.block_size) + grid.blocks;
+  return {.grid = grid,
+          .narrow_steps = 1 + std::min<std::int64_t>(Items(p), kMaxChain),
+          .wide_steps = wide_steps,
+          .atomics = grid.blocks,
+          .depth = Items(p) + wide_steps};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
+  const Grid grid = ShapeOf(p).grid;
+  IntoOneSum(p, stream, [&](auto* a, auto* b, auto* total, cudaStream_t on) {
+    DotCoarsened<<<grid.blocks, grid.block_size, grid.block_size * sizeof(double), on>>>(
+        a, b, p.n, Items(p), total);
+  });
 }
 
 }  // namespace
@@ -86,12 +78,12 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 extern constexpr Strategy<DotProblem> kDotCoarsened = {
     .name = "coarsened",
     .summary =
-        "several products a thread in a register, then a tree and one atomic addition a block",
+        "several products per thread in a register, a tree and one atomic addition per block",
     .source = "thread coarsening of the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

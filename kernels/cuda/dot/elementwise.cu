@@ -1,77 +1,60 @@
 // Dot, the first step: the GPU multiplies, the host adds.
 //
 // A kernel replaces the loop over elements by threads: thread i multiplies a[i] and b[i], and knows
-// nothing of the others. What threads that do not talk to each other can not do is add up, so the
-// products go to device memory, from there to the host piece by piece, and OpenMP reduces each
-// piece over the cores.
+// nothing of the others. Threads that do not talk to each other cannot add up. So the products go
+// to device memory, from there to the host slice by slice, and OpenMP adds each slice over the
+// cores.
 //
-// Cost at n = 2^20, f32: 8 MiB read and 4 MiB written by 4096 blocks of 256 without a barrier,
-// which memory does in 3 us at 4.3 TB/s. Then 4 MiB cross the bus and are copied and read by the
-// host, at 11 GB/s and a few times that: about 0.5 ms. The multiplications, all of the work that
-// the GPU was given, are less than a hundredth of the time.
-//
-// Right for any n: threads beyond the end do nothing, and the sum of no products is 0. For any
-// block size and alignment: threads do not meet, and loads are scalar. For 2^28 floats: a product
-// rounds once, in single precision; the host adds in double, in an order that n alone decides.
+// At n = 2^20 the kernel takes 3 us and the copy of 4 MiB to the host, with the additions there,
+// 0.5 ms. Each product rounds once in single precision; the host adds in double, in an order that n
+// alone decides.
 #include <algorithm>
 #include <memory>
 
 #include "kernels/cpu/sum.h"
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+#include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-// Products that the host fetches and adds up at a time: few enough for its caches, so that they do
-// not travel to its memory and back.
-constexpr std::int64_t kPiece = std::int64_t{1} << 21;
+// Products that the host fetches and adds at a time: few enough to stay in its caches.
+constexpr std::int64_t kSlice = std::int64_t{1} << 21;
 
 // products = a * b, element by element.
 template <class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotElementwise(const T* a, const T* b, std::int64_t n, DotAcc<T>* products) {
-  const std::int64_t i = GridThread();
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < n) products[i] = DotFold<T>::Multiply(a[i], b[i]);
 }
 
-template <class T>
-void Run(const DotProblem& p, CudaStream& stream) {
-  const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
-  const auto n = static_cast<std::size_t>(p.n);
-  auto* products = static_cast<DotAcc<T>*>(stream.Scratch(n * sizeof(DotAcc<T>)));
-  DotElementwise<T><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
-      static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, products);
-  CUDA_CHECK_LAUNCH(DotElementwise);
-  // Not a vector, which would write zeros first.
-  const auto piece = std::make_unique_for_overwrite<DotAcc<T>[]>(std::min(p.n, kPiece));
-  WideOf<T> total = 0;
-  for (std::int64_t at = 0; at < p.n; at += kPiece) {
-    const std::int64_t count = std::min(kPiece, p.n - at);
-    stream.CopyToHost(piece.get(), products + at, count * sizeof(DotAcc<T>));
-    total = WrapAdd(total, ParallelSum(piece.get(), count, stream));
-  }
-  Finish(total, p.result);
-}
-
-// Additions that one product passes at most on the host.
-std::int64_t HostDepth(const DotProblem& p) {
-  return ParallelSumDepth(std::min(p.n, kPiece)) + CeilDiv(p.n, kPiece);
-}
-
-double Roundoff(const DotProblem& p) { return DotRoundoff(p.dtype, 1, HostDepth(p)); }
-
-Cost CostOf(const DotProblem& p) {
-  const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = OperandBytes(p) + n * AccBytes(p.dtype),
-          .flops = 2 * n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(1 + HostDepth(p))};
+DotShape ShapeOf(const DotProblem& p) {
+  return {.grid = MakeGrid(p.n, p.launch, 256, 1),
+          .narrow_steps = 1,
+          .wide_steps = ParallelSumDepth(std::min(p.n, kSlice)) + CeilDiv(p.n, kSlice),
+          .extra_bytes = static_cast<std::uint64_t>(p.n) * AccBytes(p.dtype)};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
+  const Grid grid = ShapeOf(p).grid;
+  CudaStream& cuda = Cuda(stream);
+  DispatchDType(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Acc = DotAcc<T>;
+    auto* products = static_cast<Acc*>(cuda.Scratch(static_cast<std::size_t>(p.n) * sizeof(Acc)));
+    DotElementwise<<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(
+        static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, products);
+    CUDA_CHECK_LAUNCH(DotElementwise);
+    // Not a vector, which would write zeros first.
+    const auto slice = std::make_unique_for_overwrite<Acc[]>(std::min(p.n, kSlice));
+    WideOf<T> sum = 0;
+    for (std::int64_t at = 0; at < p.n; at += kSlice) {
+      const std::int64_t count = std::min(kSlice, p.n - at);
+      cuda.CopyToHost(slice.get(), products + at, count * sizeof(Acc));
+      sum = WrapAdd(sum, ParallelSum(slice.get(), count, cuda));
+    }
+    Finish(sum, p.result);
+  });
 }
 
 }  // namespace
@@ -84,8 +67,8 @@ extern constexpr Strategy<DotProblem> kDotElementwise = {
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

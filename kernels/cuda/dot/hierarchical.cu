@@ -1,33 +1,22 @@
 // Dot by a hierarchy: trees in blocks, and atomic additions between them. The plainest form of the
-// pattern that the fast rows refine.
+// pattern that the fast strategies refine.
 //
-// The trees before were made for a single block, which has to hold as much as it can: two cells a
-// thread. Once many blocks share the work that is no longer needed: a thread multiplies one pair of
-// elements, keeps one cell, and the first halving has something to do for half of the threads.
+// Against `tree_sequential`, whose block holds as much as it can, two cells per thread: where many
+// blocks share the work, a thread multiplies one pair of elements and keeps one cell, and the first
+// level has something to do for half of the threads.
 //
-// Cost at n = 2^20, f32, blocks of 256: 8 MiB read, 4096 blocks with 9 barriers each, 4096 atomic
-// additions to one address. Against `tree_sequential` twice the blocks and atomics, half the shared
-// memory. A thread does one multiplication for eight barriers, and its loads are the only ones that
-// it has in flight: what bounds this row is starting blocks and waiting in them, not memory, which
-// would take 2 us at 4.3 TB/s.
-//
-// Right for any n: threads beyond the end contribute 0, n = 0 is one block of zeros. For any block
-// size: the tree rounds halves up. For any alignment: loads are scalar. For 2^28 floats: at most 1
-// + 10 roundings in single precision lie on the way of a product; between blocks sums are double,
-// in an order that differs from run to run.
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+// At n = 2^20, 4096 blocks with 9 barriers and an atomic addition each: twice the blocks and
+// atomics of `tree_sequential`, half the shared memory. A thread does one multiplication for eight
+// barriers, and has one pair of loads in flight: starting blocks and waiting in them is what bounds
+// it, not memory.
+#include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-
-Grid GridOf(const DotProblem& p) { return MakeGrid(p.n, p.launch, kBlock, 1); }
-
-// *total += a . b. Dynamic shared memory: one Acc a thread.
+// *total += a . b. Dynamic shared memory: one Acc per thread.
 template <class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotHierarchical(const T* a, const T* b, std::int64_t n, DotWide<T>* total) {
   using F = DotFold<T>;
   const std::int64_t i = GridThread();
@@ -36,44 +25,32 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   if (threadIdx.x == 0) AtomicAdd(total, F::Widen(sum));
 }
 
-template <class T>
-void Run(const DotProblem& p, CudaStream& stream) {
-  const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(stream);
-  DotHierarchical<T>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(DotAcc<T>), stream.handle()>>>(
-          static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, total);
-  CUDA_CHECK_LAUNCH(DotHierarchical);
-  FetchSum(total, p.result, stream);
-}
-
-double Roundoff(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  return DotRoundoff(p.dtype, 1 + CeilLog2(grid.block_size), grid.blocks);
-}
-
-Cost CostOf(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  return {.bytes = OperandBytes(p),
-          .flops = 2 * static_cast<std::uint64_t>(p.n),
-          .atomics = grid.blocks,
-          .depth = 1u + static_cast<unsigned>(CeilLog2(grid.block_size)) + grid.blocks};
+DotShape ShapeOf(const DotProblem& p) {
+  const Grid grid = MakeGrid(p.n, p.launch, 256, 1);
+  return {.grid = grid,
+          .narrow_steps = 1 + CeilLog2(grid.block_size),
+          .wide_steps = grid.blocks,
+          .atomics = grid.blocks};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
+  const Grid grid = ShapeOf(p).grid;
+  IntoOneSum(p, stream, [&](auto* a, auto* b, auto* total, cudaStream_t on) {
+    DotHierarchical<<<grid.blocks, grid.block_size, grid.block_size * AccBytes(p.dtype), on>>>(
+        a, b, p.n, total);
+  });
 }
 
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotHierarchical = {
     .name = "hierarchical",
-    .summary = "one product a thread, a tree in shared memory a block, one atomic addition a block",
+    .summary = "one product per thread, a tree in shared memory and one atomic addition per block",
     .source = "hierarchical tree reduction of the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

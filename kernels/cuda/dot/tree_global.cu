@@ -1,9 +1,8 @@
 // Dot as a tree in device memory, level of launches by level, until a single value is left.
 //
-// The host is out of the way again, now without a chain: pairs of values are added at the same
-// time, then pairs of their sums. A block multiplies two elements a thread into device memory and
-// sums its part in place, with a barrier between the steps: thread t adds the neighbour of cell
-// 2 t, first at distance 1, then 2, 4, ...
+// Against `block_partials`: the host is out of the way. A block multiplies two elements per thread
+// into device memory and sums its part in place, with a barrier between the steps: thread t adds
+// the neighbour of cell 2 t, first at distance 1, then 2, 4, ...
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
@@ -11,34 +10,13 @@
 //
 // A barrier holds the threads of one block only. So a block's value goes to an array, and the next
 // launch, which starts when the last has ended, sums that array in the same way, until one block is
-// enough: it writes the result.
-//
-// Cost at n = 2^20, f32, blocks of 256: 8 MiB read, 4 MiB of products written, and 2^20 additions
-// that read two cells and write one each, another 12 MiB; launches of 2048, 4 and 1 blocks with 10,
-// 9 and 2 barriers. Memory would take 6 us at 4.3 TB/s. Much of it meets in the caches, but every
-// step of a thread waits for them: hundreds of cycles, where the next row waits for tens.
-//
-// Right for any n: a block's tree takes as many cells as it has, n = 0 is one block without any.
-// For any block size: who has no neighbour waits. For any alignment: loads are scalar. For 2^28
-// floats: at most 1 + 11 roundings in single precision lie on the way of a product; between levels
-// values are double.
-#include <algorithm>
-
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+// enough: it writes the result. At n = 2^20, 24 MiB in launches of 2048, 4 and 1 blocks; much of it
+// stays in the caches, but every step waits hundreds of cycles for them.
+#include "kernels/cuda/dot/frame.cuh"
 #include "kernels/cuda/levels.cuh"
 
 namespace tessera {
 namespace {
-
-constexpr std::uint32_t kBlock = 256;
-
-std::uint32_t BlockSize(const DotProblem& p) {
-  return p.launch.block_size != 0 ? p.launch.block_size : kBlock;
-}
-
-// Products a block: two a thread.
-std::int64_t PerBlock(const DotProblem& p) { return std::int64_t{2} * BlockSize(p); }
 
 // How many of n cells belong to this block, which takes 2 * blockDim.x from *begin on.
 __device__ unsigned PartOf(std::int64_t n, std::int64_t* begin) {
@@ -46,9 +24,21 @@ __device__ unsigned PartOf(std::int64_t n, std::int64_t* begin) {
   return static_cast<unsigned>(min(n - *begin, std::int64_t{2} * blockDim.x));
 }
 
+// Sums cells[0, count) in place to cells[0]; count <= 2 * blockDim.x. The cells are visible to the
+// block before and after.
+template <class F, class A>
+__device__ void SumInPlace(A* cells, unsigned count) {
+  const unsigned mine = 2 * threadIdx.x;
+  for (unsigned stride = 1; stride < count; stride *= 2) {
+    if (threadIdx.x % stride == 0 && mine + stride < count)
+      cells[mine] = F::Combine(cells[mine], cells[mine + stride]);
+    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+  }
+}
+
 // The first level: cells[0, n) are scratch for the products.
 template <class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotTreeGlobal(const T* a, const T* b, std::int64_t n, DotAcc<T>* cells, DotWide<T>* partials,
                   Scalar* result) {
   using F = DotFold<T>;
@@ -57,61 +47,54 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   for (unsigned i = threadIdx.x; i < count; i += blockDim.x)
     cells[begin + i] = F::Multiply(a[begin + i], b[begin + i]);
   __syncthreads();  // the products of the block are written
-  FoldDoublingStrides<F>(cells + begin, count);
+  SumInPlace<F>(cells + begin, count);
   StoreBlock<F>(count == 0 ? DotWide<T>(0) : F::Widen(cells[begin]), n, partials, result);
 }
 
 // The other levels: cells[0, n) are the values of the blocks before, and scratch too.
 template <class F>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotTreeGlobalLevel(typename F::Wide* cells, std::int64_t n, typename F::Wide* partials,
                        Scalar* result) {
   std::int64_t begin = 0;
   const unsigned count = PartOf(n, &begin);
-  FoldDoublingStrides<F>(cells + begin, count);
+  SumInPlace<F>(cells + begin, count);
   StoreBlock<F>(cells[begin], n, partials, result);
 }
 
-template <class T>
-void Run(const DotProblem& p, CudaStream& stream) {
-  using Wide = DotWide<T>;
-  const std::uint32_t block = BlockSize(p);
-  auto* cells =
-      static_cast<DotAcc<T>*>(stream.Scratch(static_cast<std::size_t>(p.n) * sizeof(DotAcc<T>)));
-  RunLevels<Wide>(
-      p.n, PerBlock(p), stream,
-      [&](unsigned blocks, Wide* to) {
-        DotTreeGlobal<T><<<blocks, block, 0, stream.handle()>>>(
-            static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, cells, to, p.result);
-        CUDA_CHECK_LAUNCH(DotTreeGlobal);
-      },
-      [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
-        DotTreeGlobalLevel<Fold<ReduceOp::kSum, Wide>>
-            <<<blocks, block, 0, stream.handle()>>>(from, n, to, p.result);
-        CUDA_CHECK_LAUNCH(DotTreeGlobalLevel);
-      });
-}
-
-// Steps of a tree over a block's cells.
-std::int64_t Depth(const DotProblem& p) { return CeilLog2(PerBlock(p)); }
-
-double Roundoff(const DotProblem& p) {
-  return DotRoundoff(p.dtype, 1 + Depth(p), MakeLaterLevels(p.n, PerBlock(p)).count * Depth(p));
-}
-
-Cost CostOf(const DotProblem& p) {
-  const LaterLevels later = MakeLaterLevels(p.n, PerBlock(p));
-  const auto n = static_cast<std::uint64_t>(p.n);
-  const auto values = static_cast<std::uint64_t>(later.values);
-  // A product or value is written once, and every addition touches three cells.
-  return {.bytes = OperandBytes(p) + 4 * n * AccBytes(p.dtype) + 4 * values * sizeof(double),
-          .flops = 2 * n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(1 + (1 + later.count) * Depth(p))};
+DotShape ShapeOf(const DotProblem& p) {
+  const std::uint32_t block = p.launch.block_size != 0 ? p.launch.block_size : 256;
+  const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
+  const std::int64_t depth = CeilLog2(2 * block);
+  return {.grid = {.block_size = block},
+          .narrow_steps = 1 + depth,
+          .wide_steps = later.count * depth,
+          // A product or value is written once, and every addition touches three cells.
+          .extra_bytes = 4 * (static_cast<std::uint64_t>(p.n) * AccBytes(p.dtype) +
+                              static_cast<std::uint64_t>(later.values) * sizeof(double))};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
+  const std::uint32_t block = ShapeOf(p).grid.block_size;
+  CudaStream& cuda = Cuda(stream);
+  DispatchDType(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Acc = DotAcc<T>;
+    using Wide = DotWide<T>;
+    auto* cells = static_cast<Acc*>(cuda.Scratch(static_cast<std::size_t>(p.n) * sizeof(Acc)));
+    RunLevels<Wide>(
+        p.n, 2 * block, cuda,
+        [&](unsigned blocks, Wide* to) {
+          DotTreeGlobal<<<blocks, block, 0, cuda.handle()>>>(
+              static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, cells, to, p.result);
+          CUDA_CHECK_LAUNCH(DotTreeGlobal);
+        },
+        [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
+          DotTreeGlobalLevel<Fold<ReduceOp::kSum, Wide>>
+              <<<blocks, block, 0, cuda.handle()>>>(from, n, to, p.result);
+          CUDA_CHECK_LAUNCH(DotTreeGlobalLevel);
+        });
+  });
 }
 
 }  // namespace
@@ -123,8 +106,8 @@ extern constexpr Strategy<DotProblem> kDotTreeGlobal = {
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

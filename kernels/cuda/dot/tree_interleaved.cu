@@ -1,40 +1,26 @@
-// Dot as the same tree, in shared memory.
+// Dot by the same tree in shared memory.
 //
-// Against `tree_global`: the products of a block, two a thread, live in shared memory, where a step
-// costs tens of cycles instead of hundreds, and nothing of the tree touches device memory. And the
-// blocks' values meet by an atomic addition each instead of another launch.
-//
-// The steps are still those of `tree_global`: thread t works at stride s if s divides t.
+// Against `tree_global`: the products of a block, two per thread, live in shared memory, where a
+// step costs tens of cycles instead of hundreds. The values of the blocks meet by an atomic
+// addition each instead of another launch.
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
 //   stride 4   0<------4          thread  0
 //
-// Whether it does takes a division to find out, and is different for neighbours: a warp runs the
-// addition if one of its 32 threads needs it, so at stride 2 all warps do half of the work in the
-// full time, at stride 4 a quarter, and so on. And the cells that a warp reads lie 2 s apart:
-// shared memory has 32 banks, and at s = 16 all of a warp's cells are in the same one.
-//
-// Cost at n = 2^20, f32, blocks of 256: 8 MiB read, 2048 blocks with 10 barriers each, 2048 atomic
-// additions to one address. Memory would take 2 us at 4.3 TB/s.
-//
-// Right for any n: products beyond the end are 0, n = 0 is one block of zeros. For any block size:
-// who has no neighbour waits. For any alignment: loads are scalar. For 2^28 floats: at most 1 + 11
-// roundings in single precision lie on the way of a product; between blocks sums are double, in an
-// order that differs from run to run.
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+// Thread t works at stride s if s divides t. That takes a division to find out, and neighbours
+// differ: a warp runs the addition if one of its 32 threads needs it, so at stride 2 all warps do
+// half of the work in the full time, at stride 4 a quarter, and so on. The cells that a warp reads
+// lie 2 s apart: shared memory has 32 banks, and at s = 16 all of a warp's cells are in one. At
+// n = 2^20, 2048 blocks with 10 barriers and an atomic addition each.
+#include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-
-Grid GridOf(const DotProblem& p) { return MakeGrid(p.n, p.launch, kBlock, 2); }
-
-// *total += a . b. Dynamic shared memory: two Acc a thread.
+// *total += a . b. Dynamic shared memory: two Acc per thread.
 template <class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotTreeInterleaved(const T* a, const T* b, std::int64_t n, DotWide<T>* total) {
   using F = DotFold<T>;
   auto* products = DynamicShared<DotAcc<T>>();
@@ -42,51 +28,41 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   for (unsigned i = threadIdx.x; i < 2 * blockDim.x; i += blockDim.x)
     products[i] = begin + i < n ? F::Multiply(a[begin + i], b[begin + i]) : DotAcc<T>(0);
   __syncthreads();  // every product of the block is in its place
-  FoldDoublingStrides<F>(products, 2 * blockDim.x);
+  const unsigned mine = 2 * threadIdx.x;
+  for (unsigned stride = 1; stride < 2 * blockDim.x; stride *= 2) {
+    if (threadIdx.x % stride == 0 && mine + stride < 2 * blockDim.x)
+      products[mine] = F::Combine(products[mine], products[mine + stride]);
+    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+  }
   if (threadIdx.x == 0) AtomicAdd(total, F::Widen(products[0]));
 }
 
-template <class T>
-void Run(const DotProblem& p, CudaStream& stream) {
-  const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(stream);
-  DotTreeInterleaved<T>
-      <<<grid.blocks, grid.block_size, 2 * grid.block_size * sizeof(DotAcc<T>), stream.handle()>>>(
-          static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, total);
-  CUDA_CHECK_LAUNCH(DotTreeInterleaved);
-  FetchSum(total, p.result, stream);
-}
-
-// Additions of the tree that a product passes.
-int Depth(const Grid& grid) { return CeilLog2(std::int64_t{2} * grid.block_size); }
-
-double Roundoff(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  return DotRoundoff(p.dtype, 1 + Depth(grid), grid.blocks);
-}
-
-Cost CostOf(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  return {.bytes = OperandBytes(p),
-          .flops = 2 * static_cast<std::uint64_t>(p.n),
-          .atomics = grid.blocks,
-          .depth = std::uint64_t{1} + static_cast<unsigned>(Depth(grid)) + grid.blocks};
+DotShape ShapeOf(const DotProblem& p) {
+  const Grid grid = MakeGrid(p.n, p.launch, 256, 2);
+  return {.grid = grid,
+          .narrow_steps = 1 + CeilLog2(std::int64_t{2} * grid.block_size),
+          .wide_steps = grid.blocks,
+          .atomics = grid.blocks};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
+  const Grid grid = ShapeOf(p).grid;
+  IntoOneSum(p, stream, [&](auto* a, auto* b, auto* total, cudaStream_t on) {
+    DotTreeInterleaved<<<grid.blocks, grid.block_size, 2 * grid.block_size * AccBytes(p.dtype),
+                         on>>>(a, b, p.n, total);
+  });
 }
 
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotTreeInterleaved = {
     .name = "tree_interleaved",
-    .summary = "the tree of doubling strides in shared memory, one atomic addition a block",
+    .summary = "the tree of doubling strides in shared memory, one atomic addition per block",
     .source = "tree reduction in threadgroup memory of the notes on dot products in Metal",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

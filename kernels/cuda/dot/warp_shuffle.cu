@@ -1,92 +1,87 @@
-// Dot with registers instead of shared memory: threads stride through the operands, warps sum by
-// shuffles.
+// Dot with registers instead of shared memory: warps sum by shuffles.
 //
-// Against `coarsened`: a warp sums by reading each other's registers. Five shuffles need no barrier
-// and no memory, since a warp runs in step; the block needs one barrier for the sums of its warps
-// to meet, instead of one a level. And the grid strides: a request may fix the number of blocks
-// instead of the items of a thread (16 by default).
+// Against `coarsened`: the lanes of a warp read each other's registers. Five shuffles need neither
+// a barrier nor memory, since a warp runs in step; the block has one barrier, at which the sums of
+// its warps meet, instead of one per level. And the grid strides: a request may fix the number of
+// blocks instead of the items per thread (16 by default).
 //
 //   offset 16   lane l adds lane l + 16's value to its own
 //   offset 8    lane l adds lane l + 8's ...
 //   offset 1    lane 0 has the sum of the warp
 //
-// Cost at n = 2^20, f32, blocks of 256: 8 MiB read, 256 blocks with one barrier each, 256 atomic
-// additions to one address, in an order that differs from run to run. Memory takes 2 us at 4.3
-// TB/s.
-//
-// Right for any n and grid: thread t takes elements t, t + threads, ... as long as there are any.
-// For any block size: a warp that is not full names the lanes it has. For any alignment: loads are
-// scalar, and a warp's 32 coalesce. For 2^28 floats: at most 64 products are summed in single
-// precision, by one thread; the rest, also in a fixed small grid, is double.
+// At n = 2^20, 256 blocks with one barrier and an atomic addition each. A warp that is not full
+// names the lanes it has.
 #include <algorithm>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/dot/dot.cuh"
+#include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-constexpr std::uint32_t kItems = 16;
-
-Grid GridOf(const DotProblem& p) { return MakeGrid(p.n, p.launch, kBlock, kItems); }
+// The sum of the values of lanes 0 to lanes - 1, in lane 0. All of them call it, and no other lane
+// of the warp.
+template <class F>
+__device__ typename F::Wide SumOfWarp(typename F::Wide value, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x % kWarpSize);
+  const unsigned mask = lanes == kWarpSize ? kFullMask : (1u << lanes) - 1;
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    const auto other = ShuffleDown(mask, value, offset);
+    if (lane + offset < lanes) value = F::Combine(value, other);  // beyond, other is undefined
+  }
+  return value;
+}
 
 // *total += a . b
 template <class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     DotWarpShuffle(const T* a, const T* b, std::int64_t n, DotWide<T>* total) {
   using F = DotFold<T>;
-  const DotWide<T> mine = FoldThread<F>(GridThread(), n, GridThreads(),
-                                        [=](std::int64_t i) { return F::Multiply(a[i], b[i]); });
-  const DotWide<T> sum = FoldBlockShuffle<F>(mine);
+  DotWide<T> sum = FoldThread<F>(GridThread(), n, GridThreads(),
+                                 [=](std::int64_t i) { return F::Multiply(a[i], b[i]); });
+  __shared__ DotWide<T> sums[kWarpSize];  // one per warp of the block
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int threads = static_cast<int>(blockDim.x);
+  sum = SumOfWarp<F>(sum, min(kWarpSize, threads - warp * kWarpSize));
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();  // the sum of every warp is in its place
+  const int warps = (threads + kWarpSize - 1) / kWarpSize;
+  // The first warp has at least as many lanes as the block has warps.
+  if (threadIdx.x < static_cast<unsigned>(warps)) sum = SumOfWarp<F>(sums[lane], warps);
   if (threadIdx.x == 0) AtomicAdd(total, sum);
 }
 
-template <class T>
-void Run(const DotProblem& p, CudaStream& stream) {
-  const Grid grid = GridOf(p);
-  auto* total = MakeSum<DotWide<T>>(stream);
-  DotWarpShuffle<T><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
-      static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, total);
-  CUDA_CHECK_LAUNCH(DotWarpShuffle);
-  FetchSum(total, p.result, stream);
-}
-
-// Steps in Wide that follow a thread's chains.
-std::int64_t WideSteps(const Grid& grid) {
-  return CeilDiv(grid.per_thread, kMaxChain) + ShuffleDepth(grid.block_size) + grid.blocks;
-}
-
-double Roundoff(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  const std::int64_t chain = std::min<std::int64_t>(grid.per_thread, kMaxChain);
-  return DotRoundoff(p.dtype, 1 + chain, WideSteps(grid));
-}
-
-Cost CostOf(const DotProblem& p) {
-  const Grid grid = GridOf(p);
-  return {.bytes = OperandBytes(p),
-          .flops = 2 * static_cast<std::uint64_t>(p.n),
+DotShape ShapeOf(const DotProblem& p) {
+  const Grid grid = MakeGrid(p.n, p.launch, 256, 16);
+  const std::int64_t wide_steps =
+      CeilDiv(grid.per_thread, kMaxChain) + ShuffleDepth(grid.block_size) + grid.blocks;
+  return {.grid = grid,
+          .narrow_steps = 1 + std::min<std::int64_t>(grid.per_thread, kMaxChain),
+          .wide_steps = wide_steps,
           .atomics = grid.blocks,
-          .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
+          .depth = grid.per_thread + wide_steps};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) { Run<decltype(zero)>(p, Cuda(stream)); });
+  const Grid grid = ShapeOf(p).grid;
+  IntoOneSum(p, stream, [&](auto* a, auto* b, auto* total, cudaStream_t on) {
+    DotWarpShuffle<<<grid.blocks, grid.block_size, 0, on>>>(a, b, p.n, total);
+  });
 }
 
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotWarpShuffle = {
     .name = "warp_shuffle",
-    .summary = "several products a thread, warps sum by shuffles, one atomic addition a block",
+    .summary = "several products per thread, warps sum by shuffles, one atomic addition per block",
     .source = "grid-stride loop of the CUDA shared-memory tutorial, shuffles of the HIP reductions",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize,
                .grid_size = kAnyGridSize,
                .items_per_thread = kAnyItems},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

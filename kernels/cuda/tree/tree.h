@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/fixed_tree.h"
+#include "kernels/tree_columns.h"
 
 namespace tessera {
 
