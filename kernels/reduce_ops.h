@@ -47,6 +47,8 @@ TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
 template <ReduceOp op, class T>
 struct Fold {
   using R = ReduceOp;
+  static constexpr ReduceOp kOp = op;
+  using Element = T;
   static constexpr bool kInteger = std::is_integral_v<T>;
   static constexpr bool kArg = IsArg(op);
   static constexpr bool kOrdering = IsOrdering(op);

@@ -145,11 +145,6 @@ inline std::uint64_t WideBytes(ReduceOp op, DType dtype) {
   });
 }
 
-// The fold of values that are partial already. It knows nothing of elements, so that f32 and the
-// 16-bit types, whose accumulators are the same, share the kernels of later stages.
-template <ReduceOp op, class T>
-using PartialFold = Fold<op, ValueOf<T>>;
-
 // --- Device: one thread ---
 
 // 16 bytes that nobody writes meanwhile, kept out of the L1 cache if they are read once. address: a
@@ -269,52 +264,20 @@ __device__ T* DynamicShared() {
   return reinterpret_cast<T*>(tessera_dynamic_shared);
 }
 
-// Folds cells[0, count), count <= 2 * blockDim.x, in shared or device memory, in place to cells[0].
-// Every thread of the block calls it, after a barrier that makes the cells visible; they are
-// visible again when it returns. Strides double: thread t owns cells[2 t] and folds its neighbour
-// at distance 1, then 2, 4, ... into it, if it is still among the working ones.
-//
-//   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
-//   stride 2   0<--2   4<--6      threads 0   2
-//   stride 4   0<------4          thread  0
-//
-// Working threads lie ever further apart, so that a warp runs every level for ever fewer of its
-// lanes, and so do the cells they touch. Any count: whoever has no neighbour within it waits.
+// Folds one value per thread in cells, shared memory of blockDim.x values, by halving strides: the
+// step of dot/tree_sequential.cu and reduce/coalesced.cu. Every thread of the block calls it and
+// gets the result.
 template <class F, class A>
-__device__ void FoldDoublingStrides(A* cells, unsigned count) {
-  const unsigned position = 2 * threadIdx.x;
-  for (unsigned stride = 1; stride < count; stride *= 2) {
-    if (threadIdx.x % stride == 0 && position + stride < count)
-      cells[position] = F::Combine(cells[position], cells[position + stride]);
-    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
-  }
-}
-
-// The same with halving strides: thread t folds cells[t + half] into cells[t]. Working threads and
-// the cells they touch stay neighbours, so that warps retire whole. Halves are rounded up, so that
-// any count works: with an odd number of live cells the middle one waits for the next level.
-//
-//   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
-//   live 4     0<--2  1<--3                                  threads 0 1
-//   live 2     0<1                                           thread  0
-template <class F, class A>
-__device__ void FoldHalvingStrides(A* cells, unsigned count) {
-  for (unsigned live = count; live > 1;) {
+__device__ A FoldBlockTree(A value, A* cells) {
+  cells[threadIdx.x] = value;
+  __syncthreads();  // the cells of the first level are written
+  for (unsigned live = blockDim.x; live > 1;) {
     const unsigned half = (live + 1) / 2;
     if (threadIdx.x < live - half)
       cells[threadIdx.x] = F::Combine(cells[threadIdx.x], cells[threadIdx.x + half]);
     __syncthreads();  // the upper half has been read, the lower half is written
     live = half;
   }
-}
-
-// Folds one value a thread by halving strides in cells, shared memory of blockDim.x values. Every
-// thread of the block calls it and gets the result.
-template <class F, class A>
-__device__ A FoldBlockTree(A value, A* cells) {
-  cells[threadIdx.x] = value;
-  __syncthreads();  // the cells of the first level are written
-  FoldHalvingStrides<F>(cells, blockDim.x);
   return cells[0];
 }
 

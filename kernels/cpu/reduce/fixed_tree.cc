@@ -1,10 +1,8 @@
-// Reduce along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA row of the
-// same name, whatever the number of threads.
+// Reduce along the tree of kernels/fixed_tree.h, over all cores: the bits of the CUDA strategies of
+// the same names, whatever the number of threads. kernels/cuda/reduce/fixed_tree.cu says how.
 //
 // Against cpu_parallel: the shape of the sum is written down, and a core's 1024 columns (of f32)
-// add in f32, 64 rows deep. VARIANCE needs no division an element any more.
-//
-// Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 256 chunks, depth 4 + 11 + 9.
+// add in f32, 64 rows deep. compensated adds in double, f64 in 7 operations per element.
 #include "kernels/cpu/tree.h"
 #include "kernels/strategy.h"
 #include "kernels/tree_columns.h"
@@ -12,11 +10,17 @@
 namespace tessera {
 namespace {
 
+template <bool kCompensated>
 double Roundoff(const ReduceProblem& p) {
-  return TreeRoundoff(FixedTreeOf(p), p.op, p.dtype, false);
+  return TreeRoundoff(FixedTreeOf(p), p.op, p.dtype, kCompensated);
 }
 
 Cost CostOf(const ReduceProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
+
+template <bool kCompensated>
+void Run(const ReduceProblem& p, Stream& stream) {
+  FoldTreeReduce(p, kCompensated, stream);
+}
 
 }  // namespace
 
@@ -25,13 +29,22 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .summary = "the shape of the sum depends on n alone: the bits of every device",
     .source = "reproducible summation by a fixed tree, kernels/fixed_tree.h",
     .deterministic = true,
-    .roundoff = Roundoff,
+    .roundoff = Roundoff<false>,
     .cost = CostOf,
-    .launch = [](const ReduceProblem& p,
-                 Stream& stream) { FoldTreeReduce(p, /*compensated=*/false, stream); },
+    .launch = Run<false>,
     .left_range = TreeLeftRange<ReduceProblem>,
-    .launch_wide = [](const ReduceProblem& p,
-                      Stream& stream) { FoldTreeReduce(p, /*compensated=*/true, stream); },
+    .launch_wide = Run<true>,
+    .reads_views = true,
+};
+
+extern constexpr Strategy<ReduceProblem> kReduceCpuCompensated = {
+    .name = "compensated",
+    .summary = "the fixed tree in twice the precision of the operands",
+    .source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005",
+    .deterministic = true,
+    .roundoff = Roundoff<true>,
+    .cost = CostOf,
+    .launch = Run<true>,
     .reads_views = true,
 };
 

@@ -5,42 +5,34 @@
 // lost; an atomic operation reads, folds and writes as one step that no other can come between, so
 // that even a single cell for the whole grid is enough.
 //
-// The hardware adds atomically, in the L2 cache. Other operations are built from its
+// The hardware adds atomically, in the L2. Other operations are built from its
 // compare-and-swap: read the cell, fold, and write the outcome if the cell still holds what was
-// read; else somebody was faster, and it all starts again. A thread whose value changes nothing,
-// which for MIN and MAX is soon the case, writes nothing. For a product it never is: of the 2^18
-// threads that try at the same time one succeeds, and PRODUCT would take minutes. It is refused.
+// read; else another thread was faster, and it all starts again. A thread whose value changes
+// nothing, which for MIN and MAX is soon the case, writes nothing. For a product it never is: of
+// the 2^18 threads that try at the same time one succeeds, and PRODUCT would take minutes. It is
+// refused.
 //
-// Cost at n = 2^20, f32, 1024 blocks of 256: 4 MiB read, four elements a thread, no barriers; 2^18
-// atomic additions to one address, which the L2 cache does one after the other. Memory would take 1
-// us at 4.3 TB/s; the atomics take some hundreds.
+// At n = 2^20, 2^18 atomic additions to one address, which the L2 does one after the other: they
+// take some hundreds of microseconds.
 //
 // The order of the atomics is not the same from run to run: the last bits of a floating-point
 // result may differ. The state of a reduction has to fit the word that can be swapped: ARGMIN,
 // ARGMAX and VARIANCE are refused as well.
-//
-// Right for any n and grid: threads without elements have nothing to add, n = 0 leaves the
-// identity. For any block size and alignment: threads do not meet, and loads are scalar. For 2^28
-// floats: chains of at most 64 elements in single precision, the rest double.
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
 // Every thread costs an atomic operation, and one that has to be tried again may cost microseconds.
 constexpr LaunchLimits::Range kGridSize = {1, 1024};
 // How long a thread waits after its first failure and at most, in nanoseconds.
 constexpr unsigned kFirstWait = 64;
 constexpr unsigned kLongestWait = 1u << 19;
-
-Grid GridOf(const ReduceProblem& p) { return MakeFixedGrid(p.n, p.launch, kBlock, kFixedGrid); }
 
 constexpr bool IsAddition(ReduceOp op) {
   return op == ReduceOp::kSum || op == ReduceOp::kMean || op == ReduceOp::kNormL1 ||
@@ -78,7 +70,7 @@ __global__ void PrepareAtomic(typename F::Wide* cell) {
 
 // Folds x[0, n) into *cell.
 template <class F, bool kAddition, class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     ReduceAtomic(const T* x, std::int64_t n, typename F::Wide* cell) {
   if (GridThread() >= n) return;
   const auto mine = FoldThreadInTurn<F>(GridThread(), n, GridThreads(),
@@ -96,44 +88,16 @@ __global__ void FinishAtomic(const typename F::Wide* cell, std::int64_t count, S
   F::Finish(*cell, count, result);
 }
 
-template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaStream& stream) {
-  using F = Fold<op, T>;
-  using P = PartialFold<op, T>;
-  using Wide = typename F::Wide;
-  const Grid grid = GridOf(p);
-  auto* cell = static_cast<Wide*>(stream.Scratch(sizeof(Wide)));
-  PrepareAtomic<P><<<1, 1, 0, stream.handle()>>>(cell);
-  CUDA_CHECK_LAUNCH(PrepareAtomic);
-  ReduceAtomic<F, IsAddition(op)>
-      <<<grid.blocks, grid.block_size, 0, stream.handle()>>>(static_cast<const T*>(p.x), p.n, cell);
-  CUDA_CHECK_LAUNCH(ReduceAtomic);
-  FinishAtomic<P><<<1, 1, 0, stream.handle()>>>(cell, p.n, p.result);
-  CUDA_CHECK_LAUNCH(FinishAtomic);
-}
-
-// Threads that have elements.
-std::int64_t Threads(const ReduceProblem& p) {
-  const Grid grid = GridOf(p);
-  return std::min(p.n, std::int64_t{grid.blocks} * grid.block_size);
-}
-
-// Steps in Fold::Wide that follow a thread's chains.
-std::int64_t WideSteps(const ReduceProblem& p) {
-  return CeilDiv(GridOf(p).per_thread, kMaxChain) + Threads(p);
-}
-
-double Roundoff(const ReduceProblem& p) {
-  return ReduceRoundoff(p.op, p.dtype, p.n, std::min<std::int64_t>(GridOf(p).per_thread, kMaxChain),
-                        WideSteps(p));
-}
-
-Cost CostOf(const ReduceProblem& p) {
-  const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = n * SizeOf(p.dtype),
-          .flops = n,
-          .atomics = static_cast<std::uint64_t>(Threads(p)),
-          .depth = static_cast<std::uint64_t>(GridOf(p).per_thread + WideSteps(p))};
+ReduceShape ShapeOf(const ReduceProblem& p) {
+  const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
+  // Threads that have elements.
+  const std::int64_t threads = std::min(p.n, std::int64_t{grid.blocks} * grid.block_size);
+  const std::int64_t wide_steps = CeilDiv(grid.per_thread, kMaxChain) + threads;
+  return {.grid = grid,
+          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
+          .wide_steps = wide_steps,
+          .atomics = static_cast<std::uint64_t>(threads),
+          .depth = grid.per_thread + wide_steps};
 }
 
 std::string Refuses(const ReduceProblem& p) {
@@ -143,10 +107,20 @@ std::string Refuses(const ReduceProblem& p) {
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) {
-      if constexpr (Takes(op())) Run<op(), decltype(zero)>(p, Cuda(stream));
-    });
+  const Grid grid = ShapeOf(p).grid;
+  CudaStream& cuda = Cuda(stream);
+  DispatchFold(p, [&]<class F>(auto* x) {
+    if constexpr (Takes(F::kOp)) {
+      using P = PartialFold<F>;
+      auto* cell = static_cast<typename F::Wide*>(cuda.Scratch(sizeof(typename F::Wide)));
+      PrepareAtomic<P><<<1, 1, 0, cuda.handle()>>>(cell);
+      CUDA_CHECK_LAUNCH(PrepareAtomic);
+      ReduceAtomic<F, IsAddition(F::kOp)>
+          <<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(x, p.n, cell);
+      CUDA_CHECK_LAUNCH(ReduceAtomic);
+      FinishAtomic<P><<<1, 1, 0, cuda.handle()>>>(cell, p.n, p.result);
+      CUDA_CHECK_LAUNCH(FinishAtomic);
+    }
   });
 }
 
@@ -154,12 +128,12 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceAtomic = {
     .name = "atomic",
-    .summary = "a fixed grid strides, every thread folds its own value into one cell by an atomic",
+    .summary = "a fixed grid strides, each thread folds its own value into one cell by an atomic",
     .source = "reduction with atomics of the HIP training examples",
     .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
     .refuses = Refuses,
 };

@@ -1,6 +1,6 @@
 // Reduce as a tree in device memory, level of launches by level, until a single value is left.
 //
-// A block takes two elements a thread and folds them in place, with a barrier between the steps:
+// A block takes two elements per thread and folds them in place, with a barrier between the steps:
 // thread t folds the neighbour of cell 2 t into it, first at distance 1, then 2, 4, ...
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
@@ -8,50 +8,36 @@
 //   stride 4   0<------4          thread  0
 //
 // A barrier holds the threads of one block only. So a block's value goes to an array, and the next
-// launch, which starts when the last has ended, folds that array in the same way, until one block
-// is enough: it writes the result. The input is not ours to change: the first level copies it to
-// scratch, its later steps and all other levels work in place.
-//
-// Cost at n = 2^20, f32, blocks of 256: 4 MiB read, 4 MiB written to scratch, and 2^20 steps that
-// read two cells and write one each, another 12 MiB; launches of 2048, 4 and 1 blocks with 10, 9
-// and 2 barriers. Memory would take 5 us at 4.3 TB/s. Much of it meets in the caches, but ever
-// fewer lanes of a warp work, on cells ever further apart: at stride 16 each of them is a
-// transaction of its own.
-//
-// Right for any n: a block's tree takes as many cells as it has, n = 0 is one block without any.
-// For any block size: who has no neighbour waits. For any alignment: loads are scalar. For 2^28
-// floats: at most 11 roundings in single precision lie on the way of an element; between levels
-// values are double.
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/levels.cuh"
+// launch folds that array in the same way, until one block is enough: it writes the result. At
+// n = 2^20, 20 MiB in launches of 2048, 4 and 1 blocks. Ever fewer lanes of a warp work, on cells
+// ever further apart: at stride 16 each of them is a transaction of its own.
+#include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-
-std::uint32_t BlockSize(const ReduceProblem& p) {
-  return p.launch.block_size != 0 ? p.launch.block_size : kBlock;
-}
-
-// Elements a block: two a thread.
-std::int64_t PerBlock(const ReduceProblem& p) { return std::int64_t{2} * BlockSize(p); }
-
 // Folds this block's 2 * blockDim.x of cells[0, n) in place, to partials[block] or, in the last
-// level, which has one block, to the result of a reduction of `count` elements.
+// level, which has one block, to the result of a reduction of `all` elements.
 template <class F, class A>
-__device__ void FoldPart(A* cells, std::int64_t n, std::int64_t count, typename F::Wide* partials,
+__device__ void FoldPart(A* cells, std::int64_t n, std::int64_t all, typename F::Wide* partials,
                          Scalar* result) {
   const std::int64_t begin = std::int64_t{2} * blockIdx.x * blockDim.x;
-  const std::int64_t mine = min(n - begin, std::int64_t{2} * blockDim.x);
-  FoldDoublingStrides<F>(cells + begin, static_cast<unsigned>(mine));
-  StoreBlock<F>(mine == 0 ? F::template Identity<typename F::Wide>() : Widened<F>(cells[begin]),
-                count, partials, result);
+  const std::int64_t part = min(n - begin, std::int64_t{2} * blockDim.x);
+  const auto count = static_cast<unsigned>(part);
+  A* mine = cells + begin;
+  const unsigned to = 2 * threadIdx.x;
+  for (unsigned stride = 1; stride < count; stride *= 2) {
+    if (threadIdx.x % stride == 0 && to + stride < count)
+      mine[to] = F::Combine(mine[to], mine[to + stride]);
+    __syncthreads();  // cells at multiples of 2 * stride are written, those between have been read
+  }
+  StoreBlock<F>(part == 0 ? F::template Identity<typename F::Wide>() : Widened<F>(cells[begin]),
+                all, partials, result);
 }
 
-// The first level: cells[0, n) are scratch.
+// The first level: cells[0, n) are scratch, since the operand must not change.
 template <class F, class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     ReduceInterleaved(const T* x, std::int64_t n, typename F::Acc* cells,
                       typename F::Wide* partials, Scalar* result) {
   for (std::int64_t i = std::int64_t{2} * blockIdx.x * blockDim.x + threadIdx.x, copied = 0;
@@ -63,57 +49,38 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
 
 // The other levels: cells[0, n) are the values of the blocks before.
 template <class F>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
-    ReduceInterleavedLevel(typename F::Wide* cells, std::int64_t n, std::int64_t count,
+__global__ void __launch_bounds__(kMostThreads)
+    ReduceInterleavedLevel(typename F::Wide* cells, std::int64_t n, std::int64_t all,
                            typename F::Wide* partials, Scalar* result) {
-  FoldPart<F>(cells, n, count, partials, result);
+  FoldPart<F>(cells, n, all, partials, result);
 }
 
-template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaStream& stream) {
-  using F = Fold<op, T>;
-  using Wide = typename F::Wide;
+ReduceShape ShapeOf(const ReduceProblem& p) {
   const std::uint32_t block = BlockSize(p);
-  auto* cells = static_cast<typename F::Acc*>(
-      stream.Scratch(static_cast<std::size_t>(p.n) * sizeof(typename F::Acc)));
-  RunLevels<Wide>(
-      p.n, PerBlock(p), stream,
-      [&](unsigned blocks, Wide* to) {
-        ReduceInterleaved<F><<<blocks, block, 0, stream.handle()>>>(static_cast<const T*>(p.x), p.n,
-                                                                    cells, to, p.result);
-        CUDA_CHECK_LAUNCH(ReduceInterleaved);
-      },
-      [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
-        ReduceInterleavedLevel<PartialFold<op, T>>
-            <<<blocks, block, 0, stream.handle()>>>(from, n, p.n, to, p.result);
-        CUDA_CHECK_LAUNCH(ReduceInterleavedLevel);
-      });
-}
-
-// Steps of a tree over a block's cells.
-std::int64_t Depth(const ReduceProblem& p) { return CeilLog2(PerBlock(p)); }
-
-double Roundoff(const ReduceProblem& p) {
-  return ReduceRoundoff(p.op, p.dtype, p.n, Depth(p),
-                        MakeLaterLevels(p.n, PerBlock(p)).count * Depth(p));
-}
-
-Cost CostOf(const ReduceProblem& p) {
-  const LaterLevels later = MakeLaterLevels(p.n, PerBlock(p));
-  const auto n = static_cast<std::uint64_t>(p.n);
-  const auto values = static_cast<std::uint64_t>(later.values);
-  // A cell is written once, and every step touches three.
-  return {.bytes = n * SizeOf(p.dtype) + 4 * n * AccBytes(p.op, p.dtype) +
-                   4 * values * WideBytes(p.op, p.dtype),
-          .flops = n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>((1 + later.count) * Depth(p))};
+  const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
+  const std::int64_t depth = CeilLog2(2 * block);
+  return {.grid = {.block_size = block},
+          .narrow_steps = depth,
+          .wide_steps = later.count * depth,
+          // A cell is written once, and every step touches three.
+          .extra_bytes = 4 * (static_cast<std::uint64_t>(p.n) * AccBytes(p.op, p.dtype) +
+                              static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype))};
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
-  });
+  const std::uint32_t block = BlockSize(p);
+  IntoLevels(p, 2 * block, stream,
+             [&]<class F, bool kFirst>(auto* x, std::int64_t n, unsigned blocks, auto* partials,
+                                       cudaStream_t on) {
+               if constexpr (kFirst) {
+                 using Acc = typename F::Acc;
+                 auto* cells =
+                     static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(n) * sizeof(Acc)));
+                 ReduceInterleaved<F><<<blocks, block, 0, on>>>(x, n, cells, partials, p.result);
+               } else {
+                 ReduceInterleavedLevel<F><<<blocks, block, 0, on>>>(x, n, p.n, partials, p.result);
+               }
+             });
 }
 
 }  // namespace
@@ -125,8 +92,8 @@ extern constexpr Strategy<ReduceProblem> kReduceInterleaved = {
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

@@ -18,8 +18,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
@@ -98,35 +97,23 @@ void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaS
   reduce(stream.Scratch(std::max<std::size_t>(bytes, 1)));  // null would ask again
 }
 
-template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaStream& stream) {
-  using F = Fold<FoldedAs<op, T>(), T>;
-  using Wide = typename F::Wide;
-  const auto* x = static_cast<const T*>(p.x);
-  auto* out = static_cast<Wide*>(stream.Scratch(sizeof(Wide)));
-  if constexpr (IsArg(op)) {
-    Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, stream);
-  } else {
-    Reduce<F>(x, p.n, LoadElement<F, T>{op}, out, stream);
-  }
-  FinishReduce<PartialFold<op, T>><<<1, 1, 0, stream.handle()>>>(out, p.n, p.result);
-  CUDA_CHECK_LAUNCH(FinishReduce);
-}
-
 // For any order of the additions, since CUB's is its own.
-double Roundoff(const ReduceProblem& p) { return ReduceRoundoff(p.op, p.dtype, p.n, 0, p.n); }
-
-Cost CostOf(const ReduceProblem& p) {
-  const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = n * SizeOf(p.dtype),
-          .flops = n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(CeilLog2(p.n))};
-}
+ReduceShape ShapeOf(const ReduceProblem& p) { return {.wide_steps = p.n, .depth = CeilLog2(p.n)}; }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
+  CudaStream& cuda = Cuda(stream);
+  DispatchFold(p, [&]<class Asked>(auto* x) {
+    using T = typename Asked::Element;
+    using F = Fold<FoldedAs<Asked::kOp, T>(), T>;
+    using Wide = typename F::Wide;
+    auto* out = static_cast<Wide*>(cuda.Scratch(sizeof(Wide)));
+    if constexpr (F::kArg) {
+      Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, cuda);
+    } else {
+      Reduce<F>(x, p.n, LoadElement<F, T>{p.op}, out, cuda);
+    }
+    FinishReduce<PartialFold<Asked>><<<1, 1, 0, cuda.handle()>>>(out, p.n, p.result);
+    CUDA_CHECK_LAUNCH(FinishReduce);
   });
 }
 
@@ -138,8 +125,8 @@ extern constexpr Strategy<ReduceProblem> kReduceLibrary = {
     .source = "NVIDIA CUB, where the HIP training examples call rocPRIM",
     .backend = Backend::kCuda,
     .deterministic = true,
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 

@@ -1,104 +1,104 @@
-// Reduce with registers instead of shared memory: threads stride through the input, warps fold by
-// shuffles, and a second kernel folds what the blocks have left.
+// Reduce with registers instead of shared memory: warps fold by shuffles.
 //
-// Against `two_kernels_unrolled`: a warp folds its values by reading each other's registers, five
-// shuffles that need no barrier and no memory, since it runs in step; the warps of a block meet
-// once. A thread folds items_per_thread elements (16 by default) before it meets others, eight of
-// them loaded before the first is used. And when the grid is a single block, it writes the result
-// itself. The second kernel is one block that takes the partial values in index order: the same
-// input and launch give the same bits.
+// Against `two_kernels_unrolled`: the lanes of a warp read each other's registers, five shuffles
+// that need neither a barrier nor memory, since it runs in step; the warps of a block meet once. A
+// thread folds items_per_thread elements (16 by default), eight of them loaded before the first is
+// used. When the grid is a single block, it writes the result itself. The second kernel takes the
+// partial values in index order: the same input and launch give the same bits.
 //
 //   offset 16   lane l folds lane l + 16's value into its own
 //   offset 8    lane l folds lane l + 8's ...
 //   offset 1    lane 0 has the value of the warp
 //
-// Cost at n = 2^20, f32, blocks of 256: 4 MiB read; 256 blocks and one more, with one barrier each;
-// 2 KiB written and read again in between. Memory takes 1 us at 4.3 TB/s, and starting the second
-// kernel about as long.
-//
-// Right for any n and grid: thread t takes elements t, t + threads, ... as long as there are any; n
-// = 0 is one block of identities. For any block size: a warp that is not full names the lanes it
-// has. For any alignment: loads are scalar, and a warp's 32 coalesce. For 2^28 floats: at most 64
-// elements are folded in single precision, by one thread; the rest, also in a fixed small grid, is
-// double.
+// At n = 2^20, 256 blocks and one more, with one barrier each; starting the second kernel takes
+// about as long as memory does. A warp that is not full names the lanes it has.
 #include <algorithm>
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint32_t kBlock = 256;
-constexpr std::uint32_t kItems = 16;
 constexpr std::uint32_t kLastBlock = 1024;
 
-Grid GridOf(const ReduceProblem& p) { return MakeGrid(p.n, p.launch, kBlock, kItems); }
+// The fold of the values of lanes 0 to lanes - 1, in lane 0. All of them call it, and no other lane
+// of the warp.
+template <class F, class A>
+__device__ A FoldLanes(A value, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x % kWarpSize);
+  const unsigned mask = lanes == kWarpSize ? kFullMask : (1u << lanes) - 1;
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    const A other = ShuffleDown(mask, value, offset);
+    if (lane + offset < lanes) value = F::Combine(value, other);  // beyond, other is undefined
+  }
+  return value;
+}
+
+// The fold of the values of a block's threads, in thread 0.
+template <class F, class A>
+__device__ A FoldWarps(A value) {
+  __shared__ A values[kWarpSize];  // one per warp of the block
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int threads = static_cast<int>(blockDim.x);
+  value = FoldLanes<F>(value, min(kWarpSize, threads - warp * kWarpSize));
+  if (lane == 0) values[warp] = value;
+  __syncthreads();  // the value of every warp is in its place
+  const int warps = (threads + kWarpSize - 1) / kWarpSize;
+  // The first warp has at least as many lanes as the block has warps.
+  if (threadIdx.x < static_cast<unsigned>(warps)) value = FoldLanes<F>(values[lane], warps);
+  return value;
+}
 
 // Folds the elements of each block to partials[block] or, when there is only one block, to the
 // result.
 template <class F, class T>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
+__global__ void __launch_bounds__(kMostThreads)
     ReduceWarpShuffle(const T* x, std::int64_t n, typename F::Wide* partials, Scalar* result) {
-  const auto value = FoldBlockShuffle<F>(FoldThread<F>(
-      GridThread(), n, GridThreads(), [=](std::int64_t i) { return F::Load(x[i], i); }));
+  const auto value = FoldWarps<F>(FoldThread<F>(GridThread(), n, GridThreads(),
+                                                [=](std::int64_t i) { return F::Load(x[i], i); }));
   StoreBlock<F>(value, n, partials, result);
 }
 
-// The result of a reduction of `count` elements, from the values of its blocks. One block.
+// The result of a reduction of `all` elements, from the values of its blocks. One block.
 template <class F>
-__global__ void __launch_bounds__(kAnyBlockSize.max)
-    ReducePartials(const typename F::Wide* partials, std::int64_t blocks, std::int64_t count,
+__global__ void __launch_bounds__(kMostThreads)
+    ReducePartials(const typename F::Wide* partials, std::int64_t blocks, std::int64_t all,
                    Scalar* result) {
-  const auto value = FoldBlockShuffle<F>(
+  const auto value = FoldWarps<F>(
       FoldThread<F>(threadIdx.x, blocks, blockDim.x, [=](std::int64_t i) { return partials[i]; }));
-  if (threadIdx.x == 0) F::Finish(value, count, result);
+  if (threadIdx.x == 0) F::Finish(value, all, result);
 }
 
-template <ReduceOp op, class T>
-void Run(const ReduceProblem& p, CudaStream& stream) {
-  using F = Fold<op, T>;
-  using Wide = typename F::Wide;
-  const Grid grid = GridOf(p);
-  auto* partials = static_cast<Wide*>(stream.Scratch(grid.blocks * sizeof(Wide)));
-  ReduceWarpShuffle<F><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
-      static_cast<const T*>(p.x), p.n, partials, p.result);
-  CUDA_CHECK_LAUNCH(ReduceWarpShuffle);
-  if (grid.blocks == 1) return;
-  ReducePartials<PartialFold<op, T>>
-      <<<1, kLastBlock, 0, stream.handle()>>>(partials, grid.blocks, p.n, p.result);
-  CUDA_CHECK_LAUNCH(ReducePartials);
-}
-
-// Steps in Fold::Wide that follow a thread's chains.
-std::int64_t WideSteps(const Grid& grid) {
-  std::int64_t steps = CeilDiv(grid.per_thread, kMaxChain) + ShuffleDepth(grid.block_size);
-  if (grid.blocks > 1) {
-    const std::int64_t left = CeilDiv(grid.blocks, kLastBlock);
-    steps += left + CeilDiv(left, kMaxChain) + ShuffleDepth(kLastBlock);
-  }
-  return steps;
-}
-
-double Roundoff(const ReduceProblem& p) {
-  const Grid grid = GridOf(p);
-  return ReduceRoundoff(p.op, p.dtype, p.n, std::min<std::int64_t>(grid.per_thread, kMaxChain),
-                        WideSteps(grid));
-}
-
-Cost CostOf(const ReduceProblem& p) {
-  const Grid grid = GridOf(p);
-  const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = n * SizeOf(p.dtype) +
-                   (grid.blocks > 1 ? 2 * grid.blocks * WideBytes(p.op, p.dtype) : 0),
-          .flops = n,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(grid.per_thread + WideSteps(grid))};
+ReduceShape ShapeOf(const ReduceProblem& p) {
+  const Grid grid = MakeGrid(p.n, p.launch, 256, 16);
+  const bool twice = grid.blocks > 1;
+  const std::int64_t last_chain = CeilDiv(grid.blocks, kLastBlock);
+  const std::int64_t last_steps =
+      last_chain + CeilDiv(last_chain, kMaxChain) + ShuffleDepth(kLastBlock);
+  const std::int64_t wide_steps = CeilDiv(grid.per_thread, kMaxChain) +
+                                  ShuffleDepth(grid.block_size) + (twice ? last_steps : 0);
+  return {.grid = grid,
+          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
+          .wide_steps = wide_steps,
+          .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p.op, p.dtype) : 0,
+          .depth = grid.per_thread + wide_steps};
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  DispatchDType(p.dtype, [&](auto zero) {
-    DispatchOp(p.op, [&](auto op) { Run<op(), decltype(zero)>(p, Cuda(stream)); });
+  const Grid grid = ShapeOf(p).grid;
+  CudaStream& cuda = Cuda(stream);
+  DispatchFold(p, [&]<class F>(auto* x) {
+    using Wide = typename F::Wide;
+    auto* partials = static_cast<Wide*>(cuda.Scratch(grid.blocks * sizeof(Wide)));
+    ReduceWarpShuffle<F>
+        <<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(x, p.n, partials, p.result);
+    CUDA_CHECK_LAUNCH(ReduceWarpShuffle);
+    if (grid.blocks == 1) return;
+    ReducePartials<PartialFold<F>>
+        <<<1, kLastBlock, 0, cuda.handle()>>>(partials, grid.blocks, p.n, p.result);
+    CUDA_CHECK_LAUNCH(ReducePartials);
   });
 }
 
@@ -107,15 +107,15 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 extern constexpr Strategy<ReduceProblem> kReduceWarpShuffle = {
     .name = "warp_shuffle",
     .summary =
-        "several elements a thread, warps fold by shuffles, a second kernel folds the blocks",
+        "several elements per thread, warps fold by shuffles, a second kernel folds the blocks",
     .source = "reduction with warp shuffles of the HIP training examples",
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize,
                .grid_size = kAnyGridSize,
                .items_per_thread = kAnyItems},
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = RoundoffOf<ShapeOf>,
+    .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
 };
 
