@@ -276,6 +276,7 @@ struct StrategyInfo {
   int min_compute_capability = 0;
   LaunchLimits limits;
   bool deterministic = false;
+  bool vendor = false;
   bool available = false;  // on any of the devices given
   bool chosen = false;     // for the reference problem, on any of the devices given
   std::string needs;       // when not available

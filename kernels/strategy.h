@@ -199,6 +199,8 @@ struct Strategy {
   // Scratch memory that launch takes at most, in bytes: copies of operands and results. Addresses
   // that are null are still to be allocated, and aligned. Null: none worth mentioning, a few MiB.
   std::uint64_t (*scratch)(const Problem&) = nullptr;
+  // It calls the vendor's library: what the others are compared with.
+  bool vendor = false;
   // Of Dot and Reduce: takes operands that are not contiguous as they are.
   bool reads_views = false;
 };

@@ -387,6 +387,7 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
             }
           }
           out->set_deterministic(row.deterministic);
+          out->set_vendor(row.vendor);
           out->set_available(row.available);
           out->set_needs(row.needs);
           out->set_bytes(row.cost.bytes);

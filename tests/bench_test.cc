@@ -1,5 +1,5 @@
 // The comparison of strategies behind `tessera bench`, with made-up answers and with a server.
-#include "client/bench.h"
+#include "client/cli/comparison.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

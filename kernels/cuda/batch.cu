@@ -166,7 +166,7 @@ __device__ A FoldHalves(A (&values)[kCount]) {
 template <ReduceOp op, class T>
 struct ReduceTerms {
   using F = Fold<op, T>;
-  using Partial = PartialFold<op, T>;
+  using Partial = Fold<op, ValueOf<T>>;
   using Wide = typename F::Wide;
   using Item = ReduceItem;
   static constexpr int kOperands = 1;

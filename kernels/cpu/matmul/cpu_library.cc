@@ -110,6 +110,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuLibrary = {
         [](const MatmulProblem& p, Stream& stream) {
           p.dtype == DType::kF32 ? Run<float>(p, stream) : Run<double>(p, stream);
         },
+    .vendor = true,
 };
 
 }  // namespace tessera

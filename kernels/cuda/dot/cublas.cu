@@ -71,6 +71,7 @@ extern constexpr Strategy<DotProblem> kDotCublas = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = CublasMissing,
+    .vendor = true,
 };
 
 }  // namespace tessera

@@ -111,6 +111,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = CublasMissing,
+    .vendor = true,
 };
 
 }  // namespace tessera

@@ -128,6 +128,7 @@ extern constexpr Strategy<ReduceProblem> kReduceLibrary = {
     .roundoff = RoundoffOf<ShapeOf>,
     .cost = CostOf<ShapeOf>,
     .launch = Enqueue,
+    .vendor = true,
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "client/cli_output.h"
+#include "client/cli/output.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -270,6 +270,7 @@ Json ToJson(const v1::Strategy& strategy) {
     json["dtypes"].push_back(DtypeText(static_cast<v1::Dtype>(dtype)));
   }
   json["deterministic"] = strategy.deterministic();
+  json["vendor"] = strategy.vendor();
   json["available"] = strategy.available();
   json["needs"] = strategy.needs();
   json["default"] = strategy.default_();
@@ -509,6 +510,23 @@ void ProgressBar::Update(std::uint64_t done_bytes) {
                 std::string(full, '#'), std::string(kWidth - std::min(full, kWidth), '.'),
                 HumanBytes(done_bytes), HumanBytes(total_),
                 HumanBytes(static_cast<std::uint64_t>(rate)), HumanDuration(absl::Seconds(left)));
+}
+
+std::string ExpiryText(const v1::Buffer& buffer) {
+  if (!buffer.has_expire_time()) return "never";
+  const absl::Duration left = absl::FromUnixSeconds(buffer.expire_time().seconds()) - absl::Now();
+  return left <= absl::ZeroDuration() ? "now"
+                                      : "in " + HumanDuration(absl::Ceil(left, absl::Seconds(1)));
+}
+
+std::string StateText(const v1::Buffer& buffer) {
+  if (buffer.state() == v1::Buffer::STATE_READY) return "ready";
+  return absl::StrCat("writing, ", HumanBytes(buffer.committed_bytes()));
+}
+
+std::string BufferShapeText(const v1::Buffer& buffer) {
+  return ShapeText(
+      absl::MakeConstSpan(buffer.shape().data(), static_cast<std::size_t>(buffer.shape_size())));
 }
 
 }  // namespace tessera

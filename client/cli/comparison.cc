@@ -1,4 +1,4 @@
-#include "client/bench.h"
+#include "client/cli/comparison.h"
 
 #include <unistd.h>
 
@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
+#include "client/cli/command.h"
 #include "kernels/base/element.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -177,13 +178,6 @@ absl::Status CheckAgreement(const BenchReport& report) {
 }
 
 // --- Scratch -------------------------------------------------------------------------------------
-
-absl::Duration TemporaryTtl(const v1::Limits& limits) {
-  constexpr absl::Duration kLongest = absl::Hours(1);
-  if (!limits.has_max_ttl()) return kLongest;
-  return std::min(kLongest, absl::Seconds(limits.max_ttl().seconds()) +
-                                absl::Nanoseconds(limits.max_ttl().nanos()));
-}
 
 BenchScratch::BenchScratch(Client& client, const v1::Limits& limits)
     : client_(client),

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cli_output.h"
+#include "client/cli/output.h"
 #include "client/client.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
@@ -102,10 +102,6 @@ inline constexpr absl::Duration kBenchPatience = absl::Seconds(5);
 
 // RESULTS_DISAGREE when some row differs from the reference by more than both bounds allow.
 absl::Status CheckAgreement(const BenchReport& report);
-
-// Of a buffer that this process deletes itself, unless it ends before: as long as the server
-// allows, at most an hour.
-absl::Duration TemporaryTtl(const v1::Limits& limits);
 
 // Buffers of one run, deleted when it ends.
 class BenchScratch {

@@ -95,4 +95,9 @@ class ProgressBar {
   bool shown_ = false;
 };
 
+// Of a buffer, for lists: its shape, its state, and when it expires ("-": never).
+std::string BufferShapeText(const v1::Buffer& buffer);
+std::string StateText(const v1::Buffer& buffer);
+std::string ExpiryText(const v1::Buffer& buffer);
+
 }  // namespace tessera

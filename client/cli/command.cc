@@ -1,0 +1,39 @@
+#include "client/cli/command.h"
+
+#include "absl/strings/numbers.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+absl::Status BadOption(std::string_view what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", what);
+}
+
+std::optional<absl::Duration> ParseDuration(const std::string& text) {
+  absl::Duration duration;
+  if (double seconds; absl::SimpleAtod(text, &seconds)) {
+    duration = absl::Seconds(seconds);
+  } else if (!absl::ParseDuration(text, &duration)) {
+    return std::nullopt;
+  }
+  if (duration <= absl::ZeroDuration()) return std::nullopt;
+  return duration;
+}
+
+CLI::Validator DurationCheck() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return ParseDuration(text) ? ""
+                                   : "'" + text + "' is not a duration such as 90s, 10m or 1h30m";
+      },
+      "DURATION");
+}
+
+absl::Duration TemporaryTtl(const v1::Limits& limits) {
+  constexpr absl::Duration kLongest = absl::Hours(1);
+  if (!limits.has_max_ttl()) return kLongest;
+  return std::min(kLongest, absl::Seconds(limits.max_ttl().seconds()) +
+                                absl::Nanoseconds(limits.max_ttl().nanos()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+// What the subcommands of `tessera` share: the session they run in, values of options, interrupts.
+#pragma once
+
+#include <csignal>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/output.h"
+#include "client/client.h"
+
+namespace tessera {
+
+// What a subcommand works with. With json set it prints nothing and fills the document.
+struct Session {
+  Client& client;
+  bool json = false;
+  Json document = Json::object();
+
+  // Of the server, asked for once.
+  absl::StatusOr<v1::Limits> Limits() {
+    if (!limits) {
+      const auto info = client.GetServerInfo();
+      if (!info.ok()) return info.status();
+      limits = info->limits();
+    }
+    return *limits;
+  }
+  std::optional<v1::Limits> limits = std::nullopt;
+};
+
+using Clock = std::chrono::steady_clock;
+
+inline absl::Duration Since(Clock::time_point start) {
+  return absl::FromChrono(Clock::now() - start);
+}
+
+using Command = std::function<absl::Status(Session&)>;
+
+// Options that do not go together in a way that the parser cannot see.
+absl::Status BadOption(std::string_view what);
+
+// Of a buffer that this process deletes itself, unless it ends before: as long as the server
+// allows, at most an hour.
+absl::Duration TemporaryTtl(const v1::Limits& limits);
+
+// --- Values of options ---------------------------------------------------------------------------
+
+// "90", "90s", "10m", "1h30m", "inf".
+std::optional<absl::Duration> ParseDuration(const std::string& text);
+
+CLI::Validator DurationCheck();
+
+// The names of kAllDTypes or kAllReduceOps.
+template <class Values>
+std::vector<std::string> NamesOf(const Values& values) {
+  std::vector<std::string> names;
+  for (const auto value : values) names.emplace_back(Name(value));
+  return names;
+}
+
+// REQUIRES: text is one of NamesOf(values).
+template <class Values>
+auto Parse(const Values& values, std::string_view text) {
+  return *std::find_if(values.begin(), values.end(), [&](auto v) { return Name(v) == text; });
+}
+
+// --- Interrupts ----------------------------------------------------------------------------------
+
+// While it lives, the first SIGINT, SIGTERM or SIGHUP lets a transfer end by itself, which undoes
+// it; the second one kills.
+class InterruptScope {
+ public:
+  InterruptScope() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupted_ = 1; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], nullptr, &before_[i]);
+      // What nohup has set to be ignored stays so.
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
+    }
+  }
+  ~InterruptScope() {
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], &before_[i], nullptr);
+    }
+  }
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+  static absl::Status Check() {
+    return interrupted_ == 0 ? absl::OkStatus() : absl::CancelledError("interrupted");
+  }
+
+ private:
+  static inline volatile std::sig_atomic_t interrupted_ = 0;
+  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+// --- Subcommands ---------------------------------------------------------------------------------
+
+// Each declares a subcommand, or a few, that set `chosen` to what they run.
+void AddPut(CLI::App& app, Command& chosen);
+void AddGet(CLI::App& app, Command& chosen);
+void AddLs(CLI::App& app, Command& chosen);
+void AddRm(CLI::App& app, Command& chosen);
+void AddCp(CLI::App& app, Command& chosen);
+void AddInfo(CLI::App& app, Command& chosen);
+void AddOperations(CLI::App& app, Command& chosen);
+void AddStrategies(CLI::App& app, Command& chosen);
+void AddBench(CLI::App& app, Command& chosen);
+void AddHealth(CLI::App& app, Command& chosen);
+
+}  // namespace tessera

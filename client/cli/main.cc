@@ -1,0 +1,86 @@
+// The command line client, `tessera`: global options, one subcommand, and what its end looks like.
+#include <algorithm>
+#include <iostream>
+#include <string>
+
+#include "client/cli/command.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+
+namespace tessera {
+namespace {
+
+int Main(int argc, char** argv) {
+  CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
+  app.set_version_flag("--version", TESSERA_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();  // global options may follow the subcommand
+  app.footer(
+      std::string(
+          "Operands: NAME, NAME[10:20, ::-1, 3], NAME@OFFSET:SHAPE:STRIDES (a raw view in\n"
+          "elements, as in x@0:540x1257:0x1), file:PATH.npy (travels with the request)\n\n") +
+      std::string(ExitCodesText()));
+
+  std::string server = ClientOptions().server;
+  std::string timeout = "60s";
+  bool json = false;
+  app.add_option("-s,--server", server, "Address: host:port or unix:/path")
+      ->envname("TESSERA_SERVER")
+      ->capture_default_str();
+  app.add_option("--timeout", timeout,
+                 "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
+      ->check(DurationCheck())
+      ->capture_default_str();
+  app.add_flag("--json", json, "Print one JSON document");
+
+  Command command;
+  AddPut(app, command);
+  AddGet(app, command);
+  AddLs(app, command);
+  AddRm(app, command);
+  AddCp(app, command);
+  AddInfo(app, command);
+  AddOperations(app, command);
+  AddStrategies(app, command);
+  AddBench(app, command);
+  AddHealth(app, command);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageExitCode;
+  }
+
+  ClientOptions options;
+  options.server = server;
+  options.timeout = *ParseDuration(timeout);
+  options.stall_timeout = options.timeout;
+  // A server that has just been started needs a moment; a person should not wait for one that is
+  // not there.
+  options.connect_timeout = std::min(options.timeout, absl::Seconds(5));
+  Client client(options);
+  Session session{client, json};
+  const absl::Status status = command(session);
+  if (!status.ok()) {
+    const std::string reason = ErrorReason(status);
+    const std::string code = absl::StatusCodeToString(status.code());
+    std::cerr << "tessera: " << Printable({status.message().data(), status.message().size()})
+              << ": " << Printable(reason.empty() ? code : reason) << "\n  "
+              << Printable(Advice(status, server)) << '\n';
+    session.document["error"] = ToJson(status);
+  }
+  if (json) {
+    session.document["traffic"] = {{"sent_bytes", client.traffic().sent_bytes},
+                                   {"received_bytes", client.traffic().received_bytes}};
+    // Names in error messages may be any bytes. ASCII, so that no terminal takes a part for a
+    // command.
+    std::cout << session.document.dump(2, ' ', true, Json::error_handler_t::replace) << '\n';
+  }
+  std::cout.flush();
+  if (!std::cout && status.ok()) return 1;
+  return ExitCode(status);
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) { return tessera::Main(argc, argv); }

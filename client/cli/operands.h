@@ -1,0 +1,65 @@
+// Operands and options of the operations on the command line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/command.h"
+
+namespace tessera {
+
+// NAME, NAME[slices], NAME@OFFSET:SHAPE:STRIDES or file:PATH.npy. Asks the server for the shape
+// that slices refer to.
+absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text);
+
+void AddLaunch(CLI::App& command, Launch& launch);
+
+// Options that all operations share.
+struct OperationFlags {
+  std::string strategy;
+  Launch launch;
+  bool timing = false;
+
+  void Add(CLI::App& command) {
+    command.add_option("--strategy", strategy,
+                       "Algorithm, of 'tessera strategies'; default: the fastest");
+    AddLaunch(command, launch);
+    command.add_flag("--timing", timing,
+                     "Measure the time on the device and print what the call cost");
+  }
+
+  OperationOptions Options() const {
+    OperationOptions options;
+    options.strategy = strategy;
+    options.launch = launch;
+    options.timing = timing;
+    return options;
+  }
+};
+
+// Where an array result goes.
+struct ResultFlags {
+  std::string out;
+  std::string file;
+  bool replace = false;
+  std::string ttl;
+
+  void Add(CLI::App& command) {
+    auto* name = command.add_option("--out", out, "Keep the result on the device as this buffer");
+    auto* path = command.add_option("-o,--output", file,
+                                    "Save the result as a .npy file; - is standard output");
+    path->excludes(name);
+    command.add_flag("--replace", replace, "Replace a buffer of the name given to --out")
+        ->needs(name);
+    command.add_option("--ttl", ttl, "How long the buffer of --out lives, such as 10m")
+        ->check(DurationCheck())
+        ->needs(name);
+  }
+  bool given() const { return !out.empty() || !file.empty(); }
+};
+
+// "0,-1"; empty: none.
+absl::StatusOr<std::vector<int>> ParseAxes(const std::string& text);
+
+}  // namespace tessera

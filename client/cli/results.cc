@@ -1,0 +1,114 @@
+#include "client/cli/results.h"
+
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "client/npy.h"
+#include "kernels/base/printable.h"
+
+namespace tessera {
+
+void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Duration wall,
+                 bool timing) {
+  if (session.json) {
+    session.document["stats"] = ToJson(stats);
+    session.document["stats"]["wall_us"] = absl::ToDoubleMicroseconds(wall);
+    return;
+  }
+  if (!timing) return;
+  std::cerr << Printable(stats.strategy()) << " on " << Printable(stats.device()) << ": "
+            << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "
+            << HumanDuration(wall) << " in all, " << HumanBytes(stats.bytes()) << " moved, "
+            << absl::StrFormat("roundoff %.2g", stats.roundoff()) << '\n';
+}
+
+void ReportScalar(Session& session, const v1::Scalar& value) {
+  const bool integer = value.value_case() == v1::Scalar::kInteger;
+  if (session.json) {
+    session.document["value"] = integer ? Json(value.integer()) : NumberJson(value.real());
+  } else {
+    std::cout << (integer ? absl::StrCat(value.integer()) : NumberText(value.real())) << '\n';
+  }
+}
+
+void ReportBuffer(Session& session, const v1::Buffer& buffer) {
+  if (session.json) {
+    session.document["buffer"] = ToJson(buffer);
+  } else {
+    std::cout << Printable(buffer.name()) << ": " << DtypeText(buffer.dtype()) << ' '
+              << ShapeText(absl::MakeConstSpan(buffer.shape().data(),
+                                               static_cast<std::size_t>(buffer.shape_size())))
+              << ", " << HumanBytes(buffer.size_bytes()) << " on " << Printable(buffer.device())
+              << '\n';
+  }
+}
+
+absl::Status ReportTensor(Session& session, const v1::Tensor& tensor) {
+  const auto shape =
+      absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size()));
+  const auto bytes = ArrayBytes(static_cast<DType>(tensor.dtype()), shape);
+  if (!bytes.ok() || *bytes != tensor.data().size()) {
+    return absl::InternalError("the server's answer does not have the size of its shape");
+  }
+  if (session.json) {
+    session.document["dtype"] = DtypeText(tensor.dtype());
+    session.document["shape"] = std::vector<std::int64_t>(shape.begin(), shape.end());
+    session.document["data"] = ToJson(tensor);
+  } else {
+    std::cout << ArrayText(tensor) << '\n';
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutput(const Session& session, const std::string& path) {
+  if (!session.json || !NpyWriter::IsStandardOutput(path)) return absl::OkStatus();
+  return BadOption("--json and an array cannot both go to standard output");
+}
+
+void ReportFile(Session& session, const std::string& path, std::uint64_t bytes) {
+  if (session.json) {
+    session.document["file"] = path;
+  } else if (!NpyWriter::IsStandardOutput(path)) {
+    std::cout << Printable(path) << ": " << HumanBytes(bytes) << '\n';
+  }
+}
+
+absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
+                                      const std::string& path, const DownloadOptions& options) {
+  const InterruptScope interrupts;
+  std::optional<NpyWriter> writer;
+  std::unique_ptr<ProgressBar> progress;
+  std::uint64_t received = 0;
+  const auto sink = [&](const v1::Buffer& buffer, std::string_view bytes) -> absl::Status {
+    if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
+    if (!writer) {
+      const absl::Span<const std::int64_t> shape(buffer.shape().data(),
+                                                 static_cast<std::size_t>(buffer.shape_size()));
+      auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
+      if (!created.ok()) return created.status();
+      writer.emplace(*std::move(created));
+      progress = std::make_unique<ProgressBar>(name, buffer.size_bytes());
+    }
+    received += bytes.size();
+    progress->Update(received);
+    return writer->Append(bytes);
+  };
+  auto buffer = session.client.Download(name, sink, options);
+  if (!buffer.ok()) return buffer.status();
+  if (absl::Status status = writer->Finish(); !status.ok()) return status;
+  return buffer;
+}
+
+absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path) {
+  auto writer = NpyWriter::Create(
+      path, static_cast<DType>(tensor.dtype()),
+      absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size())));
+  if (!writer.ok()) return writer.status();
+  if (absl::Status status = writer->Append(tensor.data()); !status.ok()) return status;
+  return writer->Finish();
+}
+
+}  // namespace tessera
