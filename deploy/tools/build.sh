@@ -1,0 +1,75 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Configuring and building, for the devices of this machine or for all. Sourced by ./dev.
+
+# The nvcc to build with; empty when there is none of CUDA 13 or newer.
+find_nvcc() {
+  local nvcc release
+  nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin type -P nvcc) || return 0
+  release=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+  if ((${release:-0} >= 13)); then printf '%s\n' "$nvcc"; fi
+}
+
+# Architectures of the GPUs here, as CMake spells them: "90-real". Empty when nvidia-smi cannot say.
+gpu_architectures() {
+  nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+    sed -nE 's/^([0-9]+)\.([0-9])$/\1\2-real/p' | sort -u | paste -sd ';' || true
+}
+
+# The preset for programs that are to run here: native, for the devices of this machine, unless
+# others were asked for. The two have a folder each, so that neither undoes the other's work.
+preset_here() {
+  if [[ ${CI:-} == true || -n ${TESSERA_CUDA_ARCHITECTURES:-} ]]; then
+    echo release
+  else
+    echo native
+  fi
+}
+
+# configure PRESET
+configure() {
+  local preset=$1 options=(-DTESSERA_CUDA=OFF) nvcc devices
+  local architectures=${TESSERA_CUDA_ARCHITECTURES:-}
+  nvcc=$(find_nvcc)
+  if [[ $preset == asan || $preset == tsan ]]; then
+    devices="CPU alone, under $preset"
+  elif [[ -z $nvcc ]]; then
+    devices="CPU alone, for want of nvcc 13 or newer"
+  elif [[ $preset == native ]] && ! has_gpu; then
+    devices="CPU alone"
+    say "No GPU here: building the CPU device alone;" \
+      "TESSERA_CUDA_ARCHITECTURES or ./dev build all builds more"
+  else
+    if [[ $preset == native ]]; then
+      architectures=$(gpu_architectures)
+    elif [[ -z $architectures && ${CI:-} == true ]]; then
+      architectures=90
+    fi
+    options=(-DTESSERA_CUDA=ON)
+    export CUDACXX=$nvcc
+    if [[ -n $architectures ]]; then
+      options+=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+    else
+      options+=(-U CMAKE_CUDA_ARCHITECTURES)
+    fi
+    devices="CUDA (${architectures:-80-real;90}) and CPU"
+  fi
+  step "configure-$preset" "Configure build/$preset; devices: $devices" \
+    cmake --preset "$preset" "${options[@]}"
+  printf '%s\n' "$devices" >"build/$preset/devices.txt"
+}
+
+# build PRESET [TARGET...]: everything when no target is named.
+build() {
+  local preset=$1 targets=()
+  shift
+  install_packages "${packages[@]}"
+  configure "$preset"
+  if (($#)); then targets=(--target "$@"); fi
+  step "build-$preset" "Build ${*:-everything}" \
+    cmake --build "build/$preset" -j "$jobs" "${targets[@]}"
+  built=$root/build/$preset
+  if [[ $preset == release || $preset == native ]]; then ln -sfn "$preset/bin" build/bin; fi
+}
+
+# Builds what a command is about to run; in a bundle it is there.
+need() { if ! $bundled; then build "$(preset_here)" "$@"; fi; }

@@ -1,0 +1,121 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Messages, steps with a log, and packages: what every command of ./dev needs. Sourced by it.
+
+# Debian 12 and Ubuntu 24.04 have every one of these, in versions that one source builds with.
+readonly packages=(
+  g++ cmake ninja-build ccache pkg-config
+  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
+  libspdlog-dev libcli11-dev nlohmann-json3-dev libopenblas-dev libisal-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
+  python3 python3-numpy python3-grpcio python3-protobuf
+)
+# $built: the folder with bin/, gpu_tests.txt and devices.txt; build() says which.
+if [[ -f CMakeLists.txt ]]; then
+  readonly bundled=false logs=$root/build/logs
+  built=''
+else
+  readonly bundled=true logs=$root/logs
+  built=$root
+fi
+jobs=$(nproc)
+readonly jobs
+
+# Lets ccache share results between checkouts in different folders.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
+say() { printf '==> %s\n' "$*"; }
+
+die() {
+  printf 'dev: %s\n' "$*" >&2
+  exit 1
+}
+
+step_pid=
+server_pid=
+work=
+
+cleanup() {
+  if [[ -n $step_pid ]]; then kill -- "-$step_pid" 2>/dev/null || true; fi
+  if [[ -n $server_pid ]]; then kill "$server_pid" 2>/dev/null || true; fi
+  if [[ -n $work ]]; then rm -rf "$work"; fi
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# step LOG TITLE COMMAND...: runs the command with its output in a log, shows where it is, says how
+# long it took. A failure ends the script with the log's last lines and the reason.
+step() {
+  local log=$logs/$1.log title=$2 start=$SECONDS next=$((SECONDS + 30)) status=0
+  shift 2
+  mkdir -p "$logs"
+  say "$title"
+  # A process group of its own, so that an interrupted build takes its compilers along.
+  set -m
+  "$@" >"$log" 2>&1 </dev/null &
+  step_pid=$!
+  set +m
+  while kill -0 "$step_pid" 2>/dev/null; do
+    if [[ -t 1 ]]; then
+      printf '\r\033[K    %.90s' "$(tail -n 1 "$log")"
+    elif ((SECONDS >= next)); then
+      printf '    %d s: %.90s\n' $((SECONDS - start)) "$(tail -n 1 "$log")"
+      next=$((SECONDS + 30))
+    fi
+    sleep 0.2
+  done
+  wait "$step_pid" || status=$?
+  step_pid=
+  if [[ -t 1 ]]; then printf '\r\033[K'; fi
+  if ((status != 0)); then
+    printf '    failed after %d s. The end of its log:\n' $((SECONDS - start))
+    tail -n 40 "$log" | sed 's/^/    | /'
+    die "\"$title\" failed with exit code $status; whole log: $log"
+  fi
+  printf '    %d s\n' $((SECONDS - start))
+}
+
+# Installs those of the packages named that are missing. Off Debian and Ubuntu it leaves the check
+# to CMake.
+install_packages() {
+  command -v dpkg-query >/dev/null || return 0
+  local installed missing=() package sudo=()
+  installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
+  for package in "$@"; do
+    [[ $'\n'$installed$'\n' == *$'\n'"$package installed"$'\n'* ]] || missing+=("$package")
+  done
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null ||
+      die "missing packages, and neither root nor sudo to install them: ${missing[*]}"
+    # Any password is asked here, in the foreground.
+    sudo true
+    sudo=(sudo)
+  fi
+  local apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
+  step apt-update "Update the package lists" "${apt[@]}" update
+  step apt-install "Install ${#missing[@]} packages: ${missing[*]}" \
+    "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
+}
+
+# A Python that has NumPy: the distribution's own before one that a version manager put on the PATH.
+find_python() {
+  local python
+  for python in /usr/bin/python3 python3; do
+    if "$python" -c 'import numpy' 2>/dev/null; then
+      printf '%s\n' "$python"
+      return
+    fi
+  done
+  die "no python3 with NumPy found; on Debian and Ubuntu: apt-get install python3-numpy"
+}
+
+has_gpu() { [[ -e /dev/nvidiactl || -e /dev/dxg ]]; }
+
+# cuBLAS is loaded at run time and may lie outside the loader's path.
+find_cublas() {
+  local folder=${CUDA_HOME:-/usr/local/cuda}/lib64
+  if [[ -e $folder/libcublas.so.13 ]]; then
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
+  fi
+}

@@ -1,0 +1,68 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Commands that pack programs: bundle and image. Sourced by ./dev.
+
+# A bundle travels to hosts without a package registry: it has to stay easy to copy.
+readonly bundle_limit_mib=47
+
+# Shared libraries of the programs given that a bare Debian or Ubuntu lacks: all but those of glibc,
+# gcc's C++ runtime and the GPU driver, which must be the host's own.
+libraries_of() {
+  ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+    grep -vE '/(lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s|cuda)|ld-linux[^/]*)\.so'
+}
+
+bundle() {
+  if $bundled; then die "this is a bundle"; fi
+  install_packages xz-utils
+  build release
+  local out=build/bundle packed=build/bundle-packed program library size programs=(tessera-server tessera)
+  mapfile -t -O "${#programs[@]}" programs <build/release/gpu_tests.txt
+  for program in soak strategy_bench; do
+    if [[ -x $built/bin/$program ]]; then programs+=("$program"); fi
+  done
+  say "Pack $out"
+  rm -rf "$out" "$packed"
+  mkdir -p "$out/client" "$packed/bin" "$packed/lib"
+  for program in "${programs[@]}"; do strip -o "$packed/bin/$program" "$built/bin/$program"; done
+  while read -r library; do
+    strip --strip-unneeded -o "$packed/lib/${library##*/}" "$library"
+  done < <(libraries_of "${programs[@]/#/$built/bin/}")
+  # Packed, because OpenBLAS alone, with its kernels for every processor, is 35 MiB: 10 with gzip,
+  # 4 with xz.
+  tar -C "$packed" -cf - bin lib | xz -T0 -6 >"$out/programs.tar.xz"
+  cp -R client/demo "$out/client/"
+  rm -rf "$out/client/demo/__pycache__" "$packed"
+  cp dev build/release/gpu_tests.txt build/release/devices.txt "$out/"
+  cp --parents deploy/tools/*.sh tests/tools/*.sh tests/tools/sanitize.txt "$out/"
+  size=$(du -sm "$out" | cut -f 1)
+  printf '    %s MiB: %s\n' "$size" "${programs[*]}"
+  ((size <= bundle_limit_mib)) ||
+    die "more than $bundle_limit_mib MiB; fewer TESSERA_CUDA_ARCHITECTURES make it smaller"
+  say "Copy $out to a GPU host and run there: ./dev demo, ./dev gpu-test"
+}
+
+image() {
+  command -v docker >/dev/null || die "docker is not installed"
+  local version build
+  version=$(sed -nE 's/^project\(tessera VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
+  build=(docker build -f deploy/Dockerfile --label "org.opencontainers.image.version=$version")
+  case ${1:-} in
+    "") "${build[@]}" -t tessera . ;;
+    cpu) "${build[@]}" --build-arg DEVICE=cpu -t tessera:cpu . ;;
+    *) die "image takes cpu or nothing, not \"$1\"" ;;
+  esac
+}
+
+# Unpacks the programs of a bundle. A bare host may lack xz, but has Python to run the demo.
+unpack() {
+  local unpacked
+  unpacked=$(mktemp -d -p "$root")
+  if command -v xz >/dev/null; then
+    xz -dc programs.tar.xz
+  else
+    python3 -c 'import lzma, shutil, sys
+with lzma.open("programs.tar.xz") as packed: shutil.copyfileobj(packed, sys.stdout.buffer)'
+  fi | tar -xf - -C "$unpacked" || die "programs.tar.xz: neither xz nor python3 unpacked it"
+  mv "$unpacked/lib" "$unpacked/bin" .
+  rmdir "$unpacked"
+}

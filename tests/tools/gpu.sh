@@ -1,0 +1,117 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# ./dev gpu-test and gpu-sanitize: the device suites on a GPU. Sourced by ./dev.
+
+gpu_test() {
+  local suites suite shard pid results=$logs/gpu-test outcomes=""
+  # Most of a suite's time is its references, which the host computes.
+  local shards=$((jobs < 8 ? 1 : 4))
+  local -A suite_of=()
+  has_gpu || die "no GPU here: gpu-test runs where skips are forbidden"
+  need all
+  suites=$built/gpu_tests.txt
+  find_cublas
+  rm -rf "$results"
+  mkdir -p "$results"
+  while read -r suite; do
+    say "$suite"
+    suite_of=()
+    for ((shard = 0; shard < shards; shard++)); do
+      TESSERA_REQUIRE_GPU=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard GTEST_BRIEF=1 \
+        GTEST_OUTPUT="xml:$results/$suite.$shard.xml" "$built/bin/$suite" "$@" </dev/null &
+      suite_of[$!]=$suite.$shard
+    done
+    for pid in "${!suite_of[@]}"; do
+      if wait "$pid"; then
+        outcomes+="${suite_of[$pid]} run"$'\n'
+      else
+        outcomes+="${suite_of[$pid]} fail"$'\n'
+      fi
+    done
+  done <"$suites"
+  printf '%s' "$outcomes" | count_tests "$results"
+  [[ $outcomes != *" fail"* ]]
+}
+
+# The parameters of a suite's tests that name a CUDA device, and "-" for the tests without any.
+device_cases() {
+  "$built/bin/$1" --gtest_list_tests | sed -nE 's|^  [^/]*/(cuda[a-z0-9_]*).*|\1|p' | sort -u
+  echo -
+}
+
+# left_out TOOL SUITE CASE: "all", or the tests that tests/tools/sanitize.txt leaves out.
+left_out() {
+  local tool suite case tests out=
+  while read -r tool suite case tests; do
+    [[ $1 =~ ^($tool)$ && $2 =~ ^($suite)$ && $3 =~ ^($case)$ ]] || continue
+    if [[ $tests == keep ]]; then break; fi
+    if [[ $tests == all ]]; then out=all && break; fi
+    out+=:$tests
+  done < <(sed -E 's/#.*//; /^ *$/d' tests/tools/sanitize.txt)
+  echo "${out#:}"
+}
+
+# Every test that a rule of sanitize.txt names has to exist. Standard input: suites.
+check_rules() {
+  local suite tests names='' pattern patterns
+  while read -r suite; do names+=$("$built/bin/$suite" --gtest_list_tests)$'\n'; done
+  while read -r _ _ _ tests; do
+    if [[ $tests == all || $tests == keep ]]; then continue; fi
+    IFS=: read -r -a patterns <<<"$tests"
+    for pattern in "${patterns[@]}"; do
+      # shellcheck disable=SC2053
+      [[ $names == $pattern ]] || die "tests/tools/sanitize.txt: no test is called $pattern"
+    done
+  done < <(sed -E 's/#.*//; /^ *$/d' tests/tools/sanitize.txt)
+}
+
+# sanitize_case TOOL SUITE CASE: the tests of a suite with one parameter, as "cuda_tree_global_f32", or
+# those without one, "-", under one of compute-sanitizer's tools. A process for each, since the tools
+# take longest to rewrite the kernels that a process launches.
+sanitize_case() {
+  local tool=$1 suite=$2 case=$3 log=$logs/gpu-sanitize/$1.$2.$3.log status=0 options=() filter out
+  local start=$SECONDS
+  filter="*/$case-*Large*"
+  if [[ $case == - ]]; then filter="-*/cuda*:*/cpu*:*Large*"; fi
+  out=$(left_out "$tool" "$suite" "$case")
+  if [[ -n $out ]]; then filter+=:$out; fi
+  export TESSERA_LARGEST=70001
+  # racecheck records every access to shared memory and is a hundred times slower.
+  if [[ $tool == racecheck ]]; then TESSERA_LARGEST=5000; fi
+  # What the runtime refuses, as it should when a test asks for too much memory, is no error here.
+  if [[ $tool == memcheck ]]; then options=(--report-api-errors no); fi
+  TESSERA_REQUIRE_GPU=1 GTEST_BRIEF=1 \
+    compute-sanitizer --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 9 \
+    "$built/bin/$suite" --gtest_filter="$filter" >"$log" 2>&1 </dev/null || status=$?
+  local verdict=clean
+  if ((status != 0)); then verdict="FAILED with exit code $status: $log"; fi
+  echo "$((SECONDS - start)) s $tool $suite $case $verdict" >>"$logs/gpu-sanitize/results"
+}
+
+gpu_sanitize() {
+  local suites suite tool case tools=(memcheck initcheck synccheck racecheck) pattern=${2:-.}
+  local results=$logs/gpu-sanitize/results
+  if (($#)); then tools=("$1"); fi
+  has_gpu || die "no GPU here"
+  need all
+  suites=$built/gpu_tests.txt
+  find_cublas
+  PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
+  command -v compute-sanitizer >/dev/null || die "compute-sanitizer is not installed"
+  rm -rf "$logs/gpu-sanitize"
+  mkdir -p "$logs/gpu-sanitize"
+  export -f sanitize_case left_out
+  export built logs PATH
+  check_rules <"$suites"
+  for tool in "${tools[@]}"; do
+    while read -r suite; do
+      while read -r case; do
+        if [[ $(left_out "$tool" "$suite" "$case") != all ]]; then echo "$tool $suite $case"; fi
+      done < <(device_cases "$suite")
+    done <"$suites"
+  done | grep -E -- "$pattern" | tac | # the last suites take longest
+    xargs -r -P "$jobs" -n 3 bash -c 'sanitize_case "$@"' sanitize_case
+  grep FAILED "$results" || true
+  awk '{ print $3, $4, $6 }' "$results" | sort | uniq -c
+  echo "longest: $(sort -rn "$results" | head -n 3 | cut -d ' ' -f 1-5 | paste -sd ,)"
+  ! grep -q FAILED "$results"
+}

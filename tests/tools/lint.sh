@@ -1,0 +1,72 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# ./dev format and lint. Sourced by ./dev.
+
+readonly lint_packages=(clang-format clang-tidy shellcheck)
+readonly buf_version=1.75.0
+
+# Files of the project whose name ends as given, without anything that was built or installed.
+sources() {
+  local expression=() ending
+  for ending in "$@"; do expression+=(-o -name "*.$ending"); done
+  find . -type d \( -name .git -o -path ./build -o -path ./.cache \) -prune -o \
+    -type f \( "${expression[@]:1}" \) -print | sort
+}
+
+format() {
+  install_packages clang-format
+  local files
+  mapfile -t files < <(sources cc h cu cuh)
+  step format "Format ${#files[@]} files" clang-format -i "${files[@]}"
+}
+
+# buf from the PATH, else the pinned release from its npm package.
+find_buf() {
+  buf=$(type -P buf) && return
+  buf=$root/.cache/buf/node_modules/.bin/buf
+  if [[ ! -x $buf || $("$buf" --version 2>&1) != "$buf_version" ]]; then
+    if ! command -v npm >/dev/null; then install_packages npm ca-certificates; fi
+    step buf-install "Install buf $buf_version" \
+      npm install --no-audit --no-fund --prefix .cache/buf "@bufbuild/buf@$buf_version"
+  fi
+}
+
+# tidy "FILE FLAG...": for xargs. ccache knows which files were clean (.ci/tidy).
+tidy() {
+  local words
+  read -r -a words <<<"$1"
+  echo "${words[0]}"
+  ccache .ci/tidy "${words[@]:1}" -o "build/release/tidy/${words[0]//\//_}" -c "${words[0]}"
+}
+export -f tidy
+
+lint() {
+  local cpp host scripts python buf
+  install_packages "${packages[@]}" "${lint_packages[@]}"
+  mapfile -t cpp < <(sources cc h cu cuh)
+  # clang-tidy 14 cannot parse CUDA 13, and tests are full of macros that it misjudges.
+  mapfile -t host < <(sources cc | grep -E '^\./(client|kernels|server)/')
+  mapfile -t scripts < <(sources sh)
+  mapfile -t python < <(sources py)
+  step clang-format "Style of ${#cpp[@]} files" clang-format --dry-run -Werror "${cpp[@]}"
+  step shellcheck "Shell scripts" shellcheck dev .ci/* "${scripts[@]}"
+  step python-syntax "Syntax of Python files" /usr/bin/python3 -c \
+    'import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]' "${python[@]}"
+  find_buf
+  step buf-lint "Protocol (buf lint)" "$buf" lint proto
+  configure release
+  step lint-proto "Generate the protocol's code" \
+    cmake --build build/release -j "$jobs" --target tessera_proto
+  mkdir -p build/release/tidy
+  /usr/bin/python3 -c 'import json, os, sys
+flags = {e["file"]: e["command"].split()[1:] for e in json.load(open(sys.argv[1]))}
+for name in sys.argv[2:]:
+    words = flags[os.path.abspath(name)]
+    print(name, *words[: words.index("-o")])' \
+    build/release/compile_commands.json "${host[@]}" >"$logs/clang-tidy.files"
+  # All that decides about a verdict beside the sources.
+  CCACHE_COMPILERCHECK="string:$(clang-tidy --version; cat .clang-tidy .ci/tidy)" \
+    CCACHE_COMPILERTYPE=gcc CCACHE_COMMENTS=1 \
+    step clang-tidy "clang-tidy on ${#host[@]} files" \
+    xargs -a "$logs/clang-tidy.files" -P "$jobs" -d '\n' -n 1 bash -c 'tidy "$@"' tidy
+  say "Lint is clean"
+}

@@ -1,0 +1,66 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# ./dev test: every suite, perhaps under a sanitizer. Sourced by ./dev.
+
+# count_tests RESULTS: reads lines "suite run|fail|other" and prints "N passed, N failed, N
+# skipped". A suite that left a GoogleTest report in RESULTS counts by its tests, any other as one.
+count_tests() {
+  awk -v results="$1" '
+    function figure(line, name) {
+      if (!match(line, " " name "=\"[0-9]+\"")) return 0
+      return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 4) + 0
+    }
+    {
+      tests = bad = idle = 0
+      file = results "/" $1 ".xml"
+      while ((getline line < file) > 0) {
+        if (line !~ /<testsuite /) continue
+        tests += figure(line, "tests")
+        bad += figure(line, "failures") + figure(line, "errors")
+        idle += figure(line, "skipped") + figure(line, "disabled")
+      }
+      close(file)
+      if (tests == 0) tests = 1
+      if ($2 == "fail" && bad == 0) { tests += (tests > 1); bad = 1 }
+      if ($2 != "fail" && $2 != "run") idle = tests
+      passed += tests - bad - idle
+      failed += bad
+      skipped += idle
+    }
+    END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
+}
+
+run_suites() {
+  local preset=${1:-release} results status=0 launcher=() selection=()
+  # Sanitizers look for paths, not for the errors of long sums.
+  if [[ $preset != release ]]; then export TESSERA_LARGEST=70001; fi
+  case $preset in
+    release | asan | tsan) ;;
+    *) die "test takes asan, tsan or nothing, not \"$preset\"" ;;
+  esac
+  build "$preset"
+  results=$root/build/$preset/results
+  rm -rf "$results"
+  mkdir -p "$results"
+  if [[ $preset == tsan ]]; then
+    # Suites that cross gRPC (tests/CMakeLists.txt says why they cannot) stay out, and so do the
+    # threads of OpenBLAS, whose hand-made synchronisation ThreadSanitizer takes for races.
+    selection=(-LE grpc)
+    export OPENBLAS_NUM_THREADS=1
+    # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
+    if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
+  fi
+  say "Test"
+  # Suites side by side have more threads than there are cores, and large arrays: threads that wait
+  # sleep, and arrays come in large pages, which takes a third off the time.
+  OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+    GTEST_OUTPUT="xml:$results/" GTEST_BRIEF=1 \
+    ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
+    UBSAN_OPTIONS=print_stacktrace=1 \
+    TSAN_OPTIONS=allocator_may_return_null=1:suppressions=$root/tests/tsan.supp \
+    "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
+    --no-tests=error --output-junit "$results/ctest.junit" "${selection[@]}" || status=$?
+  if ! has_gpu; then say "No GPU here: tests of the CUDA device are skipped"; fi
+  sed -n 's/.*<testcase name="\([^"]*\)".* status="\([^"]*\)".*/\1 \2/p' "$results/ctest.junit" |
+    count_tests "$results"
+  return "$status"
+}
