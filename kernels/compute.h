@@ -28,8 +28,7 @@
 
 namespace tessera {
 
-// --- Devices
-// ---------------------------------------------------------------------------------------------------------
+// --- Devices ------------------------------------------------------------------------------------
 
 // Names OpenDevice accepts on this machine: "cuda:0", "cuda:1", ..., then "cpu". Never fails: no
 // driver, no GPU or a CPU build leave "cpu" alone.
@@ -88,8 +87,7 @@ absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::s
 absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes);
 absl::Status Synchronize(Stream& stream);
 
-// --- Arrays
-// ----------------------------------------------------------------------------------------------------------
+// --- Arrays -------------------------------------------------------------------------------------
 
 struct ArrayType {
   DType dtype = DType::kF32;
@@ -116,8 +114,7 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
 // "[3, 4]"
 std::string ToString(const Shape& shape);
 
-// --- Operations
-// ------------------------------------------------------------------------------------------------------
+// --- Operations ---------------------------------------------------------------------------------
 
 struct RunOptions {
   std::string_view strategy;  // empty: Choose
@@ -126,9 +123,9 @@ struct RunOptions {
   // Of the stream's device: what a call is expected to take, before it allocates or launches
   // anything, and what it did take afterwards. Null: no limits.
   Pace* pace = nullptr;
-  // Limits of what is expected, gathers of operands included: of any row, and of a row other than
-  // the one that Choose picks for the problem. Beyond them FAILED_PRECONDITION / OPERATION_TOO_LONG
-  // {strategy, estimate_seconds, limit_seconds}.
+  // Limits of what is expected, gathers of operands included: of any strategy, and of a strategy
+  // other than the one that Choose picks for the problem. Beyond them FAILED_PRECONDITION /
+  // OPERATION_TOO_LONG {strategy, estimate_seconds, limit_seconds}.
   double max_seconds = std::numeric_limits<double>::infinity();
   double max_slow_seconds = std::numeric_limits<double>::infinity();
 };
@@ -172,16 +169,16 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 
-// Each checks, chooses or finds the row, asks for the output, gathers strided operands where the
-// row needs contiguous ones, launches, and waits. out holds the result's type, computed above.
-// Errors: those of ComputeService in proto/tessera/v1/compute.proto, among them
+// Each checks, chooses or finds the strategy, asks for the output, gathers strided operands where
+// the strategy needs contiguous ones, launches, and waits. out holds the result's type, computed
+// above. Errors: those of ComputeService in proto/tessera/v1/compute.proto, among them
 //   RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}: copies of operands and of
 //     results do not fit the stream's scratch budget. Where they exceed its limit, an operation
 //     that names no strategy falls back on ChooseInPlace: by configuration, never by load, since
 //     another row has other bits.
 //   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
-// Dot and Reduce by the rows that are chosen on the CPU, Add, and copies take strided and repeated
-// operands as they are, or in pieces of bounded size.
+// Dot and Reduce by the strategies that are chosen on the CPU, Add, and copies take strided and
+// repeated operands as they are, or in pieces of bounded size.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
@@ -226,28 +223,28 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options = {});
 
-// Runs rows of the stream's device on small problems, so that their code is loaded, libraries and
-// the stream have what they set up at their first call, and the pace knows the rows before the
-// first request: every available row, on F32 operands (on a CPU, where that takes no time, on all
-// types) and the default rows on all; or, unless every_row, the default rows of Dot, Reduce and
-// Matmul alone, for a second stream of a device, which teaches the pace nothing. Takes some 60 MB
-// of device memory for the time being. A row that fails is left out; the Status is of the memory
-// and of the stream itself, and DEVICE_LOST.
+// Runs strategies of the stream's device on small problems, so that their code is loaded, libraries
+// and the stream have what they set up at their first call, and the pace knows the strategies
+// before the first request: every available strategy, on F32 operands (on a CPU, where that takes
+// no time, on all types) and the default strategies on all; or, unless every_row, the default
+// strategies of Dot, Reduce and Matmul alone, for a second stream of a device, which teaches the
+// pace nothing. Takes some 60 MB of device memory for the time being. A strategy that fails is left
+// out; the Status is of the memory and of the stream itself, and DEVICE_LOST.
 absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row);
 
-// --- The table
-// -------------------------------------------------------------------------------------------------------
+// --- The table ----------------------------------------------------------------------------------
 
-// The rows of one operation, slowest lesson first, both backends. The list in strategies.cc is the
-// only one.
+// The strategies of one operation, slowest lesson first, both backends. The list in strategies.cc
+// is the only one.
 template <class Problem>
 absl::Span<const Strategy<Problem>* const> Strategies();
 
-// What the row needs and this device does not offer, in words; empty: nothing.
+// What the strategy needs and this device does not offer, in words; empty: nothing.
 template <class Problem>
 std::string Missing(const Strategy<Problem>& row, const Device& device);
 
-// The fastest correct row for the problem on the device, or null when no row takes its dtype.
+// The fastest correct strategy for the problem on the device, or null when no strategy takes its
+// dtype.
 template <class Problem>
 const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
 #define TESSERA_DECLARE(Operation)                                              \
@@ -259,8 +256,8 @@ const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
 TESSERA_OPERATIONS(TESSERA_DECLARE)
 #undef TESSERA_DECLARE
 
-// The row to take instead where the scratch memory of Choose's exceeds the stream's limit: one that
-// needs none worth mentioning. Null where there is no other.
+// The strategy to take instead where the scratch memory of Choose's exceeds the stream's limit: one
+// that needs none worth mentioning. Null where there is no other.
 template <class Problem>
 const Strategy<Problem>* ChooseInPlace(const Problem&, const Device&) {
   return nullptr;
@@ -268,7 +265,7 @@ const Strategy<Problem>* ChooseInPlace(const Problem&, const Device&) {
 template <>
 const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const Device& device);
 
-// A row of the table without its problem type, for lists.
+// A strategy of the table without its problem type, for lists.
 struct StrategyInfo {
   std::string_view operation, name, summary, source;
   Backend backend = Backend::kCpu;

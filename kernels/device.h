@@ -111,8 +111,9 @@ class Stream {
   // The flag that says that nobody wants the results of the stream's work any more; null: nobody
   // will say so. Once set it stays set until the request ends. Any thread may set it.
   virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
-  // Whether to stop. Rows look at it as they go, where that costs nothing, every few milliseconds;
-  // whoever stops leaves its results as they are, which nobody will read. Thread safe.
+  // Whether to stop. Strategies look at it as they go, where that costs nothing, every few
+  // milliseconds; whoever stops leaves its results as they are, which nobody will read. Thread
+  // safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
 
   // Begins a request: everything Scratch returned before is invalid, result() is reset.

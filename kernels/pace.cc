@@ -11,10 +11,10 @@ namespace {
 
 // --- What a device of the kind does in a second, before anything has been measured ---
 
-// For each thread of a CPU or multiprocessor of a GPU.
+// For each thread of a CPU or SM of a GPU.
 struct Rates {
   double memory;  // bytes from memory, at best
-  double cached;  // bytes that a row reads again, which caches serve
+  double cached;  // bytes that a strategy reads again, which caches serve
   double flops;
   double atomic;  // seconds, of the whole device on one address
   double step;    // seconds, one of a chain of dependent operations
@@ -28,12 +28,12 @@ constexpr double kCudaMatmulStep = 70e-9;
 // What one thread reads in a second when there are too few to fill the device: a few loads at a
 // time, each of which takes about 0.6 us.
 constexpr double kCudaThread = 20e6;
-constexpr double kCudaBlocks = 32;  // that a multiprocessor holds at once
+constexpr double kCudaBlocks = 32;  // that an SM holds at once
 constexpr double kUsualBlock = 256;
 // More threads than this do not read faster from one host's memory.
 constexpr double kMemoryThreads = 10;
 
-// No row is so much faster or slower than its model says: what was measured is a disturbance.
+// No strategy is so much faster or slower than its model says: what was measured is a disturbance.
 constexpr double kMostWrong = 1000;
 
 // --- Where a rate stands ---
@@ -44,7 +44,7 @@ constexpr int kOps = 16;                  // a power of two above every ReduceOp
 constexpr int kKinds = 8 * kOps;
 
 constexpr int kCopyRow = 0;
-// Copies have the first rows, then comes one operation after the other.
+// Copies come first, then one operation after the other.
 template <class Problem>
 constexpr int kFirstRow = [] {
   int first = 0, next = 0;
@@ -56,7 +56,7 @@ constexpr int kFirstRow = [] {
 }();
 constexpr int kRows = kFirstRow<WindowSumProblem> + kRowsEach;
 
-// Problems that leave parts of a row's tiles idle, for which it is many times as slow.
+// Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
 template <class Problem>
 bool IsNarrow(const Problem&) {
   return false;
@@ -70,7 +70,7 @@ bool IsNarrow(const MatmulProblem& p) {
   return std::min({p.m, p.n, p.k}) < 32;
 }
 
-// Rows that are not in the table share the last place.
+// Strategies that are not in the table share the last place.
 template <class Problem>
 int RowOf(const Strategy<Problem>& row, const Problem& problem) {
   const auto rows = Strategies<Problem>();
@@ -134,8 +134,8 @@ Scaled<MatmulProblem> ScaleDown(MatmulProblem p) {
   const double scale = Halve({&p.m, &p.n, &p.k}, kMostProducts);
   return {p, scale};
 }
-// The time of some rows grows with n * radius, of others with n: the radius stays what it is, as
-// long as it is one that any memory holds.
+// The time of some strategies grows with n * radius, of others with n: the radius stays what it is,
+// as long as it is one that any memory holds.
 template <>
 Scaled<WindowSumProblem> ScaleDown(WindowSumProblem p) {
   double scale = Halve({&p.n}, kMostElements);
@@ -252,7 +252,7 @@ double Pace::Seconds(const Model& model, const Rate& rate) {
   return std::max({factor * model.work, model.memory, model.latency});
 }
 
-// Of a kind that has not been measured: the slowest of those that have been, of the row.
+// Of a kind that has not been measured: the slowest of those that have been, of the strategy.
 Pace::Rate Pace::RateOf(int row, int kind) const {
   const Slot* slots = &slots_[static_cast<std::size_t>(row) * kKinds];
   const Rate own = slots[kind].load(std::memory_order_relaxed);

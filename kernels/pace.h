@@ -1,6 +1,6 @@
-// How long a row will take: the figures of its cost model, at rates that a device of its kind has,
-// times a factor that is measured for the row. Asked before anything is allocated or launched,
-// because nothing stops a kernel that runs.
+// How long a strategy will take: the figures of its cost model, at rates that a device of its kind
+// has, times a factor that is measured for the strategy. Asked before anything is allocated or
+// launched, because nothing stops a kernel that runs.
 //
 // Right within a factor of about three for calls that take milliseconds or more, which is what a
 // limit of seconds needs. Short calls are launches and waiting, which nobody limits.
@@ -19,25 +19,25 @@ class Pace {
  public:
   explicit Pace(const DeviceInfo& info);
 
-  // Seconds that the row is expected to take; finite and >= 0 whatever the problem, which may have
-  // extents whose product does not fit 64 bits. REQUIRES: a problem that the row takes.
+  // Seconds that the strategy is expected to take; finite and >= 0 whatever the problem, which may
+  // have extents whose product does not fit 64 bits. REQUIRES: a problem that the strategy takes.
   template <class Problem>
   double Estimate(const Strategy<Problem>& row, const Problem& problem) const;
 
-  // The row took so long for the problem. What took less than kMatters teaches nothing, being
+  // The strategy took so long for the problem. What took less than kMatters teaches nothing, being
   // mostly launches, and neither does what should have taken less than a tenth of that: it waited
   // for something else. Of one call the factor moves by a third at most, so that a moment in which
   // the device was busy with something else does not count for much.
   template <class Problem>
   void Learn(const Strategy<Problem>& row, const Problem& problem, double seconds);
-  // Two problems of the row, the second much larger, in quiet and on a CPU both small enough to
-  // stay on one thread: their difference is the rate, and what both of them took the overhead,
+  // Two problems of the strategy, the second much larger, in quiet and on a CPU both small enough
+  // to stay on one thread: their difference is the rate, and what both of them took the overhead,
   // which does not grow. The factor is then what this says, and Learn moves it no further than by
   // kMostApart.
   template <class Problem>
   void Calibrate(const Strategy<Problem>& row, const Problem& small, double small_seconds,
                  const Problem& large, double large_seconds);
-  // The problem has been refused. A row that nobody may run teaches nothing, so that what was
+  // The problem has been refused. A strategy that nobody may run teaches nothing, so that what was
   // learned of it in a bad moment would stand for ever: each refusal takes some of it back.
   template <class Problem>
   void Forget(const Strategy<Problem>& row, const Problem& problem);
@@ -76,7 +76,7 @@ class Pace {
   void Forget(int row, int kind);
 
   const Backend backend_;
-  const double units_;  // threads or multiprocessors
+  const double units_;  // threads or SMs
   // [row of any operation][kind: dtype and what is done], see pace.cc.
   const std::unique_ptr<Slot[]> slots_;
 };

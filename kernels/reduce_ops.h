@@ -1,5 +1,5 @@
 // What each ReduceOp does to elements, once for the host and the device: Fold<op, T> for every kind
-// of row.
+// of strategy.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// One operation from checked operands to a finished result: find the row, make operands contiguous
-// where they are not, launch, wait. Step 3 of a request's path.
+// One operation from checked operands to a finished result: find the strategy, make operands
+// contiguous where they are not, launch, wait. Step 3 of a request's path.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -43,8 +43,7 @@ absl::Status CheckSame(const View& a, const View& b) {
   return absl::OkStatus();
 }
 
-// --- Finding a row
-// ---------------------------------------------------------------------------------------------------
+// --- Finding a row ------------------------------------------------------------------------------
 
 std::string Names(DTypes dtypes) {
   std::vector<std::string> names;
@@ -93,8 +92,8 @@ absl::Status CheckLaunch(const Strategy<Problem>& row, const Launch& launch) {
   return absl::OkStatus();
 }
 
-// The row that a request names, or the fastest; checked against the problem's type, the device and
-// the launch.
+// The strategy that a request names, or the fastest; checked against the problem's type, the device
+// and the launch.
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
@@ -108,7 +107,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
       return Unsupported("(any)", problem, device, absl::StrCat("operands of ", Names(any)));
     }
   } else {
-    // A name may have a row for each kind of device.
+    // A name may have a strategy for each kind of device.
     std::vector<std::string_view> valid;
     for (const Strategy<Problem>* row : Strategies<Problem>()) {
       if (std::find(valid.begin(), valid.end(), row->name) == valid.end())
@@ -138,8 +137,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
   return found;
 }
 
-// --- What it may cost
-// ------------------------------------------------------------------------------------------------
+// --- What it may cost ---------------------------------------------------------------------------
 
 absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
                      double limit, std::string_view advice) {
@@ -185,8 +183,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// --- Running it
-// ------------------------------------------------------------------------------------------------------
+// --- Running it ---------------------------------------------------------------------------------
 
 absl::Status Cancelled() {
   return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
@@ -218,12 +215,12 @@ std::uint64_t Bytes(const View& view) {
   return static_cast<std::uint64_t>(view.elements()) * SizeOf(view.dtype);
 }
 
-// An operand as a view, and where a row looks for it.
+// An operand as a view, and where a strategy looks for it.
 struct Operand {
   const View& view;
   bool gather;                // the row needs a copy: it cannot use the view's own memory
   const void** data;          // in the problem
-  const View** as_view = {};  // in the problem, for rows that read views; null: none does
+  const View** as_view = {};  // in the problem, for strategies that read views; null: none does
 
   Operand(const View& v, bool g, const void** d, const View** a = nullptr)
       : view(v), gather(g), data(d), as_view(a) {
@@ -233,8 +230,8 @@ struct Operand {
 
 bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
-// One row on one problem: the scratch memory that it takes, and how it is launched, in a stream's
-// order. Throws DeviceError.
+// One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
+// stream's order. Throws DeviceError.
 template <class Problem>
 struct WholeLaunch {
   absl::Span<const Operand> operands;
@@ -270,8 +267,8 @@ struct WholeLaunch {
   }
 };
 
-// The row, if its scratch memory is within the limit of the stream's budget; or, for whoever leaves
-// the choice to us, another whose is. Both by the limit, not by what is free of it: the same
+// The strategy, if its scratch memory is within the limit of the stream's budget; or, for whoever
+// leaves the choice to us, another whose is. Both by the limit, not by what is free of it: the same
 // request shall have the same bits however busy the server is.
 template <class Problem, class Work>
 absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* row,
@@ -323,7 +320,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     if (options.timing) stats.kernel_us += stream.StopTimer();
   });
   if (!status.ok()) return status;
-  // With a gather in it, the time says little about the row.
+  // With a gather in it, the time says little about the strategy.
   if (options.pace != nullptr && gather_seconds == 0)
     options.pace->Learn(**row, problem, watch.seconds());
   const Cost cost = (*row)->cost(problem);
@@ -357,8 +354,7 @@ absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, boo
   return ScalarResult{*problem.result, integer, *stats};
 }
 
-// --- In pieces
-// -------------------------------------------------------------------------------------------------------
+// --- In pieces ----------------------------------------------------------------------------------
 
 // Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
 // outlast their launches, on the CPU what stays in a cache. `copies` of them fit what a stream
@@ -468,8 +464,7 @@ struct AddInPieces {
   }
 };
 
-// --- Axes
-// ------------------------------------------------------------------------------------------------------------
+// --- Axes ---------------------------------------------------------------------------------------
 
 // Which axes of x are folded.
 absl::StatusOr<std::array<bool, kMaxRank>> FoldedAxes(const View& x, absl::Span<const int> axes) {
@@ -541,8 +536,7 @@ Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
   return folding;
 }
 
-// --- Batches
-// ---------------------------------------------------------------------------------------------------------
+// --- Batches ------------------------------------------------------------------------------------
 
 const Batch<DotBatchProblem>& BatchOf([[maybe_unused]] const Stream& stream,
                                       const DotBatchProblem&) {
@@ -602,10 +596,9 @@ absl::StatusOr<Stats> ExecuteBatch(Stream& stream, Problem problem, const Batch<
   return stats;
 }
 
-// --- Matmul operands
-// -------------------------------------------------------------------------------------------------
+// --- Matmul operands ----------------------------------------------------------------------------
 
-// A matrix as the rows take it: rows or columns without gaps, any pitch.
+// A matrix as the strategies take it: rows or columns without gaps, any pitch.
 struct MatrixOperand {
   View view;
   std::int64_t pitch = 0;

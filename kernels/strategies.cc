@@ -1,5 +1,5 @@
 // THE list: every strategy of every operation, slowest lesson first. A new strategy is its own file
-// and one row here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read it.
+// and one line here; lookup, ListStrategies, the CLI, tests, benchmarks and tables all read it.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -129,7 +129,7 @@ std::string Missing(const Strategy<Problem>& row, const Device& device) {
 
 namespace {
 
-// The first of the named rows that the device can run on the problem.
+// The first of the named strategies that the device can run on the problem.
 template <class Problem>
 const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
                                  const Problem& problem, const Device& device) {
@@ -145,8 +145,8 @@ const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
 
 }  // namespace
 
-// On every device the row of that name, so that a client that names no strategy gets the same bits
-// wherever it asks.
+// On every device the strategy of that name, so that a client that names no strategy gets the same
+// bits wherever it asks.
 template <>
 const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device) {
   return FirstOf({"fixed_tree"}, problem, device);
@@ -165,13 +165,13 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 // By what was measured on an H200 (docs/measured): f32 beside few rows or columns is bound by
 // memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of a
 // few steps along k are, too, and `outer_product` writes them at its pace; other products of 16-bit
-// operands go to the tensor cores, where our rows keep up with the library within a few percent,
-// for some shapes only within about a fifth, and are far ahead of it for ragged ones; unless there
-// are few rows or columns, or few results of long sums, for which it needs 0.6 to 0.95 of our time.
-// To the tensor cores go also those of f32 that are large enough to repay the splitting of the
-// operands. From kLongF32 steps along k on the bound of `tensor_f32x3` is below that of plain f32
-// sums. f32 operands are never rounded to less: `tensor_tf32` and `tensor_bf16` take them only when
-// they are named.
+// operands go to the tensor cores, where our strategies keep up with the library within a few
+// percent, for some shapes only within about a fifth, and are far ahead of it for ragged ones;
+// unless there are few rows or columns, or few results of long sums, for which it needs 0.6
+// to 0.95 of our time. To the tensor cores go also those of f32 that are large enough to repay the
+// splitting of the operands. From kLongF32 steps along k on the bound of `tensor_f32x3` is below
+// that of plain f32 sums. f32 operands are never rounded to less: `tensor_tf32` and `tensor_bf16`
+// take them only when they are named.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;
@@ -184,7 +184,7 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
   const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
                           static_cast<double>(problem.k);
   const bool few_long = problem.m * problem.n <= kFewResults && problem.k >= kLong;
-  // Rows of whole packs of 16 bytes: without them the library takes twice as long and more.
+  // Strategies of whole packs of 16 bytes: without them the library takes twice as long and more.
   const bool packs = (problem.lda | problem.ldb) % 8 == 0;
   std::string_view best, otherwise;
   if (problem.dtype == DType::kF32) {
@@ -250,7 +250,7 @@ void Append(const Problem& reference, absl::Span<Device* const> devices,
       std::string missing = Missing(*row, *device);
       info.available |= missing.empty();
       info.chosen |= Choose(reference, *device) == row;
-      // A device of the row's own kind says best what is missing.
+      // A device of the strategy's own kind says best what is missing.
       if (info.needs.empty() || device->info().backend == row->backend)
         info.needs = std::move(missing);
     }

@@ -1,6 +1,6 @@
-// The vocabulary of kernels/: array views, the problem of each operation, and the
-// row that every algorithm contributes to the table in strategies.cc. Standard library only, so
-// that a .cu file compiles in seconds.
+// The vocabulary of kernels/: array views, the problem of each operation, and the strategy that
+// every algorithm contributes to the table in strategies.cc. Standard library only, so that a .cu
+// file compiles in seconds.
 #pragma once
 
 #include <array>
@@ -53,9 +53,9 @@ constexpr void Finish(std::int64_t sum, Scalar* result) { result->integer = sum;
 
 // The problem of each operation. kOperation: the operation's name as requests, the CLI and the
 // documents spell it. Operands are contiguous device memory (row-major, aligned to the element
-// only), n >= 0. A row that reads_views finds an operand that is not contiguous behind its view
-// pointer, which is null otherwise, and nothing behind the other. result and out are written by the
-// time the stream has been synchronised.
+// only), n >= 0. A strategy that reads_views finds an operand that is not contiguous behind its
+// view pointer, which is null otherwise, and nothing behind the other. result and out are written
+// by the time the stream has been synchronised.
 
 struct DotProblem {
   static constexpr std::string_view kOperation = "dot";
@@ -155,7 +155,7 @@ constexpr std::string_view Name(Backend backend) {
 // of every strategy that needs nothing newer.
 inline constexpr int kBaseComputeCapability = 75;
 
-// What a row costs for one problem, by its own model.
+// What a strategy costs for one problem, by its own model.
 struct Cost {
   std::uint64_t bytes = 0;    // device memory read and written
   std::uint64_t flops = 0;    // arithmetic operations on elements
@@ -178,23 +178,24 @@ struct Strategy {
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
   // result is rounded to an output type. For PRODUCT the factor is relative to |product|. The value
-  // includes the unit roundoff. It holds as long as all partial sums stay in the range of the row's
-  // accumulators, neither beyond their largest value nor among their subnormal ones.
+  // includes the unit roundoff. It holds as long as all partial sums stay in the range of the
+  // strategy's accumulators, neither beyond their largest value nor among their subnormal ones.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after
   // stream.Synchronize(). Throws DeviceError.
   void (*launch)(const Problem&, Stream&) = nullptr;
-  // For rows that run by default in accumulators which sums of finite operands may leave.
+  // For strategies that run by default in accumulators which sums of finite operands may leave.
   // left_range, once launch's work is done: whether some sum is not finite. launch_wide: launch
   // once more, for such sums, in accumulators wide enough for them; where operands are not finite
   // themselves, it finds the same again. Null, both: there is nothing wider to do.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
-  // What the row needs and this device or host does not have; empty: nothing. Null: always runs.
+  // What the strategy needs and this device or host does not have; empty: nothing. Null: always
+  // runs.
   std::string (*missing)(const Device&) = nullptr;
-  // What the row asks of a problem of its dtypes that this one does not meet; empty: it takes it.
-  // Null: takes them all.
+  // What the strategy asks of a problem of its dtypes that this one does not meet; empty: it takes
+  // it. Null: takes them all.
   std::string (*refuses)(const Problem&) = nullptr;
   // Scratch memory that launch takes at most, in bytes: copies of operands and results. Addresses
   // that are null are still to be allocated, and aligned. Null: none worth mentioning, a few MiB.
@@ -205,7 +206,7 @@ struct Strategy {
   bool reads_views = false;
 };
 
-// What the row says against the problem; empty: it takes it.
+// What the strategy says against the problem; empty: it takes it.
 template <class Problem>
 std::string Refusal(const Strategy<Problem>& row, const Problem& problem) {
   return row.refuses == nullptr ? "" : row.refuses(problem);

@@ -1,5 +1,6 @@
-// Rows run on small problems before the first request, for what a first call costs (a kernel's code
-// is loaded when it is first launched, a library's handle made) and for how fast they are.
+// Strategies run on small problems before the first request, for what a first call costs (a
+// kernel's code is loaded when it is first launched, a library's handle made) and for how fast they
+// are.
 #include <algorithm>
 #include <cstddef>
 #include <ctime>
@@ -13,12 +14,12 @@
 namespace tessera {
 namespace {
 
-// Of two sizes: large enough that their difference is work, small enough that all rows together
-// take next to no time, and on a CPU that none shares its work out to other threads.
+// Of two sizes: large enough that their difference is work, small enough that all strategies
+// together take next to no time, and on a CPU that none shares its work out to other threads.
 struct Sizes {
   std::int64_t elements;  // of vectors
   std::int64_t m, n, k;
-  std::int64_t side;  // of narrow products, of kFew rows
+  std::int64_t side;  // of narrow products, of kFew strategies
 };
 constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
 constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
@@ -53,7 +54,7 @@ template <>
 ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   ReduceAxesProblem p;
   p.dtype = dtype;
-  // Short rows, or rows that lie pages apart.
+  // Short strategies, or strategies that lie pages apart.
   p.inner = narrow ? 1 : 1024;
   p.length = narrow ? 16 : s.elements / p.inner;
   p.outer = s.elements / (p.inner * p.length);
@@ -99,7 +100,7 @@ template <class Problem>
 constexpr bool kHasNarrow =
     std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
 
-// A few steps along k, for a row that takes no more.
+// A few steps along k, for a strategy that takes no more.
 template <class Problem>
 void Suit(const Strategy<Problem>& row, Problem& p) {
   if constexpr (std::is_same_v<Problem, MatmulProblem>)
@@ -136,7 +137,7 @@ class WarmUpRun {
     return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
   }
 
-  // One problem on the default row.
+  // One problem on the default strategy.
   template <class Problem>
   absl::Status Default() {
     Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
@@ -190,7 +191,7 @@ class WarmUpRun {
     return {ReduceOp::kSum};
   }
 
-  // Seconds that the row takes, in a request of its own.
+  // Seconds that the strategy takes, in a request of its own.
   template <class Problem>
   absl::StatusOr<double> Run(const Strategy<Problem>& row, Problem p) {
     if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
@@ -204,7 +205,7 @@ class WarmUpRun {
     return Now() - start;
   }
 
-  // A CPU's rows run on this thread, whose own time leaves out what else the host does.
+  // A CPU's strategies run on this thread, whose own time leaves out what else the host does.
   double Now() const {
     timespec now{};
     clock_gettime(cpu_ ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);

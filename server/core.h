@@ -70,7 +70,7 @@ class Core {
   // Adds the budget "connections"; before the first call comes. The table outlives the core's use.
   void WatchConnections(ConnectionTable& connections) { connections_ = &connections; }
 
-  // The rates of a device's rows, and what they say about how long a call will take.
+  // The rates of a device's strategies, and what they say about how long a call will take.
   Pace& pace(const Device& device) { return places_.at(&device)->pace; }
 
   // The device of a BufferSpec; empty: the first. INVALID_ARGUMENT / BAD_DEVICE {field, value,

@@ -741,8 +741,7 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   EXPECT_EQ(ErrorReason(buffer.status()), "STALLED");
 }
 
-// --- What it says to a server, and what it makes of the answers
-// ------------------------------------
+// --- What it says to a server, and what it makes of the answers ---------------------------------
 
 // One name, "x", whose READY buffer has version 3 and whose draft gets version 7; it fails on
 // demand, and remembers what it was asked.

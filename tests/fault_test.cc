@@ -133,8 +133,7 @@ Serving HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::strin
 constexpr char kCompute[] = "tessera.v1.ComputeService";
 constexpr char kBuffers[] = "tessera.v1.BufferService";
 
-// --- The queue
-// -------------------------------------------------------------------------------------------------------
+// --- The queue ----------------------------------------------------------------------------------
 
 TEST_F(FaultTest, FullQueueRefusesAtOnce) {
   StartServer(OneWorker(2));
@@ -212,8 +211,7 @@ TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
   EXPECT_TRUE(first.get().ok());
 }
 
-// --- Memory in use
-// ---------------------------------------------------------------------------------------------------
+// --- Memory in use ------------------------------------------------------------------------------
 
 TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   StartServer();
@@ -278,8 +276,7 @@ TEST_F(FaultTest, AbandonedDownloadGivesItsBufferBack) {
   EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12); }));
 }
 
-// --- The device
-// ------------------------------------------------------------------------------------------------------
+// --- The device ---------------------------------------------------------------------------------
 
 TEST_F(FaultTest, DeviceOutOfMemory) {
   StartServer();
@@ -358,8 +355,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   server_->server().Drain();
 }
 
-// --- The end
-// ---------------------------------------------------------------------------------------------------------
+// --- The end ------------------------------------------------------------------------------------
 
 TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {
   Options options = OneWorker(8);
@@ -495,8 +491,7 @@ TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   EXPECT_FALSE(writer->Finish().ok());
 }
 
-// --- The process
-// -----------------------------------------------------------------------------------------------------
+// --- The process --------------------------------------------------------------------------------
 
 class Process {
  public:

@@ -517,8 +517,7 @@ TEST_P(ReduceTest, Large) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceTest, testing::ValuesIn(RowCases<ReduceProblem>()), CaseName);
 
-// --- Along axes
-// ------------------------------------------------------------------------------------------------------
+// --- Along axes ---------------------------------------------------------------------------------
 
 struct AxesCase {
   std::vector<std::int64_t> shape;

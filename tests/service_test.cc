@@ -161,8 +161,7 @@ class ServiceTest : public testing::Test {
   TestServer server_;
 };
 
-// --- Uploads and downloads
-// -------------------------------------------------------------------------------------------
+// --- Uploads and downloads ----------------------------------------------------------------------
 
 TEST_F(ServiceTest, UploadsInOneStreamAndDownloads) {
   std::vector<float> values(700'000);
@@ -458,8 +457,7 @@ TEST_F(ServiceTest, MemoryLimit) {
   EXPECT_EQ(server_.used_bytes(), std::uint64_t{80} << 20);
 }
 
-// --- What is known about buffers
-// -------------------------------------------------------------------------------------
+// --- What is known about buffers ----------------------------------------------------------------
 
 TEST_F(ServiceTest, GetReplaceAndVersions) {
   ASSERT_TRUE(server_.Put<float>("a", v1::DTYPE_F32, {1, 2}, {1, 2}).ok());
@@ -675,8 +673,7 @@ TEST_F(ServiceTest, TtlEndsABuffer) {
   ExpectError(Delete("c"), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "c"}});
 }
 
-// --- Operations
-// ------------------------------------------------------------------------------------------------------
+// --- Operations ---------------------------------------------------------------------------------
 
 TEST_F(ServiceTest, DotOfResidentInlineAndViewedOperands) {
   ASSERT_TRUE(server_.Put<double>("x", v1::DTYPE_F64, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
@@ -1093,8 +1090,7 @@ TEST_F(ServiceTest, ServerInfo) {
   EXPECT_FALSE(info.version().empty());
 }
 
-// --- Limits and devices
-// ----------------------------------------------------------------------------------------------
+// --- Limits and devices -------------------------------------------------------------------------
 
 Options WithTtls() {
   Options options = TestOptions();

@@ -101,8 +101,7 @@ TEST_P(StreamTest, HostScratchIsChargedToo) {
   EXPECT_EQ(budget.used(), 0u);
 }
 
-// --- Strided operands
-// ------------------------------------------------------------------------------------------------
+// --- Strided operands ---------------------------------------------------------------------------
 
 // An operand of 60 bytes that stands for gigabytes.
 TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
@@ -222,8 +221,7 @@ TEST_P(StreamTest, ConversionsOfStridedArraysNeedAPieceOnly) {
   }
 }
 
-// --- Scratch memory and the choice of rows
-// ---------------------------------------------------------------------------
+// --- Scratch memory and the choice of rows ------------------------------------------------------
 
 TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
   TESSERA_NEED_DEVICE(GetParam());
@@ -269,8 +267,7 @@ TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
   EXPECT_EQ(c.Values()[1], 1024);
 }
 
-// --- Results
-// ---------------------------------------------------------------------------------------------------------
+// --- Results ------------------------------------------------------------------------------------
 
 TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   TESSERA_NEED_DEVICE(GetParam());
@@ -305,8 +302,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
             absl::StatusCode::kDataLoss);
 }
 
-// --- Stopping
-// --------------------------------------------------------------------------------------------------------
+// --- Stopping -----------------------------------------------------------------------------------
 
 TEST_P(StreamTest, StoppedOperationsAreCancelled) {
   TESSERA_NEED_DEVICE(GetParam());
@@ -407,8 +403,7 @@ TEST_F(StopTest, LongWorkEndsSoon) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
-// --- From device to device
-// -------------------------------------------------------------------------------------------
+// --- From device to device ----------------------------------------------------------------------
 
 class AcrossTest : public testing::Test {
  protected:

@@ -243,7 +243,8 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
     x.back() = T(1);
     DeviceArray<T> a(stream(), x), b(stream(), ones);
     EXPECT_TRUE(BeginRequest(stream()).ok());
-    const auto sum = RunReduce(stream(), VectorView(a.data(), n), ReduceOp::kSum, {.strategy = row});
+    const auto sum =
+        RunReduce(stream(), VectorView(a.data(), n), ReduceOp::kSum, {.strategy = row});
     EXPECT_TRUE(BeginRequest(stream()).ok());
     const auto dot =
         RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = row});
@@ -287,13 +288,13 @@ TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   const auto n = static_cast<std::int64_t>(x.size());
   DeviceArray<double> a(stream(), x), b(stream(), y);
   EXPECT_TRUE(BeginRequest(stream()).ok());
-  const auto kept =
-      RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = "compensated"});
+  const auto kept = RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n),
+                           {.strategy = "compensated"});
   ASSERT_TRUE(kept.ok());
   EXPECT_NEAR(kept->value.real * 0x1p80, 1, 1e-3);
   EXPECT_TRUE(BeginRequest(stream()).ok());
-  const auto plain =
-      RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n), {.strategy = "fixed_tree"});
+  const auto plain = RunDot(stream(), VectorView(a.data(), n), VectorView(b.data(), n),
+                            {.strategy = "fixed_tree"});
   ASSERT_TRUE(plain.ok());
   EXPECT_GT(std::abs(plain->value.real * 0x1p80 - 1), 1);
 }

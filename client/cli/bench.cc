@@ -173,8 +173,8 @@ class Bench {
 
  private:
   void AddStrategy(const std::string& name) {
-    // A name may stand for a row on each kind of device. The last place counts: rows of the CPU
-    // come first, and without the others their order is the same.
+    // A name may stand for a strategy on each kind of device. The last place counts: strategies of
+    // the CPU come first, and without the others their order is the same.
     auto& names = problem.strategies;
     names.erase(std::remove(names.begin(), names.end(), name), names.end());
     names.push_back(name);

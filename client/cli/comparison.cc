@@ -86,7 +86,7 @@ bool Agree(long double a, long double b, double roundoff_a, double roundoff_b, l
   return !(std::abs(a - b) > bound);
 }
 
-// Compares every row with the one of the tightest bound.
+// Compares every strategy with the one of the tightest bound.
 absl::Status Compare(const BenchProblem& problem, const std::vector<BenchAnswer>& answers,
                      BenchReport& report) {
   const auto best = static_cast<std::size_t>(
@@ -397,7 +397,7 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
     }
     text += '\n';
   }
-  // Rows with one reason share a line.
+  // Strategies with one reason share a line.
   std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
   for (const BenchReport::Skipped& skipped : report.skipped) {
     auto it = std::find_if(reasons.begin(), reasons.end(),

@@ -88,19 +88,20 @@ struct BenchReport {
   double work = 0;   // of one call, in that unit times seconds
   int repeat = 0;
   BenchCeiling ceiling;
-  std::string reference;  // the row that the others are compared with
+  std::string reference;  // the strategy that the others are compared with
   std::vector<Row> rows;
   std::vector<Skipped> skipped;
 };
 
 // Calls every strategy once to warm it up and to have its answer, then times them in turn. What the
 // server refuses as unsupported, with the launch given, or for taking too long is skipped; any
-// other error ends the run, and so does a run without a row, with the first refusal. A row that has
-// been called three times and has used kBenchPatience of device time is not called again.
+// other error ends the run, and so does a run without a strategy, with the first refusal. A
+// strategy that has been called three times and has used kBenchPatience of device time is not
+// called again.
 absl::StatusOr<BenchReport> RunBench(const BenchProblem& problem);
 inline constexpr absl::Duration kBenchPatience = absl::Seconds(5);
 
-// RESULTS_DISAGREE when some row differs from the reference by more than both bounds allow.
+// RESULTS_DISAGREE when some strategy differs from the reference by more than both bounds allow.
 absl::Status CheckAgreement(const BenchReport& report);
 
 // Buffers of one run, deleted when it ends.
@@ -131,7 +132,8 @@ BenchValues ToValues(const v1::Scalar& value);
 BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::Device& device);
 
 Json ToJson(const BenchReport& report);
-// A bar a row, at most so many columns wide. Blocks of an eighth of a column with utf8, else '#'.
+// A bar per strategy, at most so many columns wide. Blocks of an eighth of a column with utf8, else
+// '#'.
 std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8);
 
 }  // namespace tessera

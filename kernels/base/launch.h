@@ -5,15 +5,15 @@
 
 namespace tessera {
 
-// A request's knobs. 0: the strategy's own choice. Checked against the row's LaunchLimits before
-// launch is called.
+// A request's knobs. 0: the strategy's own choice. Checked against the strategy's LaunchLimits
+// before launch is called.
 struct Launch {
   std::uint32_t block_size = 0;
   std::uint32_t grid_size = 0;
   std::uint32_t items_per_thread = 0;
 };
 
-// The values of Launch that a row honours, inclusive. {0, 0}: the row has no such knob.
+// The values of Launch that a strategy honours, inclusive. {0, 0}: the strategy has no such knob.
 struct LaunchLimits {
   struct Range {
     std::uint32_t min = 0;

@@ -1,6 +1,6 @@
-// Batches on the CPU: each segment by the row that a request of its own would get, and so with that
-// row's bits. Short segments are shared out among the cores; long ones come one after the other,
-// and the row shares out their elements.
+// Batches on the CPU: each segment by the strategy that a request of its own would get, and so with
+// that strategy's bits. Short segments are shared out among the cores; long ones come one after the
+// other, and the strategy shares out their elements.
 #include "kernels/batch.h"
 
 #include <cstddef>
@@ -16,7 +16,7 @@ constexpr std::int64_t kLong = std::int64_t{1} << 16;
 // Segments that a thread takes at a time.
 constexpr int kShare = 16;
 
-// CPU rows leave the stream alone, so that many threads may hand them the same.
+// CPU strategies leave the stream alone, so that many threads may hand them the same.
 template <class Problem>
 void RunSegment(const Problem& batch, std::int64_t i, Stream& stream) {
   batch.results[i] = Scalar{};

@@ -1,5 +1,6 @@
-// How the parallel CPU rows share out an array: fixed chunks, one partial result a chunk, combined
-// in index order. The chunks depend on n alone, so the bits do not depend on the number of threads.
+// How the parallel CPU strategies share out an array: fixed chunks, one partial result a chunk,
+// combined in index order. The chunks depend on n alone, so the bits do not depend on the number of
+// threads.
 #pragma once
 
 #include <algorithm>

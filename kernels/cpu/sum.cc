@@ -1,5 +1,5 @@
 // Chunks of 2^16 elements shared out by OpenMP, eight independent accumulators inside a chunk, as
-// in the row cpu_parallel of Reduce.
+// in the strategy cpu_parallel of Reduce.
 #include "kernels/cpu/sum.h"
 
 #include <algorithm>

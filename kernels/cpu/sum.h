@@ -1,4 +1,4 @@
-// A parallel sum on the host, for rows of other devices that finish there.
+// A parallel sum on the host, for strategies of other devices that finish there.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The tree of kernels/fixed_tree.h on the CPU, for the rows fixed_tree and compensated: the kinds
-// of kernels/tree_columns.h step by step as on a GPU, the same bits.
+// The tree of kernels/fixed_tree.h on the CPU, for the strategies fixed_tree and compensated: the
+// kinds of kernels/tree_columns.h step by step as on a GPU, the same bits.
 #pragma once
 
 #include "kernels/device.h"

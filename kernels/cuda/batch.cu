@@ -48,12 +48,11 @@ constexpr int kWarpBits = CeilLog2(kWarpSize);
 // Vectors of a warp's lane.
 constexpr int kPerWarpLane = kLanes / kWarpSize;
 // Rows of items that half a block's threads take, when there are many such items: more than a few
-// blocks a multiprocessor.
+// blocks per SM.
 constexpr std::int64_t kMiddlingRows = 4;
 constexpr std::int64_t kManyPerMultiprocessor = 6;
 constexpr int kHalf = kLanes / 2;
-// Blocks that a multiprocessor's registers have to suffice for. Moments and two operands do not fit
-// three.
+// Blocks that an SM's registers have to suffice for. Moments and two operands do not fit three.
 template <class Terms>
 constexpr int kResident =
     std::is_same_v<typename Terms::Wide, Moments> || Terms::kOperands == 2 ? 2 : 3;
@@ -369,8 +368,8 @@ __global__ void __launch_bounds__(kBlock, kResident<Terms>)
 }
 
 // A block of half the threads an item of up to kMiddlingRows rows, in table.of_blocks; all it has
-// to load is under way at once. At least four blocks a multiprocessor: bounded for more, kinds with
-// two operands spill, and others take fewer registers anyway.
+// to load is under way at once. At least four blocks per SM: bounded for more, kinds with two
+// operands spill, and others take fewer registers anyway.
 template <class Terms>
 __global__ void __launch_bounds__(kHalf, 4) FoldMiddling(const Table<typename Terms::Item> table) {
   using F = typename Terms::F;

@@ -1,6 +1,6 @@
-// cuBLAS at run time. The library takes 500 MB and only the `cublas` rows need it, so nothing links
-// with it: the first use looks for its shared object, and without one those rows report themselves
-// missing. Included by .cu files only.
+// cuBLAS at run time. The library takes 500 MB and only the `cublas` strategies need it, so nothing
+// links with it: the first use looks for its shared object, and without one those strategies report
+// themselves missing. Included by .cu files only.
 #pragma once
 
 #include <cublas_v2.h>
@@ -30,7 +30,7 @@ struct CublasApi {
 // The library, or null when it or one of its entry points cannot be found. Looks once. Thread safe.
 const CublasApi* LoadCublas() noexcept;
 
-// What the `cublas` rows need and this host does not have; empty: nothing.
+// What the `cublas` strategies need and this host does not have; empty: nothing.
 std::string CublasMissing(const Device& device);
 
 // Throws DeviceError unless status is success. REQUIRES: LoadCublas() is not null.

@@ -1,5 +1,5 @@
-// What the CUDA device and its rows share on the host: checked calls, owners of CUDA objects, the
-// device and the stream. Included by .cu files only.
+// What the CUDA device and its strategies share on the host: checked calls, owners of CUDA objects,
+// the device and the stream. Included by .cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -168,7 +168,7 @@ class CudaStream final : public Stream {
 };
 
 // The stream as what it is on a CUDA device, which becomes current on the calling thread: the first
-// line of every row's launch. REQUIRES: stream is of a CUDA device.
+// line of every strategy's launch. REQUIRES: stream is of a CUDA device.
 inline CudaStream& Cuda(Stream& stream) {
   auto& cuda = static_cast<CudaStream&>(stream);
   cuda.device().Use();

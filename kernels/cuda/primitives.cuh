@@ -1,5 +1,5 @@
-// What the rows share: geometry and error bounds on the host; folds of a thread, a warp and a block
-// on the device.
+// What the strategies share: geometry and error bounds on the host; folds of a thread, a warp and a
+// block on the device.
 //
 // All folds take any number of elements and any block size, combine in an order that launch and n
 // alone decide, and work on accumulators of Fold<op, T> (kernels/reduce_ops.h): numbers, or small
@@ -30,8 +30,8 @@ inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 // Elements that a thread folds in Fold::Acc before it moves on to Fold::Wide: long enough that the
 // move costs nothing, short enough for an f32 sum to lose at most six bits on the way.
 inline constexpr int kMaxChain = 64;
-// Independent loads in flight a thread. 2048 threads a multiprocessor times 8 times 4 bytes are 64
-// KiB, above the about 48 KiB that an H200's memory latency and bandwidth ask for.
+// Independent loads in flight a thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB, above
+// the about 48 KiB that an H200's memory latency and bandwidth ask for.
 inline constexpr int kBatch = 8;
 
 // --- Host: geometry ---
@@ -73,8 +73,8 @@ inline Grid MakeFixedGrid(std::int64_t n, Launch launch, std::uint32_t block_siz
   return MakeGrid(n, launch, block_size, 1);
 }
 
-// Of rows with a fixed grid: with blocks of 256 nearly the 270336 threads that an H200 runs at
-// once.
+// Of strategies with a fixed grid: with blocks of 256 nearly the 270336 threads that an H200 runs
+// at once.
 inline constexpr std::uint32_t kFixedGrid = 1024;
 
 // Calls f with a value of the floating-point type that dtype names. REQUIRES: dtype is F32 or F64.
@@ -131,7 +131,7 @@ inline double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, std::int6
               static_cast<double>(wide_steps + 2) * kRoundoffF64);
 }
 
-// Bytes of a Fold::Acc and of a Fold::Wide, for rows that pass them through device memory.
+// Bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them through device memory.
 inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {
   return DispatchOp(op, [&](auto o) {
     return DispatchDType(

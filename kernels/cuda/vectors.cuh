@@ -6,9 +6,10 @@
 //   vectors   [a0 a1 a2 a3]   [b0 b1 b2 b3]   [c0 c1 c2 c3]
 //   chain 0    a0 b0 c0        chain 1   a1 b1 c1        ...
 //
-// Which elements a thread owns, and so the order of the fold, does not depend on addresses. Vectors
-// that are not aligned to 16 bytes are put together from the two aligned ones that they straddle,
-// which the neighbouring thread loads as well, so that the second comes from the L1 cache.
+// Which elements a thread owns, and so the order of the fold, does not depend on addresses.
+// Vectors that are not aligned to 16 bytes are put together from the two aligned ones that they
+// straddle, which the neighbouring thread loads as well, so that the second comes from the L1
+// cache.
 #pragma once
 
 #include <cstdint>
@@ -264,8 +265,7 @@ requires(std::is_same_v<typename F::Wide, Moments>) class Chain<F, T> {
 };
 
 // Vectors that a thread loads before it uses the first: 8 times 16 bytes times the 512 threads that
-// a multiprocessor runs at least are 64 KiB, above the about 48 KiB in flight that an H200's memory
-// asks for.
+// an SM runs at least are 64 KiB, above the about 48 KiB in flight that an H200's memory asks for.
 inline constexpr int kVectorsInFlight = 8;
 
 // Folds the walk's elements, those at position v of a vector in chains[v].

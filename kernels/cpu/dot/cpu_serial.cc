@@ -1,5 +1,5 @@
-// Dot, the definition: one loop, one accumulator. It is what every other row is compared with in
-// speed and, because the accumulator is a double, nearly in accuracy: a product of two floats is
+// Dot, the definition: one loop, one accumulator. It is what every other strategy is compared with
+// in speed and, because the accumulator is a double, nearly in accuracy: a product of two floats is
 // exact in a double, so 2^28 of them sum with an error below one float rounding of the sum of their
 // magnitudes.
 //

@@ -7,8 +7,8 @@
 // order and writes the result, so that the same call gives the same bits. kernels/cuda/tree/ has
 // the kernel and says how blocks meet; kernels/fixed_tree.h says in which order values are added.
 //
-// A chunk is what one block folds: as long as the device's number of multiprocessors makes it, so
-// that every one of them has four blocks at once, or fewer in a short array.
+// A chunk is what one block folds: as long as the device's number of SMs makes it, so that every
+// one of them has four blocks at once, or fewer in a short array.
 //
 // Cost at n = 2^20, f32: 8 MiB read by 256 blocks, each of which sends 16 bytes; one launch. Memory
 // takes 2 us at 4.3 TB/s, starting the kernel twice as long.
@@ -28,7 +28,7 @@ Tree TreeOf(const DotProblem& p, int multiprocessors) {
   return SinglePassTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)), p.launch, multiprocessors);
 }
 
-// Of the GPU that the cost is given for; the row asks the device.
+// Of the GPU that the cost is given for; the strategy asks the device.
 constexpr int kUsualMultiprocessors = 132;
 
 double Roundoff(const DotProblem& p) {

@@ -24,8 +24,8 @@ namespace tessera {
 namespace {
 
 // All sums of a type are folded alike and differ in the terms, which are chosen at run time: one
-// instance of CUB's kernels, not five, each of which takes as long to compile as a whole row. Norms
-// and means of integers are sums of doubles and of 128 bits and go by themselves.
+// instance of CUB's kernels, not five, each of which takes as long to compile as a whole strategy.
+// Norms and means of integers are sums of doubles and of 128 bits and go by themselves.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {

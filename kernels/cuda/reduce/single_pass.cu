@@ -12,9 +12,9 @@
 //   warp 0, row 0   | lane 0: 16 bytes | lane 1: 16 bytes | ... | lane 31 |   512 bytes, one
 //   request row 1 ...       4096 bytes on: the block's 256 threads take a row
 //
-// A chunk is what one block folds: as long as the device's number of multiprocessors makes it, so
-// that every one of them has four blocks at once, or fewer in a short array. Thus the same device
-// repeats its bits, and another may give others: that is what `fixed_tree` changes.
+// A chunk is what one block folds: as long as the device's number of SMs makes it, so that every
+// one of them has four blocks at once, or fewer in a short array. Thus the same device repeats its
+// bits, and another may give others: that is what `fixed_tree` changes.
 //
 // Cost at n = 2^20, f32: 4 MiB read by 256 blocks, each of which sends 16 bytes; one launch. Memory
 // takes 1 us at 4.3 TB/s, starting the kernel four times as long.
@@ -33,7 +33,7 @@ Tree TreeOf(const ReduceProblem& p, int multiprocessors) {
   return SinglePassTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)), p.launch, multiprocessors);
 }
 
-// Of the GPU that the cost is given for; the row asks the device.
+// Of the GPU that the cost is given for; the strategy asks the device.
 constexpr int kUsualMultiprocessors = 132;
 
 double Roundoff(const ReduceProblem& p) {

@@ -1,7 +1,7 @@
 // Reduce along the middle axis of x[outer, length, inner]: rows of a matrix (inner = 1), columns
 // (outer = 1), or any axes of an array that are neighbours. Three questions decide: do neighbouring
-// threads read neighbouring memory, has every thread enough loads in flight, and has every
-// multiprocessor enough threads.
+// threads read neighbouring memory, has every thread enough loads in flight, and has every SM
+// enough threads.
 //
 // A thread loads vectors of 16 bytes, eight of them before it uses the first
 // (kernels/cuda/vectors.cuh). A block of 256 threads is a box: `width` threads across neighbouring
@@ -54,15 +54,15 @@ constexpr int kTilesBits = 5;
 // Threads that the work is spread over before a thread gets more than one vector: half of those an
 // H200 runs at once.
 constexpr std::int64_t kThreads = std::int64_t{1} << 17;
-// Blocks that are wanted when a cut has to make them: those that 132 multiprocessors run at once,
-// as the kernels below are bounded for sums of elements of `size` bytes. Constants, so that the
-// bits do not depend on the device.
+// Blocks that are wanted when a cut has to make them: those that 132 SMs run at once, as the
+// kernels below are bounded for sums of elements of `size` bytes. Constants, so that the bits do
+// not depend on the device.
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // Vectors a thread in a segment at least, so that all its loads are in flight at once.
 constexpr std::int64_t kLeastSteps = 8;
-// Blocks that a multiprocessor's registers have to suffice for. Four have 128 KiB of loads in
-// flight; at two, what a block does before its first load and after its last shows. Four need
-// vectors that are whole and no more than four of a thread's chains; Moments do not fit three.
+// Blocks that an SM's registers have to suffice for. Four have 128 KiB of loads in flight; at two,
+// what a block does before its first load and after its last shows. Four need vectors that are
+// whole and no more than four of a thread's chains; Moments do not fit three.
 template <class F, class T, bool kWhole>
 constexpr int kResident = std::is_same_v<typename F::Wide, Moments> ? 2
                           : kWhole && sizeof(T) >= 4                ? 4
@@ -148,7 +148,7 @@ __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits,
   }
 }
 
-// A value that another block wrote during this launch: from the L2 cache.
+// A value that another block wrote during this launch: from the L2.
 template <class A>
 __device__ A LoadShared(const A* from) {
   constexpr int kWords = sizeof(A) / sizeof(unsigned);

@@ -15,20 +15,19 @@ namespace tessera {
 // Vectors that a thread has in flight, of all operands together.
 inline constexpr int kBatchVectors = 4;
 
-// What a row asks for. grid, block: 0 for a block a chunk of 256 threads.
+// What a strategy asks for. grid, block: 0 for a block a chunk of 256 threads.
 struct TreeLaunch {
   Tree tree;
   std::uint32_t grid = 0;
   std::uint32_t block = 0;
 };
 
-// Block sizes of the rows: lanes are shared out to whatever threads there are.
+// Block sizes of the strategies: lanes are shared out to whatever threads there are.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
-// once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
-// fewer rows than a thread loads at once. On every device no fewer chunks than with multiprocessors
-// = 0.
+// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at once, times
+// 7 in long arrays, which evens out what is left when the first blocks end; but no fewer rows
+// than a thread loads at once. On every device no fewer chunks than with multiprocessors = 0.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
   constexpr std::int64_t kLeast = 32, kMost = kTreeMaxChunks / 4;
@@ -50,7 +49,7 @@ inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& lau
   return tree;
 }
 
-// Instantiated in kernels/cuda/tree/ for every T, so that rows share the kernels.
+// Instantiated in kernels/cuda/tree/ for every T, so that strategies share the kernels.
 template <class T, bool kCompensated>
 void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
 template <class T, bool kCompensated>

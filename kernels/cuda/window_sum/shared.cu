@@ -18,8 +18,8 @@
 //   every thread adds what of its window lies in the piece. With one piece, that is the above.
 //
 // Cost at n = 2^20, radius 8, f32, B = 256: 4.25 MiB read, 4 MiB written, 17 * 2^20 additions and
-// as many loads from shared memory; 2 barriers a block; depth 17. Moving 8.25 MiB takes 2 us at 4.3
-// TB/s.
+// as many loads from shared memory; 2 barriers per block; depth 17. Moving 8.25 MiB takes 2 us at
+// 4.3 TB/s.
 //
 // Right for any block size: cells are dynamic. For any alignment: loads are scalar. Sums of floats
 // move to double every kMaxChain elements and from piece to piece.
@@ -32,7 +32,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// Of shared memory a block, so that a multiprocessor has room for several.
+// Of shared memory a block, so that an SM has room for several.
 constexpr std::int64_t kCellBytes = 32 << 10;
 
 template <class T>

@@ -1,4 +1,4 @@
-// What the rows of WindowSum share: accumulators, and figures.
+// What the strategies of WindowSum share: accumulators, and figures.
 #pragma once
 
 #include <cstdint>
