@@ -9,7 +9,7 @@
 #include <string_view>
 #include <thread>
 
-#include "kernels/cuda/matmul/pieces.h"
+#include "kernels/cuda/matmul/hopper/stream_k.h"
 #include "kernels/matmul.h"
 #include "tests/kernel_fixture.h"
 

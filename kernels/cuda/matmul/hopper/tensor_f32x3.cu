@@ -49,7 +49,7 @@
 //
 // Right for any m, n and k, all transposes, pitches and alignments: the copies have aligned rows,
 // whatever the operands' are, and bf16 may lie either way around.
-#include "kernels/cuda/matmul/tensor.cuh"
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {
 namespace {

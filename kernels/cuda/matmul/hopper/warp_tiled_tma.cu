@@ -44,9 +44,9 @@
 // are not stored. For any pitch and alignment: the engine asks for multiples of 16 bytes; operands
 // without are copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds,
 // in the same order as in `naive`.
-#include "kernels/cuda/matmul/pieces.h"
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
+#include "kernels/cuda/matmul/hopper/stream_k.h"
 #include "kernels/cuda/matmul/slabs.cuh"
-#include "kernels/cuda/matmul/tensor.cuh"
 
 namespace tessera {
 

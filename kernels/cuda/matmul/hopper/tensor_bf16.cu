@@ -19,7 +19,7 @@
 //
 // Right for any m, n and k, all transposes, pitches and alignments: see tensor.cuh. NaN and
 // infinities are those of IEEE arithmetic, subnormal numbers count.
-#include "kernels/cuda/matmul/tensor.cuh"
+#include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 
 namespace tessera {
 namespace {

@@ -40,8 +40,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/matmul/tensor.cuh"
 
 namespace tessera {
 

@@ -22,7 +22,7 @@
 // Right for any m, n and k, all transposes, pitches and alignments: see tensor.cuh. NaN and
 // infinities are those of IEEE arithmetic, except that a NaN whose fraction has bits set only among
 // the 13 that are cut off counts as an infinity; no arithmetic produces such.
-#include "kernels/cuda/matmul/tensor.cuh"
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {
 namespace {

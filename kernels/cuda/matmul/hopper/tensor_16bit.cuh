@@ -1,0 +1,68 @@
+// tensor_bf16 and tensor_f16, which differ in the type alone.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
+
+namespace tessera {
+
+// A copy, if need be: of f32, and where the copy engine cannot read the array itself.
+template <class T>
+TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std::int64_t rows,
+                             std::int64_t columns, std::int64_t pitch, bool mn_major,
+                             CudaStream& stream) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (dtype == DType::kF32)
+      return Copied<T>(static_cast<const float*>(data), rows, columns, pitch, mn_major, stream);
+  }
+  const auto* elements = static_cast<const T*>(data);
+  if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
+    return Copied<T>(elements, rows, columns, pitch, mn_major, stream);
+  return {elements, rows, columns, pitch, mn_major};
+}
+
+inline Cost TensorCost16(const MatmulProblem& p) {
+  const bool rounds = SizeOf(p.dtype) != 2;
+  return TensorCost(p, 256, 2, 1, rounds || !IsBoxAligned(p.a, p.m, p.lda * 2),
+                    rounds || !IsBoxAligned(p.b, p.n, p.ldb * 2));
+}
+
+inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
+  const bool rounds = SizeOf(p.dtype) != 2;
+  // Both kinds of elements have one size.
+  const auto copy = [&](const void* data, std::int64_t rows, std::int64_t columns,
+                        std::int64_t pitch) {
+    return rounds || !IsBoxAligned(data, rows, pitch * 2) ? CopyScratch<Half>(rows, columns) : 0;
+  };
+  return SumsScratch(p) +
+         (p.transpose_a ? copy(p.a, p.k, p.m, p.lda) : copy(p.a, p.m, p.k, p.lda)) +
+         (p.transpose_b ? copy(p.b, p.n, p.k, p.ldb) : copy(p.b, p.k, p.n, p.ldb));
+}
+
+template <class T>
+void MatmulTensor16(const MatmulProblem& p, Stream& any_lane) {
+  // Pairs share what they fetch: that matters to many tiles, and to small ones along a long k.
+  using LargePair = TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>;
+  using Large = TensorTile<T, 128, 256, 1, 4>;
+  using Medium = TensorTile<T, 128, 192, 1, 4, /*kBoxes=*/3>;
+  using SquarePair = TensorTile<T, 128, 128, 2, 6>;
+  using Square = TensorTile<T, 128, 128, 1, 6>;
+  using SmallPair = TensorTile<T, 64, 128, 2, 8>;
+  using Small = TensorTile<T, 64, 128, 1, 8>;
+  CudaStream& stream = Cuda(any_lane);
+  if (TensorIsTrivial(p, stream)) return;
+  const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, stream)
+                               : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, stream);
+  const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, stream)
+                               : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, stream);
+  const TensorProduct product = ProductOf(p.m, p.n, p.k, a, b, stream);
+  const auto run = [&](auto tile, const TensorPlan& plan) {
+    RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, stream);
+  };
+  RunBestPlan(product, run, RatedTile<LargePair>{0.8}, RatedTile<Large>{0.785},
+              RatedTile<Medium>{0.775}, RatedTile<SquarePair>{0.82}, RatedTile<Square>{0.72},
+              RatedTile<SmallPair>{0.7}, RatedTile<Small>{0.58});
+}
+
+}  // namespace tessera
