@@ -230,6 +230,14 @@ struct Operand {
 
 bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
+// Whether there is nothing to compute. Extents of an empty matrix may be anything: no strategy walks
+// along them.
+template <class Problem>
+bool IsEmpty(const Problem&) {
+  return false;
+}
+bool IsEmpty(const MatmulProblem& p) { return p.m == 0 || p.n == 0; }
+
 // One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
 // stream's order. Throws DeviceError.
 template <class Problem>
@@ -263,7 +271,7 @@ struct WholeLaunch {
         *operand.as_view = &operand.view;
       }
     }
-    if (!stream.stopped()) row.launch(problem, stream);
+    if (!stream.stopped() && !IsEmpty(problem)) row.launch(problem, stream);
   }
 };
 

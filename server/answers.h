@@ -1,27 +1,40 @@
-// Answers that are on their way to clients who may not read them.
+// Answers that are on their way to clients, who may not read them.
 #pragma once
 
-#include <map>
 #include <mutex>
 
 #include "absl/time/time.h"
-#include "grpcpp/server_context.h"
+
+struct grpc_call;
 
 namespace tessera {
 
 // Thread safe.
 class Answers {
  public:
-  // From a call's Finish until it is done.
-  void Add(grpc::CallbackServerContext& context);
-  void Remove(grpc::CallbackServerContext& context);
+  // The place of a call in the list. Belongs to Answers between Add and Remove.
+  struct Entry {
+    grpc_call* call = nullptr;
+    absl::Time since;
+    Entry* before = nullptr;
+    Entry* behind = nullptr;
+  };
 
-  // Breaks off the calls whose answers nobody has taken for longer than limit.
+  // From the moment at which a call has its answer until it is done.
+  void Add(Entry& entry, grpc_call* call);
+  void Remove(Entry& entry);
+
+  // Breaks off the calls whose answers have not been taken for longer than limit.
   void CancelUnread(absl::Time now, absl::Duration limit);
 
  private:
+  void Append(Entry& entry);
+  void Unlink(Entry& entry);
+
   std::mutex mutex_;
-  std::map<grpc::CallbackServerContext*, absl::Time> since_;
+  // By time, the oldest first.
+  Entry* first_ = nullptr;
+  Entry* last_ = nullptr;
 };
 
 }  // namespace tessera

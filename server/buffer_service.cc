@@ -13,6 +13,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
+#include "server/unary_call.h"
 
 namespace tessera {
 namespace {
@@ -69,21 +70,22 @@ void BufferService::EndIdleStreams(absl::Time now) {
 grpc::ServerUnaryReactor* BufferService::CreateBuffer(grpc::CallbackServerContext* context,
                                                       const v1::CreateBufferRequest* request,
                                                       v1::CreateBufferResponse* response) {
-  return AnswerLater(
-      core_, "CreateBuffer", *context, *request, [this, request, response]() -> absl::Status {
-        absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
-        if (!spec.ok()) return spec.status();
-        absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
-        if (!draft.ok()) return draft.status();
-        SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
-        return absl::OkStatus();
-      });
+  return AnswerLater(core_, "CreateBuffer", *context, *request, *response,
+                     [this, request, response]() -> absl::Status {
+                       absl::StatusOr<BufferSpec> spec =
+                           MakeSpec(request->name(), request->spec(), core_);
+                       if (!spec.ok()) return spec.status();
+                       absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
+                       if (!draft.ok()) return draft.status();
+                       SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
+                       return absl::OkStatus();
+                     });
 }
 
 grpc::ServerUnaryReactor* BufferService::GetBuffer(grpc::CallbackServerContext* context,
                                                    const v1::GetBufferRequest* request,
                                                    v1::GetBufferResponse* response) {
-  return Answer(core_, "GetBuffer", *context, *request, [&]() -> absl::Status {
+  return Answer(core_, "GetBuffer", *context, *request, *response, [&]() -> absl::Status {
     absl::StatusOr<BufferInfo> info = core_.store().Get(request->name(), request->version());
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
@@ -102,7 +104,7 @@ grpc::ServerUnaryReactor* BufferService::GetBuffer(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* BufferService::ListBuffers(grpc::CallbackServerContext* context,
                                                      const v1::ListBuffersRequest* request,
                                                      v1::ListBuffersResponse* response) {
-  return Answer(core_, "ListBuffers", *context, *request, [&]() -> absl::Status {
+  return Answer(core_, "ListBuffers", *context, *request, *response, [&]() -> absl::Status {
     if (request->page_size() < 0 || request->page_size() > kLargestPage) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
                        {{"field", "page_size"},
@@ -130,7 +132,7 @@ grpc::ServerUnaryReactor* BufferService::ListBuffers(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* BufferService::SealBuffer(grpc::CallbackServerContext* context,
                                                     const v1::SealBufferRequest* request,
                                                     v1::SealBufferResponse* response) {
-  return AnswerLater(core_, "SealBuffer", *context, *request,
+  return AnswerLater(core_, "SealBuffer", *context, *request, *response,
                      [this, request, response]() -> absl::Status {
                        std::optional<std::uint32_t> checksum;
                        if (request->has_crc32c()) checksum = request->crc32c();
@@ -145,7 +147,7 @@ grpc::ServerUnaryReactor* BufferService::SealBuffer(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContext* context,
                                                       const v1::UpdateBufferRequest* request,
                                                       v1::UpdateBufferResponse* response) {
-  return Answer(core_, "UpdateBuffer", *context, *request, [&]() -> absl::Status {
+  return Answer(core_, "UpdateBuffer", *context, *request, *response, [&]() -> absl::Status {
     std::optional<absl::Duration> ttl;
     if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
     absl::StatusOr<BufferInfo> info =
@@ -244,8 +246,8 @@ grpc::ServerUnaryReactor* BufferService::CopyBuffer(grpc::CallbackServerContext*
 
 grpc::ServerUnaryReactor* BufferService::DeleteBuffer(grpc::CallbackServerContext* context,
                                                       const v1::DeleteBufferRequest* request,
-                                                      v1::DeleteBufferResponse*) {
-  return AnswerLater(core_, "DeleteBuffer", *context, *request, [this, request] {
+                                                      v1::DeleteBufferResponse* response) {
+  return AnswerLater(core_, "DeleteBuffer", *context, *request, *response, [this, request] {
     return core_.store().Delete(request->name(), request->version());
   });
 }

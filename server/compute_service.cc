@@ -12,6 +12,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
+#include "server/unary_call.h"
 
 namespace tessera {
 namespace {
@@ -356,7 +357,8 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
                                                          const v1::ListStrategiesRequest* request,
                                                          v1::ListStrategiesResponse* response) {
   return AnswerLater(
-      core_, "ListStrategies", *context, *request, [this, request, response]() -> absl::Status {
+      core_, "ListStrategies", *context, *request, *response,
+      [this, request, response]() -> absl::Status {
         std::vector<Device*> devices;
         for (const std::unique_ptr<Device>& device : core_.devices())
           devices.push_back(device.get());
@@ -407,7 +409,7 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerContext* context,
                                                         const v1::GetServerInfoRequest* request,
                                                         v1::GetServerInfoResponse* response) {
-  return AnswerLater(core_, "GetServerInfo", *context, *request, [this, response] {
+  return AnswerLater(core_, "GetServerInfo", *context, *request, *response, [this, response] {
     const Options& options = core_.options();
     response->set_version(TESSERA_VERSION);
     for (const std::unique_ptr<Device>& device : core_.devices()) {

@@ -159,12 +159,6 @@ bool Core::Stuck() const {
   });
 }
 
-void Finish(std::string_view method, grpc::CallbackServerContext& context,
-            grpc::ServerUnaryReactor& reactor, const absl::Status& status) {
-  if (!status.ok()) LogFailedCall(method, context.peer(), status);
-  reactor.Finish(ToGrpc(status));
-}
-
 absl::Status HostMemoryError() {
   return MakeError(absl::StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
                    "the server's host memory is exhausted");

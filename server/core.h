@@ -120,10 +120,6 @@ class Core {
   std::map<const Device*, std::unique_ptr<Place>> places_;
 };
 
-// Ends a unary call and logs it when it failed. Nothing of the call may be touched afterwards.
-void Finish(std::string_view method, grpc::CallbackServerContext& context,
-            grpc::ServerUnaryReactor& reactor, const absl::Status& status);
-
 // The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
 absl::Status HostMemoryError();
 
@@ -135,41 +131,6 @@ absl::Status Guarded(Body&& body) {
   } catch (const std::bad_alloc&) {
     return HostMemoryError();
   }
-}
-
-// A unary call that only looks things up: body() gives its Status at once.
-template <class Request, class Body>
-grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
-                                 grpc::CallbackServerContext& context, const Request& request,
-                                 Body body) {
-  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
-  const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Core::Accepted> accepted = core.Accept(request);
-    return accepted.ok() ? body() : accepted.status();
-  });
-  Finish(method, context, *reactor, status);
-  return reactor;
-}
-
-// A unary call that may take or free memory, or ask the system: body() runs on a thread of the
-// chores. Request and response live until the call has been finished.
-template <class Request, class Body>
-grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
-                                      grpc::CallbackServerContext& context, const Request& request,
-                                      Body body) {
-  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
-  const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Core::Accepted> accepted = core.Accept(request);
-    if (!accepted.ok()) return accepted.status();
-    return core.chores().Submit(
-        [method, &context, reactor, body = std::move(body), held = *std::move(accepted)]() mutable {
-          const absl::Status done = Guarded(body);
-          held.memory = Charge();
-          Finish(method, context, *reactor, done);
-        });
-  });
-  if (!status.ok()) Finish(method, context, *reactor, status);
-  return reactor;
 }
 
 }  // namespace tessera

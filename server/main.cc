@@ -1,5 +1,7 @@
 // tessera-server: options, log, devices; then serve.
+#include <fcntl.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <iostream>
@@ -16,12 +18,26 @@
 #include "server/process.h"
 #include "spdlog/spdlog.h"
 
+namespace {
+
+// Descriptors 0 to 2, where they are closed, would be given to sockets, and the log written to those.
+void OpenStandardStreams() {
+  int descriptor = 0;
+  do {
+    descriptor = open("/dev/null", O_RDWR);
+  } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor >= 0) close(descriptor);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  OpenStandardStreams();
   int exit_code = 0;
   const std::optional<tessera::Options> options =
       tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);
   if (!options.has_value()) return exit_code;
-  // Whoever reads the log, or a connection, may leave: a write that fails says so.
+  // The reader of the log, or of a connection, may leave: a write that fails says so.
   std::signal(SIGPIPE, SIG_IGN);
   // As glibc comes, it maps memory for every large message and unmaps it again, and page faults
   // take half of an upload's time. What these may keep idle is 16 MiB for each of 8 arenas.
@@ -29,6 +45,7 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 16 << 20);
   mallopt(M_ARENA_MAX, 8);
   tessera::SetUpLog(options->log_level, options->log_json);
+  tessera::WatchSignals();
 
   std::vector<std::unique_ptr<tessera::Device>> devices;
   for (const std::string& name : options->devices) {

@@ -3,6 +3,7 @@
 #include <semaphore.h>
 #include <signal.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <string_view>
@@ -36,6 +37,9 @@ constexpr absl::Duration kLastLines = absl::Milliseconds(500);
 sem_t signals_pending;
 volatile std::sig_atomic_t last_signal = 0;
 
+// Null while the process starts.
+std::atomic<Server*> serving{nullptr};
+
 void OnSignal(int signal) {
   last_signal = signal;
   sem_post(&signals_pending);
@@ -47,13 +51,21 @@ int NextSignal() {
   return last_signal;
 }
 
-// The first signal asks the server to stop; the second does not wait for it.
-void HandleSignals(Server& server) {
-  spdlog::info("{}: draining", NextSignal() == SIGTERM ? "SIGTERM" : "SIGINT");
-  server.RequestStop();
+// The first signal asks the server to stop; the second does not wait for it. Before there is a server
+// there is nothing to wait for.
+void HandleSignals() {
+  const char* name = NextSignal() == SIGTERM ? "SIGTERM" : "SIGINT";
+  Server* server = serving;
+  if (server == nullptr) {
+    spdlog::info("{}: stopped before serving", name);
+    FlushLog(kLastLines);
+    std::_Exit(0);
+  }
+  spdlog::info("{}: draining", name);
+  server->RequestStop();
   const int second = NextSignal();
   spdlog::warn("second signal: stopping at once");
-  ExitNow(server, 128 + second);
+  ExitNow(*server, 128 + second);
 }
 
 // A drain that hangs, because a device does, ends all the same.
@@ -65,7 +77,22 @@ void LimitDrain(Server& server, absl::Duration limit, int code) {
 
 }  // namespace
 
+void WatchSignals() {
+  static const bool watched = [] {
+    sem_init(&signals_pending, 0, 0);
+    struct sigaction action = {};
+    action.sa_handler = OnSignal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, nullptr);
+    sigaction(SIGINT, &action, nullptr);
+    std::thread(HandleSignals).detach();
+    return true;
+  }();
+  static_cast<void>(watched);
+}
+
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) {
+  WatchSignals();
   absl::StatusOr<std::unique_ptr<Server>> started = Server::Start(options, std::move(devices));
   if (!started.ok()) {
     const absl::string_view message = started.status().message();
@@ -74,14 +101,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   }
   Server& server = **started;
 
-  sem_init(&signals_pending, 0, 0);
-  struct sigaction action = {};
-  action.sa_handler = OnSignal;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
-  std::thread(HandleSignals, std::ref(server)).detach();
-
+  serving = &server;
   const bool lost = server.Wait() == Server::Reason::kDeviceLost;
   const absl::Duration limit = lost ? kGrace : options.drain_delay + options.drain_timeout + kGrace;
   std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitCutOff).detach();

@@ -84,11 +84,13 @@ void UploadCall::Read() {
 }
 
 absl::Status UploadCall::Accept() {
-  if (absl::Status status = core_.CheckSize(bytes_.Length()); !status.ok()) return status;
+  absl::Status status = core_.CheckSize(bytes_.Length());
   message_.emplace();
   const bool parsed =
+      status.ok() &&
       grpc::SerializationTraits<v1::UploadRequest>::Deserialize(&bytes_, &*message_).ok();
   bytes_.Clear();
+  if (!status.ok()) return status;
   if (!parsed) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "a message is no valid UploadRequest", {{"field", "message"}});
@@ -241,7 +243,6 @@ std::shared_ptr<Draft> UploadCall::draft() {
 void UploadCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall("Upload", context_.peer(), status);
   message_.reset();
-  bytes_.Clear();
   std::shared_ptr<Draft> draft;
   {
     const std::lock_guard lock(draft_mutex_);

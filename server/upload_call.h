@@ -73,7 +73,8 @@ class UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, priva
   // Nanoseconds of SteadyNow while gRPC reads a message, else 0. Whoever sets it to 0 has the turn.
   std::atomic<std::int64_t> reading_since_{0};
 
-  // All of these belong to the one who has the turn; draft_ may be read by others, with its mutex.
+  // All of these belong to the one who has the turn, bytes_ to gRPC while it reads; draft_ may be
+  // read by others, with its mutex.
   grpc::ByteBuffer bytes_;
   std::optional<v1::UploadRequest> message_;
   std::string name_;

@@ -1,0 +1,36 @@
+#include "server/unary_call.h"
+
+#include "server/convert.h"
+#include "server/log.h"
+
+namespace tessera {
+
+absl::Status UnaryCall::Accept(const google::protobuf::Message& request) {
+  absl::StatusOr<Core::Accepted> accepted = core_.Accept(request);
+  if (!accepted.ok()) return accepted.status();
+  accepted_ = *std::move(accepted);
+  return absl::OkStatus();
+}
+
+absl::Status UnaryCall::ChargeAnswer(std::uint64_t bytes) {
+  absl::StatusOr<Charge> memory =
+      Charge::Take(core_.host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
+                   "there is no memory for the answer beside the messages of other calls");
+  if (!memory.ok()) return memory.status();
+  answer_memory_ = *std::move(memory);
+  return absl::OkStatus();
+}
+
+void UnaryCall::End(const absl::Status& status) {
+  if (!status.ok()) LogFailedCall(method_, context_.peer(), status);
+  core_.answers().Add(answer_, context_.c_call());
+  ended_ = true;
+  Finish(ToGrpc(status));
+}
+
+void UnaryCall::OnDone() {
+  core_.answers().Remove(answer_);
+  delete this;
+}
+
+}  // namespace tessera
