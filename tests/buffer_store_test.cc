@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using testing::ElementsAre;
+using testing::SizeIs;
 
 constexpr std::uint64_t kLimit = 5 * 256;  // five buffers of up to 64 floats each
 
@@ -437,6 +438,50 @@ TEST_F(BufferStoreTest, TtlIsRenewedAndDropped) {
   ASSERT_TRUE(store_.SetTtl("a", 0, absl::Milliseconds(1)).ok());
   absl::SleepFor(absl::Milliseconds(2));
   EXPECT_EQ(ErrorReason(store_.SetTtl("a", 0, absl::Hours(1)).status()), "BUFFER_NOT_FOUND");
+}
+
+TEST_F(BufferStoreTest, SweepsFollowEveryTtl) {
+  const auto make = [&](const std::string& name, absl::Duration ttl) {
+    BufferSpec spec = Spec(name, 0);
+    spec.ttl = ttl;
+    Make(spec);
+  };
+  make("1", absl::Hours(1));
+  make("2", absl::Hours(2));
+  make("to_1", absl::Hours(2));
+  make("to_2", absl::Hours(1));
+  ASSERT_TRUE(store_.SetTtl("to_1", 0, absl::Hours(1)).ok());
+  ASSERT_TRUE(store_.SetTtl("to_2", 0, absl::Hours(2)).ok());
+  make("replaced", absl::Hours(1));
+  Make(Replacing(Spec("replaced", 0)));
+  const absl::Time now = SteadyNow();
+  const auto left = [&](absl::Duration later) {
+    (void)store_.Sweep(now + later);
+    return Names(store_.List("", "", 10));
+  };
+  EXPECT_THAT(left(absl::Minutes(30)), SizeIs(5));
+  EXPECT_THAT(left(absl::Minutes(90)), ElementsAre("2", "replaced", "to_2"));
+  EXPECT_THAT(left(absl::Minutes(150)), ElementsAre("replaced"));
+}
+
+TEST_F(BufferStoreTest, ANameTakenWhileMemoryWasBeingFound) {
+  device_.Close(FakeDevice::Step::kAllocate);
+  absl::Status made[2];
+  std::shared_ptr<Draft> drafts[2];
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      auto draft = store_.Create(Spec("a", 1));
+      made[t] = draft.status();
+      if (draft.ok()) drafts[t] = *std::move(draft);
+    });
+  }
+  device_.WaitForBlocked(2);
+  device_.Open();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_NE(made[0].ok(), made[1].ok());
+  EXPECT_EQ(ErrorReason(made[0].ok() ? made[1] : made[0]), "BUFFER_EXISTS");
+  EXPECT_EQ(store_.budget(device_).used(), 256u);
 }
 
 TEST_F(BufferStoreTest, IdleDraftsGo) {

@@ -648,16 +648,21 @@ TEST(BrokenConnection, ADownloadResumes) {
   const std::string data = Pattern(8 << 20);
   Client direct(FastOptions(server.address()));
   ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
-  for (std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{7} << 20}) {
+  constexpr std::uint64_t kMost = 7 << 20, kFirst = (1 << 20) + 12;
+  for (const auto& [offset, limit] : {std::pair<std::uint64_t, std::uint64_t>{0, 0},
+                                      {0, kMost},
+                                      {kFirst, 0},
+                                      {kFirst, kMost - kFirst}}) {
     CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, 2);
     Client client(FastOptions(proxy.address()));
     DownloadOptions range;
+    range.offset = offset;
     range.limit = limit;
-    std::string back(limit == 0 ? data.size() : limit, '\0');
+    std::string back(limit == 0 ? data.size() - offset : limit, '\0');
     const auto buffer = client.Download("x", absl::MakeSpan(back), range);
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_EQ(proxy.cut(), 2);
-    EXPECT_TRUE(back == data.substr(0, back.size()));
+    EXPECT_TRUE(back == data.substr(offset, back.size()));
   }
 }
 
@@ -1058,6 +1063,94 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
   fake_.creates = 0;
   EXPECT_EQ(ErrorReason(Client(options).CreateBuffer("x", {}).status()), "QUEUE_FULL");
   EXPECT_EQ(fake_.creates, 1);
+}
+
+// Its first answers are a failure; it counts calls.
+class FailingCompute final : public v1::ComputeService::Service {
+ public:
+  FailingCompute() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    client = std::make_unique<Client>(FastOptions("127.0.0.1:" + std::to_string(port)));
+  }
+
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+                             v1::GetServerInfoResponse*) override {
+    return Answer();
+  }
+  grpc::Status Dot(grpc::ServerContext*, const v1::DotRequest*, v1::DotResponse*) override {
+    return Answer();
+  }
+  grpc::Status Reduce(grpc::ServerContext*, const v1::ReduceRequest*,
+                      v1::ReduceResponse*) override {
+    return Answer();
+  }
+  grpc::Status Matmul(grpc::ServerContext*, const v1::MatmulRequest*,
+                      v1::MatmulResponse*) override {
+    return Answer();
+  }
+  grpc::Status Add(grpc::ServerContext*, const v1::AddRequest*, v1::AddResponse*) override {
+    return Answer();
+  }
+  grpc::Status WindowSum(grpc::ServerContext*, const v1::WindowSumRequest*,
+                         v1::WindowSumResponse*) override {
+    return Answer();
+  }
+
+  // Set before a call.
+  grpc::Status failure;  // of the first call
+  int calls = 0;
+  std::unique_ptr<Client> client;
+
+ private:
+  grpc::Status Answer() { return ++calls == 1 ? failure : grpc::Status::OK; }
+
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(RepetitionTest, OfWhatABreakMayHavePrevented) {
+  FailingCompute server;
+  const auto calls = [&](grpc::Status failure) {
+    server.failure = std::move(failure);
+    server.calls = 0;
+    const bool ok = server.client->GetServerInfo().ok();
+    EXPECT_EQ(ok, server.calls == 2) << server.failure.error_message();
+    return server.calls;
+  };
+  using grpc::StatusCode;
+  const auto error = FakeBuffers::Error;
+  EXPECT_EQ(calls({StatusCode::UNAVAILABLE, "gone"}), 2);
+  EXPECT_EQ(calls(error(StatusCode::UNAVAILABLE, "DRAINING", 0)), 2);
+  EXPECT_EQ(calls(FakeBuffers::Damaged()), 2);
+  EXPECT_EQ(calls(error(StatusCode::UNAVAILABLE, "DEVICE_LOST", 0)), 1) << "its buffers are gone";
+  EXPECT_EQ(calls(error(StatusCode::DATA_LOSS, "ANOTHER", 0)), 1);
+  EXPECT_EQ(calls(error(StatusCode::INTERNAL, "CUDA_ERROR", 0)), 1);
+  EXPECT_EQ(calls(error(StatusCode::FAILED_PRECONDITION, "BUFFER_NOT_READY", 0)), 1);
+}
+
+// What a call has stored before its connection broke would be there twice.
+TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
+  FailingCompute server;
+  server.failure = {grpc::StatusCode::UNAVAILABLE, "gone"};
+  Client& client = *server.client;
+  OperationOptions options;
+  for (const bool stored : {false, true}) {
+    if (stored) options.target = ResultBuffer{.name = "y"};
+    const auto expect = [&](const absl::Status& status) {
+      EXPECT_EQ(ErrorReason(status), stored ? "CONNECTION_LOST" : "") << status;
+      EXPECT_EQ(server.calls, stored ? 1 : 2);
+      server.calls = 0;
+    };
+    expect(client.Reduce(ReduceOp::kSum, "x", {0}, false, options).status());
+    expect(client.Matmul("x", "x", false, false, {}, options).status());
+    expect(client.Add("x", "x", options).status());
+    expect(client.WindowSum("x", 1, options).status());
+  }
+  EXPECT_TRUE(client.Dot("x", "x").ok()) << "it stores nothing";
+  EXPECT_EQ(server.calls, 2);
 }
 
 // --- Operand syntax ------------------------------------------------------------------------------

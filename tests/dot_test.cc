@@ -116,9 +116,10 @@ TEST_P(DotTest, EmptyIsZero) {
   EXPECT_EQ(result->value.integer, 0);
 }
 
-TEST_P(DotTest, DeterministicRowsRepeatTheirBits) {
+class DeterministicDotTest : public DotTest {};
+
+TEST_P(DeterministicDotTest, RepeatsItsBits) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
-  if (!Row<DotProblem>(GetParam()).deterministic) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -136,9 +137,10 @@ TEST_P(DotTest, DeterministicRowsRepeatTheirBits) {
   });
 }
 
-TEST_P(DotTest, SpecialValuesPropagate) {
+class DotOfFloatsTest : public DotTest {};
+
+TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
-  if (IsInteger(GetParam().dtype)) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -185,9 +187,10 @@ TEST_P(DotTest, StridedViews) {
   });
 }
 
-TEST_P(DotTest, IntegersWrap) {
+class DotOfIntegersTest : public DotTest {};
+
+TEST_P(DotOfIntegersTest, Wrap) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
-  if (!IsInteger(GetParam().dtype)) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
@@ -231,6 +234,12 @@ TEST_P(DotTest, Large) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, DotTest, testing::ValuesIn(RowCases<DotProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DeterministicDotTest,
+                         testing::ValuesIn(RowCases<DotProblem>(kDeterministic)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DotOfFloatsTest, testing::ValuesIn(RowCases<DotProblem>(kFloats)),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DotOfIntegersTest,
+                         testing::ValuesIn(RowCases<DotProblem>(kIntegers)), CaseName);
 
 TEST(DotErrors, OperandsThatDoNotFit) {
   Stream& stream = TestStream(Backend::kCpu);

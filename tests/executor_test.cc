@@ -249,6 +249,27 @@ TEST(ExecutorTest, OneAfterTheOther) {
   executor.reset();  // before what its tasks refer to goes
 }
 
+// A thread that polls takes one of them; the other wakes a thread that sleeps.
+TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
+  FakeDevice device;
+  auto executor = Start(device, 2, 16, std::chrono::seconds(1));
+  std::deque<TestTask> tasks;
+  for (int i = 0; i < 500; ++i) {
+    std::promise<void> second_runs, first_done;
+    TestTask& first = tasks.emplace_back([&](Stream&) {
+      EXPECT_EQ(second_runs.get_future().wait_for(std::chrono::minutes(1)),
+                std::future_status::ready);
+      first_done.set_value();
+    });
+    TestTask& second = tasks.emplace_back([&](Stream&) { second_runs.set_value(); });
+    ASSERT_TRUE(executor->Submit(first).ok());
+    ASSERT_TRUE(executor->Submit(second).ok());
+    first_done.get_future().wait();
+    if (HasFailure()) break;
+  }
+  executor.reset();  // before what its tasks refer to goes
+}
+
 TEST(ChoresTest, DoesWhatItTookAndRefusesTheRest) {
   std::atomic<int> done{0};
   {

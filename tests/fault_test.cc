@@ -52,10 +52,11 @@ class FaultTest : public testing::Test {
     if (device_ != nullptr) device_->Open();
   }
 
-  grpc::Status Dot(grpc::ClientContext& context, double* value = nullptr) {
+  grpc::Status Dot(grpc::ClientContext& context, double* value = nullptr,
+                   const std::string& name = "x") {
     v1::DotRequest request;
-    request.mutable_a()->set_buffer("x");
-    request.mutable_b()->set_buffer("x");
+    request.mutable_a()->set_buffer(name);
+    request.mutable_b()->set_buffer(name);
     v1::DotResponse response;
     const grpc::Status status = server_->compute().Dot(&context, request, &response);
     if (value != nullptr) *value = response.value().real();
@@ -64,6 +65,10 @@ class FaultTest : public testing::Test {
   grpc::Status Dot(double* value = nullptr) {
     grpc::ClientContext context;
     return Dot(context, value);
+  }
+  grpc::Status Dot(const std::string& name) {
+    grpc::ClientContext context;
+    return Dot(context, nullptr, name);
   }
   // The sum of x and x, as a resident buffer.
   grpc::Status AddInto(const std::string& name) {
@@ -234,6 +239,17 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   EXPECT_EQ(new_value, 500);
   EXPECT_TRUE(Eventually([&] { return server_->used_bytes() == 0; }));
   EXPECT_EQ(device_->allocations(), 0u);
+}
+
+// A client that has its answer counts on the memory of the operands that it deletes.
+TEST_F(FaultTest, AnswersComeWhenOperandsHaveBeenReleased) {
+  StartServer();
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_TRUE(AddInto("y").ok());
+    ASSERT_TRUE(Dot("y").ok());
+    ASSERT_TRUE(Delete("y").ok());
+    ASSERT_EQ(device_->allocations(), 1u) << "x alone, time " << i;
+  }
 }
 
 TEST_F(FaultTest, DownloadOutlivesItsName) {
@@ -466,8 +482,10 @@ TEST_F(FaultTest, DrainDelayKeepsServing) {
   options.drain_delay = absl::Milliseconds(400);
   StartServer(options);
   auto drained = std::async(std::launch::async, [&] { server_->server().Drain(); });
-  EXPECT_TRUE(
-      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kNotServing; }));
+  EXPECT_TRUE(Eventually([&] {
+    return HealthOf(server_->channel(), kCompute) == Serving::kNotServing &&
+           HealthOf(server_->channel(), kBuffers) == Serving::kNotServing;
+  }));
   ExpectWorks();
   drained.get();
 }

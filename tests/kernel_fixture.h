@@ -68,14 +68,27 @@ inline void PrintTo(const RowCase& c, std::ostream* os) {
   *os << Name(c.backend) << " " << c.name << " " << Name(c.dtype);
 }
 
-template <class Problem>
-std::vector<RowCase> RowCases() {
+// Of all strategies, or of those that a test applies to: keep(strategy, dtype).
+template <class Problem, class Keep>
+std::vector<RowCase> RowCases(Keep keep) {
   std::vector<RowCase> cases;
   for (const Strategy<Problem>* row : Strategies<Problem>())
     for (DType dtype : kAllDTypes)
-      if (row->dtypes.Contains(dtype)) cases.push_back({row->name, row->backend, dtype});
+      if (row->dtypes.Contains(dtype) && keep(*row, dtype))
+        cases.push_back({row->name, row->backend, dtype});
   return cases;
 }
+template <class Problem>
+std::vector<RowCase> RowCases() {
+  return RowCases<Problem>([](const auto&, DType) { return true; });
+}
+
+// What tests apply to.
+inline constexpr auto kIntegers = [](const auto&, DType dtype) { return IsInteger(dtype); };
+inline constexpr auto kFloats = [](const auto&, DType dtype) { return !IsInteger(dtype); };
+template <DType... kDTypes>
+inline constexpr auto kOf = [](const auto&, DType dtype) { return ((dtype == kDTypes) || ...); };
+inline constexpr auto kDeterministic = [](const auto& row, DType) { return row.deterministic; };
 
 template <class Problem>
 const Strategy<Problem>& Row(const RowCase& c) {

@@ -1,5 +1,5 @@
-// Every strategy of Matmul and Add, from the table: awkward shapes, all transposes, pitches and
-// strided views, against references in double with the row's own bound.
+// Every strategy of Matmul, from the table: awkward shapes, all transposes, pitches and strided
+// views, against references in double with the row's own bound.
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
@@ -34,28 +34,33 @@ std::string MatmulCaseName(const testing::TestParamInfo<MatmulCase>& info) {
   return CaseName({info.param.row, info.index}) + "_to_" + std::string(Name(info.param.out_dtype));
 }
 
-// Of all rows and types, or of some.
-std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows = {},
-                                    std::optional<DType> dtype = {}) {
+// Of all strategies and types, or of some: keep(strategy, dtype).
+template <class Keep>
+std::vector<MatmulCase> MatmulCases(Keep keep) {
   std::vector<MatmulCase> cases;
-  for (const RowCase& row : RowCases<MatmulProblem>()) {
-    if (rows.size() != 0 && std::ranges::find(rows, row.name) == rows.end()) continue;
-    if (row.dtype != dtype.value_or(row.dtype)) continue;
+  for (const RowCase& row : RowCases<MatmulProblem>(keep))
     for (DType out_dtype : kAllDTypes)
       if (IsMatmulPair(row.dtype, out_dtype)) cases.push_back({row, out_dtype});
-  }
   return cases;
+}
+std::vector<MatmulCase> MatmulCases() {
+  return MatmulCases([](const auto&, DType) { return true; });
+}
+std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows,
+                                    std::optional<DType> only = {}) {
+  return MatmulCases([&](const auto& row, DType dtype) {
+    return std::ranges::find(rows, row.name) != rows.end() && dtype == only.value_or(dtype);
+  });
+}
+
+// Whether the strategy rounds f32 operands, as its name says.
+bool RoundsOperands(const Strategy<MatmulProblem>& row, DType dtype) {
+  return dtype == DType::kF32 && (row.name == "tensor_bf16" || row.name == "tensor_tf32");
 }
 
 class MatmulTest : public testing::TestWithParam<MatmulCase> {
  protected:
   const Strategy<MatmulProblem>& row() const { return Row<MatmulProblem>(GetParam().row); }
-
-  // These rows round f32 operands, as their names say.
-  bool RoundsOperands() const {
-    return GetParam().row.dtype == DType::kF32 &&
-           (row().name == "tensor_bf16" || row().name == "tensor_tf32");
-  }
 
   // Calls f with the operands' and the result's type.
   template <class F>
@@ -137,7 +142,9 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
       }
     }
     // A bound that allows anything proves nothing.
-    EXPECT_LE(stats->roundoff, IsInteger(a.dtype) ? 0 : RoundsOperands() ? 1e-2 : 1e-3);
+    EXPECT_LE(stats->roundoff, IsInteger(a.dtype)               ? 0
+                               : RoundsOperands(row(), a.dtype) ? 1e-2
+                                                                : 1e-3);
   }
 
   // offset: by how many elements a is misaligned; b by two more, unless it is 0.
@@ -220,10 +227,11 @@ TEST_P(MatmulTest, StridedViews) {
       std::vector<std::int64_t> shape, strides;
     };
     // [33, 17] windows: a block with a pitch, its transpose, reversed rows, every third column, one
-    // row repeated.
+    // row repeated, one column repeated, rows and columns that overlap.
     const Window windows[] = {{81, {33, 17}, {80, 1}},       {5, {33, 17}, {1, 80}},
                               {59 * 80, {33, 17}, {-80, 1}}, {2, {33, 17}, {80, 3}},
-                              {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}}};
+                              {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}},
+                              {7, {33, 17}, {3, 1}},         {7, {33, 17}, {1, 3}}};
     for (const Window& wa : windows) {
       for (const Window& wb : windows) {
         const auto ha = MakeView(type, values.data(), wa.offset, wa.shape, wa.strides);
@@ -238,10 +246,11 @@ TEST_P(MatmulTest, StridedViews) {
   });
 }
 
+class MatmulOfFloatsTest : public MatmulTest {};
+
 // What lies beyond an edge, in the row's tiles or in memory, does not reach the result.
-TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
+TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  if (IsInteger(GetParam().row.dtype)) return;  // all of them are finite
   Dispatch([&]<class T, class O>(T, O) {
     constexpr std::int64_t kSide = 130;
     // Also for rows that take only few columns, or few steps along k.
@@ -282,11 +291,13 @@ TEST_P(MatmulTest, NonFiniteElementsStayInTheirRowAndColumn) {
   });
 }
 
+// Strategies that round operands do so by more when those are subnormal: they are left out.
+class MatmulOfF32Test : public MatmulTest {};
+
 // f32 of all sizes, subnormal numbers and infinities included, where a row must not lose more than
-// plain f32 does. Rows that round operands do so by more when those are subnormal.
-TEST_P(MatmulTest, ElementsOfAnySize) {
+// plain f32 does.
+TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  if (GetParam().row.dtype != DType::kF32 || RoundsOperands()) return;
   // Binary exponents of the elements of a and b. No partial sum leaves the range of f32.
   struct Sizes {
     double a_least, a_most, b_least, b_most;
@@ -422,6 +433,13 @@ TEST_P(MatmulTest, FewSteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), MatmulCaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, MatmulOfFloatsTest, testing::ValuesIn(MatmulCases(kFloats)),
+                         MatmulCaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, MatmulOfF32Test,
+                         testing::ValuesIn(MatmulCases([](const auto& row, DType dtype) {
+                           return dtype == DType::kF32 && !RoundsOperands(row, dtype);
+                         })),
+                         MatmulCaseName);
 
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
@@ -520,8 +538,6 @@ class MatmulPartsTest : public MatmulTest {
 // is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
   TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
-  // Its threads load operands from shared memory, too often for a tool that records each load.
-  if (row().name == "warp_tiled_tma" && WatchedClosely()) return;
   Dispatch([&]<class T, class O>(T, O) {
     int transposes = 0;
     for (const MatmulShape& s : {MatmulShape{1109, 1803, 3705},
@@ -706,52 +722,6 @@ TEST(MatmulErrors, OperandsThatDoNotFit) {
   const View wide = WholeView({DType::kF32, MakeShape({std::int64_t{1} << 40, 0})}, nullptr);
   EXPECT_EQ(ErrorReason(MatmulType(wide, wide, false, true, DType::kF32).status()), "BAD_SHAPE");
 }
-
-class AddTest : public testing::TestWithParam<RowCase> {};
-
-TEST_P(AddTest, SizesAndAlignments) {
-  TESSERA_NEED_ROW(AddProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
-    Stream& stream = TestStream(GetParam().backend);
-    for (std::int64_t n : AwkwardSizes()) {
-      const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
-      DeviceArray<T> da(stream, a, 1), db(stream, b, 2), out(stream, n);
-      const auto stats = RunAdd(stream, VectorView(da.data(), n), VectorView(db.data(), n),
-                                out.data(), {.strategy = GetParam().name});
-      ASSERT_TRUE(stats.ok()) << stats.status();
-      const std::vector<T> got = out.Values();
-      for (std::size_t i = 0; i < got.size(); ++i)
-        ASSERT_EQ(Exact(got[i]),
-                  Exact(static_cast<T>(WrapAdd<ValueOf<T>>(static_cast<ValueOf<T>>(a[i]),
-                                                           static_cast<ValueOf<T>>(b[i])))))
-            << i;
-    }
-  });
-}
-
-TEST_P(AddTest, RepeatsARowByStrideZero) {
-  TESSERA_NEED_ROW(AddProblem, GetParam());
-  DispatchDType(GetParam().dtype, [&](auto t) {
-    using T = decltype(t);
-    Stream& stream = TestStream(GetParam().backend);
-    const std::vector<T> matrix = NormalVector<T>(300 * 70, 1), row = NormalVector<T>(70, 2);
-    DeviceArray<T> dm(stream, matrix), dr(stream, row), out(stream, 300 * 70);
-    const auto repeated =
-        MakeView({GetParam().dtype, MakeShape({70})}, dr.data(), 0, {300, 70}, {0, 1});
-    ASSERT_TRUE(repeated.ok()) << repeated.status();
-    const View whole = WholeView({GetParam().dtype, MakeShape({300, 70})}, dm.data());
-    const auto stats = RunAdd(stream, whole, *repeated, out.data(), {.strategy = GetParam().name});
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    const std::vector<T> got = out.Values();
-    for (std::size_t i = 0; i < got.size(); ++i)
-      ASSERT_EQ(Exact(got[i]), Exact(static_cast<T>(static_cast<ValueOf<T>>(matrix[i]) +
-                                                    static_cast<ValueOf<T>>(row[i % 70]))))
-          << i;
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Rows, AddTest, testing::ValuesIn(RowCases<AddProblem>()), CaseName);
 
 }  // namespace
 }  // namespace tessera::test

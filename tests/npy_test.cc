@@ -156,9 +156,11 @@ TEST(NpyHeader, ShapesThatOverflow) {
 }
 
 TEST(NpyHeader, EveryTruncationIsRefused) {
-  const std::string file = MakeNpyHeader(DType::kF64, {3, 5});
-  for (std::size_t size = 0; size < file.size(); ++size) {
-    EXPECT_EQ(ReasonOf(file.substr(0, size)), "BAD_NPY") << size;
+  for (int version : {1, 2, 3}) {
+    const std::string file = File(version, Dict("(3, 5)"));
+    for (std::size_t size = 0; size < file.size(); ++size) {
+      EXPECT_EQ(ReasonOf(file.substr(0, size)), "BAD_NPY") << version << " " << size;
+    }
   }
   std::string giant = File(2, Dict("(1,)"));
   std::memcpy(giant.data() + 8, "\xff\xff\xff\xff", 4);
@@ -228,6 +230,15 @@ TEST(NpyFile, ReadsColumnMajorDataInRowMajorOrder) {
   CheckColumnMajor<double>("<f8");
   CheckColumnMajor<std::uint16_t>("|V2");
   CheckColumnMajor<std::int64_t>("<i8");
+}
+
+TEST(NpyFile, ReadsAColumnMajorMatrixInRowMajorOrder) {
+  const TemporaryFile file(File(1, Dict("(2, 3)", "<f2", "True"), "aAdDbBeEcCfF"));
+  const auto npy = NpyFile::Open(file.path());
+  ASSERT_TRUE(npy.ok()) << npy.status();
+  std::string out(12, '\0');
+  ASSERT_TRUE(npy->Read(0, absl::MakeSpan(out)).ok());
+  EXPECT_EQ(out, "aAbBcCdDeEfF");
 }
 
 TEST(NpyFile, ColumnMajorWithoutElementsOrAxes) {

@@ -212,7 +212,6 @@ TEST_P(ReduceTest, LaunchesAndAlignments) {
 
 TEST_P(ReduceTest, NanTiesAndInfinities) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  const bool floating = !IsInteger(GetParam().dtype);
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kArgMax}) {
@@ -236,7 +235,15 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
         }
       }
     }
-    if (!floating) return;
+  });
+}
+
+class ReduceOfFloatsTest : public ReduceTest {};
+
+TEST_P(ReduceOfFloatsTest, NanPropagates) {
+  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMean, ReduceOp::kNormL1,
                         ReduceOp::kNormL2, ReduceOp::kVariance}) {
       std::vector<T> x = Data<T>(op, 4099, 4);
@@ -252,7 +259,9 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
   });
 }
 
-TEST_P(ReduceTest, IntegersWrap) {
+class ReduceOfIntegersTest : public ReduceTest {};
+
+TEST_P(ReduceOfIntegersTest, Wrap) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -285,16 +294,20 @@ TEST_P(ReduceTest, ZerosDecideAllAndAny) {
   });
 }
 
-TEST_P(ReduceTest, SquaresLeaveTheRangeOfFloats) {
+class ReduceOfF32Test : public ReduceTest {};
+
+TEST_P(ReduceOfF32Test, SquaresLeaveTheRange) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  if (GetParam().dtype != DType::kF32) return;
   Check<float>(ReduceOp::kNormL2, std::vector<float>(1000, 1e30f));
   Check<float>(ReduceOp::kNormL2, std::vector<float>(1000, 1e-30f));
   Check<float>(ReduceOp::kProduct, {1e30f, 1e30f, 1e-30f, 1e-30f, 2.0f});
 }
 
+// Of floating-point types.
+class VarianceTest : public ReduceTest {};
+
 // One element that is not finite leaves no deviation from the mean that is.
-TEST_P(ReduceTest, VarianceOfWhatIsNotFinite) {
+TEST_P(VarianceTest, OfWhatIsNotFinite) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -308,7 +321,6 @@ TEST_P(ReduceTest, VarianceOfWhatIsNotFinite) {
             x[static_cast<std::size_t>(at)] = Element<T>(special);
             DeviceArray<T> array(stream, x);
             const View view = VectorView(array.data(), n);
-            if (!Takes(ReduceOp::kVariance, stream, view)) return;
             const auto result =
                 RunReduce(stream, view, ReduceOp::kVariance, {.strategy = GetParam().name});
             ASSERT_TRUE(result.ok()) << result.status();
@@ -321,9 +333,10 @@ TEST_P(ReduceTest, VarianceOfWhatIsNotFinite) {
   });
 }
 
-TEST_P(ReduceTest, VarianceBeyondTheRangeIsInfinite) {
+class VarianceOfF64Test : public ReduceTest {};
+
+TEST_P(VarianceOfF64Test, BeyondTheRangeIsInfinite) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  if (GetParam().dtype != DType::kF64) return;
   Stream& stream = TestStream(GetParam().backend);
   std::vector<std::vector<double>> inputs = {{1.7e308, -1.7e308, 1.7e308, -1.7e308}};
   for (std::int64_t n : Sizes({2, 1024, 4099, 70001})) {
@@ -337,7 +350,6 @@ TEST_P(ReduceTest, VarianceBeyondTheRangeIsInfinite) {
   for (const std::vector<double>& x : inputs) {
     DeviceArray<double> array(stream, x);
     const View view = VectorView(array.data(), std::ssize(x));
-    if (!Takes(ReduceOp::kVariance, stream, view)) return;
     const auto result = RunReduce(stream, view, ReduceOp::kVariance, {.strategy = GetParam().name});
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->value.real, std::numeric_limits<double>::infinity()) << x.size();
@@ -372,7 +384,7 @@ std::vector<std::vector<T>> IntegersToAverage() {
   return inputs;
 }
 
-TEST_P(ReduceTest, MeansOfIntegersDoNotWrap) {
+TEST_P(ReduceOfIntegersTest, MeansDoNotWrap) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -408,9 +420,10 @@ TEST_P(ReduceTest, EmptyInputs) {
   }
 }
 
-TEST_P(ReduceTest, DeterministicRowsRepeatTheirBits) {
+class DeterministicReduceTest : public ReduceTest {};
+
+TEST_P(DeterministicReduceTest, RepeatsItsBits) {
   TESSERA_NEED_ROW(ReduceProblem, GetParam());
-  if (!Row<ReduceProblem>(GetParam()).deterministic) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -515,7 +528,29 @@ TEST_P(ReduceTest, Large) {
   });
 }
 
+// Whether the strategy has a variance of this floating-point type.
+bool HasVariance(const Strategy<ReduceProblem>& row, DType dtype) {
+  return !IsInteger(dtype) &&
+         Refusal(row, {.dtype = dtype, .op = ReduceOp::kVariance, .n = 1}).empty();
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceTest, testing::ValuesIn(RowCases<ReduceProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfFloatsTest,
+                         testing::ValuesIn(RowCases<ReduceProblem>(kFloats)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfIntegersTest,
+                         testing::ValuesIn(RowCases<ReduceProblem>(kIntegers)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfF32Test,
+                         testing::ValuesIn(RowCases<ReduceProblem>(kOf<DType::kF32>)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, VarianceTest,
+                         testing::ValuesIn(RowCases<ReduceProblem>(HasVariance)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, VarianceOfF64Test,
+                         testing::ValuesIn(RowCases<ReduceProblem>([](const auto& row,
+                                                                      DType dtype) {
+                           return dtype == DType::kF64 && HasVariance(row, dtype);
+                         })),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DeterministicReduceTest,
+                         testing::ValuesIn(RowCases<ReduceProblem>(kDeterministic)), CaseName);
 
 // --- Along axes ---------------------------------------------------------------------------------
 
@@ -587,11 +622,13 @@ class ReduceAxesTest : public testing::TestWithParam<RowCase> {
 TEST_P(ReduceAxesTest, ShapesAndAxes) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   const AxesCase cases[] = {
-      {{1, 1}, {0}},          {{7, 5}, {0}},          {{7, 5}, {1}},       {{7, 5}, {0, 1}},
-      {{1000, 3}, {0}},       {{3, 1000}, {1}},       {{3, 1000}, {0}},    {{1000, 3}, {1}},
-      {{33, 65, 17}, {1}},    {{33, 65, 17}, {-1}},   {{33, 65, 17}, {0}}, {{33, 65, 17}, {0, 2}},
-      {{5, 6, 7, 8}, {1, 2}}, {{5, 6, 7, 8}, {0, 3}}, {{300, 301}, {0}},   {{2, 70001}, {1}},
-      {{70001, 2}, {0}},      {{1, 200003}, {1}},     {{200003, 1}, {0}},  {{4, 0}, {0}},
+      {{1, 1}, {0}},          {{7, 5}, {0}},          {{7, 5}, {1}},
+      {{7, 5}, {0, 1}},       {{1000, 3}, {0}},       {{3, 1000}, {1}},
+      {{3, 1000}, {0}},       {{1000, 3}, {1}},       {{33, 65, 17}, {1}},
+      {{33, 65, 17}, {-1}},   {{33, 65, 17}, {0}},    {{33, 65, 17}, {0, 2}},
+      {{5, 6, 7, 8}, {1, 2}}, {{5, 6, 7, 8}, {0, 3}}, {{5, 6, 7, 8}, {0, 2}},
+      {{300, 301}, {0}},      {{2, 70001}, {1}},      {{70001, 2}, {0}},
+      {{1, 200003}, {1}},     {{200003, 1}, {0}},     {{4, 0}, {0}},
       {{0, 4}, {1}},          {{9, 9}, {}},
   };
   DispatchDType(GetParam().dtype, [&](auto t) {
@@ -643,10 +680,11 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   });
 }
 
+class DeterministicReduceAxesTest : public ReduceAxesTest {};
+
 // The order of a fold is the shape's, not the address's.
-TEST_P(ReduceAxesTest, AlignmentKeepsTheBits) {
+TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
-  if (!Row<ReduceAxesProblem>(GetParam()).deterministic) return;
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -688,7 +726,9 @@ TEST_P(ReduceAxesTest, StridedViews) {
   });
 }
 
-TEST_P(ReduceAxesTest, VarianceOfWhatIsNotFinite) {
+class ReduceAxesOfFloatsTest : public ReduceAxesTest {};
+
+TEST_P(ReduceAxesOfFloatsTest, VarianceOfWhatIsNotFinite) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -709,9 +749,10 @@ TEST_P(ReduceAxesTest, VarianceOfWhatIsNotFinite) {
   });
 }
 
-TEST_P(ReduceAxesTest, VarianceBeyondTheRangeIsInfinite) {
+class ReduceAxesOfF64Test : public ReduceAxesTest {};
+
+TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
-  if (GetParam().dtype != DType::kF64) return;
   Stream& stream = TestStream(GetParam().backend);
   for (std::int64_t n : {2, 100, 1024}) {
     std::vector<double> values(static_cast<std::size_t>(2 * n));
@@ -733,7 +774,9 @@ TEST_P(ReduceAxesTest, VarianceBeyondTheRangeIsInfinite) {
   }
 }
 
-TEST_P(ReduceAxesTest, MeansOfIntegersDoNotWrap) {
+class ReduceAxesOfIntegersTest : public ReduceAxesTest {};
+
+TEST_P(ReduceAxesOfIntegersTest, MeansDoNotWrap) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -760,8 +803,10 @@ TEST_P(ReduceAxesTest, MeansOfIntegersDoNotWrap) {
   });
 }
 
+class ReduceAxesOf16BitsTest : public ReduceAxesTest {};
+
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
-TEST_P(ReduceAxesTest, SixteenBitsAreRoundedOnce) {
+TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -782,8 +827,11 @@ TEST_P(ReduceAxesTest, SixteenBitsAreRoundedOnce) {
   });
 }
 
+// Types whose elements nearly fill the range of f32.
+class ReduceAxesOfWideRangeTest : public ReduceAxesTest {};
+
 // Sums that leave the range of f32 on their way, beside sums that do not.
-TEST_P(ReduceAxesTest, SumsMayLeaveTheRangeOnTheirWay) {
+TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
   TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
@@ -850,6 +898,21 @@ TEST_P(ReduceAxesTest, NanAndTies) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTest, testing::ValuesIn(RowCases<ReduceAxesProblem>()),
                          CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DeterministicReduceAxesTest,
+                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kDeterministic)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfFloatsTest,
+                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kFloats)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfF64Test,
+                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kOf<DType::kF64>)),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfIntegersTest,
+                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kIntegers)), CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Rows, ReduceAxesOf16BitsTest,
+    testing::ValuesIn(RowCases<ReduceAxesProblem>(kOf<DType::kF16, DType::kBF16>)), CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Rows, ReduceAxesOfWideRangeTest,
+    testing::ValuesIn(RowCases<ReduceAxesProblem>(kOf<DType::kF32, DType::kBF16>)), CaseName);
 
 TEST(Int128, RoundsToTheNearestDouble) {
   Random random(18);

@@ -143,6 +143,20 @@ TEST_P(TreeTest, GoldenBits) {
   }
 }
 
+// One element again and again, as often as makes chunks of two segments.
+TEST_P(TreeTest, LargestChunks) {
+  TESSERA_NEED_DEVICE(GetParam());
+  constexpr std::int64_t kRows = 60 * kTreeMaxChunks + 1, n = kRows * kTreeRowBytes / 8;
+  static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
+  DeviceArray<double> one(stream(), std::vector<double>{1});
+  const auto ones = MakeView({DType::kF64, MakeShape({1})}, one.data(), 0, {n}, {0});
+  ASSERT_TRUE(ones.ok()) << ones.status();
+  EXPECT_TRUE(BeginRequest(stream()).ok());
+  const auto sum = RunReduce(stream(), *ones, ReduceOp::kSum, {.strategy = "fixed_tree"});
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_EQ(sum->value.real, static_cast<double>(n));
+}
+
 TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
   TESSERA_NEED_DEVICE(GetParam());
   for (std::string_view row : kTreeRows) {
@@ -196,10 +210,11 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
   }
 }
 
+class TreeOnCudaTest : public TreeTest {};
+
 // Chunks of more than one segment, which the fixed tree has in the longest arrays only.
-TEST_P(TreeTest, LongChunksDoNotDependOnTheAlignment) {
+TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   TESSERA_NEED_DEVICE(GetParam());
-  if (GetParam() != Backend::kCuda) return;
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&](auto t) {
       using T = decltype(t);
@@ -388,6 +403,7 @@ std::string BackendName(const testing::TestParamInfo<Backend>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Devices, TreeTest, testing::Values(Backend::kCpu, Backend::kCuda),
                          BackendName);
+INSTANTIATE_TEST_SUITE_P(Devices, TreeOnCudaTest, testing::Values(Backend::kCuda), BackendName);
 
 TEST(TreeDevices, AgreeBitByBit) {
   TESSERA_NEED_DEVICE(Backend::kCuda);

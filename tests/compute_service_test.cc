@@ -1,0 +1,456 @@
+// ComputeService as a client sees it, each error with its code, reason and figures.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/element.h"
+#include "tests/service_fixture.h"
+
+namespace tessera {
+namespace {
+
+using grpc::StatusCode;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class ComputeServiceTest : public ServiceTest {};
+
+TEST_F(ComputeServiceTest, DotOfResidentInlineAndViewedOperands) {
+  ASSERT_TRUE(server_.Put<double>("x", v1::DTYPE_F64, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
+  v1::DotRequest request;
+  *request.mutable_a() = InView(Named("x"), 5, {3}, {-2});
+  *request.mutable_b() = Inline<double>(v1::DTYPE_F64, {3}, {1, 10, 100});
+  request.set_strategy("cpu_serial");
+  request.set_timing(true);
+  v1::DotResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Dot, request, &response).ok());
+  EXPECT_EQ(response.value().real(), 6 + 40 + 200);
+  EXPECT_EQ(response.stats().strategy(), "cpu_serial");
+  EXPECT_EQ(response.stats().device(), "cpu");
+  EXPECT_GT(response.stats().kernel_us(), 0);
+  EXPECT_GT(response.stats().bytes(), 0u);
+  EXPECT_GT(response.stats().flops(), 0u);
+  EXPECT_GT(response.stats().roundoff(), 0);
+}
+
+TEST_F(ComputeServiceTest, ReduceToScalars) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2, 2}, {3, -4, 1, 2}).ok());
+  const std::map<v1::ReduceOp, double> expected = {{v1::REDUCE_OP_SUM, 2},
+                                                   {v1::REDUCE_OP_PRODUCT, -24},
+                                                   {v1::REDUCE_OP_MIN, -4},
+                                                   {v1::REDUCE_OP_MAX, 3},
+                                                   {v1::REDUCE_OP_ARGMIN, -4},
+                                                   {v1::REDUCE_OP_ARGMAX, 3},
+                                                   {v1::REDUCE_OP_MEAN, 0.5},
+                                                   {v1::REDUCE_OP_NORM_L1, 10},
+                                                   {v1::REDUCE_OP_NORM_L2, std::sqrt(30)},
+                                                   {v1::REDUCE_OP_SUM_SQUARES, 30},
+                                                   {v1::REDUCE_OP_VARIANCE, 7.25}};
+  for (const auto& [op, value] : expected) {
+    v1::ReduceRequest request;
+    *request.mutable_x() = Named("x");
+    request.set_op(op);
+    v1::ReduceResponse response;
+    ASSERT_TRUE(Call(&v1::ComputeService::Stub::Reduce, request, &response).ok()) << op;
+    EXPECT_DOUBLE_EQ(response.value().real(), value) << op;
+    EXPECT_EQ(response.index(), op == v1::REDUCE_OP_ARGMIN ? 1 : 0) << op;
+  }
+}
+
+TEST_F(ComputeServiceTest, LogicalReductionsAndIntegers) {
+  const auto reduce = [&](const v1::Operand& x, v1::ReduceOp op) {
+    v1::ReduceRequest request;
+    *request.mutable_x() = x;
+    request.set_op(op);
+    v1::ReduceResponse response;
+    const grpc::Status status = Call(&v1::ComputeService::Stub::Reduce, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.value();
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const v1::Operand some = Inline<float>(v1::DTYPE_F32, {3}, {0, kNan, -0.0f});
+  const v1::Operand every = Inline<float>(v1::DTYPE_F32, {2}, {kNan, 1e-45f});
+  const v1::Operand none = Inline<float>(v1::DTYPE_F32, {0}, {});
+  using testing::Pair;
+  const auto logical = [&](const v1::Operand& x) {
+    return std::make_pair(reduce(x, v1::REDUCE_OP_ALL).integer(),
+                          reduce(x, v1::REDUCE_OP_ANY).integer());
+  };
+  EXPECT_THAT(logical(some), Pair(0, 1));
+  EXPECT_THAT(logical(every), Pair(1, 1));
+  EXPECT_THAT(logical(none), Pair(1, 0));
+  EXPECT_EQ(reduce(some, v1::REDUCE_OP_ALL).value_case(), v1::Scalar::kInteger);
+
+  const v1::Operand i = Inline<std::int32_t>(v1::DTYPE_I32, {3}, {2'000'000'000, 2'000'000'000, 2});
+  EXPECT_EQ(reduce(i, v1::REDUCE_OP_SUM).integer(), 4'000'000'002);
+  EXPECT_EQ(reduce(i, v1::REDUCE_OP_MAX).integer(), 2'000'000'000);
+  EXPECT_EQ(reduce(i, v1::REDUCE_OP_MEAN).value_case(), v1::Scalar::kReal);
+  EXPECT_DOUBLE_EQ(reduce(i, v1::REDUCE_OP_MEAN).real(), 4'000'000'002.0 / 3);
+}
+
+TEST_F(ComputeServiceTest, OperationsOfEveryDtype) {
+  const auto check = [&](v1::Dtype dtype, const std::string& name, auto one, auto two, auto three,
+                         auto five) {
+    SCOPED_TRACE(v1::Dtype_Name(dtype));
+    using T = decltype(one);
+    ASSERT_TRUE(server_.Put<T>(name, dtype, {1, 2}, {one, two}).ok());
+    const bool integer = dtype == v1::DTYPE_I32 || dtype == v1::DTYPE_I64;
+    v1::DotResponse dot;
+    ASSERT_TRUE(Dot(Named(name), Named(name), &dot).ok());
+    EXPECT_EQ(integer ? static_cast<double>(dot.value().integer()) : dot.value().real(), 5);
+    v1::AddRequest add;
+    *add.mutable_a() = Named(name);
+    *add.mutable_b() = InView(Named(name), 1, {1, 2}, {2, -1});
+    v1::AddResponse sum;
+    ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, add, &sum).ok());
+    EXPECT_EQ(sum.tensor().dtype(), dtype);
+    EXPECT_EQ(sum.tensor().data(), Bytes<T>({three, three}));
+    v1::MatmulRequest matmul;
+    *matmul.mutable_a() = *matmul.mutable_b() = Named(name);
+    matmul.set_transpose_b(true);
+    v1::MatmulResponse product;
+    const grpc::Status status = Call(&v1::ComputeService::Stub::Matmul, matmul, &product);
+    if (dtype == v1::DTYPE_I64) {
+      ExpectError(status, StatusCode::INVALID_ARGUMENT, "BAD_DTYPE", {{"dtype", "i64"}});
+    } else {
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      EXPECT_EQ(product.tensor().data(), Bytes<T>({five}));
+    }
+    v1::WindowSumRequest window;
+    *window.mutable_x() = InView(Named(name), 0, {2});
+    window.set_radius(1);
+    v1::WindowSumResponse sums;
+    ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, window, &sums).ok());
+    if (integer) {
+      EXPECT_EQ(sums.tensor().dtype(), v1::DTYPE_I64);
+      EXPECT_THAT(Values<std::int64_t>(sums.tensor().data()), ElementsAre(3, 3));
+    } else {
+      EXPECT_EQ(sums.tensor().dtype(), dtype);
+      EXPECT_EQ(sums.tensor().data(), Bytes<T>({three, three}));
+    }
+  };
+  check(v1::DTYPE_F32, "f32", 1.0f, 2.0f, 3.0f, 5.0f);
+  check(v1::DTYPE_F64, "f64", 1.0, 2.0, 3.0, 5.0);
+  check(v1::DTYPE_F16, "f16", Half(1), Half(2), Half(3), Half(5));
+  check(v1::DTYPE_BF16, "bf16", BFloat16(1), BFloat16(2), BFloat16(3), BFloat16(5));
+  check(v1::DTYPE_I32, "i32", std::int32_t{1}, std::int32_t{2}, std::int32_t{3}, std::int32_t{5});
+  check(v1::DTYPE_I64, "i64", std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{5});
+}
+
+TEST_F(ComputeServiceTest, WindowSumOfViewsAndIntoBuffers) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
+  v1::WindowSumRequest request;
+  *request.mutable_x() = InView(Named("x"), 5, {6}, {-1});
+  request.set_radius(2);
+  request.set_strategy("cpu");
+  request.set_timing(true);
+  v1::WindowSumResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_THAT(response.tensor().shape(), ElementsAre(6));
+  EXPECT_THAT(Values<float>(response.tensor().data()), ElementsAre(15, 18, 20, 15, 10, 6));
+  EXPECT_EQ(response.stats().strategy(), "cpu");
+  EXPECT_GT(response.stats().kernel_us(), 0);
+  // Far wider than the array, and the narrowest.
+  request.set_radius(std::numeric_limits<std::int64_t>::max());
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_THAT(Values<float>(response.tensor().data()), testing::Each(21));
+  request.set_radius(0);
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_THAT(Values<float>(response.tensor().data()), ElementsAre(6, 5, 4, 3, 2, 1));
+
+  // Into the buffer it reads.
+  v1::BufferTarget* target = request.mutable_result()->mutable_buffer();
+  target->set_name("x");
+  ExpectError(Call(&v1::ComputeService::Stub::WindowSum, request, &response),
+              StatusCode::ALREADY_EXISTS, "BUFFER_EXISTS", {{"name", "x"}});
+  target->set_replace(true);
+  response.Clear();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_FALSE(response.has_tensor());
+  std::string data;
+  ASSERT_TRUE(server_.Fetch("x", &data).ok());
+  EXPECT_THAT(Values<float>(data), ElementsAre(6, 5, 4, 3, 2, 1));
+
+  *request.mutable_x() = Inline<double>(v1::DTYPE_F64, {0}, {});
+  request.clear_result();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::WindowSum, request, &response).ok());
+  EXPECT_EQ(response.tensor().data(), "");
+}
+
+TEST_F(ComputeServiceTest, ErrorsOfWindowSum) {
+  v1::WindowSumRequest request;
+  v1::WindowSumResponse response;
+  const auto call = [&] { return Call(&v1::ComputeService::Stub::WindowSum, request, &response); };
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
+  request.set_radius(-1);
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "BAD_RADIUS", {{"value", "-1"}});
+  request.set_radius(1);
+  request.set_strategy("widest");
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "UNKNOWN_STRATEGY", {{"valid", "*"}});
+  request.clear_strategy();
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {1, 2}, {1, 2});
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "BAD_SHAPE");
+  *request.mutable_x() = Named("none");
+  ExpectError(call(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "none"}});
+  *request.mutable_x() =
+      InView(Inline<double>(v1::DTYPE_F64, {}, {1}), 0, {(4 << 20) / 8 + 1}, {0});
+  ExpectError(call(), StatusCode::INVALID_ARGUMENT, "RESULT_TOO_LARGE", {{"limit", "4128768"}});
+  request.mutable_x()->mutable_view()->set_shape(0, std::int64_t{1} << 30);
+  request.mutable_result()->mutable_buffer()->set_name("huge");
+  ExpectError(call(), StatusCode::RESOURCE_EXHAUSTED, "SCRATCH_EXHAUSTED",
+              {{"requested", std::to_string(std::int64_t{8} << 30)}});
+}
+
+TEST_F(ComputeServiceTest, ReduceAlongAxes) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
+  v1::ReduceRequest request;
+  *request.mutable_x() = Named("x");
+  request.set_op(v1::REDUCE_OP_SUM);
+  request.add_axes(1);
+  request.set_keep_dims(true);
+  v1::ReduceResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Reduce, request, &response).ok());
+  EXPECT_THAT(response.tensor().shape(), ElementsAre(2, 1));
+  EXPECT_THAT(Values<float>(response.tensor().data()), ElementsAre(6, 15));
+  EXPECT_FALSE(response.has_value());
+
+  request.set_op(v1::REDUCE_OP_ARGMAX);
+  request.set_axes(0, -2);
+  request.set_keep_dims(false);
+  request.mutable_result()->mutable_buffer()->set_name("winners");
+  response.Clear();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Reduce, request, &response).ok());
+  EXPECT_EQ(response.buffer().name(), "winners");
+  EXPECT_EQ(response.buffer().dtype(), v1::DTYPE_I64);
+  std::string data;
+  ASSERT_TRUE(server_.Fetch("winners", &data).ok());
+  EXPECT_THAT(Values<std::int64_t>(data), ElementsAre(1, 1, 1));
+}
+
+TEST_F(ComputeServiceTest, MatmulAndAddIntoBuffersThatMayBeTheirOperands) {
+  ASSERT_TRUE(server_.Put<float>("a", v1::DTYPE_F32, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());
+  v1::MatmulRequest matmul;
+  *matmul.mutable_a() = Named("a");
+  *matmul.mutable_b() = Named("a");
+  matmul.set_transpose_b(true);
+  v1::MatmulResponse product;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Matmul, matmul, &product).ok());
+  EXPECT_THAT(product.tensor().shape(), ElementsAre(2, 2));
+  EXPECT_THAT(Values<float>(product.tensor().data()), ElementsAre(14, 32, 32, 77));
+
+  matmul.mutable_result()->mutable_buffer()->set_name("a");
+  ExpectError(Call(&v1::ComputeService::Stub::Matmul, matmul, &product), StatusCode::ALREADY_EXISTS,
+              "BUFFER_EXISTS", {{"name", "a"}});
+  matmul.mutable_result()->mutable_buffer()->set_replace(true);
+  product.Clear();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Matmul, matmul, &product).ok());
+  EXPECT_EQ(product.buffer().state(), v1::Buffer::STATE_READY);
+
+  v1::AddRequest add;
+  *add.mutable_a() = Named("a");
+  *add.mutable_b() = InView(Inline<float>(v1::DTYPE_F32, {2}, {100, 200}), 0, {2, 2}, {0, 1});
+  add.mutable_result()->set_inline_(true);
+  v1::AddResponse sum;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, add, &sum).ok());
+  EXPECT_THAT(Values<float>(sum.tensor().data()), ElementsAre(114, 232, 132, 277));
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(16); }))
+      << "the old a is gone";
+}
+
+TEST_F(ComputeServiceTest, FailedOperationLeavesNoBuffer) {
+  v1::AddRequest add;
+  *add.mutable_a() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
+  *add.mutable_b() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
+  add.set_strategy("nope");
+  v1::BufferTarget* target = add.mutable_result()->mutable_buffer();
+  target->set_name("sum");
+  v1::AddResponse sum;
+  ExpectError(Call(&v1::ComputeService::Stub::Add, add, &sum), StatusCode::INVALID_ARGUMENT,
+              "UNKNOWN_STRATEGY", {{"valid", "*"}});
+  v1::GetBufferResponse got;
+  ExpectError(Get("sum", &got), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND");
+  EXPECT_EQ(server_.used_bytes(), 0u);
+  add.clear_strategy();
+  target->mutable_ttl()->set_seconds(-4);
+  ExpectError(Call(&v1::ComputeService::Stub::Add, add, &sum), StatusCode::INVALID_ARGUMENT,
+              "BAD_TTL");
+  target->mutable_ttl()->set_seconds(40);
+  target->set_name("not a name");
+  ExpectError(Call(&v1::ComputeService::Stub::Add, add, &sum), StatusCode::INVALID_ARGUMENT,
+              "BAD_NAME", {{"value", "not a name"}});
+  target->set_name("sum");
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, add, &sum).ok());
+  EXPECT_TRUE(sum.buffer().has_expire_time());
+}
+
+TEST_F(ComputeServiceTest, ErrorsOfOperands) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
+  const v1::Operand x = Named("x");
+  v1::DotResponse response;
+  ExpectError(Dot(x, Named("y"), &response), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND",
+              {{"name", "y"}});
+  ExpectError(Dot(x, v1::Operand(), &response), StatusCode::INVALID_ARGUMENT, "BAD_OPERAND",
+              {{"field", "source"}});
+  ExpectError(Dot(x, Inline<float>(v1::DTYPE_F32, {4}, {1, 2, 3}), &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_OPERAND",
+              {{"field", "tensor.data"}, {"value", "12"}, {"expected", "16"}});
+  ExpectError(Dot(x, Inline<float>(v1::DTYPE_UNSPECIFIED, {3}, {1, 2, 3}), &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_DTYPE");
+  ExpectError(Dot(x, Inline<float>(v1::DTYPE_F32, {-3}, {}), &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_SHAPE");
+  ExpectError(Dot(x, Inline<float>(v1::DTYPE_F32, {2}, {1, 2}), &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_SHAPE", {{"a", "[3]"}, {"b", "[2]"}});
+  ExpectError(Dot(x, Inline<double>(v1::DTYPE_F64, {3}, {1, 2, 3}), &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_DTYPE", {{"a", "f32"}, {"b", "f64"}});
+  ExpectError(Dot(x, InView(x, 1, {3}), &response), StatusCode::INVALID_ARGUMENT, "BAD_VIEW",
+              {{"field", "*"}, {"value", "*"}, {"limit", "*"}});
+  ExpectError(Dot(x, InView(x, 0, {3}, {std::numeric_limits<std::int64_t>::max()}), &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_VIEW");
+  ExpectError(Dot(x, InView(x, 0, {3}, {1, 1}), &response), StatusCode::INVALID_ARGUMENT,
+              "BAD_VIEW");
+}
+
+TEST_F(ComputeServiceTest, ErrorsOfStrategies) {
+  const v1::Operand x = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
+  v1::DotResponse response;
+  const grpc::Status unknown = Dot(x, x, &response, "fastest");
+  ExpectError(unknown, StatusCode::INVALID_ARGUMENT, "UNKNOWN_STRATEGY", {{"valid", "*"}});
+  EXPECT_THAT(DetailsOf(unknown).metadata["valid"], HasSubstr("cpu_serial"));
+  const std::string long_name(100'000, 's');
+  ExpectError(Dot(x, x, &response, long_name), StatusCode::INVALID_ARGUMENT, "UNKNOWN_STRATEGY");
+
+  v1::MatmulRequest matmul;
+  *matmul.mutable_a() = *matmul.mutable_b() = Inline<std::int32_t>(v1::DTYPE_I32, {1, 1}, {3});
+  matmul.set_strategy("cpu_library");
+  v1::MatmulResponse product;
+  ExpectError(Call(&v1::ComputeService::Stub::Matmul, matmul, &product),
+              StatusCode::FAILED_PRECONDITION, "STRATEGY_UNSUPPORTED",
+              {{"strategy", "cpu_library"}, {"dtype", "i32"}, {"needs", "operands of f32, f64"}});
+
+  v1::DotRequest request;
+  *request.mutable_a() = x;
+  *request.mutable_b() = x;
+  request.set_strategy("cpu_serial");
+  request.mutable_launch()->set_block_size(64);
+  ExpectError(Call(&v1::ComputeService::Stub::Dot, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_LAUNCH", {{"value", "64"}, {"range", "*"}});
+}
+
+TEST_F(ComputeServiceTest, ErrorsOfReductions) {
+  v1::ReduceRequest request;
+  v1::ReduceResponse response;
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {0}, {});
+  request.set_op(v1::REDUCE_OP_MIN);
+  ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),
+              StatusCode::INVALID_ARGUMENT, "EMPTY_INPUT", {{"op", "*"}});
+  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
+  request.clear_op();
+  ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_OPERATION", {{"field", "op"}, {"value", "0"}});
+  request.set_op(v1::REDUCE_OP_SUM);
+  request.add_axes(1);
+  ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_AXES", {{"axis", "1"}, {"rank", "1"}});
+  request.set_axes(0, 0);
+  request.add_axes(-1);
+  ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_AXES");
+  request.clear_axes();
+  request.mutable_result()->mutable_buffer()->set_name("r");
+  ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_AXES", {{"field", "axes"}});
+}
+
+TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {
+  v1::AddRequest add;
+  *add.mutable_a() =
+      InView(Inline<double>(v1::DTYPE_F64, {}, {1}), 0, {kMaxInlineResult / 8 + 1}, {0});
+  *add.mutable_b() = add.a();
+  v1::AddResponse sum;
+  ExpectError(Call(&v1::ComputeService::Stub::Add, add, &sum), StatusCode::INVALID_ARGUMENT,
+              "RESULT_TOO_LARGE", {{"size", "4128776"}, {"limit", "4128768"}});
+  add.mutable_a()->mutable_view()->set_shape(0, kMaxInlineResult / 8);
+  *add.mutable_b() = add.a();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Add, add, &sum).ok());
+  EXPECT_EQ(Values<double>(sum.tensor().data()), std::vector<double>(kMaxInlineResult / 8, 2.0));
+  v1::MatmulRequest matmul;
+  *matmul.mutable_a() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {1 << 14, 0}, {0, 0});
+  *matmul.mutable_b() = InView(Inline<float>(v1::DTYPE_F32, {}, {1}), 0, {0, 1 << 14}, {0, 0});
+  matmul.mutable_result()->mutable_buffer()->set_name("huge");
+  v1::MatmulResponse product;
+  ExpectError(Call(&v1::ComputeService::Stub::Matmul, matmul, &product),
+              StatusCode::RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED",
+              {{"requested", std::to_string(std::int64_t{1} << 30)}});
+}
+
+TEST_F(ComputeServiceTest, ListStrategiesFilters) {
+  v1::ListStrategiesRequest request;
+  v1::ListStrategiesResponse response;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::ListStrategies, request, &response).ok());
+  const int all = response.strategies_size();
+  int defaults = 0;
+  for (const v1::Strategy& row : response.strategies()) {
+    EXPECT_FALSE(row.name().empty());
+    EXPECT_GT(row.dtypes_size(), 0);
+    EXPECT_NE(row.available(), !row.needs().empty()) << row.name();
+    defaults += row.default_();
+  }
+  EXPECT_EQ(defaults, 6) << "one an operation";
+  request.set_operation("dot");
+  request.set_backend("cpu");
+  response.Clear();
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::ListStrategies, request, &response).ok());
+  EXPECT_GT(response.strategies_size(), 0);
+  EXPECT_LT(response.strategies_size(), all);
+  for (const v1::Strategy& row : response.strategies()) EXPECT_EQ(row.operation(), "dot");
+  request.set_operation("sort");
+  ExpectError(Call(&v1::ComputeService::Stub::ListStrategies, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_OPERATION",
+              {{"field", "operation"}, {"value", "sort"}, {"valid", "*"}});
+  request.set_operation("");
+  request.set_backend("tpu");
+  ExpectError(Call(&v1::ComputeService::Stub::ListStrategies, request, &response),
+              StatusCode::INVALID_ARGUMENT, "BAD_OPERATION",
+              {{"field", "backend"}, {"value", "tpu"}, {"valid", "cpu, cuda"}});
+}
+
+TEST_F(ComputeServiceTest, ServerInfo) {
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(
+      Call(&v1::ComputeService::Stub::GetServerInfo, v1::GetServerInfoRequest(), &info).ok());
+  ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.devices(0).name(), "cpu");
+  EXPECT_EQ(info.devices(0).buffer_limit_bytes(), 256u << 20);
+  EXPECT_EQ(info.devices(0).workers(), 2);
+  EXPECT_EQ(info.devices(0).waiting(), 0u);
+  EXPECT_EQ(info.limits().max_message_bytes(), 4259840u);
+  EXPECT_EQ(info.limits().max_inline_result_bytes(), (4u << 20) - (64u << 10));
+  EXPECT_EQ(info.limits().queue_length(), 1024u);
+  EXPECT_FALSE(info.limits().has_max_ttl());
+  EXPECT_FALSE(info.version().empty());
+}
+
+TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
+  ASSERT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {3, 4}, false, "fake:1").ok());
+  v1::DotResponse response;
+  ASSERT_TRUE(Dot(Named("x"), Named("x"), &response).ok());
+  EXPECT_EQ(response.stats().device(), "fake:0");
+  ASSERT_TRUE(Dot(Inline<float>(v1::DTYPE_F32, {2}, {1, 1}), Named("y"), &response).ok());
+  EXPECT_EQ(response.stats().device(), "fake:1");
+  EXPECT_EQ(response.value().real(), 7);
+  ExpectError(Dot(Named("x"), Named("y"), &response), StatusCode::FAILED_PRECONDITION,
+              "DEVICE_MISMATCH", {{"x", "fake:0"}, {"y", "fake:1"}});
+  EXPECT_EQ(server_.used_bytes(0), Charged(8));
+  EXPECT_EQ(server_.used_bytes(1), Charged(8));
+}
+
+}  // namespace
+}  // namespace tessera
