@@ -650,16 +650,16 @@ TEST(MatmulPieces, QuotientsAreExact) {
   }
 }
 
-// Every slab of every tile is computed once, all workers have the same to do, and the first part of
-// a tile is done when the next worker comes to the rest.
+// Every k-tile of every tile is computed once, all workers have the same to do, and the first part
+// of a tile is done when the next worker comes to the rest.
 TEST(MatmulPieces, CoverAllTilesEvenly) {
   for (int workers : {1, 2, 3, 66, 132}) {
     for (int tiles = workers; tiles < 3 * workers + 2; ++tiles) {
-      for (int slabs : {1, 2, 7, 64, 129}) {
-        SCOPED_TRACE(absl::StrCat(workers, " workers, ", tiles, " tiles of ", slabs, " slabs"));
-        const Sharing sharing = ShareTiles(tiles, slabs, workers);
-        std::vector<int> times(static_cast<std::size_t>(tiles * slabs));
-        int least = tiles * slabs, most = 0;
+      for (int k_tiles : {1, 2, 7, 64, 129}) {
+        SCOPED_TRACE(absl::StrCat(workers, " workers, ", tiles, " tiles of ", k_tiles, " k_tiles"));
+        const Sharing sharing = ShareTiles(tiles, k_tiles, workers);
+        std::vector<int> times(static_cast<std::size_t>(tiles * k_tiles));
+        int least = tiles * k_tiles, most = 0;
         Piece left{};  // by the worker before
         int left_at = 0;
         for (int worker = 0; worker < workers; ++worker) {
@@ -667,35 +667,35 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
           int leaves_at = 0, done = 0, rests = 0;
           for (int i = 0;; ++i) {
             const Piece piece = PieceOf(sharing, worker, workers, i);
-            if (piece.slabs == 0) break;
+            if (piece.k_tiles == 0) break;
             ASSERT_EQ(rests, 0) << "a piece after the rest of a tile";
             ASSERT_EQ(piece.starts, piece.first == 0);
-            ASSERT_EQ(piece.ends, piece.first + piece.slabs == slabs);
+            ASSERT_EQ(piece.ends, piece.first + piece.k_tiles == k_tiles);
             if (!piece.starts) {
               ++rests;
               ASSERT_EQ(piece.tile, left.tile);
-              ASSERT_EQ(piece.first, left.slabs);
-              ASSERT_LE(left_at, done + 1);  // some workers have a slab more than others
+              ASSERT_EQ(piece.first, left.k_tiles);
+              ASSERT_LE(left_at, done + 1);  // some workers have a k-tile more than others
               left = {};
             }
-            for (int slab = piece.first; slab < piece.first + piece.slabs; ++slab)
-              ++times[static_cast<std::size_t>(piece.tile * slabs + slab)];
-            done += piece.slabs;
+            for (int k_tile = piece.first; k_tile < piece.first + piece.k_tiles; ++k_tile)
+              ++times[static_cast<std::size_t>(piece.tile * k_tiles + k_tile)];
+            done += piece.k_tiles;
             if (!piece.ends) {
-              ASSERT_EQ(leaves.slabs, 0) << "two first parts";
+              ASSERT_EQ(leaves.k_tiles, 0) << "two first parts";
               leaves = piece;
               leaves_at = done;
             }
           }
-          ASSERT_EQ(left.slabs, 0) << "nobody computes the rest";
+          ASSERT_EQ(left.k_tiles, 0) << "nobody computes the rest";
           left = leaves;
           left_at = leaves_at;
           least = std::min(least, done);
           most = std::max(most, done);
         }
-        ASSERT_EQ(left.slabs, 0) << "nobody computes the rest";
+        ASSERT_EQ(left.k_tiles, 0) << "nobody computes the rest";
         ASSERT_LE(most - least, 1);
-        ASSERT_EQ(std::ranges::count(times, 1), tiles * slabs);
+        ASSERT_EQ(std::ranges::count(times, 1), tiles * k_tiles);
       }
     }
   }

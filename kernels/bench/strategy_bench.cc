@@ -4,11 +4,10 @@
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
 //
 // Names are operation/strategy/dtype/size, where operation is reduce_max and the like for
-// reductions other than sums. Time is device time (manual time), from the first to the last
-// step of one operation, all of which the host has enqueued before it begins. Operands hold
-// random normal values and rotate through more than three times the largest L2 cache, so that every
-// pass reads memory. Run with
-// --benchmark_enable_random_interleaving and repetitions to compare strategies fairly.
+// reductions other than sums. Time is device time (manual time), from the first to the last step of
+// one operation, all of which the host has enqueued before it begins. Operands hold random normal
+// values and rotate through more than three times the largest L2, so that every pass reads memory.
+// Run with --benchmark_enable_random_interleaving and repetitions to compare strategies fairly.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -42,7 +41,7 @@
 namespace tessera::bench {
 namespace {
 
-// More than three times 60 MB, the L2 cache of an H200.
+// More than three times 60 MB, the L2 of an H200.
 constexpr std::size_t kRotation = std::size_t{256} << 20;
 constexpr std::size_t kAlignment = 256;
 

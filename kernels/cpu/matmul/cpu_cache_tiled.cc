@@ -1,13 +1,13 @@
 // Matmul by register tiles inside blocks for the cache, vectorised, over all cores.
 //
 // Against `cpu_register_tiled`, whose tiles reload their rows of a and columns of b from wherever
-// they are: here a core works on a b1 x b2 block of c, and walks along k in slabs.
+// they are: here a core works on a b1 x b2 block of c, and walks along k in k-tiles.
 //
 //                       b2
-//                  +-----------+                 1. copy ("pack") the slab of a and of b into
-//             slab | | | | | | |  panels            panels, as wide as a register tile and
+//                  +-----------+                 1. copy ("pack") the k-tile of a and of b into
+//             k-tile | | | | | | |  panels            panels, as wide as a register tile and
 //                  +-----------+                    contiguous in the order in which step 2
-//          slab         b2                          reads them;
+//          k-tile         b2                          reads them;
 //        +------+  +-----------+
 //        |------|  |  +-+      |                 2. for every register tile: walk along the two
 //     b1 |------|  |  +-+      |                    panels, v1 x v2 sums in registers, and add
@@ -37,7 +37,7 @@
 namespace tessera {
 namespace {
 
-// b1 x b2 and the depth of a slab: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for a
+// b1 x b2 and the depth of a k-tile: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for a
 // second level of 512 KiB and above. Multiples of every register tile.
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
@@ -216,10 +216,10 @@ void Run(const MatmulProblem& p, Stream& stream) {
   }
 }
 
-// A term passes its product, the chain of its slab, and the sum over slabs.
+// A term passes its product, the chain of its k-tile, and the sum over k-tiles.
 double Roundoff(const MatmulProblem& p) {
-  const std::int64_t slabs = (p.k + kDepth - 1) / kDepth;
-  return static_cast<double>(1 + std::min(p.k, kDepth) + slabs) * MatmulRoundoffUnit(p.dtype);
+  const std::int64_t k_tiles = (p.k + kDepth - 1) / kDepth;
+  return static_cast<double>(1 + std::min(p.k, kDepth) + k_tiles) * MatmulRoundoffUnit(p.dtype);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Matmul with the next slab on its way while this one is used.
+// Matmul with the next k-tile on its way while this one is used.
 //
 // Against `shared_tiled_vectorized`: there the block alternates, all of it, between waiting for
-// memory and computing. Here every operand has two slabs in shared memory, and cp.async (compute
+// memory and computing. Here every operand has two k-tiles in shared memory, and cp.async (compute
 // capability 8.0) copies into one of them in the background, past the registers, while the block
 // computes with the other:
 //
@@ -9,21 +9,21 @@
 //
 //     here           | copy 0  | copy 1         | copy 2         |
 //                              | wait  use 0    | wait  use 1    | ...
-//                              ^ one barrier a slab: slab s is complete for everybody,
-//                                and nobody uses slab s - 1 any more, so that slab s + 1
+//                              ^ one barrier a k-tile: k-tile s is complete for everybody,
+//                                and nobody uses k-tile s - 1 any more, so that k-tile s + 1
 //                                may take its place
 //
-// One barrier a slab instead of two; and as S = 16 for L = 128 too, where it was 8, a quarter of
-// the barriers there. Waiting is left only where a copy takes longer than a slab's arithmetic: 16
-// steps of 64 multiply-adds a thread are about 4000 cycles of a multiprocessor with two blocks, and
-// memory answers in under 1000.
+// One barrier a k-tile instead of two; and as S = 16 for L = 128 too, where it was 8, a quarter of
+// the barriers there. Waiting is left only where a copy takes longer than a k-tile's arithmetic: 16
+// steps of 64 multiply-adds a thread are about 4000 cycles of an SM with two blocks, and memory
+// answers in under 1000.
 //
-// A copy in the background moves 16 bytes to where they are aligned and contiguous; it can not
+// A copy in the background moves 16 bytes to where they are aligned and contiguous; it cannot
 // transpose them. An operand that is contiguous along k therefore travels one element a copy, which
 // costs four times the copy instructions, 8 for every 1024 multiply-adds, and no registers.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
-// 64 barriers a block; a chain of 1024.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
+// 64 barriers per block; a chain of 1024.
 //
 // Right for any m, n and k: a copy may read less than it writes, and the rest is zero, which adds
 // 0 * 0; results beyond the edges are not stored. For any pitch and alignment: an operand that does
@@ -56,20 +56,20 @@ template <class C, class T>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     MatmulDoubleBuffered(Operand<T> a, Operand<T> b, Packable packable, std::int64_t k, T* c) {
   constexpr int kDepth = 64 / sizeof(T);  // S: two stages fit the 48 KiB that every block may have
-  __shared__ __align__(16) T a_slabs[kStages][kDepth][C::kPitch];
-  __shared__ __align__(16) T b_slabs[kStages][kDepth][C::kPitch];
+  __shared__ __align__(16) T a_k_tiles[kStages][kDepth][C::kPitch];
+  __shared__ __align__(16) T b_k_tiles[kStages][kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
   const std::int64_t row = blockIdx.x / column_tiles * C::kTile;
   const std::int64_t column = blockIdx.x % column_tiles * C::kTile;
 
-  using Copier = SlabCopier<T, C::kTile, kDepth, C::kPitch, kThreads>;
+  using Copier = KTileCopier<T, C::kTile, kDepth, C::kPitch, kThreads>;
   Copier a_copier(a, packable.a, row);
   Copier b_copier(b, packable.b, column);
   const auto copy = [&](std::int64_t k_first, int stage) {
     const int depth = static_cast<int>(min(k - k_first, std::int64_t{kDepth}));
     if (depth <= 0) return;
-    a_copier.Copy(depth, &a_slabs[stage][0][0]);
-    b_copier.Copy(depth, &b_slabs[stage][0][0]);
+    a_copier.Copy(depth, &a_k_tiles[stage][0][0]);
+    b_copier.Copy(depth, &b_k_tiles[stage][0][0]);
     CommitCopies();
   };
 
@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
   int stage = 0;
   for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
     WaitForCopies<0>();
-    __syncthreads();  // the slab is complete, and nobody uses the one before any more
+    __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
     copy(k_first + kDepth, 1 - stage);
 #pragma unroll
-    for (int l = 0; l < kDepth; ++l) tile.Multiply(a_slabs[stage][l], b_slabs[stage][l]);
+    for (int l = 0; l < kDepth; ++l) tile.Multiply(a_k_tiles[stage][l], b_k_tiles[stage][l]);
     stage = 1 - stage;
   }
   tile.Store(row, column, a.extent, b.extent, packable.c, c);
@@ -104,7 +104,7 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   if (p.m == 0 || p.n == 0) return;
-  // Large tiles move less, once there are two for every multiprocessor to overlap.
+  // Large tiles move less, once there are two for every SM to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);
   } else {
@@ -126,7 +126,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .name = "double_buffered",
-    .summary = "the next slab is copied in the background (cp.async) while this one is used",
+    .summary = "the next k_tile is copied in the background (cp.async) while this one is used",
     .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with cp.async and edges",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),

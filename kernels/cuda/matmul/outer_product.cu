@@ -1,9 +1,9 @@
 // Matmul with few steps along k, one to eight: an outer product, or the sum of some.
 //
 // All there is to do is to write c: for k = 1 each element costs one multiply-add. Rows that tile
-// for the sake of the multiply-adds fetch slabs of 8 steps and more, wait for them at barriers, and
-// write c at the end in one burst. Here nobody waits for anybody, and the columns of b stay in
-// registers while the rows of a pass by:
+// for the sake of the multiply-adds fetch k-tiles of 8 steps and more, wait for them at barriers,
+// and write c at the end in one burst. Here no worker waits for anybody, and the columns of b stay
+// in registers while the rows of a pass by:
 //
 //                    b   k x 128, a register a lane, step and column
 //                  +-----+-----+-----+-----+
@@ -39,7 +39,7 @@ namespace {
 constexpr int kMostSteps = 8;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kEach = 4;  // columns a lane
+constexpr int kEach = 4;  // columns per lane
 constexpr int kColumns = kEach * kWarpSize;
 
 // Of a warp. steps: a power of two.

@@ -1,4 +1,4 @@
-// Matmul by V x V elements a thread, operands from device memory.
+// Matmul by V x V elements per thread, operands from device memory.
 //
 // Against `naive`: a step along k loads V elements of each operand into registers, and each of them
 // is used V times. So 2 m n k / V loads instead of 2 m n k, and V / 2 multiply-adds a load instead

@@ -1,29 +1,29 @@
 // Matmul by tiles in shared memory: a block computes L x L elements of c, a thread V x V of them.
 //
 // Against `register_tiled`, whose threads all go to device memory for what their neighbours have
-// loaded as well: the block walks along k in slabs of S. It fetches S x L elements of each operand
-// into shared memory, all threads together, and uses each L times: 2 m n k / L loads from device
-// memory instead of 2 m n k / V. From there a thread takes V elements of each operand into
+// loaded as well: the block walks along k in k-tiles of S. It fetches S x L elements of each
+// operand into shared memory, all threads together, and uses each L times: 2 m n k / L loads from
+// device memory instead of 2 m n k / V. From there a thread takes V elements of each operand into
 // registers and uses each V times: 2 m n k / V loads from shared memory. So with L = 128 and V = 8
 // sixteen loads serve 64 multiply-adds.
 //
-//                   slab of b, S x L        one fetch, thread t of 256: cells t, t + 256, ...
+//                   k-tile of b, S x L        one fetch, thread t of 256: cells t, t + 256, ...
 //                  +----------------+
 //                S |                |
 //         S        +----------------+
 //      +----+      +----------------+
 //      |    |      |     | V |      |
-//    L |    |      |     +---+      |       then S steps, each V + V loads from the slabs
+//    L |    |      |     +---+      |       then S steps, each V + V loads from the k-tiles
 //      |    |      |    V|   |      |       and V * V multiply-adds
 //      +----+      +----------------+
-//    slab of a        tile of c, L x L
+//    k-tile of a        tile of c, L x L
 //
-// Two barriers a slab: one before the slab is overwritten, one before it is read. Fetching waits
-// for memory while arithmetic waits for fetching; only the other blocks of the multiprocessor fill
-// the gaps.
+// Two barriers a k-tile: one before the k-tile is overwritten, one before it is read. Fetching
+// waits for memory while arithmetic waits for fetching; only the other blocks of the SM fill the
+// gaps.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
-// 128 barriers a block; a chain of 1024.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
+// 128 barriers per block; a chain of 1024.
 //
 // Right for any m, n and k: what lies beyond an edge is fetched as 0, in both operands, so that it
 // adds 0 * 0, and is not stored. For any pitch, transpose and alignment: threads fetch along
@@ -56,14 +56,14 @@ struct Config {
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
 
-// A thread's share of fetching one operand's slabs, slab[l][i] = operand[first + i, k_first + l]
-// and 0 beyond the edges. All threads of the block fetch together, neighbours along the dimension
-// in which memory is contiguous; then each goes on by as many cells as there are threads, which
-// moves it along the other dimension alone.
+// A thread's share of fetching one operand's k-tiles, k-tile[l][i] = operand[first + i, k_first +
+// l] and 0 beyond the edges. All threads of the block fetch together, neighbours along the
+// dimension in which memory is contiguous; then each goes on by as many cells as there are threads,
+// which moves it along the other dimension alone.
 template <class C, class T>
-class SlabFetcher {
+class KTileFetcher {
  public:
-  __device__ SlabFetcher(const Operand<T>& operand, std::int64_t first) : data_(operand.data) {
+  __device__ KTileFetcher(const Operand<T>& operand, std::int64_t first) : data_(operand.data) {
     static_assert(kThreads % C::kDepth == 0 && kThreads % C::kTile == 0);
     const int thread = static_cast<int>(threadIdx.x);
     const bool along_k = operand.k_stride == 1;
@@ -74,58 +74,58 @@ class SlabFetcher {
     rows_ = static_cast<int>(min(operand.extent - first, std::int64_t{C::kTile}));
     next_ = (first + i_) * operand.stride + l_ * operand.k_stride;
     step_ = i_step_ * operand.stride + l_step_ * operand.k_stride;
-    slab_step_ = C::kDepth * operand.k_stride;
+    k_tile_step_ = C::kDepth * operand.k_stride;
   }
 
-  // The next slab, of which `depth` rows lie before the end of k.
-  __device__ void Fetch(int depth, ValueOf<T> (&slab)[C::kDepth][C::kPitch]) {
+  // The next k-tile, of which `depth` rows lie before the end of k.
+  __device__ void Fetch(int depth, ValueOf<T> (&k_tile)[C::kDepth][C::kPitch]) {
 #pragma unroll
     for (int c = 0; c < C::kTile * C::kDepth / kThreads; ++c) {
       const int i = i_ + c * i_step_;
       const int l = l_ + c * l_step_;
-      slab[l][i] = i < rows_ && l < depth ? static_cast<ValueOf<T>>(data_[next_ + c * step_]) : 0;
+      k_tile[l][i] = i < rows_ && l < depth ? static_cast<ValueOf<T>>(data_[next_ + c * step_]) : 0;
     }
-    next_ += slab_step_;
+    next_ += k_tile_step_;
   }
 
  private:
   const T* data_;
   int i_, l_, i_step_, l_step_;  // the thread's first cell, and the way to its next
   int rows_;                     // values of i before the operand's end
-  std::int64_t next_, step_, slab_step_;
+  std::int64_t next_, step_, k_tile_step_;
 };
 
-// Two blocks a multiprocessor, so that one computes while the other fetches; where sums take 64
-// bits they alone take half the registers.
+// Two blocks per SM, so that one computes while the other fetches; where sums take 64 bits they
+// alone take half the registers.
 template <class C, class T, class O>
 __global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1)
     MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
   using Value = ValueOf<T>;
   constexpr int kEach = C::kEach;
-  __shared__ __align__(16) Value a_slab[C::kDepth][C::kPitch];
-  __shared__ __align__(16) Value b_slab[C::kDepth][C::kPitch];
+  __shared__ __align__(16) Value a_k_tile[C::kDepth][C::kPitch];
+  __shared__ __align__(16) Value b_k_tile[C::kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
   const std::int64_t row = blockIdx.x / column_tiles * C::kTile;
   const std::int64_t column = blockIdx.x % column_tiles * C::kTile;
   const int y = static_cast<int>(threadIdx.x) / C::kSide * kEach;
   const int x = static_cast<int>(threadIdx.x) % C::kSide * kEach;
 
-  SlabFetcher<C, T> a_fetcher(a, row);
-  SlabFetcher<C, T> b_fetcher(b, column);
+  KTileFetcher<C, T> a_fetcher(a, row);
+  KTileFetcher<C, T> b_fetcher(b, column);
   MatmulAcc<T, O> sums[kEach][kEach] = {};
   for (std::int64_t k_first = 0; k_first < k; k_first += C::kDepth) {
-    __syncthreads();  // everybody is done with the slabs before
+    __syncthreads();  // everybody is done with the k-tiles before
     const int depth = static_cast<int>(min(k - k_first, std::int64_t{C::kDepth}));
-    a_fetcher.Fetch(depth, a_slab);
-    b_fetcher.Fetch(depth, b_slab);
-    __syncthreads();  // the slabs are complete
+    a_fetcher.Fetch(depth, a_k_tile);
+    b_fetcher.Fetch(depth, b_k_tile);
+    __syncthreads();  // the k-tiles are complete
 #pragma unroll
     for (int l = 0; l < C::kDepth; ++l) {
       Value a_each[kEach], b_each[kEach];
 #pragma unroll
-      for (int v = 0; v < kEach; ++v) a_each[v] = a_slab[l][y + v];
+      for (int v = 0; v < kEach; ++v) a_each[v] = a_k_tile[l][y + v];
 #pragma unroll
-      for (int v = 0; v < kEach; ++v) b_each[v] = b_slab[l][x + v];
+      for (int v = 0; v < kEach; ++v) b_each[v] = b_k_tile[l][x + v];
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
 #pragma unroll
@@ -166,7 +166,7 @@ Cost CostOf(const MatmulProblem& p) {
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
   if (p.m == 0 || p.n == 0) return;
-  // Large tiles move less, once there are two for every multiprocessor to overlap.
+  // Large tiles move less, once there are two for every SM to overlap.
   if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {
     RunConfig<Large>(p, cuda);
   } else {
@@ -178,7 +178,8 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .name = "shared_tiled",
-    .summary = "L x L elements a block through slabs in shared memory, V x V a thread in registers",
+    .summary =
+        "L x L elements a block through k_tiles in shared memory, V x V a thread in registers",
     .source = "shared-memory tiling with cooperative fetching, notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,

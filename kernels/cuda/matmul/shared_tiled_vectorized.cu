@@ -1,34 +1,36 @@
 // Matmul by tiles in shared memory, moved 16 bytes at a time.
 //
-// Against `shared_tiled`: the same L x L tiles, the same V x V elements a thread, but every load
-// and store moves a pack of 16 bytes (4 floats, 2 doubles) where that one moved an element, so that
-// a quarter of the instructions is left over for multiply-adds:
-// - Global memory to registers: each operand in packs along the dimension that is contiguous.
-// - Registers to the slab: both slabs hold a step along k as one row, because a thread reads them
+// Against `shared_tiled`: the same L x L tiles, the same V x V elements per thread, but every load
+// and store moves a vector of 16 bytes (4 floats, 2 doubles) where that one moved an element, so
+// that a quarter of the instructions is left over for multiply-adds:
+// - Global memory to registers: each operand in vectors along the dimension that is contiguous.
+// - Registers to the k-tile: both k-tiles hold a step along k as one row, because a thread reads
+// them
 //   by rows. An operand that is contiguous along k is therefore transposed on the way:
 //
-//       a, row i:  [l l+1 l+2 l+3]  one load        slab   l    ....i....
+//       a, row i:  [l l+1 l+2 l+3]  one load        k-tile   l    ....i....
 //                                                          l+1  ....i....   four stores into
 //                                                          l+2  ....i....   different rows
 //                                                          l+3  ....i....
 //
-//   The rows of a slab are 4 elements longer than the tile: the threads of a warp, which store 16
+//   The rows of a k-tile are 4 elements longer than the tile: the threads of a warp, which store 16
 //   different i of two packs, then meet 32 different banks.
-// - Slab to registers: a thread's elements are V / 4 packs, a span apart (ThreadTile in tiles.cuh);
+// - k-tile to registers: a thread's elements are V / 4 vectors, a span apart (ThreadTile in
+// tiles.cuh);
 //   side by side they would make neighbours read every second pack, and each bank twice.
-// - Registers to c: the same packs.
+// - Registers to c: the same vectors.
 //
-// The loads are issued before the barrier that lets the slabs be overwritten, so that the wait for
-// slower warps hides part of the wait for memory.
+// The loads are issued before the barrier that lets the k-tiles be overwritten, so that the wait
+// for slower warps hides part of the wait for memory.
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
-// 128 barriers a block; a chain of 1024. A thread of a tile of 128 x 128 makes 512 multiply-adds a
-// slab with 2 loads from global memory, 5 stores to shared memory (one operand transposed) and 32
-// loads from it.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
+// 128 barriers per block; a chain of 1024. A thread of a tile of 128 x 128 makes 512 multiply-adds
+// a k-tile with 2 loads from global memory, 5 stores to shared memory (one operand transposed) and
+// 32 loads from it.
 //
-// Right for any m, n and k: a pack that crosses an edge is fetched and stored element by element,
+// Right for any m, n and k: a vector that crosses an edge is fetched and stored element by element,
 // as far as it goes, and filled with zeros, which add 0 * 0. For any pitch and alignment: where an
-// operand or c does not begin and advance in multiples of 16 bytes, its packs are read or written
+// operand or c does not begin and advance in multiples of 16 bytes, its vectors are read or written
 // element by element as well. Each element is one chain of k fused multiply-adds, in the same order
 // as in `naive`.
 #include <cstdint>
@@ -53,8 +55,8 @@ struct Config {
 using Large = Config<128, 8, 8>;
 using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
 
-// A thread's share of fetching one operand's slabs, slab[l][i] = operand[first + i, k_first + l]
-// and 0 beyond the edges, a pack at a time along the dimension in which memory is contiguous.
+// A thread's share of fetching one operand's k-tiles, k-tile[l][i] = operand[first + i, k_first +
+// l] and 0 beyond the edges, a vector at a time along the dimension in which memory is contiguous.
 template <class C, class T>
 class PackFetcher {
   static constexpr int kWidth = Pack<T>::kSize;
@@ -73,10 +75,10 @@ class PackFetcher {
     rows_ = static_cast<int>(min(operand.extent - first, std::int64_t{C::kTile}));
     next_ = (first + i_) * operand.stride + l_ * operand.k_stride;
     step_ = i_step_ * operand.stride + l_step_ * operand.k_stride;
-    slab_step_ = C::kDepth * operand.k_stride;
+    k_tile_step_ = C::kDepth * operand.k_stride;
   }
 
-  // Loads the next slab into registers; `depth` rows of it lie before the end of k.
+  // Loads the next k-tile into registers; `depth` rows of it lie before the end of k.
   __device__ void Load(int depth) {
 #pragma unroll
     for (int c = 0; c < kPacks; ++c) {
@@ -91,19 +93,19 @@ class PackFetcher {
         for (int w = 0; w < kWidth; ++w) packs_[c].v[w] = w < inside ? from[w] : T(0);
       }
     }
-    next_ += slab_step_;
+    next_ += k_tile_step_;
   }
 
-  __device__ void Store(T (&slab)[C::kDepth][C::kPitch]) const {
+  __device__ void Store(T (&k_tile)[C::kDepth][C::kPitch]) const {
 #pragma unroll
     for (int c = 0; c < kPacks; ++c) {
       const int i = i_ + c * i_step_;
       const int l = l_ + c * l_step_;
       if (along_k_) {
 #pragma unroll
-        for (int w = 0; w < kWidth; ++w) slab[l + w][i] = packs_[c].v[w];
+        for (int w = 0; w < kWidth; ++w) k_tile[l + w][i] = packs_[c].v[w];
       } else {
-        StorePack(&slab[l][i], packs_[c]);
+        StorePack(&k_tile[l][i], packs_[c]);
       }
     }
   }
@@ -111,9 +113,9 @@ class PackFetcher {
  private:
   const T* data_;
   bool packable_, along_k_;
-  int i_, l_, i_step_, l_step_;  // the thread's first pack, and the way to its next
+  int i_, l_, i_step_, l_step_;  // the thread's first vector, and the way to its next
   int rows_;                     // values of i before the operand's end
-  std::int64_t next_, step_, slab_step_;
+  std::int64_t next_, step_, k_tile_step_;
   Pack<T> packs_[kPacks];
 };
 
@@ -121,8 +123,8 @@ template <class C, class T>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     MatmulSharedTiledVectorized(Operand<T> a, Operand<T> b, Packable packable, std::int64_t k,
                                 T* c) {
-  __shared__ __align__(16) T a_slab[C::kDepth][C::kPitch];
-  __shared__ __align__(16) T b_slab[C::kDepth][C::kPitch];
+  __shared__ __align__(16) T a_k_tile[C::kDepth][C::kPitch];
+  __shared__ __align__(16) T b_k_tile[C::kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
   const std::int64_t row = blockIdx.x / column_tiles * C::kTile;
   const std::int64_t column = blockIdx.x % column_tiles * C::kTile;
@@ -135,12 +137,12 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     const int depth = static_cast<int>(min(k - k_first, std::int64_t{C::kDepth}));
     a_fetcher.Load(depth);
     b_fetcher.Load(depth);
-    __syncthreads();  // everybody is done with the slabs before
-    a_fetcher.Store(a_slab);
-    b_fetcher.Store(b_slab);
-    __syncthreads();  // the slabs are complete
+    __syncthreads();  // everybody is done with the k-tiles before
+    a_fetcher.Store(a_k_tile);
+    b_fetcher.Store(b_k_tile);
+    __syncthreads();  // the k-tiles are complete
 #pragma unroll
-    for (int l = 0; l < C::kDepth; ++l) tile.Multiply(a_slab[l], b_slab[l]);
+    for (int l = 0; l < C::kDepth; ++l) tile.Multiply(a_k_tile[l], b_k_tile[l]);
   }
   tile.Store(row, column, a.extent, b.extent, packable.c, c);
 }
@@ -161,7 +163,7 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   if (p.m == 0 || p.n == 0) return;
-  // Large tiles move less, once there are two for every multiprocessor to overlap.
+  // Large tiles move less, once there are two for every SM to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);
   } else {

@@ -3,27 +3,28 @@
 //
 // Each element of the large operand serves as many multiply-adds as there are vectors, at most 32:
 // memory sets the pace, and all that counts is that it never waits. Against `warp_tiled`, the tile
-// of a block is narrow, 64 or 128 elements of the large operand by all vectors, and the slabs are
+// of a block is narrow, 64 or 128 elements of the large operand by all vectors, and the k-tiles are
 // many: up to eight of 8 or 16 KiB, all but one on their way:
 //
 //         k ->
 //      +--------+--------+--------+--
-//    i | slab 0 | slab 1 | slab 2 | ..     wide: 64 or 128 values of i, 128 bytes along k a slab
+//    i | k-tile 0 | k-tile 1 | k-tile 2 | ..     wide: 64 or 128 values of i, 128 bytes along k a k-tile
 //      +--------+--------+--------+--
 //      +--------+--------+--------+--
-//      | slab 0 | slab 1 | slab 2 | ..     thin: 1 to 32 vectors
+//      | k-tile 0 | k-tile 1 | k-tile 2 | ..     thin: 1 to 32 vectors
 //      +--------+--------+--------+--
 //        in use   on their way
 //
-// An H200 reads about 18 bytes a cycle and multiprocessor, and answers after 1000 cycles and more:
-// some 20 KiB have to be on their way to each, twice that to be safe.
+// An H200 reads about 18 bytes a cycle and SM, and answers after 1000 cycles and more: some 20 KiB
+// have to be on their way to each, twice that to be safe.
 //
-// - Which operand is the large one, and how it lies in memory, makes no difference: see slabs.cuh.
+// - Which operand is the large one, and how it lies in memory, makes no difference: see
+// k-tiles.cuh.
 // - 16 bits, and f64 from nine vectors on, are multiplied by the tensor cores (see `tensor_mma` and
 //   `tensor_f64`), a warp 16 elements by all vectors. f32 has none that compute in f32: there every
-//   warp takes a part of the slab's steps for the whole tile, so that a vector of the large operand
-//   is loaded from shared memory once, and the warps' sums meet at the end.
-// - When there are fewer tiles than multiprocessors, blocks share a tile: k is cut into parts, the
+//   warp takes a part of the k-tile's steps for the whole tile, so that a vector of the large
+//   operand is loaded from shared memory once, and the warps' sums meet at the end.
+// - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the
 //   sums of the parts are written down, and a second kernel adds them in order.
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
@@ -40,8 +41,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/matmul/slabs.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -50,7 +51,7 @@ namespace {
 constexpr int kMostVectors = 32;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kRowBytes = 128;  // of a slab along k
+constexpr int kRowBytes = 128;  // of a k-tile along k
 
 // kVectors: columns of the thin operand, rounded up.
 template <class T_, int kVectors_>
@@ -75,13 +76,13 @@ struct Config {
 
   // In the order in which the lanes read them.
   template <bool kAlongK>
-  using WideSlab = Slab<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? 1 : 0>;
-  using ThinSlab = Slab<T, kVectors, kDepth, true, kSquares ? 1 : 0>;
+  using WideKTile = KTile<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? 1 : 0>;
+  using ThinKTile = KTile<T, kVectors, kDepth, true, kSquares ? 1 : 0>;
 };
 
-// Copies the thin operand's slabs, [vector][k] whatever its layout, with zeros beyond the edges. If
-// it can not be copied in vectors along k, a slab's elements wait in registers from one call to the
-// next, so that nobody waits for their loads.
+// Copies the thin operand's k-tiles, [vector][k] whatever its layout, with zeros beyond the edges.
+// If it cannot be copied in vectors along k, a k-tile's elements wait in registers from one call to
+// the next, so that no worker waits for their loads.
 template <class C>
 class ThinLoader {
   using T = typename C::T;
@@ -95,7 +96,7 @@ class ThinLoader {
     if (!packs) Load(operand, k_end);
   }
 
-  __device__ void Copy(const Operand<T>& operand, bool packs, std::int64_t k_end, T* slab) {
+  __device__ void Copy(const Operand<T>& operand, bool packs, std::int64_t k_end, T* k_tile) {
     if (packs) {
       constexpr int kPacks = C::kDepth / C::kWidth;
       for (int v = static_cast<int>(threadIdx.x); v < C::kVectors * kPacks; v += kThreads) {
@@ -103,7 +104,7 @@ class ThinLoader {
         const std::int64_t left = i < operand.extent ? k_end - next_ - l : 0;
         const auto valid =
             static_cast<int>(max(std::int64_t{0}, min(left, std::int64_t{C::kWidth})));
-        CopyAsync<16>(slab + C::ThinSlab::At(i, v % kPacks),
+        CopyAsync<16>(k_tile + C::ThinKTile::At(i, v % kPacks),
                       operand.data + i * operand.stride + next_ + l,
                       valid * static_cast<int>(sizeof(T)));
       }
@@ -114,7 +115,7 @@ class ThinLoader {
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
         const Cell cell(operand, e);
-        slab[C::ThinSlab::At(cell.i, cell.l / C::kWidth) + cell.l % C::kWidth] = waiting_[e];
+        k_tile[C::ThinKTile::At(cell.i, cell.l / C::kWidth) + cell.l % C::kWidth] = waiting_[e];
       }
     }
     next_ += C::kDepth;
@@ -144,7 +145,7 @@ class ThinLoader {
     }
   }
 
-  std::int64_t next_;  // the first step along k of the next slab
+  std::int64_t next_;  // the first step along k of the next k-tile
   T waiting_[kEach];
 };
 
@@ -161,15 +162,16 @@ struct Destination {
   }
 };
 
-// What a warp adds of one slab. Each kind has its own share of the tile for a thread: see Element.
+// What a warp adds of one k-tile. Each kind has its own share of the tile for a thread: see
+// Element.
 
-// 16 bits: warps 0 to 3 have 16 rows of the tile each and the first half of the slab's steps, warps
-// 4 to 7 the same rows and the second half.
+// 16 bits: warps 0 to 3 have 16 rows of the tile each and the first half of the k-tile's steps,
+// warps 4 to 7 the same rows and the second half.
 template <class C, bool kAlongK>
 __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
                           float (&sums)[C::kSums]) {
   using T = typename C::T;
-  using Wide = typename C::template WideSlab<kAlongK>;
+  using Wide = typename C::template WideKTile<kAlongK>;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   constexpr int kSteps = C::kDepth / 16 / 2;
@@ -188,7 +190,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
       // The columns of two instructions, or of one twice.
       unsigned b[4];
       const int column = v + (C::kVectors > 8 ? lane / 16 * 8 : 0) + lane % 8;
-      LoadMatrices<false>(thin + C::ThinSlab::At(column, 2 * l + lane / 8 % 2), b);
+      LoadMatrices<false>(thin + C::ThinKTile::At(column, 2 * l + lane / 8 % 2), b);
       MultiplyHalves<T>(a, b[0], b[1], reinterpret_cast<float(&)[4]>(sums[v / 2]));
       if constexpr (C::kVectors > 8)
         MultiplyHalves<T>(a, b[2], b[3], reinterpret_cast<float(&)[4]>(sums[v / 2 + 4]));
@@ -204,12 +206,12 @@ __device__ void AddSquares(const double* wide, const double* thin, double (&sums
 #pragma unroll
   for (int l = 0; l < C::kDepth; l += 8) {
     double a[4];
-    LoadSquare<typename C::template WideSlab<kAlongK>>(wide, warp * 16 + lane / 4 * 2,
-                                                       l + lane % 4 * 2, a);
+    LoadSquare<typename C::template WideKTile<kAlongK>>(wide, warp * 16 + lane / 4 * 2,
+                                                        l + lane % 4 * 2, a);
 #pragma unroll
     for (int v = 0; v < C::kVectors; v += 16) {
       double b[4];
-      LoadSquare<typename C::ThinSlab>(thin, v + lane / 4 * 2, l + lane % 4 * 2, b);
+      LoadSquare<typename C::ThinKTile>(thin, v + lane / 4 * 2, l + lane % 4 * 2, b);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         MultiplyDoubles(a, b[h], b[h + 2], reinterpret_cast<double(&)[4]>(sums[v / 2 + 4 * h]));
@@ -217,12 +219,12 @@ __device__ void AddSquares(const double* wide, const double* thin, double (&sums
   }
 }
 
-// Without tensor cores: every warp has the whole tile, and one vector of the slab's depth.
+// Without tensor cores: every warp has the whole tile, and one vector of the k-tile's depth.
 template <class C, bool kAlongK>
 __device__ void AddVectors(const typename C::T* wide, const typename C::T* thin,
                            typename C::T (&sums)[C::kSums]) {
   using T = typename C::T;
-  using Wide = typename C::template WideSlab<kAlongK>;
+  using Wide = typename C::template WideKTile<kAlongK>;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   constexpr int kEach = C::kTile / kWarpSize;  // elements of the wide operand a lane
@@ -248,7 +250,7 @@ __device__ void AddVectors(const typename C::T* wide, const typename C::T* thin,
   }
 #pragma unroll
   for (int v = 0; v < C::kVectors; ++v) {
-    const Pack<T> pack = LoadPack(thin + C::ThinSlab::At(v, warp));
+    const Pack<T> pack = LoadPack(thin + C::ThinKTile::At(v, warp));
 #pragma unroll
     for (int l = 0; l < C::kWidth; ++l)
 #pragma unroll
@@ -263,20 +265,21 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
                  bool thin_packs, std::int64_t k, std::int64_t part, Destination<Out> out) {
   using T = typename C::T;
   using Acc = typename C::Acc;
-  T* const wide_slabs = DynamicShared<T>();
-  T* const thin_slabs = wide_slabs + C::kStages * C::kWide;
+  T* const wide_k_tiles = DynamicShared<T>();
+  T* const thin_k_tiles = wide_k_tiles + C::kStages * C::kWide;
   const std::int64_t first = std::int64_t{blockIdx.x} * C::kTile;
   const std::int64_t k_first = blockIdx.y * part, k_end = min(k, k_first + part);
   out.c += blockIdx.y * out.wide * out.thin;  // 0 when c is the result itself
 
-  SlabLoader<T, typename C::template WideSlab<kAlongK>, kThreads> wide_stream(wide, first, k_first);
+  KTileLoader<T, typename C::template WideKTile<kAlongK>, kThreads> wide_stream(wide, first,
+                                                                                k_first);
   ThinLoader<C> thin_stream(thin, thin_packs, k_first, k_end);
-  std::int64_t left = k_end - k_first;  // steps along k from the next slab to be copied on
+  std::int64_t left = k_end - k_first;  // steps along k from the next k-tile to be copied on
   const auto copy = [&](int stage) {
     if (left > 0) {
       wide_stream.Copy(wide, wide_packable, static_cast<int>(min(left, std::int64_t{C::kDepth})),
-                       wide_slabs + stage * C::kWide);
-      thin_stream.Copy(thin, thin_packs, k_end, thin_slabs + stage * C::kThin);
+                       wide_k_tiles + stage * C::kWide);
+      thin_stream.Copy(thin, thin_packs, k_end, thin_k_tiles + stage * C::kThin);
       left -= C::kDepth;
     }
     CommitCopies();
@@ -287,16 +290,16 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   int stage = 0;
   for (std::int64_t l = k_first; l < k_end; l += C::kDepth) {
     WaitForCopies<C::kStages - 2>();
-    __syncthreads();  // the slab is complete, and nobody uses the one before any more
+    __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
     copy(stage == 0 ? C::kStages - 1 : stage - 1);
-    const T* const wide_slab = wide_slabs + stage * C::kWide;
-    const T* const thin_slab = thin_slabs + stage * C::kThin;
+    const T* const wide_k_tile = wide_k_tiles + stage * C::kWide;
+    const T* const thin_k_tile = thin_k_tiles + stage * C::kThin;
     if constexpr (C::kHalves) {
-      AddHalves<C, kAlongK>(wide_slab, thin_slab, sums);
+      AddHalves<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
     } else if constexpr (C::kSquares) {
-      AddSquares<C, kAlongK>(wide_slab, thin_slab, sums);
+      AddSquares<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
     } else {
-      AddVectors<C, kAlongK>(wide_slab, thin_slab, sums);
+      AddVectors<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
     }
     stage = stage + 1 == C::kStages ? 0 : stage + 1;
   }
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   if constexpr (C::kHalves) {
     // The second half of the warps hands its sums to the first.
     constexpr int kHalf = kThreads / 2;
-    __syncthreads();  // the last slab is read
+    __syncthreads();  // the last k-tile is read
     if (thread >= kHalf) {
 #pragma unroll
       for (int s = 0; s < C::kSums; ++s) cells[s * kHalf + thread - kHalf] = sums[s];
@@ -328,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
     constexpr int kAtOnce = C::kVectors < 4 ? C::kVectors : 4, kEach = C::kTile / kWarpSize;
 #pragma unroll
     for (int v = 0; v < C::kVectors; v += kAtOnce) {
-      __syncthreads();  // the last slab, or the columns before, are read
+      __syncthreads();  // the last k-tile, or the columns before, are read
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
 #pragma unroll
@@ -358,19 +361,19 @@ __global__ void MatmulSkinnyFinish(const Acc* parts, int count, std::int64_t n, 
   c[e] = static_cast<O>(sum);
 }
 
-// Into how many parts k is cut, so that there is a block for every multiprocessor, and no
-// multiprocessor has much more to do than the others.
-int Parts(std::int64_t tiles, std::int64_t slabs, std::int64_t multiprocessors) {
-  constexpr double kEnds = 4;  // what a block's beginning and end cost, in slabs
-  constexpr int kLeastSlabs = 8;
+// Into how many parts k is cut, so that there is a block for every SM, and no SM has much more to
+// do than the others.
+int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t multiprocessors) {
+  constexpr double kEnds = 4;  // what a block's beginning and end cost, in k-tiles
+  constexpr int kLeastKTiles = 8;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
-  const std::int64_t most = std::min(multiprocessors, CeilDiv(slabs, kLeastSlabs));
+  const std::int64_t most = std::min(multiprocessors, CeilDiv(k_tiles, kLeastKTiles));
   for (int parts = 1; parts <= most; ++parts) {
     const auto blocks = static_cast<double>(CeilDiv(tiles * parts, multiprocessors));
     // Adding up the parts takes another kernel.
     const double time =
-        blocks * static_cast<double>(CeilDiv(slabs, parts)) + kEnds + (parts > 1 ? kEnds : 0);
+        blocks * static_cast<double>(CeilDiv(k_tiles, parts)) + kEnds + (parts > 1 ? kEnds : 0);
     if (time < least) {
       least = time;
       best = parts;
@@ -384,11 +387,11 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
                const Operand<typename C::T>& thin, bool thin_packs, CudaStream& stream) {
   using Acc = typename C::Acc;
   const bool a_is_wide = p.m >= p.n;
-  const std::int64_t tiles = CeilDiv(wide.extent, C::kTile), slabs = CeilDiv(p.k, C::kDepth);
-  const std::int64_t part_slabs =
-      CeilDiv(slabs, Parts(tiles, slabs, stream.device().info().multiprocessors));
-  const std::int64_t part = part_slabs * C::kDepth;
-  const auto parts = static_cast<int>(CeilDiv(slabs, part_slabs));
+  const std::int64_t tiles = CeilDiv(wide.extent, C::kTile), k_tiles = CeilDiv(p.k, C::kDepth);
+  const std::int64_t part_k_tiles =
+      CeilDiv(k_tiles, Parts(tiles, k_tiles, stream.device().info().multiprocessors));
+  const std::int64_t part = part_k_tiles * C::kDepth;
+  const auto parts = static_cast<int>(CeilDiv(k_tiles, part_k_tiles));
   const std::int64_t wide_stride = a_is_wide ? p.n : 1, thin_stride = a_is_wide ? 1 : p.n;
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(parts));
   const auto launch = [&](auto* c) {
@@ -463,11 +466,11 @@ double Roundoff(const MatmulProblem& p) {
 Cost CostOf(const MatmulProblem& p) {
   const auto rows = std::max<std::int64_t>(1, p.m), columns = std::max<std::int64_t>(1, p.n);
   Cost cost = MatmulCost(p, MatmulTileLoads(p, rows, columns));
-  // k is cut into parts until every multiprocessor has one, and walked along in slabs.
-  constexpr std::int64_t kUsualMultiprocessors = 132, kUsualTile = 128, kUsualSlab = 16;
+  // k is cut into parts until every SM has one, and walked along in k-tiles.
+  constexpr std::int64_t kUsualMultiprocessors = 132, kUsualTile = 128, kUsualKTile = 16;
   const std::int64_t parts =
       std::max<std::int64_t>(1, kUsualMultiprocessors * kUsualTile / std::max(rows, columns));
-  cost.depth = static_cast<std::uint64_t>(p.k / (parts * kUsualSlab) + 1);
+  cost.depth = static_cast<std::uint64_t>(p.k / (parts * kUsualKTile) + 1);
   return cost;
 }
 

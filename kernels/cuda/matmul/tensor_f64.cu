@@ -5,10 +5,10 @@
 // of a have to stand in consecutive registers, as do its two of b, and ldmatrix does not know f64.
 // A load of 16 bytes brings neighbours in memory, which for half of the layouts are not neighbours
 // in the instruction; they would have to be moved, while the tensor cores wait. So every element is
-// loaded for itself, 8 bytes a lane, straight into its register, and both layouts can be had
+// loaded for itself, 8 bytes per lane, straight into its register, and both layouts can be had
 // without moves. Which of 16 rows a lane calls its own is chosen for the banks of shared memory:
 // the 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must meet all 16 pairs of
-// banks. In a slab the vectors of 16 bytes are permuted, v of row r at place v ^ (r mod 8):
+// banks. In a k-tile the vectors of 16 bytes are swizzled, v of row r at place v ^ (r mod 8):
 //
 //   contiguous along k: row i, steps t          along i: row t, element i
 //   i = 2 g + half: every other row, so that    i = 8 (g / 2 % 2) + 4 (g / 4) + 2 half + g % 2:
@@ -16,20 +16,20 @@
 //   four pairs of places                        which four rows have in eight places
 //
 // On Hopper, warps have different work, as tensor.cuh tells. Four fetch: one thread of each orders
-// its share of a slab from the copy engine, squares of 16 x 16 elements, 128 bytes a row, whose
-// vectors the engine permutes itself. Eight do nothing but load and multiply, with the registers
-// that the others have given away, and nobody waits for the whole block: a warp goes on as soon as
-// a slab is full. Blocks stay and compute tile after tile, the slabs of the next already under way
+// its share of a k-tile from TMA, squares of 16 x 16 elements, 128 bytes a row, whose vectors TMA
+// permutes itself. Eight do nothing but load and multiply, with the registers that the others have
+// given away, and no worker waits for the whole block: a warp goes on as soon as a k-tile is full.
+// Blocks are persistent and compute tile after tile, the k-tiles of the next already under way
 // while the results of this one are stored.
 //
-// On other GPUs, for small matrices, and where the engine cannot read an operand because addresses
-// or pitches are not multiples of 16 bytes, threads copy the slabs, as in `tensor_mma`.
+// On other GPUs, for small matrices, and where TMA cannot read an operand because addresses or
+// pitches are not multiples of 16 bytes, threads copy the k-tiles, as in `tensor_mma`.
 //
 // 64 sums of 64 bits a thread leave no registers for two sets of operands. Those of b have two; a's
 // are loaded anew as soon as the last of their four instructions has read them, three groups, 384
 // cycles, before they are needed again.
 //
-// Cost for 1024 x 1024 x 1024: 2^31 flops, 256 MiB of loads; 256 tiles of 64 x 64, 64 slabs of 16
+// Cost for 1024 x 1024 x 1024: 2^31 flops, 256 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles of 16
 // steps; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly eight for each of
 // 132 multiprocessors; 2^37 flops, 2.05 ms at 67 TFLOP/s.
 //
@@ -45,21 +45,21 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/hopper/ptx.cuh"
 #include "kernels/cuda/matmul/hopper/tensor_map.cuh"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/matmul/slabs.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr int kDepth = 16;   // steps along k a slab: rows of 128 bytes
+constexpr int kDepth = 16;   // steps along k a k-tile: rows of 128 bytes
 constexpr int kStep = 8;     // of one instruction
 constexpr int kGroup = 16;   // tile rows a group of blocks
 constexpr int kSquare = 16;  // rows of a square, of what an instruction takes of a, of two of b
 constexpr int kRowBytes = kDepth * int{sizeof(double)};
 constexpr int kSquareBytes = kSquare * kRowBytes;
-constexpr int kAlignment = 1024;  // of the pattern in which vectors are permuted
-static_assert(kDepth / kStep % 2 == 0, "the first step of a slab has to be in buffer 0");
+constexpr int kAlignment = 1024;  // of the pattern in which vectors are swizzled
+static_assert(kDepth / kStep % 2 == 0, "the first step of a k_tile has to be in buffer 0");
 
 // The tile of a block and the tile of a warp.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_>
@@ -76,30 +76,30 @@ struct Config {
 using Large = Config<128, 128, 64, 32>;
 using Small = Config<64, 64, 32, 32>;  // for matrices with few tiles
 
-// The first slab in the block's shared memory.
-__device__ char* FirstSlab() {
+// The first k-tile in the block's shared memory.
+__device__ char* FirstKTile() {
   char* const shared = DynamicShared<char>();
   return shared + (kAlignment - SharedAddress(shared) % kAlignment) % kAlignment;
 }
 
-// --- Slabs by the copy engine ---
+// --- k-tiles by the copy engine ---
 
 // What the blocks of a launch are told.
 struct EngineWork {
   int m, n, k;
-  bool packable;  // c can be written in packs
+  bool packable;  // c can be written in vectors
   double* c;
 };
 
-// A slab of an operand is a pile of squares, whichever way it lies in memory.
+// A k-tile of an operand is a pile of squares, whichever way it lies in memory.
 template <bool kAlongK_>
-struct PileSlab {
+struct PileKTile {
   static constexpr bool kAlongK = kAlongK_;
   static constexpr int kStepBytes = kRowBytes;       // from a step along k to the next, if !kAlongK
   static constexpr int kSquarePitch = kSquareBytes;  // from 16 indices to the next
 };
 
-// The slabs in shared memory as a thread goes through them: a ring in which those of all tiles of
+// The k-tiles in shared memory as a thread goes through them: a ring in which those of all tiles of
 // the block follow each other.
 template <class C, bool kAAlongK, bool kBAlongK>
 class EngineRing {
@@ -108,12 +108,12 @@ class EngineRing {
   static constexpr int kFetchers = 4;  // warps
   static constexpr int kThreads = C::kThreads + kFetchers * kWarpSize;
   static constexpr int kSharedBytes = C::SharedBytes(kStages);
-  using SlabA = PileSlab<kAAlongK>;
-  using SlabB = PileSlab<kBAlongK>;
+  using KTileA = PileKTile<kAAlongK>;
+  using KTileB = PileKTile<kBAlongK>;
 
   // barriers: addresses of kStages "full" ones and as many "empty" ones.
-  __device__ EngineRing(std::uint32_t slabs, std::uint32_t barriers)
-      : slabs_(slabs), barriers_(barriers) {}
+  __device__ EngineRing(std::uint32_t k_tiles, std::uint32_t barriers)
+      : k_tiles_(k_tiles), barriers_(barriers) {}
 
   __device__ void Init() const {
     for (int s = 0; s < kStages; ++s) {
@@ -123,7 +123,7 @@ class EngineRing {
     BarrierInitFence();
   }
 
-  // Of a fetching warp, one thread: its squares of the slabs of a tile at [row, column].
+  // Of a fetching warp, one thread: its squares of the k-tiles of a tile at [row, column].
   __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, int row, int column, int k,
                         int fetcher) {
     constexpr int kA = C::kRows / kSquare / kFetchers, kB = C::kColumns / kSquare / kFetchers;
@@ -131,21 +131,21 @@ class EngineRing {
       BarrierWait(empty(), parity_ ^ 1);  // new barriers are in the phase of parity 0
       BarrierExpect(full(), (kA + kB) * kSquareBytes);
 #pragma unroll
-      for (int i = 0; i < kA; ++i) FetchSquare<kAAlongK>(a, row, fetcher * kA + i, l, slab());
+      for (int i = 0; i < kA; ++i) FetchSquare<kAAlongK>(a, row, fetcher * kA + i, l, k_tile());
 #pragma unroll
       for (int i = 0; i < kB; ++i)
-        FetchSquare<kBAlongK>(b, column, fetcher * kB + i, l, slab() + C::kBytesA);
+        FetchSquare<kBAlongK>(b, column, fetcher * kB + i, l, k_tile() + C::kBytesA);
       Step();
     }
   }
 
   // Of the others.
-  __device__ std::uint32_t slab() const { return slabs_ + stage_ * C::kStageBytes; }
+  __device__ std::uint32_t k_tile() const { return k_tiles_ + stage_ * C::kStageBytes; }
   __device__ void Refill() const {}
   __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
-  // On to the next slab, waiting for it if there is one in this tile. The warp has asked for its
-  // last elements of this one; the fence sees to it that they are read before the engine, which
-  // does not queue behind loads, writes others there.
+  // On to the next k-tile, waiting for it if there is one in this tile. The warp has asked for its
+  // last elements of this one; the fence sees to it that they are read before TMA, which does not
+  // queue behind loads, writes others there.
   __device__ void Next(bool more) {
     FenceForCopyEngine();
     __syncwarp();
@@ -167,53 +167,55 @@ class EngineRing {
   // The 16 indices of the operand from first + 16 i on, and as many steps from l on.
   template <bool kAlongK>
   __device__ void FetchSquare(const CUtensorMap& map, int first, int i, int l,
-                              std::uint32_t slab) const {
+                              std::uint32_t k_tile) const {
     first += i * kSquare;
-    LoadBox(slab + i * kSquareBytes, &map, kAlongK ? l : first, kAlongK ? first : l, 0, full());
+    LoadBox(k_tile + i * kSquareBytes, &map, kAlongK ? l : first, kAlongK ? first : l, 0, full());
   }
 
-  const std::uint32_t slabs_, barriers_;
+  const std::uint32_t k_tiles_, barriers_;
   int stage_ = 0;
   unsigned parity_ = 0;
 };
 
-// --- Slabs by threads ---
+// --- k-tiles by threads ---
 
 template <int kTile, bool kAlongK>
-struct ThreadSlab : Slab<double, kTile, kDepth, kAlongK> {
+struct ThreadKTile : KTile<double, kTile, kDepth, kAlongK> {
   static constexpr int kStepBytes = kTile * int{sizeof(double)};
   static constexpr int kSquarePitch = kAlongK ? kSquareBytes : kSquare * int{sizeof(double)};
 };
 
-// The slabs of one tile, copied by all threads of the block.
+// The k-tiles of one tile, copied by all threads of the block.
 template <class C, bool kAAlongK, bool kBAlongK>
 class ThreadRing {
  public:
   static constexpr int kStages = 3;
   static constexpr int kSharedBytes = C::SharedBytes(kStages);
-  using SlabA = ThreadSlab<C::kRows, kAAlongK>;
-  using SlabB = ThreadSlab<C::kColumns, kBAlongK>;
+  using KTileA = ThreadKTile<C::kRows, kAAlongK>;
+  using KTileB = ThreadKTile<C::kColumns, kBAlongK>;
 
   __device__ ThreadRing(const Operand<double>& a, const Operand<double>& b,
                         const Packable& packable, std::int64_t k, std::int64_t row,
-                        std::int64_t column, char* slabs)
+                        std::int64_t column, char* k_tiles)
       : a_(a),
         b_(b),
         packable_(packable),
-        slabs_(slabs),
+        k_tiles_(k_tiles),
         left_(k),
         a_stream_(a, row, 0),
         b_stream_(b, column, 0) {
     for (int s = 0; s < kStages - 1; ++s) Copy(s);
   }
 
-  // Into the place of the slab before this one, with which everybody was done at the barrier.
+  // Into the place of the k-tile before this one, with which everybody was done at the barrier.
   __device__ void Refill() { Copy(stage_ == 0 ? kStages - 1 : stage_ - 1); }
 
-  __device__ std::uint32_t slab() const { return SharedAddress(slabs_ + stage_ * C::kStageBytes); }
+  __device__ std::uint32_t k_tile() const {
+    return SharedAddress(k_tiles_ + stage_ * C::kStageBytes);
+  }
   __device__ void WaitUntilFull() const {
     WaitForCopies<kStages - 2>();
-    __syncthreads();  // the slab is complete, and everybody has loaded the last of the one before
+    __syncthreads();  // the k-tile is complete, and everybody has loaded the last of the one before
   }
   __device__ void Next(bool /*more*/) {
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
@@ -224,7 +226,7 @@ class ThreadRing {
   __device__ void Copy(int stage) {
     if (left_ > 0) {
       const int depth = static_cast<int>(min(left_, std::int64_t{kDepth}));
-      auto* const to = reinterpret_cast<double*>(slabs_ + stage * C::kStageBytes);
+      auto* const to = reinterpret_cast<double*>(k_tiles_ + stage * C::kStageBytes);
       a_stream_.Copy(a_, packable_.a, depth, to);
       b_stream_.Copy(b_, packable_.b, depth, to + C::kRows * kDepth);
       left_ -= kDepth;
@@ -234,10 +236,10 @@ class ThreadRing {
 
   const Operand<double>&a_, &b_;
   const Packable& packable_;
-  char* const slabs_;
-  std::int64_t left_;  // steps along k from the next slab to be copied on
-  SlabLoader<double, SlabA, C::kThreads> a_stream_;
-  SlabLoader<double, SlabB, C::kThreads> b_stream_;
+  char* const k_tiles_;
+  std::int64_t left_;  // steps along k from the next k-tile to be copied on
+  KTileLoader<double, KTileA, C::kThreads> a_stream_;
+  KTileLoader<double, KTileB, C::kThreads> b_stream_;
   int stage_ = 0;
 };
 
@@ -252,7 +254,7 @@ struct Fragments {
     return S::kAlongK ? 2 * g + half : g / 2 % 2 * 8 + g / 4 * 4 + half * 2 + g % 2;
   }
 
-  // From the warp's first square in a slab to the lane's element of half 0 and the first steps.
+  // From the warp's first square in a k-tile to the lane's element of half 0 and the first steps.
   static __device__ std::uint32_t LaneOffset() {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int i = Place(lane / 4, 0), t = lane % 4;
@@ -260,7 +262,8 @@ struct Fragments {
                       : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
   }
 
-  // at: the lane's offset, in a slab. The element of the square and half, and of steps 4 f to 4 f +
+  // at: the lane's offset, in a k-tile. The element of the square and half, and of steps 4 f to 4 f
+  // +
   // 3. Their bits in a vector's place are others than the lane's, and all of an address.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {
     const std::uint32_t address = S::kAlongK
@@ -278,41 +281,41 @@ struct Fragments {
 // A warp's part of a tile of c.
 template <class C, class Ring>
 class WarpTile {
-  using A = Fragments<typename Ring::SlabA>;
-  using B = Fragments<typename Ring::SlabB>;
+  using A = Fragments<typename Ring::KTileA>;
+  using B = Fragments<typename Ring::KTileB>;
   static constexpr int kSquaresY = C::kWarpRows / kSquare, kSquaresX = C::kWarpColumns / kSquare;
 
  public:
-  // Sums over `slabs` slabs, at least one, from the one at which the ring stands on.
-  __device__ void Multiply(Ring& ring, std::int64_t slabs) {
+  // Sums over `k-tiles` k-tiles, at least one, from the one at which the ring stands on.
+  __device__ void Multiply(Ring& ring, std::int64_t k_tiles) {
     double as[kSquaresY][4], bs[2][kSquaresX][2][2];
-    const std::uint32_t a_lane = Y() / kSquare * Ring::SlabA::kSquarePitch + A::LaneOffset();
+    const std::uint32_t a_lane = Y() / kSquare * Ring::KTileA::kSquarePitch + A::LaneOffset();
     const std::uint32_t b_lane =
-        C::kBytesA + X() / kSquare * Ring::SlabB::kSquarePitch + B::LaneOffset();
-    const auto load_a = [&](int i, std::uint32_t slab, int l) {
+        C::kBytesA + X() / kSquare * Ring::KTileB::kSquarePitch + B::LaneOffset();
+    const auto load_a = [&](int i, std::uint32_t k_tile, int l) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) as[i][e] = A::Load(slab + a_lane, i, e % 2, l / 4 + e / 2);
+      for (int e = 0; e < 4; ++e) as[i][e] = A::Load(k_tile + a_lane, i, e % 2, l / 4 + e / 2);
     };
-    const auto load_b = [&](int buffer, std::uint32_t slab, int l) {
+    const auto load_b = [&](int buffer, std::uint32_t k_tile, int l) {
 #pragma unroll
       for (int j = 0; j < kSquaresX; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          bs[buffer][j][e % 2][e / 2] = B::Load(slab + b_lane, j, e % 2, l / 4 + e / 2);
+          bs[buffer][j][e % 2][e / 2] = B::Load(k_tile + b_lane, j, e % 2, l / 4 + e / 2);
     };
 
     ring.WaitUntilFull();
 #pragma unroll
-    for (int i = 0; i < kSquaresY; ++i) load_a(i, ring.slab(), 0);
-    load_b(0, ring.slab(), 0);
-    for (; slabs > 0; --slabs) {
+    for (int i = 0; i < kSquaresY; ++i) load_a(i, ring.k_tile(), 0);
+    load_b(0, ring.k_tile(), 0);
+    for (; k_tiles > 0; --k_tiles) {
       ring.Refill();
 #pragma unroll
       for (int l = 0; l < kDepth; l += kStep) {
         const int buffer = l / kStep % 2, next = (l + kStep) % kDepth;
-        if (next == 0) ring.Next(slabs > 1);
-        const std::uint32_t slab = ring.slab();  // behind the last, what is loaded is not used
-        load_b(1 - buffer, slab, next);
+        if (next == 0) ring.Next(k_tiles > 1);
+        const std::uint32_t k_tile = ring.k_tile();  // behind the last, what is loaded is not used
+        load_b(1 - buffer, k_tile, next);
 #pragma unroll
         for (int i = 0; i < kSquaresY; ++i) {
 #pragma unroll
@@ -320,7 +323,7 @@ class WarpTile {
 #pragma unroll
             for (int h = 0; h < 2; ++h)
               MultiplyDoubles(as[i], bs[buffer][j][h][0], bs[buffer][j][h][1], sums_[i][j][h]);
-          load_a(i, slab, next);  // these are not needed any more in this step
+          load_a(i, k_tile, next);  // these are not needed any more in this step
         }
       }
     }
@@ -370,7 +373,7 @@ __global__ void __launch_bounds__(EngineRing<C, kAAlongK, kBAlongK>::kThreads, 1
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // compiled for sm_90a
   using Ring = EngineRing<C, kAAlongK, kBAlongK>;
   __shared__ alignas(8) std::uint64_t barriers[2 * Ring::kStages];
-  Ring ring(SharedAddress(FirstSlab()), SharedAddress(barriers));
+  Ring ring(SharedAddress(FirstKTile()), SharedAddress(barriers));
   if (threadIdx.x == 0) {
     ring.Init();
     PrefetchMap(&a);
@@ -415,7 +418,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const TilePlace place =
       GroupedTile<kGroup>(blockIdx.x, CeilDiv(a.extent, C::kRows), CeilDiv(b.extent, C::kColumns));
   const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
-  Ring ring(a, b, packable, k, row, column, FirstSlab());
+  Ring ring(a, b, packable, k, row, column, FirstKTile());
   WarpTile<C, Ring> result;
   if (k > 0) result.Multiply(ring, CeilDiv(k, kDepth));
   result.Store(row, column, a.extent, b.extent, packable.c, c);
@@ -428,7 +431,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
 }
 
-// Whether the copy engine can read the operands; it counts in 32 bits.
+// Whether TMA can read the operands; it counts in 32 bits.
 bool UsesEngine(const MatmulProblem& p, const CudaStream& stream) {
   return stream.device().info().compute_capability == 90 && p.k > 0 &&
          std::max({p.m, p.n, p.k}) < std::numeric_limits<int>::max() - Large::kRows &&
@@ -469,8 +472,8 @@ void RunThreads(const MatmulProblem& p, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(MatmulTensorF64);
 }
 
-// Whether large tiles are worth it: a round of them on all multiprocessors takes as long as three
-// and a quarter of small ones, as measured on an H200.
+// Whether large tiles are worth it: a round of them on all SMs takes as long as three and a quarter
+// of small ones, as measured on an H200.
 bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
   const int multiprocessors = stream.device().info().multiprocessors;
   return 13 * CeilDiv(Tiles<Large>(p), multiprocessors) <=

@@ -1,7 +1,7 @@
 // Matmul on the tensor cores of every GPU from Ampere on: mma.sync, ldmatrix and cp.async.
 //
-// Against `warp_tiled`: the levels are the same, a block, warps and registers, and slabs arrive in
-// the background; but the innermost level is an instruction. A warp multiplies 16 x 16 by 16 x 8
+// Against `warp_tiled`: the levels are the same, a block, warps and registers, and k-tiles arrive
+// in the background; but the innermost level is an instruction. A warp multiplies 16 x 16 by 16 x 8
 // elements of 16 bits in one, 2048 multiply-adds, and sums them in f32:
 //
 //     block 128 x 128         warp 64 x 32: 4 x 4 tiles       tile 16 x 8: one instruction
@@ -12,15 +12,15 @@
 //     +----+----+----+----+   ..
 //
 // What it wants from each lane are pairs of elements here and there; ldmatrix finds them, 8 x 8
-// elements from 8 rows of 16 bytes at a time, as they are or transposed. So slabs may stay as the
-// operands lie in memory, whatever the transposes (see slabs.cuh), and no row of shared memory is
+// elements from 8 rows of 16 bytes at a time, as they are or transposed. So k-tiles may stay as the
+// operands lie in memory, whatever the transposes (see k-tiles.cuh), and no row of shared memory is
 // read from a bank that is busy with another.
 //
 // An operand that does not begin and advance in multiples of 16 bytes is copied first, with a pitch
 // that does: 2-byte elements are too small for copies in the background.
 //
-// Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 slabs of
-// 64 steps, 16 barriers a block; 64 instructions of the tensor cores deep.
+// Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
+// of 64 steps, 16 barriers per block; 64 instructions of the tensor cores deep.
 //
 // Right for any m, n and k: vectors that lie only partly inside an operand are filled up with
 // zeros, which add 0 * 0, and results beyond the edges are not stored. Hopper's own instructions
@@ -28,19 +28,19 @@
 #include <cstdint>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/matmul/slabs.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
 namespace {
 
 constexpr int kStages = 3;
-constexpr int kDepth = 64;  // steps along k a slab: rows of 128 bytes
+constexpr int kDepth = 64;  // steps along k a k-tile: rows of 128 bytes
 constexpr int kGroup = 16;  // tile rows a group of blocks
 constexpr std::uint32_t kCopyBlock = 256;
 
-// The tile of a block, the tile of a warp, and how many blocks share a multiprocessor.
+// The tile of a block, the tile of a warp, and how many blocks share an SM.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
 struct Config {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
@@ -57,12 +57,12 @@ using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 // 16 values of i for 16 steps along k from l on: matrices [i, l], [i + 8, l], [i, l + 8] and
 // [i + 8, l + 8].
 template <class S, class T>
-__device__ void LoadTile(const T* slab, int i, int l, unsigned (&tile)[4]) {
+__device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   if constexpr (S::kAlongK) {
-    LoadMatrices<false>(slab + S::At(i + lane % 16, l / 8 + lane / 16), tile);
+    LoadMatrices<false>(k_tile + S::At(i + lane % 16, l / 8 + lane / 16), tile);
   } else {
-    LoadMatrices<true>(slab + S::At(l + lane / 16 * 8 + lane % 8, i / 8 + lane / 8 % 2), tile);
+    LoadMatrices<true>(k_tile + S::At(l + lane / 16 * 8 + lane % 8, i / 8 + lane / 8 % 2), tile);
   }
 }
 
@@ -86,10 +86,10 @@ __device__ void StorePair(float first, float second, std::int64_t column, std::i
 template <class C, class T, class O, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     MatmulTensorMma(Operand<T> a, Operand<T> b, bool pairs, std::int64_t k, O* c) {
-  using SlabA = Slab<T, C::kRows, kDepth, kAAlongK>;
-  using SlabB = Slab<T, C::kColumns, kDepth, kBAlongK>;
-  T* const a_slabs = DynamicShared<T>();
-  T* const b_slabs = a_slabs + kStages * C::kA;
+  using KTileA = KTile<T, C::kRows, kDepth, kAAlongK>;
+  using KTileB = KTile<T, C::kColumns, kDepth, kBAlongK>;
+  T* const a_k_tiles = DynamicShared<T>();
+  T* const b_k_tiles = a_k_tiles + kStages * C::kA;
   const TilePlace place = GroupedTile<kGroup>(blockIdx.x, (a.extent + C::kRows - 1) / C::kRows,
                                               (b.extent + C::kColumns - 1) / C::kColumns);
   const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
@@ -97,14 +97,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int y = warp / C::kWarpsX * C::kWarpRows, x = warp % C::kWarpsX * C::kWarpColumns;
 
-  SlabLoader<T, SlabA, C::kThreads> a_stream(a, row, 0);
-  SlabLoader<T, SlabB, C::kThreads> b_stream(b, column, 0);
-  std::int64_t left = k;  // steps along k from the next slab to be copied on
+  KTileLoader<T, KTileA, C::kThreads> a_stream(a, row, 0);
+  KTileLoader<T, KTileB, C::kThreads> b_stream(b, column, 0);
+  std::int64_t left = k;  // steps along k from the next k-tile to be copied on
   const auto copy = [&](int stage) {
     if (left > 0) {
       const int depth = static_cast<int>(min(left, std::int64_t{kDepth}));
-      a_stream.Copy(a, true, depth, a_slabs + stage * C::kA);
-      b_stream.Copy(b, true, depth, b_slabs + stage * C::kB);
+      a_stream.Copy(a, true, depth, a_k_tiles + stage * C::kA);
+      b_stream.Copy(b, true, depth, b_k_tiles + stage * C::kB);
       left -= kDepth;
     }
     CommitCopies();
@@ -116,17 +116,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   int stage = 0;
   for (std::int64_t k_first = 0; k_first < k; k_first += kDepth) {
     WaitForCopies<kStages - 2>();
-    __syncthreads();  // the slab is complete, and nobody uses the one before any more
+    __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
     copy(stage == 0 ? kStages - 1 : stage - 1);
-    const T* const a_slab = a_slabs + stage * C::kA;
-    const T* const b_slab = b_slabs + stage * C::kB;
+    const T* const a_k_tile = a_k_tiles + stage * C::kA;
+    const T* const b_k_tile = b_k_tiles + stage * C::kB;
 #pragma unroll
     for (int l = 0; l < kDepth; l += 16) {
       unsigned as[kTilesY][4], bs[kTilesX / 2][4];
 #pragma unroll
-      for (int i = 0; i < kTilesY; ++i) LoadTile<SlabA>(a_slab, y + i * 16, l, as[i]);
+      for (int i = 0; i < kTilesY; ++i) LoadTile<KTileA>(a_k_tile, y + i * 16, l, as[i]);
 #pragma unroll
-      for (int j = 0; j < kTilesX / 2; ++j) LoadTile<SlabB>(b_slab, x + j * 16, l, bs[j]);
+      for (int j = 0; j < kTilesX / 2; ++j) LoadTile<KTileB>(b_k_tile, x + j * 16, l, bs[j]);
 #pragma unroll
       for (int i = 0; i < kTilesY; ++i)
 #pragma unroll
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-// Copies a matrix to rows of `packs` packs, filled up with zeros; a pack a thread.
+// Copies a matrix to rows of `vectors` vectors, filled up with zeros; a vector a thread.
 template <class T>
 __global__ void __launch_bounds__(kCopyBlock)
     PackRows(const T* from, std::int64_t rows, std::int64_t columns, std::int64_t pitch, T* to,
@@ -226,7 +226,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   });
 }
 
-// Of operands that are not in packs of 16 bytes.
+// Of operands that are not in vectors of 16 bytes.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   constexpr std::int64_t kPack = Pack<Half>::kSize;  // of either type
   const auto copy = [](const void* data, std::int64_t pitch, std::int64_t rows,

@@ -1,5 +1,5 @@
 // What the rows of Matmul share on the GPU: operands without transposes, vectors of 16 bytes, a
-// thread's share of a tile, and the copying of slabs in the background.
+// thread's share of a tile, and the copying of k-tiles in the background.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ __device__ void StorePack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<Pack<T>*>(to) = pack;
 }
 
-// Stores a pack's elements at row[column, ...), as far as they lie before `columns`.
+// Stores a vector's elements at row[column, ...), as far as they lie before `columns`.
 template <class T>
 __device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t columns,
                              bool packable, T* row) {
@@ -64,14 +64,14 @@ __device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t 
     if (column + w < columns) row[column + w] = pack.v[w];
 }
 
-// Whether every Pack<T>::kSize-th element of every row is aligned to a pack.
+// Whether every Pack<T>::kSize-th element of every row is aligned to a vector.
 template <class T>
 bool IsPackable(const void* data, std::int64_t pitch) {
   return reinterpret_cast<std::uintptr_t>(data) % sizeof(Pack<T>) == 0 &&
          pitch % Pack<T>::kSize == 0;
 }
 
-// What of a problem can be moved in packs.
+// What of a problem can be moved in vectors.
 struct Packable {
   bool a, b, c;
 };
@@ -84,8 +84,8 @@ Packable PackableOf(const MatmulProblem& p) {
 // --- A thread's share of a tile ---
 
 // kEach x kEach elements of a kTile x kTile tile of c, which (kTile / kEach)^2 threads compute
-// together. They are not one square but packs a span apart, so that neighbouring threads read
-// neighbouring packs of a slab, all banks of shared memory at once:
+// together. They are not one square but vectors a span apart, so that neighbouring threads read
+// neighbouring vectors of a k-tile, all banks of shared memory at once:
 //
 //              span            span
 //        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, a pack each; rows alike
@@ -103,7 +103,7 @@ class ThreadTile {
       : y_(static_cast<int>(threadIdx.x) / kSide * kWidth),
         x_(static_cast<int>(threadIdx.x) % kSide * kWidth) {}
 
-  // Adds the products of one step along k: a row of each slab, aligned to packs.
+  // Adds the products of one step along k: a row of each k-tile, aligned to vectors.
   __device__ void Multiply(const T* a, const T* b) {
     T a_each[kEach], b_each[kEach];
     Read(a + y_, a_each);
@@ -184,28 +184,28 @@ __device__ void WaitForCopies() {
 #endif
 }
 
-// A thread's share of copying one operand's slabs in the background, slab[l][i] = operand[first +
-// i, k_first + l] for i < kTile and l < kDepth, and 0 beyond the edges; rows of a slab are kPitch
-// apart. All kThreads threads of the block copy together, neighbours along the dimension in which
-// memory is contiguous; each then goes on along the other one.
+// A thread's share of copying one operand's k-tiles in the background, k-tile[l][i] = operand[first
+// + i, k_first + l] for i < kTile and l < kDepth, and 0 beyond the edges; rows of a k-tile are
+// kPitch apart. All kThreads threads of the block copy together, neighbours along the dimension in
+// which memory is contiguous; each then goes on along the other one.
 //
 //   memory contiguous along i               along k
 //
 //        i ->                                    i ->
 //     l  0 0 1 1 2 2 3 3   packs of 16        l  0   2   4   6    one element at a time, since
 //     |  4 4 5 5 6 6 7 7   bytes, if          |  1   3   5   7    neighbours in memory end in
-//     v  0 0 1 1 2 2 3 3   aligned            v                   different rows of the slab
+//     v  0 0 1 1 2 2 3 3   aligned            v                   different rows of the k-tile
 //        4 4 5 5 6 6 7 7
 template <class T, int kTile, int kDepth, int kPitch, int kThreads>
-class SlabCopier {
+class KTileCopier {
   using Vector = Pack<T>;
-  static constexpr int kPacks = kTile / Vector::kSize;  // in a row of the slab
+  static constexpr int kPacks = kTile / Vector::kSize;  // in a row of the k-tile
   static_assert(kThreads % kDepth == 0 && kThreads % kPacks == 0 && kPitch % Vector::kSize == 0);
   static_assert(kTile * kDepth % (kThreads * Vector::kSize) == 0);
   static_assert(kThreads % kTile == 0);
 
  public:
-  __device__ SlabCopier(const Operand<T>& operand, bool packable, std::int64_t first)
+  __device__ KTileCopier(const Operand<T>& operand, bool packable, std::int64_t first)
       : packs_(packable && operand.stride == 1) {
     const int thread = static_cast<int>(threadIdx.x);
     int i = 0;
@@ -229,15 +229,15 @@ class SlabCopier {
     rows_ = static_cast<int>(min(operand.extent - first, std::int64_t{kTile})) - i;
     next_ = operand.data + (first + i) * operand.stride + l_ * operand.k_stride;
     step_ = i_step_ * operand.stride + l_step_ * operand.k_stride;
-    slab_step_ = kDepth * operand.k_stride;
+    k_tile_step_ = kDepth * operand.k_stride;
   }
 
-  // Starts the copy of the next slab, of which `depth` rows lie before the end of k.
-  __device__ void Copy(int depth, T* slab) {
-    T* to = slab + cell_;
+  // Starts the copy of the next k-tile, of which `depth` rows lie before the end of k.
+  __device__ void Copy(int depth, T* k_tile) {
+    T* to = k_tile + cell_;
     const int to_step = l_step_ * kPitch + i_step_;
     const T* from = next_;
-    next_ += slab_step_;
+    next_ += k_tile_step_;
     if (packs_) {
       const int valid = max(0, min(rows_, Vector::kSize)) * static_cast<int>(sizeof(T));
 #pragma unroll
@@ -254,12 +254,12 @@ class SlabCopier {
 
  private:
   bool packs_;
-  int cell_;             // the thread's first cell of a slab
+  int cell_;             // the thread's first cell of a k-tile
   int l_;                // its row
   int rows_;             // values of i from it to the operand's end
   int i_step_, l_step_;  // the way to the next cell
   const T* next_;        // what goes into the cell
-  std::int64_t step_, slab_step_;
+  std::int64_t step_, k_tile_step_;
 };
 
 }  // namespace tessera

@@ -13,11 +13,11 @@
 //      +----+----+----+----+    +---------+---------+
 //
 // - The operands of a step are loaded from shared memory while the step before is computed, into a
-//   second set of registers, also across the end of a slab: no multiply-add waits for a load.
-// - Three slabs instead of two: one in use, two on their way, so that a slow answer of memory is
-//   met by two slabs of arithmetic.
+//   second set of registers, also across the end of a k-tile: no multiply-add waits for a load.
+// - Three k-tiles instead of two: one in use, two on their way, so that a slow answer of memory is
+//   met by two k-tiles of arithmetic.
 // - How operands lie in memory is known to the compiler, so that the copies between the 16 steps of
-//   a slab are straight code. At 64 sums and 32 operands a thread, two blocks a multiprocessor
+//   a k-tile are straight code. At 64 sums and 32 operands a thread, two blocks a multiprocessor
 //   leave 32 registers for everything else: with more in use, sums spill, and fewer multiply-adds
 //   find their operands in different banks of the register file.
 // - Blocks run through c in groups of kGroup tile rows, column by column, so that those that run at
@@ -29,33 +29,33 @@
 //      2  5  8  11
 //      ...
 //
-// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 slabs,
-// 64 barriers a block; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
-// four for each of 264 places, 4 GiB of loads, most from the second level of cache, and 2^37 flops.
-// An H200 issues 128 multiply-adds a cycle and multiprocessor, 2.05 ms for these at 1.98 GHz.
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
+// 64 barriers per block; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
+// four for each of 264 places, 4 GiB of loads, most from the L2, and 2^37 flops. An H200 issues 128
+// multiply-adds a cycle and SM, 2.05 ms for these at 1.98 GHz.
 //
 // Right for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. For any pitch and alignment: where packs are not aligned,
+// beyond the edges are not stored. For any pitch and alignment: where vectors are not aligned,
 // elements travel one by one. f32 is multiplied as f32: each element is one chain of k fused
 // multiply-adds, in the same order as in `naive`.
 #include <cstdint>
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/matmul/slabs.cuh"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
 namespace {
 
 constexpr int kStages = 3;
-constexpr int kDepth = 16;  // steps along k a slab
+constexpr int kDepth = 16;  // steps along k a k-tile
 constexpr int kGroup = 16;  // tile rows a group of blocks
 constexpr int kWidth = Pack<float>::kSize;
 constexpr int kLanesY = 8, kLanesX = 4;
 constexpr int kSpanY = kLanesY * kWidth, kSpanX = kLanesX * kWidth;
 
-// The tile of a block, the tile of a warp, and how many blocks share a multiprocessor.
+// The tile of a block, the tile of a warp, and how many blocks share an SM.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
 struct Config {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
@@ -70,9 +70,9 @@ using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
 // A thread's share of copying an operand that is contiguous along k, one element at a time, to
-// slabs of kTile elements a row; see SlabLoader. A warp takes squares of 4 values of i by 8 steps
-// along k: memory is read in pieces of 32 bytes, and with 4 cells between the rows of a slab all 32
-// elements go to different banks:
+// k-tiles of kTile elements a row; see KTileLoader. A warp takes squares of 4 values of i by 8
+// steps along k: memory is read in pieces of 32 bytes, and with 4 cells between the rows of a
+// k-tile all 32 elements go to different banks:
 //
 //       bank  0   1   2   3   ..                   lanes: 8 q + l has step l of i = q
 //   k = 0     i0  i1  i2  i3
@@ -97,19 +97,19 @@ class TransposingLoader {
     step_ = kStep * operand.stride;
   }
 
-  __device__ void Copy(int depth, float* slab) {
+  __device__ void Copy(int depth, float* k_tile) {
     const float* from = next_;
     next_ += kDepth;
     const int valid = l_ < depth ? int{sizeof(float)} : 0;
 #pragma unroll
     for (int i = 0; i < kTile; i += kStep, from += step_)
-      CopyAsync<sizeof(float)>(slab + cell_ + i, from, i < inside_ ? valid : 0);
+      CopyAsync<sizeof(float)>(k_tile + cell_ + i, from, i < inside_ ? valid : 0);
   }
 
  private:
   const float* next_;  // what goes into the thread's first cell
   std::int64_t step_;  // the way to the next
-  int cell_, l_;       // that cell, and its row of the slab
+  int cell_, l_;       // that cell, and its row of the k-tile
   int inside_;         // values of i from there to the operand's end
 };
 
@@ -117,7 +117,7 @@ class TransposingLoader {
 // bytes or, where they are not aligned to those, one.
 template <int kTile, int kThreads, int kCopied>
 class StraightLoader {
-  static constexpr int kCopies = kTile / kCopied;  // of a row of a slab
+  static constexpr int kCopies = kTile / kCopied;  // of a row of a k-tile
   static constexpr int kStep = kThreads / kCopies;
   static_assert(kThreads % kCopies == 0 && kDepth % kStep == 0);
 
@@ -132,23 +132,23 @@ class StraightLoader {
     valid_ = static_cast<int>(min(inside, std::int64_t{kCopied})) * int{sizeof(float)};
     next_ = operand.data + (inside == 0 ? 0 : first + i) + l_ * operand.k_stride;
     step_ = kStep * operand.k_stride;
-    slab_step_ = kDepth * operand.k_stride;
+    k_tile_step_ = kDepth * operand.k_stride;
   }
 
-  __device__ void Copy(int depth, float* slab) {
+  __device__ void Copy(int depth, float* k_tile) {
     const float* from = next_;
-    next_ += slab_step_;
+    next_ += k_tile_step_;
 #pragma unroll
     for (int l = 0; l < kDepth; l += kStep, from += step_)
-      CopyAsync<kCopied* int{sizeof(float)}>(slab + cell_ + l * kPitch, from,
+      CopyAsync<kCopied* int{sizeof(float)}>(k_tile + cell_ + l * kPitch, from,
                                              l_ + l < depth ? valid_ : 0);
   }
 
  private:
-  const float* next_;              // what goes into the thread's first cell
-  std::int64_t step_, slab_step_;  // the way to the next, and to the next slab
-  int cell_, l_;                   // the cell, and its row of the slab
-  int valid_;                      // bytes that lie inside
+  const float* next_;                // what goes into the thread's first cell
+  std::int64_t step_, k_tile_step_;  // the way to the next, and to the next k-tile
+  int cell_, l_;                     // the cell, and its row of the k-tile
+  int valid_;                        // bytes that lie inside
 };
 
 template <int kTile, int kThreads, bool kAlongK, bool kPacks>
@@ -160,7 +160,7 @@ template <class C>
 struct Fragment {
   float a[C::kEachY], b[C::kEachX];
 
-  // a and b: the step's row of each slab, at the thread's first element.
+  // a and b: the step's row of each k-tile, at the thread's first element.
   __device__ void Load(const float* a_row, const float* b_row) {
 #pragma unroll
     for (int g = 0; g < C::kEachY / kWidth; ++g) {
@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     MatmulWarpTiled(Operand<float> a, Operand<float> b, std::int64_t k, bool c_packable, float* c) {
   using S = Loaders<C, kAAlongK, kBAlongK, kPacks>;
   constexpr int kPitchA = S::A::kPitch, kPitchB = S::B::kPitch;
-  float* const a_slabs = DynamicShared<float>();
-  float* const b_slabs = a_slabs + kStages * S::kStageA;
+  float* const a_k_tiles = DynamicShared<float>();
+  float* const b_k_tiles = a_k_tiles + kStages * S::kStageA;
 
   const TilePlace place = GroupedTile<kGroup>(blockIdx.x, (a.extent + C::kRows - 1) / C::kRows,
                                               (b.extent + C::kColumns - 1) / C::kColumns);
@@ -205,17 +205,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
   typename S::A a_stream(a, row);
   typename S::B b_stream(b, column);
-  int left = static_cast<int>((k + kDepth - 1) / kDepth);   // slabs to be copied
+  int left = static_cast<int>((k + kDepth - 1) / kDepth);   // k-tiles to be copied
   const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k of the last one
-  int slabs = left;                                         // to be used
+  int k_tiles = left;                                       // to be used
   int to = 0;
-  // The next slab, if there is one. A group of copies each time, so that the number of groups under
-  // way says which have arrived.
+  // The next k-tile, if there is one. A group of copies each time, so that the number of groups
+  // under way says which have arrived.
   const auto copy = [&] {
     if (left > 0) {
       const int depth = left == 1 ? tail : kDepth;
-      a_stream.Copy(depth, a_slabs + to * S::kStageA);
-      b_stream.Copy(depth, b_slabs + to * S::kStageB);
+      a_stream.Copy(depth, a_k_tiles + to * S::kStageA);
+      b_stream.Copy(depth, b_k_tiles + to * S::kStageB);
       --left;
     }
     CommitCopies();
@@ -225,27 +225,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   float sums[C::kEachY][C::kEachX] = {};
   for (int s = 0; s < kStages - 1; ++s) copy();
   WaitForCopies<kStages - 2>();
-  __syncthreads();  // the first slab is complete
+  __syncthreads();  // the first k-tile is complete
   Fragment<C> fragments[2];
-  const float* const a_first = a_slabs + y;
-  const float* const b_first = b_slabs + x;
-  const float *a_slab = a_first, *b_slab = b_first;
-  fragments[0].Load(a_slab, b_slab);
+  const float* const a_first = a_k_tiles + y;
+  const float* const b_first = b_k_tiles + x;
+  const float *a_k_tile = a_first, *b_k_tile = b_first;
+  fragments[0].Load(a_k_tile, b_k_tile);
   int stage = 0;
   copy();
-  for (; slabs > 0; --slabs) {
+  for (; k_tiles > 0; --k_tiles) {
 #pragma unroll
     for (int l = 0; l < kDepth; ++l) {
       if (l + 1 < kDepth) {
-        fragments[(l + 1) % 2].Load(a_slab + (l + 1) * kPitchA, b_slab + (l + 1) * kPitchB);
+        fragments[(l + 1) % 2].Load(a_k_tile + (l + 1) * kPitchA, b_k_tile + (l + 1) * kPitchB);
       } else {
         WaitForCopies<kStages - 2>();
-        __syncthreads();  // the next slab is complete, and everybody has loaded the last of this
+        __syncthreads();  // the next k-tile is complete, and everybody has loaded the last of this
         stage = stage + 1 == kStages ? 0 : stage + 1;
-        a_slab = a_first + stage * S::kStageA;
-        b_slab = b_first + stage * S::kStageB;
+        a_k_tile = a_first + stage * S::kStageA;
+        b_k_tile = b_first + stage * S::kStageB;
         copy();  // into the place of this one
-        fragments[0].Load(a_slab, b_slab);
+        fragments[0].Load(a_k_tile, b_k_tile);
       }
       const Fragment<C>& now = fragments[l % 2];
 #pragma unroll
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         for (int j = 0; j < C::kEachX; ++j) sums[i][j] = fma(now.a[i], now.b[j], sums[i][j]);
     }
   }
-  static_assert(kDepth % 2 == 0, "the first fragment of a slab has to be fragments[0]");
+  static_assert(kDepth % 2 == 0, "the first fragment of a k_tile has to be fragments[0]");
 
 #pragma unroll
   for (int i = 0; i < C::kEachY; ++i) {
@@ -293,8 +293,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// What the busiest multiprocessor has to compute, in elements of c; smaller tiles take longer for
-// an element, by about the factor given.
+// What the busiest SM has to compute, in elements of c; smaller tiles take longer for an element,
+// by about the factor given.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
   return static_cast<double>(CeilDiv(Tiles<C>(p), multiprocessors) * C::kRows * C::kColumns) *
@@ -321,7 +321,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .name = "warp_tiled",
-    .summary = "tiles for block, warp and thread, three slabs, operands one step ahead",
+    .summary = "tiles for block, warp and thread, three k_tiles, operands one step ahead",
     .source =
         "the SIMT kernels of CUTLASS, and the ladder of public SGEMM kernels (S. Boehm, 2022)",
     .backend = Backend::kCuda,

@@ -36,7 +36,7 @@ __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
                     PackPair<O>(s[2], s[3]), PackPair<O>(s[4], s[5]), PackPair<O>(s[6], s[7]));
     }
   } else {
-    // A row's pairs at packs 2 j and 2 j + 1. Odd rows go through them in another order, so that
+    // A row's pairs at vectors 2 j and 2 j + 1. Odd rows go through them in another order, so that
     // the four rows of half a warp meet all banks.
     const int r = warp * 16 + lane / 4;
     const bool odd = r % 2 != 0;
@@ -73,9 +73,8 @@ __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
 }
 
 // Writes what of a consumer's 64 rows of results, at [row, column], lies inside c. They go through
-// shared memory, some boxes of rows of 128 bytes at a time, from where the copy engine writes whole
-// lines. O: float, or C::T. kTurn: the results are those of MultiplyTurned, and stand in c at
-// [column, row].
+// shared memory, some boxes of rows of 128 bytes at a time, from where TMA writes whole lines. O:
+// float, or C::T. kTurn: the results are those of MultiplyTurned, and stand in c at [column, row].
 template <class C, class O, bool kTurn, int kCount>
 __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, std::uint32_t staging,
                           int row, int column, int split) {

@@ -1,6 +1,6 @@
-// Matmul on Hopper's tensor cores: the kernel of the rows `tensor_bf16`, `tensor_f16`,
-// `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut.
-// ptx.cuh and wgmma.cuh have the instructions one by one.
+// Matmul on Hopper's tensor cores: the kernel of the strategies `tensor_bf16`, `tensor_f16`,
+// `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut. ptx.cuh
+// and wgmma.cuh have the instructions one by one.
 //
 // Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
 //
@@ -10,34 +10,34 @@
 //   through registers at all, and those are nearly all sums: a 64 x 256 piece takes 128 of a
 //   thread. Since a fetching thread needs few registers and a multiplying one many, the former
 //   give theirs away.
-// - They meet at barriers, two for each of kStages slabs: "full", which the arriving bytes
-//   complete, and "empty", at which consumers arrive when wgmma has read the slab. So up to
-//   kStages slabs are on their way, also those of the block's next tile while this one's results
+// - They meet at barriers, two for each of kStages k-tiles: "full", which the arriving bytes
+//   complete, and "empty", at which consumers arrive when wgmma has read the k-tile. So up to
+//   kStages k-tiles are on their way, also those of the block's next tile while this one's results
 //   are being written.
 //
-//      producer   wait empty[s], fetch slab s --+                  +--> next round
+//      producer   wait empty[s], fetch k-tile s --+                  +--> next round
 //                                               v                  |
-//      consumers               wait full[s], multiply slab s, arrive at empty[s]
+//      consumers               wait full[s], multiply k-tile s, arrive at empty[s]
 //
-// - A slab is 128 bytes deep, and its 16-byte packs are permuted in each row. Engine and tensor
+// - A k-tile is 128 bytes deep, and its 16-byte vectors are swizzled in each row. TMA and tensor
 //   cores agree on the pattern; it costs nothing and avoids all bank conflicts.
 // - 16-bit operands may lie either way around in shared memory, k along the rows or across, so
 //   that transposes cost nothing. f32 has to lie with k along the rows, but for one operand that
 //   may come through registers instead (MultiplyTurned).
-// - Blocks stay: as many as there are multiprocessors, each computing tile after tile, in the order
+// - Blocks are persistent: as many as there are SMs, each computing tile after tile, in the order
 //   of `warp_tiled`'s picture, so that those computed at the same time share rows and columns. The
 //   way to the first multiplication is short: a small product takes little longer than that.
 // - Two blocks one below the other can form a cluster, and each fetches half of the columns of b
 //   for both.
 // - Results take the way back through shared memory, a consumer's box by box, from where the copy
 //   engine writes whole lines.
-// - When the tiles are too few for the multiprocessors, they are smaller, or k is cut into pieces
+// - When the tiles are too few for the SMs, they are smaller, or k is cut into pieces
 //   whose sums a second kernel adds, always in the same order. When they are many, but not a
 //   multiple of the multiprocessors, some of them are cut in two: see stream_k.h.
 //
-// Right for any m, n and k: the engine reads zeros outside a matrix, and does not write what would
-// lie outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and
-// results without them go by way of scratch memory.
+// Right for any m, n and k: TMA reads zeros outside a matrix, and does not write what would lie
+// outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and results
+// without them go by way of scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -60,9 +60,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
                  const __grid_constant__ TensorWork work) {
   using T = typename C::T;
   __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
-  const std::uint32_t slabs =
+  const std::uint32_t k_tiles =
       (SharedAddress(DynamicShared<char>()) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
-  TensorPipeline<C> pipeline(slabs, SharedAddress(barriers));
+  TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
   // The same in all lanes of a warp, which the compiler learns from the shuffle.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
   const int rank = C::kCluster == 1 ? 0 : static_cast<int>(ClusterRank());
@@ -89,8 +89,8 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   if (warpgroup == C::kConsumers) {
     if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
     if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
-      for (int i = 1; piece.slabs != 0; ++i) {
-        FetchSlabs<C, kMnA, kMnB>(a_map, b_map, work, place, rank, pipeline);
+      for (int i = 1; piece.k_tiles != 0; ++i) {
+        FetchKTiles<C, kMnA, kMnB>(a_map, b_map, work, place, rank, pipeline);
         piece = PieceOf(work.sharing, cluster, clusters, i);
         place = TensorPlace(work, piece);
       }
@@ -103,19 +103,19 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
     if constexpr (C::kConsumers > 1) TakeRegisters<232>();
     const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
     const std::uint32_t staging =
-        slabs + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
+        k_tiles + C::kStages * C::kStageBytes + warpgroup * C::kStagingBytes;
     const auto next = [&](int i) {
       piece = PieceOf(work.sharing, cluster, clusters, i);
       place = TensorPlace(work, piece);
     };
-    for (int i = 1; piece.slabs != 0; next(i++)) {
+    for (int i = 1; piece.k_tiles != 0; next(i++)) {
       float d[C::kColumns / 2];
       if constexpr (kIsTurned<C, kMnA>) {
-        MultiplyTurned<C>(place.slabs, warpgroup, thread, pipeline, d);
+        MultiplyTurned<C>(place.k_tiles, warpgroup, thread, pipeline, d);
       } else if constexpr (C::kParts == 1) {
-        MultiplySlabs<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
+        MultiplyKTiles<C, kMnA, kMnB>(place.k_tiles, warpgroup, thread, pipeline, d);
       } else {
-        MultiplyParts<C, kMnA, kMnB>(place.slabs, warpgroup, thread, pipeline, d);
+        MultiplyParts<C, kMnA, kMnB>(place.k_tiles, warpgroup, thread, pipeline, d);
       }
       if (!piece.ends) {
         StorePartial<C>(d, work, warpgroup, thread);
@@ -172,9 +172,8 @@ void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, Cu
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// Clusters of so many blocks that run on a GPU at a time, for a kernel that has a multiprocessor to
-// itself. The blocks of one lie in one of the groups of multiprocessors that make a GPU, and those
-// differ in size.
+// Clusters of so many blocks that run on a GPU at a time, for a kernel that has an SM to itself.
+// The blocks of one lie in one of the groups of SMs that make a GPU, and those differ in size.
 template <class... Parameters>
 int ClustersAtATime(void (*kernel)(Parameters...), unsigned threads, std::size_t shared_bytes,
                     int blocks, const CudaStream& stream) {
@@ -225,14 +224,14 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   work.group_tiles = Divisor(group_rows * column_tiles);
   work.group_rows = Divisor(group_rows);
   work.last_rows = Divisor((work.row_tiles - 1) % group_rows + 1);
-  work.slabs = static_cast<int>(CeilDiv(p.k, C::kDepth));
-  const std::int64_t split_slabs = CeilDiv(work.slabs, plan.splits);
-  const std::int64_t splits = CeilDiv(work.slabs, split_slabs);
+  work.k_tiles = static_cast<int>(CeilDiv(p.k, C::kDepth));
+  const std::int64_t split_k_tiles = CeilDiv(work.k_tiles, plan.splits);
+  const std::int64_t splits = CeilDiv(work.k_tiles, split_k_tiles);
   const std::int64_t pieces = std::int64_t{work.tiles.value()} * splits;
   const std::int64_t clusters =
       std::min<std::int64_t>(stream.device().info().multiprocessors / C::kCluster, pieces);
-  work.sharing = plan.shares ? ShareTiles(pieces, split_slabs, clusters)
-                             : WholeTiles(pieces, split_slabs, clusters);
+  work.sharing = plan.shares ? ShareTiles(pieces, split_k_tiles, clusters)
+                             : WholeTiles(pieces, split_k_tiles, clusters);
   if (work.sharing.shared != 0) {
     work.partials = static_cast<float*>(stream.Scratch(
         static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));

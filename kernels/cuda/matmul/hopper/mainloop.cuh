@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-// A consumer's view of the operands in a slab: descriptors for wgmma, and the way from a step along
-// k, or a part, to the next.
+// A consumer's view of the operands in a k-tile: descriptors for wgmma, and the way from a step
+// along k, or a part, to the next.
 template <class C, bool kMnA, bool kMnB>
-struct TensorSlab {
+struct TensorKTile {
   static constexpr int kSteps = C::kRowBytes / C::kStepBytes;
   static constexpr int kStepA = kMnA ? C::kMnBytes / kSteps : C::kStepBytes;
   static constexpr int kStepB = kMnB ? C::kMnBytes / kSteps : C::kStepBytes;
@@ -25,11 +25,12 @@ struct TensorSlab {
 
   std::uint64_t a, b;
 
-  __device__ TensorSlab(const TensorPipeline<C>& pipeline, int consumer)
+  __device__ TensorKTile(const TensorPipeline<C>& pipeline, int consumer)
       : a(MatrixAt(Descriptor(kMnA), pipeline.a() + consumer * kGroupA)),
         b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
 
-  // d = or += part_a of a times part_b of b, over the slab. Descriptors count packs of 16 bytes.
+  // d = or += part_a of a times part_b of b, over the k-tile. Descriptors count vectors of 16
+  // bytes.
   template <int kCount>
   __device__ void Multiply(int part_a, int part_b, bool add, float (&d)[kCount]) const {
 #pragma unroll
@@ -40,19 +41,19 @@ struct TensorSlab {
   }
 };
 
-// A consumer: d = the product of one piece of work. While a slab is multiplied, the one before it
+// A consumer: d = the product of one piece of work. While a k-tile is multiplied, the one before it
 // is released.
 template <class C, bool kMnA, bool kMnB, int kCount>
-__device__ void MultiplySlabs(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
-                              float (&d)[kCount]) {
+__device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
+                               float (&d)[kCount]) {
   int last = 0;
-  for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
+  for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipeline.Next()) {
     pipeline.WaitUntilFull();
     ProductsFence();
-    TensorSlab<C, kMnA, kMnB>(pipeline, consumer).Multiply(0, 0, slab != 0, d);
+    TensorKTile<C, kMnA, kMnB>(pipeline, consumer).Multiply(0, 0, k_tile != 0, d);
     CommitProducts();
     WaitForProducts<1>();
-    if (slab != 0) pipeline.Release(last, thread);
+    if (k_tile != 0) pipeline.Release(last, thread);
     last = pipeline.stage();
   }
   WaitForProducts<0>();
@@ -61,15 +62,15 @@ __device__ void MultiplySlabs(int slabs, int consumer, int thread, TensorPipelin
 }
 
 // The same of f32 whose k goes across the rows of a, which wgmma does not take from shared memory:
-// a's fragments come through registers, those of the next slab while this one is multiplied. Which
-// row of a is which row of the product is free. This order makes a load of a warp find all banks:
-// row 16 w + r of a consumer's 64, w the warp, is index
+// a's fragments come through registers, those of the next k-tile while this one is multiplied.
+// Which row of a is which row of the product is free. This order makes a load of a warp find all
+// banks: row 16 w + r of a consumer's 64, w the warp, is index
 //
 //      32 (w / 2) + 16 (r / 4 % 2) + 8 (w % 2) + 4 (r / 8) + r % 4
 //
 // Rounds a to nearest.
 template <class C, int kCount>
-__device__ void MultiplyTurned(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+__device__ void MultiplyTurned(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                                float (&d)[kCount]) {
   constexpr int kSteps = C::kDepth / 8;
   const int warp = thread / kWarpSize, row = thread % kWarpSize / 4, step_k = thread % 4;
@@ -89,30 +90,30 @@ __device__ void MultiplyTurned(int slabs, int consumer, int thread, TensorPipeli
   };
   std::uint32_t even[4 * kSteps], odd[4 * kSteps];
   int last = 0;
-  const auto multiply = [&](int slab, std::uint32_t(&now)[4 * kSteps],
+  const auto multiply = [&](int k_tile, std::uint32_t(&now)[4 * kSteps],
                             std::uint32_t(&next)[4 * kSteps]) {
     ProductsFence();
-    const std::uint64_t b = TensorSlab<C, false, false>(pipeline, 0).b;
+    const std::uint64_t b = TensorKTile<C, false, false>(pipeline, 0).b;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      ProductOfRegisters(d, now + 4 * step, b + step * C::kStepBytes / 16, slab + step != 0);
+      ProductOfRegisters(d, now + 4 * step, b + step * C::kStepBytes / 16, k_tile + step != 0);
     CommitProducts();
     WaitForProducts<1>();
-    if (slab != 0) {
+    if (k_tile != 0) {
       OperandsAreRead(next);
       pipeline.Release(last, thread);
     }
     last = pipeline.stage();
     pipeline.Next();
-    if (slab + 1 == slabs) return;
+    if (k_tile + 1 == k_tiles) return;
     pipeline.WaitUntilFull();
     load(next);
   };
   pipeline.WaitUntilFull();
   load(even);
-  for (int slab = 0; slab < slabs; slab += 2) {
-    multiply(slab, even, odd);
-    if (slab + 1 < slabs) multiply(slab + 1, odd, even);
+  for (int k_tile = 0; k_tile < k_tiles; k_tile += 2) {
+    multiply(k_tile, even, odd);
+    if (k_tile + 1 < k_tiles) multiply(k_tile + 1, odd, even);
   }
   WaitForProducts<0>();
   SumsAreComplete(d);
@@ -122,13 +123,13 @@ __device__ void MultiplyTurned(int slabs, int consumer, int thread, TensorPipeli
 }
 
 // The same of operands in several parts, the first the coarsest. The tensor cores cut sums off
-// where f32 would round, so their sums are kept short: after every slab d is added to `sums` in
-// f32, and begins the next slab as what that addition has rounded away (Dekker's fast two-sum,
-// 1971). In a slab the products of fine parts come first, while d is small. The consumers take
-// turns, so that one adds while the other's slab is multiplied: else they fall into step, and the
+// where f32 would round, so their sums are kept short: after every k-tile d is added to `sums` in
+// f32, and begins the next k-tile as what that addition has rounded away (Dekker's fast two-sum,
+// 1971). In a k-tile the products of fine parts come first, while d is small. The consumers take
+// turns, so that one adds while the other's k-tile is multiplied: else they fall into step, and the
 // tensor cores wait for both.
 template <class C, bool kMnA, bool kMnB, int kCount>
-__device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipeline<C>& pipeline,
+__device__ void MultiplyParts(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {
   static_assert(C::kConsumers == 2);
   const auto turn = [](int whose) { return BarrierOf<C>(Meeting::kTurn, whose); };
@@ -137,17 +138,17 @@ __device__ void MultiplyParts(int slabs, int consumer, int thread, TensorPipelin
   float sums[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] = d[i] = 0;
-  for (int slab = 0; slab < slabs; ++slab, pipeline.Next()) {
+  for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipeline.Next()) {
     pipeline.WaitUntilFull();
     NamedBarrier(turn(consumer), kBoth);
     ProductsFence();
-    const TensorSlab<C, kMnA, kMnB> operands(pipeline, consumer);
+    const TensorKTile<C, kMnA, kMnB> operands(pipeline, consumer);
 #pragma unroll
     for (int order = C::kParts - 1; order >= 0; --order)
 #pragma unroll
       for (int part = 0; part <= order; ++part) operands.Multiply(order - part, part, true, d);
     CommitProducts();
-    if (consumer == 0 || slab + 1 < slabs) NamedBarrierArrive(turn(1 - consumer), kBoth);
+    if (consumer == 0 || k_tile + 1 < k_tiles) NamedBarrierArrive(turn(1 - consumer), kBoth);
     WaitForProducts<0>();
     SumsAreComplete(d);
     pipeline.Release(pipeline.stage(), thread);

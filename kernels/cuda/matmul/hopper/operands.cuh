@@ -28,8 +28,8 @@ __device__ Out Rounded(In x) {
   }
 }
 
-// A pack of elements from a row that ends at `columns`, zeros beyond. packable: rows are aligned to
-// packs.
+// A vector of elements from a row that ends at `columns`, zeros beyond. packable: rows are aligned
+// to vectors.
 template <class In, int kWidth>
 __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns, bool packable,
                         In (&x)[kWidth]) {
@@ -46,8 +46,8 @@ __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns
   }
 }
 
-// out[row][column] = in[row][column], rows of `pitch` and `out_pitch`, a multiple of the pack: a
-// thread writes a pack. What lies between columns and out_pitch is never read.
+// out[row][column] = in[row][column], rows of `pitch` and `out_pitch`, a multiple of the vector: a
+// thread writes a vector. What lies between columns and out_pitch is never read.
 template <class In, class Out>
 __global__ void __launch_bounds__(256)
     CopyOperand(const In* in, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(kFinishedRows* kWarpSize)
     if (i < end) c[i] = static_cast<O>(sum[i / kWarpSize]);
 }
 
-// A matrix as the copy engine can read it: rows of `pitch` elements, of which `columns` count, k
-// along the rows or, if mn_major, across. Parts of one stand one behind the other.
+// A matrix as TMA can read it: rows of `pitch` elements, of which `columns` count, k along the rows
+// or, if mn_major, across. Parts of one stand one behind the other.
 template <class T>
 struct TensorOperand {
   const T* data;
@@ -143,7 +143,7 @@ struct TensorOperand {
   bool mn_major;
 };
 
-// A copy of the matrix in the stream's scratch memory that the engine can read.
+// A copy of the matrix in the stream's scratch memory that TMA can read.
 template <class Out, class In>
 TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
                           std::int64_t pitch, bool mn_major, CudaStream& stream) {

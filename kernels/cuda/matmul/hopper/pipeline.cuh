@@ -1,5 +1,5 @@
-// The pipeline of the tensor kernel: a ring of stages with full and empty barriers, and the producer
-// that fills it.
+// The pipeline of the tensor kernel: a ring of stages with full and empty barriers, and the
+// producer that fills it.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace tessera {
 
-// The slabs in shared memory, as one thread goes through them.
+// The k-tiles in shared memory, as one thread goes through them.
 template <class C>
 class TensorPipeline {
  public:
-  // slabs, barriers: addresses of kStages slabs, and of as many "full" and "empty" barriers.
-  __device__ TensorPipeline(std::uint32_t slabs, std::uint32_t barriers)
-      : slabs_(slabs), barriers_(barriers) {}
+  // k-tiles, barriers: addresses of kStages k-tiles, and of as many "full" and "empty" barriers.
+  __device__ TensorPipeline(std::uint32_t k_tiles, std::uint32_t barriers)
+      : k_tiles_(k_tiles), barriers_(barriers) {}
 
   __device__ int stage() const { return stage_; }
-  __device__ std::uint32_t a() const { return slabs_ + stage_ * C::kStageBytes; }
+  __device__ std::uint32_t a() const { return k_tiles_ + stage_ * C::kStageBytes; }
   __device__ std::uint32_t b() const { return a() + C::kBytesA; }
   __device__ std::uint32_t full() const { return barriers_ + stage_ * 8; }
   __device__ std::uint32_t empty(int stage) const { return barriers_ + (C::kStages + stage) * 8; }
@@ -32,7 +32,7 @@ class TensorPipeline {
   // New barriers are in the phase of parity 0: the first round waits for full, not for empty.
   __device__ void WaitUntilFull() const { BarrierWait(full(), parity_); }
   __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
-  // A consumer is done with the slab: whoever fills it waits for all who read it, in every block
+  // A consumer is done with the k-tile: whoever fills it waits for all who read it, in every block
   // that it is copied to. thread: of the warpgroup.
   __device__ void Release(int stage, int thread) const {
     if constexpr (C::kCluster == 1) {
@@ -49,25 +49,25 @@ class TensorPipeline {
   }
 
  private:
-  std::uint32_t slabs_, barriers_;
+  std::uint32_t k_tiles_, barriers_;
   int stage_ = 0;
   unsigned parity_ = 0;
 };
 
-// The fetching thread: brings the slabs of one piece of work. rank: of the block in its cluster.
+// The fetching thread: brings the k-tiles of one piece of work. rank: of the block in its cluster.
 template <class C, bool kMnA, bool kMnB>
-__device__ void FetchSlabs(const CUtensorMap& a_map, const CUtensorMap& b_map,
-                           const TensorWork& work, const TensorPlace& place, int rank,
-                           TensorPipeline<C>& pipeline) {
+__device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
+                            const TensorWork& work, const TensorPlace& place, int rank,
+                            TensorPipeline<C>& pipeline) {
   constexpr int kWidthA = C::BoxWidth(kMnA), kWidthB = C::BoxWidth(kMnB);
   constexpr int kBytesA = C::BoxBytes(kMnA), kBytesB = C::BoxBytes(kMnB);
   constexpr int kBoxesA = C::kRows / kWidthA, kBoxesB = C::kColumns / kWidthB;
   constexpr int kShare = kBoxesB / C::kCluster;  // boxes of b that a block fetches, for all
   const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
   const int column = place.column_tile * C::kColumns;
-  // Boxes outside a matrix stay away: the engine takes longer to make zeros than to fetch elements,
-  // and what is computed with old ones instead is stored nowhere. But of several parts it is looked
-  // at, for infinities.
+  // Boxes outside a matrix stay away: TMA takes longer to make zeros than to fetch elements, and
+  // what is computed with old ones instead is stored nowhere. But of several parts it is looked at,
+  // for infinities.
   const auto inside = [](int boxes, int width, int first, int extent) {
     return max(0, min(boxes, (extent - first + width - 1) / width));
   };
@@ -76,8 +76,8 @@ __device__ void FetchSlabs(const CUtensorMap& a_map, const CUtensorMap& b_map,
   // all: every box, without asking.
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
-    for (int slab = 0; slab < place.slabs; ++slab, pipeline.Next()) {
-      const int k = (place.first_slab + slab) * C::kDepth;
+    for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
+      const int k = (place.first_k_tile + k_tile) * C::kDepth;
       pipeline.WaitUntilEmpty();
       BarrierExpect(pipeline.full(), bytes);
 #pragma unroll

@@ -18,8 +18,8 @@ struct TensorProduct {
 };
 
 // What a row of a box of the operand takes, in the model's units, where it is more than the rates
-// of tiles have in them: its 128 bytes are parts of two lines of the second-level cache, and the
-// engine reads both. Measured on an H200: 2 ns, and 2.8 where sectors of 32 bytes are cut, too.
+// of tiles have in them: its 128 bytes are parts of two lines of the second-level cache, and TMA
+// reads both. Measured on an H200: 2 ns, and 2.8 where sectors of 32 bytes are cut, too.
 template <class T>
 double FetchTime(const TensorOperand<T>& x) {
   const std::uintptr_t bits =
@@ -33,8 +33,8 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
   return {m, n, k, FetchTime(a), FetchTime(b), stream.device().info().multiprocessors};
 }
 
-// A model of what a plan takes, in multiply-adds of 16 bits that one multiprocessor could do, 3.9e6
-// a microsecond: rounds of pieces of work, each with filling the pipeline and writing the tile. The
+// A model of what a plan takes, in multiply-adds of 16 bits that one SM could do, 3.9e6 a
+// microsecond: rounds of pieces of work, each with filling the pipeline and writing the tile. The
 // better one of it and `best`. rate: about the share of the tensor cores' 16-bit speed that the
 // tile reaches in its main loop. This and all constants are such that the model prefers what was
 // faster on an H200, for 16 bits in 75 shapes with each tile, whole, in parts and with k cut.
@@ -46,38 +46,39 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   const std::int64_t tiles =
       std::max<std::int64_t>(1, CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns));
   const std::int64_t slots = p.multiprocessors / C::kCluster;
-  const std::int64_t slabs = std::max<std::int64_t>(1, CeilDiv(p.k, C::kDepth));
-  const double slab_time =
+  const std::int64_t k_tiles = std::max<std::int64_t>(1, CeilDiv(p.k, C::kDepth));
+  const double k_tile_time =
       std::max(C::kRows * C::kColumns * C::kDepth * C::kProducts / rate,
                C::kParts * (C::kRows * p.a_row + C::kColumns / C::kCluster * p.b_row));
   const auto try_splits = [&](std::int64_t splits) {
-    const std::int64_t split_slabs = CeilDiv(slabs, splits);
-    // Sums written and read again in f32, at 10 bytes a clock and multiprocessor.
+    const std::int64_t split_k_tiles = CeilDiv(k_tiles, splits);
+    // Sums written and read again in f32, at 10 bytes a clock and SM.
     const double added = splits == 1 ? 0
                                      : kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
                                                   10 * 2048 / p.multiprocessors;
     const double time = static_cast<double>(CeilDiv(tiles * splits, slots)) *
-                            (static_cast<double>(split_slabs) * slab_time + kStart) +
+                            (static_cast<double>(split_k_tiles) * k_tile_time + kStart) +
                         added;
-    if (time < best.time) best = {tile, static_cast<int>(CeilDiv(slabs, split_slabs)), false, time};
+    if (time < best.time)
+      best = {tile, static_cast<int>(CeilDiv(k_tiles, split_k_tiles)), false, time};
   };
   try_splits(1);
   if (tiles > slots && tiles % slots != 0) {
     // Of what a cluster has, the last tile and some come in parts. Those cost another beginning and
     // end, and the sums' way through memory. In them clusters are no longer at the same steps along
-    // k, so that they find less in the second level of cache: the less, the more is left over.
+    // k, so that they find less in the L2: the less, the more is left over.
     constexpr double kPass = 1e7, kApart = 0.2;
     // The model is no better than that.
     constexpr double kGain = 0.995;
     const auto rounds = static_cast<double>(tiles / slots);
     const double left = static_cast<double>(tiles % slots) / static_cast<double>(slots);
-    const double time =
-        (rounds - 1 + (1 + left) * (1 + kApart * left)) * static_cast<double>(slabs) * slab_time +
-        (rounds + 2) * kStart + kPass;
+    const double time = (rounds - 1 + (1 + left) * (1 + kApart * left)) *
+                            static_cast<double>(k_tiles) * k_tile_time +
+                        (rounds + 2) * kStart + kPass;
     if (time < kGain * best.time) best = {tile, 1, true, time};
   }
   if (tiles * 2 <= slots) {
-    for (std::int64_t splits = 2; splits <= slots / tiles && splits * 4 <= slabs; ++splits)
+    for (std::int64_t splits = 2; splits <= slots / tiles && splits * 4 <= k_tiles; ++splits)
       try_splits(splits);
   }
   return best;

@@ -29,15 +29,15 @@ __device__ inline std::uint32_t SharedAddress(const void* shared) {
 
 // --- Barriers in shared memory ---
 //
-// An mbarrier counts arrivals, and bytes that the copy engine still owes. When neither is left its
-// phase ends, and the next begins with the count it was made with. Phases are told apart by their
-// parity; waiting for parity 1 on a new barrier returns at once.
+// An mbarrier counts arrivals, and bytes that TMA still owes. When neither is left its phase ends,
+// and the next begins with the count it was made with. Phases are told apart by their parity;
+// waiting for parity 1 on a new barrier returns at once.
 
 __device__ inline void BarrierInit(std::uint32_t barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes new barriers visible to the cluster's other blocks and to the copy engine.
+// Makes new barriers visible to the cluster's other blocks and to TMA.
 __device__ inline void BarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -170,7 +170,7 @@ __device__ inline void WaitForStoresToRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// Orders the thread's writes to shared memory before what the copy engine reads of it.
+// Orders the thread's writes to shared memory before what TMA reads of it.
 __device__ inline void FenceForCopyEngine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

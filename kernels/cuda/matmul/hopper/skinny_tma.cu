@@ -1,14 +1,14 @@
-// Matmul with few rows or few columns as in `skinny`, fetched by Hopper's copy engine.
+// Matmul with few rows or few columns as in `skinny`, fetched by Hopper's TMA.
 //
-// In `skinny` every warp copies, waits for the slab and multiplies, and after each slab of 8 or 16
-// KiB the whole block meets at a barrier: while it does, nobody asks for more. Here one thread
-// keeps the copy engine busy with slabs of 32 KiB, as many as shared memory holds, and the warps
-// that multiply meet it at the slabs' own barriers, each on its own (see gemm.cuh). About 200 KiB
-// are on their way to a multiprocessor at any time, whatever its warps are doing.
+// In `skinny` every warp copies, waits for the k-tile and multiplies, and after each k-tile of 8 or
+// 16 KiB the whole block meets at a barrier: while it does, nobody asks for more. Here one thread
+// keeps TMA busy with k-tiles of 32 KiB, as many as shared memory holds, and the warps that
+// multiply meet it at the k-tiles' own barriers, each on its own (see gemm.cuh). About 200 KiB are
+// on their way to an SM at any time, whatever its warps are doing.
 //
 // - The large operand is cut into tiles, 128 of its elements by all vectors, and a tile along k
-//   into slabs. The blocks of a cluster, up to 8, share the slabs of a tile evenly, as many blocks
-//   as it takes to give all multiprocessors the same:
+//   into k-tiles. The blocks of a cluster, up to 8, share the k-tiles of a tile evenly, as many
+//   blocks as it takes to give all multiprocessors the same:
 //
 //         k ->
 //       | block 0  | block 1  |   tile 0
@@ -17,22 +17,23 @@
 //   Then each adds up one part of the tile's results: the others store their sums of it in its
 //   shared memory, and it adds them in the order of k. Nothing takes the way through global memory,
 //   and no second kernel has to begin after the first has ended.
-// - Blocks stay for further tiles, fetched already while the results of one are being added.
+// - Blocks are persistent for further tiles, fetched already while the results of one are being
+// added.
 // - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 a lane, and a part
-//   of the slab's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own, and
+//   of the k-tile's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own, and
 //   one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20 reads
 //   for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end of a
 //   tile.
-// - 16 bits on the tensor cores: a warp has 16 rows of the tile, and all steps of the slab.
+// - 16 bits on the tensor cores: a warp has 16 rows of the tile, and all steps of the k-tile.
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles of 128
-// slabs, half a tile a block. The small operand is read again for every tile, from the second level
-// of cache: with 16 vectors that is an eighth of the traffic.
+// k-tiles, half a tile a block. The small operand is read again for every tile, from the L2: with
+// 16 vectors that is an eighth of the traffic.
 //
-// Right for any m, n and k of which m or n is at most 32: the engine reads zeros outside a matrix,
-// and results beyond the edges are not stored. A large operand whose address or pitch is no
-// multiple of 16 bytes is left to `skinny`; a small one is copied. The sums of an element are added
-// in an order that the shape and the device decide.
+// Right for any m, n and k of which m or n is at most 32: TMA reads zeros outside a matrix, and
+// results beyond the edges are not stored. A large operand whose address or pitch is no multiple of
+// 16 bytes is left to `skinny`; a small one is copied. The sums of an element are added in an order
+// that the shape and the device decide.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -45,7 +46,7 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what the copy engine cannot read
+extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what TMA cannot read
 
 namespace {
 
@@ -63,7 +64,7 @@ struct Config {
   static constexpr bool kAlongK = kAlongK_, kThinAlongK = kThinAlongK_;
   static constexpr bool kHalves = sizeof(T) == 2;
 
-  // The large operand's share of a slab: 256 bytes a row of the tile along k.
+  // The large operand's share of a k-tile: 256 bytes a row of the tile along k.
   static constexpr int kWide = 128;
   static constexpr int kBytesA = 32 * 1024;
   static constexpr int kDepth = kBytesA / kWide / int{sizeof(T)};
@@ -90,12 +91,12 @@ struct Config {
   // Whether the sums do not fit otherwise.
   static constexpr bool kMovesRegisters = !kHalves && kVectors == 32;
 
-  // How the warps share a slab.
+  // How the warps share a k-tile.
   static constexpr int kWarpRows = kHalves ? kWide / kConsumers : kSteps * kWarpSize;
   static constexpr int kWarpsWide = kWide / kWarpRows, kWarpsK = kConsumers / kWarpsWide;
   static constexpr int kSums = kHalves ? kWarpRows / 16 * kVectors / 2 : kSteps * kVectors;
 
-  // Where the sums of warps that share a slab along k meet, a few vectors at a time.
+  // Where the sums of warps that share a k-tile along k meet, a few vectors at a time.
   static constexpr int kAtOnce = std::min(kVectors, 4);
   static constexpr int kCellBytes = kWarpsK == 1 ? 0 : kWarpsK * kAtOnce * kWide * 4;
   // What a block receives of the cluster's sums of a tile.
@@ -108,8 +109,8 @@ struct Config {
 // What the blocks of a launch are told.
 template <class Out>
 struct Work {
-  int tiles, slabs;   // slabs of a tile
-  int wide, vectors;  // extents
+  int tiles, k_tiles;  // k-tiles of a tile
+  int wide, vectors;   // extents
   Out* c;
   std::int64_t wide_stride, thin_stride;  // of c
 
@@ -119,7 +120,7 @@ struct Work {
   }
 };
 
-// A block's share of its cluster's tiles: slabs [first, end) of each.
+// A block's share of its cluster's tiles: k-tiles [first, end) of each.
 struct Share {
   int rank, blocks;  // in the cluster
   int tile, step;    // the first tile, and the way to the next
@@ -131,18 +132,18 @@ struct Share {
         blocks(static_cast<int>(ClusterSize())),
         tile(static_cast<int>(blockIdx.x) / blocks),
         step(static_cast<int>(gridDim.x) / blocks),
-        first(work.slabs * rank / blocks),
-        end(work.slabs * (rank + 1) / blocks) {}
+        first(work.k_tiles * rank / blocks),
+        end(work.k_tiles * (rank + 1) / blocks) {}
 };
 
-// Orders the block's slabs of one tile.
+// Orders the block's k-tiles of one tile.
 template <class C>
 __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                           const Share& share, int tile, TensorPipeline<C>& pipeline) {
   constexpr int kBoxDepth = kBoxRow / int{sizeof(typename C::T)};
   const int row = tile * C::kWide;
-  for (int slab = share.first; slab < share.end; ++slab, pipeline.Next()) {
-    const int k = slab * C::kDepth;
+  for (int k_tile = share.first; k_tile < share.end; ++k_tile, pipeline.Next()) {
+    const int k = k_tile * C::kDepth;
     pipeline.WaitUntilEmpty();
     BarrierExpect(pipeline.full(), C::kBytes);
 #pragma unroll
@@ -162,7 +163,7 @@ __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_m
 }
 
 // The warpgroup of the fetching thread. It has to take part in every barrier of the cluster, and
-// does so late, a tile's slabs ahead of the others.
+// does so late, a tile's k-tiles ahead of the others.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
@@ -192,7 +193,7 @@ __device__ float4 LoadShared4(std::uint32_t from) {
 // the warp's 128 if the large operand lies along k, or else rows 4 l to 4 l + 3.
 template <class C>
 struct VectorSums {
-  static constexpr int kPacks = C::kDepth / kSteps / C::kWarpsK;  // along k of a slab, of a warp
+  static constexpr int kPacks = C::kDepth / kSteps / C::kWarpsK;  // along k of a k-tile, of a warp
   static constexpr int kRowPacks = kBoxRow / 16;
   float v[C::kSums];
 
@@ -271,7 +272,7 @@ struct TensorSums {
     const int warp_row = warp * C::kWarpRows;
 #pragma unroll
     for (int l = 0; l < C::kDepth / 16; ++l) {
-      // Two packs of 16 bytes are 16 steps; a row of a box has 64.
+      // Two vectors of 16 bytes are 16 steps; a row of a box has 64.
       const int box = l / 4, place = l % 4 * 2;
       unsigned a[kTiles][4];
 #pragma unroll
@@ -297,7 +298,7 @@ struct TensorSums {
                                   (((place + lane / 8 % 2) ^ lane % 8) << 4),
                               b);
         } else {
-          // 128 bytes hold several rows, whose packs the engine permutes alike.
+          // 128 bytes hold several rows, whose vectors TMA permutes alike.
           constexpr int kRow = C::kThinBoxRowBytes;
           const int k = l * 16 + lane / 8 % 2 * 8 + lane % 8;
           LoadMatrices<true>(
@@ -353,10 +354,10 @@ __device__ void Multiply(const Work<Out>& work, float* cells, TensorPipeline<C> 
 #pragma unroll
     for (float& sum : sums.v) sum = 0;
 #pragma unroll 1
-    for (int slab = share.first; slab < share.end; ++slab) {
+    for (int k_tile = share.first; k_tile < share.end; ++k_tile) {
       pipeline.WaitUntilFull();
       sums.Add(pipeline.a(), pipeline.b(), warp, lane);
-      __syncwarp();  // all lanes have read the slab
+      __syncwarp();  // all lanes have read the k-tile
       pipeline.Release(pipeline.stage(), lane);
       pipeline.Next();
     }
@@ -408,10 +409,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
   char* const memory = DynamicShared<char>();
   const std::uint32_t begin = SharedAddress(memory);
-  const std::uint32_t slabs = (begin + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
+  const std::uint32_t k_tiles = (begin + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
   auto* const cells =
-      reinterpret_cast<float*>(memory + (slabs - begin) + C::kStages * C::kStageBytes);
-  const TensorPipeline<C> pipeline(slabs, SharedAddress(barriers));
+      reinterpret_cast<float*>(memory + (k_tiles - begin) + C::kStages * C::kStageBytes);
+  const TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
   if (threadIdx.x == C::kMultiplying) {
     PrefetchMap(&wide_map);
     PrefetchMap(&thin_map);
@@ -437,16 +438,16 @@ struct Clusters {
 };
 
 // Those that make the busiest block end first. fitting: how many clusters of so many blocks run at
-// a time, which differs from what the multiprocessors would hold.
+// a time, which differs from what the SMs would hold.
 template <class Fitting>
-Clusters ChooseClusters(std::int64_t tiles, std::int64_t slabs, int multiprocessors,
+Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiprocessors,
                         Fitting fitting) {
-  constexpr std::int64_t kEnd = 2;  // slabs that a block could read while it ends a tile
+  constexpr std::int64_t kEnd = 2;  // k-tiles that a block could read while it ends a tile
   Clusters best{1, 1};
   auto least = std::numeric_limits<std::int64_t>::max();
-  for (int blocks = 1; blocks <= std::min<std::int64_t>(kMostBlocks, slabs); ++blocks) {
+  for (int blocks = 1; blocks <= std::min<std::int64_t>(kMostBlocks, k_tiles); ++blocks) {
     const auto time = [&](int count) {
-      return count == 0 ? least : CeilDiv(tiles, count) * (CeilDiv(slabs, blocks) + kEnd);
+      return count == 0 ? least : CeilDiv(tiles, count) * (CeilDiv(k_tiles, blocks) + kEnd);
     };
     if (time(multiprocessors / blocks) >= least) continue;
     const int count = fitting(blocks);
@@ -457,7 +458,7 @@ Clusters ChooseClusters(std::int64_t tiles, std::int64_t slabs, int multiprocess
   return best;
 }
 
-// Whether the copy engine can read the small operand as C says that it lies.
+// Whether TMA can read the small operand as C says that it lies.
 template <class C, class T = typename C::T>
 bool IsReadable(const Operand<T>& thin, std::int64_t k) {
   const auto [rows, pitch, step] = C::kThinAlongK
@@ -480,18 +481,18 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
          const Operand<typename C::T>& thin, CudaStream& stream) {
   using T = typename C::T;
   const auto prepared = Prepared<C>(thin, p.k, stream);
-  const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), slabs = CeilDiv(p.k, C::kDepth);
+  const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), k_tiles = CeilDiv(p.k, C::kDepth);
   const auto kernel = MatmulSkinnyTma<C, Out>;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   const Clusters clusters =
-      ChooseClusters(tiles, slabs, stream.device().info().multiprocessors, [&](int blocks) {
+      ChooseClusters(tiles, k_tiles, stream.device().info().multiprocessors, [&](int blocks) {
         return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, stream);
       });
   const bool a_is_wide = p.m >= p.n;
   const Work<Out> work{
       .tiles = static_cast<int>(tiles),
-      .slabs = static_cast<int>(slabs),
+      .k_tiles = static_cast<int>(k_tiles),
       .wide = static_cast<int>(wide.extent),
       .vectors = static_cast<int>(thin.extent),
       .c = static_cast<Out*>(p.c),

@@ -1,4 +1,5 @@
-// What the strategies of the tensor kernel share: what they refuse, their bounds and costs, and a run.
+// What the strategies of the tensor kernel share: what they refuse, their bounds and costs, and a
+// run.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ inline std::string TensorMissing(const Device& device) {
              : "compute capability 9.0: wgmma is of that one alone";
 }
 
-// The copy engine counts in 32 bits with a sign.
+// TMA counts in 32 bits with a sign.
 inline std::string TensorRefusal(const MatmulProblem& p) {
   constexpr std::int64_t most = (std::int64_t{1} << 31) - 1024;
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
@@ -62,9 +63,9 @@ std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1
   return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
 }
 
-// Of sums on their way to c, at most: where the copy engine cannot write c, of all; where k is cut,
-// of as many as there are pieces, and where tiles come in parts, of a tile for each multiprocessor:
-// GPUs with these units have up to 160, and the largest tile is 128 x 256.
+// Of sums on their way to c, at most: where TMA cannot write c, of all; where k is cut, of as many
+// as there are pieces, and where tiles come in parts, of a tile for each SM: GPUs with these units
+// have up to 160, and the largest tile is 128 x 256.
 inline std::uint64_t SumsScratch(const MatmulProblem& p) {
   constexpr std::uint64_t kTiles = std::uint64_t{160} * 128 * 256 * sizeof(float);
   const std::uint64_t all = CopyScratch<float>(p.m, p.n);
@@ -74,7 +75,7 @@ inline std::uint64_t SumsScratch(const MatmulProblem& p) {
   return std::max(copies_c ? all : 0, all > kTiles / pieces ? kTiles : all * pieces);
 }
 
-// Launches: by way of scratch memory where k is cut, or where the copy engine cannot write c.
+// Launches: by way of scratch memory where k is cut, or where TMA cannot write c.
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,

@@ -25,7 +25,7 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
 template <class C>
 inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;  // that meet
 
-// A thread's sums, as packs kWarpgroup apart, of those that a block's consumer leaves behind.
+// A thread's sums, as vectors kWarpgroup apart, of those that a block's consumer leaves behind.
 template <class C>
 __device__ float4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
   constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
@@ -65,7 +65,7 @@ __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, 
       work.written + static_cast<int>(blockIdx.x) * C::kConsumers + consumer;
   for (int i = work.sharing.rounds;; ++i) {
     const Piece piece = PieceOf(work.sharing, cluster, clusters, i);
-    if (piece.slabs == 0) return;
+    if (piece.k_tiles == 0) return;
     if (!piece.ends) {
       NamedBarrier(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
       if (speaks) AnnouncePartial(written);

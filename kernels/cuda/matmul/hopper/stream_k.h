@@ -9,12 +9,12 @@
 //     worker 1   tile 1 | first part of 6 | tile 5 | rest of 4
 //     worker 2   tile 2 |                   tile 7 | rest of 6
 //
-// Nobody waits for long, because first parts are done before the rests begin; and nobody waits for
-// a worker that has yet to start, because first parts wait for nothing and workers start in order,
-// as the blocks of a grid do on every GPU so far, though CUDA does not promise it.
-// Whole tiles come first, since workers that are at the same steps along k find each other's
-// operands in the second level of cache, and those that begin with parts of different lengths no
-// longer are: 8192 x 8192 x 8192 in bf16 took 1.53 ms with first parts first, 1.34 like this.
+// No worker waits for long, because first parts are done before the rests begin; and no worker
+// waits for a worker that has yet to start, because first parts wait for nothing and workers start
+// in order, as the blocks of a grid do on every GPU so far, though CUDA does not promise it. Whole
+// tiles come first, since workers that are at the same steps along k find each other's operands in
+// the L2, and those that begin with parts of different lengths no longer are: 8192 x 8192 x 8192 in
+// bf16 took 1.53 ms with first parts first, 1.34 like this.
 #pragma once
 
 #include <cstdint>
@@ -50,16 +50,16 @@ class Divisor {
 
 struct Sharing {
   int tiles;
-  int slabs;        // of a tile
+  int k_tiles;      // of a tile
   int rounds;       // whole tiles of every worker
   int shared;       // tiles of all workers, after those; none, or more than there are workers
-  int each, extra;  // slabs of those for a worker, and for how many workers one more
+  int each, extra;  // k-tiles of those for a worker, and for how many workers one more
 };
 
 // Every worker takes one whole tile after the other.
-inline Sharing WholeTiles(std::int64_t tiles, std::int64_t slabs, std::int64_t workers) {
+inline Sharing WholeTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t workers) {
   return {.tiles = static_cast<int>(tiles),
-          .slabs = static_cast<int>(slabs),
+          .k_tiles = static_cast<int>(k_tiles),
           .rounds = static_cast<int>((tiles + workers - 1) / workers),
           .shared = 0,
           .each = 0,
@@ -67,9 +67,9 @@ inline Sharing WholeTiles(std::int64_t tiles, std::int64_t slabs, std::int64_t w
 }
 
 // The same, but for the last ones. REQUIRES: tiles >= workers.
-inline Sharing ShareTiles(std::int64_t tiles, std::int64_t slabs, std::int64_t workers) {
-  Sharing sharing = WholeTiles(tiles, slabs, workers);
-  const std::int64_t shared = workers + tiles % workers, all = shared * slabs;
+inline Sharing ShareTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t workers) {
+  Sharing sharing = WholeTiles(tiles, k_tiles, workers);
+  const std::int64_t shared = workers + tiles % workers, all = shared * k_tiles;
   if (shared == workers || all > std::numeric_limits<std::int32_t>::max()) return sharing;
   sharing.rounds = static_cast<int>((tiles - shared) / workers);
   sharing.shared = static_cast<int>(shared);
@@ -78,33 +78,35 @@ inline Sharing ShareTiles(std::int64_t tiles, std::int64_t slabs, std::int64_t w
   return sharing;
 }
 
-// Slabs [first, first + slabs) of a tile; slabs is 0 where there is none. starts, ends: the tile.
+// k-tiles [first, first + k_tiles) of a tile; k_tiles is 0 where there is none. starts, ends: the
+// tile.
 struct Piece {
-  int tile, first, slabs;
+  int tile, first, k_tiles;
   bool starts, ends;
 };
 
 // What a worker computes as number i = 0, 1, .. of its pieces. Of i alone, so that nothing else
 // need be kept from one to the next.
 TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers, int i) {
-  const int slabs = sharing.slabs;
+  const int k_tiles = sharing.k_tiles;
   if (sharing.shared == 0) {
     const int tile = i * workers + worker;
-    return tile < sharing.tiles ? Piece{tile, 0, slabs, true, true} : Piece{};
+    return tile < sharing.tiles ? Piece{tile, 0, k_tiles, true, true} : Piece{};
   }
-  if (i < sharing.rounds) return {i * workers + worker, 0, slabs, true, true};
+  if (i < sharing.rounds) return {i * workers + worker, 0, k_tiles, true, true};
   i -= sharing.rounds;
-  // The worker's slabs of the shared tiles: at least a tile of them, so that none has three parts.
+  // The worker's k-tiles of the shared tiles: at least a tile of them, so that none has three
+  // parts.
   const int begin = worker * sharing.each + (worker < sharing.extra ? worker : sharing.extra);
   const int end = begin + sharing.each + (worker < sharing.extra ? 1 : 0);
   const int first_shared = sharing.rounds * workers;
-  const int begin_tile = first_shared + begin / slabs, end_tile = first_shared + end / slabs;
-  const int after_begin = begin % slabs, before_end = end % slabs;
+  const int begin_tile = first_shared + begin / k_tiles, end_tile = first_shared + end / k_tiles;
+  const int after_begin = begin % k_tiles, before_end = end % k_tiles;
   if (before_end != 0 && i-- == 0) return {end_tile, 0, before_end, true, false};
   const int whole = begin_tile + (after_begin != 0 ? 1 : 0);
-  if (whole + i < end_tile) return {whole + i, 0, slabs, true, true};
+  if (whole + i < end_tile) return {whole + i, 0, k_tiles, true, true};
   if (whole + i == end_tile && after_begin != 0)
-    return {begin_tile, after_begin, slabs - after_begin, false, true};
+    return {begin_tile, after_begin, k_tiles - after_begin, false, true};
   return {};
 }
 

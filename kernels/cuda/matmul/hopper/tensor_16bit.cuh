@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// A copy, if need be: of f32, and where the copy engine cannot read the array itself.
+// A copy, if need be: of f32, and where TMA cannot read the array itself.
 template <class T>
 TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std::int64_t rows,
                              std::int64_t columns, std::int64_t pitch, bool mn_major,

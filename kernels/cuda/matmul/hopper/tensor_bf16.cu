@@ -10,12 +10,12 @@
 // us at 4096, 0.22 of 1.54 ms at 8192: what a caller saves who keeps the operands in bf16.
 //
 // Tiles of 128 x 256, in pairs when there are many and k is long; of 128 x 192 when those keep more
-// multiprocessors busy; of 128 x 128 or 64 x 128, in pairs or not, when there are few, or with k
-// cut into pieces. Cost for 4096 x 4096 x 4096: 2^37 flops; 512 tiles, not quite four for each of
-// 132 multiprocessors, 1.5 GiB of loads, nearly all from the second level of cache (1 GiB with
-// clusters), 64 slabs of k. An H200 takes 177 us, 775 TFLOP/s: its power, not its units, sets the
-// pace, as it does for cuBLAS (177 us, and so with the best of cublasLt's proposals, in the same
-// run). For 1024 x 1024 x 1024: 128 tiles of 64 x 128, 48 MiB of loads.
+// SMs busy; of 128 x 128 or 64 x 128, in pairs or not, when there are few, or with k cut into
+// pieces. Cost for 4096 x 4096 x 4096: 2^37 flops; 512 tiles, not quite four for each of 132 SMs,
+// 1.5 GiB of loads, nearly all from the L2 (1 GiB with clusters), 64 k-tiles of k. An H200 takes
+// 177 us, 775 TFLOP/s: its power, not its units, sets the pace, as it does for cuBLAS (177 us, and
+// so with the best of cublasLt's proposals, in the same run). For 1024 x 1024 x 1024: 128 tiles of
+// 64 x 128, 48 MiB of loads.
 //
 // Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities are those of IEEE arithmetic, subnormal numbers count.

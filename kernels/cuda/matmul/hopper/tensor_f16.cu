@@ -5,8 +5,7 @@
 // taken: what is above 65504 or below 2^-14 would be lost, however exact the rest.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 128 tiles of 64 x 128, 48 MiB of loads; for 4096 x 4096
-// x 4096, 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most from the second level of
-// cache.
+// x 4096, 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most from the L2.
 //
 // Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities are those of IEEE arithmetic, subnormal numbers count; a result beyond f16 is

@@ -11,15 +11,15 @@
 // a sixth of bf16's is still more than twice what the f32 units do.
 //
 //              b0    b1    b2
-//        a0    3rd   2nd   1st     The order in a slab of 32 along k. What is small comes first,
+//        a0    3rd   2nd   1st     The order in a k-tile of 32 along k. What is small comes first,
 //        a1    2nd   1st   -       so that little is lost beside it when it is added up.
 //        a2    1st   -     -
 //
 // The tensor cores do not round their f32 sums, they cut them off, and that would add up. So they
-// sum no further than a slab, which is then added to a sum in registers; and what that addition
-// rounds away is where the next slab begins (MultiplyParts in mainloop.cuh), so that it is not lost.
-// Measured on an H200: largest error over 24 rows of 1024 columns, relative to the sum of |terms|,
-// for k = 64, 1024 and 8192:
+// sum no further than a k-tile, which is then added to a sum in registers; and what that addition
+// rounds away is where the next k-tile begins (MultiplyParts in mainloop.cuh), so that it is not
+// lost. Measured on an H200: largest error over 24 rows of 1024 columns, relative to the sum of
+// |terms|, for k = 64, 1024 and 8192:
 //
 //                               this row                     cuBLAS sgemm
 //        normal                 9.1e-8   3.0e-8   1.2e-8     1.2e-7   3.8e-8   2.7e-8
@@ -68,7 +68,7 @@ struct Splitting {
   unsigned blocks;
 };
 
-// Splits both operands: the first blocks a, the others b. A thread writes a pack of each part.
+// Splits both operands: the first blocks a, the others b. A thread writes a vector of each part.
 __global__ void __launch_bounds__(256)
     SplitOperands(const __grid_constant__ Splitting a, const __grid_constant__ Splitting b,
                   unsigned* nonfinite) {
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
   WaitForKernelBefore();
   if (*nonfinite == 0) return;
   constexpr int kPitch = kAgainTile + 4;
-  __shared__ __align__(16) float a_slabs[2][kAgainDepth][kPitch];
-  __shared__ __align__(16) float b_slabs[2][kAgainDepth][kPitch];
+  __shared__ __align__(16) float a_k_tiles[2][kAgainDepth][kPitch];
+  __shared__ __align__(16) float b_k_tiles[2][kAgainDepth][kPitch];
   const std::int64_t column_tiles = (b.extent + kAgainTile - 1) / kAgainTile;
   const std::int64_t tiles = (a.extent + kAgainTile - 1) / kAgainTile * column_tiles;
   for (std::int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
         finite = finite && fabsf(c[y * b.extent + x]) <= std::numeric_limits<float>::max();
     }
     if (__syncthreads_and(finite)) continue;
-    using Copier = SlabCopier<float, kAgainTile, kAgainDepth, kPitch, kAgainThreads>;
+    using Copier = KTileCopier<float, kAgainTile, kAgainDepth, kPitch, kAgainThreads>;
     Copier a_copier(a, packable.a, row);
     Copier b_copier(b, packable.b, column);
     ThreadTile<float, kAgainTile, 8> tile;
@@ -131,21 +131,21 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
     const auto copy = [&](std::int64_t k_first, int stage) {
       const auto depth = static_cast<int>(min(k - k_first, std::int64_t{kAgainDepth}));
       if (depth <= 0) return;
-      a_copier.Copy(depth, &a_slabs[stage][0][0]);
-      b_copier.Copy(depth, &b_slabs[stage][0][0]);
+      a_copier.Copy(depth, &a_k_tiles[stage][0][0]);
+      b_copier.Copy(depth, &b_k_tiles[stage][0][0]);
       CommitCopies();
     };
     copy(0, 0);
     int stage = 0;
     for (std::int64_t k_first = 0; k_first < k; k_first += kAgainDepth, stage = 1 - stage) {
       WaitForCopies<0>();
-      __syncthreads();  // the slab is complete, and nobody uses the one before any more
+      __syncthreads();  // the k-tile is complete, and nobody uses the one before any more
       copy(k_first + kAgainDepth, 1 - stage);
 #pragma unroll
-      for (int l = 0; l < kAgainDepth; ++l) tile.Multiply(a_slabs[stage][l], b_slabs[stage][l]);
+      for (int l = 0; l < kAgainDepth; ++l) tile.Multiply(a_k_tiles[stage][l], b_k_tiles[stage][l]);
     }
     tile.Store(row, column, a.extent, b.extent, packable.c, c);
-    __syncthreads();  // nobody uses the last slab any more
+    __syncthreads();  // nobody uses the last k-tile any more
   }
 }
 
@@ -187,12 +187,12 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
 }
 
 // In units of 2^-24, relative to the sum of |terms|: 2 for the products left out (2^-8 2^-16 of a
-// term, twice, and less). In a slab of 32 terms the tensor cores cut off 3 (32 + 16) of the terms
+// term, twice, and less). In a k-tile of 32 terms the tensor cores cut off 3 (32 + 16) of the terms
 // and 3 (5 32 + 16) of the five small products, which are together at most 2^-7 of them. 2 for the
-// additions of slabs, which lose at most their last bit where a slab outweighs all before it; 1 for
-// the last addition, and as much for each of two or at most k / 128 pieces that k may be cut into.
-// Where the rest that a slab begins with outweighs its terms, 2^-24 of all before, that is cut off
-// at 2^-23 of itself: less than 2^-20 k.
+// additions of k-tiles, which lose at most their last bit where a k-tile outweighs all before it; 1
+// for the last addition, and as much for each of two or at most k / 128 pieces that k may be cut
+// into. Where the rest that a k-tile begins with outweighs its terms, 2^-24 of all before, that is
+// cut off at 2^-23 of itself: less than 2^-20 k.
 double Roundoff(const MatmulProblem& p) {
   return (160 + 0.01 * static_cast<double>(p.k)) * kRoundoffF32;
 }

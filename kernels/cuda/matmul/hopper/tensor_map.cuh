@@ -1,4 +1,4 @@
-// What Hopper's copy engine asks of matrices, and the driver's function that describes one to it.
+// What Hopper's TMA asks of matrices, and the driver's function that describes one to it.
 #pragma once
 
 #include <cuda.h>  // types; nothing links with the driver
@@ -13,11 +13,11 @@
 
 namespace tessera {
 
-// What the copy engine asks of base addresses and pitches.
+// What TMA asks of base addresses and pitches.
 constexpr std::int64_t kBoxAlignment = 16;
 
-// A pitch that the engine takes, for copies and single rows. Rows of 1 KiB and more, which grow by
-// an eighth at most, begin with a line of the second-level cache: those of a box, 128 bytes, would
+// A pitch that TMA takes, for copies and single rows. Rows of 1 KiB and more, which grow by an
+// eighth at most, begin with a line of the second-level cache: those of a box, 128 bytes, would
 // otherwise be parts of two.
 template <class T>
 std::int64_t PaddedPitch(std::int64_t columns) {
@@ -31,8 +31,8 @@ inline bool IsBoxAligned(const void* data, std::int64_t rows, std::int64_t pitch
          (rows == 1 || pitch_bytes % kBoxAlignment == 0);
 }
 
-// Whether the engine can write rows that lie one right behind the other. It writes whole packs of
-// 16 bytes, also where a matrix ends within one: a single row has to be as long as others.
+// Whether TMA can write rows that lie one right behind the other. It writes whole vectors of 16
+// bytes, also where a matrix ends within one: a single row has to be as long as others.
 inline bool IsBoxWritable(const void* data, std::int64_t row_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % kBoxAlignment == 0 &&
          row_bytes % kBoxAlignment == 0;
@@ -61,8 +61,8 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
 }
 
 // A map of `matrices` matrices, one after the other, in boxes whose rows take row_bytes in shared
-// memory: 32, 64 or 128, with packs permuted unless they shall not be, or more, up to 256 elements,
-// as they are.
+// memory: 32, 64 or 128, with vectors permuted unless they shall not be, or more, up to 256
+// elements, as they are.
 template <class T>
 CUtensorMap MakeTensorMap(const void* data, std::int64_t matrices, std::int64_t rows,
                           std::int64_t columns, std::int64_t pitch, int box_rows, int row_bytes,

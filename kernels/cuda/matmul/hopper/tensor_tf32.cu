@@ -1,10 +1,10 @@
 // Matmul on the tensor cores of Hopper, operands in f32 of which 19 bits count, sums in f32.
 //
-// Against `tensor_bf16`: operands stay what they are, and the tensor cores read of each the sign,
-// 8 bits of exponent and 10 of the fraction. The rest is cut off: up to 2^-10 of an element, and
+// Against `tensor_bf16`: operands stay what they are, and the tensor cores read of each the sign, 8
+// bits of exponent and 10 of the fraction. The rest is cut off: up to 2^-10 of an element, and
 // always towards zero, so that sums of one sign come out too small, by 7e-4 for uniform numbers.
-// Half the speed of bf16, since a slab of the same bytes is half as deep. Never the choice for f32
-// operands unless it is asked for by name.
+// Half the speed of bf16, since a k-tile of the same bytes is half as deep. Never the choice for
+// f32 operands unless it is asked for by name.
 //
 // wgmma wants k along the rows of f32 operands in shared memory. A b that is not transposed, as in
 // the plain product, has it across. So the plain product is computed as its transpose, c' = b' a':
@@ -16,8 +16,7 @@
 // transposed copy of b, as before, it was 0.93 and 0.97: the copy alone took 35 of 402 us.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 48 MiB of loads in tiles of 128 x 256, 96 in those of 64
-// x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the second
-// level of cache.
+// x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the L2.
 //
 // Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities are those of IEEE arithmetic, except that a NaN whose fraction has bits set only among

@@ -1,5 +1,5 @@
-// The tile of a block of the tensor kernel: its shape, its k-tiles in shared memory, and what a launch
-// tells it.
+// The tile of a block of the tensor kernel: its shape, its k-tiles in shared memory, and what a
+// launch tells it.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TensorTile {
   static constexpr int kWarpgroup = 128, kGroupRows = 64;      // threads, and rows of one wgmma
   static constexpr int kConsumers = kRows / kGroupRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  // A row of a slab in shared memory, and how far along k it reaches.
+  // A row of a k-tile in shared memory, and how far along k it reaches.
   static constexpr int kRowBytes = kParts == 1 ? 128 : 64;
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(T));
   static constexpr int kStepBytes = 32;  // of one wgmma along k
@@ -44,7 +44,7 @@ struct TensorTile {
   static constexpr int kBoxes = kBoxes_;
   static constexpr int kBoxBytes = kGroupRows * 128;
   static constexpr int kStagingBytes = kBoxes * kBoxBytes;
-  static constexpr int kAlignment = 1024;  // of the pattern in which packs are permuted
+  static constexpr int kAlignment = 1024;  // of the pattern in which vectors are swizzled
   static constexpr int kSharedBytes =
       kAlignment + kStages * kStageBytes + kConsumers * kStagingBytes;
 };
@@ -74,16 +74,16 @@ struct TensorWork {
   Divisor tiles, group_tiles;     // of c, and of a group
   Divisor group_rows, last_rows;  // of tiles in a group, and in the last one
   Sharing sharing;                // of tiles, or of pieces of k of all tiles, among clusters
-  int slabs;                      // along k
+  int k_tiles;                    // along k
   float* partials;                // [blocks, kRows * kColumns], see PassMessages
   std::uint32_t* written;         // [blocks, kConsumers], whether they are; zero before and after
   bool floats;                    // results leave as f32, otherwise as T
   unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
 };
 
-// The place of one piece of work: a cluster's tiles in groups, and slabs of k.
+// The place of one piece of work: a cluster's tiles in groups, and k-tiles of k.
 struct TensorPlace {
-  int row_tile, column_tile, split, first_slab, slabs;
+  int row_tile, column_tile, split, first_k_tile, k_tiles;
 
   __device__ TensorPlace(const TensorWork& work, const Piece& piece) {
     split = work.tiles.Quotient(piece.tile);
@@ -95,8 +95,8 @@ struct TensorPlace {
         first_row + work.group_rows.value() <= work.row_tiles ? work.group_rows : work.last_rows;
     column_tile = rows.Quotient(in_group);
     row_tile = first_row + in_group - column_tile * rows.value();
-    first_slab = split * work.sharing.slabs + piece.first;
-    slabs = min(work.slabs - first_slab, piece.slabs);
+    first_k_tile = split * work.sharing.k_tiles + piece.first;
+    k_tiles = min(work.k_tiles - first_k_tile, piece.k_tiles);
   }
 };
 

@@ -1,22 +1,21 @@
-// Matmul as in `warp_tiled`, fetched by Hopper's copy engine and arranged so that the registers
-// keep up.
+// Matmul as in `warp_tiled`, fetched by Hopper's TMA and arranged so that the registers keep up.
 //
-// What holds `warp_tiled` up is not memory. A quarter of a multiprocessor starts one instruction a
-// cycle, so whatever is not a multiply-add takes the place of one; and its registers lie in two
-// banks, the even and the odd numbers, each of which seems to hand out one register a cycle. A
-// multiply-add reads three: alone it takes two cycles, or three if all are of one bank. One that
-// reads, in the same place, what the multiply-add before it has read gets that from a latch
-// (".reuse" in the machine code), and takes one cycle if the other two lie in different banks.
-// Counted like this over its inner loop, `warp_tiled` needs 1.42 cycles for a multiply-add, and it
-// takes 1.41; most of some twenty other arrangements took what their count says within a tenth.
-// Hence:
+// What holds `warp_tiled` up is not memory. A quarter of an SM starts one instruction a cycle, so
+// whatever is not a multiply-add takes the place of one; and its registers lie in two banks, the
+// even and the odd numbers, each of which seems to hand out one register a cycle. A multiply-add
+// reads three: alone it takes two cycles, or three if all are of one bank. One that reads, in the
+// same place, what the multiply-add before it has read gets that from a latch (".reuse" in the
+// machine code), and takes one cycle if the other two lie in different banks. Counted like this
+// over its inner loop, `warp_tiled` needs 1.42 cycles for a multiply-add, and it takes 1.41; most
+// of some twenty other arrangements took what their count says within a tenth. Hence:
 //
-// - 8 x 16 elements a thread. A step's 24 operands, 6 loads, serve 128 multiply-adds, and one of a
+// - 8 x 16 elements per thread. A step's 24 operands, 6 loads, serve 128 multiply-adds, and one of
+// a
 //   serves 16 in a row. With 128 sums a thread there is room for 8 warps a multiprocessor.
 //   They suffice, since a warp's multiply-adds do not wait for each other.
-// - No copies between the multiply-adds: a producer and the copy engine fetch, as in `tensor_bf16`,
+// - No copies between the multiply-adds: a producer and TMA fetch, as in `tensor_bf16`,
 //   and each consumer, here a warp, meets them at barriers on its own. Of 2176 instructions in a
-//   slab of 16 steps 2048 are multiply-adds; in `warp_tiled`, 1024 of 1183.
+//   k-tile of 16 steps 2048 are multiply-adds; in `warp_tiled`, 1024 of 1183.
 // - The rows of a thread's tile are computed from left to right and from right to left in turn, so
 //   that an operand stays the same at the turns, too:
 //
@@ -26,7 +25,7 @@
 //       a2    -------------------->
 //
 // - A sum lies in the other bank than the b that it is computed with: see StorePartial.
-// - Blocks stay, one a multiprocessor, and none idles at the end: what whole tiles leave over is
+// - Blocks are persistent, one an SM, and none idles at the end: what whole tiles leave over is
 //   shared out evenly, see stream_k.h. Who computes the rest of a tile starts from the sums of its
 //   first part, so that each stays one chain in order.
 //
@@ -36,17 +35,17 @@
 // of a row at once, whose registers then stand in the same bank for all of its rows: 0.85 to 0.90
 // of the library.
 //
-// Cost for 4096 x 4096 x 4096: 2^37 flops; 3 GiB of loads in tiles of 128 x 256, most from the
-// second level of cache, and 128 MiB for the copy of an operand that needs one. Products that do
-// not fill the chip with such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
+// Cost for 4096 x 4096 x 4096: 2^37 flops; 3 GiB of loads in tiles of 128 x 256, most from the L2,
+// and 128 MiB for the copy of an operand that needs one. Products that do not fill the chip with
+// such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
 //
-// Right for any m, n and k: the engine reads zeros outside a matrix, and results beyond the edges
-// are not stored. For any pitch and alignment: the engine asks for multiples of 16 bytes; operands
-// without are copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds,
-// in the same order as in `naive`.
+// Right for any m, n and k: TMA reads zeros outside a matrix, and results beyond the edges are not
+// stored. For any pitch and alignment: TMA asks for multiples of 16 bytes; operands without are
+// copied. f32 is multiplied as f32: each element is one chain of k fused multiply-adds, in the same
+// order as in `naive`.
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/matmul/hopper/stream_k.h"
-#include "kernels/cuda/matmul/slabs.cuh"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 
 namespace tessera {
 
@@ -57,7 +56,7 @@ namespace {
 // The tile of a block, and how it is fetched; the names are those of TensorPipeline.
 struct Tile {
   static constexpr int kRows = 128, kColumns = 256;
-  static constexpr int kDepth = 16;  // steps along k a slab
+  static constexpr int kDepth = 16;  // steps along k a k-tile
   static constexpr int kStages = 8;
   static constexpr int kBytesA = kRows * kDepth * 4, kBytesB = kColumns * kDepth * 4;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -72,7 +71,7 @@ using Pipeline = TensorPipeline<Tile>;
 
 constexpr int kWidth = Pack<float>::kSize;
 constexpr int kLanesY = 8, kLanesX = 4;
-constexpr int kEachY = 8, kEachX = 16;  // elements a thread
+constexpr int kEachY = 8, kEachX = 16;  // elements per thread
 constexpr int kWarpRows = kLanesY * kEachY, kWarpColumns = kLanesX * kEachX;
 constexpr int kWarpsX = Tile::kColumns / kWarpColumns;
 
@@ -109,7 +108,7 @@ __device__ Pack<float> LoadShared(std::uint32_t from) {
   return pack;
 }
 
-// Elements of one operand for a step: packs a span of kLanes packs apart.
+// Elements of one operand for a step: vectors a span of kLanes vectors apart.
 template <int kEach, int kLanes>
 struct Fragment {
   float v[kEach];
@@ -128,7 +127,7 @@ struct Operands {
   Fragment<kEachY, kLanesY> a;
   Fragment<kEachX, kLanesX> b;
 
-  // from_a, from_b: the thread's first element in the step's rows of the slab.
+  // from_a, from_b: the thread's first element in the step's rows of the k-tile.
   __device__ void Load(std::uint32_t from_a, std::uint32_t from_b) {
     a.Load(from_a);
     b.Load(from_b);
@@ -196,11 +195,11 @@ __device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const 
                       Pipeline pipeline) {
   for (int i = 0;; ++i) {
     const Piece piece = PieceOf(work, i);
-    if (piece.slabs == 0) return;
+    if (piece.k_tiles == 0) return;
     const TilePlace place = PlaceOf(work, piece.tile);
     const int row = static_cast<int>(place.row), column = static_cast<int>(place.column);
     int k = piece.first * Tile::kDepth;
-    for (int s = 0; s < piece.slabs; ++s, k += Tile::kDepth, pipeline.Next()) {
+    for (int s = 0; s < piece.k_tiles; ++s, k += Tile::kDepth, pipeline.Next()) {
       pipeline.WaitUntilEmpty();
       BarrierExpect(pipeline.full(), Tile::kStageBytes);
       LoadBox(pipeline.a(), &a_map, row, k, 0, pipeline.full());
@@ -209,32 +208,32 @@ __device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const 
   }
 }
 
-// Adds the products of `slabs` slabs. at_a, at_b: the thread's first element in a slab.
-__device__ void MultiplySlabs(int slabs, int lane, std::uint32_t at_a, std::uint32_t at_b,
-                              Pipeline& pipeline, Sums& sums) {
+// Adds the products of `k-tiles` k-tiles. at_a, at_b: the thread's first element in a k-tile.
+__device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::uint32_t at_b,
+                               Pipeline& pipeline, Sums& sums) {
   constexpr int kPitchA = Tile::kRows * 4, kPitchB = Tile::kColumns * 4;
   Operands operands[2];
   pipeline.WaitUntilFull();
   std::uint32_t a = pipeline.a() + at_a, b = pipeline.b() + at_b;
   operands[0].Load(a, b);
 #pragma unroll 1
-  for (; slabs > 0; --slabs) {
+  for (; k_tiles > 0; --k_tiles) {
     const int stage = pipeline.stage();
     pipeline.Next();
 #pragma unroll
     for (int l = 0; l < Tile::kDepth; ++l) {
       const int next = (l + 1) % Tile::kDepth;
-      if (next == 0 && slabs > 1) {  // otherwise the load below is of no use, and does no harm
+      if (next == 0 && k_tiles > 1) {  // otherwise the load below is of no use, and does no harm
         pipeline.WaitUntilFull();
         a = pipeline.a() + at_a, b = pipeline.b() + at_b;
       }
       operands[next % 2].Load(a + next * kPitchA, b + next * kPitchB);
       sums.Multiply(operands[l % 2]);
     }
-    __syncwarp();  // all lanes have loaded the last of the slab
+    __syncwarp();  // all lanes have loaded the last of the k-tile
     pipeline.Release(stage, lane);
   }
-  static_assert(Tile::kDepth % 2 == 0, "the first operands of a slab have to be operands[0]");
+  static_assert(Tile::kDepth % 2 == 0, "the first operands of a k_tile have to be operands[0]");
 }
 
 __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline) {
@@ -244,7 +243,7 @@ __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline
   const int x = warp % kWarpsX * kWarpColumns + lane % kLanesX * kWidth;
   for (int i = 0;; ++i) {
     const Piece piece = PieceOf(work, i);
-    if (piece.slabs == 0) return;
+    if (piece.k_tiles == 0) return;
     Sums sums;
     if (piece.starts) {
       sums.Clear();
@@ -253,7 +252,7 @@ __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline
       NamedBarrier(kBarrier, Tile::kMultiplying);  // the partial sums are there
       sums.LoadPartial(work.partials + (blockIdx.x - 1) * kPartial);
     }
-    MultiplySlabs(piece.slabs, lane, y * 4, x * 4, pipeline, sums);
+    MultiplyKTiles(piece.k_tiles, lane, y * 4, x * 4, pipeline, sums);
     if (piece.ends) {
       const TilePlace place = PlaceOf(work, piece.tile);
       sums.Store(work, place.row + y, place.column + x);
@@ -271,9 +270,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                        const __grid_constant__ CUtensorMap b_map,
                        const __grid_constant__ Work work) {
   __shared__ alignas(8) std::uint64_t barriers[2 * Tile::kStages];
-  const std::uint32_t slabs = (SharedAddress(DynamicShared<char>()) + Tile::kAlignment - 1) /
-                              Tile::kAlignment * Tile::kAlignment;
-  const Pipeline pipeline(slabs, SharedAddress(barriers));
+  const std::uint32_t k_tiles = (SharedAddress(DynamicShared<char>()) + Tile::kAlignment - 1) /
+                                Tile::kAlignment * Tile::kAlignment;
+  const Pipeline pipeline(k_tiles, SharedAddress(barriers));
   // The same in all lanes of a warp, which the compiler learns from the shuffle.
   const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (threadIdx.x == 0) pipeline.Init();

@@ -16,8 +16,8 @@ namespace tessera {
 // same of the row 8 further down.
 
 // Where an operand stands in shared memory, for one instruction. Rows of kRowBytes, 64 or 128,
-// whose 16-byte packs are permuted as the copy engine does it ("swizzle": pack p of row r stands in
-// place p ^ r % 8, or p ^ r / 2 % 4 with 64 bytes), so that neither engine meets bank conflicts.
+// whose 16-byte vectors are swizzled as TMA does it ("swizzle": vector p of row r stands in place p
+// ^ r % 8, or p ^ r / 2 % 4 with 64 bytes), so that neither engine meets bank conflicts.
 //   k along the rows: a row an index of the other dimension, 8 of them 8 kRowBytes apart from the
 //     next 8, which is what `stride` says; `lead` is not read.
 //   k across the rows (16-bit elements only): a row of 64 indices of the other dimension; 8 values
@@ -83,7 +83,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
 #define TESSERA_SUMS_96 TESSERA_SUMS_64, TESSERA_SUMS_16(64), TESSERA_SUMS_16(80)
 #define TESSERA_SUMS_128 TESSERA_SUMS_96, TESSERA_SUMS_16(96), TESSERA_SUMS_16(112)
 
-// N columns in R = N / 2 registers a thread; A, B, P, X, Y are R, R + 1, ... R + 4.
+// N columns in R = N / 2 registers per thread; A, B, P, X, Y are R, R + 1, ... R + 4.
 #define TESSERA_PRODUCT(N, R, STEP, TYPES, A, B, P, MAJORS, ...)                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                          \
                ", 0;\n"                                                                         \

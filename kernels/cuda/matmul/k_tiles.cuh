@@ -1,11 +1,11 @@
-// What the rows of Matmul that multiply with mma.sync share, and `skinny` with them: slabs of an
+// What the rows of Matmul that multiply with mma.sync share, and `skinny` with them: k-tiles of an
 // operand in shared memory as they lie in device memory, copied in the background in vectors of 16
 // bytes whatever the transposes, and the block's place in c.
 //
 // The fragments of an mma instruction want operands in an order that lanes can gather from either
 // layout, so nothing has to be transposed on the way in:
 //
-//     contiguous along k: a row of the slab is       along i: a row of the slab is
+//     contiguous along k: a row of the k-tile is       along i: a row of the k-tile is
 //     kDepth elements of one i                       kTile elements of one step along k
 //
 //          k ->                                           i ->
@@ -27,7 +27,7 @@ namespace tessera {
 // kShift: vectors of row r move by (r << kShift) mod 8, so that rows which lanes read together have
 // different ones.
 template <class T, int kTile_, int kDepth_, bool kAlongK_, int kShift = 0>
-struct Slab {
+struct KTile {
   static constexpr int kTile = kTile_, kDepth = kDepth_;
   static constexpr bool kAlongK = kAlongK_;
   static constexpr int kWidth = Pack<T>::kSize;
@@ -41,18 +41,18 @@ struct Slab {
   static __device__ int At(int r, int v) { return r * kPitch + (v ^ (r << kShift & 7)) * kWidth; }
 };
 
-// A thread's share of copying one operand's slabs, slab after slab; zeros beyond the edges. All
-// kThreads threads of the block copy together. What every thread has alike is passed to each call,
-// so that it stays where it costs no registers: among the kernel's parameters.
+// A thread's share of copying one operand's k-tiles, k-tile after k-tile; zeros beyond the edges.
+// All kThreads threads of the block copy together. What every thread has alike is passed to each
+// call, so that it stays where it costs no registers: among the kernel's parameters.
 template <class T, class S, int kThreads>
-class SlabLoader {
+class KTileLoader {
   static constexpr int kWidth = S::kWidth;
   static constexpr int kRowStep = kThreads / S::kVectors;
   static_assert(kThreads % S::kVectors == 0);
 
  public:
-  // The slabs begin at element [first, k_first].
-  __device__ SlabLoader(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
+  // The k-tiles begin at element [first, k_first].
+  __device__ KTileLoader(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
     const std::int64_t i = first + (S::kAlongK ? Row() : Vector() * kWidth);
     const std::int64_t l = k_first + (S::kAlongK ? Vector() * kWidth : Row());
     next_ = operand.data + i * operand.stride + l * operand.k_stride;
@@ -60,8 +60,8 @@ class SlabLoader {
               (S::kAlongK ? Row() : Vector() * kWidth);
   }
 
-  // Starts the copy of the next slab, of which `depth` steps lie before the end of k.
-  __device__ void Copy(const Operand<T>& operand, bool packable, int depth, T* slab) {
+  // Starts the copy of the next k-tile, of which `depth` steps lie before the end of k.
+  __device__ void Copy(const Operand<T>& operand, bool packable, int depth, T* k_tile) {
     const std::int64_t row_step = kRowStep * (S::kAlongK ? operand.stride : operand.k_stride);
     const T* from = next_;
     next_ += S::kDepth * operand.k_stride;
@@ -72,14 +72,14 @@ class SlabLoader {
 #pragma unroll
       for (int r = 0; r < S::kRows; r += kRowStep, from += row_step) {
         if (S::kRows % kRowStep != 0 && r + Row() >= S::kRows) break;
-        CopyAsync<16>(slab + S::At(Row() + r, Vector()), from,
+        CopyAsync<16>(k_tile + S::At(Row() + r, Vector()), from,
                       r < rows ? valid * static_cast<int>(sizeof(T)) : 0);
       }
     } else {
 #pragma unroll 1
       for (int r = 0; r < S::kRows; r += kRowStep, from += row_step) {
         if (S::kRows % kRowStep != 0 && r + Row() >= S::kRows) break;
-        CopyElements(slab + S::At(Row() + r, Vector()), from, r < rows ? valid : 0);
+        CopyElements(k_tile + S::At(Row() + r, Vector()), from, r < rows ? valid : 0);
       }
     }
   }
@@ -108,23 +108,23 @@ class SlabLoader {
 // instruction calls rows g and g + 8 are rows 2 g and 2 g + 1 here, its steps t and t + 4 are 2 t
 // and 2 t + 1, for both operands: a sum does not care for the order of its terms.
 template <class S>
-__device__ void LoadSquare(const double* slab, int i, int l, double (&square)[4]) {
+__device__ void LoadSquare(const double* k_tile, int i, int l, double (&square)[4]) {
   if constexpr (S::kAlongK) {
-    const Pack<double> first = LoadPack(slab + S::At(i, l / 2));
-    const Pack<double> second = LoadPack(slab + S::At(i + 1, l / 2));
+    const Pack<double> first = LoadPack(k_tile + S::At(i, l / 2));
+    const Pack<double> second = LoadPack(k_tile + S::At(i + 1, l / 2));
     square[0] = first.v[0], square[1] = second.v[0];
     square[2] = first.v[1], square[3] = second.v[1];
   } else {
-    const Pack<double> first = LoadPack(slab + S::At(l, i / 2));
-    const Pack<double> second = LoadPack(slab + S::At(l + 1, i / 2));
+    const Pack<double> first = LoadPack(k_tile + S::At(l, i / 2));
+    const Pack<double> second = LoadPack(k_tile + S::At(l + 1, i / 2));
     square[0] = first.v[0], square[1] = first.v[1];
     square[2] = second.v[0], square[3] = second.v[1];
   }
 }
 
-// The slab whose squares lanes load without meeting in a bank.
+// The k-tile whose squares lanes load without meeting in a bank.
 template <int kTile, int kDepth, bool kAlongK>
-using SquareSlab = Slab<double, kTile, kDepth, kAlongK, kAlongK ? 1 : 0>;
+using SquareKTile = KTile<double, kTile, kDepth, kAlongK, kAlongK ? 1 : 0>;
 
 // Tile `block` of c in the order of the picture in warp_tiled.cu: groups of kGroup tile rows,
 // column by column.
