@@ -21,18 +21,20 @@
 namespace {
 
 // Descriptors 0 to 2, where they are closed, would be given to sockets, and the log written to those.
-void OpenStandardStreams() {
+void OpenStandardStreams(int, char**, char**) {
   int descriptor = 0;
   do {
     descriptor = open("/dev/null", O_RDWR);
   } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
   if (descriptor >= 0) close(descriptor);
 }
+// Before libraries are initialised, which open descriptors of their own.
+[[gnu::section(".preinit_array"),
+  gnu::used]] void (*const before_all)(int, char**, char**) = OpenStandardStreams;
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  OpenStandardStreams();
   int exit_code = 0;
   const std::optional<tessera::Options> options =
       tessera::ParseOptions(argc, argv, std::cout, std::cerr, &exit_code);

@@ -16,6 +16,7 @@ import concurrent.futures
 import fcntl
 import json
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -174,6 +175,25 @@ class Case(unittest.TestCase):
 
 
 class WorkTest(Case):
+    def test_an_empty_product_is_not_walked_along(self):
+        server = self.start("--workers", "1")
+        client = server.client()
+        client.put("x", np.ones(16, np.float32))
+        huge = 1 << 40
+        strategies = [s.name for s in client.call("ListStrategies", operation="matmul").strategies]
+        for strategy in ["", *dict.fromkeys(strategies)]:
+            for a, b in (([huge, 0], [0, 0]), ([0, 3], [3, huge]), ([huge, 3], [3, 0])):
+                outcome = client.attempt(
+                    "Matmul",
+                    a=resident("x", view(a, [0, 0])),
+                    b=resident("x", view(b, [0, 0])),
+                    strategy=strategy,
+                    timeout=5,
+                )
+                with self.subTest(strategy=strategy, a=a, b=b):
+                    self.assertNotIn(outcome.code, ("DEADLINE_EXCEEDED", "CANCELLED"), outcome)
+        self.assert_serves(client)
+
     def assert_right_or_refused(self, outcome, value):
         if outcome.ok:
             self.assertEqual(outcome.answer.value.real, value)
@@ -2294,6 +2314,46 @@ class SocketTest(Case):
         )
         self.assert_serves(client)
 
+    def test_small_answers_that_cannot_leave(self):
+        # What a request took is held as long as gRPC holds it, and no longer than --download-timeout.
+        server = self.start("--download-timeout", "1s")
+        client = server.client()
+        request = o.compute.ReduceRequest(
+            x=inline(np.ones(12000, np.float32)), op=o.compute.REDUCE_OP_SUM
+        )
+        raw = o.RawConnection(server, window=0)
+        self.addCleanup(raw.close)
+        raw.call("/tessera.v1.ComputeService/Reduce", request)
+        held = lambda: client.budget("host_memory").used
+        self.assertTrue(eventually(lambda: held() >= 48000, 1), "the request was not charged")
+        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, 5), "nothing ends the call")
+        self.assertTrue(eventually(lambda: held() < 1000, 5), f"{held()} bytes stay charged")
+        self.assert_serves(client)
+
+    def test_lists_that_nobody_reads(self):
+        server = self.start("--host-memory", "24Mi", "--download-timeout", "2s")
+        client = server.client()
+        for i in range(1000):
+            client.put(f"{i:04}" + "x" * 124, ONE)
+        raw = o.RawConnection(server, window=0)
+        self.addCleanup(raw.close)
+        before = server.rss()
+        for _ in range(500):
+            raw.call(
+                "/tessera.v1.BufferService/ListBuffers",
+                o.buffers.ListBuffersRequest(page_size=1000),
+            )
+        largest = 0
+        for _ in range(15):
+            time.sleep(0.1)
+            largest = max(largest, server.rss() - before)
+        if not o.Program.sanitized():
+            self.assertLess(largest, 64 * o.MI, f"500 unread lists take {largest / o.MI:.0f} MiB")
+        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, 8), "nothing ends the calls")
+        held = lambda: client.budget("host_memory").used
+        self.assertTrue(eventually(lambda: held() < 1000, 8), f"{held()} bytes stay charged")
+        self.assert_serves(client)
+
     def test_garbage(self):
         server = self.start()
         client = server.client()
@@ -2483,6 +2543,42 @@ class DrainTest(Case):
         self.assertFalse(call.done(), "the call in progress has ended too early")
         self.assert_ok(outcome_of(call), "the call in progress:")
         self.assertEqual(server.wait(10), 0, "exit code")
+
+    def test_a_signal_counts_before_the_server_listens(self):
+        log = pathlib.Path(self.folder) / "starting.log"
+        with open(log, "wb") as stream:
+            process = subprocess.Popen(
+                [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+            )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+
+        def catches():
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+            return int(re.search(r"SigCgt:\s*(\w+)", status).group(1), 16) >> 14 & 1
+
+        self.assertTrue(eventually(catches, 30, pause=0.001), "SIGTERM is never caught")
+        self.assertNotIn(b"listening", log.read_bytes(), "SIGTERM is caught too late")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(20), 0, "exit code")
+
+    def test_closed_standard_streams_are_no_sockets(self):
+        path = pathlib.Path(self.folder) / "closed.sock"
+        process = subprocess.Popen(
+            ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", o.Program.path]
+            + ["--listen", f"unix:{path}", "--device", o.Program.device]
+        )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.assertTrue(eventually(path.exists, 60), "the server did not start")
+        for number in range(3):
+            target = os.readlink(f"/proc/{process.pid}/fd/{number}")
+            self.assertEqual(target, "/dev/null", f"descriptor {number}")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(20), 0, "exit code")
 
     def test_a_drain_that_cuts_calls_off_says_so(self):
         self.needs_cpu()

@@ -466,13 +466,26 @@ def request_headers(path):
 class RawConnection:
     """An HTTP/2 connection that does only what it is told to."""
 
-    def __init__(self, server):
+    def __init__(self, server, window=None):
+        """window: bytes of an answer that may come before a stream's reader asks for more."""
         self.socket = server.socket()
-        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        settings = b"" if window is None else struct.pack(">HI", 4, window)
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
         self.bytes = b""
+        self.next_stream = 1
 
     def send(self, *frames):
         self.socket.sendall(b"".join(frames))
+
+    def call(self, path, request):
+        """Begins a unary call; request: a message. The connection's own window has to suffice."""
+        body = request.SerializeToString()
+        body = b"\0" + len(body).to_bytes(4, "big") + body
+        stream, self.next_stream = self.next_stream, self.next_stream + 2
+        parts = [body[i : i + 16384] for i in range(0, len(body), 16384)]
+        self.send(frame(HEADERS, END_HEADERS, stream, request_headers(path)))
+        for part in parts:
+            self.send(frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part))
 
     def read_frame(self, seconds):
         """(kind, flags, stream, payload), or None at the end of the connection or of the time."""

@@ -33,7 +33,7 @@ struct ReduceOpInfo {
 };
 
 // THE list of reduction operations, in the order of their values. What an operation computes:
-// kernels/reduction.h.
+// kernels/reduce_ops.h.
 inline constexpr std::array<ReduceOpInfo, 13> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},

@@ -43,8 +43,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/matmul/hopper/tensor_map.cuh"
 #include "kernels/cuda/matmul/hopper/ptx.cuh"
+#include "kernels/cuda/matmul/hopper/tensor_map.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
 #include "kernels/cuda/matmul/slabs.cuh"
 #include "kernels/cuda/primitives.cuh"

@@ -1,6 +1,6 @@
 // Matmul on Hopper's tensor cores: the kernel of the rows `tensor_bf16`, `tensor_f16`,
 // `tensor_tf32` and `tensor_f32x3`, what prepares operands for it, and how the work is cut.
-// hopper.cuh has the instructions one by one.
+// ptx.cuh and wgmma.cuh have the instructions one by one.
 //
 // Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
 //
@@ -33,7 +33,7 @@
 //   engine writes whole lines.
 // - When the tiles are too few for the multiprocessors, they are smaller, or k is cut into pieces
 //   whose sums a second kernel adds, always in the same order. When they are many, but not a
-//   multiple of the multiprocessors, some of them are cut in two: see pieces.h.
+//   multiple of the multiprocessors, some of them are cut in two: see stream_k.h.
 //
 // Right for any m, n and k: the engine reads zeros outside a matrix, and does not write what would
 // lie outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and

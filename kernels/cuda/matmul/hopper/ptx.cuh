@@ -1,6 +1,6 @@
 // Hopper's matrix instructions as functions: what PTX offers for compute capability 9.0 alone and
 // CUDA C++ has no words for. One function an instruction, nothing else; what they are used for is
-// told in tensor.cuh. The semantics are those of the PTX ISA, 8.0, "mbarrier",
+// told in gemm.cuh. The semantics are those of the PTX ISA, 8.0, "mbarrier",
 // "cp.async.bulk.tensor", "wgmma" and "setmaxnreg".
 //
 // wgmma and setmaxnreg need a file that is compiled for sm_90a (CMakeLists.txt); the rest does with

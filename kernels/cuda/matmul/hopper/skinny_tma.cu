@@ -3,7 +3,7 @@
 // In `skinny` every warp copies, waits for the slab and multiplies, and after each slab of 8 or 16
 // KiB the whole block meets at a barrier: while it does, nobody asks for more. Here one thread
 // keeps the copy engine busy with slabs of 32 KiB, as many as shared memory holds, and the warps
-// that multiply meet it at the slabs' own barriers, each on its own (see tensor.cuh). About 200 KiB
+// that multiply meet it at the slabs' own barriers, each on its own (see gemm.cuh). About 200 KiB
 // are on their way to a multiprocessor at any time, whatever its warps are doing.
 //
 // - The large operand is cut into tiles, 128 of its elements by all vectors, and a tile along k

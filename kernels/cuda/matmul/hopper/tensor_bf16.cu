@@ -1,7 +1,7 @@
 // Matmul on the tensor cores of Hopper, operands in bf16, sums in f32.
 //
 // Against `warp_tiled`: the arithmetic is done by other units, which multiply 64 x 256 x 16
-// elements an instruction, and all of the kernel is about feeding those. tensor.cuh tells how.
+// elements an instruction, and all of the kernel is about feeding those. gemm.cuh tells how.
 // bf16 has the exponents of f32 and 8 bits of precision. Its products are exact in f32; sums are
 // rounded to the result's type once, at the end.
 //
@@ -17,7 +17,7 @@
 // pace, as it does for cuBLAS (177 us, and so with the best of cublasLt's proposals, in the same
 // run). For 1024 x 1024 x 1024: 128 tiles of 64 x 128, 48 MiB of loads.
 //
-// Right for any m, n and k, all transposes, pitches and alignments: see tensor.cuh. NaN and
+// Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities are those of IEEE arithmetic, subnormal numbers count.
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 

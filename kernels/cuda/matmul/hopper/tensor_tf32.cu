@@ -10,7 +10,7 @@
 // the plain product, has it across. So the plain product is computed as its transpose, c' = b' a':
 // the first operand of wgmma may also come from registers, and a thread can load what it needs of b
 // from shared memory either way around, rounded to nearest on the way (MultiplyTurned in
-// tensor.cuh). Results are turned back as they pass through shared memory. A transposed a goes
+// gemm.cuh). Results are turned back as they pass through shared memory. A transposed a goes
 // through a copy, also rounded to nearest. Against cuBLAS on an idle H200, in the same run:
 // 1.02 and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. With a
 // transposed copy of b, as before, it was 0.93 and 0.97: the copy alone took 35 of 402 us.
@@ -19,7 +19,7 @@
 // x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the second
 // level of cache.
 //
-// Right for any m, n and k, all transposes, pitches and alignments: see tensor.cuh. NaN and
+// Right for any m, n and k, all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities are those of IEEE arithmetic, except that a NaN whose fraction has bits set only among
 // the 13 that are cut off counts as an infinity; no arithmetic produces such.
 #include "kernels/cuda/matmul/hopper/strategy.cuh"

@@ -27,7 +27,7 @@
 //
 // - A sum lies in the other bank than the b that it is computed with: see StorePartial.
 // - Blocks stay, one a multiprocessor, and none idles at the end: what whole tiles leave over is
-//   shared out evenly, see pieces.h. Who computes the rest of a tile starts from the sums of its
+//   shared out evenly, see stream_k.h. Who computes the rest of a tile starts from the sums of its
 //   first part, so that each stays one chain in order.
 //
 // Both operands are fetched with their index along the rows, as a thread wants them. One that is
