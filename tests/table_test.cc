@@ -9,6 +9,8 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -226,8 +228,9 @@ class Described final : public Device {
   DeviceInfo info_;
 };
 
-// Appends a line for each strategy that takes the problem: its cost and scratch memory for the
-// first of its types, what Pace expects of that on the device, and its bound for each type.
+// Appends a line for each strategy that takes the problem: the knobs of its launch, its cost and
+// scratch memory for the first of its types, what Pace expects of that on the device, and its bound
+// for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
   for (const Strategy<Problem>* row : Strategies<Problem>()) {
@@ -240,15 +243,40 @@ void AppendModels(Problem p, std::string_view name, std::vector<std::string>& li
         const Cost cost = row->cost(p);
         const std::uint64_t scratch = row->scratch == nullptr ? 0 : row->scratch(p);
         const Pace pace(Described(row->backend).info());
-        line = absl::StrFormat(
-            "%s/%s/%s %s: %d bytes, %d flops, %d atomics, depth %d, scratch %d, "
-            "%.5g s; roundoff",
-            Name(row->backend), Problem::kOperation, row->name, name, cost.bytes, cost.flops,
-            cost.atomics, cost.depth, scratch, pace.Estimate(*row, p));
+        line = absl::StrFormat("%s/%s/%s %s:", Name(row->backend), Problem::kOperation, row->name,
+                               name);
+        for (const auto& [knob, range] : {std::pair("block", row->limits.block_size),
+                                          {"grid", row->limits.grid_size},
+                                          {"items", row->limits.items_per_thread}}) {
+          if (range.max != 0)
+            absl::StrAppendFormat(&line, " %s %d-%d,", knob, range.min, range.max);
+        }
+        absl::StrAppendFormat(
+            &line, " %d bytes, %d flops, %d atomics, depth %d, scratch %d, %.5g s; roundoff",
+            cost.bytes, cost.flops, cost.atomics, cost.depth, scratch, pace.Estimate(*row, p));
       }
       absl::StrAppendFormat(&line, " %s %.5g", Name(dtype), row->roundoff(p));
     }
     if (!line.empty()) lines.push_back(line);
+  }
+}
+
+// Appends what Pace expects copies of views of so many elements to take.
+void AppendCopies(Backend backend, std::vector<std::string>& lines) {
+  const Pace pace(Described(backend).info());
+  constexpr std::int64_t kSide = 1024;
+  View view = WholeView({DType::kF32, MakeShape({kSide, kSide})}, nullptr);
+  for (const auto& [name, row_stride, column_stride] :
+       {std::tuple("whole", kSide, std::int64_t{1}),
+        {"transposed", std::int64_t{1}, kSide},
+        {"spread", std::int64_t{5000}, std::int64_t{3}},
+        {"repeated", std::int64_t{0}, std::int64_t{0}}}) {
+    view.strides[0] = row_stride;
+    view.strides[1] = column_stride;
+    for (DType to : {DType::kF32, DType::kF64, DType::kF16}) {
+      lines.push_back(absl::StrFormat("%s/copy %s f32 to %s: %.5g s", Name(backend), name, Name(to),
+                                      pace.EstimateCopy(view, to)));
+    }
   }
 }
 
@@ -274,6 +302,10 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
   }
   AppendModels<AddProblem>({.n = 1000003}, "n=1000003", lines);
   AppendModels<WindowSumProblem>({.n = 1000003, .radius = 40}, "n=1000003 radius=40", lines);
+  AppendCopies(Backend::kCpu, lines);
+#ifdef TESSERA_WITH_CUDA
+  AppendCopies(Backend::kCuda, lines);
+#endif
   const std::set<std::string> got(lines.begin(), lines.end());
 
   std::set<std::string> want;
