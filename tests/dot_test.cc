@@ -106,6 +106,35 @@ TEST_P(DotTest, LaunchesAndAlignments) {
   });
 }
 
+TEST_P(DotTest, LaunchesOutOfRange) {
+  TESSERA_NEED_ROW(DotProblem, GetParam());
+  const LaunchLimits& limits = Row<DotProblem>(GetParam()).limits;
+  Stream& stream = TestStream(GetParam().backend);
+  DeviceArray<std::int64_t> words(stream, std::vector<std::int64_t>{1});
+  const View x = WholeView({GetParam().dtype, MakeShape({1})}, words.data());
+  const auto expect = [&](const Launch& launch, const char* field, bool refused) {
+    const auto result = RunDot(stream, x, x, {.strategy = GetParam().name, .launch = launch});
+    EXPECT_EQ(ErrorReason(result.status()), refused ? "BAD_LAUNCH" : "") << result.status();
+    if (refused) {
+      EXPECT_EQ(ErrorMetadata(result.status())["field"], field);
+    }
+  };
+  const auto around = [](LaunchLimits::Range range, const auto& check) {
+    check(range.max + 1, true);
+    if (range.min > 1) check(range.min - 1, true);
+    if (range.max != 0) check(range.min, false);
+  };
+  around(limits.block_size, [&](std::uint32_t value, bool refused) {
+    expect({.block_size = value}, "launch.block_size", refused);
+  });
+  around(limits.grid_size, [&](std::uint32_t value, bool refused) {
+    expect({.grid_size = value}, "launch.grid_size", refused);
+  });
+  around(limits.items_per_thread, [&](std::uint32_t value, bool refused) {
+    expect({.items_per_thread = value}, "launch.items_per_thread", refused);
+  });
+}
+
 TEST_P(DotTest, EmptyIsZero) {
   TESSERA_NEED_ROW(DotProblem, GetParam());
   Stream& stream = TestStream(GetParam().backend);

@@ -1,4 +1,5 @@
 // The list in strategies.cc against the files beside it and against itself.
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -8,8 +9,12 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
+#include "kernels/pace.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -200,6 +205,195 @@ TEST(TableTest, ModelsTakeEveryProblem) {
     }
   }
 }
+
+// --- Models in figures ---
+
+// What is known of a device that is not there.
+class Described final : public Device {
+ public:
+  explicit Described(Backend backend, int compute_capability = 90) {
+    info_.backend = backend;
+    info_.multiprocessors = backend == Backend::kCpu ? 2 : 132;
+    info_.compute_capability = backend == Backend::kCpu ? 0 : compute_capability;
+  }
+  const DeviceInfo& info() const override { return info_; }
+  std::uint64_t FreeBytes() const override { return 0; }
+  void* Allocate(std::size_t) override { return nullptr; }
+  std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
+  void Free(void*) noexcept override {}
+  std::unique_ptr<Stream> MakeStream() override { return nullptr; }
+  void Probe() override {}
+
+ private:
+  DeviceInfo info_;
+};
+
+// Appends a line for each strategy that takes the problem: the knobs of its launch, its cost and
+// scratch memory for the first of its types, what Pace expects of that on the device, and its bound
+// for each type.
+template <class Problem>
+void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
+  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+    std::string line;
+    for (DType dtype : kAllDTypes) {
+      p.dtype = dtype;
+      if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
+      if (!row->dtypes.Contains(dtype) || !Refusal(*row, p).empty()) continue;
+      if (line.empty()) {
+        const Cost cost = row->cost(p);
+        const std::uint64_t scratch = row->scratch == nullptr ? 0 : row->scratch(p);
+        const Pace pace(Described(row->backend).info());
+        line = absl::StrFormat("%s/%s/%s %s:", Name(row->backend), Problem::kOperation, row->name,
+                               name);
+        for (const auto& [knob, range] : {std::pair("block", row->limits.block_size),
+                                          {"grid", row->limits.grid_size},
+                                          {"items", row->limits.items_per_thread}}) {
+          if (range.max != 0)
+            absl::StrAppendFormat(&line, " %s %d-%d,", knob, range.min, range.max);
+        }
+        absl::StrAppendFormat(
+            &line, " %d bytes, %d flops, %d atomics, depth %d, scratch %d, %.5g s; roundoff",
+            cost.bytes, cost.flops, cost.atomics, cost.depth, scratch, pace.Estimate(*row, p));
+      }
+      absl::StrAppendFormat(&line, " %s %.5g", Name(dtype), row->roundoff(p));
+    }
+    if (!line.empty()) lines.push_back(line);
+  }
+}
+
+// Appends what Pace expects copies of views of so many elements to take.
+void AppendCopies(Backend backend, std::vector<std::string>& lines) {
+  const Pace pace(Described(backend).info());
+  constexpr std::int64_t kSide = 1024;
+  View view = WholeView({DType::kF32, MakeShape({kSide, kSide})}, nullptr);
+  for (const auto& [name, row_stride, column_stride] :
+       {std::tuple("whole", kSide, std::int64_t{1}),
+        {"transposed", std::int64_t{1}, kSide},
+        {"spread", std::int64_t{5000}, std::int64_t{3}},
+        {"repeated", std::int64_t{0}, std::int64_t{0}}}) {
+    view.strides[0] = row_stride;
+    view.strides[1] = column_stride;
+    for (DType to : {DType::kF32, DType::kF64, DType::kF16}) {
+      lines.push_back(absl::StrFormat("%s/copy %s f32 to %s: %.5g s", Name(backend), name, Name(to),
+                                      pace.EstimateCopy(view, to)));
+    }
+  }
+}
+
+// Models decide which requests are refused, and bounds are promises: one that changes does so in
+// models.txt, too.
+TEST(TableTest, ModelsAreThoseOfTheFile) {
+  std::vector<std::string> lines;
+  AppendModels<DotProblem>({.n = 1000003}, "n=1000003", lines);
+  for (const auto& [op, name] : {std::pair(ReduceOp::kSum, "sum"),
+                                 {ReduceOp::kProduct, "product"},
+                                 {ReduceOp::kNormL2, "l2"},
+                                 {ReduceOp::kVariance, "variance"}}) {
+    AppendModels<ReduceProblem>({.op = op, .n = 1000003}, absl::StrCat(name, " n=1000003"), lines);
+    AppendModels<ReduceAxesProblem>({.op = op, .outer = 300, .length = 1001, .inner = 7},
+                                    absl::StrCat(name, " 300x1001x7"), lines);
+  }
+  for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1000, 1200, 1500},
+                                {8, 5000, 3000},
+                                {1000, 3000, 5},
+                                {300, 200, 20000}}) {
+    AppendModels<MatmulProblem>({.m = m, .n = n, .k = k, .lda = k, .ldb = n},
+                                absl::StrCat(m, "x", n, "x", k), lines);
+  }
+  AppendModels<AddProblem>({.n = 1000003}, "n=1000003", lines);
+  AppendModels<WindowSumProblem>({.n = 1000003, .radius = 40}, "n=1000003 radius=40", lines);
+  AppendCopies(Backend::kCpu, lines);
+#ifdef TESSERA_WITH_CUDA
+  AppendCopies(Backend::kCuda, lines);
+#endif
+  const std::set<std::string> got(lines.begin(), lines.end());
+
+  std::set<std::string> want;
+  std::istringstream file(TextOf(fs::path(TESSERA_SOURCE_DIR) / "tests" / "models.txt"));
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("cpu/")) want.insert(line);
+#ifdef TESSERA_WITH_CUDA
+    if (line.starts_with("cuda/")) want.insert(line);
+#endif
+  }
+  for (const std::string& line : want) EXPECT_TRUE(got.contains(line)) << "the file has " << line;
+  for (const std::string& line : lines) EXPECT_TRUE(want.contains(line)) << "it lacks " << line;
+}
+
+// --- Defaults ---
+
+template <class Problem>
+std::string_view Chosen(const Problem& problem, const Device& device) {
+  const Strategy<Problem>* row = Choose(problem, device);
+  return row == nullptr ? "none" : row->name;
+}
+
+MatmulProblem Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
+  return {.dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
+}
+
+TEST(ChoiceTest, OnTheCpu) {
+  const Described cpu(Backend::kCpu);
+  for (DType dtype : kAllDTypes) {
+    EXPECT_EQ(Chosen<DotProblem>({.dtype = dtype}, cpu), "fixed_tree");
+    EXPECT_EQ(Chosen<ReduceProblem>({.dtype = dtype}, cpu), "fixed_tree");
+  }
+  for (DType dtype : {DType::kF32, DType::kF64}) {
+    EXPECT_EQ(Chosen(Matmul(dtype, 127, 1000, 1000), cpu), "cpu_library");
+    EXPECT_EQ(Chosen(Matmul(dtype, 1000, 127, 1000), cpu), "cpu_library");
+    EXPECT_EQ(Chosen(Matmul(dtype, 128, 128, 1000), cpu), "cpu_cache_tiled");
+  }
+  EXPECT_EQ(Chosen(Matmul(DType::kI32, 4, 4, 4), cpu), "cpu_cache_tiled");
+}
+
+#ifdef TESSERA_WITH_CUDA
+// Where the vendor's library, which a machine need not have, is not among those to choose from.
+TEST(ChoiceTest, OnHopper) {
+  const Described hopper(Backend::kCuda);
+  for (DType dtype : kAllDTypes) {
+    EXPECT_EQ(Chosen<DotProblem>({.dtype = dtype}, hopper), "fixed_tree");
+    EXPECT_EQ(Chosen<ReduceProblem>({.dtype = dtype}, hopper), "fixed_tree");
+    EXPECT_EQ(Chosen<WindowSumProblem>({.dtype = dtype, .radius = 24}, hopper), "simple");
+    EXPECT_EQ(Chosen<WindowSumProblem>({.dtype = dtype, .radius = 25}, hopper), "running_sum");
+  }
+  EXPECT_EQ(Chosen(Matmul(DType::kF32, 1, 4096, 4096), hopper), "skinny");
+  EXPECT_EQ(Chosen(Matmul(DType::kF32, 2, 4096, 4096), hopper), "skinny_tma");
+  EXPECT_EQ(Chosen(Matmul(DType::kF32, 4096, 32, 4096), hopper), "skinny_tma");
+  EXPECT_EQ(Chosen(Matmul(DType::kF32, 33, 4096, 8), hopper), "outer_product");
+  EXPECT_EQ(Chosen(Matmul(DType::kF32, 256, 4096, 256), hopper), "tensor_f32x3");
+  for (const auto& few :
+       {Matmul(DType::kF32, 255, 8192, 8192), Matmul(DType::kF32, 8192, 8192, 255),
+        Matmul(DType::kF32, 256, 4095, 256), Matmul(DType::kF32, 33, 4096, 9)}) {
+    EXPECT_NE(Chosen(few, hopper), "tensor_f32x3") << few.m << " " << few.n << " " << few.k;
+    EXPECT_NE(Chosen(few, hopper), "outer_product") << few.m << " " << few.n << " " << few.k;
+  }
+  EXPECT_EQ(Chosen(Matmul(DType::kBF16, 128, 8192, 4096), hopper), "tensor_bf16");
+  EXPECT_EQ(Chosen(Matmul(DType::kF16, 128, 8192, 4096), hopper), "tensor_f16");
+  EXPECT_NE(Chosen(Matmul(DType::kF16, 127, 8192, 4096), hopper), "tensor_f16");
+  EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 4), hopper), "outer_product");
+  EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 5), hopper), "tensor_f16");
+  // Few results of long sums, unless their rows cannot be read in packs.
+  EXPECT_NE(Chosen(Matmul(DType::kBF16, 512, 1024, 2048), hopper), "tensor_bf16");
+  EXPECT_EQ(Chosen(Matmul(DType::kBF16, 512, 1024, 2049), hopper), "tensor_bf16");
+  EXPECT_EQ(Chosen(Matmul(DType::kBF16, 512, 1024, 2040), hopper), "tensor_bf16");
+  EXPECT_EQ(Chosen(Matmul(DType::kBF16, 520, 1024, 2048), hopper), "tensor_bf16");
+}
+
+TEST(ChoiceTest, OnWhatIsNotHopper) {
+  for (int compute_capability : {75, 80, 100}) {
+    const Described other(Backend::kCuda, compute_capability);
+    if (compute_capability >= 80) {
+      EXPECT_EQ(Chosen(Matmul(DType::kF32, 16, 4096, 4096), other), "skinny");
+    }
+    for (DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32}) {
+      const std::string_view name = Chosen(Matmul(dtype, 4096, 4096, 4096), other);
+      EXPECT_NE(name, "none") << Name(dtype) << " on " << compute_capability;
+      for (const char* hopper : {"tensor_f32x3", "tensor_bf16", "tensor_f16"})
+        EXPECT_NE(name, hopper);
+    }
+  }
+}
+#endif
 
 TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {
   Device* cpu = TestDevice(Backend::kCpu);
