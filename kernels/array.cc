@@ -104,7 +104,9 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
 
   if (offset < 0 || offset > size)
     return BadView("offset", absl::StrCat(offset), absl::StrCat("0 to ", size));
-  if (view.elements() > 0) {
+  if (view.elements() == 0) {
+    SetContiguousStrides(view);  // strides that lead nowhere may be of any size
+  } else {
     std::int64_t low = offset;
     std::int64_t high = offset;
     for (int i = 0; i < view.shape.rank; ++i) {

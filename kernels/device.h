@@ -134,6 +134,8 @@ class Stream {
   virtual void CopyToDevice(void* device, const void* host, std::size_t bytes) = 0;
   // The bytes are in host on return.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
+  // Fills device memory with zero bytes.
+  virtual void Zero(void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.
   virtual void Gather(const View& view, void* out) = 0;
   // Writes n contiguous elements as another type, or the same. What does not fit is rounded or

@@ -230,13 +230,22 @@ struct Operand {
 
 bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
-// Whether there is nothing to compute. Extents of an empty matrix may be anything: no strategy walks
-// along them.
+// Whether there is nothing to compute: the result has no elements, whatever the other extents are, or
+// they are sums without terms. No strategy is asked.
 template <class Problem>
-bool IsEmpty(const Problem&) {
+bool IsTrivial(const Problem&) {
   return false;
 }
-bool IsEmpty(const MatmulProblem& p) { return p.m == 0 || p.n == 0; }
+bool IsTrivial(const MatmulProblem& p) { return p.m == 0 || p.n == 0 || p.k == 0; }
+bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
+
+// Writes the result of a trivial problem.
+template <class Problem>
+void Settle(const Problem&, Stream&) {}
+void Settle(const MatmulProblem& p, Stream& stream) {
+  if (p.m > 0 && p.n > 0)
+    stream.Zero(p.c, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype));
+}
 
 // One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
 // stream's order. Throws DeviceError.
@@ -271,7 +280,7 @@ struct WholeLaunch {
         *operand.as_view = &operand.view;
       }
     }
-    if (!stream.stopped() && !IsEmpty(problem)) row.launch(problem, stream);
+    if (!stream.stopped()) row.launch(problem, stream);
   }
 };
 
@@ -308,19 +317,28 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   if (!row.ok()) return row.status();
   row = WithinLimit(*row, problem, !options.strategy.empty(), stream, work);
   if (!row.ok()) return row.status();
-  const double gather_seconds = options.pace == nullptr ? 0 : work.GatherSeconds(*options.pace);
-  if (absl::Status status = CheckSeconds(**row, problem, stream.device(), gather_seconds, options);
-      !status.ok())
-    return status;
+  const bool trivial = IsTrivial(problem);
+  double gather_seconds = 0;
+  if (options.pace != nullptr && !trivial) {
+    gather_seconds = work.GatherSeconds(*options.pace);
+    if (absl::Status status =
+            CheckSeconds(**row, problem, stream.device(), gather_seconds, options);
+        !status.ok())
+      return status;
+  }
   if (absl::Status status = place(problem); !status.ok()) return status;
 
   const Stopwatch watch;
   Stats stats;
   absl::Status status = Finished(stream, [&] {
     if (options.timing) stream.StartTimer();
-    work(stream, problem, **row);
+    if (trivial) {
+      Settle(problem, stream);
+    } else {
+      work(stream, problem, **row);
+    }
     if (options.timing) stats.kernel_us = stream.StopTimer();
-    if ((*row)->left_range == nullptr || stream.stopped()) return;
+    if (trivial || (*row)->left_range == nullptr || stream.stopped()) return;
     stream.Synchronize();
     if (!(*row)->left_range(problem, stream) || stream.stopped()) return;
     if (options.timing) stream.StartTimer();
@@ -329,7 +347,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   });
   if (!status.ok()) return status;
   // With a gather in it, the time says little about the strategy.
-  if (options.pace != nullptr && gather_seconds == 0)
+  if (options.pace != nullptr && gather_seconds == 0 && !trivial)
     options.pace->Learn(**row, problem, watch.seconds());
   const Cost cost = (*row)->cost(problem);
   stats.strategy = (*row)->name;

@@ -94,8 +94,8 @@ struct ReduceAxesProblem {
   Launch launch;
 };
 
-// c[m, n] = op(a) * op(b), row-major, c without gaps. a is stored [m, k] with row pitch lda >=
-// max(1, k), or [k, m] with lda >= max(1, m) when transpose_a; b likewise [k, n] or [n, k]. Pitches
+// c[m, n] = op(a) * op(b), row-major, c without gaps; no extent is 0 where a strategy is launched. a is stored [m, k] with row pitch lda >=
+// k, or [k, m] with lda >= m when transpose_a; b likewise [k, n] or [n, k]. Pitches
 // count elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";

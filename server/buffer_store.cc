@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {
@@ -18,7 +19,7 @@ constexpr std::size_t kRangesInErrors = 16;
 const absl::Time kLatest = absl::FromUnixSeconds(253402300799);
 
 absl::Status NotFound(std::string_view name) {
-  const std::string shown(name.substr(0, kLongestName));  // nothing that is longer has a buffer
+  const std::string shown(Beginning(name, kLongestName));  // nothing that is longer has a buffer
   return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",
                    absl::StrCat("there is no buffer '", shown, "'"), {{"name", shown}});
 }
@@ -38,7 +39,28 @@ absl::Status CheckName(std::string_view name) {
   if (valid) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
                    "a buffer's name is 1 to 128 characters of [a-zA-Z0-9._/-]",
-                   {{"field", "name"}, {"value", std::string(name.substr(0, kLongestName))}});
+                   {{"field", "name"}, {"value", std::string(Beginning(name, kLongestName))}});
+}
+
+std::string Hex(std::uint32_t checksum) {
+  return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
+}
+
+// expected: what the client says the bytes have, if it says so.
+absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t> expected,
+                           std::optional<std::uint32_t> actual) {
+  if (!expected.has_value() || expected == actual) return absl::OkStatus();
+  if (!actual.has_value()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
+                     absl::StrCat("buffer '", name,
+                                  "' cannot be checked: some of its bytes came without a checksum, "
+                                  "or twice"),
+                     {{"name", name}});
+  }
+  return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
+                   absl::StrCat("the bytes of buffer '", name, "' have CRC-32C ", Hex(*actual),
+                                ", the client expects ", Hex(*expected)),
+                   {{"expected", Hex(*expected)}, {"actual", Hex(*actual)}});
 }
 
 absl::Status Exists(std::string_view name, std::string_view why) {
@@ -65,10 +87,6 @@ absl::Status VersionMismatch(std::string_view name, std::uint64_t expected, std:
       {{"name", std::string(name)},
        {"expected", absl::StrCat(expected)},
        {"actual", absl::StrCat(actual)}});
-}
-
-std::string Hex(std::uint32_t checksum) {
-  return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
 }
 
 absl::Time Expiry(absl::Time from, absl::Duration ttl) { return std::min(from + ttl, kLatest); }
@@ -269,7 +287,9 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
   const Ready* ready = FindReady(name, SteadyNow());
   if (version != 0 && ready != nullptr &&
       (version == ready->draft_version || version == ready->buffer->version())) {
-    return Info(*ready);
+    const Buffer& buffer = *ready->buffer;
+    absl::Status status = CheckChecksum(buffer.name(), checksum, buffer.checksum());
+    return status.ok() ? absl::StatusOr<BufferInfo>(Info(*ready)) : status;
   }
   absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
   if (!found.ok()) {
@@ -290,19 +310,8 @@ absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
   if (!missing.empty() || draft.writes_in_flight_ > 0) return NotReady(buffer.name(), missing);
   const std::optional<std::uint32_t> actual =
       draft.kind_ == Draft::Kind::kResult ? std::nullopt : draft.written_.Checksum(size);
-  if (checksum.has_value() && !actual.has_value()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
-                     absl::StrCat("buffer '", buffer.name(),
-                                  "' cannot be checked: some of its bytes came without a checksum, "
-                                  "or twice"),
-                     {{"name", buffer.name()}});
-  }
-  if (checksum.has_value() && *checksum != *actual) {
-    return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-                     absl::StrCat("the bytes of buffer '", buffer.name(), "' have CRC-32C ",
-                                  Hex(*actual), ", the client expects ", Hex(*checksum)),
-                     {{"expected", Hex(*checksum)}, {"actual", Hex(*actual)}});
-  }
+  if (absl::Status status = CheckChecksum(buffer.name(), checksum, actual); !status.ok())
+    return status;
   const absl::Time now = SteadyNow();
   const Ready* before = FindReady(buffer.name(), now);
   if (!draft.replace_ && before != nullptr) return Exists(buffer.name(), "exists");

@@ -9,6 +9,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {
@@ -16,12 +17,9 @@ namespace {
 constexpr std::size_t kLongestText = 512;
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(20);
 
-// At most kLongestText bytes of text, cut between two UTF-8 sequences.
 std::string Shorten(absl::string_view text) {
   if (text.size() <= kLongestText) return std::string(text);
-  std::size_t end = kLongestText - 3;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return absl::StrCat(text.substr(0, end), "...");
+  return absl::StrCat(Absl(Beginning({text.data(), text.size()}, kLongestText - 3)), "...");
 }
 
 // The message with those figures of the metadata that it does not say itself.

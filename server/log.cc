@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -84,6 +85,16 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
   }
 }
 
+// So does libprotobuf: about text in a request that is no UTF-8, for one, which is refused.
+void ForwardProtobufLog(google::protobuf::LogLevel level, const char*, int,
+                        const std::string& message) {
+  if (level == google::protobuf::LOGLEVEL_FATAL) {
+    spdlog::error("protobuf: {}", Printable(message, kLongestText));
+  } else {
+    spdlog::debug("protobuf: {}", Printable(message, kLongestText));
+  }
+}
+
 }  // namespace
 
 void SetUpLog(const std::string& level, bool json) {
@@ -100,6 +111,7 @@ void SetUpLog(const std::string& level, bool json) {
   }
   spdlog::set_default_logger(std::move(logger));
   gpr_set_log_function(ForwardGrpcLog);
+  google::protobuf::SetLogHandler(ForwardProtobufLog);
 }
 
 void LogDroppedLines() {

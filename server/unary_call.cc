@@ -12,7 +12,7 @@ absl::Status UnaryCall::Accept(const google::protobuf::Message& request) {
   return absl::OkStatus();
 }
 
-absl::Status UnaryCall::ChargeAnswer(std::uint64_t bytes) {
+absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
   absl::StatusOr<Charge> memory =
       Charge::Take(core_.host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
                    "there is no memory for the answer beside the messages of other calls");

@@ -25,7 +25,15 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   // HOST_MEMORY_EXHAUSTED.
   absl::Status Accept(const google::protobuf::Message& request);
   // Host memory for an answer of so many bytes: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
-  absl::Status ChargeAnswer(std::uint64_t bytes);
+  absl::Status ChargeAnswer(std::size_t bytes);
+  // The same for a message of many parts, whose objects take more than their encoding. What there is
+  // no memory for is freed at once.
+  template <class Response>
+  absl::Status ChargeMessage(Response& answer) {
+    absl::Status status = ChargeAnswer(answer.SpaceUsedLong() + answer.ByteSizeLong());
+    if (!status.ok()) answer = Response();
+    return status;
+  }
   // With the answer in place. Once; nothing of the call may be touched afterwards. Logs what failed.
   void End(const absl::Status& status);
 
@@ -51,13 +59,13 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 template <class Response, class Body>
 grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
                                  grpc::CallbackServerContext& context,
-                                 const google::protobuf::Message& request, const Response& response,
+                                 const google::protobuf::Message& request, Response& response,
                                  Body body) {
   auto* call = new UnaryCall(core, method, context);
   call->End(Guarded([&]() -> absl::Status {
     absl::Status status = call->Accept(request);
     if (status.ok()) status = body();
-    return status.ok() ? call->ChargeAnswer(response.ByteSizeLong()) : status;
+    return status.ok() ? call->ChargeMessage(response) : status;
   }));
   return call;
 }
@@ -67,15 +75,15 @@ grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
 template <class Response, class Body>
 grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
                                       grpc::CallbackServerContext& context,
-                                      const google::protobuf::Message& request,
-                                      const Response& response, Body body) {
+                                      const google::protobuf::Message& request, Response& response,
+                                      Body body) {
   auto* call = new UnaryCall(core, method, context);
   const absl::Status status = Guarded([&]() -> absl::Status {
     if (absl::Status accepted = call->Accept(request); !accepted.ok()) return accepted;
     return core.chores().Submit([call, &response, body = std::move(body)] {
       call->End(Guarded([&]() -> absl::Status {
         absl::Status done = body();
-        return done.ok() ? call->ChargeAnswer(response.ByteSizeLong()) : done;
+        return done.ok() ? call->ChargeMessage(response) : done;
       }));
     });
   });

@@ -98,11 +98,11 @@ absl::Status UploadCall::Accept() {
   if (draft() == nullptr) {
     // Memory may have to be found.
     return core_.chores().Submit([this] {
-      absl::Status status = Guarded([&]() -> absl::Status {
+      absl::Status proceeded = Guarded([&]() -> absl::Status {
         absl::Status opened = Open();
         return opened.ok() ? Proceed() : opened;
       });
-      if (!status.ok()) End(status);
+      if (!proceeded.ok()) End(proceeded);
     });
   }
   const bool same_name = message_->name().empty() || message_->name() == name_;
@@ -126,6 +126,11 @@ absl::Status UploadCall::Open() {
   name_ = message_->name();
   version_ = message_->version();
   creates_ = message_->has_spec();
+  if (creates_ && version_ != 0) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                     "an upload that creates a buffer gets its version from the server",
+                     {{"field", "version"}, {"value", absl::StrCat(version_)}, {"expected", "0"}});
+  }
   absl::StatusOr<std::shared_ptr<Draft>> draft;
   if (creates_) {
     spec_ = message_->spec();
@@ -144,7 +149,15 @@ absl::Status UploadCall::Open() {
 
 absl::Status UploadCall::Proceed() {
   if (message_->has_offset()) position_ = message_->offset();
-  if (message_->has_buffer_crc32c()) buffer_checksum_ = message_->buffer_crc32c();
+  if (message_->has_buffer_crc32c()) {
+    if (!creates_) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "only an upload that creates the buffer checks all of it; SealBuffer does "
+                       "for the others",
+                       {{"field", "buffer_crc32c"}});
+    }
+    buffer_checksum_ = message_->buffer_crc32c();
+  }
   if (message_->data().empty()) {
     size_ = 0;
     std::optional<std::uint32_t> checksum;

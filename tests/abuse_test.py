@@ -194,6 +194,47 @@ class WorkTest(Case):
                     self.assertNotIn(outcome.code, ("DEADLINE_EXCEEDED", "CANCELLED"), outcome)
         self.assert_serves(client)
 
+    def test_strides_of_an_empty_operand_lead_nowhere(self):
+        server = self.start()
+        client = server.client()
+        client.put("x", ONE)
+        far, back = (1 << 63) - 1, -(1 << 63)
+        strides = ([1 << 62, 1], [1, 1 << 62], [far, far], [back, back], [far, back])
+        strategies = {s.name for s in client.call("ListStrategies", operation="matmul").strategies}
+        for strategy in ["", *sorted(strategies)]:
+            for m, n in ((3, 4), (130, 130), (1, 4), (4, 1)):
+                for i, s in enumerate(strides):
+                    ta, tb = bool(i & 1), bool(i & 2)
+                    outcome = client.attempt(
+                        "Matmul",
+                        a=resident("x", view([0, m] if ta else [m, 0], s)),
+                        b=resident("x", view([n, 0] if tb else [0, n], s)),
+                        transpose_a=ta,
+                        transpose_b=tb,
+                        strategy=strategy,
+                    )
+                    with self.subTest(strategy=strategy, m=m, n=n, strides=s):
+                        if outcome.reason == "STRATEGY_UNSUPPORTED":
+                            continue
+                        self.assertTrue(outcome.ok, outcome)
+                        self.assertEqual(outcome.answer.tensor.data, bytes(4 * m * n))
+        for s in strides:
+            nothing = resident("x", view([0, 1 << 60], s))
+            with self.subTest(strides=s):
+                for outcome in (
+                    client.attempt("Dot", a=nothing, b=nothing),
+                    client.attempt("Reduce", x=nothing, op="REDUCE_OP_SUM"),
+                    client.attempt("Reduce", x=nothing, op="REDUCE_OP_SUM", axes=[1]),
+                    client.attempt("Add", a=nothing, b=nothing),
+                    client.attempt(
+                        "CopyBuffer", source="x", name="x", view=nothing.view, replace=True
+                    ),
+                ):
+                    self.assertTrue(outcome.ok, outcome)
+            client.put("x", ONE, replace=True)
+        self.assert_serves(client)
+        self.assertEqual(server.stop(), 0)
+
     def assert_right_or_refused(self, outcome, value):
         if outcome.ok:
             self.assertEqual(outcome.answer.value.real, value)
@@ -648,6 +689,7 @@ HOSTILE_TEXTS = [
     'quote " backslash \\ {} %s %n {0}',
     "\u202egnirts",
     "\ud7ff\U0010ffff",
+    "x" * 127 + "\u00e4" * 700,  # whose characters errors must not cut in two
 ]
 
 
@@ -675,6 +717,24 @@ class LogTest(Case):
             client.attempt("Add", a=one, b=one, result=into(text)),
             client.attempt("ListStrategies", operation=text),
         ]
+
+    def test_libraries_write_no_lines_of_their_own(self):
+        # libprotobuf writes about text that is no UTF-8 to standard error, unless told otherwise.
+        server = self.start("--log-level", "debug")
+        client = server.client()
+        get = "/tessera.v1.BufferService/GetBuffer"
+        upload = "/tessera.v1.BufferService/Upload"
+        strategies = "/tessera.v1.ComputeService/ListStrategies"
+        body = b"\x0a\x01\xff"
+        for outcome in (
+            outcome_of(lambda: client.channel.unary_unary(get)(body, timeout=5)),
+            outcome_of(lambda: client.channel.unary_unary(strategies)(body, timeout=5)),
+            outcome_of(lambda: client.channel.stream_unary(upload)(iter([body]), timeout=5)),
+        ):
+            self.assertFalse(outcome.ok, outcome)
+        self.assertEqual(server.stop(), 0)
+        for line in server.log().split("\n")[:-1]:
+            self.assertRegex(line, LOG_LINE)
 
     def test_names_forge_no_lines(self):
         # The log takes a few lines a second, so a server for each text.
@@ -744,6 +804,8 @@ class LogTest(Case):
             client = Client(server.address)
             while time.monotonic() < end:
                 client.attempt("GetBuffer", name=f"{i}" * 120, timeout=0.3)
+                no_utf8 = client.channel.unary_unary("/tessera.v1.BufferService/GetBuffer")
+                outcome_of(lambda call=no_utf8: call(b"\x0a\x01\xff", timeout=0.3))
                 client.attempt("Dot", a=resident("B" * 100_000), b=resident("C"), timeout=0.3)
             client.close()
 
@@ -814,6 +876,21 @@ class DraftTest(Case):
         self.assertEqual((sealed.version, sealed.state), (version, o.buffers.Buffer.STATE_READY))
         again = client.call("SealBuffer", name="x", version=version).buffer
         self.assertEqual(again, sealed)
+        # A checksum is checked then, too: this buffer's bytes came without any.
+        self.assert_fails(
+            client.attempt("SealBuffer", name="x", version=version, crc32c=1),
+            "FAILED_PRECONDITION",
+            "CHECKSUM_UNKNOWN",
+        )
+        checked = client.create("y", FOUR).version
+        client.upload([dict(name="y", data=NEW, crc32c=o.crc32c(NEW))])
+        client.call("SealBuffer", name="y", version=checked)
+        client.call("SealBuffer", name="y", version=checked, crc32c=o.crc32c(NEW))
+        self.assert_fails(
+            client.attempt("SealBuffer", name="y", version=checked, crc32c=1),
+            "DATA_LOSS",
+            "BAD_CHECKSUM",
+        )
         # Also while somebody is about to replace it.
         client.create("x", FOUR, replace=True)
         self.assertEqual(client.call("SealBuffer", name="x", version=version).buffer, sealed)
@@ -1299,6 +1376,7 @@ class BrokenUploadTest(Case):
     def test_uploads_whose_first_message_is_wrong(self):
         client = self.start().client()
         client.put("x", FOUR)
+        client.create("d", FOUR)
         spec = o.spec_of(FOUR, replace=True)
         first = dict(name="x", spec=spec)
         for code, reason, messages in (
@@ -1310,6 +1388,8 @@ class BrokenUploadTest(Case):
             ("INVALID_ARGUMENT", "BAD_RANGE", [dict(first, data=NEW, offset=2**64 - 8)]),
             ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(first, data=NEW), dict(name="y")]),
             ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(first, data=NEW), dict(spec=o.spec_of(ONE))]),
+            ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(first, data=NEW, version=7)]),
+            ("INVALID_ARGUMENT", "BAD_MESSAGE", [dict(name="d", data=NEW, buffer_crc32c=1)]),
             ("FAILED_PRECONDITION", "BUFFER_SEALED", [dict(name="x", data=NEW)]),
             ("NOT_FOUND", "BUFFER_NOT_FOUND", [dict(name="none", data=NEW)]),
         ):
@@ -1319,7 +1399,8 @@ class BrokenUploadTest(Case):
                 if reason:
                     self.assert_fails(outcome, code, reason)
         self.assertEqual(client.download("x"), FOUR.tobytes())
-        self.assertEqual(client.names(), ["x"])
+        self.assertEqual(client.names(), ["d", "x"])
+        self.assertEqual(client.call("GetBuffer", name="d").buffer.committed_bytes, 0)
 
     def test_offset_zero_in_a_later_message_counts(self):
         client = self.start().client()

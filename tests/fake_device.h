@@ -147,6 +147,7 @@ class FakeStream final : public Stream {
     device_.Reach(FakeDevice::Step::kCopyToHost);
     stream_->CopyToHost(to, from, bytes);
   }
+  void Zero(void* device, std::size_t bytes) override { stream_->Zero(device, bytes); }
   void Gather(const View& view, void* out) override { stream_->Gather(view, out); }
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
     stream_->Convert(in, from, out, to, n);

@@ -60,4 +60,11 @@ std::string Printable(std::string_view text, std::size_t longest) {
   return out;
 }
 
+std::string_view Beginning(std::string_view text, std::size_t longest) {
+  if (text.size() <= longest) return text;
+  std::size_t end = longest;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
 }  // namespace tessera

@@ -12,4 +12,7 @@ namespace tessera {
 // about `longest` bytes is cut and ends with "...".
 std::string Printable(std::string_view text, std::size_t longest = std::string_view::npos);
 
+// The beginning of a text in UTF-8, of at most so many bytes and whole characters.
+std::string_view Beginning(std::string_view text, std::size_t longest);
+
 }  // namespace tessera

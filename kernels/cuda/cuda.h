@@ -123,6 +123,7 @@ class CudaStream final : public Stream {
   void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
   void CopyToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
+  void Zero(void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;
   void Synchronize() override;

@@ -384,6 +384,11 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   }
 }
 
+void CudaStream::Zero(void* device, std::size_t bytes) {
+  device_.Use();
+  CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, stream_.get()));
+}
+
 void CudaStream::Gather(const View& view, void* out) {
   device_.Use();
   GatherAsync(view, out, stream_.get());

@@ -56,11 +56,6 @@ void Run(const MatmulProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* c = static_cast<T*>(p.c);
-  if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) {
-    std::memset(c, 0, static_cast<std::size_t>(p.m * p.n) * sizeof(T));
-    return;
-  }
   if (std::max({p.lda, p.ldb, p.n}) > std::int64_t{INT32_MAX}) {
     throw DeviceError(DeviceError::Kind::kFailed, "cblas_gemm",
                       "a row pitch above 2^31 - 1 elements");

@@ -60,12 +60,6 @@ void RunHalves(const MatmulProblem& p, cublasHandle_t handle, const CublasApi& a
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) {
-    CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                               stream.handle()));
-    return;
-  }
   cublasHandle_t handle = stream.Cublas();
   const CublasApi& api = *LoadCublas();
   CUBLAS_CHECK(api.set_pointer_mode(handle, CUBLAS_POINTER_MODE_HOST));

@@ -103,7 +103,6 @@ void RunConfig(const MatmulProblem& p, CudaStream& stream) {
 
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  if (p.m == 0 || p.n == 0) return;
   // Large tiles move less, once there are two for every SM to overlap.
   if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
     RunConfig<Large, T>(p, stream);

@@ -165,7 +165,6 @@ Cost CostOf(const MatmulProblem& p) {
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  if (p.m == 0 || p.n == 0) return;
   // Large tiles move less, once there are two for every SM to overlap.
   if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {
     RunConfig<Large>(p, cuda);

@@ -446,12 +446,6 @@ void RunTypes(const MatmulProblem& p, CudaStream& stream) {
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) {
-    CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                               stream.handle()));
-    return;
-  }
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     if constexpr (!std::is_integral_v<T>) RunTypes<T, decltype(o)>(p, stream);

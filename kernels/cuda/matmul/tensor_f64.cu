@@ -487,7 +487,6 @@ Cost CostOf(const MatmulProblem& p) {
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (p.m == 0 || p.n == 0) return;
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
     if (!UsesLarge(p, stream)) {
       RunThreads<Small, a_along_k, b_along_k>(p, stream);

@@ -210,12 +210,6 @@ Cost CostOf(const MatmulProblem& p) {
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) {
-    CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                               stream.handle()));
-    return;
-  }
   const bool large = Tiles<Large>(p) >= stream.device().info().multiprocessors;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);

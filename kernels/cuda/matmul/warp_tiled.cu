@@ -308,7 +308,6 @@ Cost CostOf(const MatmulProblem& p) {
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  if (p.m == 0 || p.n == 0) return;
   const int multiprocessors = cuda.device().info().multiprocessors;
   if (Time<Large>(p, multiprocessors, 1.0) <= Time<Small>(p, multiprocessors, 1.4)) {
     Run<Large>(p, cuda);

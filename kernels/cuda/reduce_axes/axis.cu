@@ -379,7 +379,6 @@ Cost CostOf(const ReduceAxesProblem& p) {
 
 void Enqueue(const ReduceAxesProblem& p, Stream& stream) {
   stream.result()->integer = 0;
-  if (p.outer * p.inner == 0) return;
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(stream)); });

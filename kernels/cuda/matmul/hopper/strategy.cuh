@@ -22,15 +22,6 @@ inline std::string TensorRefusal(const MatmulProblem& p) {
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
 }
 
-// Whether there is nothing to multiply; c is written then.
-inline bool TensorIsTrivial(const MatmulProblem& p, CudaStream& stream) {
-  if (p.m == 0 || p.n == 0) return true;
-  if (p.k > 0) return false;
-  CUDA_CHECK(cudaMemsetAsync(p.c, 0, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype),
-                             stream.handle()));
-  return true;
-}
-
 // The tensor cores sum products of one instruction by aligning them and the sum so far to the
 // largest and cutting off what sticks out (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
 // of NVIDIA tensor cores", 2021): each of up to 17 terms for 16 products, or 9 for 8, costs 2 u of

@@ -167,7 +167,6 @@ Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns,
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (TensorIsTrivial(p, stream)) return;
   auto* nonfinite = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
   const auto [a_rows, a_columns] = p.transpose_a ? std::pair(p.k, p.m) : std::pair(p.m, p.k);
   const auto [b_rows, b_columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);

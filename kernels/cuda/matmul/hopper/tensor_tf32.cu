@@ -43,7 +43,6 @@ TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t colu
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (TensorIsTrivial(p, stream)) return;
   const auto a = p.transpose_a
                      ? Transposed<T>(static_cast<const float*>(p.a), p.m, p.k, p.lda, stream)
                      : Prepared(p.a, p.m, p.k, p.lda, false, stream);

@@ -321,7 +321,6 @@ bool IsLarge(const MatmulProblem& p, int multiprocessors) {
 
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  if (TensorIsTrivial(p, stream)) return;
   const int multiprocessors = stream.device().info().multiprocessors;
   if (!IsLarge(p, multiprocessors)) {
     kMatmulWarpTiled.launch(p, stream);
