@@ -13,6 +13,7 @@
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/base/shape.h"
+#include "kernels/roundoff.h"
 
 namespace tessera {
 
@@ -211,11 +212,5 @@ template <class Problem>
 std::string Refusal(const Strategy<Problem>& row, const Problem& problem) {
   return row.refuses == nullptr ? "" : row.refuses(problem);
 }
-
-// Unit roundoffs of the accumulators.
-inline constexpr double kRoundoffF32 = UnitRoundoff(DType::kF32);
-inline constexpr double kRoundoffF64 = UnitRoundoff(DType::kF64);
-// Of IsExactMean: the sum and the quotient round once each.
-inline constexpr double kExactMeanRoundoff = 2 * kRoundoffF64;
 
 }  // namespace tessera

@@ -8,33 +8,23 @@ namespace {
 
 constexpr int Log2(std::int64_t power) { return power <= 1 ? 0 : 1 + Log2(power / 2); }
 
-// Unit roundoff of the columns of sums.
-double NarrowRoundoff(DType dtype, bool compensated) {
-  if (IsInteger(dtype)) return 0;
-  return compensated || dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
+// Of sums with the bits of f64 twice, as PairSum keeps them, and `more` roundings beside: what is
+// lost is itself a sum of as many roundings, each of them at most u of what it came from; then the
+// result is rounded once.
+double PairRoundoff(const FoldSteps& steps, std::int64_t more) {
+  const double all = static_cast<double>(2 * (steps.narrow + steps.wide + more)) * kRoundoffF64;
+  return static_cast<double>(1 + more) * kRoundoffF64 + all * all;
 }
 
-// (1 + a) (1 + b) - 1, for one stage after the other.
-double Then(double a, double b) { return a + b + a * b; }
-
-// Of sums in two stages: a term is within (steps * u) of itself (Jeannerod and Rump, "Improved
-// error bounds for inner products in floating-point arithmetic", 2013).
-double SumRoundoff(const TreeSteps& steps, DType dtype, bool compensated, std::int64_t more) {
-  if (compensated && dtype == DType::kF64) {
-    // What is lost is itself a sum of as many roundings, each of them at most u of what it came
-    // from; then the result is rounded once.
-    const double all =
-        static_cast<double>(2 * (steps.narrow + steps.wide) + 2 * more) * kRoundoffF64;
-    return static_cast<double>(1 + more) * kRoundoffF64 + all * all;
-  }
-  return Then(static_cast<double>(steps.narrow) * NarrowRoundoff(dtype, compensated),
-              static_cast<double>(steps.wide + more) * kRoundoffF64);
+// The type whose accumulators the columns of dtype have.
+constexpr DType Widened(DType dtype, bool compensated) {
+  return compensated && !IsInteger(dtype) ? DType::kF64 : dtype;
 }
 
 // flops: of an element, or of a pair.
 Cost CostOf(const Tree& tree, DType dtype, int operands, std::uint64_t flops,
             std::uint64_t value_bytes) {
-  const TreeSteps steps = StepsOf(tree, dtype);
+  const FoldSteps steps = StepsOf(tree, dtype);
   const auto n = static_cast<std::uint64_t>(tree.n);
   const std::uint64_t sent = tree.chunks == 1 ? 0 : static_cast<std::uint64_t>(tree.chunks);
   return {
@@ -46,7 +36,7 @@ Cost CostOf(const Tree& tree, DType dtype, int operands, std::uint64_t flops,
 
 }  // namespace
 
-TreeSteps StepsOf(const Tree& tree, DType dtype) {
+FoldSteps StepsOf(const Tree& tree, DType dtype) {
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
   const std::int64_t rows =
       std::min(tree.chunk / (kTreeRowBytes / size), TreeTotalRows(tree.n, size));
@@ -57,45 +47,37 @@ TreeSteps StepsOf(const Tree& tree, DType dtype) {
 }
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
-  if (IsExact(op, dtype)) return 0;
-  if (IsExactMean(op, dtype)) return kExactMeanRoundoff;
-  const TreeSteps steps = StepsOf(tree, dtype);
-  const auto n = static_cast<double>(tree.n);
+  const FoldSteps steps = StepsOf(tree, dtype);
+  if (op == ReduceOp::kVariance) {
+    // Relative to the mean of squares. Inside a segment of c elements a column's differences are at
+    // most (2 + 2c) times the squares in the sum of their squares, and pass c + 4 roundings. Then
+    // merges: each moves the mean by at most 10 u of the mean magnitude, which counts four times in
+    // the deviations, and all that one element takes part in weigh no more than log2(n) sums of
+    // squares.
+    const auto c = static_cast<double>(steps.narrow);
+    const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));
+    return (4 * (c + 4) * (c + 1) + 40 * levels * static_cast<double>(steps.wide)) * kRoundoffF64;
+  }
+  if (!compensated || dtype != DType::kF64 || IsExact(op, dtype))
+    return ReduceRoundoff(op, Widened(dtype, compensated), tree.n, steps);
   switch (op) {
     case ReduceOp::kProduct: {
-      // Every multiplication of the tree enters the relative error, not only those on one path; so
-      // do those with the identities of lanes and chunks, which are exact.
-      if (!compensated || dtype != DType::kF64) return std::expm1(n * kRoundoffF64);
-      const double all = 4 * n * kRoundoffF64;
+      const double all = 4 * static_cast<double>(tree.n) * kRoundoffF64;
       return kRoundoffF64 + all * all;
     }
     case ReduceOp::kNormL2:
     case ReduceOp::kSumSquares:
-      // In double from the start. The square and the root round once each, and an i64 that becomes
-      // a double does so twice, being squared.
-      return SumRoundoff({0, steps.narrow + steps.wide}, dtype, compensated && dtype == DType::kF64,
-                         4);
-    case ReduceOp::kVariance: {
-      // Relative to the mean of squares. Inside a segment of c elements a column's differences are
-      // at most (2 + 2c) times the squares in the sum of their squares, and pass c + 4 roundings.
-      // Then merges: each moves the mean by at most 10 u of the mean magnitude, which counts four
-      // times in the deviations, and all that one element takes part in weigh no more than
-      // log2(n) sums of squares.
-      const auto c = static_cast<double>(steps.narrow);
-      const double levels = 1 + std::ceil(std::log2(n + 1));
-      return (4 * (c + 4) * (c + 1) + 40 * levels * static_cast<double>(steps.wide)) * kRoundoffF64;
-    }
+      return PairRoundoff(steps, 4);
     default:
-      // For a mean the division rounds once more; one more is to spare.
-      return SumRoundoff(steps, dtype, compensated, 2);
+      return PairRoundoff(steps, 2);
   }
 }
 
 double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated) {
-  if (IsInteger(dtype)) return 0;
-  TreeSteps steps = StepsOf(tree, dtype);
+  FoldSteps steps = StepsOf(tree, dtype);
   ++steps.narrow;  // the product
-  return SumRoundoff(steps, dtype, compensated, 0);
+  if (compensated && dtype == DType::kF64) return PairRoundoff(steps, 0);
+  return SumRoundoff(Widened(dtype, compensated), steps);
 }
 
 std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated) {

@@ -7,7 +7,7 @@
 //   Start(x)               a column before its first element, which is x, or 0 when it has none
 //   Step(column, x, row)   takes the next element (Dot: a pair), of row `row` of the segment
 //   Widen(column, span)    the column's elements as Wide
-//   Identity, Combine      of Wide values; Combine(earlier, later)
+//   Identity, Combine      of Wide values; Combine(earlier, later): KindOf has them from Fold
 //   Finish                 leaves the value of an operation where the result goes
 // mirror is the one run-time choice inside a kind: one kernel serves SUM and NORM_L1, MIN and MAX.
 //
@@ -24,7 +24,7 @@
 
 #include "kernels/base/element.h"
 #include "kernels/fixed_tree.h"
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -40,9 +40,42 @@ inline constexpr int kTreeVector = kTreeVectorBytes / static_cast<int>(sizeof(T)
 template <class T>
 inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
 
-TESSERA_HD inline void StoreReal(double value, Scalar* result) {
-  result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
-}
+// --- What a kind has from Fold ---
+
+// The kind of the operations kOps, which differ in their terms and in their last step. Those of
+// them that T folds in another type than W belong to another kind.
+template <class T, class W, ReduceOp kFirst, ReduceOp... kOthers>
+struct KindOf {
+  using Element = T;
+  using Wide = W;
+  static constexpr int kOperands = 1;
+  TESSERA_HD static Wide Identity() { return Fold<kFirst, T>::template Identity<Wide>(); }
+  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
+    return Fold<kFirst, T>::Combine(a, b);
+  }
+  TESSERA_HD static void Finish(const Wide& w, ReduceOp op, std::int64_t n, bool, Scalar* result) {
+    (void)(FinishAs<kFirst>(w, op, n, result) || ... || FinishAs<kOthers>(w, op, n, result));
+  }
+
+ private:
+  template <ReduceOp kOp>
+  TESSERA_HD static bool FinishAs(const Wide& w, ReduceOp op, std::int64_t n, Scalar* result) {
+    if constexpr (std::is_same_v<typename Fold<kOp, T>::Wide, Wide>) {
+      if (op == kOp) Fold<kOp, T>::Finish(w, n, result);
+    }
+    return op == kOp;
+  }
+};
+
+// An operation that needs no kind of its own: its columns are the accumulators of Fold.
+template <ReduceOp op, class T>
+struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
+  using F = Fold<op, T>;
+  using Column = typename F::Acc;
+  TESSERA_HD static Column Start(T) { return F::template Identity<Column>(); }
+  TESSERA_HD static void Step(Column& c, T x, int, bool) { c = F::Combine(c, F::Load(x, 0)); }
+  TESSERA_HD static typename F::Wide Widen(Column c, ColumnSpan) { return F::Widen(c); }
+};
 
 // --- Sums ---
 
@@ -50,38 +83,6 @@ TESSERA_HD inline void StoreReal(double value, Scalar* result) {
 // are f32.
 template <class T>
 using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
-
-template <class A>
-struct SumOf {
-  using Wide = WideOf<A>;
-  TESSERA_HD static Wide Identity() { return 0; }
-  TESSERA_HD static Wide Combine(Wide a, Wide b) { return WrapAdd(a, b); }
-  TESSERA_HD static void Finish(Wide sum, ReduceOp op, std::int64_t n, bool, Scalar* result) {
-    if (op == ReduceOp::kMean) {
-      StoreReal(static_cast<double>(sum) / static_cast<double>(n), result);
-    } else if (op == ReduceOp::kNormL2) {
-      StoreReal(::sqrt(static_cast<double>(sum)), result);
-    } else if constexpr (std::is_integral_v<Wide>) {
-      result->integer = sum;
-    } else {
-      StoreReal(sum, result);
-    }
-  }
-};
-
-// |x|; of the least integer itself.
-template <class A>
-TESSERA_HD A Magnitude(A x) {
-  if constexpr (std::is_integral_v<A>) {
-    return x < 0 ? WrapMultiply<A>(x, -1) : x;
-  } else {
-    return ::fabs(x);
-  }
-}
-template <>
-TESSERA_HD inline float Magnitude(float x) {
-  return ::fabsf(x);
-}
 
 // c + x * y, the product rounded first. Where A holds the products of two T exactly there is
 // nothing to round, and a GPU fuses them; in f32 those of bf16 may leave the range.
@@ -97,10 +98,8 @@ TESSERA_HD A AddProduct(A c, A x, A y) {
 
 // SUM and MEAN; mirrored: NORM_L1. A: what the elements of a column are added in.
 template <class T, class A>
-struct SumColumns : SumOf<A> {
-  using Element = T;
+struct SumColumns : KindOf<T, WideOf<A>, ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1> {
   using Column = A;
-  static constexpr int kOperands = 1;
   TESSERA_HD static Column Start(T) { return 0; }
   TESSERA_HD static void Step(Column& c, T x, int, bool mirror) {
     const auto v = static_cast<A>(static_cast<ValueOf<T>>(x));
@@ -109,50 +108,30 @@ struct SumColumns : SumOf<A> {
   TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
 };
 
-// MEAN of integers: exact up to the last two roundings. The columns of a segment have no carry to
-// pass on: 64 of i32 fit 64 bits, and so do the upper and the lower halves of 64 of i64, apart.
-template <class T>
-struct IntegerMeanColumns {
-  struct Halves {
+// MEAN of i64: exact up to the last two roundings. The columns of a segment have no carry to pass
+// on: the upper and the lower halves of 64 elements fit 64 bits, apart.
+struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
+  struct Column {
     std::int64_t upper;
     std::int64_t lower;
   };
-  using Element = T;
-  using Column = std::conditional_t<sizeof(T) == 8, Halves, std::int64_t>;
-  using Wide = Int128;
-  static constexpr int kOperands = 1;
-  TESSERA_HD static Column Start(T) { return {}; }
-  TESSERA_HD static void Step(Column& c, T x, int, bool) {
-    if constexpr (sizeof(T) == 8) {
-      c.upper += x >> 32;
-      c.lower += static_cast<std::uint32_t>(x);
-    } else {
-      c += x;
-    }
+  TESSERA_HD static Column Start(std::int64_t) { return {}; }
+  TESSERA_HD static void Step(Column& c, std::int64_t x, int, bool) {
+    c.upper += x >> 32;
+    c.lower += static_cast<std::uint32_t>(x);
   }
-  TESSERA_HD static Wide Widen(Column c, ColumnSpan) {
-    if constexpr (sizeof(T) == 8) {
-      Wide upper;
-      upper.low = static_cast<std::uint64_t>(c.upper) << 32;
-      upper.high = c.upper >> 32;
-      return WrapAdd(upper, Wide(c.lower));
-    } else {
-      return Wide(c);
-    }
-  }
-  TESSERA_HD static Wide Identity() { return Wide(0); }
-  TESSERA_HD static Wide Combine(Wide a, Wide b) { return WrapAdd(a, b); }
-  TESSERA_HD static void Finish(Wide sum, ReduceOp, std::int64_t n, bool, Scalar* result) {
-    StoreReal(Fold<ReduceOp::kMean, T>::Finished(sum, n), result);
+  TESSERA_HD static Int128 Widen(Column c, ColumnSpan) {
+    Int128 upper;
+    upper.low = static_cast<std::uint64_t>(c.upper) << 32;
+    upper.high = c.upper >> 32;
+    return WrapAdd(upper, Int128(c.lower));
   }
 };
 
 // SUM_SQUARES and NORM_L2.
 template <class T, class A>
-struct SquareColumns : SumOf<A> {
-  using Element = T;
+struct SquareColumns : KindOf<T, WideOf<A>, ReduceOp::kSumSquares, ReduceOp::kNormL2> {
   using Column = A;
-  static constexpr int kOperands = 1;
   TESSERA_HD static Column Start(T) { return 0; }
   TESSERA_HD static void Step(Column& c, T x, int, bool) {
     const auto v = static_cast<A>(static_cast<ValueOf<T>>(x));
@@ -163,8 +142,7 @@ struct SquareColumns : SumOf<A> {
 
 // Dot. Products are rounded to A.
 template <class T, class A>
-struct DotColumns : SumOf<A> {
-  using Element = T;
+struct DotColumns : KindOf<T, WideOf<A>, ReduceOp::kSum> {
   using Column = A;
   static constexpr int kOperands = 2;
   TESSERA_HD static Column Start(T) { return 0; }
@@ -173,29 +151,6 @@ struct DotColumns : SumOf<A> {
                       static_cast<A>(static_cast<ValueOf<T>>(y)));
   }
   TESSERA_HD static WideOf<A> Widen(Column c, ColumnSpan) { return static_cast<WideOf<A>>(c); }
-};
-
-// PRODUCT.
-template <class T>
-struct ProductColumns {
-  using Element = T;
-  using Column = WideOf<T>;
-  using Wide = WideOf<T>;
-  static constexpr int kOperands = 1;
-  TESSERA_HD static Column Start(T) { return 1; }
-  TESSERA_HD static void Step(Column& c, T x, int, bool) {
-    c = WrapMultiply(c, static_cast<Wide>(static_cast<ValueOf<T>>(x)));
-  }
-  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
-  TESSERA_HD static Wide Identity() { return 1; }
-  TESSERA_HD static Wide Combine(Wide a, Wide b) { return WrapMultiply(a, b); }
-  TESSERA_HD static void Finish(Wide product, ReduceOp, std::int64_t, bool, Scalar* result) {
-    if constexpr (std::is_integral_v<Wide>) {
-      result->integer = product;
-    } else {
-      StoreReal(product, result);
-    }
-  }
 };
 
 // --- Extremes ---
@@ -210,82 +165,48 @@ TESSERA_HD V Mirrored(V x, bool mirror) {
   }
 }
 
-// The value that every other beats.
-template <class V>
-TESSERA_HD V Lowest() {
-  if constexpr (std::is_integral_v<V>) {
-    return std::numeric_limits<V>::lowest();
-  } else {
-    return -std::numeric_limits<V>::infinity();
-  }
-}
-
-// Whether the earlier value a stays when b comes: NaN beats all, and the first of equals wins.
-template <class V>
-TESSERA_HD bool Stays(V a, V b) {
-  return (a >= b) | (a != a);
-}
-
-template <class V>
-TESSERA_HD void StoreExtreme(V value, Scalar* result) {
-  if constexpr (std::is_integral_v<V>) {
-    result->integer = value;
-  } else {
-    StoreReal(static_cast<double>(value), result);
-  }
-}
-
 // MAX; mirrored: MIN.
 template <class T>
-struct ExtremeColumns {
-  using Element = T;
+struct ExtremeColumns : KindOf<T, ValueOf<T>, ReduceOp::kMax> {
+  using F = Fold<ReduceOp::kMax, T>;
   using Column = ValueOf<T>;
-  using Wide = ValueOf<T>;
-  static constexpr int kOperands = 1;
-  TESSERA_HD static Column Start(T) { return Lowest<Column>(); }
+  TESSERA_HD static Column Start(T) { return F::Identity(); }
   TESSERA_HD static void Step(Column& c, T x, int, bool mirror) {
-    const Column v = Mirrored(static_cast<Column>(x), mirror);
-    c = Stays(c, v) ? c : v;
+    c = F::Combine(c, Mirrored(static_cast<Column>(x), mirror));
   }
-  TESSERA_HD static Wide Widen(Column c, ColumnSpan) { return c; }
-  TESSERA_HD static Wide Identity() { return Lowest<Wide>(); }
-  TESSERA_HD static Wide Combine(Wide a, Wide b) { return Stays(a, b) ? a : b; }
-  TESSERA_HD static void Finish(Wide value, ReduceOp, std::int64_t, bool mirror, Scalar* result) {
-    StoreExtreme(Mirrored(value, mirror), result);
+  TESSERA_HD static Column Widen(Column c, ColumnSpan) { return c; }
+  TESSERA_HD static void Finish(Column value, ReduceOp, std::int64_t n, bool mirror,
+                                Scalar* result) {
+    F::Finish(Mirrored(value, mirror), n, result);
   }
 };
 
 // ARGMAX; mirrored: ARGMIN. A column remembers the row of its value, which is cheaper to carry
 // along than a 64-bit index.
 template <class T>
-struct ArgColumns {
+struct ArgColumns : KindOf<T, Indexed<ValueOf<T>>, ReduceOp::kArgMax> {
+  using F = Fold<ReduceOp::kArgMax, T>;
   using Value = ValueOf<T>;
-  using Element = T;
+  using Wide = Indexed<Value>;
   struct Column {
     Value value;
     std::int32_t row;
   };
-  using Wide = Indexed<Value>;
-  static constexpr int kOperands = 1;
   // Whatever the first element is, it either beats this or is this.
-  TESSERA_HD static Column Start(T) { return {Lowest<Value>(), 0}; }
+  TESSERA_HD static Column Start(T) { return {F::Identity().value, 0}; }
   TESSERA_HD static void Step(Column& c, T x, int row, bool mirror) {
     const Value v = Mirrored(static_cast<Value>(x), mirror);
-    const bool stays = Stays(c.value, v);
+    const bool stays = Stays<true>(c.value, v);
     c.value = stays ? c.value : v;
     c.row = stays ? c.row : row;
   }
   TESSERA_HD static Wide Widen(Column c, ColumnSpan span) {
-    if (span.first >= span.end) return Identity();
+    if (span.first >= span.end) return F::Identity();
     return {c.value, span.first + std::int64_t{c.row} * kTreeRow<T>};
   }
-  TESSERA_HD static Wide Identity() { return {Lowest<Value>(), INT64_MAX}; }
-  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
-    return Fold<ReduceOp::kArgMax, Value>::Combine(a, b);
-  }
-  TESSERA_HD static void Finish(Wide w, ReduceOp, std::int64_t, bool mirror, Scalar* result) {
-    StoreExtreme(Mirrored(w.value, mirror), result);
-    result->index = w.index;
+  TESSERA_HD static void Finish(const Wide& w, ReduceOp, std::int64_t n, bool mirror,
+                                Scalar* result) {
+    F::Finish({Mirrored(w.value, mirror), w.index}, n, result);
   }
 };
 
@@ -315,15 +236,12 @@ struct LogicalColumns {
 // the mean than the sum of squared deviations allows, so that with c elements the squares are at
 // most 1 + c times the deviations that are wanted. Segments merge as Moments do.
 template <class T>
-struct MomentColumns {
-  using Element = T;
+struct MomentColumns : KindOf<T, Moments, ReduceOp::kVariance> {
   struct Column {
     ValueOf<T> shift;
     double sum;
     double squares;
   };
-  using Wide = Moments;
-  static constexpr int kOperands = 1;
   TESSERA_HD static Column Start(T first) { return {static_cast<ValueOf<T>>(first), 0, 0}; }
   TESSERA_HD static void Step(Column& c, T x, int, bool) {
     const double apart =
@@ -331,20 +249,13 @@ struct MomentColumns {
     c.sum += apart;
     c.squares = ::fma(apart, apart, c.squares);
   }
-  TESSERA_HD static Wide Widen(const Column& c, ColumnSpan span) {
-    if (span.first >= span.end) return Identity();
+  TESSERA_HD static Moments Widen(const Column& c, ColumnSpan span) {
+    if (span.first >= span.end) return {0, 0, 0};
     constexpr std::int64_t kRow = kTreeRow<T>;
     const auto rows = (span.end - span.first + kRow - 1) / kRow;
     const auto count = static_cast<double>(rows < kTreeSegmentRows ? rows : kTreeSegmentRows);
     const double mean = c.sum / count;
     return {count, static_cast<double>(c.shift) + mean, DeviationsOf(c.squares, c.sum, mean)};
-  }
-  TESSERA_HD static Wide Identity() { return {0, 0, 0}; }
-  TESSERA_HD static Wide Combine(const Wide& a, const Wide& b) {
-    return Fold<ReduceOp::kVariance, T>::Combine(a, b);
-  }
-  TESSERA_HD static void Finish(const Wide& w, ReduceOp, std::int64_t, bool, Scalar* result) {
-    StoreReal(w.deviations / w.count, result);
   }
 };
 
@@ -384,10 +295,9 @@ struct PairSum {
     return {sum.value, (a.lost + b.lost) + sum.lost};
   }
   TESSERA_HD static void Finish(Wide w, ReduceOp op, std::int64_t n, bool, Scalar* result) {
-    double value = Rounded(w);
-    if (op == ReduceOp::kMean) value /= static_cast<double>(n);
-    if (op == ReduceOp::kNormL2) value = ::sqrt(value);
-    StoreReal(value, result);
+    using R = ReduceOp;
+    KindOf<double, double, R::kSum, R::kMean, R::kNormL1, R::kNormL2, R::kSumSquares>::Finish(
+        Rounded(w), op, n, false, result);
   }
   TESSERA_HD static void Add(Pair& c, double x) {
     const Pair sum = TwoSum(c.value, x);
@@ -457,67 +367,48 @@ constexpr bool IsMirrored(ReduceOp op) {
   return op == ReduceOp::kNormL1 || op == ReduceOp::kMin || op == ReduceOp::kArgMin;
 }
 
-// Calls f with the kind that folds T for op. Compensated: in twice the precision of T, f64 by Pair,
-// the smaller floating-point types in double. Operations that do not round, and integers, have
-// nothing to compensate; squares, products and variances of the smaller types are double already,
-// and so is the variance of f64, whose differences from the mean are what it keeps.
-template <class T, bool kCompensated, class F>
-void DispatchColumns(ReduceOp op, F&& f) {
+// The kind that folds T for op. Compensated: in twice the precision of T, f64 by Pair, the smaller
+// floating-point types in double. Operations that do not round, and integers, have nothing to
+// compensate; squares, products and variances of the smaller types are double already, and so is
+// the variance of f64, whose differences from the mean are what it keeps.
+template <ReduceOp op, class T, bool kCompensated>
+constexpr auto ColumnsOf() {
   using R = ReduceOp;
   constexpr bool kPair = kCompensated && std::is_same_v<T, double>;
-  switch (op) {
-    case R::kMean:
-      if constexpr (std::is_integral_v<T>) {
-        f(IntegerMeanColumns<T>{});
-        return;
-      }
-      [[fallthrough]];
-    case R::kSum:
-    case R::kNormL1:
-      if constexpr (kPair) {
-        f(PairSumColumns{});
-      } else if constexpr (kCompensated) {
-        f(SumColumns<T, WideOf<T>>{});
-      } else {
-        f(SumColumns<T, NarrowOf<T>>{});
-      }
-      return;
-    case R::kNormL2:
-      if constexpr (std::is_integral_v<T>) {
-        f(SquareColumns<T, double>{});
-        return;
-      }
-      [[fallthrough]];
-    case R::kSumSquares:
-      if constexpr (kPair) {
-        f(PairSquareColumns{});
-      } else {
-        f(SquareColumns<T, WideOf<T>>{});
-      }
-      return;
-    case R::kProduct:
-      if constexpr (kPair) {
-        f(PairProductColumns{});
-      } else {
-        f(ProductColumns<T>{});
-      }
-      return;
-    case R::kMin:
-    case R::kMax:
-      f(ExtremeColumns<T>{});
-      return;
-    case R::kArgMin:
-    case R::kArgMax:
-      f(ArgColumns<T>{});
-      return;
-    case R::kVariance:
-      f(MomentColumns<T>{});
-      return;
-    case R::kAll:
-    case R::kAny:
-      f(LogicalColumns<T>{});
-      return;
+  if constexpr (op == R::kMean && std::is_same_v<T, std::int64_t>) {
+    return LongMeanColumns{};
+  } else if constexpr (op == R::kSum || op == R::kNormL1 ||
+                       (op == R::kMean && !std::is_integral_v<T>)) {
+    if constexpr (kPair) {
+      return PairSumColumns{};
+    } else {
+      return SumColumns<T, std::conditional_t<kCompensated, WideOf<T>, NarrowOf<T>>>{};
+    }
+  } else if constexpr (op == R::kNormL2 || op == R::kSumSquares) {
+    if constexpr (kPair) {
+      return PairSquareColumns{};
+    } else {
+      return SquareColumns<T, typename Fold<op, T>::Wide>{};
+    }
+  } else if constexpr (op == R::kProduct && kPair) {
+    return PairProductColumns{};
+  } else if constexpr (IsArg(op)) {
+    return ArgColumns<T>{};
+  } else if constexpr (IsOrdering(op)) {
+    return ExtremeColumns<T>{};
+  } else if constexpr (op == R::kVariance) {
+    return MomentColumns<T>{};
+  } else if constexpr (IsLogical(op)) {
+    return LogicalColumns<T>{};
+  } else {
+    return PlainColumns<op, T>{};
   }
+}
+
+// Calls f with ColumnsOf the run-time op.
+template <class T, bool kCompensated, class F>
+void DispatchColumns(ReduceOp op, F&& f) {
+  DispatchOp(op, [&](auto o) { f(ColumnsOf<o(), T, kCompensated>()); });
 }
 
 template <class T, bool kCompensated>
@@ -551,12 +442,8 @@ bool TreeLeftRange(const Problem& p, Stream&) {
 
 // --- Bounds and costs ---
 
-// Additions in the narrow and the wide accumulator that one element passes at most.
-struct TreeSteps {
-  std::int64_t narrow;
-  std::int64_t wide;
-};
-TreeSteps StepsOf(const Tree& tree, DType dtype);
+// In a column, then in the wide accumulator.
+FoldSteps StepsOf(const Tree& tree, DType dtype);
 
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated);
 double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated);

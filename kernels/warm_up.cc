@@ -181,12 +181,7 @@ class WarmUpRun {
   template <class Problem>
   static std::vector<ReduceOp> Ops(bool every) {
     if constexpr (requires(Problem p) { p.op; }) {
-      if (every) {
-        return {ReduceOp::kSum,    ReduceOp::kProduct,    ReduceOp::kMin,      ReduceOp::kMax,
-                ReduceOp::kArgMin, ReduceOp::kArgMax,     ReduceOp::kMean,     ReduceOp::kNormL1,
-                ReduceOp::kNormL2, ReduceOp::kSumSquares, ReduceOp::kVariance, ReduceOp::kAll,
-                ReduceOp::kAny};
-      }
+      if (every) return {kAllReduceOps.begin(), kAllReduceOps.end()};
     }
     return {ReduceOp::kSum};
   }

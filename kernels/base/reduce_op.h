@@ -33,7 +33,7 @@ struct ReduceOpInfo {
 };
 
 // THE list of reduction operations, in the order of their values. What an operation computes:
-// kernels/reduce_ops.h.
+// kernels/reduction.h.
 inline constexpr std::array<ReduceOpInfo, 13> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},

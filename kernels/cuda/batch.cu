@@ -88,15 +88,12 @@ Chunking MakeChunking(std::int64_t n, DType dtype) {
           std::max<std::int64_t>(1, CeilDiv(n, rows * row))};
 }
 
-struct Steps {
-  std::int64_t narrow, wide;
-};
-
 // Of n elements and of fewer: the bound of a batch is that of its longest segment.
-Steps StepsOf(std::int64_t n, DType dtype) {
+FoldSteps StepsOf(std::int64_t n, DType dtype) {
   const Chunking c = MakeChunking(n, dtype);
   const std::int64_t rows = c.chunks > 1 ? std::max<std::int64_t>(c.rows, 16) : c.rows;
-  Steps steps{std::min<std::int64_t>(rows, kMaxChain), WalkSteps(rows, SizeOf(dtype)) + kLaneBits};
+  FoldSteps steps{std::min<std::int64_t>(rows, kMaxChain),
+                  WalkSteps(rows, SizeOf(dtype)) + kLaneBits};
   // Never more than 4096 chunks, 16 a lane.
   if (c.chunks > 1) steps.wide += kMostChunks / kLanes + 1 + kLaneBits;
   return steps;
@@ -530,18 +527,15 @@ const Batch<DotBatchProblem> kDotBatchCuda = {
     .launch = LaunchDot,
     .roundoff =
         [](const DotBatchProblem& p, std::int64_t n, const Device&) {
-          const Steps steps = StepsOf(n, p.dtype);
-          return DotRoundoff(p.dtype, 1 + steps.narrow, steps.wide);
+          const FoldSteps steps = StepsOf(n, p.dtype);
+          return SumRoundoff(p.dtype, {1 + steps.narrow, steps.wide});
         },
 };
 
 const Batch<ReduceBatchProblem> kReduceBatchCuda = {
     .launch = LaunchReduce,
-    .roundoff =
-        [](const ReduceBatchProblem& p, std::int64_t n, const Device&) {
-          const Steps steps = StepsOf(n, p.dtype);
-          return ReduceRoundoff(p.op, p.dtype, n, steps.narrow, steps.wide);
-        },
+    .roundoff = [](const ReduceBatchProblem& p, std::int64_t n,
+                   const Device&) { return ReduceRoundoff(p.op, p.dtype, n, StepsOf(n, p.dtype)); },
 };
 
 }  // namespace tessera

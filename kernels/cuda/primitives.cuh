@@ -1,8 +1,8 @@
-// What the strategies share: geometry and error bounds on the host; folds of a thread, a warp and a
+// What the strategies share: geometry on the host; folds of a thread, a warp and a
 // block on the device.
 //
 // All folds take any number of elements and any block size, combine in an order that launch and n
-// alone decide, and work on accumulators of Fold<op, T> (kernels/reduce_ops.h): numbers, or small
+// alone decide, and work on accumulators of Fold<op, T> (kernels/reduction.h): numbers, or small
 // structs such as Indexed<T> and Moments.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -87,49 +87,7 @@ void DispatchReal(DType dtype, F&& f) {
   }
 }
 
-// --- Host: error bounds ---
-
-// Unit roundoff of ValueOf<T>, in which floating-point types accumulate at least: an f32's also for
-// the 16-bit types. 0 for integers, which wrap instead.
-constexpr double AccRoundoff(DType dtype) {
-  if (IsInteger(dtype)) return 0;
-  return dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
-}
-
-// The bound of two stages, one after the other: (1 + first) (1 + second) - 1.
-constexpr double Then(double first, double second) { return first + second + first * second; }
-
-// A sum of which every term passes at most `steps` roundings is within steps * u of the exact one,
-// without terms of higher order (Jeannerod and Rump, "Improved error bounds for inner products in
-// floating-point arithmetic", 2013). Here: narrow_steps in Fold::Acc, then wide_steps in
-// Fold::Wide, for a reduction of n elements.
-inline double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, std::int64_t narrow_steps,
-                             std::int64_t wide_steps) {
-  if (IsExact(op, dtype)) return 0;
-  if (IsExactMean(op, dtype)) return kExactMeanRoundoff;
-  const auto steps = static_cast<double>(narrow_steps + wide_steps);
-  if (op == ReduceOp::kProduct) {
-    // Every multiplication of the tree enters the relative error, not only those on one path.
-    return std::expm1(static_cast<double>(n) * kRoundoffF64);
-  }
-  if (op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares) {
-    // In double from the start. The square and the root round once each, and an i64 that becomes a
-    // double does so twice, being squared.
-    return (steps + 4) * kRoundoffF64;
-  }
-  if (op == ReduceOp::kVariance) {
-    // In double from the start, relative to the mean of squares. A merge of a and b elements moves
-    // the mean by at most 10 u of the mean magnitude, as long as a is not much smaller than b,
-    // so that means are off by 10 steps u. The deviations grow by (difference of means)^2
-    // a b / (a + b), in which that error counts four times; and since each element stands on the
-    // smaller side of a merge at most log2(n) times, all merges together weigh no more than log2(n)
-    // sums of squares.
-    return 40 * (1 + CeilLog2(n)) * steps * kRoundoffF64;
-  }
-  // SUM, MEAN, NORM_L1. For a mean the division rounds once more; one more is to spare.
-  return Then(static_cast<double>(narrow_steps) * AccRoundoff(dtype),
-              static_cast<double>(wide_steps + 2) * kRoundoffF64);
-}
+// --- Host: accumulators ---
 
 // Bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them through device memory.
 inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {
@@ -146,24 +104,6 @@ inline std::uint64_t WideBytes(ReduceOp op, DType dtype) {
 }
 
 // --- Device: one thread ---
-
-// 16 bytes that nobody writes meanwhile, kept out of the L1 cache if they are read once. address: a
-// multiple of 16. Volatile, so that the compiler leaves a load where it starts early instead of
-// moving it to where its value is used.
-template <bool kOnce>
-__device__ uint4 LoadAligned(const void* address) {
-  uint4 v;
-  if constexpr (kOnce) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-  } else {
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-  }
-  return v;
-}
 
 // An accumulator of either kind as Fold::Wide.
 template <class F, class A>

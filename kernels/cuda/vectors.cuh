@@ -16,11 +16,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/cuda/loads.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
 
-inline constexpr int kVectorBytes = 16;
 // Elements of a vector.
 template <class T>
 inline constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(T));
@@ -75,25 +75,6 @@ __device__ T ElementOf(const uint4& vector, int v) {
   return elements[v];
 }
 
-// The 16 bytes that begin `shift` bytes into low, which high follows. shift: of whole elements.
-template <class T>
-__device__ uint4 Realign(const uint4& low, const uint4& high, unsigned shift) {
-  unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  if (shift & 8u) {
-#pragma unroll
-    for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
-  }
-  if (sizeof(T) <= 4 && (shift & 4u)) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
-  }
-  if (sizeof(T) <= 2 && (shift & 2u)) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 16);
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
 // The first `valid` elements at `from`, then others.
 template <class T>
 __device__ uint4 LoadElements(const T* from, int valid, T other) {
@@ -134,7 +115,7 @@ __device__ void LoadVectors(const Walk<T>& walk, std::int64_t k, T other,
       for (int j = 0; j < kPart; ++j) {
         const auto address = reinterpret_cast<std::uintptr_t>(from + (part + j) * walk.stride);
         vectors[part + j] =
-            Realign<T>(low[j], high[j], static_cast<unsigned>(address % kVectorBytes));
+            Realigned<sizeof(T)>(low[j], high[j], static_cast<unsigned>(address % kVectorBytes));
       }
     }
   } else {
@@ -207,8 +188,7 @@ requires(F::kArg) class Chain<F, T> {
 
   __device__ void Add(T element, std::uint32_t step) {
     const auto x = static_cast<typename F::Value>(element);
-    const bool worse = F::kLargest ? x <= value_ : x >= value_;  // false for a NaN
-    if (!worse && value_ == value_) {
+    if (!Stays<F::kLargest>(value_, x)) {
       value_ = x;
       step_ = step;
     }

@@ -53,7 +53,7 @@ extern constexpr Strategy<DotProblem> kDotCpuParallel = {
     .deterministic = true,
     .roundoff =
         [](const DotProblem& p) {
-          return IsInteger(p.dtype) ? 0.0 : static_cast<double>(Depth(p.n) + 1) * kRoundoffF64;
+          return SumRoundoff(p.dtype, {0, static_cast<std::int64_t>(Depth(p.n)) + 1});
         },
     .cost =
         [](const DotProblem& p) {

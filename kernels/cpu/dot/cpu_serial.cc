@@ -32,7 +32,7 @@ extern constexpr Strategy<DotProblem> kDotCpuSerial = {
     .deterministic = true,
     .roundoff =
         [](const DotProblem& p) {
-          return IsInteger(p.dtype) ? 0.0 : (static_cast<double>(p.n) + 1) * kRoundoffF64;
+          return SumRoundoff(p.dtype, {0, p.n + 1});
         },
     .cost =
         [](const DotProblem& p) {

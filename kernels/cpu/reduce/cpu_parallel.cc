@@ -4,7 +4,7 @@
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops, 16 partial values, depth 2^13 + 8 + 16.
 #include "kernels/cpu/chunks.h"
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -49,9 +49,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuParallel = {
     .deterministic = true,
     .roundoff =
         [](const ReduceProblem& p) {
-          if (IsExact(p.op, p.dtype)) return 0.0;
-          if (IsExactMean(p.op, p.dtype)) return kExactMeanRoundoff;
-          return static_cast<double>(Depth(p.n) + 2) * kRoundoffF64;
+          return ReduceRoundoff(p.op, p.dtype, p.n, {0, static_cast<std::int64_t>(Depth(p.n))});
         },
     .cost =
         [](const ReduceProblem& p) {

@@ -3,7 +3,7 @@
 //
 // Cost at n = 2^20 (f32 SUM): 4 MiB read, 2^20 flops in one dependent chain.
 #include "kernels/cpu/chunks.h"
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -30,9 +30,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuSerial = {
     .deterministic = true,
     .roundoff =
         [](const ReduceProblem& p) {
-          if (IsExact(p.op, p.dtype)) return 0.0;
-          if (IsExactMean(p.op, p.dtype)) return kExactMeanRoundoff;
-          return (static_cast<double>(p.n) + 2) * kRoundoffF64;
+          return ReduceRoundoff(p.op, p.dtype, p.n, {0, p.n});
         },
     .cost =
         [](const ReduceProblem& p) {

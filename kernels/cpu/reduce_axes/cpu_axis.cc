@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/device.h"
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -49,9 +49,7 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
     .deterministic = true,
     .roundoff =
         [](const ReduceAxesProblem& p) {
-          if (IsExact(p.op, p.dtype)) return 0.0;
-          if (IsExactMean(p.op, p.dtype)) return kExactMeanRoundoff;
-          return (static_cast<double>(p.length) + 2) * kRoundoffF64;
+          return ReduceRoundoff(p.op, p.dtype, p.length, {0, p.length});
         },
     .cost =
         [](const ReduceAxesProblem& p) {

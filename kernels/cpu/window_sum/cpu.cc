@@ -21,7 +21,7 @@
 #include <algorithm>
 
 #include "kernels/device.h"
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 
 namespace tessera {
 namespace {

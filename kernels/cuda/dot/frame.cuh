@@ -52,16 +52,10 @@ struct DotShape {
   std::int64_t depth = 0;         // longest chain of dependent operations; 0: the roundings
 };
 
-constexpr double DotRoundoff(DType dtype, std::int64_t narrow_steps, std::int64_t wide_steps) {
-  if (IsInteger(dtype)) return 0;
-  return Then(static_cast<double>(narrow_steps) * AccRoundoff(dtype),
-              static_cast<double>(wide_steps) * kRoundoffF64);
-}
-
 template <DotShape (*ShapeOf)(const DotProblem&)>
 double RoundoffOf(const DotProblem& p) {
   const DotShape shape = ShapeOf(p);
-  return DotRoundoff(p.dtype, shape.narrow_steps, shape.wide_steps);
+  return SumRoundoff(p.dtype, {shape.narrow_steps, shape.wide_steps});
 }
 
 template <DotShape (*ShapeOf)(const DotProblem&)>

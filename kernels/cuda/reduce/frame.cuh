@@ -59,7 +59,7 @@ struct ReduceShape {
 template <ReduceShape (*ShapeOf)(const ReduceProblem&)>
 double RoundoffOf(const ReduceProblem& p) {
   const ReduceShape shape = ShapeOf(p);
-  return ReduceRoundoff(p.op, p.dtype, p.n, shape.narrow_steps, shape.wide_steps);
+  return ReduceRoundoff(p.op, p.dtype, p.n, {shape.narrow_steps, shape.wide_steps});
 }
 
 template <ReduceShape (*ShapeOf)(const ReduceProblem&)>

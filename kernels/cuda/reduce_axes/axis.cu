@@ -361,8 +361,8 @@ std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
 
 double Roundoff(const ReduceAxesProblem& p) {
   const Plan plan = MakePlan(p);
-  return ReduceRoundoff(p.op, p.dtype, p.length, std::min<std::int64_t>(plan.steps, kMaxChain),
-                        WideSteps(p, plan));
+  return ReduceRoundoff(p.op, p.dtype, p.length,
+                        {std::min<std::int64_t>(plan.steps, kMaxChain), WideSteps(p, plan)});
 }
 
 Cost CostOf(const ReduceAxesProblem& p) {

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/loads.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/tree/tree.h"
 #include "kernels/tree_columns.h"
@@ -46,24 +47,6 @@ struct alignas(kTreeVectorBytes) TreeVectorOf {
   T element[kTreeVector<T>];
 };
 
-// The 16 bytes that begin at byte `shift` of lo, hi; shift is a multiple of size.
-template <int size>
-__device__ uint4 Shifted(uint4 lo, uint4 hi, unsigned shift) {
-  if constexpr (size == 8) {
-    return shift == 0 ? lo : make_uint4(lo.z, lo.w, hi.x, hi.y);
-  } else {
-    const bool two = (shift & 8) != 0, one = (shift & 4) != 0;
-    const unsigned a0 = two ? lo.z : lo.x, a1 = two ? lo.w : lo.y, a2 = two ? hi.x : lo.z,
-                   a3 = two ? hi.y : lo.w, a4 = two ? hi.z : hi.x, a5 = two ? hi.w : hi.y;
-    const unsigned b0 = one ? a1 : a0, b1 = one ? a2 : a1, b2 = one ? a3 : a2, b3 = one ? a4 : a3,
-                   b4 = one ? a5 : a4;
-    if constexpr (size == 4) return make_uint4(b0, b1, b2, b3);
-    const unsigned bytes = (shift & 2) != 0 ? 0x5432 : 0x3210;
-    return make_uint4(__byte_perm(b0, b1, bytes), __byte_perm(b1, b2, bytes),
-                      __byte_perm(b2, b3, bytes), __byte_perm(b3, b4, bytes));
-  }
-}
-
 // What has been loaded for one vector: itself or, unless kAligned, the two aligned vectors that it
 // lies across. Those hold up to 15 bytes that do not belong to it, in front and behind.
 template <bool kAligned>
@@ -86,7 +69,7 @@ __device__ Loaded<kAligned> LoadVector(const void* address) {
 template <class T, bool kAligned>
 __device__ TreeVectorOf<T> VectorIn(const Loaded<kAligned>& loaded, unsigned shift) {
   uint4 words = loaded.part[0];
-  if constexpr (!kAligned) words = Shifted<sizeof(T)>(loaded.part[0], loaded.part[1], shift);
+  if constexpr (!kAligned) words = Realigned<sizeof(T)>(loaded.part[0], loaded.part[1], shift);
   TreeVectorOf<T> v;
   std::memcpy(&v, &words, sizeof v);
   return v;

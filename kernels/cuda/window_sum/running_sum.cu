@@ -260,7 +260,7 @@ std::int64_t Steps(const WindowSumProblem& p) {
 }
 
 // A suffix is rounded to Acc.
-double Roundoff(const WindowSumProblem& p) { return WindowRoundoff(p, 1, Steps(p)); }
+double Roundoff(const WindowSumProblem& p) { return SumRoundoff(p.dtype, {1, Steps(p)}); }
 
 Cost CostOf(const WindowSumProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.n);

@@ -5,7 +5,7 @@
 
 #include "kernels/base/element.h"
 #include "kernels/cuda/primitives.cuh"
-#include "kernels/reduce_ops.h"
+#include "kernels/reduction.h"
 
 namespace tessera {
 
@@ -19,19 +19,11 @@ constexpr std::uint64_t WindowOutBytes(const WindowSumProblem& p) {
   return static_cast<std::uint64_t>(p.n) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
 
-// Of sums whose terms pass so many roundings in Fold::Acc, then in Fold::Wide.
-constexpr double WindowRoundoff(const WindowSumProblem& p, std::int64_t narrow_steps,
-                                std::int64_t wide_steps) {
-  if (IsInteger(p.dtype)) return 0;
-  return Then(static_cast<double>(narrow_steps) * AccRoundoff(p.dtype),
-              static_cast<double>(wide_steps) * kRoundoffF64);
-}
-
 // Of a window added up by one thread in FoldThreadInTurn, in `pieces` pieces.
 constexpr double WindowLoopRoundoff(const WindowSumProblem& p, std::int64_t pieces) {
   const std::int64_t width = WindowWidth(p);
-  return WindowRoundoff(p, std::min<std::int64_t>(width, kMaxChain),
-                        width / kMaxChain + 1 + pieces);
+  return SumRoundoff(p.dtype,
+                     {std::min<std::int64_t>(width, kMaxChain), width / kMaxChain + 1 + pieces});
 }
 
 }  // namespace tessera

@@ -48,6 +48,7 @@
 #include "kernels/cuda/matmul/hopper/mainloop.cuh"
 #include "kernels/cuda/matmul/hopper/operands.cuh"
 #include "kernels/cuda/matmul/hopper/stream_k.cuh"
+#include "kernels/cuda/matmul/hopper/tuning.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
 
 namespace tessera {
@@ -144,9 +145,6 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
 
 // --- Launch ---
 
-// Row tiles times rows of a group: blocks that run at the same time cover about a square of c.
-constexpr int kGroupedRows = 2048;
-
 struct LaunchGrid {
   unsigned blocks, threads;
   std::size_t shared_bytes;
@@ -219,7 +217,7 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   work.columns = static_cast<int>(columns);
   work.row_tiles = static_cast<int>(CeilDiv(rows, C::kRows * C::kCluster));
   const auto column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
-  const int group_rows = std::min(kGroupedRows / (C::kRows * C::kCluster), work.row_tiles);
+  const int group_rows = std::min(tuning::kGroupedRows / (C::kRows * C::kCluster), work.row_tiles);
   work.tiles = Divisor(work.row_tiles * column_tiles);
   work.group_tiles = Divisor(group_rows * column_tiles);
   work.group_rows = Divisor(group_rows);

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 
 #include "kernels/cuda/matmul/hopper/gemm.cuh"
+#include "kernels/cuda/matmul/hopper/tuning.cuh"
 
 namespace tessera {
 
@@ -18,13 +20,12 @@ struct TensorProduct {
 };
 
 // What a row of a box of the operand takes, in the model's units, where it is more than the rates
-// of tiles have in them: its 128 bytes are parts of two lines of the second-level cache, and TMA
-// reads both. Measured on an H200: 2 ns, and 2.8 where sectors of 32 bytes are cut, too.
+// of tiles have in them: its 128 bytes are parts of two lines of the L2, and TMA reads both.
 template <class T>
 double FetchTime(const TensorOperand<T>& x) {
   const std::uintptr_t bits =
       reinterpret_cast<std::uintptr_t>(x.data) | static_cast<std::uintptr_t>(x.pitch) * sizeof(T);
-  return bits % 128 == 0 ? 0 : bits % 32 == 0 ? 7.6e3 : 1.1e4;
+  return bits % 128 == 0 ? 0 : bits % 32 == 0 ? tuning::kCutLine : tuning::kCutSector;
 }
 
 template <class T>
@@ -36,12 +37,10 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
 // A model of what a plan takes, in multiply-adds of 16 bits that one SM could do, 3.9e6 a
 // microsecond: rounds of pieces of work, each with filling the pipeline and writing the tile. The
 // better one of it and `best`. rate: about the share of the tensor cores' 16-bit speed that the
-// tile reaches in its main loop. This and all constants are such that the model prefers what was
-// faster on an H200, for 16 bits in 75 shapes with each tile, whole, in parts and with k cut.
+// tile reaches in its main loop.
 template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduct& p) {
-  constexpr double kStart = C::kCluster == 1 ? 1e7 : 1.4e7;  // of a piece, and its end
-  constexpr double kAdd = 1e7;                               // another kernel, about 3 us
+  constexpr double kStart = C::kCluster == 1 ? tuning::kStart : tuning::kStartOfPair;
   // At least one of each: empty products have a plan, too, for the models to look at.
   const std::int64_t tiles =
       std::max<std::int64_t>(1, CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns));
@@ -53,8 +52,9 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   const auto try_splits = [&](std::int64_t splits) {
     const std::int64_t split_k_tiles = CeilDiv(k_tiles, splits);
     // Sums written and read again in f32, at 10 bytes a clock and SM.
-    const double added = splits == 1 ? 0
-                                     : kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
+    const double added = splits == 1
+                             ? 0
+                             : tuning::kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /
                                                   10 * 2048 / p.multiprocessors;
     const double time = static_cast<double>(CeilDiv(tiles * splits, slots)) *
                             (static_cast<double>(split_k_tiles) * k_tile_time + kStart) +
@@ -67,15 +67,12 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
     // Of what a cluster has, the last tile and some come in parts. Those cost another beginning and
     // end, and the sums' way through memory. In them clusters are no longer at the same steps along
     // k, so that they find less in the L2: the less, the more is left over.
-    constexpr double kPass = 1e7, kApart = 0.2;
-    // The model is no better than that.
-    constexpr double kGain = 0.995;
     const auto rounds = static_cast<double>(tiles / slots);
     const double left = static_cast<double>(tiles % slots) / static_cast<double>(slots);
-    const double time = (rounds - 1 + (1 + left) * (1 + kApart * left)) *
+    const double time = (rounds - 1 + (1 + left) * (1 + tuning::kApart * left)) *
                             static_cast<double>(k_tiles) * k_tile_time +
-                        (rounds + 2) * kStart + kPass;
-    if (time < kGain * best.time) best = {tile, 1, true, time};
+                        (rounds + 2) * kStart + tuning::kPass;
+    if (time < tuning::kGain * best.time) best = {tile, 1, true, time};
   }
   if (tiles * 2 <= slots) {
     for (std::int64_t splits = 2; splits <= slots / tiles && splits * 4 <= k_tiles; ++splits)
@@ -84,18 +81,13 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   return best;
 }
 
-// A tile that a row has, and its rate for BetterPlan.
-template <class C>
-struct RatedTile {
-  double rate;
-};
-
-// Calls run(C(), plan) with the best tile and plan.
+// Calls run(C(), plan) with the best of the tiles and its plan.
 template <class Run, class... Tiles>
-void RunBestPlan(const TensorProduct& p, const Run& run, RatedTile<Tiles>... tiles) {
+void RunBestPlan(const TensorProduct& p, const std::tuple<RatedTile<Tiles>...>& tiles,
+                 const Run& run) {
   TensorPlan plan;
   int tile = 0;
-  ((plan = BetterPlan<Tiles>(plan, tile++, tiles.rate, p)), ...);
+  ((plan = BetterPlan<Tiles>(plan, tile++, std::get<RatedTile<Tiles>>(tiles).rate, p)), ...);
   tile = 0;
   ((tile++ == plan.tile ? run(Tiles(), plan) : void()), ...);
 }

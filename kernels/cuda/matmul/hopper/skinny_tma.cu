@@ -41,8 +41,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "kernels/cuda/matmul/hopper/strategy.cuh"
-#include "kernels/cuda/matmul/mma.cuh"
+#include "kernels/cuda/matmul/hopper/skinny_sums.cuh"
 
 namespace tessera {
 
@@ -50,91 +49,7 @@ extern const Strategy<MatmulProblem> kMatmulSkinny;  // for what TMA cannot read
 
 namespace {
 
-constexpr int kMostVectors = 32;
-constexpr int kMostBlocks = 8;  // of a cluster
-constexpr int kBoxRow = 128;    // bytes of a row of a box whose packs the engine permutes
-constexpr int kSteps = 4;       // along k that a lane multiplies at a time without tensor cores
-
-// The tile of a block, and how it is fetched; the names that TensorPipeline knows are its own.
-template <class T_, int kVectors_, bool kAlongK_, bool kThinAlongK_ = true>
-struct Config {
-  using T = T_;
-  static constexpr int kVectors = kVectors_;  // of the small operand, rounded up
-  // How the large and the small operand lie in memory.
-  static constexpr bool kAlongK = kAlongK_, kThinAlongK = kThinAlongK_;
-  static constexpr bool kHalves = sizeof(T) == 2;
-
-  // The large operand's share of a k-tile: 256 bytes a row of the tile along k.
-  static constexpr int kWide = 128;
-  static constexpr int kBytesA = 32 * 1024;
-  static constexpr int kDepth = kBytesA / kWide / int{sizeof(T)};
-  // Boxes of kBoxRow bytes a row, but that f32 across k needs no permutation, and one box does.
-  static constexpr bool kOneBox = !kAlongK && !kHalves;
-  static constexpr int kWideBoxes =
-      kOneBox ? 1 : (kAlongK ? kDepth : kWide) * int{sizeof(T)} / kBoxRow;
-  static constexpr int kWideBoxRows = kAlongK ? kWide : kDepth;
-  static constexpr int kWideBoxRowBytes = kOneBox ? kWide * int{sizeof(T)} : kBoxRow;
-  static constexpr int kWideBoxBytes = kBytesA / kWideBoxes;
-
-  // The small operand's.
-  static constexpr int kThinBoxes = kThinAlongK ? kDepth * int{sizeof(T)} / kBoxRow : 1;
-  static constexpr int kThinBoxRows = kThinAlongK ? kVectors : kDepth;
-  static constexpr int kThinBoxRowBytes = kThinAlongK ? kBoxRow : kVectors * int{sizeof(T)};
-  static constexpr int kThinBoxBytes = kThinBoxRows * kThinBoxRowBytes;
-  static constexpr int kBytes = kBytesA + kThinBoxes * kThinBoxBytes;
-
-  static constexpr int kAlignment = 1024;  // of a permuted box in shared memory
-  static constexpr int kStageBytes = (kBytes + kAlignment - 1) / kAlignment * kAlignment;
-  static constexpr int kConsumers = 8, kCluster = 1;  // warps
-  static constexpr int kMultiplying = kConsumers * kWarpSize;
-  static constexpr int kThreads = kMultiplying + 128;  // registers move between warpgroups
-  // Whether the sums do not fit otherwise.
-  static constexpr bool kMovesRegisters = !kHalves && kVectors == 32;
-
-  // How the warps share a k-tile.
-  static constexpr int kWarpRows = kHalves ? kWide / kConsumers : kSteps * kWarpSize;
-  static constexpr int kWarpsWide = kWide / kWarpRows, kWarpsK = kConsumers / kWarpsWide;
-  static constexpr int kSums = kHalves ? kWarpRows / 16 * kVectors / 2 : kSteps * kVectors;
-
-  // Where the sums of warps that share a k-tile along k meet, a few vectors at a time.
-  static constexpr int kAtOnce = std::min(kVectors, 4);
-  static constexpr int kCellBytes = kWarpsK == 1 ? 0 : kWarpsK * kAtOnce * kWide * 4;
-  // What a block receives of the cluster's sums of a tile.
-  static constexpr int kResults = kVectors * kWide;
-  static constexpr int kExtraBytes = kAlignment + kCellBytes + (kResults + kMostBlocks) * 4;
-  static constexpr int kStages = std::min(8, (226 * 1024 - kExtraBytes) / kStageBytes);
-  static constexpr int kSharedBytes = kExtraBytes + kStages * kStageBytes;
-};
-
-// What the blocks of a launch are told.
-template <class Out>
-struct Work {
-  int tiles, k_tiles;  // k-tiles of a tile
-  int wide, vectors;   // extents
-  Out* c;
-  std::int64_t wide_stride, thin_stride;  // of c
-
-  __device__ void Store(std::int64_t row, int vector, float sum) const {
-    if (row < wide && vector < vectors)
-      c[row * wide_stride + vector * thin_stride] = static_cast<Out>(sum);
-  }
-};
-
-// A block's share of its cluster's tiles: k-tiles [first, end) of each.
-struct Share {
-  int rank, blocks;  // in the cluster
-  int tile, step;    // the first tile, and the way to the next
-  int first, end;
-
-  template <class Out>
-  __device__ explicit Share(const Work<Out>& work)
-      : rank(static_cast<int>(ClusterRank())),
-        blocks(static_cast<int>(ClusterSize())),
-        tile(static_cast<int>(blockIdx.x) / blocks),
-        step(static_cast<int>(gridDim.x) / blocks),
-        first(work.k_tiles * rank / blocks),
-        end(work.k_tiles * (rank + 1) / blocks) {}
-};
+using namespace skinny_tma;
 
 // Orders the block's k-tiles of one tile.
 template <class C>
@@ -180,154 +95,6 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
   }
   ClusterWait();
 }
-
-__device__ float4 LoadShared4(std::uint32_t from) {
-  float4 pack;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(pack.x), "=f"(pack.y), "=f"(pack.z), "=f"(pack.w)
-               : "r"(from));
-  return pack;
-}
-
-// The sums of a thread without tensor cores, [kSteps][kVectors]: lane l has rows l, l + 32, ... of
-// the warp's 128 if the large operand lies along k, or else rows 4 l to 4 l + 3.
-template <class C>
-struct VectorSums {
-  static constexpr int kPacks = C::kDepth / kSteps / C::kWarpsK;  // along k of a k-tile, of a warp
-  static constexpr int kRowPacks = kBoxRow / 16;
-  float v[C::kSums];
-
-  __device__ void Add(std::uint32_t wide, std::uint32_t thin, int warp, int lane) {
-    const int warp_row = warp % C::kWarpsWide * C::kWarpRows;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const int pack = warp / C::kWarpsWide * kPacks + p;
-      const int box = pack / kRowPacks, place = pack % kRowPacks;
-      float w[kSteps][kSteps];  // [step][row]
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        if constexpr (C::kAlongK) {
-          const float4 x =
-              LoadShared4(wide + box * C::kWideBoxBytes +
-                          (warp_row + i * kWarpSize + lane) * kBoxRow + ((place ^ lane % 8) << 4));
-          w[0][i] = x.x, w[1][i] = x.y, w[2][i] = x.z, w[3][i] = x.w;
-        } else {
-          const float4 x = LoadShared4(wide + (pack * kSteps + i) * C::kWideBoxRowBytes +
-                                       (warp_row + lane * kSteps) * 4);
-          w[i][0] = x.x, w[i][1] = x.y, w[i][2] = x.z, w[i][3] = x.w;
-        }
-      }
-      const auto add = [&](int l, int u, float x) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i)
-          v[i * C::kVectors + u] = fma(w[l][i], x, v[i * C::kVectors + u]);
-      };
-      if constexpr (C::kThinAlongK) {
-#pragma unroll
-        for (int u = 0; u < C::kVectors; ++u) {
-          const float4 x = LoadShared4(thin + box * C::kThinBoxBytes + u * kBoxRow + place * 16);
-          add(0, u, x.x), add(1, u, x.y), add(2, u, x.z), add(3, u, x.w);
-        }
-      } else {
-#pragma unroll
-        for (int u = 0; u < C::kVectors; u += 4) {
-#pragma unroll
-          for (int l = 0; l < kSteps; ++l) {
-            const float4 x = LoadShared4(thin + (pack * kSteps + l) * C::kThinBoxRowBytes + u * 4);
-            add(l, u, x.x), add(l, u + 1, x.y), add(l, u + 2, x.z), add(l, u + 3, x.w);
-          }
-        }
-      }
-    }
-  }
-
-  // The sums of vectors [first, first + kAtOnce) into cells[part of k][vector][row of the tile].
-  template <int kFirst>
-  __device__ void Put(float* cells, int warp, int lane) const {
-    float* const part = cells + warp / C::kWarpsWide * (C::kAtOnce * C::kWide) +
-                        warp % C::kWarpsWide * C::kWarpRows;
-#pragma unroll
-    for (int j = 0; j < C::kAtOnce; ++j) {
-      const float* const sums = v + kFirst + j;
-      if constexpr (C::kAlongK) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i)
-          part[j * C::kWide + i * kWarpSize + lane] = sums[i * C::kVectors];
-      } else {
-        reinterpret_cast<float4*>(part + j * C::kWide)[lane] = {
-            sums[0], sums[C::kVectors], sums[2 * C::kVectors], sums[3 * C::kVectors]};
-      }
-    }
-  }
-};
-
-// The sums of a thread with tensor cores, as mma.cuh tells: [16 rows][8 vectors][4].
-template <class C>
-struct TensorSums {
-  static constexpr int kTiles = C::kWarpRows / 16;
-  float v[C::kSums];
-
-  __device__ void Add(std::uint32_t wide, std::uint32_t thin, int warp, int lane) {
-    using T = typename C::T;
-    const int warp_row = warp * C::kWarpRows;
-#pragma unroll
-    for (int l = 0; l < C::kDepth / 16; ++l) {
-      // Two vectors of 16 bytes are 16 steps; a row of a box has 64.
-      const int box = l / 4, place = l % 4 * 2;
-      unsigned a[kTiles][4];
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const int row = warp_row + i * 16;
-        if constexpr (C::kAlongK) {
-          LoadMatrices<false>(wide + box * C::kWideBoxBytes + (row + lane % 16) * kBoxRow +
-                                  (((place + lane / 16) ^ lane % 8) << 4),
-                              a[i]);
-        } else {
-          const int k = l * 16 + lane / 16 * 8 + lane % 8;
-          LoadMatrices<true>(wide + row / 64 * C::kWideBoxBytes + k * kBoxRow +
-                                 (((row % 64 / 8 + lane / 8 % 2) ^ lane % 8) << 4),
-                             a[i]);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < C::kVectors; u += 16) {
-        unsigned b[4];
-        if constexpr (C::kThinAlongK) {
-          LoadMatrices<false>(thin + box * C::kThinBoxBytes +
-                                  (u + lane / 16 * 8 + lane % 8) * kBoxRow +
-                                  (((place + lane / 8 % 2) ^ lane % 8) << 4),
-                              b);
-        } else {
-          // 128 bytes hold several rows, whose vectors TMA permutes alike.
-          constexpr int kRow = C::kThinBoxRowBytes;
-          const int k = l * 16 + lane / 8 % 2 * 8 + lane % 8;
-          LoadMatrices<true>(
-              thin + k * kRow + (((u / 8 + lane / 16) ^ k * kRow / 128 % (kRow / 16)) << 4), b);
-        }
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i)
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            MultiplyHalves<T>(
-                a[i], b[2 * h], b[2 * h + 1],
-                reinterpret_cast<float(&)[4]>(v[(i * (C::kVectors / 8) + u / 8 + h) * 4]));
-      }
-    }
-  }
-
-  // Calls f(row of the tile, vector, sum) for each.
-  template <class F>
-  __device__ void ForEach(int warp, int lane, F&& f) const {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-#pragma unroll
-      for (int j = 0; j < C::kVectors / 8; ++j)
-#pragma unroll
-        for (int s = 0; s < 4; ++s)
-          f(warp * C::kWarpRows + i * 16 + lane / 4 + s / 2 * 8, j * 8 + lane % 4 * 2 + s % 2,
-            v[(i * (C::kVectors / 8) + j) * 4 + s]);
-  }
-};
 
 // Calls f(std::integral_constant) for 0, kStep, ... below kEnd.
 template <int kStep, int kEnd, int kAt = 0, class F>
@@ -518,13 +285,13 @@ template <class T, class Out, bool kAlongK>
 void RunLayout(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>& thin,
                CudaStream& stream) {
   if constexpr (sizeof(T) == 4) {
-    if (thin.extent <= 1) return Run<Config<T, 1, kAlongK>, Out>(p, wide, thin, stream);
-    if (thin.extent <= 4) return Run<Config<T, 4, kAlongK>, Out>(p, wide, thin, stream);
+    if (thin.extent <= 1) return Run<Tile<T, 1, kAlongK>, Out>(p, wide, thin, stream);
+    if (thin.extent <= 4) return Run<Tile<T, 4, kAlongK>, Out>(p, wide, thin, stream);
   }
   const auto run_many = [&](auto vectors) {
-    using Across = Config<T, vectors(), kAlongK, false>;
+    using Across = Tile<T, vectors(), kAlongK, false>;
     if (IsReadable<Across>(thin, p.k)) return Run<Across, Out>(p, wide, thin, stream);
-    Run<Config<T, vectors(), kAlongK>, Out>(p, wide, thin, stream);
+    Run<Tile<T, vectors(), kAlongK>, Out>(p, wide, thin, stream);
   };
   if (thin.extent <= 16) return run_many(std::integral_constant<int, 16>{});
   run_many(std::integral_constant<int, 32>{});
@@ -569,7 +336,7 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
     .name = "skinny_tma",
-    .summary = "skinny, fetched by Hopper's copy engine, tiles shared by the blocks of a cluster",
+    .summary = "skinny, fetched by Hopper's TMA, tiles shared by the blocks of a cluster",
     .source = "warp-specialized kernels as in CUTLASS, one operand a few vectors wide",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),

@@ -42,14 +42,6 @@ inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
 
 template <class T>
 void MatmulTensor16(const MatmulProblem& p, Stream& any_lane) {
-  // Pairs share what they fetch: that matters to many tiles, and to small ones along a long k.
-  using LargePair = TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>;
-  using Large = TensorTile<T, 128, 256, 1, 4>;
-  using Medium = TensorTile<T, 128, 192, 1, 4, /*kBoxes=*/3>;
-  using SquarePair = TensorTile<T, 128, 128, 2, 6>;
-  using Square = TensorTile<T, 128, 128, 1, 6>;
-  using SmallPair = TensorTile<T, 64, 128, 2, 8>;
-  using Small = TensorTile<T, 64, 128, 1, 8>;
   CudaStream& stream = Cuda(any_lane);
   const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, stream)
                                : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, stream);
@@ -59,9 +51,7 @@ void MatmulTensor16(const MatmulProblem& p, Stream& any_lane) {
   const auto run = [&](auto tile, const TensorPlan& plan) {
     RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, stream);
   };
-  RunBestPlan(product, run, RatedTile<LargePair>{0.8}, RatedTile<Large>{0.785},
-              RatedTile<Medium>{0.775}, RatedTile<SquarePair>{0.82}, RatedTile<Square>{0.72},
-              RatedTile<SmallPair>{0.7}, RatedTile<Small>{0.58});
+  RunBestPlan(product, tuning::kTiles16<T>, run);
 }
 
 }  // namespace tessera

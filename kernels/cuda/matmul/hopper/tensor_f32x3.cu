@@ -56,7 +56,6 @@ namespace {
 
 constexpr int kParts = 3;
 using T = BFloat16;
-using Tile = TensorTile<T, 128, 128, 1, 4, 2, kParts>;
 
 // An operand, and where its parts go: rows of `pitch` and `out_pitch`.
 struct Splitting {
@@ -177,8 +176,9 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
   const TensorOperand<T> b_parts{b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b};
   const TensorProduct product = ProductOf(p.m, p.n, p.k, a_parts, b_parts, stream);
-  RunPlanAnyLayout<Tile>(p, a_parts, b_parts, BetterPlan<Tile>({}, 0, 0.78, product), nonfinite,
-                         stream);
+  RunBestPlan(product, tuning::kTilesF32x3, [&](auto tile, const TensorPlan& plan) {
+    RunPlanAnyLayout<decltype(tile)>(p, a_parts, b_parts, plan, nonfinite, stream);
+  });
   LaunchOverlapping(ComputeAgain,
                     {static_cast<unsigned>(2 * product.multiprocessors), kAgainThreads, 0}, stream,
                     OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,

@@ -27,10 +27,6 @@ namespace tessera {
 namespace {
 
 using T = Tf32;
-using LargePair = TensorTile<T, 128, 256, 2, 4>;
-using Large = TensorTile<T, 128, 256, 1, 4>;
-using Square = TensorTile<T, 128, 128, 1, 6>;
-using Small = TensorTile<T, 64, 128, 1, 8>;
 
 // A copy is rounded to nearest; in place, the tensor cores cut.
 TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t columns,
@@ -59,8 +55,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
       RunPlan<C, false, false>(p, a, b, plan, nullptr, stream);
     }
   };
-  RunBestPlan(product, run, RatedTile<LargePair>{0.4}, RatedTile<Large>{0.397},
-              RatedTile<Square>{0.38}, RatedTile<Small>{0.3});
+  RunBestPlan(product, tuning::kTilesTf32, run);
 }
 
 // Cutting 13 bits off costs up to 2^-10 of an element, twice what rounding to nearest does.

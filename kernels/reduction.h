@@ -1,5 +1,5 @@
-// What each ReduceOp does to elements, once for the host and the device: Fold<op, T> for every kind
-// of strategy.
+// The algebra of reductions: what each ReduceOp does to elements, once for the host and the device.
+// Fold<op, T> serves every strategy; kernels/tree_columns.h lays it along the fixed tree.
 #pragma once
 
 #include <cmath>
@@ -39,6 +39,30 @@ TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   // Squares alone have left the range.
   if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
   return deviations;
+}
+
+// |x|; of the least integer itself.
+template <class A>
+TESSERA_HD A Magnitude(A x) {
+  if constexpr (std::is_integral_v<A>) {
+    return x < 0 ? WrapMultiply<A>(x, -1) : x;
+  } else if constexpr (std::is_same_v<A, float>) {
+    return ::fabsf(x);
+  } else {
+    return ::fabs(x);
+  }
+}
+
+// Whether the earlier value a stays when b comes, of which the larger or the smaller wins: NaN beats
+// all, and the first of equals wins.
+template <bool kLargest, class V>
+TESSERA_HD bool Stays(V a, V b) {
+  return (kLargest ? a >= b : a <= b) | (a != a);
+}
+
+// Every NaN with the same bits.
+TESSERA_HD inline void StoreReal(double value, Scalar* result) {
+  result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
 }
 
 // Acc: what a thread and a block accumulate in. Wide: what the results of blocks or long chains are
@@ -122,7 +146,7 @@ struct Fold {
     } else if constexpr (op == R::kVariance) {
       return {1, static_cast<double>(x), static_cast<double>(x) - static_cast<double>(x)};
     } else if constexpr (op == R::kNormL1) {
-      return x < Value(0) ? WrapMultiply<Acc>(static_cast<Acc>(x), Acc(-1)) : static_cast<Acc>(x);
+      return Magnitude(static_cast<Acc>(x));
     } else if constexpr (op == R::kNormL2 || op == R::kSumSquares) {
       return WrapMultiply<Acc>(static_cast<Acc>(x), static_cast<Acc>(x));
     } else {
@@ -144,9 +168,7 @@ struct Fold {
     if constexpr (kArg) {
       return Before(b, a) ? b : a;
     } else if constexpr (kOrdering) {
-      if (a != a) return a;
-      if (b != b) return b;
-      return (kLargest ? b > a : b < a) ? b : a;
+      return Stays<kLargest>(a, b) ? a : b;
     } else if constexpr (op == R::kAll) {
       return a & b;
     } else if constexpr (op == R::kAny) {
@@ -189,7 +211,7 @@ struct Fold {
     if constexpr (std::is_integral_v<std::remove_cv_t<decltype(value)>>) {
       result->integer = value;
     } else {
-      result->real = static_cast<double>(value);
+      StoreReal(static_cast<double>(value), result);
     }
     if constexpr (kArg) result->index = w.index;
   }

@@ -1,0 +1,129 @@
+// A warp's share of a tile of `tensor_f64`: fragments from a ring's k-tiles, products, results.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/matmul/f64_ring.cuh"
+#include "kernels/cuda/matmul/mma.cuh"
+
+namespace tessera::f64 {
+
+// Where lane 4 g + t finds its elements of an operand: of each 16 indices its two, one a half, and
+// of each 4 steps along k step t.
+template <class S>
+struct Fragments {
+  // The index among the 16.
+  static __device__ constexpr int Place(int g, int half) {
+    return S::kAlongK ? 2 * g + half : g / 2 % 2 * 8 + g / 4 * 4 + half * 2 + g % 2;
+  }
+
+  // From the warp's first square in a k-tile to the lane's element of half 0 and the first steps.
+  static __device__ std::uint32_t LaneOffset() {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int i = Place(lane / 4, 0), t = lane % 4;
+    return S::kAlongK ? i * kRowBytes + (t / 2 ^ i % 8) * 16 + t % 2 * 8
+                      : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
+  }
+
+  // at: the lane's offset, in a k-tile. The element of the square and half, and of the steps from 4 f
+  // to 4 f + 3. Their bits in a vector's place are others than the lane's, and all of an address.
+  static __device__ double Load(std::uint32_t at, int square, int half, int f) {
+    const std::uint32_t address = S::kAlongK
+                                      ? (at ^ (f << 5 | half << 4)) + half * kRowBytes
+                                      : (at ^ (f % 2 << 6 | half << 4)) + f * 4 * S::kStepBytes;
+    double x;
+    asm volatile("ld.shared.f64 %0, [%1];"
+                 : "=d"(x)
+                 : "r"(address + square * S::kSquarePitch)
+                 : "memory");
+    return x;
+  }
+};
+
+// A warp's part of a tile of c.
+template <class C, class Ring>
+class WarpTile {
+  using A = Fragments<typename Ring::KTileA>;
+  using B = Fragments<typename Ring::KTileB>;
+  static constexpr int kSquaresY = C::kWarpRows / kSquare, kSquaresX = C::kWarpColumns / kSquare;
+
+ public:
+  // Sums over `k-tiles` k-tiles, at least one, from the one at which the ring stands on.
+  __device__ void Multiply(Ring& ring, std::int64_t k_tiles) {
+    double as[kSquaresY][4], bs[2][kSquaresX][2][2];
+    const std::uint32_t a_lane = Y() / kSquare * Ring::KTileA::kSquarePitch + A::LaneOffset();
+    const std::uint32_t b_lane =
+        C::kBytesA + X() / kSquare * Ring::KTileB::kSquarePitch + B::LaneOffset();
+    const auto load_a = [&](int i, std::uint32_t k_tile, int l) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) as[i][e] = A::Load(k_tile + a_lane, i, e % 2, l / 4 + e / 2);
+    };
+    const auto load_b = [&](int buffer, std::uint32_t k_tile, int l) {
+#pragma unroll
+      for (int j = 0; j < kSquaresX; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          bs[buffer][j][e % 2][e / 2] = B::Load(k_tile + b_lane, j, e % 2, l / 4 + e / 2);
+    };
+
+    ring.WaitUntilFull();
+#pragma unroll
+    for (int i = 0; i < kSquaresY; ++i) load_a(i, ring.k_tile(), 0);
+    load_b(0, ring.k_tile(), 0);
+    for (; k_tiles > 0; --k_tiles) {
+      ring.Refill();
+#pragma unroll
+      for (int l = 0; l < kDepth; l += kStep) {
+        const int buffer = l / kStep % 2, next = (l + kStep) % kDepth;
+        if (next == 0) ring.Next(k_tiles > 1);
+        const std::uint32_t k_tile = ring.k_tile();  // behind the last, what is loaded is not used
+        load_b(1 - buffer, k_tile, next);
+#pragma unroll
+        for (int i = 0; i < kSquaresY; ++i) {
+#pragma unroll
+          for (int j = 0; j < kSquaresX; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+              MultiplyDoubles(as[i], bs[buffer][j][h][0], bs[buffer][j][h][1], sums_[i][j][h]);
+          load_a(i, k_tile, next);  // these are not needed any more in this step
+        }
+      }
+    }
+  }
+
+  // Writes what of the tile at [row, column] lies inside c.
+  __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
+                        bool packable, double* c) const {
+    const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int i = 0; i < kSquaresY; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t r = row + Y() + i * kSquare + A::Place(g, half);
+        if (r >= m) continue;
+#pragma unroll
+        for (int j = 0; j < kSquaresX; ++j) {
+          // The instruction's columns 2 t and 2 t + 1, of both halves, are four neighbours.
+          const std::int64_t e = column + X() + j * kSquare + B::Place(2 * t, 0);
+          double values[4];
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int v = 0; v < 2; ++v) values[B::Place(v, h)] = sums_[i][j][h][2 * half + v];
+          StoreClipped(values, e, n, packable, c + r * n);
+          StoreClipped(values + 2, e + 2, n, packable, c + r * n);
+        }
+      }
+    }
+  }
+
+ private:
+  static __device__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+  static __device__ int Y() { return Warp() / C::kWarpsX * C::kWarpRows; }
+  static __device__ int X() { return Warp() % C::kWarpsX * C::kWarpColumns; }
+
+  double sums_[kSquaresY][kSquaresX][2][4] = {};
+};
+
+}  // namespace tessera::f64
