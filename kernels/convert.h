@@ -14,12 +14,22 @@
 
 namespace tessera {
 
-// x >= 0 or NaN as a float that rounds to 16 bits as x itself would. Rounding to nearest twice may
-// end on the wrong side of a tie; so where x is no float, take of its two neighbours the one whose
-// last bit is 1 (rounding to odd: Boldo and Melquiond, "Emulation of FMA and correctly rounded
-// sums", 2008).
+// x as a float that rounds to 16 bits as x itself would. Rounding to nearest twice may end on the
+// wrong side of a tie; so where x is no float, take of its two neighbours the one whose last bit is
+// 1 (rounding to odd: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+// M: double, or an unsigned integer.
 template <class M>
 TESSERA_HD float ToOddFloat(M x) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<M, double>) {
+    const float cut = __double2float_rz(x);
+    return static_cast<double>(cut) == x ? cut : __uint_as_float(__float_as_uint(cut) | 1);
+  }
+#endif
+  if constexpr (std::is_same_v<M, double>) {
+    if (x < 0) return -ToOddFloat(-x);
+    if (!(x > 0)) return static_cast<float>(x);
+  }
   const auto nearest = static_cast<float>(x);
   const auto back = static_cast<M>(nearest);
   auto bits = std::bit_cast<std::uint32_t>(nearest);
@@ -52,7 +62,7 @@ TESSERA_HD To ConvertElement(From element) {
     return To(x < 0 ? -ToOddFloat(static_cast<M>(M{0} - static_cast<M>(x)))
                     : ToOddFloat(static_cast<M>(x)));
   } else if constexpr (sizeof(To) == 2 && sizeof(From) == 8) {
-    return To(x < 0 ? -ToOddFloat(-x) : x > 0 ? ToOddFloat(x) : static_cast<float>(x));
+    return To(ToOddFloat(x));
   } else {
     return static_cast<To>(static_cast<ValueOf<To>>(x));
   }
