@@ -838,6 +838,7 @@ class FakeBuffers final : public v1::BufferService::Service {
     seals.push_back(*request);
     if (!seal_error.ok()) return seal_error;
     *response->mutable_buffer() = Describe(sealed_version, v1::Buffer::STATE_READY);
+    if (sealed_bytes) response->mutable_buffer()->set_size_bytes(*sealed_bytes);
     return grpc::Status::OK;
   }
 
@@ -883,6 +884,7 @@ class FakeBuffers final : public v1::BufferService::Service {
   int damaged_downloads = 0;
   bool knows_versions = true;
   std::uint64_t sealed_version = kDraft;
+  std::optional<std::uint64_t> sealed_bytes;  // in place of what data has
   grpc::Status seal_error;
   std::optional<std::uint32_t> whole_checksum;
 
@@ -1027,6 +1029,13 @@ TEST_F(ProtocolTest, ARenumberedDraftIsSealed) {
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_EQ(buffer->version(), FakeBuffers::kDraft + 5);
   EXPECT_TRUE(fake_.deletes.empty());
+}
+
+// A server that does not know versions may have sealed another draft of the name.
+TEST_F(ProtocolTest, ABufferOfAnotherSizeIsNotTheDraft) {
+  fake_.sealed_version = FakeBuffers::kDraft + 5;
+  fake_.sealed_bytes = 4;
+  EXPECT_EQ(ErrorReason(Upload(2).status()), "VERSION_MISMATCH");
 }
 
 TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
