@@ -731,6 +731,16 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
   }
 }
 
+// Whose k-tiles 32 bits do not count are not shared.
+TEST(MatmulPieces, TilesOfTooManyStepsStayWhole) {
+  constexpr int kWorkers = 132, kTiles = 2 * kWorkers + 1, kMost = std::numeric_limits<int>::max();
+  const Sharing sharing = ShareTiles(kTiles, kMost / (kWorkers + 1), kWorkers);
+  EXPECT_EQ(sharing.shared, kWorkers + 1);
+  const Sharing whole = ShareTiles(kTiles, kMost / (kWorkers + 1) + 1, kWorkers);
+  EXPECT_EQ(whole.shared, 0);
+  EXPECT_EQ(whole.rounds, 3);
+}
+
 TEST(MatmulErrors, OperandsThatDoNotFit) {
   const View a = WholeView({DType::kF32, MakeShape({3, 4})}, nullptr);
   const View b = WholeView({DType::kF32, MakeShape({5, 6})}, nullptr);

@@ -256,6 +256,25 @@ TEST(PaceTest, SmallGridsOnAGpuTakeLong) {
   }
 }
 
+// Blocks that wait for others to end make nothing faster.
+TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
+  static constexpr Strategy<DotProblem> kRow = {
+      .name = "made_up", .backend = Backend::kCuda, .cost = [](const DotProblem& p) {
+        return Cost{
+            .bytes = 8 * static_cast<std::uint64_t>(p.n), .flops = 0, .atomics = 0, .depth = 1};
+      }};
+  const Pace pace(Info(Backend::kCuda));
+  DotProblem p = {.n = std::int64_t{1} << 32};
+  const double usual = pace.Estimate(kRow, p);
+  p.launch.block_size = 32;
+  const double narrow = pace.Estimate(kRow, p);
+  EXPECT_GT(narrow, 1.5 * usual);
+  p.launch.grid_size = 1 << 20;
+  EXPECT_EQ(pace.Estimate(kRow, p), narrow);
+  p.launch.grid_size = 1;
+  EXPECT_GT(pace.Estimate(kRow, p), 100 * narrow);
+}
+
 // --- Learning ---
 
 TEST(PaceTest, LearnsWhatARowTakes) {
