@@ -15,7 +15,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kRetryDelay = "retry_delay_ms";
 // Of a server that asks for more patience than this, the wish is granted only in part.
 constexpr absl::Duration kLongestDelay = absl::Seconds(10);
 // Well above what a server puts into a message: chunks of 1 MiB, and inline results, which it keeps
@@ -37,7 +36,7 @@ absl::Duration Backoff(int failures) {
 // The delay of a refusal's RetryInfo.
 std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   const auto metadata = ErrorMetadata(status);
-  const auto it = metadata.find(std::string(kRetryDelay));
+  const auto it = metadata.find(std::string(Retry::kRetryDelay));
   std::int64_t ms = 0;
   if (it == metadata.end() || !absl::SimpleAtoi(it->second, &ms)) return std::nullopt;
   return absl::Milliseconds(ms);
@@ -75,7 +74,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
       if (detail.UnpackTo(&retry)) {
         const absl::Duration delay = absl::Seconds(retry.retry_delay().seconds()) +
                                      absl::Nanoseconds(retry.retry_delay().nanos());
-        SetErrorMetadata(error, kRetryDelay, std::to_string(absl::ToInt64Milliseconds(delay)));
+        SetErrorMetadata(error, Retry::kRetryDelay,
+                         std::to_string(absl::ToInt64Milliseconds(delay)));
       }
     }
   }
@@ -99,24 +99,29 @@ void Retry::Progress() {
   since_ = Clock::now();
 }
 
-bool Retry::Wait(const absl::Status& failure) {
+std::optional<absl::Duration> Retry::Pause(const absl::Status& failure) {
   ++failures_;
   absl::Duration pause = Backoff(failures_);
   const std::optional<absl::Duration> delay = RetryDelay(failure);
   if (absl::IsResourceExhausted(failure) && delay) {
     // The server did nothing: repeating is safe whatever the call.
-    if (!options_.retry_refused) return false;
+    if (!options_.retry_refused) return std::nullopt;
     pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
   } else {
     // A server that stops has done nothing either, and its successor may be there by the next
     // attempt; one that got damaged bytes has dropped them.
     const bool safe =
         idempotent_ || ErrorReason(failure) == "DRAINING" || absl::IsDataLoss(failure);
-    if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return false;
+    if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return std::nullopt;
   }
-  if (absl::FromChrono(Clock::now() - since_) + pause >= patience_) return false;
-  absl::SleepFor(pause);
-  return true;
+  if (absl::FromChrono(Clock::now() - since_) + pause >= patience_) return std::nullopt;
+  return pause;
+}
+
+bool Retry::Wait(const absl::Status& failure) {
+  const std::optional<absl::Duration> pause = Pause(failure);
+  if (pause.has_value()) absl::SleepFor(*pause);
+  return pause.has_value();
 }
 
 std::shared_ptr<grpc::Channel> Connection::channel(std::size_t i) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,6 +38,8 @@ gpr_timespec After(absl::Duration duration);
 // in a row without progress. Not thread safe.
 class Retry {
  public:
+  // Where FromGrpc leaves the delay that a server asks for, in an error's metadata.
+  static constexpr std::string_view kRetryDelay = "retry_delay_ms";
   static constexpr int kMaxFailures = 5;
 
   Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
@@ -44,7 +47,9 @@ class Retry {
 
   // The failures before it do not count any more, and patience begins anew.
   void Progress();
-  // Sleeps until it is time for the next attempt. False, at once: the failure is final.
+  // How long to wait before the next attempt; nothing: the failure is final.
+  std::optional<absl::Duration> Pause(const absl::Status& failure);
+  // Sleeps so long. False, at once: the failure is final.
   bool Wait(const absl::Status& failure);
 
  private:

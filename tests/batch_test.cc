@@ -141,6 +141,29 @@ TEST_P(BatchTest, LengthsAndAlignments) {
   });
 }
 
+// Whichever of the segments is the longest.
+TEST_P(BatchTest, TheBoundIsThatOfTheLongestSegment) {
+  TESSERA_NEED_DEVICE(backend());
+  DispatchDType(dtype(), [&](auto t) {
+    using T = decltype(t);
+    DeviceArray<T> array(TestStream(backend()), NormalVector<T>(20000, 1));
+    const ReduceSegment longest = {array.data(), 20000}, other = {array.data(), 3};
+    const auto bound = [&](const std::vector<ReduceSegment>& segments) {
+      std::vector<Scalar> results(segments.size());
+      const auto stats = RunReduceBatch(TestStream(backend()), dtype(), ReduceOp::kSum, segments,
+                                        absl::MakeSpan(results));
+      EXPECT_TRUE(stats.ok()) << stats.status();
+      return stats.ok() ? stats->roundoff : -1;
+    };
+    const double alone = bound({longest});
+    EXPECT_EQ(bound({longest, other}), alone);
+    EXPECT_EQ(bound({other, longest, other}), alone);
+    if (!IsInteger(dtype())) {
+      EXPECT_LT(bound({other}), alone);
+    }
+  });
+}
+
 TEST_P(BatchTest, DotLengthsAndAlignments) {
   TESSERA_NEED_DEVICE(backend());
   DispatchDType(dtype(), [&](auto t) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "client/cli/output.h"
 #include "client/client.h"
 #include "kernels/base/error.h"
 #include "tests/test_server.h"
@@ -219,6 +220,26 @@ TEST(Bench, ScratchIsReadInASampleAndDeleted) {
     EXPECT_THAT(none.source, HasSubstr("too little memory"));
   }
   EXPECT_EQ(client.ListBuffers()->size(), 0u);
+}
+
+// --- Text ---------------------------------------------------------------------------------------
+
+TEST(Text, DurationsHaveTwoUnitsAtMost) {
+  EXPECT_EQ(HumanDuration(absl::Nanoseconds(1500)), "1.5 us");
+  EXPECT_EQ(HumanDuration(absl::Microseconds(999'500)), "999.5 ms");
+  EXPECT_EQ(HumanDuration(absl::Seconds(59)), "59.0 s");
+  EXPECT_EQ(HumanDuration(absl::Seconds(60)), "1 m 0 s");
+  EXPECT_EQ(HumanDuration(absl::Hours(23) + absl::Minutes(59)), "23 h 59 m");
+  EXPECT_EQ(HumanDuration(absl::Hours(3 * 24 + 5) + absl::Minutes(59)), "3 d 5 h");
+}
+
+TEST(Text, BytesInTheUnitThatSuits) {
+  EXPECT_EQ(HumanBytes(1023), "1023 B");
+  EXPECT_EQ(HumanBytes(1024), "1 KiB");
+  EXPECT_EQ(HumanBytes(1536), "1.5 KiB");
+  EXPECT_EQ(HumanBytes((1 << 20) - 1), "1 MiB");
+  EXPECT_EQ(HumanBytes(std::uint64_t{5} << 30), "5 GiB");
+  EXPECT_EQ(HumanBytes(UINT64_MAX), "16 EiB");
 }
 
 }  // namespace

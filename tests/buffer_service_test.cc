@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/base/crc32c.h"
 #include "kernels/base/element.h"
 #include "tests/service_fixture.h"
 
@@ -111,6 +112,40 @@ TEST_F(BufferServiceTest, RepeatedFirstMessagesStayValid) {
               {{"field", "name"}, {"value", "c"}, {"expected", "b"}});
   v1::GetBufferResponse got;
   ExpectError(Get("b", &got), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND", {{"name", "b"}});
+}
+
+// What a damaged message would have written does not count as a write that goes on for ever.
+TEST_F(BufferServiceTest, ADamagedMessageDoesNotKeepABufferFromBeingSealed) {
+  ASSERT_TRUE(Create("a", {2}).ok());
+  v1::UploadRequest damaged = At("a", 0, "abcdefgh");
+  damaged.set_crc32c(Crc32c("abcdefgh", 8) + 1);
+  ExpectError(Upload({damaged}), StatusCode::DATA_LOSS, "BAD_CHECKSUM", {{"field", "crc32c"}});
+  ASSERT_TRUE(Upload({At("a", 0, "abcdefgh")}).ok());
+  v1::SealBufferResponse sealed;
+  EXPECT_TRUE(Seal("a", &sealed).ok());
+}
+
+TEST_F(BufferServiceTest, AMessageWithoutDataHasTheChecksumOfNoBytes) {
+  ASSERT_TRUE(Create("a", {2}).ok());
+  v1::UploadRequest empty = At("a", 0, "");
+  empty.set_crc32c(Crc32c(nullptr, 0));
+  EXPECT_TRUE(Upload({empty}).ok());
+  empty.set_crc32c(Crc32c(nullptr, 0) + 1);
+  ExpectError(Upload({empty}), StatusCode::DATA_LOSS, "BAD_CHECKSUM", {{"field", "crc32c"}});
+}
+
+TEST_F(BufferServiceTest, OnlyTheFirstMessageOfADownloadDescribesTheBuffer) {
+  ASSERT_TRUE(server_.Put<float>("a", v1::DTYPE_F32, {700'000}, std::vector<float>(700'000)).ok());
+  grpc::ClientContext context;
+  v1::DownloadRequest request;
+  request.set_name("a");
+  auto reader = server_.buffers().Download(&context, request);
+  std::vector<bool> described;
+  for (v1::DownloadResponse response; reader->Read(&response);) {
+    described.push_back(response.has_buffer());
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_THAT(described, ElementsAre(true, false, false));
 }
 
 TEST_F(BufferServiceTest, UploadsThatLieAboutTheirSize) {
@@ -638,6 +673,28 @@ TEST_F(TwoDevicesTest, CopiesBringOperandsTogether) {
                 x[static_cast<std::size_t>(row * kColumns + column)]);
     }
   }
+}
+
+// --- Little memory for messages -----------------------------------------------------------------
+
+Options WithLittleHostMemory() {
+  Options options = TestOptions();
+  options.host_memory = (2u << 20) - 1;
+  options.max_message = 4096;
+  return options;
+}
+
+class LittleHostMemoryTest : public ServiceTest {
+ protected:
+  LittleHostMemoryTest() : ServiceTest(WithLittleHostMemory()) {}
+};
+
+// A download takes a chunk, and the chunk as gRPC sends it.
+TEST_F(LittleHostMemoryTest, ADownloadNeedsTwoChunks) {
+  ASSERT_TRUE(Upload({First("a", 1, "abcd")}).ok());
+  std::string data;
+  ExpectError(server_.Fetch("a", &data), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED",
+              {{"requested", "2097152"}, {"total", "2097151"}});
 }
 
 }  // namespace

@@ -315,6 +315,13 @@ TEST_F(BufferStoreTest, RangesAreCounted) {
   Write(*draft, 100, 4);
 }
 
+TEST_F(BufferStoreTest, RangesThatAreBeingWrittenCount) {
+  auto draft = *store_.Create(Spec("a", 64));
+  for (std::uint64_t i = 0; i < 4; ++i) ASSERT_TRUE(store_.BeginWrite(*draft, 8 * i, 4).ok());
+  EXPECT_EQ(ErrorReason(store_.BeginWrite(*draft, 100, 4).status()), "TOO_MANY_RANGES");
+  for (std::uint64_t i = 0; i < 4; ++i) store_.EndWrite(*draft, 8 * i, 4, true);
+}
+
 TEST_F(BufferStoreTest, BuffersAreCounted) {
   std::vector<std::shared_ptr<Draft>> drafts;
   for (int i = 0; i < 8; ++i) drafts.push_back(*store_.Create(Spec("a" + std::to_string(i), 0)));
@@ -510,6 +517,7 @@ TEST_F(BufferStoreTest, ListMergesAndPages) {
   EXPECT_THAT(Names(store_.List("a/", "", 10)), ElementsAre("a/1", "a/2", "a/3"));
   EXPECT_THAT(Names(store_.List("a/", "a/1", 1)), ElementsAre("a/2"));
   EXPECT_THAT(Names(store_.List("a/", "a/3", 10)), ElementsAre());
+  EXPECT_THAT(Names(store_.List("a/1", "a/1", 10)), ElementsAre()) << "the prefix is a name";
   EXPECT_THAT(Names(store_.List("c", "", 10)), ElementsAre());
   EXPECT_TRUE(store_.List("a/3", "", 1)[0].ready);
 }

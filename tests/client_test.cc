@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/connection.h"
 #include "client/random_array.h"
 #include "client/slice.h"
 #include "kernels/base/crc32c.h"
@@ -342,6 +343,22 @@ TEST_F(ClientTest, ManyThreadsShareAClient) {
 }
 
 // --- Deadlines and full queues -------------------------------------------------------------------
+
+TEST(RetryTest, PausesAsLongAsTheServerAsksForWithinBounds) {
+  ClientOptions options;
+  options.retry_refused = true;
+  const auto pause = [&](std::string_view delay_ms) {
+    return Retry(options, /*idempotent=*/false, absl::InfiniteDuration())
+        .Pause(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "",
+                         {{Retry::kRetryDelay, std::string(delay_ms)}}));
+  };
+  const auto short_pause = pause("3000"), long_pause = pause("3600000");
+  ASSERT_TRUE(short_pause.has_value() && long_pause.has_value());
+  EXPECT_GE(*short_pause, absl::Seconds(3));
+  EXPECT_LE(*short_pause, absl::Seconds(3.75));
+  EXPECT_GE(*long_pause, absl::Seconds(10));
+  EXPECT_LE(*long_pause, absl::Seconds(12.5));
+}
 
 class BusyServerTest : public ::testing::Test {
  protected:
@@ -838,6 +855,7 @@ class FakeBuffers final : public v1::BufferService::Service {
     seals.push_back(*request);
     if (!seal_error.ok()) return seal_error;
     *response->mutable_buffer() = Describe(sealed_version, v1::Buffer::STATE_READY);
+    if (sealed_bytes) response->mutable_buffer()->set_size_bytes(*sealed_bytes);
     return grpc::Status::OK;
   }
 
@@ -883,6 +901,7 @@ class FakeBuffers final : public v1::BufferService::Service {
   int damaged_downloads = 0;
   bool knows_versions = true;
   std::uint64_t sealed_version = kDraft;
+  std::optional<std::uint64_t> sealed_bytes;  // in place of what data has
   grpc::Status seal_error;
   std::optional<std::uint32_t> whole_checksum;
 
@@ -1027,6 +1046,13 @@ TEST_F(ProtocolTest, ARenumberedDraftIsSealed) {
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_EQ(buffer->version(), FakeBuffers::kDraft + 5);
   EXPECT_TRUE(fake_.deletes.empty());
+}
+
+// A server that does not know versions may have sealed another draft of the name.
+TEST_F(ProtocolTest, ABufferOfAnotherSizeIsNotTheDraft) {
+  fake_.sealed_version = FakeBuffers::kDraft + 5;
+  fake_.sealed_bytes = 4;
+  EXPECT_EQ(ErrorReason(Upload(2).status()), "VERSION_MISMATCH");
 }
 
 TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {

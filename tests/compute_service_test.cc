@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -10,7 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
 #include "kernels/base/element.h"
+#include "kernels/base/error.h"
+#include "server/convert.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {
@@ -21,6 +26,26 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 class ComputeServiceTest : public ServiceTest {};
+
+// A client is asked to come back only for what there can be room for.
+TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
+  const auto may_repeat = [](const char* reason, int requested) {
+    const grpc::Status refused =
+        ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason, "there is no room",
+                         {{"requested", absl::StrCat(requested)}, {"total", "100"}}));
+    google::rpc::Status details;
+    EXPECT_TRUE(details.ParseFromString(refused.error_details()));
+    return std::any_of(details.details().begin(), details.details().end(), [](const auto& detail) {
+      return detail.template Is<google::rpc::RetryInfo>();
+    });
+  };
+  for (const char* reason : {"HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
+    EXPECT_TRUE(may_repeat(reason, 100)) << reason;
+    EXPECT_FALSE(may_repeat(reason, 101)) << reason;
+  }
+  EXPECT_TRUE(may_repeat("QUEUE_FULL", 101));
+  EXPECT_FALSE(may_repeat("QUOTA_EXCEEDED", 1));
+}
 
 TEST_F(ComputeServiceTest, DotOfResidentInlineAndViewedOperands) {
   ASSERT_TRUE(server_.Put<double>("x", v1::DTYPE_F64, {2, 3}, {1, 2, 3, 4, 5, 6}).ok());

@@ -110,6 +110,7 @@ std::vector<T> ConversionCases() {
                   (T(1) << 53) + 1})
         cases.push_back(x);
     }
+    cases.push_back(T((257 << 18) + 5));  // its nearest float is odd, the one below it a tie
     for (int i = 0; i < 4000; ++i)
       cases.push_back(static_cast<T>(random.Bits() >> random.Bits() % 64));
   } else {
@@ -148,6 +149,10 @@ std::vector<T> ConversionCases() {
                      std::numeric_limits<double>::infinity(),
                      -std::numeric_limits<double>::infinity(),
                      std::numeric_limits<double>::quiet_NaN()})
+      cases.push_back(Element<T>(x));
+    // Their nearest floats are odd, and those on the other side of them ties of 16 bits.
+    for (double x : {1 + 0x1p-11 + 0x1.4p-24, 1 + 0x1p-8 + 0x1.4p-24, -1 - 0x1p-8 - 0x1.4p-24,
+                     1 + 0x1.8p-10 - 0x1.4p-24})
       cases.push_back(Element<T>(x));
     for (int i = 0; i < 4000; ++i) {
       const std::uint64_t bits = random.Bits();

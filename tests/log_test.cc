@@ -1,12 +1,15 @@
 #include "server/log.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <sstream>
 #include <string>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "spdlog/spdlog.h"
@@ -36,6 +39,60 @@ TEST(PrintableTest, CutsBetweenCharacters) {
   const std::string some = Printable(wide, 100);
   EXPECT_EQ((some.size() - 3) % 3, 0u);
   EXPECT_LE(some.size(), 106u);
+}
+
+// What reaches standard error while f runs.
+template <class F>
+std::string Logged(bool json, const F& f) {
+  int ends[2];
+  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const int before = dup(STDERR_FILENO);
+  EXPECT_EQ(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+  SetUpLog("info", json);
+  f();
+  FlushLog(absl::Seconds(20));
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(ends[1]);
+  std::string text;
+  char block[4096];
+  for (ssize_t size = 0; (size = read(ends[0], block, sizeof(block))) > 0;) {
+    text.append(block, static_cast<std::size_t>(size));
+  }
+  close(ends[0]);
+  return text;
+}
+
+TEST(LogTest, TimesOfJsonLinesHaveThreeDigitsOfMilliseconds) {
+  const std::string text = Logged(true, [] {
+    // The first tenth of a second is where digits are missing if any are.
+    while (absl::ToUnixMillis(absl::Now()) % 1000 >= 50) absl::SleepFor(absl::Milliseconds(1));
+    spdlog::info("a line");
+  });
+  EXPECT_THAT(text, testing::MatchesRegex("\\{\"time\":\"[0-9]+-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:"
+                                          "[0-9][0-9]:[0-9][0-9]\\.[0-9][0-9][0-9]Z\".*\n"));
+}
+
+// Ten lines a second at most, and each call that had none is counted once.
+TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
+  const absl::Status status =
+      MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME", "no name", {});
+  const std::string text = Logged(false, [&] {
+    for (int i = 0; i < 15; ++i) LogFailedCall("Method", "peer", status);
+    for (int second = 0; second < 2; ++second) {
+      absl::SleepFor(absl::Milliseconds(1010));
+      LogFailedCall("Method", "peer", status);
+    }
+  });
+  std::istringstream words(text);
+  int written = 0, counted = 0;
+  std::string before;
+  for (std::string word; words >> word; before = word) {
+    if (word == "Method") ++written;
+    if (word == "more") counted += std::stoi(before);
+  }
+  EXPECT_GT(counted, 0) << text;
+  EXPECT_EQ(written + counted, 17) << text;
 }
 
 // Standard error is a pipe that is full and that nobody reads: whoever logs goes on.

@@ -596,6 +596,36 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(MatmulCases({"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32)),
     MatmulCaseName);
 
+// Products of more than 2^33 multiply-adds, which the library gets in slabs of columns or of rows.
+// Element [i, j] is the number of steps times what row i and column j are made of.
+TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
+  TESSERA_NEED_ROW(MatmulProblem, (RowCase{"cpu_library", Backend::kCpu, DType::kF32}));
+  Stream& stream = TestStream(Backend::kCpu);
+  constexpr std::int64_t kFew = 512, kMany = 4096, kK = 4100;
+  for (const auto& [m, n] : {std::pair(kFew, kMany), {kMany, kFew}}) {
+    for (const bool transpose : {false, true}) {
+      std::vector<float> a(static_cast<std::size_t>(m * kK)), b(static_cast<std::size_t>(kK * n));
+      for (std::int64_t i = 0; i < m * kK; ++i)
+        a[static_cast<std::size_t>(i)] = static_cast<float>((transpose ? i % m : i / kK) % 5);
+      for (std::int64_t i = 0; i < kK * n; ++i)
+        b[static_cast<std::size_t>(i)] = static_cast<float>((transpose ? i / kK : i % n) % 7);
+      const View x =
+          WholeView({DType::kF32, transpose ? MakeShape({kK, m}) : MakeShape({m, kK})}, a.data());
+      const View y =
+          WholeView({DType::kF32, transpose ? MakeShape({n, kK}) : MakeShape({kK, n})}, b.data());
+      std::vector<float> c(static_cast<std::size_t>(m * n), -1.0f);
+      const auto stats = RunMatmul(stream, x, y, transpose, transpose, DType::kF32, c.data(),
+                                   {.strategy = "cpu_library"});
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      for (std::int64_t i = 0; i < m * n; ++i) {
+        ASSERT_EQ(c[static_cast<std::size_t>(i)],
+                  static_cast<float>(kK * (i / n % 5) * (i % n % 7)))
+            << i / n << ", " << i % n << " of " << m << " x " << n;
+      }
+    }
+  }
+}
+
 // On Hopper the tensor cores take 16-bit products, unless there are few rows or columns, or few
 // results of long sums whose rows the library can read in packs.
 TEST(MatmulChoice, Of16BitsOnHopper) {
@@ -699,6 +729,16 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
       }
     }
   }
+}
+
+// Whose k-tiles 32 bits do not count are not shared.
+TEST(MatmulPieces, TilesOfTooManyStepsStayWhole) {
+  constexpr int kWorkers = 132, kTiles = 2 * kWorkers + 1, kMost = std::numeric_limits<int>::max();
+  const Sharing sharing = ShareTiles(kTiles, kMost / (kWorkers + 1), kWorkers);
+  EXPECT_EQ(sharing.shared, kWorkers + 1);
+  const Sharing whole = ShareTiles(kTiles, kMost / (kWorkers + 1) + 1, kWorkers);
+  EXPECT_EQ(whole.shared, 0);
+  EXPECT_EQ(whole.rounds, 3);
 }
 
 TEST(MatmulErrors, OperandsThatDoNotFit) {

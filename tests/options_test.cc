@@ -81,6 +81,14 @@ TEST(Options, Flags) {
   EXPECT_FALSE(parsed.options->reflection);
 }
 
+// Elsewhere 0 is without end; a drain that may take no time ends at once.
+TEST(Options, ADrainMayTakeNoTime) {
+  const Parsed parsed = Parse({"--drain-timeout", "0", "--drain-delay", "0"});
+  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.options->drain_timeout, absl::ZeroDuration());
+  EXPECT_EQ(parsed.options->drain_delay, absl::ZeroDuration());
+}
+
 TEST(Options, FlagsOfConnections) {
   const Parsed parsed =
       Parse({"--max-connections", "9", "--max-streams", "5", "--connection-idle", "0"});

@@ -256,6 +256,25 @@ TEST(PaceTest, SmallGridsOnAGpuTakeLong) {
   }
 }
 
+// Blocks that wait for others to end make nothing faster.
+TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
+  static constexpr Strategy<DotProblem> kRow = {
+      .name = "made_up", .backend = Backend::kCuda, .cost = [](const DotProblem& p) {
+        return Cost{
+            .bytes = 8 * static_cast<std::uint64_t>(p.n), .flops = 0, .atomics = 0, .depth = 1};
+      }};
+  const Pace pace(Info(Backend::kCuda));
+  DotProblem p = {.n = std::int64_t{1} << 32};
+  const double usual = pace.Estimate(kRow, p);
+  p.launch.block_size = 32;
+  const double narrow = pace.Estimate(kRow, p);
+  EXPECT_GT(narrow, 1.5 * usual);
+  p.launch.grid_size = 1 << 20;
+  EXPECT_EQ(pace.Estimate(kRow, p), narrow);
+  p.launch.grid_size = 1;
+  EXPECT_GT(pace.Estimate(kRow, p), 100 * narrow);
+}
+
 // --- Learning ---
 
 TEST(PaceTest, LearnsWhatARowTakes) {
@@ -317,6 +336,33 @@ TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
   EXPECT_NEAR(pace.Estimate(row, large), calm, 0.1 * calm);
 }
 
+// What is refused cannot teach that it would be fast again.
+TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
+  Limited l;
+  const View x = Broadcast(&l.one, DType::kF32, {1 << 24});
+  for (DType to : {DType::kF32, DType::kF64}) {
+    const double calm = l.pace.EstimateCopy(x, to);
+    l.pace.LearnCopy(x, to, calm);
+    for (int i = 0; i < 100; ++i) l.pace.LearnCopy(x, to, 1000 * calm);
+    const double loaded = l.pace.EstimateCopy(x, to);
+    EXPECT_GT(loaded, 2 * calm);
+    l.options.max_seconds = loaded / 2;
+    EXPECT_EQ(ErrorReason(RunCopy(*l.stream, x, to, nullptr, l.options)), "OPERATION_TOO_LONG");
+    EXPECT_LT(l.pace.EstimateCopy(x, to), loaded);
+  }
+}
+
+TEST(PaceTest, WhatWasNotMeasuredIsAsSlowAsTheSlowestThatWas) {
+  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_parallel");
+  const DotProblem f32 = {.n = 1 << 24}, f64 = {.dtype = DType::kF64, .n = 1 << 24},
+                   bf16 = {.dtype = DType::kBF16, .n = 1 << 24};
+  Pace pace(Info(Backend::kCpu));
+  const double slow = 40 * pace.Estimate(row, f32), fast = 2 * pace.Estimate(row, f64);
+  pace.Learn(row, f32, slow);
+  pace.Learn(row, f64, fast);
+  EXPECT_NEAR(pace.Estimate(row, bf16), slow, 0.01 * slow);
+}
+
 TEST(PaceTest, CalibratesOnTheDifference) {
   const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
   const DotProblem small = {.n = 1 << 20}, large = {.n = 1 << 22}, most = {.n = 1 << 30};
@@ -341,6 +387,20 @@ TEST(PaceTest, CallsTeach) {
   const double cold = l.pace.Estimate(row, p);
   ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
   EXPECT_NE(l.pace.Estimate(row, p), cold);
+}
+
+// The time of a call that had to copy its operand says little about the strategy.
+TEST(PaceTest, CallsThatCopyTeachNothing) {
+  Limited l;
+  const std::int64_t n = 1 << 22;
+  const View x = Broadcast(&l.one, DType::kF32, {n});
+  l.options.strategy = "cpu_serial";
+  l.options.max_seconds = l.options.max_slow_seconds = 1e9;
+  const Strategy<ReduceProblem>& row = RowNamed<ReduceProblem>("cpu_serial");
+  const ReduceProblem p = {.n = n};
+  const double cold = l.pace.Estimate(row, p);
+  ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
+  EXPECT_EQ(l.pace.Estimate(row, p), cold);
 }
 
 TEST(PaceTest, ManyThreadsLearnAndAsk) {
@@ -382,6 +442,30 @@ TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
     EXPECT_NE(pace.Estimate(*matmul, product), cold.Estimate(*matmul, product)) << matmul->name;
   }
   EXPECT_TRUE(WarmUp(*stream, pace, /*every_row=*/false).ok());
+}
+
+// Each strategy in each of its types, every operation of a reduction by itself, and both kinds of
+// products and of reductions of axes: five calls for a rate.
+TEST(WarmUpTest, MeasuresEveryTypeAndOperation) {
+  FakeDevice device;
+  const std::unique_ptr<Stream> stream = *MakeStream(device);
+  Pace pace(device.info());
+  ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
+  int rates = 0;
+  ForEachOperation([&]<class Problem>() {
+    constexpr bool kProduct = std::is_same_v<Problem, MatmulProblem>;
+    int ops = 1;
+    if constexpr (requires(Problem p) { p.op; }) ops = static_cast<int>(std::size(kAllReduceOps));
+    const int kinds = kProduct || std::is_same_v<Problem, ReduceAxesProblem> ? 2 : 1;
+    for (const Strategy<Problem>* row : Strategies<Problem>()) {
+      if (row->backend != Backend::kCpu) continue;
+      for (DType dtype : kAllDTypes) {
+        if (row->dtypes.Contains(dtype) && (!kProduct || IsMatmulPair(dtype, dtype)))
+          rates += ops * kinds;
+      }
+    }
+  });
+  EXPECT_EQ(device.Count(FakeDevice::Step::kSynchronize), 5 * rates);
 }
 
 TEST(WarmUpTest, FailsOnlyWithTheDevice) {

@@ -174,6 +174,25 @@ TYPED_TEST(ReflectionTest, StreamsEndThatRestForAMinute) {
   EXPECT_THAT(status.error_message(), testing::HasSubstr("idle"));
 }
 
+TYPED_TEST(ReflectionTest, AQuestionEndsTheRestOfAStream) {
+  grpc::ClientContext context;
+  auto stream = this->stub_->ServerReflectionInfo(&context);
+  typename TypeParam::Request request;
+  typename TypeParam::Response response;
+  request.set_list_services("*");
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(stream->Read(&response));
+  absl::SleepFor(absl::Milliseconds(20));
+  const absl::Time asked = SteadyNow();
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(stream->Read(&response));
+  this->reflection_.EndIdleStreams(asked + absl::Minutes(1));
+  ASSERT_TRUE(stream->Write(request));
+  EXPECT_TRUE(stream->Read(&response));
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
 TYPED_TEST(ReflectionTest, TheNumberOfStreamsIsBounded) {
   constexpr int kMost = 128;
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;

@@ -78,6 +78,22 @@ TEST_P(StreamTest, ScratchIsChargedBeforeItIsAllocatedAndReturnedWhenTheRequestE
   EXPECT_EQ(budget.used(), 0u);
 }
 
+// The stream keeps its own block, whichever was allocated first.
+TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(8 * kMiB);
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
+  ASSERT_TRUE(Scratch(*stream, 4 * kMiB).ok());
+  void* own = *Scratch(*stream, 1);
+  EXPECT_EQ(budget.used(), 4 * kMiB);
+  ASSERT_TRUE(EndRequest(*stream).ok());
+  EXPECT_EQ(budget.used(), 0u);
+  EXPECT_EQ(*Scratch(*stream, 1), own);
+  stream.reset();
+  EXPECT_EQ(budget.used(), 0u);
+}
+
 TEST_P(StreamTest, ABlockThatCannotBeAllocatedIsNotCharged) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(std::uint64_t{1} << 60);
@@ -245,6 +261,23 @@ TEST_P(StreamTest, ACopyBeyondTheLimitIsRefusedAtOnce) {
   EXPECT_EQ(figures["total"], absl::StrCat(2 * kMiB));
   EXPECT_FALSE(asked);
   EXPECT_EQ(budget.used(), 0u);
+}
+
+TEST(ScratchLimitTest, WhatTakesAllOfItRuns) {
+  Device& cpu = *TestDevice(Backend::kCpu);
+  auto stream = *MakeStream(cpu);
+  const float one = 1;
+  View x = VectorView(&one, 1 << 19);  // a copy of it has 2 MiB
+  x.strides[0] = 0;
+  for (const auto& [limit, reason] :
+       {std::pair(2 * kMiB, ""), {2 * kMiB - 1, "SCRATCH_EXHAUSTED"}}) {
+    Budget budget(limit);
+    stream->SetScratchBudget(&budget);
+    const auto result = RunReduce(*stream, x, ReduceOp::kSum, {.strategy = "cpu_serial"});
+    EXPECT_EQ(ErrorReason(result.status()), reason) << limit;
+    ASSERT_TRUE(EndRequest(*stream).ok());
+    stream->SetScratchBudget(nullptr);
+  }
 }
 
 // The limit would do, and others have it: no other row, whose bits may differ.

@@ -292,6 +292,8 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
     AppendModels<ReduceProblem>({.op = op, .n = 1000003}, absl::StrCat(name, " n=1000003"), lines);
     AppendModels<ReduceAxesProblem>({.op = op, .outer = 300, .length = 1001, .inner = 7},
                                     absl::StrCat(name, " 300x1001x7"), lines);
+    AppendModels<ReduceAxesProblem>({.op = op, .outer = 1, .length = 1000003, .inner = 7},
+                                    absl::StrCat(name, " 1x1000003x7"), lines);
   }
   for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1000, 1200, 1500},
                                 {8, 5000, 3000},
@@ -301,7 +303,10 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
                                 absl::StrCat(m, "x", n, "x", k), lines);
   }
   AppendModels<AddProblem>({.n = 1000003}, "n=1000003", lines);
-  AppendModels<WindowSumProblem>({.n = 1000003, .radius = 40}, "n=1000003 radius=40", lines);
+  for (std::int64_t radius : {40, 400000}) {
+    AppendModels<WindowSumProblem>({.n = 1000003, .radius = radius},
+                                   absl::StrCat("n=1000003 radius=", radius), lines);
+  }
   AppendCopies(Backend::kCpu, lines);
 #ifdef TESSERA_WITH_CUDA
   AppendCopies(Backend::kCuda, lines);
