@@ -38,23 +38,23 @@ constexpr double kMostWrong = 1000;
 
 // --- Where a rate stands ---
 
-constexpr int kMostRows = 32;             // of an operation
-constexpr int kRowsEach = 2 * kMostRows;  // apart those of narrow problems
-constexpr int kOps = 16;                  // a power of two above every ReduceOp
+constexpr int kMostStrategies = 32;                   // of an operation
+constexpr int kStrategiesEach = 2 * kMostStrategies;  // apart those of narrow problems
+constexpr int kOps = 16;                              // a power of two above every ReduceOp
 constexpr int kKinds = 8 * kOps;
 
-constexpr int kCopyRow = 0;
+constexpr int kCopy = 0;
 // Copies come first, then one operation after the other.
 template <class Problem>
-constexpr int kFirstRow = [] {
+constexpr int kFirstStrategy = [] {
   int first = 0, next = 0;
   ForEachOperation([&]<class P>() {
-    next += kRowsEach;
+    next += kStrategiesEach;
     if (std::is_same_v<P, Problem>) first = next;
   });
   return first;
 }();
-constexpr int kRows = kFirstRow<WindowSumProblem> + kRowsEach;
+constexpr int kStrategies = kFirstStrategy<WindowSumProblem> + kStrategiesEach;
 
 // Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
 template <class Problem>
@@ -72,11 +72,11 @@ bool IsNarrow(const MatmulProblem& p) {
 
 // Strategies that are not in the table share the last place.
 template <class Problem>
-int RowOf(const Strategy<Problem>& row, const Problem& problem) {
-  const auto rows = Strategies<Problem>();
-  const auto at = std::find(rows.begin(), rows.end(), &row) - rows.begin();
-  return kFirstRow<Problem> + (IsNarrow(problem) ? kMostRows : 0) +
-         static_cast<int>(std::min<std::ptrdiff_t>(at, kMostRows - 1));
+int IndexOf(const Strategy<Problem>& strategy, const Problem& problem) {
+  const auto all = Strategies<Problem>();
+  const auto at = std::find(all.begin(), all.end(), &strategy) - all.begin();
+  return kFirstStrategy<Problem> + (IsNarrow(problem) ? kMostStrategies : 0) +
+         static_cast<int>(std::min<std::ptrdiff_t>(at, kMostStrategies - 1));
 }
 
 template <class Problem>
@@ -182,13 +182,13 @@ double Bounded(double value, double least, double most) {
 Pace::Pace(const DeviceInfo& info)
     : backend_(info.backend),
       units_(std::max(1, info.multiprocessors)),
-      slots_(new Slot[static_cast<std::size_t>(kRows) * kKinds]()) {}
+      slots_(new Slot[static_cast<std::size_t>(kStrategies) * kKinds]()) {}
 
 template <class Problem>
-Pace::Model Pace::ModelOf(const Strategy<Problem>& row, const Problem& problem,
+Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& problem,
                           double units) const {
   const auto [p, scale] = ScaleDown(problem);
-  const Cost cost = row.cost(p);
+  const Cost cost = strategy.cost(p);
   const auto bytes = static_cast<double>(cost.bytes), depth = static_cast<double>(cost.depth);
   const double least = LeastBytes(p);
   const bool cpu = backend_ == Backend::kCpu;
@@ -253,8 +253,8 @@ double Pace::Seconds(const Model& model, const Rate& rate) {
 }
 
 // Of a kind that has not been measured: the slowest of those that have been, of the strategy.
-Pace::Rate Pace::RateOf(int row, int kind) const {
-  const Slot* slots = &slots_[static_cast<std::size_t>(row) * kKinds];
+Pace::Rate Pace::RateOf(int strategy, int kind) const {
+  const Slot* slots = &slots_[static_cast<std::size_t>(strategy) * kKinds];
   const Rate own = slots[kind].load(std::memory_order_relaxed);
   if (own.base != 0) return own;
   Rate slowest;
@@ -265,10 +265,10 @@ Pace::Rate Pace::RateOf(int row, int kind) const {
   return slowest;
 }
 
-void Pace::Update(int row, int kind, const Model& model, double seconds) {
+void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
   if (!(seconds >= kMatters) || !(model.work >= kMatters / 10) || seconds < 2 * model.latency)
     return;
-  Slot& slot = slots_[static_cast<std::size_t>(row) * kKinds + static_cast<std::size_t>(kind)];
+  Slot& slot = slots_[static_cast<std::size_t>(strategy) * kKinds + static_cast<std::size_t>(kind)];
   const double seen = Bounded(seconds / model.work, 1 / kMostWrong, kMostWrong);
   Rate old = slot.load(std::memory_order_relaxed);
   Rate next;
@@ -283,8 +283,8 @@ void Pace::Update(int row, int kind, const Model& model, double seconds) {
   } while (!slot.compare_exchange_weak(old, next, std::memory_order_relaxed));
 }
 
-void Pace::Forget(int row, int kind) {
-  Slot& slot = slots_[static_cast<std::size_t>(row) * kKinds + static_cast<std::size_t>(kind)];
+void Pace::Forget(int strategy, int kind) {
+  Slot& slot = slots_[static_cast<std::size_t>(strategy) * kKinds + static_cast<std::size_t>(kind)];
   Rate old = slot.load(std::memory_order_relaxed);
   Rate next;
   do {
@@ -294,43 +294,44 @@ void Pace::Forget(int row, int kind) {
 }
 
 template <class Problem>
-double Pace::Estimate(const Strategy<Problem>& row, const Problem& problem) const {
-  return Seconds(ModelOf(row, problem, units_), RateOf(RowOf(row, problem), KindOf(problem)));
+double Pace::Estimate(const Strategy<Problem>& strategy, const Problem& problem) const {
+  return Seconds(ModelOf(strategy, problem, units_),
+                 RateOf(IndexOf(strategy, problem), KindOf(problem)));
 }
 
 template <class Problem>
-void Pace::Learn(const Strategy<Problem>& row, const Problem& problem, double seconds) {
-  Update(RowOf(row, problem), KindOf(problem), ModelOf(row, problem, units_), seconds);
+void Pace::Learn(const Strategy<Problem>& strategy, const Problem& problem, double seconds) {
+  Update(IndexOf(strategy, problem), KindOf(problem), ModelOf(strategy, problem, units_), seconds);
 }
 
 template <class Problem>
-void Pace::Calibrate(const Strategy<Problem>& row, const Problem& small, double small_seconds,
+void Pace::Calibrate(const Strategy<Problem>& strategy, const Problem& small, double small_seconds,
                      const Problem& large, double large_seconds) {
   const double units = backend_ == Backend::kCpu ? 1 : units_;
-  const double work = ModelOf(row, large, units).work - ModelOf(row, small, units).work;
+  const double work = ModelOf(strategy, large, units).work - ModelOf(strategy, small, units).work;
   const double seconds = large_seconds - small_seconds;
   // Less than a quarter more for several times the work, or next to nothing: this was overhead.
   if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
   const auto factor = static_cast<float>(Bounded(seconds / work, 1 / kMostWrong, kMostWrong));
-  slots_[static_cast<std::size_t>(RowOf(row, large)) * kKinds +
+  slots_[static_cast<std::size_t>(IndexOf(strategy, large)) * kKinds +
          static_cast<std::size_t>(KindOf(large))]
       .store({factor, factor}, std::memory_order_relaxed);
 }
 
 template <class Problem>
-void Pace::Forget(const Strategy<Problem>& row, const Problem& problem) {
-  Forget(RowOf(row, problem), KindOf(problem));
+void Pace::Forget(const Strategy<Problem>& strategy, const Problem& problem) {
+  Forget(IndexOf(strategy, problem), KindOf(problem));
 }
 
 double Pace::EstimateCopy(const View& view, DType to) const {
-  return Seconds(ModelOfCopy(view, to), RateOf(kCopyRow, KindOfCopy(view, to)));
+  return Seconds(ModelOfCopy(view, to), RateOf(kCopy, KindOfCopy(view, to)));
 }
 
 void Pace::LearnCopy(const View& view, DType to, double seconds) {
-  Update(kCopyRow, KindOfCopy(view, to), ModelOfCopy(view, to), seconds);
+  Update(kCopy, KindOfCopy(view, to), ModelOfCopy(view, to), seconds);
 }
 
-void Pace::ForgetCopy(const View& view, DType to) { Forget(kCopyRow, KindOfCopy(view, to)); }
+void Pace::ForgetCopy(const View& view, DType to) { Forget(kCopy, KindOfCopy(view, to)); }
 
 #define INSTANTIATE(Operation)                                                                   \
   template double Pace::Estimate(const Strategy<Operation##Problem>&, const Operation##Problem&) \

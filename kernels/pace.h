@@ -22,25 +22,25 @@ class Pace {
   // Seconds that the strategy is expected to take; finite and >= 0 whatever the problem, which may
   // have extents whose product does not fit 64 bits. REQUIRES: a problem that the strategy takes.
   template <class Problem>
-  double Estimate(const Strategy<Problem>& row, const Problem& problem) const;
+  double Estimate(const Strategy<Problem>& strategy, const Problem& problem) const;
 
   // The strategy took so long for the problem. What took less than kMatters teaches nothing, being
   // mostly launches, and neither does what should have taken less than a tenth of that: it waited
   // for something else. Of one call the factor moves by a third at most, so that a moment in which
   // the device was busy with something else does not count for much.
   template <class Problem>
-  void Learn(const Strategy<Problem>& row, const Problem& problem, double seconds);
+  void Learn(const Strategy<Problem>& strategy, const Problem& problem, double seconds);
   // Two problems of the strategy, the second much larger, in quiet and on a CPU both small enough
   // to stay on one thread: their difference is the rate, and what both of them took the overhead,
   // which does not grow. The factor is then what this says, and Learn moves it no further than by
   // kMostApart.
   template <class Problem>
-  void Calibrate(const Strategy<Problem>& row, const Problem& small, double small_seconds,
+  void Calibrate(const Strategy<Problem>& strategy, const Problem& small, double small_seconds,
                  const Problem& large, double large_seconds);
   // The problem has been refused. A strategy that nobody may run teaches nothing, so that what was
   // learned of it in a bad moment would stand for ever: each refusal takes some of it back.
   template <class Problem>
-  void Forget(const Strategy<Problem>& row, const Problem& problem);
+  void Forget(const Strategy<Problem>& strategy, const Problem& problem);
 
   // The same for writing a view's elements to contiguous memory as elements of `to`: Stream::Gather
   // and, for another type, Stream::Convert.
@@ -68,16 +68,16 @@ class Pace {
   static_assert(Slot::is_always_lock_free);
 
   template <class Problem>
-  Model ModelOf(const Strategy<Problem>& row, const Problem& problem, double units) const;
+  Model ModelOf(const Strategy<Problem>& strategy, const Problem& problem, double units) const;
   Model ModelOfCopy(const View& view, DType to) const;
   static double Seconds(const Model& model, const Rate& rate);
-  Rate RateOf(int row, int kind) const;
-  void Update(int row, int kind, const Model& model, double seconds);
-  void Forget(int row, int kind);
+  Rate RateOf(int strategy, int kind) const;
+  void Update(int strategy, int kind, const Model& model, double seconds);
+  void Forget(int strategy, int kind);
 
   const Backend backend_;
   const double units_;  // threads or SMs
-  // [row of any operation][kind: dtype and what is done], see pace.cc.
+  // [strategy of any operation][kind: dtype and what is done], see pace.cc.
   const std::unique_ptr<Slot[]> slots_;
 };
 

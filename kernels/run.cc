@@ -43,7 +43,7 @@ absl::Status CheckSame(const View& a, const View& b) {
   return absl::OkStatus();
 }
 
-// --- Finding a row ------------------------------------------------------------------------------
+// --- Finding a strategy ------------------------------------------------------------------------------
 
 std::string Names(DTypes dtypes) {
   std::vector<std::string> names;
@@ -67,27 +67,27 @@ absl::Status Unsupported(std::string_view strategy, const Problem& problem, cons
 }
 
 template <class Problem>
-absl::Status CheckLaunch(const Strategy<Problem>& row, const Launch& launch) {
+absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch) {
   struct Knob {
     const char* field;
     std::uint32_t value;
     LaunchLimits::Range range;
   };
-  for (const Knob& knob :
-       {Knob{"launch.block_size", launch.block_size, row.limits.block_size},
-        Knob{"launch.grid_size", launch.grid_size, row.limits.grid_size},
-        Knob{"launch.items_per_thread", launch.items_per_thread, row.limits.items_per_thread}}) {
+  for (const Knob& knob : {Knob{"launch.block_size", launch.block_size, strategy.limits.block_size},
+                           Knob{"launch.grid_size", launch.grid_size, strategy.limits.grid_size},
+                           Knob{"launch.items_per_thread", launch.items_per_thread,
+                                strategy.limits.items_per_thread}}) {
     if (knob.value == 0 || (knob.value >= knob.range.min && knob.value <= knob.range.max)) continue;
     const std::string range = knob.range.max == 0
                                   ? "0 (this strategy has no such knob)"
                                   : absl::StrCat(knob.range.min, " to ", knob.range.max);
     return Invalid("BAD_LAUNCH",
-                   absl::StrCat(knob.field, " is ", knob.value, ", strategy ", Absl(row.name),
+                   absl::StrCat(knob.field, " is ", knob.value, ", strategy ", Absl(strategy.name),
                                 " takes ", range),
                    {{"field", knob.field},
                     {"value", absl::StrCat(knob.value)},
                     {"range", range},
-                    {"strategy", std::string(row.name)}});
+                    {"strategy", std::string(strategy.name)}});
   }
   return absl::OkStatus();
 }
@@ -102,18 +102,19 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
     found = Choose(problem, device);
     if (found == nullptr) {
       DTypes any;
-      for (const Strategy<Problem>* row : Strategies<Problem>())
-        if (Missing(*row, device).empty()) any.bits |= row->dtypes.bits;
+      for (const Strategy<Problem>* strategy : Strategies<Problem>())
+        if (Missing(*strategy, device).empty()) any.bits |= strategy->dtypes.bits;
       return Unsupported("(any)", problem, device, absl::StrCat("operands of ", Names(any)));
     }
   } else {
     // A name may have a strategy for each kind of device.
     std::vector<std::string_view> valid;
-    for (const Strategy<Problem>* row : Strategies<Problem>()) {
-      if (std::find(valid.begin(), valid.end(), row->name) == valid.end())
-        valid.push_back(row->name);
-      if (row->name == name && (found == nullptr || row->backend == device.info().backend))
-        found = row;
+    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+      if (std::find(valid.begin(), valid.end(), strategy->name) == valid.end())
+        valid.push_back(strategy->name);
+      if (strategy->name == name &&
+          (found == nullptr || strategy->backend == device.info().backend))
+        found = strategy;
     }
     if (found == nullptr) {
       const std::string names =
@@ -150,19 +151,20 @@ absl::Status TooLong(std::string_view what, std::string_view strategy, double es
 }
 
 template <class Problem>
-absl::Status CheckSeconds(const Strategy<Problem>& row, const Problem& problem,
+absl::Status CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
                           const Device& device, double gather_seconds, const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();
-  const double estimate = gather_seconds + options.pace->Estimate(row, problem);
+  const double estimate = gather_seconds + options.pace->Estimate(strategy, problem);
   if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return absl::OkStatus();
-  const bool slow = !options.strategy.empty() && Choose(problem, device) != &row;
+  const bool slow = !options.strategy.empty() && Choose(problem, device) != &strategy;
   const double limit =
       slow ? std::min(options.max_seconds, options.max_slow_seconds) : options.max_seconds;
   if (estimate <= limit) return absl::OkStatus();
-  options.pace->Forget(row, problem);
+  options.pace->Forget(strategy, problem);
   return TooLong(
-      absl::StrCat(Absl(Problem::kOperation), " by strategy ", Absl(row.name)), row.name, estimate,
-      limit, slow ? "; a request that names no strategy gets the default one of this problem" : "");
+      absl::StrCat(Absl(Problem::kOperation), " by strategy ", Absl(strategy.name)), strategy.name,
+      estimate, limit,
+      slow ? "; a request that names no strategy gets the default one of this problem" : "");
 }
 
 absl::Status CheckCopySeconds(const View& view, DType dtype, const RunOptions& options) {
@@ -218,7 +220,7 @@ std::uint64_t Bytes(const View& view) {
 // An operand as a view, and where a strategy looks for it.
 struct Operand {
   const View& view;
-  bool gather;                // the row needs a copy: it cannot use the view's own memory
+  bool gather;                // the strategy needs a copy: it cannot use the view's own memory
   const void** data;          // in the problem
   const View** as_view = {};  // in the problem, for strategies that read views; null: none does
 
@@ -253,13 +255,13 @@ template <class Problem>
 struct WholeLaunch {
   absl::Span<const Operand> operands;
 
-  bool Copies(const Operand& operand, const Strategy<Problem>& row) const {
-    return operand.gather && !(row.reads_views && operand.as_view != nullptr);
+  bool Copies(const Operand& operand, const Strategy<Problem>& strategy) const {
+    return operand.gather && !(strategy.reads_views && operand.as_view != nullptr);
   }
-  std::uint64_t CopyBytes(const Stream&, const Strategy<Problem>& row) const {
+  std::uint64_t CopyBytes(const Stream&, const Strategy<Problem>& strategy) const {
     std::uint64_t bytes = 0;
     for (const Operand& operand : operands)
-      if (Copies(operand, row)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
+      if (Copies(operand, strategy)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
     return bytes;
   }
   // Whether they are copied or read in place.
@@ -270,9 +272,9 @@ struct WholeLaunch {
     }
     return seconds;
   }
-  void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& row) const {
+  void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
     for (const Operand& operand : operands) {
-      if (Copies(operand, row)) {
+      if (Copies(operand, strategy)) {
         void* copy = stream.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
         stream.Gather(operand.view, copy);
         *operand.data = copy;
@@ -280,7 +282,7 @@ struct WholeLaunch {
         *operand.as_view = &operand.view;
       }
     }
-    if (!stream.stopped()) row.launch(problem, stream);
+    if (!stream.stopped()) strategy.launch(problem, stream);
   }
 };
 
@@ -288,16 +290,16 @@ struct WholeLaunch {
 // leaves the choice to us, another whose is. Both by the limit, not by what is free of it: the same
 // request shall have the same bits however busy the server is.
 template <class Problem, class Work>
-absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* row,
+absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* strategy,
                                                      const Problem& problem, bool named,
                                                      const Stream& stream, const Work& work) {
   const Budget* budget = stream.scratch_budget();
-  if (budget == nullptr) return row;
+  if (budget == nullptr) return strategy;
   const auto need = [&](const Strategy<Problem>& r) {
     return SaturatingAdd(work.CopyBytes(stream, r), r.scratch == nullptr ? 0 : r.scratch(problem));
   };
-  const std::uint64_t needed = need(*row);
-  if (needed <= budget->limit()) return row;
+  const std::uint64_t needed = need(*strategy);
+  if (needed <= budget->limit()) return strategy;
   if (!named) {
     const Strategy<Problem>* other = ChooseInPlace(problem, stream.device());
     if (other != nullptr && CheckLaunch(*other, problem.launch).ok() &&
@@ -313,16 +315,17 @@ template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
   problem.launch = options.launch;
-  absl::StatusOr<const Strategy<Problem>*> row = Find(options.strategy, problem, stream.device());
-  if (!row.ok()) return row.status();
-  row = WithinLimit(*row, problem, !options.strategy.empty(), stream, work);
-  if (!row.ok()) return row.status();
+  absl::StatusOr<const Strategy<Problem>*> strategy =
+      Find(options.strategy, problem, stream.device());
+  if (!strategy.ok()) return strategy.status();
+  strategy = WithinLimit(*strategy, problem, !options.strategy.empty(), stream, work);
+  if (!strategy.ok()) return strategy.status();
   const bool trivial = IsTrivial(problem);
   double gather_seconds = 0;
   if (options.pace != nullptr && !trivial) {
     gather_seconds = work.GatherSeconds(*options.pace);
     if (absl::Status status =
-            CheckSeconds(**row, problem, stream.device(), gather_seconds, options);
+            CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options);
         !status.ok())
       return status;
   }
@@ -335,25 +338,25 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     if (trivial) {
       Settle(problem, stream);
     } else {
-      work(stream, problem, **row);
+      work(stream, problem, **strategy);
     }
     if (options.timing) stats.kernel_us = stream.StopTimer();
-    if (trivial || (*row)->left_range == nullptr || stream.stopped()) return;
+    if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
     stream.Synchronize();
-    if (!(*row)->left_range(problem, stream) || stream.stopped()) return;
+    if (!(*strategy)->left_range(problem, stream) || stream.stopped()) return;
     if (options.timing) stream.StartTimer();
-    (*row)->launch_wide(problem, stream);
+    (*strategy)->launch_wide(problem, stream);
     if (options.timing) stats.kernel_us += stream.StopTimer();
   });
   if (!status.ok()) return status;
   // With a gather in it, the time says little about the strategy.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial)
-    options.pace->Learn(**row, problem, watch.seconds());
-  const Cost cost = (*row)->cost(problem);
-  stats.strategy = (*row)->name;
+    options.pace->Learn(**strategy, problem, watch.seconds());
+  const Cost cost = (*strategy)->cost(problem);
+  stats.strategy = (*strategy)->name;
   stats.bytes = cost.bytes;
   stats.flops = cost.flops;
-  stats.roundoff = (*row)->roundoff(problem);
+  stats.roundoff = (*strategy)->roundoff(problem);
   return stats;
 }
 
@@ -467,8 +470,8 @@ struct AddInPieces {
     return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
            (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
   }
-  void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& row) const {
-    if (copies() == 0) return row.launch(problem, stream);
+  void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& strategy) const {
+    if (copies() == 0) return strategy.launch(problem, stream);
     const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a.dtype);
     void* const a_copy = HasGaps(a) ? stream.Scratch(size) : nullptr;
     void* const b_copy = HasGaps(b) ? stream.Scratch(size) : nullptr;
@@ -484,7 +487,7 @@ struct AddInPieces {
       p.a = part(a, a_copy, piece);
       p.b = part(b, b_copy, piece);
       p.out = At(problem.out, piece.first, a.dtype);
-      if (!stream.stopped()) row.launch(p, stream);
+      if (!stream.stopped()) strategy.launch(p, stream);
       return !stream.stopped();
     });
   }
@@ -587,9 +590,9 @@ void LaunchWideWhereLeftRange(const Problem& batch, Stream& stream) {
   for (std::int64_t i = 0; i < batch.count; ++i) {
     if (std::isfinite(batch.results[i].real)) continue;
     const auto problem = ProblemOf(batch, i);
-    const auto* row = Choose(problem, stream.device());
-    if (row->left_range == nullptr || !row->left_range(problem, stream)) continue;
-    row->launch_wide(problem, stream);
+    const auto* strategy = Choose(problem, stream.device());
+    if (strategy->left_range == nullptr || !strategy->left_range(problem, stream)) continue;
+    strategy->launch_wide(problem, stream);
     any = true;
   }
   if (any) stream.Synchronize();

@@ -93,12 +93,12 @@
 #define ADDRESS(Operation, Row) &k##Operation##Row,
 
 // The table of one operation.
-#define TABLE(Operation)                                                  \
-  ROWS_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>                 \
-  absl::Span<const Strategy<Operation##Problem>* const> Strategies() {    \
-    static constinit const Strategy<Operation##Problem>* const rows[] = { \
-        ROWS_##Operation(ADDRESS, IF_CUDA(ADDRESS))};                     \
-    return rows;                                                          \
+#define TABLE(Operation)                                                 \
+  ROWS_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>                \
+  absl::Span<const Strategy<Operation##Problem>* const> Strategies() {   \
+    static constinit const Strategy<Operation##Problem>* const all[] = { \
+        ROWS_##Operation(ADDRESS, IF_CUDA(ADDRESS))};                    \
+    return all;                                                          \
   }
 
 namespace tessera {
@@ -108,23 +108,23 @@ TESSERA_OPERATIONS(TABLE)
 namespace {
 
 template <class Problem>
-int MinComputeCapability(const Strategy<Problem>& row) {
-  return row.backend == Backend::kCuda
-             ? std::max(row.min_compute_capability, kBaseComputeCapability)
+int MinComputeCapability(const Strategy<Problem>& strategy) {
+  return strategy.backend == Backend::kCuda
+             ? std::max(strategy.min_compute_capability, kBaseComputeCapability)
              : 0;
 }
 
 }  // namespace
 
 template <class Problem>
-std::string Missing(const Strategy<Problem>& row, const Device& device) {
+std::string Missing(const Strategy<Problem>& strategy, const Device& device) {
   const DeviceInfo& info = device.info();
-  if (row.backend != info.backend)
-    return row.backend == Backend::kCuda ? "a CUDA device" : "the CPU device";
-  if (const int needed = MinComputeCapability(row); needed > info.compute_capability) {
+  if (strategy.backend != info.backend)
+    return strategy.backend == Backend::kCuda ? "a CUDA device" : "the CPU device";
+  if (const int needed = MinComputeCapability(strategy); needed > info.compute_capability) {
     return absl::StrCat("compute capability ", needed / 10, ".", needed % 10, " or higher");
   }
-  return row.missing == nullptr ? "" : row.missing(device);
+  return strategy.missing == nullptr ? "" : strategy.missing(device);
 }
 
 namespace {
@@ -134,10 +134,10 @@ template <class Problem>
 const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
                                  const Problem& problem, const Device& device) {
   for (std::string_view name : names) {
-    for (const Strategy<Problem>* row : Strategies<Problem>()) {
-      if (row->name == name && row->dtypes.Contains(problem.dtype) &&
-          Missing(*row, device).empty() && Refusal(*row, problem).empty())
-        return row;
+    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+      if (strategy->name == name && strategy->dtypes.Contains(problem.dtype) &&
+          Missing(*strategy, device).empty() && Refusal(*strategy, problem).empty())
+        return strategy;
     }
   }
   return nullptr;
@@ -196,8 +196,8 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
     if (problem.dtype == DType::kF16) best = "tensor_f16";
   }
   if (least > kFewTma && problem.k <= short_k) best = "outer_product";
-  if (const auto* row = FirstOf({best, otherwise}, problem, device)) return row;
-  if (const auto* row = ChooseInPlace(problem, device)) return row;
+  if (const auto* strategy = FirstOf({best, otherwise}, problem, device)) return strategy;
+  if (const auto* strategy = ChooseInPlace(problem, device)) return strategy;
   // Five times as fast as Debian's OpenBLAS on 16 cores, as fast within a sixth on 2; the library
   // is better with few rows or columns.
   return least >= kMany ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
@@ -230,28 +230,28 @@ namespace {
 template <class Problem>
 void Append(const Problem& reference, absl::Span<Device* const> devices,
             std::vector<StrategyInfo>& list) {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
     StrategyInfo info{.operation = Problem::kOperation,
-                      .name = row->name,
-                      .summary = row->summary,
-                      .source = row->source,
-                      .backend = row->backend,
-                      .dtypes = row->dtypes,
-                      .min_compute_capability = MinComputeCapability(*row),
-                      .limits = row->limits,
-                      .deterministic = row->deterministic,
-                      .vendor = row->vendor,
+                      .name = strategy->name,
+                      .summary = strategy->summary,
+                      .source = strategy->source,
+                      .backend = strategy->backend,
+                      .dtypes = strategy->dtypes,
+                      .min_compute_capability = MinComputeCapability(*strategy),
+                      .limits = strategy->limits,
+                      .deterministic = strategy->deterministic,
+                      .vendor = strategy->vendor,
                       .available = false,
                       .chosen = false,
                       .needs = "",
-                      .cost = row->cost(reference),
-                      .roundoff = row->roundoff(reference)};
+                      .cost = strategy->cost(reference),
+                      .roundoff = strategy->roundoff(reference)};
     for (const Device* device : devices) {
-      std::string missing = Missing(*row, *device);
+      std::string missing = Missing(*strategy, *device);
       info.available |= missing.empty();
-      info.chosen |= Choose(reference, *device) == row;
+      info.chosen |= Choose(reference, *device) == strategy;
       // A device of the strategy's own kind says best what is missing.
-      if (info.needs.empty() || device->info().backend == row->backend)
+      if (info.needs.empty() || device->info().backend == strategy->backend)
         info.needs = std::move(missing);
     }
     if (info.available) info.needs.clear();

@@ -102,9 +102,9 @@ constexpr bool kHasNarrow =
 
 // A few steps along k, for a strategy that takes no more.
 template <class Problem>
-void Suit(const Strategy<Problem>& row, Problem& p) {
+void Suit(const Strategy<Problem>& strategy, Problem& p) {
   if constexpr (std::is_same_v<Problem, MatmulProblem>)
-    if (!Refusal(row, p).empty()) p.k = p.lda = kFew;
+    if (!Refusal(strategy, p).empty()) p.k = p.lda = kFew;
 }
 
 class WarmUpRun {
@@ -141,34 +141,34 @@ class WarmUpRun {
   template <class Problem>
   absl::Status Default() {
     Problem p = MakeProblem<Problem>(small(), DType::kF32, arena_, false);
-    const Strategy<Problem>* row = Choose(p, stream_.device());
-    return row == nullptr ? absl::OkStatus() : Run(*row, p).status();
+    const Strategy<Problem>* strategy = Choose(p, stream_.device());
+    return strategy == nullptr ? absl::OkStatus() : Run(*strategy, p).status();
   }
 
   template <class Problem>
-  absl::Status EveryRow() {
-    for (const Strategy<Problem>* row : Strategies<Problem>()) {
-      if (!Missing(*row, stream_.device()).empty()) continue;
+  absl::Status EveryStrategy() {
+    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+      if (!Missing(*strategy, stream_.device()).empty()) continue;
       for (bool narrow : {false, true}) {
         if (narrow && !kHasNarrow<Problem>) continue;
         bool first = true;
         for (DType dtype : kAllDTypes) {
-          if (!row->dtypes.Contains(dtype)) continue;
+          if (!strategy->dtypes.Contains(dtype)) continue;
           if constexpr (std::is_same_v<Problem, MatmulProblem>)
             if (!IsMatmulPair(dtype, dtype)) continue;
           Problem little = MakeProblem<Problem>(small(), dtype, arena_, narrow);
           Problem much = MakeProblem<Problem>(large(), dtype, arena_, narrow);
-          Suit(*row, little);
-          Suit(*row, much);
-          if (!Refusal(*row, little).empty() || !Refusal(*row, much).empty()) continue;
+          Suit(*strategy, little);
+          Suit(*strategy, much);
+          if (!Refusal(*strategy, little).empty() || !Refusal(*strategy, much).empty()) continue;
           // kAllDTypes begins with F32.
-          const bool every = cpu_ || Choose(little, stream_.device()) == row ||
-                             Choose(much, stream_.device()) == row;
+          const bool every = cpu_ || Choose(little, stream_.device()) == strategy ||
+                             Choose(much, stream_.device()) == strategy;
           if (!first && !every) continue;
           first = false;
           for (ReduceOp op : Ops<Problem>(every)) {
             if constexpr (requires { little.op; }) little.op = much.op = op;
-            Measure(*row, little, much);
+            Measure(*strategy, little, much);
             if (stream_.device().lost()) return Synchronize(stream_);
           }
         }
@@ -188,12 +188,12 @@ class WarmUpRun {
 
   // Seconds that the strategy takes, in a request of its own.
   template <class Problem>
-  absl::StatusOr<double> Run(const Strategy<Problem>& row, Problem p) {
+  absl::StatusOr<double> Run(const Strategy<Problem>& strategy, Problem p) {
     if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
     const double start = Now();
     absl::Status status = Guard(stream_.device(), [&] {
       if constexpr (requires { p.result; }) p.result = stream_.result();
-      row.launch(p, stream_);
+      strategy.launch(p, stream_);
       stream_.Synchronize();
     });
     if (!status.ok()) return status;
@@ -208,13 +208,13 @@ class WarmUpRun {
   }
 
   template <class Problem>
-  void Measure(const Strategy<Problem>& row, const Problem& little, const Problem& much) {
+  void Measure(const Strategy<Problem>& strategy, const Problem& little, const Problem& much) {
     // The first of each loads code and makes room; the better of two is the one less disturbed.
-    if (!Run(row, little).ok() || !Run(row, much).ok()) return;
-    const absl::StatusOr<double> small_seconds = Run(row, little);
-    const absl::StatusOr<double> once = Run(row, much), again = Run(row, much);
+    if (!Run(strategy, little).ok() || !Run(strategy, much).ok()) return;
+    const absl::StatusOr<double> small_seconds = Run(strategy, little);
+    const absl::StatusOr<double> once = Run(strategy, much), again = Run(strategy, much);
     if (!small_seconds.ok() || !once.ok() || !again.ok()) return;
-    pace_.Calibrate(row, little, *small_seconds, much, std::min(*once, *again));
+    pace_.Calibrate(strategy, little, *small_seconds, much, std::min(*once, *again));
   }
 
   Stream& stream_;
@@ -235,7 +235,7 @@ absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row) {
     status.Update(run.Default<MatmulProblem>());
     return stream.device().lost() ? status : BeginRequest(stream);
   }
-  ForEachOperation([&]<class Problem>() { status.Update(run.EveryRow<Problem>()); });
+  ForEachOperation([&]<class Problem>() { status.Update(run.EveryStrategy<Problem>()); });
   if (!status.ok()) return status;
   return BeginRequest(stream);
 }

@@ -370,37 +370,38 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
         std::string operations;  // those there are, for the message
         bool known = operation.empty();
         std::string_view last;
-        for (const StrategyInfo& row : tessera::ListStrategies(devices)) {
-          if (row.operation != last) {
-            last = row.operation;
+        for (const StrategyInfo& strategy : tessera::ListStrategies(devices)) {
+          if (strategy.operation != last) {
+            last = strategy.operation;
             absl::StrAppend(&operations, operations.empty() ? "" : ", ", std::string(last));
           }
-          known = known || row.operation == operation;
-          if (!operation.empty() && row.operation != operation) continue;
-          if (!backend.empty() && Name(row.backend) != backend) continue;
+          known = known || strategy.operation == operation;
+          if (!operation.empty() && strategy.operation != operation) continue;
+          if (!backend.empty() && Name(strategy.backend) != backend) continue;
           v1::Strategy* out = response->add_strategies();
-          out->set_operation(std::string(row.operation));
-          out->set_name(std::string(row.name));
-          out->set_summary(std::string(row.summary));
-          out->set_backend(std::string(Name(row.backend)));
+          out->set_operation(std::string(strategy.operation));
+          out->set_name(std::string(strategy.name));
+          out->set_summary(std::string(strategy.summary));
+          out->set_backend(std::string(Name(strategy.backend)));
           for (int dtype = v1::Dtype_MIN + 1; dtype <= v1::Dtype_MAX; ++dtype) {
-            if (row.dtypes.Contains(static_cast<DType>(dtype))) {
+            if (strategy.dtypes.Contains(static_cast<DType>(dtype))) {
               out->add_dtypes(static_cast<v1::Dtype>(dtype));
             }
           }
-          out->set_deterministic(row.deterministic);
-          out->set_vendor(row.vendor);
-          out->set_available(row.available);
-          out->set_needs(row.needs);
-          out->set_bytes(row.cost.bytes);
-          out->set_flops(row.cost.flops);
-          out->set_roundoff(row.roundoff);
-          out->set_min_compute_capability(row.min_compute_capability);
-          out->set_source(std::string(row.source));
-          out->set_default_(row.chosen);
-          SetRange(row.limits.block_size, [&] { return out->mutable_block_size(); });
-          SetRange(row.limits.grid_size, [&] { return out->mutable_grid_size(); });
-          SetRange(row.limits.items_per_thread, [&] { return out->mutable_items_per_thread(); });
+          out->set_deterministic(strategy.deterministic);
+          out->set_vendor(strategy.vendor);
+          out->set_available(strategy.available);
+          out->set_needs(strategy.needs);
+          out->set_bytes(strategy.cost.bytes);
+          out->set_flops(strategy.cost.flops);
+          out->set_roundoff(strategy.roundoff);
+          out->set_min_compute_capability(strategy.min_compute_capability);
+          out->set_source(std::string(strategy.source));
+          out->set_default_(strategy.chosen);
+          SetRange(strategy.limits.block_size, [&] { return out->mutable_block_size(); });
+          SetRange(strategy.limits.grid_size, [&] { return out->mutable_grid_size(); });
+          SetRange(strategy.limits.items_per_thread,
+                   [&] { return out->mutable_items_per_thread(); });
         }
         return known ? absl::OkStatus() : BadOperation("operation", operation, operations);
       });

@@ -41,7 +41,7 @@ struct Options {
   int max_streams = 1024;                     // calls at once on a connection
   std::uint32_t queue = 1024;                 // operations that may wait, each device
   std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;          // by estimate; of the rows that are defaults
+  double max_operation_seconds = 30;          // by estimate; of default strategies
   double max_slow_operation_seconds = 5;      // of the others
   int workers = 4;                            // operations that run at once, each device
 

@@ -5,10 +5,10 @@
 namespace tessera::test {
 namespace {
 
-class AddTest : public testing::TestWithParam<RowCase> {};
+class AddTest : public testing::TestWithParam<StrategyCase> {};
 
 TEST_P(AddTest, SizesAndAlignments) {
-  TESSERA_NEED_ROW(AddProblem, GetParam());
+  TESSERA_NEED_STRATEGY(AddProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -29,12 +29,12 @@ TEST_P(AddTest, SizesAndAlignments) {
 }
 
 TEST_P(AddTest, RepeatsARowByStrideZero) {
-  TESSERA_NEED_ROW(AddProblem, GetParam());
+  TESSERA_NEED_STRATEGY(AddProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
-    const std::vector<T> matrix = NormalVector<T>(300 * 70, 1), row = NormalVector<T>(70, 2);
-    DeviceArray<T> dm(stream, matrix), dr(stream, row), out(stream, 300 * 70);
+    const std::vector<T> matrix = NormalVector<T>(300 * 70, 1), strategy = NormalVector<T>(70, 2);
+    DeviceArray<T> dm(stream, matrix), dr(stream, strategy), out(stream, 300 * 70);
     const auto repeated =
         MakeView({GetParam().dtype, MakeShape({70})}, dr.data(), 0, {300, 70}, {0, 1});
     ASSERT_TRUE(repeated.ok()) << repeated.status();
@@ -44,12 +44,12 @@ TEST_P(AddTest, RepeatsARowByStrideZero) {
     const std::vector<T> got = out.Values();
     for (std::size_t i = 0; i < got.size(); ++i)
       ASSERT_EQ(Exact(got[i]), Exact(static_cast<T>(static_cast<ValueOf<T>>(matrix[i]) +
-                                                    static_cast<ValueOf<T>>(row[i % 70]))))
+                                                    static_cast<ValueOf<T>>(strategy[i % 70]))))
           << i;
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, AddTest, testing::ValuesIn(RowCases<AddProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, AddTest, testing::ValuesIn(StrategyCases<AddProblem>()), CaseName);
 
 }  // namespace
 }  // namespace tessera::test

@@ -1,4 +1,4 @@
-// Every strategy of Dot, from the table, against sums in long double with the row's own bound.
+// Every strategy of Dot, from the table, against sums in long double with the strategy's own bound.
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -49,7 +49,7 @@ void ExpectDot(const ScalarResult& got, const Reference& want) {
   }
 }
 
-class DotTest : public testing::TestWithParam<RowCase> {
+class DotTest : public testing::TestWithParam<StrategyCase> {
  protected:
   template <class T>
   void Check(const std::vector<T>& a, const std::vector<T>& b, Launch launch = {},
@@ -84,7 +84,7 @@ class DotTest : public testing::TestWithParam<RowCase> {
 };
 
 TEST_P(DotTest, AwkwardSizes) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (std::int64_t n : AwkwardSizes()) {
@@ -96,10 +96,10 @@ TEST_P(DotTest, AwkwardSizes) {
 }
 
 TEST_P(DotTest, LaunchesAndAlignments) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    for (const Launch& launch : Launches(Row<DotProblem>(GetParam()).limits)) {
+    for (const Launch& launch : Launches(StrategyOf<DotProblem>(GetParam()).limits)) {
       for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001}))
         Check<T>(NormalVector<T>(n, 5, 0.5), NormalVector<T>(n, 6), launch, n % 4, n % 3);
     }
@@ -107,8 +107,8 @@ TEST_P(DotTest, LaunchesAndAlignments) {
 }
 
 TEST_P(DotTest, LaunchesOutOfRange) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
-  const LaunchLimits& limits = Row<DotProblem>(GetParam()).limits;
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
+  const LaunchLimits& limits = StrategyOf<DotProblem>(GetParam()).limits;
   Stream& stream = TestStream(GetParam().backend);
   DeviceArray<std::int64_t> words(stream, std::vector<std::int64_t>{1});
   const View x = WholeView({GetParam().dtype, MakeShape({1})}, words.data());
@@ -136,7 +136,7 @@ TEST_P(DotTest, LaunchesOutOfRange) {
 }
 
 TEST_P(DotTest, EmptyIsZero) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   Stream& stream = TestStream(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({0})}, nullptr);
   const auto result = RunDot(stream, empty, empty, {.strategy = GetParam().name});
@@ -148,7 +148,7 @@ TEST_P(DotTest, EmptyIsZero) {
 class DeterministicDotTest : public DotTest {};
 
 TEST_P(DeterministicDotTest, RepeatsItsBits) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -169,7 +169,7 @@ TEST_P(DeterministicDotTest, RepeatsItsBits) {
 class DotOfFloatsTest : public DotTest {};
 
 TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -192,14 +192,14 @@ TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
 }
 
 TEST_P(DotTest, StridedViews) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
     const std::vector<T> values = NormalVector<T>(40 * 50, 9);
     DeviceArray<T> array(stream, values, 1);
     const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
-    // A transposed block, reversed along one axis, against a row repeated by a stride of 0.
+    // A transposed block, reversed along one axis, against a strategy repeated by a stride of 0.
     const auto a = MakeView(type, array.data(), 30 * 50 + 3, {20, 25}, {2, -50});
     const auto b = MakeView(type, array.data(), 7, {20, 25}, {0, 1});
     ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
@@ -219,7 +219,7 @@ TEST_P(DotTest, StridedViews) {
 class DotOfIntegersTest : public DotTest {};
 
 TEST_P(DotOfIntegersTest, Wrap) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
@@ -254,7 +254,7 @@ struct LargeOperands {
 };
 
 TEST_P(DotTest, Large) {
-  TESSERA_NEED_ROW(DotProblem, GetParam());
+  TESSERA_NEED_STRATEGY(DotProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     const Backend backend = GetParam().backend;
     const auto& large = LargeOperands<decltype(t)>::Of(backend);
@@ -262,13 +262,13 @@ TEST_P(DotTest, Large) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, DotTest, testing::ValuesIn(RowCases<DotProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DotTest, testing::ValuesIn(StrategyCases<DotProblem>()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, DeterministicDotTest,
-                         testing::ValuesIn(RowCases<DotProblem>(kDeterministic)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, DotOfFloatsTest, testing::ValuesIn(RowCases<DotProblem>(kFloats)),
-                         CaseName);
+                         testing::ValuesIn(StrategyCases<DotProblem>(kDeterministic)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, DotOfFloatsTest,
+                         testing::ValuesIn(StrategyCases<DotProblem>(kFloats)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, DotOfIntegersTest,
-                         testing::ValuesIn(RowCases<DotProblem>(kIntegers)), CaseName);
+                         testing::ValuesIn(StrategyCases<DotProblem>(kIntegers)), CaseName);
 
 TEST(DotErrors, OperandsThatDoNotFit) {
   Stream& stream = TestStream(Backend::kCpu);

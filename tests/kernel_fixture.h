@@ -57,30 +57,30 @@ inline Stream& TestStream(Backend backend) {
   return *it->second;
 }
 
-// One row and one of its types: what most suites are parametrised by.
-struct RowCase {
+// One strategy and one of its types: what most suites are parametrised by.
+struct StrategyCase {
   std::string_view name;
   Backend backend;
   DType dtype;
 };
 
-inline void PrintTo(const RowCase& c, std::ostream* os) {
+inline void PrintTo(const StrategyCase& c, std::ostream* os) {
   *os << Name(c.backend) << " " << c.name << " " << Name(c.dtype);
 }
 
 // Of all strategies, or of those that a test applies to: keep(strategy, dtype).
 template <class Problem, class Keep>
-std::vector<RowCase> RowCases(Keep keep) {
-  std::vector<RowCase> cases;
-  for (const Strategy<Problem>* row : Strategies<Problem>())
+std::vector<StrategyCase> StrategyCases(Keep keep) {
+  std::vector<StrategyCase> cases;
+  for (const Strategy<Problem>* strategy : Strategies<Problem>())
     for (DType dtype : kAllDTypes)
-      if (row->dtypes.Contains(dtype) && keep(*row, dtype))
-        cases.push_back({row->name, row->backend, dtype});
+      if (strategy->dtypes.Contains(dtype) && keep(*strategy, dtype))
+        cases.push_back({strategy->name, strategy->backend, dtype});
   return cases;
 }
 template <class Problem>
-std::vector<RowCase> RowCases() {
-  return RowCases<Problem>([](const auto&, DType) { return true; });
+std::vector<StrategyCase> StrategyCases() {
+  return StrategyCases<Problem>([](const auto&, DType) { return true; });
 }
 
 // What tests apply to.
@@ -88,33 +88,35 @@ inline constexpr auto kIntegers = [](const auto&, DType dtype) { return IsIntege
 inline constexpr auto kFloats = [](const auto&, DType dtype) { return !IsInteger(dtype); };
 template <DType... kDTypes>
 inline constexpr auto kOf = [](const auto&, DType dtype) { return ((dtype == kDTypes) || ...); };
-inline constexpr auto kDeterministic = [](const auto& row, DType) { return row.deterministic; };
+inline constexpr auto kDeterministic = [](const auto& strategy, DType) {
+  return strategy.deterministic;
+};
 
 template <class Problem>
-const Strategy<Problem>& Row(const RowCase& c) {
-  for (const Strategy<Problem>* row : Strategies<Problem>())
-    if (row->name == c.name && row->backend == c.backend) return *row;
+const Strategy<Problem>& StrategyOf(const StrategyCase& c) {
+  for (const Strategy<Problem>* strategy : Strategies<Problem>())
+    if (strategy->name == c.name && strategy->backend == c.backend) return *strategy;
   std::abort();
 }
 
-inline std::string CaseName(const testing::TestParamInfo<RowCase>& info) {
-  const RowCase& c = info.param;
+inline std::string CaseName(const testing::TestParamInfo<StrategyCase>& info) {
+  const StrategyCase& c = info.param;
   return std::string(Name(c.backend)) + "_" + std::string(c.name) + "_" +
          std::string(Name(c.dtype));
 }
 
-// Ends the test as skipped when the row lacks something on this device (a library that is not
+// Ends the test as skipped when the strategy lacks something on this device (a library that is not
 // installed). Where a GPU is required that is a failure, except for the vendor's libraries, which a
 // bare GPU host need not have.
-#define TESSERA_NEED_ROW(Problem, row_case)                                     \
-  TESSERA_NEED_DEVICE((row_case).backend);                                      \
-  if (const std::string missing =                                               \
-          ::tessera::Missing(::tessera::test::Row<Problem>(row_case),           \
-                             *::tessera::test::TestDevice((row_case).backend)); \
-      !missing.empty()) {                                                       \
-    if (::tessera::test::GpuRequired()) FAIL() << "the row needs " << missing;  \
-    GTEST_SKIP() << "the row needs " << missing;                                \
-  }                                                                             \
+#define TESSERA_NEED_STRATEGY(Problem, row_case)                                    \
+  TESSERA_NEED_DEVICE((row_case).backend);                                          \
+  if (const std::string missing =                                                   \
+          ::tessera::Missing(::tessera::test::StrategyOf<Problem>(row_case),        \
+                             *::tessera::test::TestDevice((row_case).backend));     \
+      !missing.empty()) {                                                           \
+    if (::tessera::test::GpuRequired()) FAIL() << "the strategy needs " << missing; \
+    GTEST_SKIP() << "the strategy needs " << missing;                               \
+  }                                                                                 \
   static_assert(true)
 
 template <class T>
@@ -205,7 +207,7 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
 }
 
 // A sum for references, compensated (Neumaier): at 2^28 terms a plain long double is off by more
-// than the rows' bounds.
+// than the strategies' bounds.
 class ExactSum {
  public:
   void Add(long double x) {
@@ -334,7 +336,7 @@ inline std::int64_t LargeSize(Backend backend) {
   return std::min(Largest(), (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3);
 }
 
-// What a launch knob may be tried with: none, and values inside the row's range, powers of two or
+// What a launch knob may be tried with: none, and values inside the strategy's range, powers of two or
 // not.
 inline std::vector<Launch> Launches(const LaunchLimits& limits) {
   std::vector<Launch> launches = {{}};

@@ -21,7 +21,7 @@ struct MatmulShape {
 };
 
 struct MatmulCase {
-  RowCase row;
+  StrategyCase row;
   DType out_dtype;
 };
 
@@ -38,7 +38,7 @@ std::string MatmulCaseName(const testing::TestParamInfo<MatmulCase>& info) {
 template <class Keep>
 std::vector<MatmulCase> MatmulCases(Keep keep) {
   std::vector<MatmulCase> cases;
-  for (const RowCase& row : RowCases<MatmulProblem>(keep))
+  for (const StrategyCase& row : StrategyCases<MatmulProblem>(keep))
     for (DType out_dtype : kAllDTypes)
       if (IsMatmulPair(row.dtype, out_dtype)) cases.push_back({row, out_dtype});
   return cases;
@@ -60,7 +60,7 @@ bool RoundsOperands(const Strategy<MatmulProblem>& row, DType dtype) {
 
 class MatmulTest : public testing::TestWithParam<MatmulCase> {
  protected:
-  const Strategy<MatmulProblem>& row() const { return Row<MatmulProblem>(GetParam().row); }
+  const Strategy<MatmulProblem>& row() const { return StrategyOf<MatmulProblem>(GetParam().row); }
 
   // Calls f with the operands' and the result's type.
   template <class F>
@@ -171,7 +171,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
 };
 
 TEST_P(MatmulTest, ShapesAndTransposes) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     int shape = 0;
     for (const MatmulShape& s : {MatmulShape{1, 1, 1},
@@ -197,7 +197,7 @@ TEST_P(MatmulTest, ShapesAndTransposes) {
 }
 
 TEST_P(MatmulTest, EmptyExtents) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     for (const MatmulShape& s : {MatmulShape{0, 5, 3}, {5, 0, 3}, {5, 7, 0}, {0, 0, 0}})
       for (int transposes = 0; transposes < 4; ++transposes)
@@ -206,7 +206,7 @@ TEST_P(MatmulTest, EmptyExtents) {
 }
 
 TEST_P(MatmulTest, Launches) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     std::vector<Launch> launches = Launches(row().limits);
     if (row().limits.items_per_thread.max != 0)
@@ -216,7 +216,7 @@ TEST_P(MatmulTest, Launches) {
 }
 
 TEST_P(MatmulTest, StridedViews) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     const ArrayType type{GetParam().row.dtype, MakeShape({60, 80})};
     const std::vector<T> values = NormalVector<T>(60 * 80, 3);
@@ -250,7 +250,7 @@ class MatmulOfFloatsTest : public MatmulTest {};
 
 // What lies beyond an edge, in the row's tiles or in memory, does not reach the result.
 TEST_P(MatmulOfFloatsTest, NonFiniteElementsStayInTheirRowAndColumn) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     constexpr std::int64_t kSide = 130;
     // Also for rows that take only few columns, or few steps along k.
@@ -297,7 +297,7 @@ class MatmulOfF32Test : public MatmulTest {};
 // f32 of all sizes, subnormal numbers and infinities included, where a row must not lose more than
 // plain f32 does.
 TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   // Binary exponents of the elements of a and b. No partial sum leaves the range of f32.
   struct Sizes {
     double a_least, a_most, b_least, b_most;
@@ -347,7 +347,7 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
 }
 
 TEST_P(MatmulTest, Large) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
   Dispatch([&]<class T, class O>(T, O) {
     // Rows choose their tiles by the size of the result: many, some and few of them.
@@ -369,7 +369,7 @@ TEST_P(MatmulTest, Large) {
 }
 
 TEST_P(MatmulTest, RandomShapes) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
   Dispatch([&]<class T, class O>(T, O) {
     Random random(7);
@@ -388,7 +388,7 @@ TEST_P(MatmulTest, RandomShapes) {
 
 // Few rows or few columns: every number of them, and k long enough to be cut into parts.
 TEST_P(MatmulTest, Skinny) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool gpu = GetParam().row.backend == Backend::kCuda;
   const std::int64_t k = Watched() ? 45 : gpu ? 4201 : 301;
   // A large operand of several tiles whose rows are aligned, whichever way it lies.
@@ -415,7 +415,7 @@ TEST_P(MatmulTest, Skinny) {
 // Few steps along k: every number of them; for the row that is made for it also results of many
 // tiles, high, wide and ragged.
 TEST_P(MatmulTest, FewSteps) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   const bool made_for = row().name == "outer_product";
   Dispatch([&]<class T, class O>(T, O) {
     for (int k = 0; k <= 9; ++k)
@@ -537,7 +537,7 @@ class MatmulPartsTest : public MatmulTest {
 // The operands are small whole numbers, and each matrix a column times a row, so that every element
 // is exact and known: a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
 TEST_P(MatmulPartsTest, AllOfC) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   Dispatch([&]<class T, class O>(T, O) {
     int transposes = 0;
     for (const MatmulShape& s : {MatmulShape{1109, 1803, 3705},
@@ -572,7 +572,7 @@ class MatmulOrderTest : public MatmulTest {};
 
 // These rows add up each element in the same order, so they agree to the last bit.
 TEST_P(MatmulOrderTest, SameBitsAsNaive) {
-  TESSERA_NEED_ROW(MatmulProblem, GetParam().row);
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
   constexpr std::int64_t kM = 4100, kN = 2900;
   const std::int64_t k = row().name == "outer_product" ? 7 : 333;
   Stream& stream = TestStream(Backend::kCuda);
@@ -599,7 +599,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Products of more than 2^33 multiply-adds, which the library gets in slabs of columns or of rows.
 // Element [i, j] is the number of steps times what row i and column j are made of.
 TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
-  TESSERA_NEED_ROW(MatmulProblem, (RowCase{"cpu_library", Backend::kCpu, DType::kF32}));
+  TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"cpu_library", Backend::kCpu, DType::kF32}));
   Stream& stream = TestStream(Backend::kCpu);
   constexpr std::int64_t kFew = 512, kMany = 4096, kK = 4100;
   for (const auto& [m, n] : {std::pair(kFew, kMany), {kMany, kFew}}) {
@@ -629,8 +629,8 @@ TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
 // On Hopper the tensor cores take 16-bit products, unless there are few rows or columns, or few
 // results of long sums whose rows the library can read in packs.
 TEST(MatmulChoice, Of16BitsOnHopper) {
-  TESSERA_NEED_ROW(MatmulProblem, (RowCase{"tensor_bf16", Backend::kCuda, DType::kBF16}));
-  TESSERA_NEED_ROW(MatmulProblem, (RowCase{"cublas", Backend::kCuda, DType::kBF16}));
+  TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"tensor_bf16", Backend::kCuda, DType::kBF16}));
+  TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"cublas", Backend::kCuda, DType::kBF16}));
   const Device& device = *TestDevice(Backend::kCuda);
   const auto choice = [&](DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
                           std::int64_t more_pitch = 0) {

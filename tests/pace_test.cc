@@ -37,8 +37,8 @@ View Broadcast(const void* element, DType dtype, std::initializer_list<std::int6
 }
 
 template <class Problem>
-const Strategy<Problem>& RowNamed(std::string_view name) {
-  return Row<Problem>({name, Backend::kCpu, DType::kF32});
+const Strategy<Problem>& StrategyNamed(std::string_view name) {
+  return StrategyOf<Problem>({name, Backend::kCpu, DType::kF32});
 }
 
 // --- Limits ---
@@ -93,7 +93,7 @@ TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
   l.ExpectRefused(status, 5, "cpu_naive");
   EXPECT_NE(status.message().find("no strategy"), std::string::npos) << status;
 
-  // The row that Choose picks is no slow row by being named.
+  // The strategy that Choose picks is no slow strategy by being named.
   float out = 0;
   const View x = Broadcast(&l.one, DType::kF32, {1});
   l.options.max_slow_seconds = 0;
@@ -111,7 +111,7 @@ TEST(PaceTest, GathersCount) {
   const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
   View gathered = VectorView(values.data(), n);
   gathered.strides[0] = 0;
-  // More than the row, less than the row and what makes its operand contiguous.
+  // More than the strategy, less than the strategy and what makes its operand contiguous.
   const DotProblem p = {.n = n};
   l.options.max_seconds = 1.01 * l.pace.Estimate(*Choose(p, l.device), p);
   const View whole = VectorView(values.data(), n);
@@ -131,29 +131,29 @@ TEST(PaceTest, WithoutAPaceThereAreNoLimits) {
 // --- Figures ---
 
 template <class Problem>
-std::vector<Launch> ExtremeLaunches(const Strategy<Problem>& row) {
+std::vector<Launch> ExtremeLaunches(const Strategy<Problem>& strategy) {
   std::vector<Launch> launches = {{}};
   for (const bool most : {false, true}) {
     const auto pick = [&](LaunchLimits::Range r) { return most ? r.max : r.min; };
-    launches.push_back({pick(row.limits.block_size), pick(row.limits.grid_size),
-                        pick(row.limits.items_per_thread)});
+    launches.push_back({pick(strategy.limits.block_size), pick(strategy.limits.grid_size),
+                        pick(strategy.limits.items_per_thread)});
   }
   return launches;
 }
 
 template <class Problem>
 void ExpectFigures(std::initializer_list<Problem> problems) {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    const Pace pace(Info(row->backend));
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+    const Pace pace(Info(strategy->backend));
     for (Problem p : problems) {
       for (DType dtype : kAllDTypes) {
         p.dtype = dtype;
         if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
-        if (!row->dtypes.Contains(dtype) || !Refusal(*row, p).empty()) continue;
-        for (const Launch& launch : ExtremeLaunches(*row)) {
+        if (!strategy->dtypes.Contains(dtype) || !Refusal(*strategy, p).empty()) continue;
+        for (const Launch& launch : ExtremeLaunches(*strategy)) {
           p.launch = launch;
-          const double seconds = pace.Estimate(*row, p);
-          EXPECT_TRUE(std::isfinite(seconds) && seconds >= 0) << row->name << " " << seconds;
+          const double seconds = pace.Estimate(*strategy, p);
+          EXPECT_TRUE(std::isfinite(seconds) && seconds >= 0) << strategy->name << " " << seconds;
         }
       }
     }
@@ -193,17 +193,17 @@ TEST(PaceTest, FiguresStayFigures) {
 // The second problem is the first, 2^10 times as large.
 template <class Problem>
 void ExpectGrowth(Problem small, Problem large) {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    const Pace pace(Info(row->backend));
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+    const Pace pace(Info(strategy->backend));
     for (DType dtype : kAllDTypes) {
-      if (!row->dtypes.Contains(dtype)) continue;
+      if (!strategy->dtypes.Contains(dtype)) continue;
       small.dtype = large.dtype = dtype;
       if constexpr (requires { small.out_dtype; }) small.out_dtype = large.out_dtype = dtype;
-      if (!Refusal(*row, small).empty() || !Refusal(*row, large).empty()) continue;
-      const double less = pace.Estimate(*row, small), more = pace.Estimate(*row, large);
-      EXPECT_GT(less, 0) << row->name;
-      // Rows that end in steps one after another take longer for the small one than its data does.
-      EXPECT_GT(more, 20 * less) << row->name << " " << Name(dtype);
+      if (!Refusal(*strategy, small).empty() || !Refusal(*strategy, large).empty()) continue;
+      const double less = pace.Estimate(*strategy, small), more = pace.Estimate(*strategy, large);
+      EXPECT_GT(less, 0) << strategy->name;
+      // Strategies that end in steps one after another take longer for the small one than its data does.
+      EXPECT_GT(more, 20 * less) << strategy->name << " " << Name(dtype);
     }
   }
 }
@@ -227,18 +227,18 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                               {.m = 16, .n = 65536, .k = 262144, .lda = 262144, .ldb = 65536});
 }
 
-// Windows that are nearly as long as the array: rows that add up each of them are told from the one
+// Windows that are nearly as long as the array: strategies that add up each of them are told from the one
 // that does not.
 TEST(PaceTest, WideWindowsCostWhatTheRowSays) {
   const WindowSumProblem narrow = {.n = 1 << 24, .radius = 8};
   const WindowSumProblem wide = {.n = 1 << 24, .radius = (1 << 24) - 1};
-  for (const Strategy<WindowSumProblem>* row : Strategies<WindowSumProblem>()) {
-    const Pace pace(Info(row->backend));
-    const double ratio = pace.Estimate(*row, wide) / pace.Estimate(*row, narrow);
-    if (row->name == "simple" || row->name == "shared") {
-      EXPECT_GT(ratio, 1e4) << row->name;
+  for (const Strategy<WindowSumProblem>* strategy : Strategies<WindowSumProblem>()) {
+    const Pace pace(Info(strategy->backend));
+    const double ratio = pace.Estimate(*strategy, wide) / pace.Estimate(*strategy, narrow);
+    if (strategy->name == "simple" || strategy->name == "shared") {
+      EXPECT_GT(ratio, 1e4) << strategy->name;
     } else {
-      EXPECT_LT(ratio, 10) << row->name;
+      EXPECT_LT(ratio, 10) << strategy->name;
     }
   }
 }
@@ -249,91 +249,92 @@ TEST(PaceTest, SmallGridsOnAGpuTakeLong) {
   const DotProblem usual = {.n = std::int64_t{1} << 32};
   DotProblem lone = usual;
   lone.launch = {.block_size = 32, .grid_size = 1};
-  for (const Strategy<DotProblem>* row : Strategies<DotProblem>()) {
-    if (row->backend != Backend::kCuda || row->limits.grid_size.max == 0) continue;
-    EXPECT_GT(pace.Estimate(*row, lone), 100 * pace.Estimate(*row, usual)) << row->name;
-    EXPECT_GT(pace.Estimate(*row, lone), 5) << row->name;
+  for (const Strategy<DotProblem>* strategy : Strategies<DotProblem>()) {
+    if (strategy->backend != Backend::kCuda || strategy->limits.grid_size.max == 0) continue;
+    EXPECT_GT(pace.Estimate(*strategy, lone), 100 * pace.Estimate(*strategy, usual))
+        << strategy->name;
+    EXPECT_GT(pace.Estimate(*strategy, lone), 5) << strategy->name;
   }
 }
 
 // Blocks that wait for others to end make nothing faster.
 TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
-  static constexpr Strategy<DotProblem> kRow = {
+  static constexpr Strategy<DotProblem> kStrategy = {
       .name = "made_up", .backend = Backend::kCuda, .cost = [](const DotProblem& p) {
         return Cost{
             .bytes = 8 * static_cast<std::uint64_t>(p.n), .flops = 0, .atomics = 0, .depth = 1};
       }};
   const Pace pace(Info(Backend::kCuda));
   DotProblem p = {.n = std::int64_t{1} << 32};
-  const double usual = pace.Estimate(kRow, p);
+  const double usual = pace.Estimate(kStrategy, p);
   p.launch.block_size = 32;
-  const double narrow = pace.Estimate(kRow, p);
+  const double narrow = pace.Estimate(kStrategy, p);
   EXPECT_GT(narrow, 1.5 * usual);
   p.launch.grid_size = 1 << 20;
-  EXPECT_EQ(pace.Estimate(kRow, p), narrow);
+  EXPECT_EQ(pace.Estimate(kStrategy, p), narrow);
   p.launch.grid_size = 1;
-  EXPECT_GT(pace.Estimate(kRow, p), 100 * narrow);
+  EXPECT_GT(pace.Estimate(kStrategy, p), 100 * narrow);
 }
 
 // --- Learning ---
 
 TEST(PaceTest, LearnsWhatARowTakes) {
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_parallel");
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_parallel");
   const DotProblem p = {.n = 1 << 24};
   Pace pace(Info(Backend::kCpu));
-  const double cold = pace.Estimate(row, p);
+  const double cold = pace.Estimate(strategy, p);
   // A first call is believed, since there is nothing else.
-  pace.Learn(row, p, 20 * cold);
-  EXPECT_NEAR(pace.Estimate(row, p), 20 * cold, 0.2 * cold);
+  pace.Learn(strategy, p, 20 * cold);
+  EXPECT_NEAR(pace.Estimate(strategy, p), 20 * cold, 0.2 * cold);
   // One that took four times as long is not; many are.
-  pace.Learn(row, p, 80 * cold);
-  EXPECT_LT(pace.Estimate(row, p), 30 * cold);
-  for (int i = 0; i < 50; ++i) pace.Learn(row, p, 80 * cold);
-  EXPECT_NEAR(pace.Estimate(row, p), 80 * cold, cold);
-  // Twice the problem takes twice that, and other types of the row are no faster.
+  pace.Learn(strategy, p, 80 * cold);
+  EXPECT_LT(pace.Estimate(strategy, p), 30 * cold);
+  for (int i = 0; i < 50; ++i) pace.Learn(strategy, p, 80 * cold);
+  EXPECT_NEAR(pace.Estimate(strategy, p), 80 * cold, cold);
+  // Twice the problem takes twice that, and other types of the strategy are no faster.
   const DotProblem twice = {.n = 1 << 25};
-  EXPECT_NEAR(pace.Estimate(row, twice), 160 * cold, 2 * cold);
+  EXPECT_NEAR(pace.Estimate(strategy, twice), 160 * cold, 2 * cold);
   const DotProblem f64 = {.dtype = DType::kF64, .n = 1 << 24};
-  EXPECT_GT(pace.Estimate(row, f64), 75 * cold);
-  // Other rows have a rate of their own.
-  EXPECT_LT(pace.Estimate(RowNamed<DotProblem>("cpu_serial"), p), 20 * cold);
+  EXPECT_GT(pace.Estimate(strategy, f64), 75 * cold);
+  // Other strategies have a rate of their own.
+  EXPECT_LT(pace.Estimate(StrategyNamed<DotProblem>("cpu_serial"), p), 20 * cold);
 }
 
 TEST(PaceTest, ShortCallsTeachNothing) {
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
   const DotProblem p = {.n = 100};
   Pace pace(Info(Backend::kCpu));
-  const double cold = pace.Estimate(row, p);
-  pace.Learn(row, p, 0.9 * Pace::kMatters);
-  pace.Learn(row, p, 0);
-  pace.Learn(row, p, std::numeric_limits<double>::quiet_NaN());
-  EXPECT_EQ(pace.Estimate(row, p), cold);
+  const double cold = pace.Estimate(strategy, p);
+  pace.Learn(strategy, p, 0.9 * Pace::kMatters);
+  pace.Learn(strategy, p, 0);
+  pace.Learn(strategy, p, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(pace.Estimate(strategy, p), cold);
 }
 
 // A thread that the host does not run for a while, or memory that it has to find first.
 TEST(PaceTest, ADisturbedCallOfLittleWorkTeachesNothing) {
-  const Strategy<AddProblem>& row = RowNamed<AddProblem>("cpu");
+  const Strategy<AddProblem>& strategy = StrategyNamed<AddProblem>("cpu");
   const AddProblem small = {.n = 1000}, large = {.n = 1 << 22};
   Pace pace(Info(Backend::kCpu));
-  const double cold = pace.Estimate(row, large);
-  pace.Learn(row, small, 0.5);
-  EXPECT_EQ(pace.Estimate(row, large), cold);
-  pace.Learn(row, large, 1e6 * cold);
-  EXPECT_LT(pace.Estimate(row, large), 2000 * cold);
+  const double cold = pace.Estimate(strategy, large);
+  pace.Learn(strategy, small, 0.5);
+  EXPECT_EQ(pace.Estimate(strategy, large), cold);
+  pace.Learn(strategy, large, 1e6 * cold);
+  EXPECT_LT(pace.Estimate(strategy, large), 2000 * cold);
 }
 
-// Rows that are refused are not measured: what was learned in a bad moment must pass.
+// Strategies that are refused are not measured: what was learned in a bad moment must pass.
 TEST(PaceTest, RefusalsTakeBackWhatLoadHasTaught) {
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
   const DotProblem small = {.n = 1 << 16}, large = {.n = 1 << 24};
   Pace pace(Info(Backend::kCpu));
-  pace.Calibrate(row, small, 1e-3, large, 0.5);
-  const double calm = pace.Estimate(row, large);
+  pace.Calibrate(strategy, small, 1e-3, large, 0.5);
+  const double calm = pace.Estimate(strategy, large);
   EXPECT_NEAR(calm, 0.5, 0.05);
-  for (int i = 0; i < 100; ++i) pace.Learn(row, large, 1000 * calm);
-  EXPECT_NEAR(pace.Estimate(row, large), Pace::kMostApart * calm, 0.1 * calm);
-  for (int i = 0; i < 100; ++i) pace.Forget(row, large);
-  EXPECT_NEAR(pace.Estimate(row, large), calm, 0.1 * calm);
+  for (int i = 0; i < 100; ++i) pace.Learn(strategy, large, 1000 * calm);
+  EXPECT_NEAR(pace.Estimate(strategy, large), Pace::kMostApart * calm, 0.1 * calm);
+  for (int i = 0; i < 100; ++i) pace.Forget(strategy, large);
+  EXPECT_NEAR(pace.Estimate(strategy, large), calm, 0.1 * calm);
 }
 
 // What is refused cannot teach that it would be fast again.
@@ -353,26 +354,26 @@ TEST(PaceTest, RefusedCopiesTakeBackWhatLoadHasTaught) {
 }
 
 TEST(PaceTest, WhatWasNotMeasuredIsAsSlowAsTheSlowestThatWas) {
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_parallel");
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_parallel");
   const DotProblem f32 = {.n = 1 << 24}, f64 = {.dtype = DType::kF64, .n = 1 << 24},
                    bf16 = {.dtype = DType::kBF16, .n = 1 << 24};
   Pace pace(Info(Backend::kCpu));
-  const double slow = 40 * pace.Estimate(row, f32), fast = 2 * pace.Estimate(row, f64);
-  pace.Learn(row, f32, slow);
-  pace.Learn(row, f64, fast);
-  EXPECT_NEAR(pace.Estimate(row, bf16), slow, 0.01 * slow);
+  const double slow = 40 * pace.Estimate(strategy, f32), fast = 2 * pace.Estimate(strategy, f64);
+  pace.Learn(strategy, f32, slow);
+  pace.Learn(strategy, f64, fast);
+  EXPECT_NEAR(pace.Estimate(strategy, bf16), slow, 0.01 * slow);
 }
 
 TEST(PaceTest, CalibratesOnTheDifference) {
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
   const DotProblem small = {.n = 1 << 20}, large = {.n = 1 << 22}, most = {.n = 1 << 30};
   Pace pace(Info(Backend::kCpu));
   // 10 ms to begin with, and 1 ms for 2^20.
-  pace.Calibrate(row, small, 0.011, large, 0.014);
-  EXPECT_NEAR(pace.Estimate(row, most), 1.024, 0.01);
+  pace.Calibrate(strategy, small, 0.011, large, 0.014);
+  EXPECT_NEAR(pace.Estimate(strategy, most), 1.024, 0.01);
   // Nothing but overhead says nothing about the rate.
-  pace.Calibrate(row, small, 0.0100, large, 0.0101);
-  EXPECT_NEAR(pace.Estimate(row, most), 1.024, 0.01);
+  pace.Calibrate(strategy, small, 0.0100, large, 0.0101);
+  EXPECT_NEAR(pace.Estimate(strategy, most), 1.024, 0.01);
 }
 
 TEST(PaceTest, CallsTeach) {
@@ -382,11 +383,11 @@ TEST(PaceTest, CallsTeach) {
   const View x = VectorView(values.data(), n);
   l.options.strategy = "cpu_serial";
   l.options.max_seconds = l.options.max_slow_seconds = 1e9;
-  const Strategy<ReduceProblem>& row = RowNamed<ReduceProblem>("cpu_serial");
+  const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
   const ReduceProblem p = {.n = n};
-  const double cold = l.pace.Estimate(row, p);
+  const double cold = l.pace.Estimate(strategy, p);
   ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
-  EXPECT_NE(l.pace.Estimate(row, p), cold);
+  EXPECT_NE(l.pace.Estimate(strategy, p), cold);
 }
 
 // The time of a call that had to copy its operand says little about the strategy.
@@ -396,30 +397,30 @@ TEST(PaceTest, CallsThatCopyTeachNothing) {
   const View x = Broadcast(&l.one, DType::kF32, {n});
   l.options.strategy = "cpu_serial";
   l.options.max_seconds = l.options.max_slow_seconds = 1e9;
-  const Strategy<ReduceProblem>& row = RowNamed<ReduceProblem>("cpu_serial");
+  const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
   const ReduceProblem p = {.n = n};
-  const double cold = l.pace.Estimate(row, p);
+  const double cold = l.pace.Estimate(strategy, p);
   ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
-  EXPECT_EQ(l.pace.Estimate(row, p), cold);
+  EXPECT_EQ(l.pace.Estimate(strategy, p), cold);
 }
 
 TEST(PaceTest, ManyThreadsLearnAndAsk) {
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
   const DotProblem p = {.n = 1 << 24};
   Pace pace(Info(Backend::kCpu));
-  pace.Learn(row, p, 0.1);
+  pace.Learn(strategy, p, 0.1);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i) {
-        pace.Learn(row, p, 0.2);
-        EXPECT_GT(pace.Estimate(row, p), 0.09);
-        EXPECT_LT(pace.Estimate(row, p), 0.21);
+        pace.Learn(strategy, p, 0.2);
+        EXPECT_GT(pace.Estimate(strategy, p), 0.09);
+        EXPECT_LT(pace.Estimate(strategy, p), 0.21);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_NEAR(pace.Estimate(row, p), 0.2, 0.01);
+  EXPECT_NEAR(pace.Estimate(strategy, p), 0.2, 0.01);
 }
 
 // --- Warm-up ---
@@ -432,10 +433,10 @@ TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
   ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
   EXPECT_EQ(device.allocations(), 0u);
   // Whatever the machine: a rate that was measured is not exactly the one assumed. Problems so
-  // large that arithmetic, not memory, is what is estimated on a slow row.
+  // large that arithmetic, not memory, is what is estimated on a slow strategy.
   const DotProblem p = {.n = 1 << 24};
-  const Strategy<DotProblem>& row = RowNamed<DotProblem>("cpu_serial");
-  EXPECT_NE(pace.Estimate(row, p), cold.Estimate(row, p));
+  const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
+  EXPECT_NE(pace.Estimate(strategy, p), cold.Estimate(strategy, p));
   MatmulProblem product = {.m = 2000, .n = 2000, .k = 2000, .lda = 2000, .ldb = 2000};
   for (const Strategy<MatmulProblem>* matmul : Strategies<MatmulProblem>()) {
     if (matmul->backend != Backend::kCpu) continue;
@@ -457,10 +458,10 @@ TEST(WarmUpTest, MeasuresEveryTypeAndOperation) {
     int ops = 1;
     if constexpr (requires(Problem p) { p.op; }) ops = static_cast<int>(std::size(kAllReduceOps));
     const int kinds = kProduct || std::is_same_v<Problem, ReduceAxesProblem> ? 2 : 1;
-    for (const Strategy<Problem>* row : Strategies<Problem>()) {
-      if (row->backend != Backend::kCpu) continue;
+    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+      if (strategy->backend != Backend::kCpu) continue;
       for (DType dtype : kAllDTypes) {
-        if (row->dtypes.Contains(dtype) && (!kProduct || IsMatmulPair(dtype, dtype)))
+        if (strategy->dtypes.Contains(dtype) && (!kProduct || IsMatmulPair(dtype, dtype)))
           rates += ops * kinds;
       }
     }
@@ -472,7 +473,7 @@ TEST(WarmUpTest, FailsOnlyWithTheDevice) {
   FakeDevice device;
   const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
-  // A row that cannot have its scratch memory is left out.
+  // A strategy that cannot have its scratch memory is left out.
   device.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 1000000);
   EXPECT_TRUE(WarmUp(*stream, pace, true).ok());
   device.Fail(FakeDevice::Step::kSynchronize, DeviceError::Kind::kLost, 1000000);

@@ -1,5 +1,5 @@
 // Every strategy of Reduce and of reductions along axes, from the table, for every operation,
-// against references in long double with the row's own bound, and NumPy's rules for NaN, ties and
+// against references in long double with the strategy's own bound, and NumPy's rules for NaN, ties and
 // empty inputs.
 #include <algorithm>
 #include <iterator>
@@ -120,13 +120,13 @@ std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   return v;
 }
 
-class ReduceTest : public testing::TestWithParam<RowCase> {
+class ReduceTest : public testing::TestWithParam<StrategyCase> {
  protected:
-  // Whether the row takes the operation. One that does not is asked all the same: it has to say
+  // Whether the strategy takes the operation. One that does not is asked all the same: it has to say
   // why.
   bool Takes(ReduceOp op, Stream& stream, const View& x) {
     const std::string refusal =
-        Refusal(Row<ReduceProblem>(GetParam()),
+        Refusal(StrategyOf<ReduceProblem>(GetParam()),
                 ReduceProblem{.dtype = x.dtype, .op = op, .n = x.elements()});
     if (refusal.empty()) return true;
     const absl::Status status = RunReduce(stream, x, op, {.strategy = GetParam().name}).status();
@@ -180,7 +180,7 @@ class ReduceTest : public testing::TestWithParam<RowCase> {
   }
 };
 
-// All operations, or one for each number of values that a row carries along.
+// All operations, or one for each number of values that a strategy carries along.
 absl::Span<const ReduceOp> OpsToTry() {
   static constexpr ReduceOp kOfEachKind[] = {ReduceOp::kSum, ReduceOp::kArgMax,
                                              ReduceOp::kVariance};
@@ -188,7 +188,7 @@ absl::Span<const ReduceOp> OpsToTry() {
 }
 
 TEST_P(ReduceTest, AwkwardSizes) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : OpsToTry())
@@ -198,10 +198,10 @@ TEST_P(ReduceTest, AwkwardSizes) {
 }
 
 TEST_P(ReduceTest, LaunchesAndAlignments) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
-    for (const Launch& launch : Launches(Row<ReduceProblem>(GetParam()).limits))
+    for (const Launch& launch : Launches(StrategyOf<ReduceProblem>(GetParam()).limits))
       for (ReduceOp op :
            {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2, ReduceOp::kVariance})
         for (std::int64_t n : Sizes({1, 33, 4099, 70001}))
@@ -211,7 +211,7 @@ TEST_P(ReduceTest, LaunchesAndAlignments) {
 }
 
 TEST_P(ReduceTest, NanTiesAndInfinities) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kArgMax}) {
@@ -241,7 +241,7 @@ TEST_P(ReduceTest, NanTiesAndInfinities) {
 class ReduceOfFloatsTest : public ReduceTest {};
 
 TEST_P(ReduceOfFloatsTest, NanPropagates) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMean, ReduceOp::kNormL1,
@@ -262,7 +262,7 @@ TEST_P(ReduceOfFloatsTest, NanPropagates) {
 class ReduceOfIntegersTest : public ReduceTest {};
 
 TEST_P(ReduceOfIntegersTest, Wrap) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
@@ -278,7 +278,7 @@ TEST_P(ReduceOfIntegersTest, Wrap) {
 }
 
 TEST_P(ReduceTest, ZerosDecideAllAndAny) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     for (ReduceOp op : {ReduceOp::kAll, ReduceOp::kAny}) {
@@ -297,7 +297,7 @@ TEST_P(ReduceTest, ZerosDecideAllAndAny) {
 class ReduceOfF32Test : public ReduceTest {};
 
 TEST_P(ReduceOfF32Test, SquaresLeaveTheRange) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   Check<float>(ReduceOp::kNormL2, std::vector<float>(1000, 1e30f));
   Check<float>(ReduceOp::kNormL2, std::vector<float>(1000, 1e-30f));
   Check<float>(ReduceOp::kProduct, {1e30f, 1e30f, 1e-30f, 1e-30f, 2.0f});
@@ -308,7 +308,7 @@ class VarianceTest : public ReduceTest {};
 
 // One element that is not finite leaves no deviation from the mean that is.
 TEST_P(VarianceTest, OfWhatIsNotFinite) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (!std::is_integral_v<T>) {
@@ -336,7 +336,7 @@ TEST_P(VarianceTest, OfWhatIsNotFinite) {
 class VarianceOfF64Test : public ReduceTest {};
 
 TEST_P(VarianceOfF64Test, BeyondTheRangeIsInfinite) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   Stream& stream = TestStream(GetParam().backend);
   std::vector<std::vector<double>> inputs = {{1.7e308, -1.7e308, 1.7e308, -1.7e308}};
   for (std::int64_t n : Sizes({2, 1024, 4099, 70001})) {
@@ -356,7 +356,7 @@ TEST_P(VarianceOfF64Test, BeyondTheRangeIsInfinite) {
   }
 }
 
-// The sum in 128 bits, rounded once, and then the quotient: the same in every row.
+// The sum in 128 bits, rounded once, and then the quotient: the same in every strategy.
 template <class T>
 double IntegerMean(const std::vector<T>& x) {
   __extension__ __int128 sum = 0;
@@ -385,7 +385,7 @@ std::vector<std::vector<T>> IntegersToAverage() {
 }
 
 TEST_P(ReduceOfIntegersTest, MeansDoNotWrap) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
@@ -403,7 +403,7 @@ TEST_P(ReduceOfIntegersTest, MeansDoNotWrap) {
 }
 
 TEST_P(ReduceTest, EmptyInputs) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   Stream& stream = TestStream(GetParam().backend);
   const View empty = WholeView({GetParam().dtype, MakeShape({3, 0})}, nullptr);
   for (ReduceOp op : kAllReduceOps) {
@@ -423,7 +423,7 @@ TEST_P(ReduceTest, EmptyInputs) {
 class DeterministicReduceTest : public ReduceTest {};
 
 TEST_P(DeterministicReduceTest, RepeatsItsBits) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -442,7 +442,7 @@ TEST_P(DeterministicReduceTest, RepeatsItsBits) {
 }
 
 TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -511,7 +511,7 @@ struct LargeInput {
 };
 
 TEST_P(ReduceTest, Large) {
-  TESSERA_NEED_ROW(ReduceProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const std::int64_t n = LargeSize(GetParam().backend);
@@ -529,28 +529,30 @@ TEST_P(ReduceTest, Large) {
 }
 
 // Whether the strategy has a variance of this floating-point type.
-bool HasVariance(const Strategy<ReduceProblem>& row, DType dtype) {
+bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
   return !IsInteger(dtype) &&
-         Refusal(row, {.dtype = dtype, .op = ReduceOp::kVariance, .n = 1}).empty();
+         Refusal(strategy, {.dtype = dtype, .op = ReduceOp::kVariance, .n = 1}).empty();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceTest, testing::ValuesIn(RowCases<ReduceProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceTest, testing::ValuesIn(StrategyCases<ReduceProblem>()),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfFloatsTest,
-                         testing::ValuesIn(RowCases<ReduceProblem>(kFloats)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceProblem>(kFloats)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfIntegersTest,
-                         testing::ValuesIn(RowCases<ReduceProblem>(kIntegers)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceProblem>(kIntegers)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfF32Test,
-                         testing::ValuesIn(RowCases<ReduceProblem>(kOf<DType::kF32>)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceProblem>(kOf<DType::kF32>)),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, VarianceTest,
-                         testing::ValuesIn(RowCases<ReduceProblem>(HasVariance)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceProblem>(HasVariance)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, VarianceOfF64Test,
-                         testing::ValuesIn(RowCases<ReduceProblem>([](const auto& row,
-                                                                      DType dtype) {
-                           return dtype == DType::kF64 && HasVariance(row, dtype);
+                         testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
+                                                                           DType dtype) {
+                           return dtype == DType::kF64 && HasVariance(strategy, dtype);
                          })),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, DeterministicReduceTest,
-                         testing::ValuesIn(RowCases<ReduceProblem>(kDeterministic)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceProblem>(kDeterministic)), CaseName);
 
 // --- Along axes ---------------------------------------------------------------------------------
 
@@ -559,7 +561,7 @@ struct AxesCase {
   std::vector<int> axes;
 };
 
-class ReduceAxesTest : public testing::TestWithParam<RowCase> {
+class ReduceAxesTest : public testing::TestWithParam<StrategyCase> {
  protected:
   // host and device: the same view of the same elements, folded on the host element by element.
   template <class T>
@@ -620,7 +622,7 @@ class ReduceAxesTest : public testing::TestWithParam<RowCase> {
 };
 
 TEST_P(ReduceAxesTest, ShapesAndAxes) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   const AxesCase cases[] = {
       {{1, 1}, {0}},          {{7, 5}, {0}},          {{7, 5}, {1}},
       {{7, 5}, {0, 1}},       {{1000, 3}, {0}},       {{3, 1000}, {1}},
@@ -650,7 +652,7 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
 // Shapes that take every layout of a block: few long outputs, many short ones, and both kinds with
 // extents that no vector divides.
 TEST_P(ReduceAxesTest, TallWideAndMiddle) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   const AxesCase cases[] = {
       {{16, 300000}, {0}},   {{16, 300000}, {1}},  {{300000, 16}, {0}},  {{300000, 16}, {1}},
       {{1000, 1000}, {0}},   {{1000, 1000}, {1}},  {{3, 70001, 5}, {1}}, {{40, 333, 77}, {1}},
@@ -684,7 +686,7 @@ class DeterministicReduceAxesTest : public ReduceAxesTest {};
 
 // The order of a fold is the shape's, not the address's.
 TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -709,7 +711,7 @@ TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
 }
 
 TEST_P(ReduceAxesTest, StridedViews) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
@@ -729,7 +731,7 @@ TEST_P(ReduceAxesTest, StridedViews) {
 class ReduceAxesOfFloatsTest : public ReduceAxesTest {};
 
 TEST_P(ReduceAxesOfFloatsTest, VarianceOfWhatIsNotFinite) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (!std::is_integral_v<T>) {
@@ -752,7 +754,7 @@ TEST_P(ReduceAxesOfFloatsTest, VarianceOfWhatIsNotFinite) {
 class ReduceAxesOfF64Test : public ReduceAxesTest {};
 
 TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   Stream& stream = TestStream(GetParam().backend);
   for (std::int64_t n : {2, 100, 1024}) {
     std::vector<double> values(static_cast<std::size_t>(2 * n));
@@ -761,7 +763,7 @@ TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
     values[static_cast<std::size_t>(n)] = -1e200;
     DeviceArray<double> array(stream, values), out(stream, 2);
     for (int axis : {0, 1}) {
-      // [2, n], or its columns: neither has a row without one of the large elements.
+      // [2, n], or its columns: neither has a strategy without one of the large elements.
       const auto view =
           MakeView({DType::kF64, MakeShape({2 * n})}, array.data(), 0,
                    {axis == 1 ? 2 : n, axis == 1 ? n : 2}, {axis == 1 ? n : 1, axis == 1 ? 1 : n});
@@ -777,7 +779,7 @@ TEST_P(ReduceAxesOfF64Test, VarianceBeyondTheRangeIsInfinite) {
 class ReduceAxesOfIntegersTest : public ReduceAxesTest {};
 
 TEST_P(ReduceAxesOfIntegersTest, MeansDoNotWrap) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
@@ -807,7 +809,7 @@ class ReduceAxesOf16BitsTest : public ReduceAxesTest {};
 
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
@@ -817,7 +819,7 @@ TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
                                     Element<T>(half ? 0x1p-24 : 0x1p-40)};
       const double want = half ? 2050 : 258;
       DeviceArray<T> array(stream, terms), out(stream, 1);
-      // Along a row, where no row of the table adds these in f32.
+      // Along a strategy, where no strategy of the table adds these in f32.
       const View view = WholeView({DTypeOf<T>(), MakeShape({1, 3})}, array.data());
       ASSERT_TRUE(RunReduceAxes(stream, view, ReduceOp::kSum, {1}, out.data(),
                                 {.strategy = GetParam().name})
@@ -832,7 +834,7 @@ class ReduceAxesOfWideRangeTest : public ReduceAxesTest {};
 
 // Sums that leave the range of f32 on their way, beside sums that do not.
 TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
@@ -880,7 +882,7 @@ TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
 }
 
 TEST_P(ReduceAxesTest, NanAndTies) {
-  TESSERA_NEED_ROW(ReduceAxesProblem, GetParam());
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const ArrayType type{GetParam().dtype, MakeShape({130, 70})};
@@ -896,23 +898,24 @@ TEST_P(ReduceAxesTest, NanAndTies) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTest, testing::ValuesIn(RowCases<ReduceAxesProblem>()),
-                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTest,
+                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, DeterministicReduceAxesTest,
-                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kDeterministic)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kDeterministic)),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfFloatsTest,
-                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kFloats)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kFloats)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfF64Test,
-                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kOf<DType::kF64>)),
+                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF64>)),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfIntegersTest,
-                         testing::ValuesIn(RowCases<ReduceAxesProblem>(kIntegers)), CaseName);
+                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kIntegers)), CaseName);
 INSTANTIATE_TEST_SUITE_P(
     Rows, ReduceAxesOf16BitsTest,
-    testing::ValuesIn(RowCases<ReduceAxesProblem>(kOf<DType::kF16, DType::kBF16>)), CaseName);
+    testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF16, DType::kBF16>)), CaseName);
 INSTANTIATE_TEST_SUITE_P(
     Rows, ReduceAxesOfWideRangeTest,
-    testing::ValuesIn(RowCases<ReduceAxesProblem>(kOf<DType::kF32, DType::kBF16>)), CaseName);
+    testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF32, DType::kBF16>)), CaseName);
 
 TEST(Int128, RoundsToTheNearestDouble) {
   Random random(18);

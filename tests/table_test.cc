@@ -32,16 +32,17 @@ constexpr std::string_view kName = ".name = \"";
 template <class Problem>
 void CheckTable() {
   const std::string operation(Problem::kOperation);
-  std::set<std::string> rows, files;
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
-    const std::string key = std::string(Name(row->backend)) + "/" + std::string(row->name);
-    EXPECT_TRUE(rows.insert(key).second) << operation << " lists " << key << " twice";
-    EXPECT_FALSE(row->summary.empty()) << key;
-    EXPECT_FALSE(row->source.empty()) << key;
-    EXPECT_NE(row->dtypes.bits, 0u) << key;
-    EXPECT_NE(row->cost, nullptr) << key;
-    EXPECT_NE(row->roundoff, nullptr) << key;
-    EXPECT_NE(row->launch, nullptr) << key;
+  std::set<std::string> strategies, files;
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+    const std::string key =
+        std::string(Name(strategy->backend)) + "/" + std::string(strategy->name);
+    EXPECT_TRUE(strategies.insert(key).second) << operation << " lists " << key << " twice";
+    EXPECT_FALSE(strategy->summary.empty()) << key;
+    EXPECT_FALSE(strategy->source.empty()) << key;
+    EXPECT_NE(strategy->dtypes.bits, 0u) << key;
+    EXPECT_NE(strategy->cost, nullptr) << key;
+    EXPECT_NE(strategy->roundoff, nullptr) << key;
+    EXPECT_NE(strategy->launch, nullptr) << key;
   }
   for (const char* backend : {"cpu", "cuda"}) {
 #ifndef TESSERA_WITH_CUDA
@@ -62,8 +63,8 @@ void CheckTable() {
       EXPECT_TRUE(own) << file.path() << " does not define the strategy it is named after";
     }
   }
-  EXPECT_EQ(rows, files) << "strategies of " << operation
-                         << " in the table (left) and in its files (right) differ";
+  EXPECT_EQ(strategies, files) << "strategies of " << operation
+                               << " in the table (left) and in its files (right) differ";
 }
 
 // A file defines the strategy it is named after, and perhaps variants of it.
@@ -71,10 +72,10 @@ TEST(TableTest, EveryStrategyIsInTheTable) {
   ForEachOperation([]<class Problem>() { CheckTable<Problem>(); });
 }
 
-// "cuda/dot/tree_global": where the row's file is, but for its extension.
-std::string KeyOf(const StrategyInfo& row) {
-  return std::string(Name(row.backend)) + "/" + std::string(row.operation) + "/" +
-         std::string(row.name);
+// "cuda/dot/tree_global": where the strategy's file is, but for its extension.
+std::string KeyOf(const StrategyInfo& strategy) {
+  return std::string(Name(strategy.backend)) + "/" + std::string(strategy.operation) + "/" +
+         std::string(strategy.name);
 }
 
 // Targets of the links [text](target) in Markdown.
@@ -91,19 +92,19 @@ std::vector<std::string> LinksIn(std::string_view text) {
 // those of the CPU to a file in kernels/cpu, those of CUDA to one beside or below the chapter.
 TEST(TableTest, EveryStrategyIsInItsChapter) {
   Device* cpu = TestDevice(Backend::kCpu);
-  for (const StrategyInfo& row : ListStrategies({&cpu, 1})) {
-    const std::string operation(row.operation);
+  for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) {
+    const std::string operation(strategy.operation);
     const std::string chapter =
         TextOf(fs::path(TESSERA_SOURCE_DIR) / "kernels" / "cuda" / operation / "README.md");
-    const std::string link = "[`" + std::string(row.name) + "`](";
+    const std::string link = "[`" + std::string(strategy.name) + "`](";
     const std::string on_cpu = "../../cpu/" + operation + "/";
     bool found = false;
     for (std::size_t at = 0; (at = chapter.find(link, at)) != std::string::npos;) {
       at += link.size();
       const bool to_cpu = chapter.compare(at, on_cpu.size(), on_cpu) == 0;
-      found |= to_cpu == (row.backend == Backend::kCpu);
+      found |= to_cpu == (strategy.backend == Backend::kCpu);
     }
-    EXPECT_TRUE(found) << KeyOf(row);
+    EXPECT_TRUE(found) << KeyOf(strategy);
   }
 }
 
@@ -128,8 +129,8 @@ TEST(TableTest, LinksInTheDocumentsResolve) {
   EXPECT_GT(links, 100);
 }
 
-// The names that clients rely on: a row may join them, none may leave.
-TEST(TableTest, NoPromisedRowIsMissing) {
+// The names that clients rely on: a strategy may join them, none may leave.
+TEST(TableTest, NoPromisedStrategyIsMissing) {
   const std::map<std::string, std::string> promised = {
       {"cpu/dot", "cpu_serial cpu_parallel fixed_tree compensated"},
       {"cpu/reduce", "cpu_serial cpu_parallel fixed_tree compensated"},
@@ -154,27 +155,27 @@ TEST(TableTest, NoPromisedRowIsMissing) {
 #endif
   };
   Device* cpu = TestDevice(Backend::kCpu);
-  std::set<std::string> rows;
-  for (const StrategyInfo& row : ListStrategies({&cpu, 1})) rows.insert(KeyOf(row));
+  std::set<std::string> strategies;
+  for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) strategies.insert(KeyOf(strategy));
   for (const auto& [table, names] : promised) {
     std::istringstream words(names);
     for (std::string name; words >> name;)
-      EXPECT_TRUE(rows.contains(table + "/" + name)) << table << "/" << name;
+      EXPECT_TRUE(strategies.contains(table + "/" + name)) << table << "/" << name;
   }
 }
 
-// The models of a row are asked before anything runs, on whatever a request brings.
+// The models of a strategy are asked before anything runs, on whatever a request brings.
 template <class Problem>
 void CheckModels(std::initializer_list<Problem> problems) {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
     for (Problem p : problems) {
       for (DType dtype : kAllDTypes) {
         p.dtype = dtype;
         if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
-        if (!row->dtypes.Contains(dtype) || !Refusal(*row, p).empty()) continue;
-        SCOPED_TRACE(std::string(row->name));
-        EXPECT_GE(row->roundoff(p), 0);
-        const Cost cost = row->cost(p);
+        if (!strategy->dtypes.Contains(dtype) || !Refusal(*strategy, p).empty()) continue;
+        SCOPED_TRACE(std::string(strategy->name));
+        EXPECT_GE(strategy->roundoff(p), 0);
+        const Cost cost = strategy->cost(p);
         EXPECT_LT(cost.bytes, std::uint64_t{1} << 62);
         EXPECT_LT(cost.flops, std::uint64_t{1} << 62);
       }
@@ -233,29 +234,29 @@ class Described final : public Device {
 // for each type.
 template <class Problem>
 void AppendModels(Problem p, std::string_view name, std::vector<std::string>& lines) {
-  for (const Strategy<Problem>* row : Strategies<Problem>()) {
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
     std::string line;
     for (DType dtype : kAllDTypes) {
       p.dtype = dtype;
       if constexpr (requires { p.out_dtype; }) p.out_dtype = dtype;
-      if (!row->dtypes.Contains(dtype) || !Refusal(*row, p).empty()) continue;
+      if (!strategy->dtypes.Contains(dtype) || !Refusal(*strategy, p).empty()) continue;
       if (line.empty()) {
-        const Cost cost = row->cost(p);
-        const std::uint64_t scratch = row->scratch == nullptr ? 0 : row->scratch(p);
-        const Pace pace(Described(row->backend).info());
-        line = absl::StrFormat("%s/%s/%s %s:", Name(row->backend), Problem::kOperation, row->name,
-                               name);
-        for (const auto& [knob, range] : {std::pair("block", row->limits.block_size),
-                                          {"grid", row->limits.grid_size},
-                                          {"items", row->limits.items_per_thread}}) {
+        const Cost cost = strategy->cost(p);
+        const std::uint64_t scratch = strategy->scratch == nullptr ? 0 : strategy->scratch(p);
+        const Pace pace(Described(strategy->backend).info());
+        line = absl::StrFormat("%s/%s/%s %s:", Name(strategy->backend), Problem::kOperation,
+                               strategy->name, name);
+        for (const auto& [knob, range] : {std::pair("block", strategy->limits.block_size),
+                                          {"grid", strategy->limits.grid_size},
+                                          {"items", strategy->limits.items_per_thread}}) {
           if (range.max != 0)
             absl::StrAppendFormat(&line, " %s %d-%d,", knob, range.min, range.max);
         }
         absl::StrAppendFormat(
             &line, " %d bytes, %d flops, %d atomics, depth %d, scratch %d, %.5g s; roundoff",
-            cost.bytes, cost.flops, cost.atomics, cost.depth, scratch, pace.Estimate(*row, p));
+            cost.bytes, cost.flops, cost.atomics, cost.depth, scratch, pace.Estimate(*strategy, p));
       }
-      absl::StrAppendFormat(&line, " %s %.5g", Name(dtype), row->roundoff(p));
+      absl::StrAppendFormat(&line, " %s %.5g", Name(dtype), strategy->roundoff(p));
     }
     if (!line.empty()) lines.push_back(line);
   }
@@ -329,8 +330,8 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
 
 template <class Problem>
 std::string_view Chosen(const Problem& problem, const Device& device) {
-  const Strategy<Problem>* row = Choose(problem, device);
-  return row == nullptr ? "none" : row->name;
+  const Strategy<Problem>* strategy = Choose(problem, device);
+  return strategy == nullptr ? "none" : strategy->name;
 }
 
 MatmulProblem Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
@@ -377,7 +378,7 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_NE(Chosen(Matmul(DType::kF16, 127, 8192, 4096), hopper), "tensor_f16");
   EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 4), hopper), "outer_product");
   EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 5), hopper), "tensor_f16");
-  // Few results of long sums, unless their rows cannot be read in packs.
+  // Few results of long sums, unless their rows cannot be read in vectors.
   EXPECT_NE(Chosen(Matmul(DType::kBF16, 512, 1024, 2048), hopper), "tensor_bf16");
   EXPECT_EQ(Chosen(Matmul(DType::kBF16, 512, 1024, 2049), hopper), "tensor_bf16");
   EXPECT_EQ(Chosen(Matmul(DType::kBF16, 512, 1024, 2040), hopper), "tensor_bf16");
@@ -403,11 +404,11 @@ TEST(ChoiceTest, OnWhatIsNotHopper) {
 TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {
   Device* cpu = TestDevice(Backend::kCpu);
   std::set<std::string> defaults;
-  for (const StrategyInfo& row : ListStrategies({&cpu, 1})) {
-    if (row.chosen) defaults.insert(std::string(row.operation));
-    EXPECT_EQ(row.available, row.backend == Backend::kCpu) << row.name;
-    EXPECT_EQ(row.available, row.needs.empty()) << row.name;
-    EXPECT_GT(row.cost.bytes, 0u) << row.name;
+  for (const StrategyInfo& strategy : ListStrategies({&cpu, 1})) {
+    if (strategy.chosen) defaults.insert(std::string(strategy.operation));
+    EXPECT_EQ(strategy.available, strategy.backend == Backend::kCpu) << strategy.name;
+    EXPECT_EQ(strategy.available, strategy.needs.empty()) << strategy.name;
+    EXPECT_GT(strategy.cost.bytes, 0u) << strategy.name;
   }
   EXPECT_EQ(defaults,
             (std::set<std::string>{"add", "dot", "matmul", "reduce", "reduce_axes", "window_sum"}));

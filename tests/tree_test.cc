@@ -1,4 +1,4 @@
-// What the rows fixed_tree and compensated promise beyond every other row: the same bits from every
+// What fixed_tree and compensated promise beyond every other strategy: the same bits from every
 // launch, alignment and device, and digits where plain sums have none.
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@
 namespace tessera::test {
 namespace {
 
-constexpr std::string_view kTreeRows[] = {"fixed_tree", "compensated"};
+constexpr std::string_view kTreeStrategies[] = {"fixed_tree", "compensated"};
 
 // A result as the bits that a client sees.
 std::string Bits(const absl::StatusOr<ScalarResult>& result) {
@@ -159,9 +159,10 @@ TEST_P(TreeTest, LargestChunks) {
 
 TEST_P(TreeTest, BitsDoNotDependOnTheLaunch) {
   TESSERA_NEED_DEVICE(GetParam());
-  for (std::string_view row : kTreeRows) {
+  for (std::string_view row : kTreeStrategies) {
     const LaunchLimits& limits =
-        Row<ReduceProblem>({.name = row, .backend = GetParam(), .dtype = DType::kF32}).limits;
+        StrategyOf<ReduceProblem>({.name = row, .backend = GetParam(), .dtype = DType::kF32})
+            .limits;
     for (std::int64_t n : Sizes({1000, 4099, 8192, 70001, 300007})) {
       DeviceArray<float> a(stream(), NormalVector<float>(n, 1, 0.5));
       DeviceArray<float> b(stream(), NormalVector<float>(n, 2));
@@ -186,7 +187,7 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
       using T = decltype(t);
       for (std::int64_t n : Sizes({1, 7, 1000, 8192, 70001})) {
         const std::vector<T> x = NormalVector<T>(n, 3, 0.5), y = NormalVector<T>(n, 4);
-        for (std::string_view row : kTreeRows) {
+        for (std::string_view row : kTreeStrategies) {
           std::string dot;
           std::map<ReduceOp, std::string> want;
           for (std::size_t offset = 0; offset < 16 / sizeof(T); ++offset) {
@@ -421,7 +422,7 @@ TEST(TreeDevices, AgreeBitByBit) {
         const std::uint64_t seed = random.Bits();
         const std::vector<T> x = NormalVector<T>(n, seed, 0.25), y = NormalVector<T>(n, seed + 1);
         DeviceArray<T> ca(cpu, x), cb(cpu, y), ga(gpu, x, i % 5), gb(gpu, y, i % 3);
-        for (std::string_view row : kTreeRows) {
+        for (std::string_view row : kTreeStrategies) {
           for (ReduceOp op : kAllReduceOps)
             EXPECT_EQ(ReduceBits(cpu, row, op, ca, n), ReduceBits(gpu, row, op, ga, n))
                 << static_cast<int>(op) << " " << row;
@@ -434,7 +435,7 @@ TEST(TreeDevices, AgreeBitByBit) {
         if constexpr (std::is_integral_v<T>) x.assign(5000, std::numeric_limits<T>::max());
         x[77] = T{};
         DeviceArray<T> ca(cpu, x), ga(gpu, x);
-        for (std::string_view row : kTreeRows) {
+        for (std::string_view row : kTreeStrategies) {
           for (ReduceOp op : kAllReduceOps)
             EXPECT_EQ(ReduceBits(cpu, row, op, ca, 5000), ReduceBits(gpu, row, op, ga, 5000))
                 << static_cast<int>(op) << " " << row;
@@ -447,7 +448,7 @@ TEST(TreeDevices, AgreeBitByBit) {
              {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
           x[4321] = Element<T>(special);
           DeviceArray<T> ca(cpu, x), ga(gpu, x);
-          for (std::string_view row : kTreeRows)
+          for (std::string_view row : kTreeStrategies)
             for (ReduceOp op : kAllReduceOps)
               EXPECT_EQ(ReduceBits(cpu, row, op, ca, 5000), ReduceBits(gpu, row, op, ga, 5000))
                   << static_cast<int>(op);

@@ -8,7 +8,7 @@
 namespace tessera::test {
 namespace {
 
-class WindowSumTest : public testing::TestWithParam<RowCase> {
+class WindowSumTest : public testing::TestWithParam<StrategyCase> {
  protected:
   // Whether the row would take more than seconds: the additions of the first lessons grow with the
   // radius.
@@ -16,7 +16,7 @@ class WindowSumTest : public testing::TestWithParam<RowCase> {
     const WindowSumProblem problem{.dtype = GetParam().dtype,
                                    .n = n,
                                    .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
-    return Row<WindowSumProblem>(GetParam()).cost(problem).flops > std::uint64_t{1} << 34;
+    return StrategyOf<WindowSumProblem>(GetParam()).cost(problem).flops > std::uint64_t{1} << 34;
   }
 
   // x is a view of device memory whose elements are `host`.
@@ -89,7 +89,7 @@ std::vector<std::int64_t> Radii(std::int64_t n) {
 }
 
 TEST_P(WindowSumTest, SizesAndRadii) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     for (std::int64_t n : AwkwardSizes()) {
       const auto x = NormalVector<decltype(t)>(n, 1);
@@ -101,7 +101,7 @@ TEST_P(WindowSumTest, SizesAndRadii) {
 
 // Around the extents in which rows divide their work: warps, blocks, chunks, pieces.
 TEST_P(WindowSumTest, RadiiAroundTiles) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     for (std::int64_t n : Sizes({4095, 4096, 8191, 20000})) {
       const auto x = NormalVector<decltype(t)>(n, 2);
@@ -113,17 +113,17 @@ TEST_P(WindowSumTest, RadiiAroundTiles) {
 }
 
 TEST_P(WindowSumTest, Launches) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     const auto x = NormalVector<decltype(t)>(std::min<std::int64_t>(70001, Largest()), 3);
-    for (const Launch& launch : Launches(Row<WindowSumProblem>(GetParam()).limits))
+    for (const Launch& launch : Launches(StrategyOf<WindowSumProblem>(GetParam()).limits))
       for (std::int64_t radius : {0, 5, 500, 30000})
         if (!WatchedClosely() || radius == 500) CheckVector(x, radius, launch, 3);
   });
 }
 
 TEST_P(WindowSumTest, StridedViews) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     const auto values = NormalVector<T>(3000, 4);
@@ -147,7 +147,7 @@ class WindowSumOfFloatsTest : public WindowSumTest {};
 
 // A sum that runs on by adding and subtracting would not forget the large element.
 TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     auto x = NormalVector<decltype(t)>(9000, 5);
     const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
@@ -159,7 +159,7 @@ TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
 
 // A NaN reaches the windows that hold it, and no others.
 TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     Stream& stream = TestStream(GetParam().backend);
@@ -181,7 +181,7 @@ TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
 class WindowSumOfIntegersTest : public WindowSumTest {};
 
 TEST_P(WindowSumOfIntegersTest, Wrap) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_integral_v<T>) {
@@ -194,7 +194,7 @@ TEST_P(WindowSumOfIntegersTest, Wrap) {
 }
 
 TEST_P(WindowSumTest, Large) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     const std::int64_t n =
         (std::int64_t{1} << (GetParam().backend == Backend::kCuda ? 25 : 21)) + 3;
@@ -209,7 +209,7 @@ class WindowSumOf16BitsTest : public WindowSumTest {};
 
 // Just above the middle between two values of 16 bits, by less than an f32 holds.
 TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
-  TESSERA_NEED_ROW(WindowSumProblem, GetParam());
+  TESSERA_NEED_STRATEGY(WindowSumProblem, GetParam());
   DispatchDType(GetParam().dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
@@ -226,15 +226,15 @@ TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, WindowSumTest, testing::ValuesIn(RowCases<WindowSumProblem>()),
+INSTANTIATE_TEST_SUITE_P(Rows, WindowSumTest, testing::ValuesIn(StrategyCases<WindowSumProblem>()),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, WindowSumOfFloatsTest,
-                         testing::ValuesIn(RowCases<WindowSumProblem>(kFloats)), CaseName);
+                         testing::ValuesIn(StrategyCases<WindowSumProblem>(kFloats)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, WindowSumOfIntegersTest,
-                         testing::ValuesIn(RowCases<WindowSumProblem>(kIntegers)), CaseName);
+                         testing::ValuesIn(StrategyCases<WindowSumProblem>(kIntegers)), CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, WindowSumOf16BitsTest,
-                         testing::ValuesIn(RowCases<WindowSumProblem>([](const auto& row,
-                                                                         DType dtype) {
+                         testing::ValuesIn(StrategyCases<WindowSumProblem>([](const auto& row,
+                                                                              DType dtype) {
                            return row.backend == Backend::kCpu && SizeOf(dtype) == 2;
                          })),
                          CaseName);
