@@ -53,7 +53,7 @@ TESSERA_HD A Magnitude(A x) {
   }
 }
 
-// Whether the earlier value a stays when b comes, of which the larger or the smaller wins: NaN beats
+// Whether the earlier value a stays when b comes, where the larger or the smaller wins: NaN beats
 // all, and the first of equals wins.
 template <bool kLargest, class V>
 TESSERA_HD bool Stays(V a, V b) {

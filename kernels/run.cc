@@ -43,11 +43,11 @@ absl::Status CheckSame(const View& a, const View& b) {
   return absl::OkStatus();
 }
 
-// --- Finding a strategy ------------------------------------------------------------------------------
+// --- Finding a strategy -------------------------------------------------------------------------
 
 std::string Names(DTypes dtypes) {
   std::vector<std::string> names;
-  for (DType d : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32, DType::kI64})
+  for (DType d : kAllDTypes)
     if (dtypes.Contains(d)) names.emplace_back(Name(d));
   return absl::StrJoin(names, ", ");
 }
@@ -232,8 +232,8 @@ struct Operand {
 
 bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
-// Whether there is nothing to compute: the result has no elements, whatever the other extents are, or
-// they are sums without terms. No strategy is asked.
+// Whether there is nothing to compute: the result has no elements, whatever the other extents are,
+// or they are sums without terms. No strategy is asked.
 template <class Problem>
 bool IsTrivial(const Problem&) {
   return false;

@@ -95,9 +95,9 @@ struct ReduceAxesProblem {
   Launch launch;
 };
 
-// c[m, n] = op(a) * op(b), row-major, c without gaps; no extent is 0 where a strategy is launched. a is stored [m, k] with row pitch lda >=
-// k, or [k, m] with lda >= m when transpose_a; b likewise [k, n] or [n, k]. Pitches
-// count elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
+// c[m, n] = op(a) * op(b), c row-major without gaps, extents above 0. a is [m, k] with row pitch
+// lda >= k, or [k, m] with lda >= m when transpose_a; b likewise [k, n] or [n, k]. Pitches count
+// elements. Which types c may have for which operands: IsMatmulPair in kernels/matmul.h.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;

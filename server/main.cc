@@ -20,7 +20,7 @@
 
 namespace {
 
-// Descriptors 0 to 2, where they are closed, would be given to sockets, and the log written to those.
+// Descriptors 0 to 2, where they are closed, would go to sockets, and the log would be sent there.
 void OpenStandardStreams(int, char**, char**) {
   int descriptor = 0;
   do {

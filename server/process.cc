@@ -51,8 +51,8 @@ int NextSignal() {
   return last_signal;
 }
 
-// The first signal asks the server to stop; the second does not wait for it. Before there is a server
-// there is nothing to wait for.
+// The first signal asks the server to stop; the second does not wait for it. Before there is a
+// server there is nothing to wait for.
 void HandleSignals() {
   const char* name = NextSignal() == SIGTERM ? "SIGTERM" : "SIGINT";
   Server* server = serving;

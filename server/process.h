@@ -14,8 +14,8 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should start it anew
 inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
-// From here on SIGTERM and SIGINT end the process in order: at once, with 0, until it serves. Call it
-// from the main thread.
+// From here on SIGTERM and SIGINT end the process in order: at once, with 0, until it serves. Call
+// it from the main thread.
 void WatchSignals();
 
 // Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start;

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// Holds its ticket and the memory of its messages, which gRPC keeps, until gRPC is done with it; then
-// it deletes itself. An answer that the client does not take for --download-timeout ends the call.
+// Holds its ticket and the memory of its messages, which gRPC keeps, until gRPC is done with it;
+// then it deletes itself. An answer that nobody takes for --download-timeout ends the call.
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(Core& core, std::string_view method, grpc::CallbackServerContext& context)
@@ -26,15 +26,15 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   absl::Status Accept(const google::protobuf::Message& request);
   // Host memory for an answer of so many bytes: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
-  // The same for a message of many parts, whose objects take more than their encoding. What there is
-  // no memory for is freed at once.
+  // The same for a message of many parts, whose objects take more than their encoding. What
+  // there is no memory for is freed at once.
   template <class Response>
   absl::Status ChargeMessage(Response& answer) {
     absl::Status status = ChargeAnswer(answer.SpaceUsedLong() + answer.ByteSizeLong());
     if (!status.ok()) answer = Response();
     return status;
   }
-  // With the answer in place. Once; nothing of the call may be touched afterwards. Logs what failed.
+  // With the answer in place. Once; the call may not be touched afterwards. Logs what failed.
   void End(const absl::Status& status);
 
  protected:

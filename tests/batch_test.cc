@@ -362,9 +362,9 @@ TEST_P(BatchTest, EmptyBatchesAndSegments) {
 INSTANTIATE_TEST_SUITE_P(Devices, BatchTest,
                          testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
                                           testing::ValuesIn(kAllDTypes)),
-                         [](const auto& info) {
-                           return std::string(Name(std::get<0>(info.param))) + "_" +
-                                  std::string(Name(std::get<1>(info.param)));
+                         [](const auto& tested) {
+                           return std::string(Name(std::get<0>(tested.param))) + "_" +
+                                  std::string(Name(std::get<1>(tested.param)));
                          });
 
 }  // namespace

@@ -336,8 +336,8 @@ inline std::int64_t LargeSize(Backend backend) {
   return std::min(Largest(), (std::int64_t{1} << (backend == Backend::kCuda ? 28 : 24)) + 3);
 }
 
-// What a launch knob may be tried with: none, and values inside the strategy's range, powers of two or
-// not.
+// What a launch knob may be tried with: none, and values inside the strategy's range, powers of
+// two or not.
 inline std::vector<Launch> Launches(const LaunchLimits& limits) {
   std::vector<Launch> launches = {{}};
   const auto inside = [](LaunchLimits::Range r, std::uint32_t v) {

@@ -202,7 +202,7 @@ void ExpectGrowth(Problem small, Problem large) {
       if (!Refusal(*strategy, small).empty() || !Refusal(*strategy, large).empty()) continue;
       const double less = pace.Estimate(*strategy, small), more = pace.Estimate(*strategy, large);
       EXPECT_GT(less, 0) << strategy->name;
-      // Strategies that end in steps one after another take longer for the small one than its data does.
+      // Strategies that end in steps one by one take longer for the small one than its data does.
       EXPECT_GT(more, 20 * less) << strategy->name << " " << Name(dtype);
     }
   }
@@ -227,8 +227,8 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                               {.m = 16, .n = 65536, .k = 262144, .lda = 262144, .ldb = 65536});
 }
 
-// Windows that are nearly as long as the array: strategies that add up each of them are told from the one
-// that does not.
+// Windows that are nearly as long as the array: strategies that add up each of them are told from
+// the one that does not.
 TEST(PaceTest, WideWindowsCostWhatTheRowSays) {
   const WindowSumProblem narrow = {.n = 1 << 24, .radius = 8};
   const WindowSumProblem wide = {.n = 1 << 24, .radius = (1 << 24) - 1};

@@ -1,6 +1,6 @@
 // Every strategy of Reduce and of reductions along axes, from the table, for every operation,
-// against references in long double with the strategy's own bound, and NumPy's rules for NaN, ties and
-// empty inputs.
+// against references in long double with the strategy's own bound, and NumPy's rules for NaN, ties
+// and empty inputs.
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -122,8 +122,8 @@ std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
 
 class ReduceTest : public testing::TestWithParam<StrategyCase> {
  protected:
-  // Whether the strategy takes the operation. One that does not is asked all the same: it has to say
-  // why.
+  // Whether the strategy takes the operation. One that does not is asked all the same: it has to
+  // say why.
   bool Takes(ReduceOp op, Stream& stream, const View& x) {
     const std::string refusal =
         Refusal(StrategyOf<ReduceProblem>(GetParam()),

@@ -204,7 +204,7 @@ class Dots {
 
 // --- Transfers ---
 
-// One transfer of so many bytes in messages of 1 MiB, again and again, on each of `callers` threads.
+// One transfer of so many bytes in messages of 1 MiB, again and again, on each of so many threads.
 template <class Transfer>
 Sample Repeat(int callers, double seconds, std::uint64_t bytes, const Transfer& transfer) {
   std::atomic<std::uint64_t> moved{0};

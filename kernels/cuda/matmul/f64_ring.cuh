@@ -1,4 +1,4 @@
-// The k-tiles of `tensor_f64` in shared memory, as rings of stages: filled by TMA, or by all threads
+// The k-tiles of `tensor_f64` in shared memory, a ring of stages: filled by TMA, or by all threads
 // of the block. What multiplies (f64_tile.cuh) works with either.
 #pragma once
 

@@ -25,8 +25,8 @@ struct Fragments {
                       : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
   }
 
-  // at: the lane's offset, in a k-tile. The element of the square and half, and of the steps from 4 f
-  // to 4 f + 3. Their bits in a vector's place are others than the lane's, and all of an address.
+  // at: the lane's offset, in a k-tile. The element of the square and half, and of steps 4 f up to
+  // 4 f + 3. Their bits in a vector's place are others than the lane's, and all of an address.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {
     const std::uint32_t address = S::kAlongK
                                       ? (at ^ (f << 5 | half << 4)) + half * kRowBytes

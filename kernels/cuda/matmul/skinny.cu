@@ -7,9 +7,9 @@
 // many: up to eight of 8 or 16 KiB, all but one on their way:
 //
 //         k ->
-//      +--------+--------+--------+--
-//    i | k-tile 0 | k-tile 1 | k-tile 2 | ..     wide: 64 or 128 values of i, 128 bytes along k a k-tile
-//      +--------+--------+--------+--
+//      +----------+----------+----------+--
+//    i | k-tile 0 | k-tile 1 | k-tile 2 | ..   wide: 64 or 128 values of i; 128 bytes along k
+//      +----------+----------+----------+--
 //      +--------+--------+--------+--
 //      | k-tile 0 | k-tile 1 | k-tile 2 | ..     thin: 1 to 32 vectors
 //      +--------+--------+--------+--

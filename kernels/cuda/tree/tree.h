@@ -25,9 +25,9 @@ struct TreeLaunch {
 // Block sizes of the strategies: lanes are shared out to whatever threads there are.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at once, times
-// 7 in long arrays, which evens out what is left when the first blocks end; but no fewer rows
-// than a thread loads at once. On every device no fewer chunks than with multiprocessors = 0.
+// The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
+// once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
+// fewer rows than a thread loads at once. On every device no fewer chunks than with no SMs.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
   constexpr std::int64_t kLeast = 32, kMost = kTreeMaxChunks / 4;
