@@ -175,7 +175,7 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 //   RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}: copies of operands and of
 //     results do not fit the stream's scratch budget. Where they exceed its limit, an operation
 //     that names no strategy falls back on ChooseInPlace: by configuration, never by load, since
-//     another row has other bits.
+//     another strategy has other bits.
 //   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
 // Dot and Reduce by the strategies that are chosen on the CPU, Add, and copies take strided and
 // repeated operands as they are, or in pieces of bounded size.
@@ -241,7 +241,7 @@ absl::Span<const Strategy<Problem>* const> Strategies();
 
 // What the strategy needs and this device does not offer, in words; empty: nothing.
 template <class Problem>
-std::string Missing(const Strategy<Problem>& row, const Device& device);
+std::string Missing(const Strategy<Problem>& strategy, const Device& device);
 
 // The fastest correct strategy for the problem on the device, or null when no strategy takes its
 // dtype.

@@ -1,5 +1,5 @@
-// What the rows of Matmul share on every device: the pairs of operand and result types, arithmetic
-// on one element, and the figures of their cost models. Standard library only.
+// What the strategies of Matmul share on every device: the pairs of operand and result types,
+// arithmetic on one element, and the figures of their cost models. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -82,7 +82,7 @@ inline double MatmulChainRoundoff(const MatmulProblem& p) {
   return static_cast<double>(p.k) * MatmulRoundoffUnit(p.dtype);
 }
 
-// The cost of a row that loads so many elements of its operands from memory.
+// The cost of a strategy that loads so many elements of its operands from memory.
 constexpr Cost MatmulCost(const MatmulProblem& p, std::uint64_t loads) {
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
   const auto k = static_cast<std::uint64_t>(p.k);
@@ -102,8 +102,8 @@ constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t row
          row_tiles * static_cast<std::uint64_t>(p.n) * k;
 }
 
-// The same for a row of a CPU, of which one core goes through the multiply-adds of a block of c, in
-// tiles that are so many columns wide; what sticks out of c to the right is computed as well.
+// The same for a strategy of a CPU, of which one core goes through the multiply-adds of a block of
+// c, in tiles that are so many columns wide; what sticks out of c to the right is computed as well.
 constexpr Cost MatmulCoreCost(const MatmulProblem& p, std::uint64_t loads, std::int64_t block_rows,
                               std::int64_t block_columns, std::int64_t columns) {
   const std::int64_t height = p.m < block_rows ? p.m : block_rows;

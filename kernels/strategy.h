@@ -209,8 +209,8 @@ struct Strategy {
 
 // What the strategy says against the problem; empty: it takes it.
 template <class Problem>
-std::string Refusal(const Strategy<Problem>& row, const Problem& problem) {
-  return row.refuses == nullptr ? "" : row.refuses(problem);
+std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
+  return strategy.refuses == nullptr ? "" : strategy.refuses(problem);
 }
 
 }  // namespace tessera
