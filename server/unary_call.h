@@ -26,11 +26,13 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   absl::Status Accept(const google::protobuf::Message& request);
   // Host memory for an answer of so many bytes: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
-  // The same for a message of many parts, whose objects take more than their encoding. What
-  // there is no memory for is freed at once.
-  template <class Response>
-  absl::Status ChargeMessage(Response& answer) {
-    absl::Status status = ChargeAnswer(answer.SpaceUsedLong() + answer.ByteSizeLong());
+  // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
+  // whose objects take more than their encoding. What there is no memory for is freed at once.
+  template <class Response, class Body>
+  absl::Status Fill(Response& answer, Body& body) {
+    absl::Status status = body();
+    if (!status.ok()) return status;
+    status = ChargeAnswer(answer.SpaceUsedLong() + answer.ByteSizeLong());
     if (!status.ok()) answer = Response();
     return status;
   }
@@ -64,8 +66,7 @@ grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
   auto* call = new UnaryCall(core, method, context);
   call->End(Guarded([&]() -> absl::Status {
     absl::Status status = call->Accept(request);
-    if (status.ok()) status = body();
-    return status.ok() ? call->ChargeMessage(response) : status;
+    return status.ok() ? call->Fill(response, body) : status;
   }));
   return call;
 }
@@ -80,11 +81,8 @@ grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
   auto* call = new UnaryCall(core, method, context);
   const absl::Status status = Guarded([&]() -> absl::Status {
     if (absl::Status accepted = call->Accept(request); !accepted.ok()) return accepted;
-    return core.chores().Submit([call, &response, body = std::move(body)] {
-      call->End(Guarded([&]() -> absl::Status {
-        absl::Status done = body();
-        return done.ok() ? call->ChargeMessage(response) : done;
-      }));
+    return core.chores().Submit([call, &response, body = std::move(body)]() mutable {
+      call->End(Guarded([&] { return call->Fill(response, body); }));
     });
   });
   if (!status.ok()) call->End(status);

@@ -459,7 +459,7 @@ TEST(MatmulNaive, SixteenBitsAreRoundedOnce) {
   EXPECT_EQ(run(BFloat16{}, 256, 0x1p-40), 258);
 }
 
-// Rows that cut tiles in two parts, see pieces.h.
+// Strategies that cut tiles in two parts, see stream_k.h.
 class MatmulPartsTest : public MatmulTest {
  protected:
   // The product of matrices of whole numbers, see AllOfC, on two streams at once. Before each comes

@@ -229,7 +229,7 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
 
 // Windows that are nearly as long as the array: strategies that add up each of them are told from
 // the one that does not.
-TEST(PaceTest, WideWindowsCostWhatTheRowSays) {
+TEST(PaceTest, WideWindowsCostWhatTheStrategySays) {
   const WindowSumProblem narrow = {.n = 1 << 24, .radius = 8};
   const WindowSumProblem wide = {.n = 1 << 24, .radius = (1 << 24) - 1};
   for (const Strategy<WindowSumProblem>* strategy : Strategies<WindowSumProblem>()) {

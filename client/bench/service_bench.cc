@@ -6,8 +6,8 @@
 //   service_bench serve ADDRESS      the bare server alone
 //
 // Callers are closed loops: each makes its next call when it has its answer. Every round times
-// every target once, in random order; the table has medians of the rounds and, for calls, their
-// ratio to the bare server's. Without --target only the bare server is timed; --bare ADDRESS takes
+// every target once, in random order; the table has medians of the rounds and of the
+// ratios to the bare server's rate in the same round. Without --target only the bare server is timed; --bare ADDRESS takes
 // one that runs elsewhere, instead of one in a process of its own.
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -366,14 +366,19 @@ int main(int argc, char** argv) {
   tessera::bench::Options options;
   app.add_option("--target", options.targets, "ADDRESS or NAME=ADDRESS; repeatable");
   app.add_option("--bare", options.bare, "a bare server that runs elsewhere");
-  app.add_option("--callers", options.callers, "closed loops at once")->delimiter(',');
+  app.add_option("--callers", options.callers, "closed loops at once")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
   app.add_option("--operations", options.operations, "dot, upload, download")
       ->delimiter(',')
       ->check(CLI::IsMember({"dot", "upload", "download"}));
-  app.add_option("--elements", options.elements, "f32 of each operand of Dot");
-  app.add_option("--transfer-mib", options.transfer_mib, "of one upload or download");
-  app.add_option("--seconds", options.seconds, "of a measurement");
-  app.add_option("--rounds", options.rounds, "measurements of each target, in turns");
+  app.add_option("--elements", options.elements, "f32 of each operand of Dot")
+      ->check(CLI::Range(1, 1 << 28));
+  app.add_option("--transfer-mib", options.transfer_mib, "of one upload or download")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--seconds", options.seconds, "of a measurement")->check(CLI::Range(0.01, 600.0));
+  app.add_option("--rounds", options.rounds, "measurements of each target, in turns")
+      ->check(CLI::Range(1, 1000));
   app.add_option("--json", options.json, "file for the results");
   std::string address;
   CLI::App* serve = app.add_subcommand("serve", "the bare server alone");

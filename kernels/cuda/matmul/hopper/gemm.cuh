@@ -5,7 +5,7 @@
 // Against `warp_tiled`, in which every thread loads, multiplies and waits in turn:
 //
 // - The warps of a block have different work. One warpgroup fetches: a single thread of it tells
-//   the copy engine which boxes of a and b to bring. The others, one for 64 rows of the tile,
+//   TMA which boxes of a and b to bring. The others, one for 64 rows of the tile,
 //   multiply: wgmma reads both operands from shared memory itself, so that no operand passes
 //   through registers at all, and those are nearly all sums: a 64 x 256 piece takes 128 of a
 //   thread. Since a fetching thread needs few registers and a multiplying one many, the former

@@ -125,7 +125,7 @@ __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float val
       : "memory");
 }
 
-// --- The copy engine (TMA) ---
+// --- TMA ---
 //
 // A tensor map describes matrices in global memory, and the box of one that an instruction copies;
 // x counts elements along the contiguous dimension, y along the other. What of a box lies outside

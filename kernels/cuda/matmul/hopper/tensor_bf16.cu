@@ -31,8 +31,6 @@ double Roundoff(const MatmulProblem& p) {
   return Then(Then(u, u), TensorSumRoundoff(p.k));
 }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
-
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
@@ -49,7 +47,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .cost = TensorCost16,
     .launch = Enqueue,
     .missing = TensorMissing,
-    .refuses = Refuses,
+    .refuses = TensorRefusal,
     .scratch = TensorScratch16,
 };
 

@@ -19,8 +19,6 @@ void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<Half>(p, s
 
 double Roundoff(const MatmulProblem& p) { return TensorSumRoundoff(p.k); }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
-
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
@@ -37,7 +35,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
     .cost = TensorCost16,
     .launch = Enqueue,
     .missing = TensorMissing,
-    .refuses = Refuses,
+    .refuses = TensorRefusal,
     .scratch = TensorScratch16,
 };
 

@@ -204,8 +204,6 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
          (p.transpose_b ? CopyScratch<T>(p.n, p.k, kParts) : CopyScratch<T>(p.k, p.n, kParts));
 }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
-
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
@@ -222,7 +220,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = TensorMissing,
-    .refuses = Refuses,
+    .refuses = TensorRefusal,
     .scratch = ScratchOf,
 };
 

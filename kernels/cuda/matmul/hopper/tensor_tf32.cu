@@ -77,8 +77,6 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
          (p.transpose_b ? copy(p.b, p.n, p.k, p.ldb) : copy(p.b, p.k, p.n, p.ldb));
 }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
-
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
@@ -95,7 +93,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = TensorMissing,
-    .refuses = Refuses,
+    .refuses = TensorRefusal,
     .scratch = ScratchOf,
 };
 

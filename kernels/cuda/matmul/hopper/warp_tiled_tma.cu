@@ -358,13 +358,11 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
          (CopiesB(p) ? CopyScratch<float>(p.k, p.n) : 0);
 }
 
-std::string Refuses(const MatmulProblem& p) { return TensorRefusal(p); }
-
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .name = "warp_tiled_tma",
-    .summary = "8 x 16 elements a thread, fetched by Hopper's copy engine, tiles shared out evenly",
+    .summary = "8 x 16 elements per thread, fetched by TMA, tiles shared out evenly",
     .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
@@ -374,7 +372,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .cost = CostOf,
     .launch = Enqueue,
     .missing = TensorMissing,
-    .refuses = Refuses,
+    .refuses = TensorRefusal,
     .scratch = ScratchOf,
 };
 
