@@ -21,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/base/error.h"
-#include "kernels/batch.h"
 #include "kernels/device.h"
 #include "kernels/pace.h"
 #include "kernels/strategy.h"
@@ -85,6 +84,8 @@ absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes);
 absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
 // The bytes are in host on return.
 absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes);
+// Fills device memory with zero bytes, in stream order.
+absl::Status Zero(Stream& stream, void* device, std::size_t bytes);
 absl::Status Synchronize(Stream& stream);
 
 // --- Arrays -------------------------------------------------------------------------------------
@@ -128,6 +129,12 @@ struct RunOptions {
   // OPERATION_TOO_LONG {strategy, estimate_seconds, limit_seconds}.
   double max_seconds = std::numeric_limits<double>::infinity();
   double max_slow_seconds = std::numeric_limits<double>::infinity();
+  // Makes all checks and leaves it at that: nothing is asked, allocated or launched, and no memory
+  // of operands is read, whose addresses may be null.
+  bool check_only = false;
+  // For operations whose result is an array: returns once the work is enqueued. Whoever calls
+  // synchronises the stream before the result is read from elsewhere, and before operands go.
+  bool enqueue_only = false;
 };
 
 struct Stats {
@@ -136,6 +143,7 @@ struct Stats {
   std::uint64_t bytes = 0;
   std::uint64_t flops = 0;
   double roundoff = 0;
+  double estimate_seconds = 0;  // by options.pace, else 0
 };
 
 struct ScalarResult {
@@ -194,24 +202,21 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
 absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
                                    const Output& out, const RunOptions& options);
 
-// Many vectors at once, each reduced to a number of its own: results[i] of segments[i], as RunDot
-// and RunReduce would give it one by one, but with a launch or two for a thousand of them. For
-// many requests that wait at the same time; every operand is contiguous memory of the stream's
-// device and of one dtype, lengths may differ and may be 0. A result does not depend on what else
-// is in the batch, and the same segment gives the same bits every time. As in RunDot,
-// floating-point operands set real, integers integer (a reduction: by the dtype of its result, for
-// ARGMIN and ARGMAX that of the operand), and ARGMIN and ARGMAX set index as well.
-//
-// Stats are those of the whole batch; roundoff is the bound of its longest segment, and the
-// strategy is called "batch". REQUIRES: results.size() == segments.size(), which is below 2^31, and
-// n >= 0. INVALID_ARGUMENT / EMPTY_INPUT {op, segment} when an empty segment has no value, and then
-// nothing has run; otherwise the errors of a device.
-absl::StatusOr<Stats> RunDotBatch(Stream& stream, DType dtype,
-                                  absl::Span<const DotSegment> segments, absl::Span<Scalar> results,
-                                  bool timing = false);
-absl::StatusOr<Stats> RunReduceBatch(Stream& stream, DType dtype, ReduceOp op,
-                                     absl::Span<const ReduceSegment> segments,
-                                     absl::Span<Scalar> results, bool timing = false);
+// Whether a Dot or a Reduce of these operands may be part of a batch: they are contiguous and short.
+bool FitsBatch(const View& operand);
+
+// Many short vectors at once, with a launch for a thousand of them: results[i] is, bit by bit and
+// with its Stats, what RunDot or RunReduce gives operands[i] by the strategy they choose. A result
+// does not depend on what else is in the batch. All operands have one dtype and meet FitsBatch;
+// results.size() == operands.size(). Errors: those of RunDot and RunReduce, of the first operands at
+// fault, and then nothing has run.
+struct DotOperands {
+  View a, b;
+};
+absl::Status RunDotBatch(Stream& stream, absl::Span<const DotOperands> operands,
+                         absl::Span<ScalarResult> results);
+absl::Status RunReduceBatch(Stream& stream, ReduceOp op, absl::Span<const View> operands,
+                            absl::Span<ScalarResult> results);
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype
 // (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.

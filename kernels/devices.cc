@@ -192,6 +192,10 @@ absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::siz
   return Guard(stream.device(), [&] { stream.CopyToHost(host, device, bytes); });
 }
 
+absl::Status Zero(Stream& stream, void* device, std::size_t bytes) {
+  return Guard(stream.device(), [&] { stream.Zero(device, bytes); });
+}
+
 absl::Status Synchronize(Stream& stream) {
   return Guard(stream.device(), [&] { stream.Synchronize(); });
 }

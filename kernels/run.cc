@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/batch.h"
 #include "kernels/compute.h"
 #include "kernels/guard.h"
 #include "kernels/matmul.h"
@@ -150,16 +151,17 @@ absl::Status TooLong(std::string_view what, std::string_view strategy, double es
                     {"limit_seconds", absl::StrFormat("%.3g", limit)}});
 }
 
+// The expected seconds.
 template <class Problem>
-absl::Status CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
-                          const Device& device, double gather_seconds, const RunOptions& options) {
-  if (options.pace == nullptr) return absl::OkStatus();
+absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
+                                    const Device& device, double gather_seconds,
+                                    const RunOptions& options) {
   const double estimate = gather_seconds + options.pace->Estimate(strategy, problem);
-  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return absl::OkStatus();
+  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return estimate;
   const bool slow = !options.strategy.empty() && Choose(problem, device) != &strategy;
   const double limit =
       slow ? std::min(options.max_seconds, options.max_slow_seconds) : options.max_seconds;
-  if (estimate <= limit) return absl::OkStatus();
+  if (estimate <= limit) return estimate;
   options.pace->Forget(strategy, problem);
   return TooLong(
       absl::StrCat(Absl(Problem::kOperation), " by strategy ", Absl(strategy.name)), strategy.name,
@@ -192,15 +194,15 @@ absl::Status Cancelled() {
                    "the caller left while the operation ran");
 }
 
-// What work() left, once the stream has been synchronised: after a failure, too, since what is in
-// flight may still use the operands. On a lost device that fails as well, and nothing runs any
-// more.
+// What work() left, once the stream has been synchronised, or unless `wait`, enqueued: after a
+// failure always synchronised, since what is in flight may still use the operands. On a lost device
+// that fails as well, and nothing runs any more.
 template <class Work>
-absl::Status Finished(Stream& stream, const Work& work) {
+absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
   Device& device = stream.device();
   absl::Status status = Guard(device, [&] {
     work();
-    stream.Synchronize();
+    if (wait) stream.Synchronize();
   });
   if (!status.ok()) {
     Guard(device, [&] { stream.Synchronize(); }).IgnoreError();
@@ -309,6 +311,16 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
   return ScratchExhausted(stream.device(), needed, budget->free(), budget->limit());
 }
 
+// What the strategy says of itself for a problem.
+template <class Problem>
+Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
+  const Cost cost = strategy.cost(problem);
+  return {.strategy = strategy.name,
+          .bytes = cost.bytes,
+          .flops = cost.flops,
+          .roundoff = strategy.roundoff(problem)};
+}
+
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
 // time includes.
 template <class Problem, class Place, class Work>
@@ -321,42 +333,42 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   strategy = WithinLimit(*strategy, problem, !options.strategy.empty(), stream, work);
   if (!strategy.ok()) return strategy.status();
   const bool trivial = IsTrivial(problem);
+  Stats stats = StatsOf(**strategy, problem);
   double gather_seconds = 0;
   if (options.pace != nullptr && !trivial) {
     gather_seconds = work.GatherSeconds(*options.pace);
-    if (absl::Status status =
-            CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options);
-        !status.ok())
-      return status;
+    absl::StatusOr<double> estimate =
+        CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options);
+    if (!estimate.ok()) return estimate.status();
+    stats.estimate_seconds = *estimate;
   }
+  if (options.check_only) return stats;
   if (absl::Status status = place(problem); !status.ok()) return status;
 
   const Stopwatch watch;
-  Stats stats;
-  absl::Status status = Finished(stream, [&] {
-    if (options.timing) stream.StartTimer();
-    if (trivial) {
-      Settle(problem, stream);
-    } else {
-      work(stream, problem, **strategy);
-    }
-    if (options.timing) stats.kernel_us = stream.StopTimer();
-    if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
-    stream.Synchronize();
-    if (!(*strategy)->left_range(problem, stream) || stream.stopped()) return;
-    if (options.timing) stream.StartTimer();
-    (*strategy)->launch_wide(problem, stream);
-    if (options.timing) stats.kernel_us += stream.StopTimer();
-  });
+  const bool wait = !options.enqueue_only || options.timing;
+  absl::Status status = Finished(
+      stream,
+      [&] {
+        if (options.timing) stream.StartTimer();
+        if (trivial) {
+          Settle(problem, stream);
+        } else {
+          work(stream, problem, **strategy);
+        }
+        if (options.timing) stats.kernel_us = stream.StopTimer();
+        if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
+        stream.Synchronize();
+        if (!(*strategy)->left_range(problem, stream) || stream.stopped()) return;
+        if (options.timing) stream.StartTimer();
+        (*strategy)->launch_wide(problem, stream);
+        if (options.timing) stats.kernel_us += stream.StopTimer();
+      },
+      wait);
   if (!status.ok()) return status;
   // With a gather in it, the time says little about the strategy.
-  if (options.pace != nullptr && gather_seconds == 0 && !trivial)
+  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait)
     options.pace->Learn(**strategy, problem, watch.seconds());
-  const Cost cost = (*strategy)->cost(problem);
-  stats.strategy = (*strategy)->name;
-  stats.bytes = cost.bytes;
-  stats.flops = cost.flops;
-  stats.roundoff = (*strategy)->roundoff(problem);
   return stats;
 }
 
@@ -380,7 +392,7 @@ absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, boo
   absl::StatusOr<Stats> stats =
       Execute(stream, problem, options, place, WholeLaunch<Problem>{operands});
   if (!stats.ok()) return stats.status();
-  return ScalarResult{*problem.result, integer, *stats};
+  return ScalarResult{options.check_only ? Scalar{} : *problem.result, integer, *stats};
 }
 
 // --- In pieces ----------------------------------------------------------------------------------
@@ -521,13 +533,6 @@ absl::Status EmptyInput(ReduceOp op) {
                  {{"op", absl::StrCat(static_cast<int>(op))}});
 }
 
-absl::Status EmptySegment(ReduceOp op, std::size_t segment) {
-  return Invalid("EMPTY_INPUT",
-                 absl::StrCat("this reduction has no value for an empty input, which segment ",
-                              segment, " is"),
-                 {{"op", absl::StrCat(static_cast<int>(op))}, {"segment", absl::StrCat(segment)}});
-}
-
 // x with its axes reordered so that folded ones are neighbours, and the three extents that result.
 // Axes that are neighbours already stay where they are, which saves a gather.
 struct Folding {
@@ -565,64 +570,44 @@ Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
   return folding;
 }
 
+// Of a whole operand's value: ARG operations give the extreme one, which is of the operand's type.
+DType ScalarDType(ReduceOp op, DType dtype) { return IsArg(op) ? dtype : ResultDType(op, dtype); }
+
 // --- Batches ------------------------------------------------------------------------------------
 
-const Batch<DotBatchProblem>& BatchOf([[maybe_unused]] const Stream& stream,
-                                      const DotBatchProblem&) {
-#ifdef TESSERA_WITH_CUDA
-  if (stream.device().info().backend == Backend::kCuda) return kDotBatchCuda;
-#endif
-  return kDotBatchCpu;
-}
-
-const Batch<ReduceBatchProblem>& BatchOf([[maybe_unused]] const Stream& stream,
-                                         const ReduceBatchProblem&) {
-#ifdef TESSERA_WITH_CUDA
-  if (stream.device().info().backend == Backend::kCuda) return kReduceBatchCuda;
-#endif
-  return kReduceBatchCpu;
-}
-
-// Once a batch is done: what a request of its own does for a sum that is not finite.
 template <class Problem>
-void LaunchWideWhereLeftRange(const Problem& batch, Stream& stream) {
-  bool any = false;
-  for (std::int64_t i = 0; i < batch.count; ++i) {
-    if (std::isfinite(batch.results[i].real)) continue;
-    const auto problem = ProblemOf(batch, i);
-    const auto* strategy = Choose(problem, stream.device());
-    if (strategy->left_range == nullptr || !strategy->left_range(problem, stream)) continue;
-    strategy->launch_wide(problem, stream);
-    any = true;
-  }
-  if (any) stream.Synchronize();
+void LaunchBatchOn(std::span<const Problem> problems, Stream& stream) {
+#ifdef TESSERA_WITH_CUDA
+  if (stream.device().info().backend == Backend::kCuda) return LaunchBatchCuda(problems, stream);
+#endif
+  LaunchBatchCpu(problems, stream);
 }
 
-// each: what one element of a segment costs.
+// Runs the problems, of one dtype and op, into results; integer: whether those are integers.
 template <class Problem>
-absl::StatusOr<Stats> ExecuteBatch(Stream& stream, Problem problem, const Batch<Problem>& batch,
-                                   absl::Span<Scalar> results, const Cost& each, bool timing) {
-  Stats stats;
-  stats.strategy = "batch";
-  if (problem.count == 0) return stats;
-  std::int64_t longest = 0, elements = 0;
-  for (std::int64_t i = 0; i < problem.count; ++i) {
-    longest = std::max(longest, problem.segments[i].n);
-    elements += problem.segments[i].n;
-  }
+absl::Status ExecuteBatch(Stream& stream, std::vector<Problem>& problems, bool integer,
+                          absl::Span<ScalarResult> results) {
+  if (problems.empty()) return absl::OkStatus();
+  const Strategy<Problem>& strategy = *Choose(problems.front(), stream.device());
+  Scalar* scalars = nullptr;
   absl::Status status = Finished(stream, [&] {
-    problem.results = static_cast<Scalar*>(stream.HostScratch(results.size() * sizeof(Scalar)));
-    batch.launch(problem, stream, timing);
-    if (timing) stats.kernel_us = stream.StopTimer();
+    scalars = static_cast<Scalar*>(stream.HostScratch(problems.size() * sizeof(Scalar)));
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      scalars[i] = Scalar{};
+      problems[i].result = scalars + i;
+    }
+    LaunchBatchOn(std::span<const Problem>(problems), stream);
     stream.Synchronize();
-    if (!stream.stopped()) LaunchWideWhereLeftRange(problem, stream);
-    stats.roundoff = batch.roundoff(problem, longest, stream.device());
+    for (const Problem& problem : problems) {
+      if (strategy.left_range == nullptr || stream.stopped()) return;
+      if (strategy.left_range(problem, stream)) strategy.launch_wide(problem, stream);
+    }
   });
   if (!status.ok()) return status;
-  std::copy_n(problem.results, results.size(), results.begin());
-  stats.bytes = static_cast<std::uint64_t>(elements) * SizeOf(problem.dtype) * each.bytes;
-  stats.flops = static_cast<std::uint64_t>(elements) * each.flops;
-  return stats;
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    results[i] = {scalars[i], integer, StatsOf(strategy, problems[i])};
+  }
+  return absl::OkStatus();
 }
 
 // --- Matmul operands ----------------------------------------------------------------------------
@@ -668,10 +653,8 @@ absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp o
                                        const RunOptions& options) {
   if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
-  // ARG operations give the extreme value, which is of the operand's type.
-  const DType value = IsArg(op) ? x.dtype : ResultDType(op, x.dtype);
   const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
-  return ExecuteScalar(stream, problem, IsInteger(value), options, operands);
+  return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options, operands);
 }
 
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
@@ -793,29 +776,42 @@ absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t r
                  WholeLaunch<WindowSumProblem>{operands});
 }
 
-absl::StatusOr<Stats> RunDotBatch(Stream& stream, DType dtype,
-                                  absl::Span<const DotSegment> segments, absl::Span<Scalar> results,
-                                  bool timing) {
-  const DotBatchProblem problem{.dtype = dtype,
-                                .segments = segments.data(),
-                                .count = static_cast<std::int64_t>(segments.size())};
-  return ExecuteBatch(stream, problem, BatchOf(stream, problem), results, {.bytes = 2, .flops = 2},
-                      timing);
+void LaunchBatch(std::span<const DotProblem> problems, Stream& stream) {
+  LaunchBatchOn(problems, stream);
 }
 
-absl::StatusOr<Stats> RunReduceBatch(Stream& stream, DType dtype, ReduceOp op,
-                                     absl::Span<const ReduceSegment> segments,
-                                     absl::Span<Scalar> results, bool timing) {
-  if (NeedsElements(op)) {
-    for (std::size_t i = 0; i < segments.size(); ++i)
-      if (segments[i].n == 0) return EmptySegment(op, i);
+void LaunchBatch(std::span<const ReduceProblem> problems, Stream& stream) {
+  LaunchBatchOn(problems, stream);
+}
+
+bool FitsBatch(const View& operand) {
+  return operand.contiguous() &&
+         operand.elements() <= kBatchBytes / static_cast<std::int64_t>(SizeOf(operand.dtype));
+}
+
+absl::Status RunDotBatch(Stream& stream, absl::Span<const DotOperands> operands,
+                         absl::Span<ScalarResult> results) {
+  std::vector<DotProblem> problems;
+  problems.reserve(operands.size());
+  for (const auto& [a, b] : operands) {
+    if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+    problems.push_back({.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data});
   }
-  const ReduceBatchProblem problem{.dtype = dtype,
-                                   .op = op,
-                                   .segments = segments.data(),
-                                   .count = static_cast<std::int64_t>(segments.size())};
-  return ExecuteBatch(stream, problem, BatchOf(stream, problem), results, {.bytes = 1, .flops = 1},
-                      timing);
+  return ExecuteBatch(stream, problems, !operands.empty() && IsInteger(operands.front().a.dtype),
+                      results);
+}
+
+absl::Status RunReduceBatch(Stream& stream, ReduceOp op, absl::Span<const View> operands,
+                            absl::Span<ScalarResult> results) {
+  std::vector<ReduceProblem> problems;
+  problems.reserve(operands.size());
+  for (const View& x : operands) {
+    if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
+    problems.push_back({.dtype = x.dtype, .op = op, .n = x.elements(), .x = x.data});
+  }
+  return ExecuteBatch(stream, problems,
+                      !operands.empty() && IsInteger(ScalarDType(op, operands.front().dtype)),
+                      results);
 }
 
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,

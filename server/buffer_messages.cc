@@ -17,6 +17,14 @@ absl::StatusOr<BufferSpec> MakeSpec(const std::string& name, const v1::BufferSpe
   return spec;
 }
 
+absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayType& type,
+                                    Device& device) {
+  BufferSpec spec{
+      .name = target.name(), .type = type, .device = &device, .replace = target.replace()};
+  if (absl::Status status = SetTtl(target, spec.ttl); !status.ok()) return status;
+  return spec;
+}
+
 void SetBuffer(const BufferInfo& info, v1::Buffer* out) {
   const Buffer& buffer = *info.buffer;
   out->set_name(buffer.name());

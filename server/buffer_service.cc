@@ -240,7 +240,7 @@ grpc::ServerUnaryReactor* BufferService::CopyBuffer(grpc::CallbackServerContext*
                                                     const v1::CopyBufferRequest* request,
                                                     v1::CopyBufferResponse* response) {
   auto* call = new CopyCall(core_, *context, *request, *response);
-  call->Start(*request);
+  call->Start(request->ByteSizeLong());
   return call;
 }
 

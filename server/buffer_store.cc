@@ -342,20 +342,15 @@ absl::StatusOr<BufferInfo> BufferStore::Find(std::string_view name, std::uint64_
   return FindLocked(name, version, SteadyNow());
 }
 
-absl::Status BufferStore::FindAll(absl::Span<Wanted> wanted) {
+void BufferStore::FindAll(absl::Span<Wanted> wanted) {
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
   for (Wanted& one : wanted) {
     if (one.name.empty()) continue;
     absl::StatusOr<BufferInfo> info = FindLocked(one.name, one.version, now);
-    if (!info.ok()) {
-      absl::Status status = info.status();
-      SetErrorMetadata(status, "operand", one.operand);
-      return status;
-    }
-    one.buffer = std::move(info->buffer);
+    one.status = info.status();
+    if (info.ok()) one.buffer = std::move(info->buffer);
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<BufferInfo> BufferStore::Get(std::string_view name, std::uint64_t version) {

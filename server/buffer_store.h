@@ -206,11 +206,11 @@ class BufferStore {
   struct Wanted {
     std::string_view name;
     std::uint64_t version = 0;
-    std::string_view operand;  // what an error calls it
+    absl::Status status;
     std::shared_ptr<const Buffer> buffer;
   };
-  // The same for several at one moment; those without a name are left out. Errors say {operand}.
-  absl::Status FindAll(absl::Span<Wanted> wanted);
+  // The same for several at one moment; those without a name are left out.
+  void FindAll(absl::Span<Wanted> wanted);
 
   // READY or, without such, the newest draft that can be seen; with a version, what has it.
   // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / VERSION_MISMATCH.

@@ -1,19 +1,18 @@
 // The operations: operands by name or inline, results as scalars, inline or as new buffers.
 #pragma once
 
-#include <cstdint>
-
 #include "server/core.h"
 #include "tessera/v1/compute.grpc.pb.h"
 
 namespace tessera {
 
-// The largest array that travels in a response, in bytes. The response as a whole stays below the
-// 4 MiB that clients of gRPC accept unless they are told otherwise.
-inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
+// All methods in callback form; Execute reads its message as bytes, because only then programs that
+// are too long can be refused before they take the memory of their steps.
+using ComputeServiceBase =
+    v1::ComputeService::WithRawCallbackMethod_Execute<v1::ComputeService::CallbackService>;
 
 // Thread safe; the core outlives it.
-class ComputeService final : public v1::ComputeService::CallbackService {
+class ComputeService final : public ComputeServiceBase {
  public:
   explicit ComputeService(Core& core) : core_(core) {}
 
@@ -30,6 +29,9 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* WindowSum(grpc::CallbackServerContext* context,
                                       const v1::WindowSumRequest* request,
                                       v1::WindowSumResponse* response) override;
+  grpc::ServerUnaryReactor* Execute(grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListStrategies(grpc::CallbackServerContext* context,
                                            const v1::ListStrategiesRequest* request,
                                            v1::ListStrategiesResponse* response) override;

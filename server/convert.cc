@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/time_util.h"
 #include "google/rpc/error_details.pb.h"
-#include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 
@@ -48,13 +47,11 @@ bool WorthRetrying(const std::string& reason, const std::map<std::string, std::s
 
 }  // namespace
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  const std::string message = Message(status);
+google::rpc::Status ToStatusProto(const absl::Status& status) {
   const std::map<std::string, std::string> metadata = ErrorMetadata(status);
   google::rpc::Status details;
   details.set_code(static_cast<int>(status.code()));
-  details.set_message(message);
+  details.set_message(Message(status));
   google::rpc::ErrorInfo info;
   info.set_reason(ErrorReason(status));
   info.set_domain("tessera");
@@ -67,7 +64,13 @@ grpc::Status ToGrpc(const absl::Status& status) {
     *retry.mutable_retry_delay() = ToProto(kRetryDelay);
     details.add_details()->PackFrom(retry);
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message,
+  return details;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const google::rpc::Status details = ToStatusProto(status);
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), details.message(),
                       details.SerializeAsString());
 }
 

@@ -127,13 +127,12 @@ absl::Status Core::CheckSize(std::uint64_t bytes) const {
                     {"limit", absl::StrCat(options_.max_message)}});
 }
 
-absl::StatusOr<Core::Accepted> Core::Accept(const google::protobuf::Message& request) {
+absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes) {
   absl::StatusOr<Admission::Ticket> ticket = admission_.Enter();
   if (!ticket.ok()) return ticket.status();
-  const std::uint64_t bytes = request.ByteSizeLong();
-  if (absl::Status status = CheckSize(bytes); !status.ok()) return status;
+  if (absl::Status status = CheckSize(request_bytes); !status.ok()) return status;
   absl::StatusOr<Charge> memory =
-      Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED",
+      Charge::Take(host_memory_, request_bytes, "HOST_MEMORY_EXHAUSTED",
                    "the messages that the server works on take all memory it has for them");
   if (!memory.ok()) return memory.status();
   return Accepted{*std::move(ticket), *std::move(memory)};

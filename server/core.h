@@ -12,7 +12,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "google/protobuf/message.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/admission.h"
@@ -86,7 +85,7 @@ class Core {
     Charge memory;
   };
   // UNAVAILABLE / DRAINING; the errors of CheckSize; RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<Accepted> Accept(const google::protobuf::Message& request);
+  absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes);
 
   // Whether an operation or a transfer has held its worker for longer than --watchdog.
   bool Stuck() const;

@@ -9,9 +9,9 @@ absl::Status CallerLeft() {
                    "the caller left, or its deadline passed, before the work was done");
 }
 
-void DeviceCall::Start(const google::protobuf::Message& request) {
+void DeviceCall::Start(std::size_t bytes) {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = Accept(request); !accepted.ok()) return accepted;
+    if (absl::Status accepted = Accept(bytes); !accepted.ok()) return accepted;
     absl::StatusOr<Device*> device = Prepare();
     if (!device.ok()) return device.status();
     executor_ = &core().compute(**device);

@@ -1,9 +1,10 @@
 // A unary call that needs a stream of a device.
 #pragma once
 
+#include <cstddef>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "google/protobuf/message.h"
 #include "server/core.h"
 #include "server/unary_call.h"
 
@@ -14,8 +15,9 @@ namespace tessera {
 class DeviceCall : public UnaryCall, private Task {
  public:
   using UnaryCall::UnaryCall;
-  // On the thread of gRPC that brought the call, once. The request lives until the call has ended.
-  void Start(const google::protobuf::Message& request);
+  // On the thread of gRPC that brought the call, once. The request, of so many bytes on the wire,
+  // lives until the call has ended.
+  void Start(std::size_t bytes);
 
  protected:
   // Time from acceptance to the begin on the stream, in microseconds.

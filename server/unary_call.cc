@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-absl::Status UnaryCall::Accept(const google::protobuf::Message& request) {
-  absl::StatusOr<Core::Accepted> accepted = core_.Accept(request);
+absl::Status UnaryCall::Accept(std::size_t request_bytes) {
+  absl::StatusOr<Core::Accepted> accepted = core_.Accept(request_bytes);
   if (!accepted.ok()) return accepted.status();
   accepted_ = *std::move(accepted);
   return absl::OkStatus();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -23,8 +24,9 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 
   // UNAVAILABLE / DRAINING; the errors of Core::CheckSize; RESOURCE_EXHAUSTED /
   // HOST_MEMORY_EXHAUSTED.
-  absl::Status Accept(const google::protobuf::Message& request);
-  // Host memory for an answer of so many bytes: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+  absl::Status Accept(std::size_t request_bytes);
+  // Host memory for an answer, and for what leads to it, of so many bytes in all: RESOURCE_EXHAUSTED
+  // / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
   // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
   // whose objects take more than their encoding. What there is no memory for is freed at once.
@@ -65,7 +67,7 @@ grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
                                  Body body) {
   auto* call = new UnaryCall(core, method, context);
   call->End(Guarded([&]() -> absl::Status {
-    absl::Status status = call->Accept(request);
+    absl::Status status = call->Accept(request.ByteSizeLong());
     return status.ok() ? call->Fill(response, body) : status;
   }));
   return call;
@@ -80,7 +82,8 @@ grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
                                       Body body) {
   auto* call = new UnaryCall(core, method, context);
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = call->Accept(request); !accepted.ok()) return accepted;
+    if (absl::Status accepted = call->Accept(request.ByteSizeLong()); !accepted.ok())
+      return accepted;
     return core.chores().Submit([call, &response, body = std::move(body)]() mutable {
       call->End(Guarded([&] { return call->Fill(response, body); }));
     });

@@ -259,6 +259,105 @@ class Held:
                 )
 
 
+STEPS = {
+    "Dot": "dot",
+    "Reduce": "reduce",
+    "Matmul": "matmul",
+    "Add": "add",
+    "WindowSum": "window_sum",
+}
+
+
+class ThroughPrograms(o.Client):
+    """A client whose operations are, half of them, steps of programs among other steps."""
+
+    def __init__(self, address, seed):
+        super().__init__(address)
+        self.rng = random.Random(seed)
+        self.programs = 0
+
+    def attempt(self, rpc, **fields):
+        if rpc not in STEPS or self.rng.random() < 0.5:
+            return super().attempt(rpc, **fields)
+        request = getattr(o.compute, rpc + "Request")(**fields)
+        steps = [self.other_step() for _ in range(self.rng.choice((0, 0, 1, 3, 20)))]
+        for name in ("a", "b", "x"):
+            if name in request.DESCRIPTOR.fields_by_name and self.rng.random() < 0.3:
+                self.make_step_of(getattr(request, name), steps)
+        mine = len(steps)
+        steps.append(o.compute.Step(**{STEPS[rpc]: request}))
+        steps += [self.other_step(mine) for _ in range(self.rng.choice((0, 1, 4)))]
+        self.programs += 1
+        outcome = super().attempt("Execute", steps=steps, stats=True)
+        if not outcome.ok:
+            return outcome
+        results = outcome.answer.results
+        check(len(results) == len(steps), len(results), "results of", len(steps), "steps")
+        check(outcome.answer.device == o.Program.device, outcome.answer.device)
+        mine_failed = results[mine].WhichOneof("result") == "error"
+        for i, (step, result) in enumerate(zip(steps, results)):
+            if i != mine:
+                self.check_other(step, o.Outcome.of_step(result), mine, mine_failed)
+        outcome = o.Outcome.of_step(results[mine])
+        if not outcome.ok:
+            check(outcome.metadata.pop("step") == str(mine), outcome)
+        return outcome
+
+    def make_step_of(self, operand, steps):
+        """Replaces an inline operand by a step that gives the same array."""
+        tensor = operand.tensor
+        if not operand.HasField("tensor") or len(tensor.shape) > 6 or -1 in tensor.shape:
+            return
+        size = math.prod(tensor.shape) * SIZES.get(tensor.dtype, 0)
+        if len(tensor.data) != size or tensor.dtype not in SIZES:
+            return
+        axis = len(tensor.shape)
+        folded = o.compute.Tensor(
+            dtype=tensor.dtype, shape=[*tensor.shape, 1], data=tensor.data
+        )
+        request = o.compute.ReduceRequest(
+            x=o.compute.Operand(tensor=folded),
+            op="REDUCE_OP_MAX",
+            axes=[axis],
+            result=o.compute.Result(scratch=True),
+        )
+        operand.step = len(steps)
+        steps.append(o.compute.Step(reduce=request))
+
+    def other_step(self, before=None):
+        """A step whose result is known, or that fails."""
+        rng = self.rng
+        vector = np.array([rng.randint(-9, 9) for _ in range(rng.choice((1, 7, 300)))], "<f4")
+        x = o.inline(vector)
+        kind = rng.randrange(4)
+        if kind == 0:
+            return o.compute.Step(dot=o.compute.DotRequest(a=x, b=x))
+        if kind == 1:
+            return o.compute.Step(reduce=o.compute.ReduceRequest(x=x, op="REDUCE_OP_SUM"))
+        if kind == 2 and before is not None:
+            return o.compute.Step(
+                reduce=o.compute.ReduceRequest(
+                    x=o.compute.Operand(step=before), op="REDUCE_OP_ANY"
+                )
+            )
+        return o.compute.Step(dot=o.compute.DotRequest(a=x, b=o.resident("no such buffer")))
+
+    @staticmethod
+    def check_other(step, outcome, mine, mine_failed):
+        kind = step.WhichOneof("operation")
+        operand = step.dot.a if kind == "dot" else step.reduce.x
+        if kind == "dot" and step.dot.b.HasField("buffer"):
+            check(outcome.reason == "BUFFER_NOT_FOUND", outcome)
+        elif operand.HasField("step"):
+            failed = outcome.reason == "STEP_FAILED"
+            check(failed == mine_failed, outcome, "after step", mine, "failed:", mine_failed)
+        elif operand.tensor.dtype == F32 and len(operand.tensor.shape) == 1:
+            values = o.to_numpy(operand.tensor).astype(np.float64)
+            expected = (values * values).sum() if kind == "dot" else values.sum()
+            if kind == "dot" or step.reduce.op == 1:
+                check(outcome.ok and outcome.answer.value.real == expected, outcome, expected)
+
+
 class Fuzzer:
     def __init__(self, client, seed):
         self.client = client
@@ -1732,7 +1831,7 @@ def main():
             "--upload-timeout",
             "300s",
         )
-        client = server.client()
+        client = ThroughPrograms(server.address, seed)
         fuzzer = Fuzzer(client, seed)
 
         def model():
@@ -1744,8 +1843,10 @@ def main():
             if arguments.seconds >= 10:
                 check(len(fuzzer.calls) == len(fuzzer.WEIGHTS), "only", fuzzer.calls)
                 check(fuzzer.ended.get("OK", 0) > steps / 3, fuzzer.ended)
+            check(client.programs > steps / 10, "only", client.programs, "programs")
             delete_everything(client)
-            return f"{steps} steps, {sum(fuzzer.ended.values())} calls: {fuzzer.ended}"
+            calls = sum(fuzzer.ended.values())
+            return f"{steps} steps, {calls} calls, {client.programs} programs: {fuzzer.ended}"
 
         def crowd():
             ended = churn(server, seed, arguments.seconds / 2)

@@ -301,42 +301,33 @@ void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::str
       In(setting, operation), StrategiesIn<ReduceProblem>(setting));
 }
 
-// Batches of `count` vectors of n elements each, in one call.
+// Batches of `count` vectors of n elements each, in one launch.
 void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
   const std::size_t bytes = static_cast<std::size_t>(count * n) * sizeof(float);
   rig.Need(DType::kF32, 2 * bytes);
   for (bool dot : {false, true}) {
     const std::string name =
         absl::StrCat("batch/", dot ? "dot" : "reduce_sum", "/f32/", count, "x", n);
+    const double moved = static_cast<double>(dot ? 2 * bytes : bytes);
     benchmark::RegisterBenchmark(
         name.c_str(),
-        [&rig, dot, count, n, bytes](benchmark::State& state) {
+        [&rig, dot, count, n, bytes, moved](benchmark::State& state) {
           Arena& arena = rig.Operands(DType::kF32);
-          std::vector<Scalar> results(static_cast<std::size_t>(count));
-          std::vector<DotSegment> dots(results.size());
-          std::vector<ReduceSegment> sums(results.size());
-          const auto kernel_us = [&] {
+          std::vector<DotProblem> dots(static_cast<std::size_t>(count));
+          std::vector<ReduceProblem> sums(dots.size());
+          const auto launch = [&] {
             const auto* a = static_cast<const float*>(arena.Next(bytes));
             const auto* b = static_cast<const float*>(arena.Next(bytes));
-            for (std::size_t i = 0; i < results.size(); ++i) {
+            auto* results =
+                static_cast<Scalar*>(rig.stream().HostScratch(dots.size() * sizeof(Scalar)));
+            for (std::size_t i = 0; i < dots.size(); ++i) {
               const std::int64_t at = static_cast<std::int64_t>(i) * n;
-              dots[i] = {.a = a + at, .b = b + at, .n = n};
-              sums[i] = {.x = a + at, .n = n};
+              dots[i] = {.n = n, .a = a + at, .b = b + at, .result = results + i};
+              sums[i] = {.n = n, .x = a + at, .result = results + i};
             }
-            const absl::Status status = BeginRequest(rig.stream());
-            if (!status.ok()) Die(status);
-            const Stats stats = OrDie(
-                dot ? RunDotBatch(rig.stream(), DType::kF32, dots, absl::MakeSpan(results), true)
-                    : RunReduceBatch(rig.stream(), DType::kF32, ReduceOp::kSum, sums,
-                                     absl::MakeSpan(results), true));
-            return stats.kernel_us;
+            dot ? LaunchBatch(dots, rig.stream()) : LaunchBatch(sums, rig.stream());
           };
-          kernel_us();  // the first call loads the kernels
-          for (auto _ : state) state.SetIterationTime(kernel_us() * 1e-6);
-          state.counters["bytes_per_second"] =
-              benchmark::Counter(static_cast<double>(dot ? 2 * bytes : bytes) *
-                                     static_cast<double>(state.iterations()),
-                                 benchmark::Counter::kIsRate);
+          rig.Time(state, moved, moved / sizeof(float), launch);
         })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kTreeLanes, 2)
   const bool alone = gridDim.x == 1;
   unsigned ticket = 0;
   if (!alone && threadIdx.x == 0) ticket = TakeTicket(work.mailbox);
-  cells[threadIdx.x] = FoldShortLane<C>(in, work);
+  cells[threadIdx.x] = FoldShortLane<C>(in, work, static_cast<int>(blockIdx.x));
   if (threadIdx.x == 0) receiver = !alone && ticket == gridDim.x - 1;
   __syncthreads();  // cells and receiver are written
   Deliver<C>(cells, work, blockIdx.x, alone, true, receiver, received);

@@ -245,10 +245,11 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
 inline constexpr int kShortRows = 8;
 static_assert(kShortRows <= kTreeSegmentRows);
 
-// FoldLane for a chunk of up to kShortRows rows, all of whose loads are under way before the first
-// is used. Operands are aligned; a lane is a thread, a chunk a block.
+// FoldLane for the chunk of this number, of up to kShortRows rows, all of whose loads are under way
+// before the first is used. Operands are aligned; a lane is a thread.
 template <class C>
-__device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work) {
+__device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work,
+                                          int number) {
   using T = typename C::Element;
   using Wide = typename C::Wide;
   constexpr int V = kTreeVector<T>;
@@ -256,7 +257,7 @@ __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeW
   constexpr int kHalf = kShortRows / 2;
   constexpr int O = C::kOperands;
   const int chunk = static_cast<int>(work.tree.chunk);
-  const int begin = static_cast<int>(blockIdx.x) * chunk;
+  const int begin = number * chunk;
   const int end = min(static_cast<int>(work.tree.n), begin + chunk);
   const int first = begin + static_cast<int>(threadIdx.x) * V;
   const int rows = end - first < V ? 0 : (end - first - V) / kRow + 1;

@@ -1,0 +1,33 @@
+// The Execute method.
+#pragma once
+
+#include <optional>
+
+#include "google/protobuf/arena.h"
+#include "grpcpp/grpcpp.h"
+#include "server/device_call.h"
+#include "server/program.h"
+
+namespace tessera {
+
+// Reads its message and writes its answer as bytes, in an arena: a step costs no allocation.
+class ExecuteCall final : public DeviceCall {
+ public:
+  ExecuteCall(Core& core, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
+      : DeviceCall(core, "Execute", context), response_(response) {}
+
+  // Like DeviceCall::Start.
+  void Start(const grpc::ByteBuffer& request);
+
+ private:
+  absl::StatusOr<Device*> Prepare() override;
+  absl::Status RunOn(Stream& stream) override;
+  void Release() override;
+
+  grpc::ByteBuffer request_;
+  grpc::ByteBuffer& response_;
+  std::optional<google::protobuf::Arena> arena_;
+  std::optional<Program> program_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+// What each request of an operation asks of the kernels: an overload for each, so that a call and a
+// step of a program are one thing. Views are those of OperandsOf, in its order.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/compute.h"
+#include "server/core.h"
+#include "server/operands.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+NamedOperands OperandsOf(const v1::DotRequest& request);
+NamedOperands OperandsOf(const v1::ReduceRequest& request);
+NamedOperands OperandsOf(const v1::MatmulRequest& request);
+NamedOperands OperandsOf(const v1::AddRequest& request);
+NamedOperands OperandsOf(const v1::WindowSumRequest& request);
+
+// An array; or a number, of which type is the array of rank 0 that later steps see.
+struct ResultType {
+  bool scalar = false;
+  ArrayType type;
+};
+
+// All checks of the operands, none of the strategy.
+absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest& request, absl::Span<const View> x);
+absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request, absl::Span<const View> x);
+absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request, absl::Span<const View> x);
+absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest& request, absl::Span<const View> x);
+absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
+                                        absl::Span<const View> x);
+
+// Runs it. Of the result a scalar has value and stats, an array, which goes to out, stats alone.
+// REQUIRES: ResultTypeOf is OK.
+absl::StatusOr<ScalarResult> Run(const v1::DotRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options);
+absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options);
+absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options);
+absl::StatusOr<ScalarResult> Run(const v1::AddRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options);
+absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options);
+
+// Fills in a scalar result.
+void SetValue(const v1::DotRequest& request, const ScalarResult& result, v1::DotResponse& response);
+void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
+              v1::ReduceResponse& response);
+// Those of the others are arrays.
+template <class Request, class Response>
+void SetValue(const Request&, const ScalarResult&, Response&) {}
+
+// Where the request wants an array result.
+template <class Request>
+const v1::Result& DestinationOf(const Request& request) {
+  if constexpr (requires { request.result(); }) {
+    return request.result();
+  } else {
+    return v1::Result::default_instance();
+  }
+}
+
+template <class Request>
+RunOptions OptionsOf(const Request& request, Core& core, const Device& device) {
+  return {.strategy = request.strategy(),
+          .launch = {request.launch().block_size(), request.launch().grid_size(),
+                     request.launch().items_per_thread()},
+          .timing = request.timing(),
+          .pace = &core.pace(device),
+          .max_seconds = core.options().max_operation_seconds,
+          .max_slow_seconds = core.options().max_slow_operation_seconds};
+}
+
+// The largest array that travels in a response, in bytes; of a program, all of them together. The
+// response as a whole stays below the 4 MiB that clients of gRPC accept unless they are told
+// otherwise.
+inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
+
+// INVALID_ARGUMENT / RESULT_TOO_LARGE when an array goes beyond that limit, behind `before` bytes.
+absl::Status CheckInline(const ArrayType& type, std::uint64_t before = 0);
+
+// Fills in an array but for its data.
+void SetType(const ArrayType& type, v1::Tensor& out);
+
+// All but queue_us.
+void SetStats(const Stats& stats, const Device& device, absl::Span<const Source> sources,
+              v1::ExecutionStats& out);
+
+}  // namespace tessera

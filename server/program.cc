@@ -1,0 +1,478 @@
+#include "server/program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/error.h"
+#include "server/buffer_messages.h"
+#include "server/convert.h"
+#include "server/device_call.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+// Arrays in the program's block begin at multiples of this.
+constexpr std::uint64_t kAlignment = 256;
+// A scalar's place in the block, and where in it the value stands before it is rounded.
+constexpr std::uint64_t kScalarBytes = 2 * kAlignment;
+constexpr std::uint64_t kUnrounded = kAlignment;
+
+// What a result takes of the answer at most, beside the data of an array.
+constexpr std::uint64_t kResultBytes = 512;
+// What is left of the 4 MiB that clients receive, beside kMaxInlineResult.
+constexpr std::uint64_t kAnswerMargin = 64 << 10;
+
+// f(request) for the request of the step.
+template <class F>
+absl::Status VisitRequest(const v1::Step& step, const F& f) {
+  switch (step.operation_case()) {
+    case v1::Step::kDot:
+      return f(step.dot());
+    case v1::Step::kReduce:
+      return f(step.reduce());
+    case v1::Step::kMatmul:
+      return f(step.matmul());
+    case v1::Step::kAdd:
+      return f(step.add());
+    case v1::Step::kWindowSum:
+      return f(step.window_sum());
+    case v1::Step::OPERATION_NOT_SET:
+      break;
+  }
+  return MakeError(StatusCode::kInvalidArgument, "BAD_OPERATION",
+                   "a step has no operation, or one that this server does not know",
+                   {{"field", "operation"}});
+}
+
+v1::DotResponse& Response(const v1::DotRequest&, v1::StepResult& result) {
+  return *result.mutable_dot();
+}
+v1::ReduceResponse& Response(const v1::ReduceRequest&, v1::StepResult& result) {
+  return *result.mutable_reduce();
+}
+v1::MatmulResponse& Response(const v1::MatmulRequest&, v1::StepResult& result) {
+  return *result.mutable_matmul();
+}
+v1::AddResponse& Response(const v1::AddRequest&, v1::StepResult& result) {
+  return *result.mutable_add();
+}
+v1::WindowSumResponse& Response(const v1::WindowSumRequest&, v1::StepResult& result) {
+  return *result.mutable_window_sum();
+}
+
+absl::Status StepFailed(std::uint32_t step) {
+  return MakeError(StatusCode::kFailedPrecondition, "STEP_FAILED",
+                   absl::StrCat("it needs the result of step ", step, ", which failed"),
+                   {{"failed_step", absl::StrCat(step)}});
+}
+
+// Whether the error ends the whole program: nothing that follows can go well.
+bool EndsProgram(const absl::Status& status, const Stream& stream) {
+  return !status.ok() && (stream.stopped() || stream.device().lost());
+}
+
+const void* At(const char* block, std::uint64_t offset) {
+  return block == nullptr ? nullptr : block + offset;
+}
+
+// Adds an array to a block of *total bytes, which stays below 2^63 however many there are: its
+// place.
+std::uint64_t AddTo(std::uint64_t* total, std::uint64_t bytes) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  const std::uint64_t offset = *total;
+  const std::uint64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  *total = std::min(kMost, offset + std::min(kMost, rounded));
+  return offset;
+}
+
+}  // namespace
+
+// --- Before the queue ---
+
+absl::StatusOr<Device*> Program::Prepare() {
+  steps_.resize(static_cast<std::size_t>(request_.steps_size()));
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    steps_[i].proto = &request_.steps(static_cast<int>(i));
+    steps_[i].status = CollectSources(steps_[i], i);
+  }
+  std::vector<BufferStore::Wanted> wanted;
+  for (const Step& step : steps_) {
+    for (const Source& source : step.sources) {
+      const v1::Operand& operand = *source.named.operand;
+      wanted.push_back({operand.buffer(), operand.version()});
+    }
+  }
+  core_.store().FindAll(absl::MakeSpan(wanted));
+  Device* device = nullptr;
+  auto found = wanted.begin();
+  for (Step& step : steps_) {
+    for (Source& source : step.sources) {
+      BufferStore::Wanted& one = *found++;
+      SetErrorMetadata(one.status, "operand", source.named.name);
+      step.status.Update(one.status);
+      if (one.buffer == nullptr) continue;
+      source.type = one.buffer->type();
+      if (device == nullptr) device = &one.buffer->device();
+      source.buffer = std::move(one.buffer);
+    }
+  }
+  return device != nullptr ? device : core_.devices().front().get();
+}
+
+absl::Status Program::CollectSources(Step& step, std::size_t index) {
+  return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
+    absl::Status status;
+    for (const Named& named : OperandsOf(request)) {
+      const v1::Operand& operand = *named.operand;
+      Source source{.named = named};
+      if (operand.has_tensor()) {
+        absl::StatusOr<ArrayType> type = TensorType(operand.tensor());
+        if (type.ok()) source.type = *type;
+        if (!type.ok()) status.Update(OfOperand(named, type.status()));
+      } else if (operand.has_step() && operand.step() < index) {
+        steps_[operand.step()].used = true;
+      } else if (operand.has_step()) {
+        status.Update(OfOperand(
+            named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                             "a step sees the results of earlier steps alone",
+                             {{"field", "step"}, {"value", absl::StrCat(operand.step())}})));
+      } else if (operand.buffer().empty()) {
+        status.Update(
+            OfOperand(named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                                       "it must name a buffer or a step, or carry a tensor",
+                                       {{"field", "source"}})));
+      }
+      step.sources.push_back(std::move(source));
+    }
+    return status;
+  });
+}
+
+// --- Checks ---
+
+absl::Status Program::Check(Step& step, Stream& stream) {
+  if (!step.status.ok()) return step.status;
+  for (Source& source : step.sources) {
+    if (source.buffer != nullptr && &source.buffer->device() != &stream.device()) {
+      return OfOperand(
+          source.named,
+          MakeError(StatusCode::kFailedPrecondition, "DEVICE_MISMATCH",
+                    "it lives on another device than the program runs on; copy it there",
+                    {{"name", source.buffer->name()},
+                     {"device", source.buffer->device().info().name},
+                     {"program_device", stream.device().info().name}}));
+    }
+    const v1::Operand& operand = *source.named.operand;
+    if (!operand.has_step()) continue;
+    const Step& earlier = steps_[operand.step()];
+    if (!earlier.status.ok()) return StepFailed(operand.step());
+    source.type = earlier.result.type;
+  }
+  if (absl::Status status = MakeViews(step); !status.ok()) return status;
+  return VisitRequest(*step.proto,
+                      [&](const auto& request) { return Check(request, step, stream); });
+}
+
+template <class Request>
+absl::Status Program::Check(const Request& request, Step& step, Stream& stream) {
+  absl::StatusOr<ResultType> result = ResultTypeOf(request, step.views);
+  if (!result.ok()) return result.status();
+  step.result = *result;
+  RunOptions options = OptionsOf(request, core_, stream.device());
+  const bool plain = result->scalar && options.strategy.empty() && !request.has_launch() &&
+                     !request.timing() && step.views[0].elements() > 0;
+  step.batched = plain && std::all_of(step.views.begin(), step.views.end(), FitsBatch);
+  if (step.batched) return absl::OkStatus();
+  options.check_only = true;
+  absl::StatusOr<ScalarResult> checked =
+      tessera::Run(request, stream, step.views, nullptr, options);
+  if (!checked.ok()) return checked.status();
+  expected_seconds_ += checked->stats.estimate_seconds;
+  return absl::OkStatus();
+}
+
+absl::Status Program::MakeViews(Step& step) {
+  step.views.clear();
+  for (const Source& source : step.sources) {
+    const v1::Operand& operand = *source.named.operand;
+    const void* data = source.buffer != nullptr ? source.buffer->data()
+                       : operand.has_step()     ? steps_[operand.step()].memory
+                                                : At(block_, source.offset);
+    absl::StatusOr<View> view = MakeView(operand, source.type, data);
+    if (!view.ok()) return OfOperand(source.named, view.status());
+    step.views.push_back(*view);
+  }
+  return absl::OkStatus();
+}
+
+// --- Memory ---
+
+absl::Status Program::TakeMemory(Stream& stream) {
+  const auto destination = [](const Step& step) -> const v1::Result& {
+    const v1::Result* where = &v1::Result::default_instance();
+    VisitRequest(*step.proto, [&](const auto& request) {
+      where = &DestinationOf(request);
+      return absl::OkStatus();
+    }).IgnoreError();
+    return *where;
+  };
+  const std::uint64_t all_results = kResultBytes * steps_.size();
+  std::uint64_t in_answer = std::max(kAnswerMargin, all_results) - kAnswerMargin;
+  int inline_arrays = 0;
+  std::uint64_t total = 0;
+  for (Step& step : steps_) {
+    const v1::Result& where = destination(step);
+    if (!step.status.ok() || step.result.scalar || where.has_buffer() || where.has_scratch())
+      continue;
+    const ArrayType& type = step.result.type;
+    step.status = CheckInline(type, in_answer);
+    if (!step.status.ok()) continue;
+    in_answer += type.bytes();
+    ++inline_arrays;
+    step.offset = AddTo(&total, type.bytes());
+  }
+  inline_bytes_ = total;
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    Step& step = steps_[i];
+    Inherit(step);
+    if (!step.status.ok()) continue;
+    for (Source& source : step.sources)
+      if (source.named.operand->has_tensor()) source.offset = AddTo(&total, source.type.bytes());
+    const v1::Result& where = destination(step);
+    if (step.result.scalar) {
+      if (step.used) step.offset = AddTo(&total, kScalarBytes);
+    } else if (where.has_buffer()) {
+      step.status = OpenDraft(step, where.buffer(), stream.device());
+    } else if (where.has_scratch()) {
+      step.offset = AddTo(&total, step.result.type.bytes());
+    }
+  }
+  absl::StatusOr<void*> block = Scratch(stream, total);
+  if (!block.ok()) return block.status();
+  block_ = static_cast<char*>(*block);
+  for (Step& step : steps_)
+    if (step.draft == nullptr && block_ != nullptr) step.memory = block_ + step.offset;
+  // Inline results are fetched together, with what lies between them.
+  if (inline_arrays > 1) {
+    if (absl::Status status = Zero(stream, block_, inline_bytes_); !status.ok()) return status;
+  }
+  return SendTensors(stream);
+}
+
+absl::Status Program::OpenDraft(Step& step, const v1::BufferTarget& target, Device& device) {
+  absl::StatusOr<BufferSpec> spec = MakeSpec(target, step.result.type, device);
+  if (!spec.ok()) return spec.status();
+  step.draft = std::make_unique<ResultDraft>(core_.store(), *std::move(spec));
+  absl::StatusOr<void*> memory = step.draft->Open();
+  if (memory.ok()) step.memory = *memory;
+  return memory.status();
+}
+
+absl::Status Program::SendTensors(Stream& stream) {
+  std::uint64_t begin = ~std::uint64_t{0}, end = 0;
+  const auto for_tensors = [&](const auto& f) {
+    for (const Step& step : steps_) {
+      if (!step.status.ok()) continue;
+      for (const Source& source : step.sources)
+        if (source.named.operand->has_tensor()) f(source, source.named.operand->tensor().data());
+    }
+  };
+  for_tensors([&](const Source& source, const std::string& data) {
+    begin = std::min(begin, source.offset);
+    end = std::max(end, source.offset + data.size());
+  });
+  if (begin >= end) return absl::OkStatus();
+  std::string bytes(end - begin, '\0');
+  for_tensors([&](const Source& source, const std::string& data) {
+    bytes.replace(source.offset - begin, data.size(), data);
+  });
+  return CopyToDevice(stream, block_ + begin, bytes.data(), bytes.size());
+}
+
+void Program::Inherit(Step& step) const {
+  if (!step.status.ok()) return;
+  for (const Source& source : step.sources) {
+    const v1::Operand& operand = *source.named.operand;
+    if (operand.has_step() && !steps_[operand.step()].status.ok())
+      step.status = StepFailed(operand.step());
+  }
+}
+
+// --- On the stream ---
+
+absl::Status Program::Run(Stream& stream) {
+  for (Step& step : steps_) step.status = Check(step, stream);
+  const double limit = core_.options().max_operation_seconds;
+  if (expected_seconds_ > limit) {
+    return MakeError(
+        StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
+        absl::StrFormat(
+            "the steps together are expected to take %.3g s, at most %.3g s are allowed",
+            expected_seconds_, limit),
+        {{"estimate_seconds", absl::StrFormat("%.3g", expected_seconds_)},
+         {"limit_seconds", absl::StrFormat("%.3g", limit)}});
+  }
+  if (absl::Status status = TakeMemory(stream); !status.ok()) return status;
+  absl::Status status = RunSteps(stream);
+  const absl::Status arrived = Synchronize(stream);
+  if (!status.ok()) return status;
+  if (!arrived.ok()) return arrived;
+  return stream.stopped() ? CallerLeft() : absl::OkStatus();
+}
+
+absl::Status Program::RunSteps(Stream& stream) {
+  for (std::size_t i = 0; i < steps_.size();) {
+    Step& step = steps_[i];
+    Inherit(step);
+    if (step.status.ok()) step.status = MakeViews(step);
+    if (!step.status.ok()) {
+      ++i;
+      continue;
+    }
+    std::size_t end = i + 1;
+    if (step.batched) {
+      while (end < steps_.size() && Joins(i, end)) ++end;
+    }
+    if (end - i > 1) {
+      if (absl::Status status = RunBatch(i, end, stream); !status.ok()) return status;
+    } else {
+      step.status = RunStep(step, stream);
+      if (EndsProgram(step.status, stream)) return step.status;
+    }
+    for (; i < end; ++i) {
+      if (steps_[i].status.ok() && steps_[i].result.scalar && steps_[i].used)
+        steps_[i].status = StoreScalar(steps_[i], stream);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Program::RunStep(Step& step, Stream& stream) {
+  return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
+    RunOptions options = OptionsOf(request, core_, stream.device());
+    options.enqueue_only = true;
+    absl::StatusOr<ScalarResult> outcome =
+        tessera::Run(request, stream, step.views, step.memory, options);
+    if (outcome.ok()) step.outcome = *outcome;
+    return outcome.status();
+  });
+}
+
+bool Program::Joins(std::size_t first, std::size_t next) {
+  Step& step = steps_[next];
+  const Step& like = steps_[first];
+  if (!step.batched || step.proto->operation_case() != like.proto->operation_case() ||
+      step.proto->reduce().op() != like.proto->reduce().op())
+    return false;
+  for (const Source& source : step.sources) {
+    const v1::Operand& operand = *source.named.operand;
+    if (operand.has_step() && operand.step() >= first) return false;
+  }
+  Inherit(step);
+  if (step.status.ok()) step.status = MakeViews(step);
+  return step.status.ok() && step.views[0].dtype == like.views[0].dtype;
+}
+
+absl::Status Program::RunBatch(std::size_t first, std::size_t end, Stream& stream) {
+  const std::size_t count = end - first;
+  std::vector<ScalarResult> results(count);
+  absl::Status status;
+  if (steps_[first].proto->has_dot()) {
+    std::vector<DotOperands> operands;
+    operands.reserve(count);
+    for (std::size_t i = first; i < end; ++i)
+      operands.push_back({steps_[i].views[0], steps_[i].views[1]});
+    status = RunDotBatch(stream, operands, absl::MakeSpan(results));
+  } else {
+    absl::StatusOr<ReduceOp> op = FromProto(steps_[first].proto->reduce().op());
+    if (!op.ok()) return op.status();
+    std::vector<View> operands;
+    operands.reserve(count);
+    for (std::size_t i = first; i < end; ++i) operands.push_back(steps_[i].views[0]);
+    status = RunReduceBatch(stream, *op, operands, absl::MakeSpan(results));
+  }
+  if (EndsProgram(status, stream)) return status;
+  for (std::size_t i = 0; i < count; ++i) {
+    steps_[first + i].status = status;
+    steps_[first + i].outcome = results[i];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Program::StoreScalar(const Step& step, Stream& stream) {
+  const Scalar& value = step.outcome.value;
+  const DType dtype = step.result.type.dtype;
+  if (IsInteger(dtype)) {
+    const v1::ReduceOp op = step.proto->reduce().op();
+    const bool is_index = op == v1::REDUCE_OP_ARGMIN || op == v1::REDUCE_OP_ARGMAX;
+    const std::int64_t integer = is_index ? value.index : value.integer;
+    // Little endian: the lower bytes of a value that fits them.
+    return CopyToDevice(stream, step.memory, &integer, SizeOf(dtype));
+  }
+  char* unrounded = static_cast<char*>(step.memory) + kUnrounded;
+  absl::Status status = CopyToDevice(stream, unrounded, &value.real, sizeof value.real);
+  if (!status.ok()) return status;
+  return RunCopy(stream, WholeView({DType::kF64, {}}, unrounded), dtype, step.memory);
+}
+
+// --- The answer ---
+
+absl::Status Program::Answer(Stream& stream, v1::ExecuteResponse& response) {
+  std::string arrays(inline_bytes_, '\0');
+  absl::Status status = CopyToHost(stream, arrays.data(), block_, arrays.size());
+  if (!status.ok()) return status;
+  response.set_device(stream.device().info().name);
+  response.mutable_results()->Reserve(static_cast<int>(steps_.size()));
+  for (Step& step : steps_) {
+    v1::StepResult& result = *response.add_results();
+    if (step.status.ok()) step.status = AnswerStep(step, arrays, stream.device(), result);
+  }
+  // Errors in full as long as the answer stays one that clients receive.
+  std::uint64_t room = kMaxInlineResult + kAnswerMargin;
+  room -= std::min<std::uint64_t>(room, response.ByteSizeLong());
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    if (steps_[i].status.ok()) continue;
+    SetErrorMetadata(steps_[i].status, "step", absl::StrCat(i));
+    google::rpc::Status error = ToStatusProto(steps_[i].status);
+    const std::uint64_t rest = kResultBytes * (steps_.size() - i);
+    if (error.ByteSizeLong() + rest > room) {
+      error = ToStatusProto(MakeError(steps_[i].status.code(), ErrorReason(steps_[i].status),
+                                      "one of too many errors for one answer",
+                                      {{"step", absl::StrCat(i)}}));
+    }
+    room -= std::min<std::uint64_t>(room, error.ByteSizeLong());
+    *response.mutable_results(static_cast<int>(i))->mutable_error() = std::move(error);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Program::AnswerStep(Step& step, const std::string& arrays, const Device& device,
+                                 v1::StepResult& result) {
+  return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
+    auto& response = Response(request, result);
+    if (step.result.scalar) {
+      SetValue(request, step.outcome, response);
+    } else if constexpr (requires { response.mutable_tensor(); }) {
+      if (step.draft != nullptr) {
+        absl::StatusOr<BufferInfo> buffer = step.draft->Seal();
+        if (!buffer.ok()) return buffer.status();
+        SetBuffer(*buffer, response.mutable_buffer());
+      } else if (!DestinationOf(request).has_scratch()) {
+        const ArrayType& type = step.result.type;
+        SetType(type, *response.mutable_tensor());
+        response.mutable_tensor()->mutable_data()->assign(arrays, step.offset, type.bytes());
+      }
+    }
+    if (request_.stats())
+      SetStats(step.outcome.stats, device, step.sources, *response.mutable_stats());
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+// A program of operations on one stream: what Execute does, without the call around it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/compute.h"
+#include "server/buffer_store.h"
+#include "server/core.h"
+#include "server/operands.h"
+#include "server/operations.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+// Steps of one program, so that no program takes much of the host's memory or keeps the store's
+// lock for long.
+inline constexpr std::uint32_t kMaxSteps = 4096;
+
+// In this order: Prepare, Run once, Answer. A step that fails keeps its Status to itself and to
+// those that need its result; what concerns the whole program is the Status of these functions. One
+// thread at a time. Core and request outlive it.
+class Program {
+ public:
+  Program(Core& core, const v1::ExecuteRequest& request) : core_(core), request_(request) {}
+
+  // Finds all buffers, as they are at one moment: the device to run on.
+  absl::StatusOr<Device*> Prepare();
+
+  // Checks every step, takes all memory, then runs what can run, and synchronises the stream.
+  absl::Status Run(Stream& stream);
+
+  // Host memory that the program takes beside its request, in bytes: now, and with its answer.
+  std::uint64_t memory() const { return steps_.size() * sizeof(Step); }
+  std::uint64_t answer_memory() const { return 3 * inline_bytes_ + steps_.size() * sizeof(Step); }
+
+  // Gives buffers their names, and fills in everything.
+  absl::Status Answer(Stream& stream, v1::ExecuteResponse& response);
+
+ private:
+  struct Step {
+    const v1::Step* proto = nullptr;
+    absl::Status status;
+    Sources sources;
+    Views views;
+    ResultType result;
+    // Whether a later step needs the result.
+    bool used = false;
+    // Whether it may share a launch with its neighbours.
+    bool batched = false;
+    // Of an array, and of a scalar that is used: device memory, of the program's block at `offset`
+    // or, with a draft, of the buffer.
+    void* memory = nullptr;
+    std::uint64_t offset = 0;
+    std::unique_ptr<ResultDraft> draft;
+    ScalarResult outcome;
+  };
+
+  absl::Status CollectSources(Step& step, std::size_t index);
+  // The types of all operands and results, and all else that can be checked before there is memory.
+  absl::Status Check(Step& step, Stream& stream);
+  template <class Request>
+  absl::Status Check(const Request& request, Step& step, Stream& stream);
+  // Its operands at their addresses, as far as those are known.
+  absl::Status MakeViews(Step& step);
+  // Fails the step if one that it needs has failed.
+  void Inherit(Step& step) const;
+
+  // Opens the buffers of results; one block for all else, and inline operands in it.
+  absl::Status TakeMemory(Stream& stream);
+  absl::Status OpenDraft(Step& step, const v1::BufferTarget& target, Device& device);
+  absl::Status SendTensors(Stream& stream);
+
+  absl::Status RunSteps(Stream& stream);
+  absl::Status RunStep(Step& step, Stream& stream);
+  // Whether the next step shares a launch with those from the first to the one before it.
+  bool Joins(std::size_t first, std::size_t next);
+  absl::Status RunBatch(std::size_t first, std::size_t end, Stream& stream);
+  // Leaves a scalar where later steps see it.
+  absl::Status StoreScalar(const Step& step, Stream& stream);
+
+  // arrays: the inline results as they lie in the block.
+  absl::Status AnswerStep(Step& step, const std::string& arrays, const Device& device,
+                          v1::StepResult& result);
+
+  Core& core_;
+  const v1::ExecuteRequest& request_;
+  std::vector<Step> steps_;
+  double expected_seconds_ = 0;
+  // Of the block: inline results lie at its begin.
+  char* block_ = nullptr;
+  std::uint64_t inline_bytes_ = 0;
+};
+
+}  // namespace tessera
