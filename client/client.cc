@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
 #include "client/npy.h"
+#include "client/requests.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -22,44 +23,6 @@ namespace {
 
 using Buffers = v1::BufferService::StubInterface;
 using Compute = v1::ComputeService::StubInterface;
-
-v1::Dtype ToProto(DType dtype) { return static_cast<v1::Dtype>(dtype); }
-
-google::protobuf::Duration ToProto(absl::Duration duration) {
-  google::protobuf::Duration proto;
-  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
-  proto.set_nanos(static_cast<std::int32_t>(absl::ToInt64Nanoseconds(duration)));
-  return proto;
-}
-
-v1::Operand ToProto(const Operand& operand) {
-  v1::Operand proto;
-  if (const auto* name = std::get_if<std::string>(&operand.source)) {
-    proto.set_buffer(*name);
-  } else {
-    *proto.mutable_tensor() = std::get<v1::Tensor>(operand.source);
-  }
-  if (operand.view) *proto.mutable_view() = *operand.view;
-  return proto;
-}
-
-// The fields that every operation's request has.
-template <class Request>
-void SetOptions(const OperationOptions& options, Request& request) {
-  request.set_strategy(options.strategy);
-  request.mutable_launch()->set_block_size(options.launch.block_size);
-  request.mutable_launch()->set_grid_size(options.launch.grid_size);
-  request.mutable_launch()->set_items_per_thread(options.launch.items_per_thread);
-  request.set_timing(options.timing);
-  if constexpr (requires { request.mutable_result(); }) {
-    if (options.target) {
-      v1::BufferTarget& target = *request.mutable_result()->mutable_buffer();
-      target.set_name(options.target->name);
-      if (options.target->ttl) *target.mutable_ttl() = ToProto(*options.target->ttl);
-      target.set_replace(options.target->replace);
-    }
-  }
-}
 
 // Storing a result twice would create two versions of a buffer.
 bool Idempotent(const OperationOptions& options) { return !options.target.has_value(); }
@@ -416,9 +379,9 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
   v1::CreateBufferRequest create;
   create.set_name(name);
   v1::BufferSpec& spec = *create.mutable_spec();
-  spec.set_dtype(ToProto(dtype));
+  spec.set_dtype(ToMessage(dtype));
   spec.mutable_shape()->Add(shape.begin(), shape.end());
-  if (options.ttl) *spec.mutable_ttl() = ToProto(*options.ttl);
+  if (options.ttl) *spec.mutable_ttl() = ToMessage(*options.ttl);
   spec.set_replace(options.replace);
   spec.set_device(options.device);
   if (options.streams > 1 && *size > options.chunk_bytes) {
@@ -584,7 +547,7 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
                                                 const CallOptions& call) {
   v1::UpdateBufferRequest request;
   request.set_name(name);
-  if (ttl) *request.mutable_ttl() = ToProto(*ttl);
+  if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
   auto response =
       impl_->Call(impl_->buffers(), &Buffers::UpdateBuffer, request, true, call.timeout);
   if (!response.ok()) return response.status();
@@ -608,8 +571,8 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
   request.set_source(*name);
   if (source.view) *request.mutable_view() = *source.view;
   request.set_name(target.name);
-  if (dtype) request.set_dtype(ToProto(*dtype));
-  if (target.ttl) *request.mutable_ttl() = ToProto(*target.ttl);
+  if (dtype) request.set_dtype(ToMessage(*dtype));
+  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
   request.set_replace(target.replace);
   request.set_device(device);
   auto response = impl_->Call(impl_->buffers(), &Buffers::CopyBuffer, request, false, call.timeout);
@@ -621,23 +584,15 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
 
 absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
-  v1::DotRequest request;
-  *request.mutable_a() = ToProto(a);
-  *request.mutable_b() = ToProto(b);
-  SetOptions(options, request);
-  return impl_->Call(impl_->compute(), &Compute::Dot, request, true, options.timeout);
+  return impl_->Call(impl_->compute(), &Compute::Dot, DotRequest(a, b, options), true,
+                     options.timeout);
 }
 
 absl::StatusOr<v1::ReduceResponse> Client::Reduce(ReduceOp op, const Operand& x,
                                                   absl::Span<const int> axes, bool keep_dims,
                                                   const OperationOptions& options) {
-  v1::ReduceRequest request;
-  *request.mutable_x() = ToProto(x);
-  request.set_op(static_cast<v1::ReduceOp>(op));
-  request.mutable_axes()->Add(axes.begin(), axes.end());
-  request.set_keep_dims(keep_dims);
-  SetOptions(options, request);
-  return impl_->Call(impl_->compute(), &Compute::Reduce, request, Idempotent(options),
+  return impl_->Call(impl_->compute(), &Compute::Reduce,
+                     ReduceRequest(op, x, axes, keep_dims, options), Idempotent(options),
                      options.timeout);
 }
 
@@ -645,35 +600,36 @@ absl::StatusOr<v1::MatmulResponse> Client::Matmul(const Operand& a, const Operan
                                                   bool transpose_a, bool transpose_b,
                                                   std::optional<DType> out_dtype,
                                                   const OperationOptions& options) {
-  v1::MatmulRequest request;
-  *request.mutable_a() = ToProto(a);
-  *request.mutable_b() = ToProto(b);
-  request.set_transpose_a(transpose_a);
-  request.set_transpose_b(transpose_b);
-  if (out_dtype) request.set_out_dtype(ToProto(*out_dtype));
-  SetOptions(options, request);
-  return impl_->Call(impl_->compute(), &Compute::Matmul, request, Idempotent(options),
-                     options.timeout);
+  return impl_->Call(impl_->compute(), &Compute::Matmul,
+                     MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
+                     Idempotent(options), options.timeout);
 }
 
 absl::StatusOr<v1::AddResponse> Client::Add(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
-  v1::AddRequest request;
-  *request.mutable_a() = ToProto(a);
-  *request.mutable_b() = ToProto(b);
-  SetOptions(options, request);
-  return impl_->Call(impl_->compute(), &Compute::Add, request, Idempotent(options),
-                     options.timeout);
+  return impl_->Call(impl_->compute(), &Compute::Add, AddRequest(a, b, options),
+                     Idempotent(options), options.timeout);
 }
 
 absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::int64_t radius,
                                                         const OperationOptions& options) {
-  v1::WindowSumRequest request;
-  *request.mutable_x() = ToProto(x);
-  request.set_radius(radius);
-  SetOptions(options, request);
-  return impl_->Call(impl_->compute(), &Compute::WindowSum, request, Idempotent(options),
-                     options.timeout);
+  return impl_->Call(impl_->compute(), &Compute::WindowSum, WindowSumRequest(x, radius, options),
+                     Idempotent(options), options.timeout);
+}
+
+absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,
+                                                    const CallOptions& call) {
+  auto response = impl_->Call(impl_->compute(), &Compute::Execute, program.request(),
+                              !program.has_target(), call.timeout);
+  if (response.ok() && response->results_size() != program.request().steps_size())
+    return absl::InternalError("the server's answer does not have a result for every step");
+  return response;
+}
+
+absl::Status Client::StatusOf(const v1::StepResult& result) {
+  if (!result.has_error()) return absl::OkStatus();
+  return FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(result.error().code()),
+                               result.error().message(), result.error().SerializeAsString()));
 }
 
 // --- The server ----------------------------------------------------------------------------------

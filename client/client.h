@@ -55,14 +55,20 @@ struct CallOptions {
   std::optional<absl::Duration> timeout;  // absent: that of the client
 };
 
-// What an operation works on: a resident buffer by name or a small inline array, whole or through a
-// view.
+// A step of a Program, by its number.
+struct ProgramStep {
+  std::uint32_t number = 0;
+};
+
+// What an operation works on: a resident buffer by name, a small inline array or, in a program, the
+// result of an earlier step, whole or through a view.
 struct Operand {
   Operand(std::string buffer) : source(std::move(buffer)) {}  // NOLINT(google-explicit-constructor)
   Operand(const char* buffer) : source(buffer) {}             // NOLINT(google-explicit-constructor)
   Operand(v1::Tensor tensor) : source(std::move(tensor)) {}   // NOLINT(google-explicit-constructor)
+  Operand(ProgramStep step) : source(step) {}                 // NOLINT(google-explicit-constructor)
 
-  std::variant<std::string, v1::Tensor> source;
+  std::variant<std::string, v1::Tensor, ProgramStep> source;
   std::optional<v1::View> view;
 };
 
@@ -80,7 +86,42 @@ struct OperationOptions {
   // Keeps an array result on the device; absent: the answer carries it, up to
   // Limits.max_inline_result_bytes.
   std::optional<ResultBuffer> target;
-  std::optional<absl::Duration> timeout;  // absent: that of the client
+  // Of a step of a program without a target: keeps an array result on the device, without a name, for
+  // later steps.
+  bool scratch = false;
+  std::optional<absl::Duration> timeout;  // absent: that of the client; unused in a program
+};
+
+// Operations that travel together and run in order (ExecuteRequest). Each method adds a step, with
+// the arguments of Client's method of that name, and returns it as an operand for later ones:
+//
+//   tessera::Program program;
+//   const auto scores = program.Matmul("queries", "items", false, true, {}, {.scratch = true});
+//   program.Reduce(tessera::ReduceOp::kArgMax, scores, {1});
+//   absl::StatusOr<tessera::v1::ExecuteResponse> answer = client.Execute(program);
+class Program {
+ public:
+  ProgramStep Dot(const Operand& a, const Operand& b, const OperationOptions& options = {});
+  ProgramStep Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
+                     bool keep_dims = false, const OperationOptions& options = {});
+  ProgramStep Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
+                     bool transpose_b = false, std::optional<DType> out_dtype = std::nullopt,
+                     const OperationOptions& options = {});
+  ProgramStep Add(const Operand& a, const Operand& b, const OperationOptions& options = {});
+  ProgramStep WindowSum(const Operand& x, std::int64_t radius,
+                        const OperationOptions& options = {});
+  // Asks for the ExecutionStats of every step.
+  void WantStats() { request_.set_stats(true); }
+
+  const v1::ExecuteRequest& request() const { return request_; }
+  v1::ExecuteRequest& request() { return request_; }
+  // Whether a step makes a buffer, so that running it twice is not running it once.
+  bool has_target() const;
+
+ private:
+  v1::Step& Next() { return *request_.add_steps(); }
+  ProgramStep Last() const { return {static_cast<std::uint32_t>(request_.steps_size() - 1)}; }
+  v1::ExecuteRequest request_;
 };
 
 // Fills out with the array's bytes [offset, offset + out.size()), row-major and little endian.
@@ -189,6 +230,11 @@ class Client {
                                       const OperationOptions& options = {});
   absl::StatusOr<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
                                                   const OperationOptions& options = {});
+
+  // A result for every step, in order. OK as well where steps have failed, which StatusOf tells.
+  absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
+  // The error of a step, as a call of its own would have it; OK for a result.
+  static absl::Status StatusOf(const v1::StepResult& result);
 
   // Empty operation or backend: all of them.
   absl::StatusOr<std::vector<v1::Strategy>> ListStrategies(const std::string& operation = {},

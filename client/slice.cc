@@ -106,7 +106,7 @@ std::optional<std::vector<std::int64_t>> ParseExtents(std::string_view text) {
 }
 
 absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
-  constexpr std::string_view kFile = "file:";
+  constexpr std::string_view kFile = "file:", kStep = "step:";
   ParsedOperand operand;
   if (text.substr(0, kFile.size()) == kFile) {
     operand.kind = ParsedOperand::Kind::kFile;
@@ -117,6 +117,15 @@ absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
   const std::size_t end = std::min(text.find_first_of("[@"), text.size());
   operand.name = std::string(Trim(text.substr(0, end)));
   if (operand.name.empty()) return BadOperand(text, "no buffer name");
+  if (std::string_view(operand.name).substr(0, kStep.size()) == kStep) {
+    const auto step = ParseInteger(std::string_view(operand.name).substr(kStep.size()));
+    if (!step || *step < 0 || *step > UINT32_MAX) return BadOperand(text, "no step's number");
+    operand.kind = ParsedOperand::Kind::kStep;
+    operand.step = static_cast<std::uint32_t>(*step);
+    if (end < text.size() && text[end] == '[') {
+      return BadOperand(text, "the shape of a step's result is not known here: use a raw view");
+    }
+  }
   if (end == text.size()) return operand;
 
   if (text[end] == '[') {

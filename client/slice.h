@@ -2,9 +2,11 @@
 //
 //   NAME                        a resident buffer
 //   NAME[10:20, ::-1, 3]        a window of it by NumPy's basic slicing; ... stands for all axes
-//   between NAME@OFFSET:SHAPE:STRIDES   a raw view in elements, x@0:540x1257:0x1; no STRIDES:
-//   without gaps; no SHAPE: a scalar file:PATH.npy               a small array that travels with
-//   the request
+//                               between
+//   NAME@OFFSET:SHAPE:STRIDES   a raw view in elements, x@0:540x1257:0x1; no STRIDES: without gaps;
+//                               no SHAPE: a scalar
+//   step:N                      the result of an earlier step of a program; with or without a raw view
+//   file:PATH.npy               a small array that travels with the request
 //
 // Pure functions: no I/O.
 #pragma once
@@ -39,9 +41,10 @@ struct Ellipsis {};
 using Subscript = std::variant<Index, Slice, Ellipsis>;
 
 struct ParsedOperand {
-  enum class Kind { kBuffer, kFile };
+  enum class Kind { kBuffer, kStep, kFile };
   Kind kind = Kind::kBuffer;
-  std::string name;                   // of the buffer, or the file's path
+  std::string name;  // of the buffer, or the file's path
+  std::uint32_t step = 0;
   std::vector<Subscript> subscripts;  // empty: no brackets
   std::optional<ViewSpec> view;       // '@' was there
 };

@@ -6,7 +6,7 @@
 #include "google/protobuf/arena.h"
 #include "grpcpp/grpcpp.h"
 #include "server/device_call.h"
-#include "server/program.h"
+#include "server/program_run.h"
 
 namespace tessera {
 
@@ -27,7 +27,7 @@ class ExecuteCall final : public DeviceCall {
   grpc::ByteBuffer request_;
   grpc::ByteBuffer& response_;
   std::optional<google::protobuf::Arena> arena_;
-  std::optional<Program> program_;
+  std::optional<ProgramRun> program_;
 };
 
 }  // namespace tessera

@@ -277,6 +277,59 @@ class CliTest(CliCase):
         self.cli("cp", "y", "y", "--replace", "--dtype", "f32")
         np.testing.assert_allclose(self.get("y"), x, rtol=2**-8)
 
+    def program(self, *steps):
+        path = self.folder / "program.json"
+        path.write_text(json.dumps({"steps": steps}))
+        return path
+
+    def test_run(self):
+        x = np.arange(24, dtype=np.float32).reshape(4, 6)
+        self.put("x", x)
+        y = self.save("y", x.T)
+        path = self.program(
+            {"matmul": {"a": "x", "b": f"file:{y}", "result": "scratch"}},
+            {"reduce": {"op": "argmax", "x": "step:0", "axes": [1]}},
+            {"add": {"a": "step:0@5:3:1", "b": {"buffer": "x", "view": {"shape": ["3"]}},
+                     "result": "sum"}},
+            {"dot": {"a": "x[0]", "b": "x[1]"}},
+            {"matmul": {"a": "x", "b": "x", "transpose_b": True, "out_dtype": "f32"}},
+        )
+        answer = self.json("run", path)
+        steps = answer["steps"]
+        product = x @ x.T
+        self.assertTrue(steps[0]["scratch"])
+        self.assertEqual(steps[1]["data"], product.argmax(1).tolist())
+        self.assertEqual(steps[2]["buffer"]["name"], "sum")
+        self.assertTrue(np.array_equal(self.get("sum"), product.ravel()[5:8] + x.ravel()[:3]))
+        self.assertEqual(steps[3]["value"], float(x[0] @ x[1]))
+        self.assertEqual(steps[4]["data"], product.tolist())
+        self.assertTrue(all(step["stats"]["strategy"] for step in steps))
+        self.assertGreater(answer["wall_us"], 0)
+        self.cli("rm", "sum")
+        lines = self.cli("run", path).splitlines()
+        self.assertEqual(lines[0], "0: in scratch memory")
+        self.assertEqual(lines[3], f"3: {int(x[0] @ x[1])}")
+
+    def test_errors_of_programs(self):
+        self.put("x", np.ones(3, np.float32))
+        path = self.program({"dot": {"a": "x", "b": "x"}}, {"dot": {"a": "x", "b": "nothing"}})
+        process = self.run_cli("run", path)
+        self.assertEqual(process.returncode, 3)
+        self.assertEqual(process.stdout.splitlines(), ["0: 3", "1: BUFFER_NOT_FOUND"])
+        self.assertIn("step: 1", process.stderr)
+        steps = json.loads(self.run_cli("--json", "run", path).stdout)["steps"]
+        self.assertEqual(steps[1]["error"]["reason"], "BUFFER_NOT_FOUND")
+        for text in ("", "[]", "{}", '{"steps": 3}', '{"steps": [3]}', '{"steps": [{"dot": 3}]}',
+                     '{"steps": [{"dot": {"a": "x", "c": "x"}}]}', '{"steps": [{"guess": {}}]}',
+                     '{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', "{" * 100000):
+            path.write_text(text)
+            self.fails(4, "BAD_PROGRAM", "--help", "run", path)
+        self.fails(4, "BAD_PROGRAM", "--help", "run", self.folder)
+        self.fails(4, "BAD_PROGRAM", "--help", "run", "missing.json")
+        for operand in ("step:x", "step:-1", "step:", "step:0[1]"):
+            path = self.program({"reduce": {"op": "sum", "x": operand}})
+            self.fails(4, "BAD_OPERAND", "", "run", path)
+
     def test_window_sum(self):
         x = np.random.default_rng(5).standard_normal(1000)
         self.put("x", x)

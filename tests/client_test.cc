@@ -278,6 +278,35 @@ TEST_F(ClientTest, Operations) {
   EXPECT_EQ(Get("y"), Bytes<float>({2, 4, 6, 8, 10, 12}));
 }
 
+TEST_F(ClientTest, Programs) {
+  Put("x", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {4, 3});
+  Program program;
+  const ProgramStep squares =
+      program.Matmul("x", "x", false, true, std::nullopt, {.scratch = true});
+  program.Reduce(ReduceOp::kArgMax, squares, {1});
+  const ProgramStep missing = program.Dot("x", "y");
+  program.Add(missing, missing);
+  EXPECT_FALSE(program.has_target());
+  program.Add(squares, squares, {.target = ResultBuffer{.name = "twice"}});
+  EXPECT_TRUE(program.has_target());
+  program.WindowSum("x", 1);
+  program.Dot("x", "x");
+  program.WantStats();
+  const auto answer = client_.Execute(program);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  ASSERT_EQ(answer->results_size(), 7);
+  std::vector<std::string> reasons;
+  for (const v1::StepResult& result : answer->results())
+    reasons.push_back(ErrorReason(Client::StatusOf(result)));
+  EXPECT_EQ(reasons, (std::vector<std::string>{"", "", "BUFFER_NOT_FOUND", "STEP_FAILED", "",
+                                               "BAD_SHAPE", ""}));
+  EXPECT_EQ(Values<std::int64_t>(answer->results(1).reduce().tensor()),
+            std::vector<std::int64_t>(4, 3));
+  EXPECT_EQ(answer->results(4).add().buffer().name(), "twice");
+  EXPECT_EQ(answer->results(6).dot().value().real(), 650);
+  EXPECT_EQ(answer->results(6).dot().stats().strategy(), "fixed_tree");
+}
+
 TEST_F(ClientTest, ViewsAndInlineOperands) {
   Put("x", {1, 2, 3, 4, 5, 6}, {2, 3});
   Operand column("x");
@@ -1125,6 +1154,11 @@ class FailingCompute final : public v1::ComputeService::Service {
                          v1::WindowSumResponse*) override {
     return Answer();
   }
+  grpc::Status Execute(grpc::ServerContext*, const v1::ExecuteRequest* request,
+                       v1::ExecuteResponse* response) override {
+    for (int i = 0; i < request->steps_size(); ++i) response->add_results();
+    return Answer();
+  }
 
   // Set before a call.
   grpc::Status failure;  // of the first call
@@ -1174,6 +1208,10 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.Matmul("x", "x", false, false, {}, options).status());
     expect(client.Add("x", "x", options).status());
     expect(client.WindowSum("x", 1, options).status());
+    Program program;
+    program.Dot("x", "x");
+    program.Add("x", "x", options);
+    expect(client.Execute(program).status());
   }
   EXPECT_TRUE(client.Dot("x", "x").ok()) << "it stores nothing";
   EXPECT_EQ(server.calls, 2);

@@ -16,6 +16,7 @@
 #include "kernels/base/element.h"
 #include "kernels/base/error.h"
 #include "server/convert.h"
+#include "server/operations.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {

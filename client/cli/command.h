@@ -119,6 +119,7 @@ void AddRm(CLI::App& app, Command& chosen);
 void AddCp(CLI::App& app, Command& chosen);
 void AddInfo(CLI::App& app, Command& chosen);
 void AddOperations(CLI::App& app, Command& chosen);
+void AddRun(CLI::App& app, Command& chosen);
 void AddStrategies(CLI::App& app, Command& chosen);
 void AddBench(CLI::App& app, Command& chosen);
 void AddHealth(CLI::App& app, Command& chosen);

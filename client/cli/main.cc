@@ -41,6 +41,7 @@ int Main(int argc, char** argv) {
   AddCp(app, command);
   AddInfo(app, command);
   AddOperations(app, command);
+  AddRun(app, command);
   AddStrategies(app, command);
   AddBench(app, command);
   AddHealth(app, command);

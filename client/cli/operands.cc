@@ -41,7 +41,8 @@ absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text
   absl::StatusOr<ParsedOperand> parsed = ParseOperand(text);
   if (!parsed.ok()) return parsed.status();
   if (parsed->kind == ParsedOperand::Kind::kFile) return ReadInlineOperand(session, parsed->name);
-  Operand operand(parsed->name);
+  Operand operand = parsed->kind == ParsedOperand::Kind::kStep ? Operand(ProgramStep{parsed->step})
+                                                               : Operand(parsed->name);
   if (!parsed->subscripts.empty()) {
     const auto response = session.client.GetBuffer(parsed->name);
     if (!response.ok()) return response.status();

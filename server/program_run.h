@@ -24,9 +24,9 @@ inline constexpr std::uint32_t kMaxSteps = 4096;
 // In this order: Prepare, Run once, Answer. A step that fails keeps its Status to itself and to
 // those that need its result; what concerns the whole program is the Status of these functions. One
 // thread at a time. Core and request outlive it.
-class Program {
+class ProgramRun {
  public:
-  Program(Core& core, const v1::ExecuteRequest& request) : core_(core), request_(request) {}
+  ProgramRun(Core& core, const v1::ExecuteRequest& request) : core_(core), request_(request) {}
 
   // Finds all buffers, as they are at one moment: the device to run on.
   absl::StatusOr<Device*> Prepare();

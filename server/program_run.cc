@@ -1,4 +1,4 @@
-#include "server/program.h"
+#include "server/program_run.h"
 
 #include <algorithm>
 #include <cstring>
@@ -25,6 +25,8 @@ constexpr std::uint64_t kUnrounded = kAlignment;
 
 // What a result takes of the answer at most, beside the data of an array.
 constexpr std::uint64_t kResultBytes = 512;
+// Tags and lengths around an error, at most.
+constexpr std::uint64_t kFraming = 32;
 // What is left of the 4 MiB that clients receive, beside kMaxInlineResult.
 constexpr std::uint64_t kAnswerMargin = 64 << 10;
 
@@ -95,7 +97,7 @@ std::uint64_t AddTo(std::uint64_t* total, std::uint64_t bytes) {
 
 // --- Before the queue ---
 
-absl::StatusOr<Device*> Program::Prepare() {
+absl::StatusOr<Device*> ProgramRun::Prepare() {
   steps_.resize(static_cast<std::size_t>(request_.steps_size()));
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     steps_[i].proto = &request_.steps(static_cast<int>(i));
@@ -125,7 +127,7 @@ absl::StatusOr<Device*> Program::Prepare() {
   return device != nullptr ? device : core_.devices().front().get();
 }
 
-absl::Status Program::CollectSources(Step& step, std::size_t index) {
+absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     absl::Status status;
     for (const Named& named : OperandsOf(request)) {
@@ -156,7 +158,7 @@ absl::Status Program::CollectSources(Step& step, std::size_t index) {
 
 // --- Checks ---
 
-absl::Status Program::Check(Step& step, Stream& stream) {
+absl::Status ProgramRun::Check(Step& step, Stream& stream) {
   if (!step.status.ok()) return step.status;
   for (Source& source : step.sources) {
     if (source.buffer != nullptr && &source.buffer->device() != &stream.device()) {
@@ -180,13 +182,15 @@ absl::Status Program::Check(Step& step, Stream& stream) {
 }
 
 template <class Request>
-absl::Status Program::Check(const Request& request, Step& step, Stream& stream) {
+absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& stream) {
   absl::StatusOr<ResultType> result = ResultTypeOf(request, step.views);
   if (!result.ok()) return result.status();
   step.result = *result;
   RunOptions options = OptionsOf(request, core_, stream.device());
-  const bool plain = result->scalar && options.strategy.empty() && !request.has_launch() &&
-                     !request.timing() && step.views[0].elements() > 0;
+  const Launch& launch = options.launch;
+  const bool plain = result->scalar && options.strategy.empty() && !options.timing &&
+                     launch.block_size == 0 && launch.grid_size == 0 &&
+                     launch.items_per_thread == 0 && step.views[0].elements() > 0;
   step.batched = plain && std::all_of(step.views.begin(), step.views.end(), FitsBatch);
   if (step.batched) return absl::OkStatus();
   options.check_only = true;
@@ -197,7 +201,7 @@ absl::Status Program::Check(const Request& request, Step& step, Stream& stream) 
   return absl::OkStatus();
 }
 
-absl::Status Program::MakeViews(Step& step) {
+absl::Status ProgramRun::MakeViews(Step& step) {
   step.views.clear();
   for (const Source& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
@@ -213,7 +217,7 @@ absl::Status Program::MakeViews(Step& step) {
 
 // --- Memory ---
 
-absl::Status Program::TakeMemory(Stream& stream) {
+absl::Status ProgramRun::TakeMemory(Stream& stream) {
   const auto destination = [](const Step& step) -> const v1::Result& {
     const v1::Result* where = &v1::Result::default_instance();
     VisitRequest(*step.proto, [&](const auto& request) {
@@ -265,7 +269,7 @@ absl::Status Program::TakeMemory(Stream& stream) {
   return SendTensors(stream);
 }
 
-absl::Status Program::OpenDraft(Step& step, const v1::BufferTarget& target, Device& device) {
+absl::Status ProgramRun::OpenDraft(Step& step, const v1::BufferTarget& target, Device& device) {
   absl::StatusOr<BufferSpec> spec = MakeSpec(target, step.result.type, device);
   if (!spec.ok()) return spec.status();
   step.draft = std::make_unique<ResultDraft>(core_.store(), *std::move(spec));
@@ -274,7 +278,7 @@ absl::Status Program::OpenDraft(Step& step, const v1::BufferTarget& target, Devi
   return memory.status();
 }
 
-absl::Status Program::SendTensors(Stream& stream) {
+absl::Status ProgramRun::SendTensors(Stream& stream) {
   std::uint64_t begin = ~std::uint64_t{0}, end = 0;
   const auto for_tensors = [&](const auto& f) {
     for (const Step& step : steps_) {
@@ -295,7 +299,7 @@ absl::Status Program::SendTensors(Stream& stream) {
   return CopyToDevice(stream, block_ + begin, bytes.data(), bytes.size());
 }
 
-void Program::Inherit(Step& step) const {
+void ProgramRun::Inherit(Step& step) const {
   if (!step.status.ok()) return;
   for (const Source& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
@@ -306,7 +310,7 @@ void Program::Inherit(Step& step) const {
 
 // --- On the stream ---
 
-absl::Status Program::Run(Stream& stream) {
+absl::Status ProgramRun::Run(Stream& stream) {
   for (Step& step : steps_) step.status = Check(step, stream);
   const double limit = core_.options().max_operation_seconds;
   if (expected_seconds_ > limit) {
@@ -326,7 +330,7 @@ absl::Status Program::Run(Stream& stream) {
   return stream.stopped() ? CallerLeft() : absl::OkStatus();
 }
 
-absl::Status Program::RunSteps(Stream& stream) {
+absl::Status ProgramRun::RunSteps(Stream& stream) {
   for (std::size_t i = 0; i < steps_.size();) {
     Step& step = steps_[i];
     Inherit(step);
@@ -353,7 +357,7 @@ absl::Status Program::RunSteps(Stream& stream) {
   return absl::OkStatus();
 }
 
-absl::Status Program::RunStep(Step& step, Stream& stream) {
+absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     RunOptions options = OptionsOf(request, core_, stream.device());
     options.enqueue_only = true;
@@ -364,7 +368,7 @@ absl::Status Program::RunStep(Step& step, Stream& stream) {
   });
 }
 
-bool Program::Joins(std::size_t first, std::size_t next) {
+bool ProgramRun::Joins(std::size_t first, std::size_t next) {
   Step& step = steps_[next];
   const Step& like = steps_[first];
   if (!step.batched || step.proto->operation_case() != like.proto->operation_case() ||
@@ -379,7 +383,7 @@ bool Program::Joins(std::size_t first, std::size_t next) {
   return step.status.ok() && step.views[0].dtype == like.views[0].dtype;
 }
 
-absl::Status Program::RunBatch(std::size_t first, std::size_t end, Stream& stream) {
+absl::Status ProgramRun::RunBatch(std::size_t first, std::size_t end, Stream& stream) {
   const std::size_t count = end - first;
   std::vector<ScalarResult> results(count);
   absl::Status status;
@@ -405,7 +409,7 @@ absl::Status Program::RunBatch(std::size_t first, std::size_t end, Stream& strea
   return absl::OkStatus();
 }
 
-absl::Status Program::StoreScalar(const Step& step, Stream& stream) {
+absl::Status ProgramRun::StoreScalar(const Step& step, Stream& stream) {
   const Scalar& value = step.outcome.value;
   const DType dtype = step.result.type.dtype;
   if (IsInteger(dtype)) {
@@ -423,7 +427,7 @@ absl::Status Program::StoreScalar(const Step& step, Stream& stream) {
 
 // --- The answer ---
 
-absl::Status Program::Answer(Stream& stream, v1::ExecuteResponse& response) {
+absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
   std::string arrays(inline_bytes_, '\0');
   absl::Status status = CopyToHost(stream, arrays.data(), block_, arrays.size());
   if (!status.ok()) return status;
@@ -434,7 +438,7 @@ absl::Status Program::Answer(Stream& stream, v1::ExecuteResponse& response) {
     if (step.status.ok()) step.status = AnswerStep(step, arrays, stream.device(), result);
   }
   // Errors in full as long as the answer stays one that clients receive.
-  std::uint64_t room = kMaxInlineResult + kAnswerMargin;
+  std::uint64_t room = kMaxInlineResult + kAnswerMargin / 2;
   room -= std::min<std::uint64_t>(room, response.ByteSizeLong());
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     if (steps_[i].status.ok()) continue;
@@ -446,14 +450,14 @@ absl::Status Program::Answer(Stream& stream, v1::ExecuteResponse& response) {
                                       "one of too many errors for one answer",
                                       {{"step", absl::StrCat(i)}}));
     }
-    room -= std::min<std::uint64_t>(room, error.ByteSizeLong());
+    room -= std::min<std::uint64_t>(room, error.ByteSizeLong() + kFraming);
     *response.mutable_results(static_cast<int>(i))->mutable_error() = std::move(error);
   }
   return absl::OkStatus();
 }
 
-absl::Status Program::AnswerStep(Step& step, const std::string& arrays, const Device& device,
-                                 v1::StepResult& result) {
+absl::Status ProgramRun::AnswerStep(Step& step, const std::string& arrays, const Device& device,
+                                    v1::StepResult& result) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     auto& response = Response(request, result);
     if (step.result.scalar) {

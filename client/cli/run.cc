@@ -1,0 +1,156 @@
+// run: programs from JSON files.
+//
+// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}, ...]},
+// with the words of the command line in it:
+//
+//   operands    "x[0]", "file:PATH.npy", "step:0" beside the messages {"buffer": "x"}, ...
+//   result      "scratch", or the name of a buffer, beside {"buffer": {"name": "y", "replace": true}}
+//   op          "argmin" beside "REDUCE_OP_ARGMIN"
+//   out_dtype   "f32" beside "DTYPE_F32"
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/command.h"
+#include "client/cli/operands.h"
+#include "client/cli/results.h"
+#include "client/requests.h"
+#include "google/protobuf/util/json_util.h"
+
+namespace tessera {
+namespace {
+
+absl::Status BadProgram(const std::string& path, const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PROGRAM",
+                   absl::StrCat(path, " is no program: ", what));
+}
+
+// Replaces the words of the command line in the request of one step.
+absl::Status Expand(Session& session, Json& request) {
+  for (const char* name : {"a", "b", "x"}) {
+    if (!request.contains(name) || !request[name].is_string()) continue;
+    auto operand = ResolveOperand(session, request[name].get<std::string>());
+    if (!operand.ok()) return operand.status();
+    std::string text;
+    if (!google::protobuf::util::MessageToJsonString(ToMessage(*operand), &text).ok())
+      return absl::InternalError("an operand cannot be written as JSON");
+    request[name] = Json::parse(text);
+  }
+  const auto upper = [&](const char* name, const char* prefix) {
+    if (!request.contains(name) || !request[name].is_string()) return;
+    const std::string text = absl::AsciiStrToUpper(request[name].get<std::string>());
+    request[name] = absl::StartsWith(text, prefix) ? text : absl::StrCat(prefix, text);
+  };
+  upper("op", "REDUCE_OP_");
+  upper("out_dtype", "DTYPE_");
+  if (request.contains("result") && request["result"].is_string()) {
+    const std::string where = request["result"].get<std::string>();
+    request["result"] =
+        where == "scratch" ? Json{{"scratch", true}} : Json{{"buffer", {{"name", where}}}};
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
+  std::ostringstream text;
+  if (!(text << std::ifstream(path).rdbuf())) return BadProgram(path, "it cannot be read");
+  Json json =
+      Json::parse(text.str(), nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  if (!json.is_object() || !json.contains("steps") || !json["steps"].is_array())
+    return BadProgram(path, "it has no list called \"steps\"");
+  for (Json& step : json["steps"]) {
+    if (!step.is_object() || step.size() != 1 || !step.begin()->is_object())
+      return BadProgram(path,
+                        "a step is an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
+    if (absl::Status status = Expand(session, *step.begin()); !status.ok()) return status;
+  }
+  Program program;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json.dump(), &program.request());
+  if (!parsed.ok()) return BadProgram(path, std::string(parsed.message()));
+  return program;
+}
+
+absl::Status ReportResult(Session& session, const v1::StepResult& result) {
+  const auto array = [&](const auto& response) -> absl::Status {
+    if (response.has_tensor()) return ReportTensor(session, response.tensor());
+    if (response.has_buffer()) {
+      ReportBuffer(session, response.buffer());
+    } else if (session.json) {
+      session.document["scratch"] = true;
+    } else {
+      std::cout << "in scratch memory\n";
+    }
+    return absl::OkStatus();
+  };
+  const auto stats = [&](const auto& response) {
+    if (session.json && response.has_stats()) session.document["stats"] = ToJson(response.stats());
+  };
+  switch (result.result_case()) {
+    case v1::StepResult::kDot:
+      ReportScalar(session, result.dot().value());
+      stats(result.dot());
+      return absl::OkStatus();
+    case v1::StepResult::kReduce:
+      stats(result.reduce());
+      if (!result.reduce().has_value()) return array(result.reduce());
+      if (session.json) session.document["index"] = result.reduce().index();
+      ReportScalar(session, result.reduce().value());
+      return absl::OkStatus();
+    case v1::StepResult::kMatmul:
+      stats(result.matmul());
+      return array(result.matmul());
+    case v1::StepResult::kAdd:
+      stats(result.add());
+      return array(result.add());
+    case v1::StepResult::kWindowSum:
+      stats(result.window_sum());
+      return array(result.window_sum());
+    case v1::StepResult::kError:
+    case v1::StepResult::RESULT_NOT_SET:
+      break;
+  }
+  return Client::StatusOf(result);
+}
+
+absl::Status Run(Session& session, const std::string& path) {
+  absl::StatusOr<Program> program = ReadProgram(session, path);
+  if (!program.ok()) return program.status();
+  if (session.json) program->WantStats();
+  const auto start = Clock::now();
+  const auto response = session.client.Execute(*program);
+  if (!response.ok()) return response.status();
+  const absl::Duration wall = Since(start);
+  absl::Status first_error;
+  for (int i = 0; i < response->results_size(); ++i) {
+    Session step{session.client, session.json};
+    if (!session.json) std::cout << i << ": " << std::flush;
+    const absl::Status status = ReportResult(step, response->results(i));
+    if (!status.ok()) {
+      step.document["error"] = ToJson(status);
+      if (!session.json) std::cout << ErrorReason(status) << '\n';
+    }
+    first_error.Update(status);
+    if (session.json) session.document["steps"].push_back(std::move(step.document));
+  }
+  if (session.json) {
+    session.document["device"] = response->device();
+    session.document["queue_us"] = response->queue_us();
+    session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
+  }
+  return first_error;
+}
+
+}  // namespace
+
+void AddRun(CLI::App& app, Command& chosen) {
+  auto path = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("run", "Run a program of operations from a JSON file");
+  command->add_option("file", *path, "The program")->required();
+  command->callback([path, &chosen] { chosen = [path](Session& s) { return Run(s, *path); }; });
+}
+
+}  // namespace tessera

@@ -1,0 +1,139 @@
+#include "client/requests.h"
+
+#include <algorithm>
+#include <string>
+#include <variant>
+
+namespace tessera {
+namespace {
+
+// The fields that every operation's request has.
+template <class Request>
+void SetOptions(const OperationOptions& options, Request& request) {
+  request.set_strategy(options.strategy);
+  const Launch& launch = options.launch;
+  if (launch.block_size != 0 || launch.grid_size != 0 || launch.items_per_thread != 0) {
+    request.mutable_launch()->set_block_size(launch.block_size);
+    request.mutable_launch()->set_grid_size(launch.grid_size);
+    request.mutable_launch()->set_items_per_thread(launch.items_per_thread);
+  }
+  request.set_timing(options.timing);
+  if constexpr (requires { request.mutable_result(); }) {
+    if (options.target) {
+      v1::BufferTarget& target = *request.mutable_result()->mutable_buffer();
+      target.set_name(options.target->name);
+      if (options.target->ttl) *target.mutable_ttl() = ToMessage(*options.target->ttl);
+      target.set_replace(options.target->replace);
+    } else if (options.scratch) {
+      request.mutable_result()->set_scratch(true);
+    }
+  }
+}
+
+template <class Request>
+Request Binary(const Operand& a, const Operand& b, const OperationOptions& options) {
+  Request request;
+  *request.mutable_a() = ToMessage(a);
+  *request.mutable_b() = ToMessage(b);
+  SetOptions(options, request);
+  return request;
+}
+
+}  // namespace
+
+google::protobuf::Duration ToMessage(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<std::int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
+v1::Operand ToMessage(const Operand& operand) {
+  v1::Operand proto;
+  if (const auto* name = std::get_if<std::string>(&operand.source)) {
+    proto.set_buffer(*name);
+  } else if (const auto* step = std::get_if<ProgramStep>(&operand.source)) {
+    proto.set_step(step->number);
+  } else {
+    *proto.mutable_tensor() = std::get<v1::Tensor>(operand.source);
+  }
+  if (operand.view) *proto.mutable_view() = *operand.view;
+  return proto;
+}
+
+v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
+  return Binary<v1::DotRequest>(a, b, options);
+}
+
+v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
+                                bool keep_dims, const OperationOptions& options) {
+  v1::ReduceRequest request;
+  *request.mutable_x() = ToMessage(x);
+  request.set_op(static_cast<v1::ReduceOp>(op));
+  request.mutable_axes()->Add(axes.begin(), axes.end());
+  request.set_keep_dims(keep_dims);
+  SetOptions(options, request);
+  return request;
+}
+
+v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpose_a,
+                                bool transpose_b, std::optional<DType> out_dtype,
+                                const OperationOptions& options) {
+  auto request = Binary<v1::MatmulRequest>(a, b, options);
+  request.set_transpose_a(transpose_a);
+  request.set_transpose_b(transpose_b);
+  if (out_dtype) request.set_out_dtype(ToMessage(*out_dtype));
+  return request;
+}
+
+v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
+  return Binary<v1::AddRequest>(a, b, options);
+}
+
+v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
+                                      const OperationOptions& options) {
+  v1::WindowSumRequest request;
+  *request.mutable_x() = ToMessage(x);
+  request.set_radius(radius);
+  SetOptions(options, request);
+  return request;
+}
+
+// --- Programs ---
+
+ProgramStep Program::Dot(const Operand& a, const Operand& b, const OperationOptions& options) {
+  *Next().mutable_dot() = DotRequest(a, b, options);
+  return Last();
+}
+
+ProgramStep Program::Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes,
+                            bool keep_dims, const OperationOptions& options) {
+  *Next().mutable_reduce() = ReduceRequest(op, x, axes, keep_dims, options);
+  return Last();
+}
+
+ProgramStep Program::Matmul(const Operand& a, const Operand& b, bool transpose_a, bool transpose_b,
+                            std::optional<DType> out_dtype, const OperationOptions& options) {
+  *Next().mutable_matmul() = MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options);
+  return Last();
+}
+
+ProgramStep Program::Add(const Operand& a, const Operand& b, const OperationOptions& options) {
+  *Next().mutable_add() = AddRequest(a, b, options);
+  return Last();
+}
+
+ProgramStep Program::WindowSum(const Operand& x, std::int64_t radius,
+                               const OperationOptions& options) {
+  *Next().mutable_window_sum() = WindowSumRequest(x, radius, options);
+  return Last();
+}
+
+bool Program::has_target() const {
+  return std::any_of(request_.steps().begin(), request_.steps().end(), [](const v1::Step& step) {
+    return step.reduce().result().has_buffer() || step.matmul().result().has_buffer() ||
+           step.add().result().has_buffer() || step.window_sum().result().has_buffer();
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,459 @@
+#!/usr/bin/env python3
+"""Programs (Execute) as an outsider sees them: chains against NumPy, the bits of calls of their own,
+faults of single steps, limits, and what is left behind.
+
+usage: execute_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+RNG = np.random.default_rng(20261123)
+MIB = 1 << 20
+
+
+def step(number, window=None):
+    return o.compute.Operand(step=number, view=window)
+
+
+def scratch():
+    return o.compute.Result(scratch=True)
+
+
+def dot(a, b, **more):
+    return o.compute.Step(dot=o.compute.DotRequest(a=a, b=b, **more))
+
+
+def reduce(op, x, **more):
+    return o.compute.Step(reduce=o.compute.ReduceRequest(x=x, op="REDUCE_OP_" + op, **more))
+
+
+def matmul(a, b, **more):
+    return o.compute.Step(matmul=o.compute.MatmulRequest(a=a, b=b, **more))
+
+
+def add(a, b, **more):
+    return o.compute.Step(add=o.compute.AddRequest(a=a, b=b, **more))
+
+
+def window_sum(x, radius, **more):
+    return o.compute.Step(window_sum=o.compute.WindowSumRequest(x=x, radius=radius, **more))
+
+
+def run(client, *steps, **more):
+    """Outcomes of all steps."""
+    answer = client.call("Execute", steps=steps, **more)
+    assert len(answer.results) == len(steps)
+    return [o.Outcome.of_step(result) for result in answer.results]
+
+
+def values(client, *steps):
+    outcomes = run(client, *steps)
+    for outcome in outcomes:
+        assert outcome.ok, outcome
+    return [outcome.answer for outcome in outcomes]
+
+
+def refused(outcome, code, reason):
+    assert (outcome.code, outcome.reason) == (code, reason), outcome
+
+
+def fill(client, name, shape, value):
+    """A buffer with one value everywhere, made on the device."""
+    half = o.inline(np.full(1, value / 2, np.float32), o.view(shape, [0] * len(shape)))
+    client.call("Add", a=half, b=half, result=o.into(name))
+    return o.resident(name)
+
+
+def idle(client):
+    """No memory is held but that of buffers."""
+    device = client.device()
+    host = {budget.name: budget.used for budget in client.info().budgets}["host_memory"]
+    return device.scratch_used_bytes == 0 and host == 0
+
+
+# --- Results --------------------------------------------------------------------------------------
+
+
+def test_a_method_of_several_steps(server, client):
+    """Nearest neighbours: only their indices come back."""
+    train = RNG.integers(-8, 9, (300, 24)).astype(np.float32)
+    test = RNG.integers(-8, 9, (77, 24)).astype(np.float32)
+    client.put("train", train)
+    client.put("test", (-2 * test).astype(np.float32))
+    answers = values(
+        client,
+        reduce("SUM_SQUARES", o.resident("train"), axes=[1], result=scratch()),
+        matmul(o.resident("test"), o.resident("train"), transpose_b=True, result=scratch()),
+        add(step(1), step(0, o.view([77, 300], [0, 1])), result=scratch()),
+        reduce("ARGMIN", step(2), axes=[1]),
+    )
+    distances = ((test[:, None, :] - train[None, :, :]) ** 2).sum(2)
+    assert np.array_equal(o.to_numpy(answers[3].tensor), distances.argmin(1))
+    for answer in answers[:3]:
+        assert not answer.HasField("tensor") and not answer.HasField("buffer")
+    assert client.names() == ["test", "train"]
+
+
+def test_every_operation_from_every_source(server, client):
+    x = RNG.integers(-9, 10, (6, 8)).astype(np.float64)
+    client.put("x", x)
+    answers = values(
+        client,
+        add(o.resident("x"), o.inline(x), result=scratch()),
+        add(step(0), o.resident("x")),
+        window_sum(step(0, o.view([48], [1])), 2),
+        matmul(step(0), o.inline(x), transpose_b=True, result=o.into("product")),
+        dot(step(0, o.view([8], [1], 8)), o.resident("x", o.view([8], [1]))),
+        reduce("MEAN", step(3)),
+        reduce("MAX", step(0), axes=[0], keep_dims=True),
+    )
+    twice = 2 * x
+    assert np.array_equal(o.to_numpy(answers[1].tensor), 3 * x)
+    sums = np.convolve(twice.ravel(), np.ones(5), "same")
+    assert np.array_equal(o.to_numpy(answers[2].tensor), sums)
+    stored = np.frombuffer(client.download("product"), "<f8").reshape(6, 6)
+    assert np.array_equal(stored, twice @ x.T)
+    assert answers[3].buffer.name == "product" and answers[3].buffer.version > 0
+    assert answers[4].value.real == twice[1] @ x[0]
+    assert abs(answers[5].value.real - (twice @ x.T).mean()) < 1e-9
+    assert np.array_equal(o.to_numpy(answers[6].tensor), twice.max(0, keepdims=True))
+
+
+def test_scalars_are_arrays_of_rank_0(server, client):
+    """Of the type that the reduction has along axes; of ARGMAX the index."""
+    for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
+        x = RNG.integers(-9, 10, 1000).astype(dtype)
+        result = "<i8" if dtype[1] == "i" else dtype
+        everywhere = o.view([1000], [0])
+        answers = values(
+            client,
+            reduce("SUM", o.inline(x)),
+            reduce("MIN", o.inline(x)),
+            reduce("ARGMAX", o.inline(x)),
+            dot(o.inline(x), o.inline(x)),
+            add(step(0), o.inline(np.array(1, result))),
+            add(step(1, everywhere), o.inline(x)),
+            add(step(2), o.inline(np.array(0, "<i8"))),
+            add(step(3), o.inline(np.array(0, result))),
+        )
+        exact = x.astype(np.float64)
+        assert o.to_numpy(answers[4].tensor) == np.array(exact.sum() + 1).astype(result)
+        assert np.array_equal(o.to_numpy(answers[5].tensor), x + x.min())
+        assert o.to_numpy(answers[6].tensor) == x.argmax()
+        assert o.to_numpy(answers[7].tensor) == np.array((exact * exact).sum()).astype(result)
+
+
+def test_steps_have_the_bits_of_calls(server, client):
+    """Thousands of short Dots and Reduces, which share launches, and others between them."""
+    x = RNG.standard_normal(70000).astype(np.float32)
+    client.put("x", x)
+    steps, calls = [], []
+
+    def operand():
+        n = int(RNG.choice([1, 5, 255, 1024, 4097, 8192, 9001]))
+        return n, lambda: o.resident("x", o.view([n], [1], int(RNG.integers(0, 60000))))
+
+    for _ in range(500):
+        n, make = operand()
+        a, b = make(), make()
+        kind = RNG.integers(0, 10)
+        if kind < 5:
+            steps.append(dot(a, b))
+            calls.append(("Dot", dict(a=a, b=b)))
+        else:
+            op = str(RNG.choice(["SUM", "NORM_L2", "VARIANCE"]))
+            steps.append(reduce(op, a))
+            calls.append(("Reduce", dict(x=a, op="REDUCE_OP_" + op)))
+    answers = values(client, *steps)
+    for answer, (rpc, fields) in zip(answers, calls):
+        alone = client.call(rpc, **fields).value.real
+        assert answer.value.real.hex() == alone.hex(), (rpc, fields)
+
+
+def test_sums_that_leave_the_range_of_f32(server, client):
+    x = np.full(2000, 3e38, np.float32)
+    x[1::2] *= -1
+    ones = o.inline(np.ones(2000, np.float32))
+    answers = values(client, *[dot(o.inline(x[:n]), o.inline(np.ones(n, np.float32)))
+                               for n in (3, 1000, 1999)], reduce("SUM", o.inline(x)), dot(ones, ones))
+    assert [answer.value.real for answer in answers] == [
+        float(x[0]), 0.0, float(x[0]), 0.0, 2000.0]
+
+
+def test_stats_on_request(server, client):
+    version = client.put("x", np.ones(4, np.float32)).version
+    plain = run(client, dot(o.resident("x"), o.resident("x")))[0].answer
+    assert not plain.HasField("stats")
+    dots = [dot(o.resident("x"), o.inline(np.ones(4, np.float32)))] * 2
+    for outcome in run(client, *dots, add(o.resident("x"), step(0, o.view([4], [0]))),
+                       window_sum(o.resident("x"), 1, timing=True), stats=True):
+        stats = outcome.answer.stats
+        assert stats.strategy and stats.bytes > 0 and stats.device == o.Program.device
+        assert list(stats.operand_versions) in ([version, 0], [version])
+    answer = client.call("Execute", steps=dots)
+    assert answer.device == o.Program.device and answer.queue_us > 0
+
+
+def test_an_empty_program(server, client):
+    assert len(client.call("Execute").results) == 0
+
+
+def test_all_buffers_are_read_at_one_moment(server, client):
+    """A step that replaces an operand of a later one does not change it."""
+    client.put("x", np.array([1, 2, 3], np.float32))
+    three = o.view([3], [1])
+    answers = values(
+        client,
+        add(o.resident("x"), o.resident("x"), result=o.into("x", replace=True)),
+        reduce("SUM", o.resident("x", three)),
+        reduce("SUM", step(0)),
+    )
+    assert [answers[1].value.real, answers[2].value.real] == [6.0, 12.0]
+    assert np.array_equal(np.frombuffer(client.download("x"), "<f4"), [2, 4, 6])
+
+
+def test_the_last_of_two_results_of_a_name_wins(server, client):
+    one, two = (o.inline(np.array([v], np.float32)) for v in (1, 2))
+    answers = values(client, add(one, one, result=o.into("r", replace=True)),
+                     add(two, two, result=o.into("r", replace=True)))
+    assert np.frombuffer(client.download("r"), "<f4") == [4]
+    assert answers[1].buffer.version > answers[0].buffer.version
+
+
+# --- Faults ---------------------------------------------------------------------------------------
+
+
+def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
+    x = o.inline(np.arange(6, dtype=np.float32))
+    client.put("taken", np.ones(1, np.float32))
+    outcomes = run(
+        client,
+        dot(x, o.resident("missing")),
+        dot(x, x),
+        add(step(0, o.view([6], [0])), x),
+        add(x, x, result=o.into("taken")),
+        reduce("SUM", step(3)),
+        reduce("SUM", step(2)),
+        add(x, o.inline(np.ones(5, np.float32))),
+        dot(x, x, strategy="guess"),
+        o.compute.Step(),
+        reduce("SUM", step(9)),
+        reduce("SUM", step(77)),
+        matmul(x, x),
+        add(x, x, result=o.into("bad name")),
+        add(x, x, result=o.into("good")),
+        reduce("MAX", o.inline(np.zeros(0, np.float32))),
+        reduce("SUM", o.resident("taken", version=5)),
+        dot(x, o.compute.Operand()),
+    )
+    expected = [
+        ("NOT_FOUND", "BUFFER_NOT_FOUND"),
+        None,
+        ("FAILED_PRECONDITION", "STEP_FAILED"),
+        ("ALREADY_EXISTS", "BUFFER_EXISTS"),
+        ("FAILED_PRECONDITION", "STEP_FAILED"),
+        ("FAILED_PRECONDITION", "STEP_FAILED"),
+        ("INVALID_ARGUMENT", "BAD_SHAPE"),
+        ("INVALID_ARGUMENT", "UNKNOWN_STRATEGY"),
+        ("INVALID_ARGUMENT", "BAD_OPERATION"),
+        ("INVALID_ARGUMENT", "BAD_OPERAND"),
+        ("INVALID_ARGUMENT", "BAD_OPERAND"),
+        ("INVALID_ARGUMENT", "BAD_SHAPE"),
+        ("INVALID_ARGUMENT", "BAD_NAME"),
+        None,
+        ("INVALID_ARGUMENT", "EMPTY_INPUT"),
+        ("FAILED_PRECONDITION", "VERSION_MISMATCH"),
+        ("INVALID_ARGUMENT", "BAD_OPERAND"),
+    ]
+    for i, (outcome, want) in enumerate(zip(outcomes, expected)):
+        if want is None:
+            assert outcome.ok, (i, outcome)
+            continue
+        refused(outcome, *want)
+        assert outcome.metadata["step"] == str(i) and outcome.domain == "tessera", outcome
+    assert outcomes[0].metadata["operand"] == "b"
+    assert outcomes[2].metadata["failed_step"] == "0"
+    assert outcomes[1].answer.value.real == 55
+    assert client.names() == ["good", "taken"]
+    eventually(lambda: idle(client), 5)
+
+
+def test_steps_and_scratch_belong_to_programs(server, client):
+    x = o.inline(np.ones(2, np.float32))
+    refused(client.attempt("Dot", a=x, b=step(0)), "INVALID_ARGUMENT", "BAD_OPERAND")
+    refused(client.attempt("Add", a=x, b=x, result=scratch()), "INVALID_ARGUMENT", "BAD_RESULT")
+    refused(run(client, reduce("SUM", x, result=scratch()))[0], "INVALID_ARGUMENT", "BAD_AXES")
+
+
+def test_too_many_steps(server, client):
+    limit = client.info().limits.max_steps
+    x = o.inline(np.ones(1, np.float32))
+    assert all(outcome.ok for outcome in run(client, *[dot(x, x)] * limit))
+    outcome = client.attempt("Execute", steps=[dot(x, x)] * (limit + 1))
+    refused(outcome, "INVALID_ARGUMENT", "TOO_MANY_STEPS")
+    assert outcome.metadata["limit"] == str(limit)
+    # Many more of them in few bytes take no memory to refuse.
+    before = server.peak_rss()
+    message = b"\x0a\x00" * (2 * MIB - 100)
+    call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
+    refused(o.outcome_of(lambda: call(message, timeout=20)), "INVALID_ARGUMENT", "TOO_MANY_STEPS")
+    assert server.peak_rss() - before < 40 * MIB, server.peak_rss() - before
+
+
+def test_bytes_that_are_no_program(server, client):
+    call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
+    for message in (b"\x0a\x05", b"\xff" * 20, b"\x0a\x02\x0a\x7f", b"\x00", b"\x0b\x0b\x0b",
+                    b"\x0a" * 1001):
+        refused(o.outcome_of(lambda m=message: call(m, timeout=20)), "INVALID_ARGUMENT",
+                "BAD_MESSAGE")
+    eventually(lambda: idle(client), 5)
+
+
+def test_answers_fit_what_clients_receive(server, client):
+    """All inline results together, and thousands of errors."""
+    block = o.inline(np.ones(250 * 1024 // 4, np.float32))
+    client.put("x", np.ones(MIB // 4, np.float32))
+    x = o.resident("x")
+    outcomes = run(client, *[add(x, x)] * 5, add(block, block))
+    reasons = [outcome.reason for outcome in outcomes]
+    assert reasons == ["", "", "", "RESULT_TOO_LARGE", "RESULT_TOO_LARGE", ""], reasons
+    limit = client.info().limits.max_steps
+    strategy = "g\u00e4" * 300
+    outcomes = run(client, *[dot(x, x, strategy=strategy)] * limit)
+    for i, outcome in enumerate(outcomes):
+        refused(outcome, "INVALID_ARGUMENT", "UNKNOWN_STRATEGY")
+        assert outcome.metadata["step"] == str(i)
+    named = [add(x, x, result=o.into("n" * 128, replace=True))] * 20
+    assert all(outcome.ok for outcome in run(client, *named, stats=True))
+    eventually(lambda: idle(client), 5)
+
+
+def test_scratch_is_limited_and_given_back(server, client):
+    x = fill(client, "x", [8 * MIB // 4], 1)
+    limit = client.device().scratch_limit_bytes
+    enough = [add(x, x, result=scratch())] * (limit // (8 * MIB) + 1)
+    outcome = client.attempt("Execute", steps=enough)
+    refused(outcome, "RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED")
+    assert all(outcome.ok for outcome in run(client, *enough[: limit // (16 * MIB)]))
+    huge = o.inline(np.ones(1, np.float32), o.view([2**30, 2**29], [0, 0]))
+    outcome = client.attempt("Execute", steps=[add(huge, huge, result=scratch())] * 4)
+    assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step, outcome.answer.results))
+    eventually(lambda: idle(client), 5)
+
+
+def test_programs_that_take_too_long_together(server, client):
+    """Each of them is short enough."""
+    x = fill(client, "x", [4 * MIB], 1)
+    slow = reduce("SUM", x, strategy="cpu_serial" if o.Program.device == "cpu" else "block_serial")
+    assert run(client, slow)[0].ok
+    outcome = client.attempt("Execute", steps=[slow] * 4000)
+    refused(outcome, "FAILED_PRECONDITION", "OPERATION_TOO_LONG")
+    assert float(outcome.metadata["estimate_seconds"]) > float(outcome.metadata["limit_seconds"])
+
+
+def test_callers_that_leave(server, client):
+    """Their programs stop, and leave no buffers and no memory."""
+    m = fill(client, "m", [900, 900], 1)
+    used = client.device().buffer_used_bytes
+    steps = [matmul(m, m, result=o.into(f"left{i}")) for i in range(10)]
+    steps += [matmul(step(9), m, result=scratch()) for _ in range(10)]
+    for pause in (0.0, 0.005, 0.02):
+        futures = [client.future("Execute", steps=steps) for _ in range(6)]
+        time.sleep(pause)
+        for future in futures:
+            future.cancel()
+    assert client.attempt("Execute", steps=steps, timeout=0.002).code == "DEADLINE_EXCEEDED"
+    eventually(lambda: idle(client) and client.device().waiting == 0, 20)
+    for name in client.names():
+        if name.startswith("left"):  # it had ended before its caller left
+            client.call("DeleteBuffer", name=name)
+    eventually(lambda: client.device().buffer_used_bytes == used, 5)
+
+
+def test_many_callers(server, client):
+    """Programs and calls at once, every answer right."""
+    x = RNG.integers(-9, 10, 4096).astype(np.float32)
+    client.put("x", x)
+    exact = float((x.astype(np.float64) ** 2).sum())
+    end = time.monotonic() + 2
+    failures = []
+
+    def caller(i):
+        mine = server.client()
+        a = o.resident("x")
+        while time.monotonic() < end:
+            if i % 2:
+                answers = values(mine, *[dot(a, a)] * 50, add(a, a, result=scratch()),
+                                 reduce("SUM_SQUARES", step(50)))
+                got = {answer.value.real for answer in answers[:50]}
+                if got != {exact} or answers[51].value.real != 4 * exact:
+                    failures.append(got)
+            elif mine.call("Dot", a=a, b=a).value.real != exact:
+                failures.append("Dot")
+        mine.close()
+
+    threads = [threading.Thread(target=caller, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[:3]
+    eventually(lambda: idle(client), 5)
+
+
+FLAGS = (
+    *("--memory-limit", "512Mi", "--scratch-limit", "128Mi"),
+    *("--max-operation-seconds", "5"),
+)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
+    tests = {
+        name: test
+        for name, test in globals().items()
+        if name.startswith("test_")
+        and (not arguments.names or any(part in name for part in arguments.names))
+    }
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        for name, test in tests.items():
+            begin = time.monotonic()
+            server = o.Server(folder, *FLAGS)
+            try:
+                client = server.client()
+                test(server, client)
+                client.close()
+                check_end = server.stop()
+                assert check_end in (0, None), f"the server ended with {check_end}"
+                verdict = "ok"
+            except Exception:
+                verdict = "FAILED"
+                failed += 1
+                traceback.print_exc()
+                print(server.log()[-2000:])
+                server.kill()
+            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
+    return 0 if tests and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
