@@ -58,6 +58,12 @@ class OperationCall final : public DeviceCall {
     return device;
   }
 
+  bool IsShort(const Device& device) const override {
+    const absl::Duration limit = core().options().inline_time;
+    return limit > absl::ZeroDuration() && request_.strategy().empty() && !request_.timing() &&
+           LeastMicroseconds(request_, sources_, device) <= absl::ToDoubleMicroseconds(limit);
+  }
+
   absl::Status RunOn(Stream& stream) override {
     Views views;
     for (const Source& source : sources_) {

@@ -13,10 +13,6 @@
 namespace tessera {
 namespace {
 
-// Long enough for the next request of a caller who waits for each answer, short enough not to
-// matter when idle.
-constexpr std::chrono::microseconds kSpin{40};
-
 // Two copies at once keep a PCIe link busy; the streams of more uploads take turns.
 constexpr int kTransferWorkers = 2;
 
@@ -76,7 +72,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
         Executor::Start(*device,
                         {.workers = options.workers,
                          .queue_length = options.queue,
-                         .spin = kSpin,
+                         .spin = absl::ToChronoMicroseconds(options.spin),
                          .scratch = &place->scratch},
                         [&](Stream& stream) {
                           if (!options.warm_up) return absl::OkStatus();

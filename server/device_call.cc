@@ -16,7 +16,7 @@ void DeviceCall::Start(std::size_t bytes) {
     if (!device.ok()) return device.status();
     executor_ = &core().compute(**device);
     accept_time_ = SteadyNow();
-    return executor_->Submit(*this);
+    return IsShort(**device) ? executor_->RunOrSubmit(*this) : executor_->Submit(*this);
   });
   if (!status.ok()) {
     executor_ = nullptr;

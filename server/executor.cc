@@ -20,6 +20,9 @@ void Pause() {
 #endif
 }
 
+// An interval that nobody polls for.
+constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
+
 std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
 
 }  // namespace
@@ -38,12 +41,13 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     if (!stream.ok()) return stream.status();
     (*stream)->SetScratchBudget(settings.scratch);
     if (absl::Status status = prepare(**stream); !status.ok()) return status;
-    executor->workers_.push_back(std::make_unique<Worker>());
-    executor->workers_.back()->stream = *std::move(stream);
+    executor->lanes_.push_back(std::make_unique<Lane>());
+    executor->lanes_.back()->stream = *std::move(stream);
+    executor->idle_.push_back(executor->lanes_.back().get());
   }
-  for (const std::unique_ptr<Worker>& worker : executor->workers_) {
-    executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(*worker));
-  }
+  executor->interval_ = kLongInterval;
+  for (int i = 0; i < settings.workers; ++i)
+    executor->threads_.emplace_back(&Executor::Work, executor.get());
   return executor;
 }
 
@@ -59,26 +63,80 @@ Executor::~Executor() {
 absl::Status Executor::Submit(Task& task) {
   if (device_.lost()) return DeviceLostError(device_);
   bool wake = false;
+  absl::Status status;
   {
     const std::lock_guard lock(mutex_);
-    const std::size_t length = waiting_.load(std::memory_order_relaxed);
-    if (length >= settings_.queue_length) {
-      return MakeError(
-          absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-          "the device has as much work waiting as the server accepts",
-          {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
-    }
-    task.stop_.store(false, std::memory_order_relaxed);
-    task.queued_ = true;
-    task.before_ = last_;
-    task.behind_ = nullptr;
-    (last_ == nullptr ? first_ : last_->behind_) = &task;
-    last_ = &task;
-    waiting_.store(length + 1, std::memory_order_release);
-    wake = !polling_ || length > 0;
+    status = Enqueue(task, /*is_short=*/false, wake);
   }
   if (wake) wake_.notify_one();
+  return status;
+}
+
+absl::Status Executor::RunOrSubmit(Task& task) {
+  if (device_.lost()) return DeviceLostError(device_);
+  bool wake = false;
+  absl::Status status;
+  Lane* lane = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (first_ == nullptr && long_running_ == 0 && !idle_.empty()) {
+      NoteArrival();
+      task.stop_.store(false, std::memory_order_relaxed);
+      task.short_ = true;
+      lane = TakeLane(task);
+    } else {
+      status = Enqueue(task, /*is_short=*/true, wake);
+    }
+  }
+  if (lane != nullptr) {
+    Run(task, *lane);
+    const std::lock_guard lock(mutex_);
+    wake = GiveBack(*lane, /*is_short=*/true);
+  }
+  if (wake) wake_.notify_one();
+  return status;
+}
+
+absl::Status Executor::Enqueue(Task& task, bool is_short, bool& wake) {
+  const std::size_t length = waiting_.load(std::memory_order_relaxed);
+  if (length >= settings_.queue_length) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+        "the device has as much work waiting as the server accepts",
+        {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
+  }
+  NoteArrival();
+  task.stop_.store(false, std::memory_order_relaxed);
+  task.queued_ = true;
+  task.short_ = is_short;
+  task.before_ = last_;
+  task.behind_ = nullptr;
+  (last_ == nullptr ? first_ : last_->behind_) = &task;
+  last_ = &task;
+  waiting_.store(length + 1, std::memory_order_release);
+  wake = !polling_ || length > 0;
   return absl::OkStatus();
+}
+
+void Executor::NoteArrival() {
+  if (settings_.spin.count() == 0) return;
+  const std::int64_t now = Ticks();
+  const std::int64_t interval = std::min(now - last_arrival_, kLongInterval);
+  last_arrival_ = now;
+  interval_ += (interval - interval_) / 8;
+}
+
+Executor::Lane* Executor::TakeLane(const Task& task) {
+  Lane* lane = idle_.back();
+  idle_.pop_back();
+  if (!task.short_) ++long_running_;
+  return lane;
+}
+
+bool Executor::GiveBack(Lane& lane, bool is_short) {
+  if (!is_short) --long_running_;
+  idle_.push_back(&lane);
+  return first_ != nullptr;
 }
 
 bool Executor::Cancel(Task& task) {
@@ -92,8 +150,8 @@ bool Executor::Cancel(Task& task) {
 std::chrono::steady_clock::duration Executor::LongestRun() const {
   const std::int64_t now = Ticks();
   std::int64_t longest = 0;
-  for (const std::unique_ptr<Worker>& worker : workers_) {
-    const std::int64_t since = worker->busy_since.load(std::memory_order_relaxed);
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    const std::int64_t since = lane->busy_since.load(std::memory_order_relaxed);
     if (since != 0) longest = std::max(longest, now - since);
   }
   return steady_clock::duration(longest);
@@ -107,35 +165,51 @@ void Executor::Unlink(Task& task) {
   waiting_.store(waiting_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
 }
 
-void Executor::Work(Worker& worker) {
-  Stream& stream = *worker.stream;
-  while (Task* task = Next()) {
+void Executor::Run(Task& task, Lane& lane) {
+  lane.busy_since.store(Ticks(), std::memory_order_relaxed);
+  lane.stream->WatchStop(&task.stop_);
+  task.Run(*lane.stream);
+  lane.stream->WatchStop(nullptr);
+  lane.busy_since.store(0, std::memory_order_relaxed);
+}
+
+void Executor::Work() {
+  Lane* lane = nullptr;
+  std::unique_lock lock(mutex_);
+  while (Task* task = Next(lock, lane)) {
+    const bool is_short = task->short_;
+    lock.unlock();
     if (device_.lost()) {
       task->Refuse(DeviceLostError(device_));
-      continue;
+    } else {
+      Run(*task, *lane);
     }
-    worker.busy_since.store(Ticks(), std::memory_order_relaxed);
-    stream.WatchStop(&task->stop_);
-    task->Run(stream);
-    stream.WatchStop(nullptr);
-    worker.busy_since.store(0, std::memory_order_relaxed);
+    lock.lock();
+    GiveBack(*lane, is_short);  // and looks for what waits
   }
 }
 
-Task* Executor::Next() {
-  std::unique_lock lock(mutex_);
-  if (first_ == nullptr && !stopping_ && !polling_ && settings_.spin.count() > 0) {
-    polling_ = true;
-    lock.unlock();
-    const steady_clock::time_point end = steady_clock::now() + settings_.spin;
-    while (waiting_.load(std::memory_order_acquire) == 0 && steady_clock::now() < end) Pause();
-    lock.lock();
-    polling_ = false;
-  }
-  wake_.wait(lock, [this] { return stopping_ || first_ != nullptr; });
+Task* Executor::Next(std::unique_lock<std::mutex>& lock, Lane*& lane) {
+  if (first_ == nullptr && !stopping_ && !polling_) Poll(lock);
+  wake_.wait(lock, [this] { return first_ != nullptr ? !idle_.empty() : stopping_; });
   Task* task = first_;
-  if (task != nullptr) Unlink(*task);
+  if (task == nullptr) return nullptr;
+  Unlink(*task);
+  lane = TakeLane(*task);
+  if (stopping_) wake_.notify_all();  // whoever waits for a lane may have nothing left to do
   return task;
+}
+
+void Executor::Poll(std::unique_lock<std::mutex>& lock) {
+  const steady_clock::duration most = settings_.spin;
+  const steady_clock::duration likely(2 * interval_);
+  if (likely > most) return;  // polling would end before the next task comes
+  polling_ = true;
+  lock.unlock();
+  const steady_clock::time_point end = steady_clock::now() + likely;
+  while (waiting_.load(std::memory_order_acquire) == 0 && steady_clock::now() < end) Pause();
+  lock.lock();
+  polling_ = false;
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Runs work on one device: a bounded queue and a few threads, each with a stream of its own.
+// Runs work on one device: a bounded queue, a few streams, and as many threads to drive them. Short
+// work may also run on the thread that brings it.
 #pragma once
 
 #include <atomic>
@@ -41,6 +42,7 @@ class Task {
   Task* before_ = nullptr;
   Task* behind_ = nullptr;
   bool queued_ = false;
+  bool short_ = false;
   // What the stream looks at while the task runs.
   std::atomic<bool> stop_{false};
 };
@@ -55,8 +57,8 @@ class Executor {
     int workers = 1;
     // How many tasks may wait, besides the ones that run.
     std::size_t queue_length = 1;
-    // How long a thread without work polls before it sleeps; waking a sleeping thread costs more
-    // than a small operation.
+    // How long a thread without work polls at most before it sleeps; waking a sleeping thread costs
+    // more than a small operation. Only as long as tasks have come at such intervals, on average.
     std::chrono::microseconds spin{0};
     // Of all streams together; null: no limit.
     Budget* scratch = nullptr;
@@ -74,6 +76,10 @@ class Executor {
   // Never waits. The task lives until it has run. Unless OK it is not queued: RESOURCE_EXHAUSTED /
   // QUEUE_FULL {limit}, UNAVAILABLE / DEVICE_LOST.
   absl::Status Submit(Task& task);
+  // Runs a task that is short here and now if nothing waits, no task of Submit runs, behind which the
+  // device might let it wait, and a stream is idle; else the same as Submit. Saves waking a thread,
+  // and keeps the caller for as long as the task takes.
+  absl::Status RunOrSubmit(Task& task);
 
   // True: the task was waiting, and now never runs. False: it runs, its stream being told to stop,
   // or has run. REQUIRES: the task has been submitted and lives.
@@ -82,11 +88,12 @@ class Executor {
   int workers() const { return static_cast<int>(threads_.size()); }
   // How many tasks wait for a thread now.
   std::size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
-  // For how long the thread that has been busy longest has run its task.
+  // For how long the task that has run longest has run.
   std::chrono::steady_clock::duration LongestRun() const;
 
  private:
-  struct Worker {
+  // A stream and what it is doing. Belongs to the thread that has taken it from idle_.
+  struct Lane {
     std::unique_ptr<Stream> stream;
     // When its task began, in ticks of the steady clock; 0: it has none.
     std::atomic<std::int64_t> busy_since{0};
@@ -94,10 +101,20 @@ class Executor {
 
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
-  void Work(Worker& worker);
-  // Waits for a task; null when there are none left and the executor stops.
-  Task* Next();
+  void Work();
+  // Waits for a task and a lane for it; null when there are no tasks left and the executor stops.
+  // With the mutex.
+  Task* Next(std::unique_lock<std::mutex>& lock, Lane*& lane);
+  void Poll(std::unique_lock<std::mutex>& lock);
+  // Without the mutex.
+  void Run(Task& task, Lane& lane);
+  // With the mutex.
+  absl::Status Enqueue(Task& task, bool is_short, bool& wake);
   void Unlink(Task& task);
+  Lane* TakeLane(const Task& task);
+  // Whether a thread has to be woken for what waits. is_short: Task::short_ of what ran.
+  bool GiveBack(Lane& lane, bool is_short);
+  void NoteArrival();
 
   Device& device_;
   const Settings settings_;
@@ -111,8 +128,13 @@ class Executor {
   bool polling_ = false;
   // The queue's length, to read without the mutex: for the polling thread, and for waiting().
   std::atomic<std::size_t> waiting_{0};
+  std::vector<Lane*> idle_;
+  int long_running_ = 0;
+  // When the last task came and the mean interval between tasks, in ticks of the steady clock.
+  std::int64_t last_arrival_ = 0;
+  std::int64_t interval_ = 0;
 
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<std::thread> threads_;
 };
 

@@ -1,5 +1,6 @@
 #include "server/operands.h"
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -54,9 +55,9 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
                                          ? wanted[i].buffer->type()
                                          : TensorType(named.operand->tensor());
     if (!type.ok()) return OfOperand(named, type.status());
-    const absl::Status view = MakeView(*named.operand, *type, nullptr).status();
-    if (!view.ok()) return OfOperand(named, view);
-    sources.push_back({named, std::move(wanted[i].buffer), *type});
+    const absl::StatusOr<View> view = MakeView(*named.operand, *type, nullptr);
+    if (!view.ok()) return OfOperand(named, view.status());
+    sources.push_back({named, std::move(wanted[i].buffer), *type, *view});
   }
   return sources;
 }
@@ -77,14 +78,20 @@ absl::StatusOr<Device*> DeviceOf(absl::Span<const Source> sources) {
 }
 
 absl::StatusOr<View> PlaceOnStream(const Source& source, Stream& stream) {
-  const v1::Operand& operand = *source.named.operand;
-  if (source.buffer != nullptr) return MakeView(operand, source.type, source.buffer->data());
-  const std::string& data = operand.tensor().data();
-  absl::StatusOr<void*> memory = Scratch(stream, data.size());
-  if (!memory.ok()) return memory.status();
-  absl::Status status = CopyToDevice(stream, *memory, data.data(), data.size());
-  if (!status.ok()) return status;
-  return MakeView(operand, source.type, *memory);
+  const void* begin = nullptr;
+  if (source.buffer != nullptr) {
+    begin = source.buffer->data();
+  } else {
+    const std::string& data = source.named.operand->tensor().data();
+    absl::StatusOr<void*> memory = Scratch(stream, data.size());
+    if (!memory.ok()) return memory.status();
+    absl::Status status = CopyToDevice(stream, *memory, data.data(), data.size());
+    if (!status.ok()) return status;
+    begin = *memory;
+  }
+  View view = source.view;
+  view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);
+  return view;
 }
 
 }  // namespace tessera

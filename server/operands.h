@@ -27,6 +27,7 @@ struct Source {
   Named named;
   std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
   ArrayType type;
+  View view;                 // as if the array began at address 0
   std::uint64_t offset = 0;  // of an inline operand in the memory of a program
 
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }

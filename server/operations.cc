@@ -143,6 +143,27 @@ absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& st
 
 // --- All ---
 
+double LeastMicroseconds(absl::Span<const Source> sources, const Device& device) {
+  const double bytes_per_us = device.info().backend == Backend::kCuda ? 1e6 : 4e3;
+  double bytes = 0;
+  for (const Source& source : sources) {
+    bytes += static_cast<double>(source.view.elements()) *
+             static_cast<double>(SizeOf(source.view.dtype));
+  }
+  return bytes / bytes_per_us;
+}
+
+double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
+                         const Device& device) {
+  const View &a = sources[0].view, &b = sources[1].view;
+  if (a.shape.rank != 2 || b.shape.rank != 2) return 0;  // it will be refused
+  const double per_us = device.info().backend == Backend::kCuda ? 5e6 : 5e3;
+  const auto m = static_cast<double>(a.shape[request.transpose_a() ? 1 : 0]);
+  const auto n = static_cast<double>(b.shape[request.transpose_b() ? 0 : 1]);
+  const auto k = static_cast<double>(a.shape[request.transpose_a() ? 0 : 1]);
+  return LeastMicroseconds(sources, device) + m * n * (2 * k + 8) / per_us;
+}
+
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {
   const std::uint64_t bytes = type.bytes();
   if (bytes <= kMaxInlineResult - before) return absl::OkStatus();

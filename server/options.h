@@ -30,20 +30,22 @@ struct Options {
   std::vector<std::string> devices = {"auto"};            // names for OpenDevice
 
   // Budgets. Sizes are bytes.
-  MemoryLimit memory_limit;                   // of the buffers of each device
-  std::uint64_t scratch_limit = 0;            // of each device; 0: see ScratchLimit
-  std::uint64_t host_memory = 1ull << 30;     // messages, beside the buffers
-  std::uint64_t max_buffers = 100'000;        // drafts included
-  std::uint64_t max_uploads = 128;            // streams at once
-  std::uint64_t max_downloads = 128;          // streams at once
-  std::size_t max_ranges = 4096;              // that a draft's bytes may be in
-  std::uint32_t max_connections = 4096;       // fewer when descriptors do not suffice
-  int max_streams = 1024;                     // calls at once on a connection
-  std::uint32_t queue = 1024;                 // operations that may wait, each device
-  std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;          // by estimate; of default strategies
-  double max_slow_operation_seconds = 5;      // of the others
-  int workers = 4;                            // operations that run at once, each device
+  MemoryLimit memory_limit;                             // of the buffers of each device
+  std::uint64_t scratch_limit = 0;                      // of each device; 0: see ScratchLimit
+  std::uint64_t host_memory = 1ull << 30;               // messages, beside the buffers
+  std::uint64_t max_buffers = 100'000;                  // drafts included
+  std::uint64_t max_uploads = 128;                      // streams at once
+  std::uint64_t max_downloads = 128;                    // streams at once
+  std::size_t max_ranges = 4096;                        // that a draft's bytes may be in
+  std::uint32_t max_connections = 4096;                 // fewer when descriptors do not suffice
+  int max_streams = 1024;                               // calls at once on a connection
+  std::uint32_t queue = 1024;                           // operations that may wait, each device
+  std::uint64_t max_message = 4160ull << 10;            // 4 MiB of data and the rest of a message
+  double max_operation_seconds = 30;                    // by estimate; of default strategies
+  double max_slow_operation_seconds = 5;                // of the others
+  int workers = 4;                                      // operations that run at once, each device
+  absl::Duration inline_time = absl::Microseconds(10);  // of operations that need no worker
+  absl::Duration spin = absl::Microseconds(200);        // of a worker without work, at most
 
   absl::Duration connection_idle = absl::Minutes(30);  // without calls; infinite: for ever
   absl::Duration default_ttl = absl::InfiniteDuration();

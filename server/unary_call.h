@@ -42,7 +42,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   void End(const absl::Status& status);
 
  protected:
-  Core& core() { return core_; }
+  Core& core() const { return core_; }
 
  private:
   void OnDone() final;

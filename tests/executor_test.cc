@@ -150,6 +150,48 @@ TEST(ExecutorTest, ARunningTaskIsToldToStop) {
   EXPECT_FALSE(next.get_future().get()) << "the stream forgets";
 }
 
+TEST(ExecutorTest, ShortTasksRunOnTheThreadThatBringsThemWhileNothingLongerRuns) {
+  FakeDevice device;
+  Blocker blocker;
+  std::thread::id where;
+  const auto run_short = [&](Executor& executor) {
+    std::promise<void> done;
+    TestTask task([&](Stream&) {
+      where = std::this_thread::get_id();
+      done.set_value();
+    });
+    EXPECT_TRUE(executor.RunOrSubmit(task).ok());
+    done.get_future().wait();
+  };
+  const auto here = std::this_thread::get_id();
+  auto executor = Start(device, 2, 3);
+  run_short(*executor);
+  EXPECT_EQ(where, here);
+  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+  blocker.WaitUntilRunning();
+  run_short(*executor);
+  EXPECT_NE(where, here) << "the device may let it wait";
+  blocker.Release();
+  executor = Start(device, 1, 3);
+  {
+    // A short one has the only stream.
+    TestTask inner([&](Stream&) { where = std::this_thread::get_id(); });
+    TestTask outer([&](Stream&) {
+      EXPECT_TRUE(executor->RunOrSubmit(inner).ok());
+      EXPECT_EQ(inner.runs(), 0);
+      EXPECT_EQ(executor->waiting(), 1u);
+    });
+    EXPECT_TRUE(executor->RunOrSubmit(outer).ok());
+    executor.reset();
+    EXPECT_EQ(inner.runs(), 1) << "on the stream that is idle again";
+    EXPECT_NE(where, here);
+  }
+  device.MarkLost();
+  executor = Start(device, 1, 3);
+  TestTask late;
+  EXPECT_EQ(ErrorReason(executor->RunOrSubmit(late)), "DEVICE_LOST");
+}
+
 TEST(ExecutorTest, LongestRun) {
   FakeDevice device;
   Blocker blocker;
@@ -213,7 +255,7 @@ TEST(ExecutorTest, NothingIsLostUnderLoad) {
         threads.emplace_back([&] {
           for (int i = 0; i < 2000; ++i) {
             TestTask& task = own.emplace_back();
-            if (!executor->Submit(task).ok()) continue;
+            if (!(i % 2 == 0 ? executor->Submit(task) : executor->RunOrSubmit(task)).ok()) continue;
             ++expected;
             if (i % 3 == 0 && executor->Cancel(task)) --expected;
             if (i % 100 == 0) std::this_thread::sleep_for(microseconds(100));
