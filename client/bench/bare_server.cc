@@ -1,9 +1,11 @@
 #include "client/bench/bare_server.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <utility>
+
+#include "client/bench/serve.h"
 
 namespace tessera::bench {
 namespace {
@@ -75,6 +77,10 @@ class BareServer::Compute final : public v1::ComputeService::CallbackService {
     response->mutable_value()->set_real(0);
     return AnswerOk(context);
   }
+  grpc::ServerUnaryReactor* Matmul(grpc::CallbackServerContext* context, const v1::MatmulRequest*,
+                                   v1::MatmulResponse*) override {
+    return AnswerOk(context);
+  }
 };
 
 class BareServer::Buffers final : public v1::BufferService::CallbackService {
@@ -89,21 +95,11 @@ class BareServer::Buffers final : public v1::BufferService::CallbackService {
   }
 };
 
-BareServer::BareServer(const std::string& address)
-    : compute_(std::make_unique<Compute>()), buffers_(std::make_unique<Buffers>()) {
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(compute_.get());
-  builder.RegisterService(buffers_.get());
-  builder.SetMaxReceiveMessageSize(8 << 20);
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    std::fprintf(stderr, "service_bench: cannot listen on %s\n", address.c_str());
-    std::exit(1);
-  }
-  address_ = address.substr(0, address.rfind(':') + 1) + std::to_string(port);
-}
+BareServer::BareServer(std::vector<std::string> addresses)
+    : compute_(std::make_unique<Compute>()),
+      buffers_(std::make_unique<Buffers>()),
+      addresses_(std::move(addresses)),
+      server_(Serve(addresses_, {compute_.get(), buffers_.get()})) {}
 
 BareServer::~BareServer() { server_->Shutdown(); }
 

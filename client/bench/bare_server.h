@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "grpcpp/grpcpp.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -10,22 +11,23 @@
 
 namespace tessera::bench {
 
-// A callback server: Dot and Reduce answer 0, uploads are read and forgotten, downloads send one
-// message of 1 MiB again and again. Thread safe.
+// A callback server: Dot and Reduce answer 0, Matmul answers without a product, Health is gRPC's
+// own, uploads are read and forgotten, downloads send one message of 1 MiB again and again. Thread
+// safe.
 class BareServer {
  public:
-  // address: "127.0.0.1:0" picks a port. Ends the process where it cannot listen.
-  explicit BareServer(const std::string& address);
+  // Port 0 picks one. Ends the process where it cannot listen.
+  explicit BareServer(std::vector<std::string> addresses);
   ~BareServer();
-  const std::string& address() const { return address_; }
+  const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
   class Compute;
   class Buffers;
   std::unique_ptr<Compute> compute_;
   std::unique_ptr<Buffers> buffers_;
+  std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
-  std::string address_;
 };
 
 }  // namespace tessera::bench

@@ -1,0 +1,34 @@
+// What people write first: a synchronous gRPC server, one thread and one kernel a call.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/bench/naive_device.h"
+#include "grpcpp/grpcpp.h"
+
+namespace tessera::bench {
+
+// Serves Upload of f32, Dot of two buffers, Health, and GetServerInfo, which names the device. Keeps every array until another replaces
+// it. Thread safe.
+class NaiveServer {
+ public:
+  // Ends the process where it cannot listen. On the first GPU where there is one.
+  explicit NaiveServer(std::vector<std::string> addresses);
+  ~NaiveServer();
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+ private:
+  class Arrays;
+  class Compute;
+  class Buffers;
+  std::unique_ptr<NaiveDevice> device_;
+  std::unique_ptr<Arrays> arrays_;
+  std::unique_ptr<Compute> compute_;
+  std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::string> addresses_;
+};
+
+}  // namespace tessera::bench

@@ -1,0 +1,105 @@
+#include "client/bench/operations.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "client/bench/transfers.h"
+
+namespace tessera::bench {
+namespace {
+
+// begin(context, request, response, done) starts the call.
+template <class Request, class Response, class Begin>
+class UnaryCall final : public Call {
+ public:
+  UnaryCall(Request request, Begin begin)
+      : request_(std::move(request)), begin_(std::move(begin)) {}
+  void Start() override {
+    context_.emplace();
+    begin_(&*context_, &request_, &response_, [this](const grpc::Status& status) { done(status); });
+  }
+
+ private:
+  const Request request_;
+  const Begin begin_;
+  std::optional<grpc::ClientContext> context_;
+  Response response_;
+};
+
+template <class Response, class Request, class Begin>
+std::unique_ptr<Call> Unary(Request request, Begin begin) {
+  return std::make_unique<UnaryCall<Request, Response, Begin>>(std::move(request),
+                                                               std::move(begin));
+}
+
+std::unique_ptr<Call> Ping(Channels& channels, int caller, std::int64_t) {
+  return Unary<grpc::health::v1::HealthCheckResponse>(
+      grpc::health::v1::HealthCheckRequest(),
+      [stub = channels.health(caller).async()](auto... of_call) { stub->Check(of_call...); });
+}
+
+void PutVectors(Channels& channels, std::int64_t elements) {
+  for (const char* name : {"a", "b"})
+    Put(channels.buffers(0), BufferName(name, elements), {elements});
+}
+
+std::unique_ptr<Call> Dot(Channels& channels, int caller, std::int64_t elements) {
+  v1::DotRequest request;
+  request.mutable_a()->set_buffer(BufferName("a", elements));
+  request.mutable_b()->set_buffer(BufferName("b", elements));
+  return Unary<v1::DotResponse>(
+      std::move(request),
+      [stub = channels.compute(caller).async()](auto... of_call) { stub->Dot(of_call...); });
+}
+
+std::unique_ptr<Call> Reduce(Channels& channels, int caller, std::int64_t elements) {
+  v1::ReduceRequest request;
+  request.mutable_x()->set_buffer(BufferName("a", elements));
+  request.set_op(v1::REDUCE_OP_SUM);
+  return Unary<v1::ReduceResponse>(
+      std::move(request),
+      [stub = channels.compute(caller).async()](auto... of_call) { stub->Reduce(of_call...); });
+}
+
+void PutMatrices(Channels& channels, std::int64_t side) {
+  for (const char* name : {"ma", "mb"})
+    Put(channels.buffers(0), BufferName(name, side), {side, side});
+}
+
+std::unique_ptr<Call> Matmul(Channels& channels, int caller, std::int64_t side) {
+  v1::MatmulRequest request;
+  request.mutable_a()->set_buffer(BufferName("ma", side));
+  request.mutable_b()->set_buffer(BufferName("mb", side));
+  v1::BufferTarget& result = *request.mutable_result()->mutable_buffer();
+  result.set_name(BufferName("product", caller));
+  result.set_replace(true);
+  return Unary<v1::MatmulResponse>(
+      std::move(request),
+      [stub = channels.compute(caller).async()](auto... of_call) { stub->Matmul(of_call...); });
+}
+
+constexpr std::array kOperations = {
+    Operation{"ping", SizeUnit::kNone, true, nullptr, Ping},
+    Operation{"dot", SizeUnit::kElements, true, PutVectors, Dot},
+    Operation{"reduce", SizeUnit::kElements, false, PutVectors, Reduce},
+    Operation{"matmul", SizeUnit::kSide, false, PutMatrices, Matmul},
+    Operation{"upload", SizeUnit::kMib, true, nullptr, MakeUpload},
+    Operation{"download", SizeUnit::kMib, false, PutForDownload, MakeDownload},
+};
+
+}  // namespace
+
+std::span<const Operation> Operations() { return kOperations; }
+
+const Operation& FindOperation(std::string_view name) {
+  return *std::find_if(kOperations.begin(), kOperations.end(),
+                       [&](const Operation& operation) { return operation.name == name; });
+}
+
+std::uint64_t WorkOf(const Operation& operation, std::int64_t size) {
+  return operation.size_unit == SizeUnit::kMib ? static_cast<std::uint64_t>(size) << 20 : 1;
+}
+
+}  // namespace tessera::bench

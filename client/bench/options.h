@@ -1,0 +1,42 @@
+// The command line of service_bench.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/bench/channels.h"
+
+namespace tessera::bench {
+
+// Loops of one operation that run beside what is measured.
+struct Beside {
+  std::string operation;
+  int callers = 0;
+};
+
+struct Options {
+  std::vector<Target> targets;
+  std::vector<std::string> bare;
+  bool naive = false;
+  std::vector<std::string> operations = {"dot"};
+  std::vector<int> callers = {1, 4, 16, 64};
+  std::vector<std::int64_t> elements = {4096};
+  std::vector<std::int64_t> side = {128};
+  std::vector<std::int64_t> transfer_mib = {64};
+  std::vector<double> rate;  // calls a second
+  std::vector<double> load;  // shares of the rate of closed loops
+  std::vector<double> rest;  // seconds
+  std::optional<Beside> beside;
+  double seconds = 1;
+  int rounds = 5;
+  std::uint64_t seed = 1;
+  std::string json;
+};
+
+// The flags of a measurement. Texts that stand for nothing are errors of the parser.
+void AddOptions(CLI::App& app, Options& options);
+
+}  // namespace tessera::bench

@@ -1,0 +1,24 @@
+// Results on standard output and as JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <vector>
+
+#include "client/bench/channels.h"
+#include "client/bench/measure.h"
+#include "client/bench/options.h"
+
+namespace tessera::bench {
+
+void PrintHead();
+void Print(const Row& row);
+
+// What a document says beside its rows. Asks every server but the bare ones what it runs on.
+nlohmann::ordered_json Describe(const Options& options, const std::vector<Target>& targets);
+
+// One document; a row a line.
+void Write(std::ostream& file, const nlohmann::ordered_json& description,
+           const std::vector<Row>& rows);
+
+}  // namespace tessera::bench

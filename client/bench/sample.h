@@ -1,0 +1,66 @@
+// What one measurement gives, and what follows from several.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace tessera::bench {
+
+using Clock = std::chrono::steady_clock;
+
+inline double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+inline double Microseconds(Clock::duration d) { return 1e6 * Seconds(d); }
+inline Clock::duration Ticks(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// One measurement of one target. Latencies are those of calls that succeeded.
+struct Sample {
+  double per_second = 0;  // calls, or bytes of transfers
+  double p50_us = 0, p90_us = 0, p99_us = 0, p999_us = 0, max_us = 0;
+  double refused = 0;            // calls that the server answered with RESOURCE_EXHAUSTED
+  double late_us = 0;            // open loops: p99 of how long after its time a call was made
+  double beside_per_second = 0;  // what runs beside: calls, or bytes of transfers
+};
+
+// The figures of a sample under the names that JSON has for them.
+struct Figure {
+  const char* name;
+  double Sample::*value;
+};
+inline constexpr std::array kFigures = {
+    Figure{"per_second", &Sample::per_second},
+    Figure{"p50_us", &Sample::p50_us},
+    Figure{"p90_us", &Sample::p90_us},
+    Figure{"p99_us", &Sample::p99_us},
+    Figure{"p999_us", &Sample::p999_us},
+    Figure{"max_us", &Sample::max_us},
+    Figure{"refused", &Sample::refused},
+    Figure{"late_us", &Sample::late_us},
+    Figure{"beside_per_second", &Sample::beside_per_second},
+};
+
+// The smallest value that a share q of all values, in ascending order, does not exceed; 0 without
+// values.
+double Quantile(const std::vector<double>& sorted, double q);
+
+// The mean of the two in the middle of an even number; 0 without values.
+double Median(std::vector<double> values);
+
+// A measurement of so many seconds from the latencies of its calls, in microseconds. work: of a
+// call, 1 or its bytes.
+Sample Summarize(std::vector<double> latencies, double seconds, std::uint64_t work);
+
+// One figure of many samples.
+std::vector<double> Column(const std::vector<Sample>& samples, double Sample::*value);
+
+// The medians of every figure.
+Sample Medians(const std::vector<Sample>& samples);
+
+// The medians of every figure's ratio to that of the peer's sample of the same round; 0 where the
+// peer has none.
+Sample MedianRatios(const std::vector<Sample>& samples, const std::vector<Sample>& peers);
+
+}  // namespace tessera::bench

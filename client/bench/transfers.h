@@ -1,0 +1,25 @@
+// Uploads and downloads, in messages of 1 MiB.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/bench/channels.h"
+#include "client/bench/operations.h"
+
+namespace tessera::bench {
+
+// Uploads an array of f32, all zeros, in place of what has its name. Ends the process where that
+// fails.
+void Put(v1::BufferService::Stub& stub, const std::string& name,
+         const std::vector<std::int64_t>& shape);
+
+// Of so many MiB; as Operation::prepare and Operation::make. A call runs on a thread of its own,
+// because a stream's messages are written and read one after the other.
+void PutForDownload(Channels& channels, std::int64_t mib);
+std::unique_ptr<Call> MakeUpload(Channels& channels, int caller, std::int64_t mib);
+std::unique_ptr<Call> MakeDownload(Channels& channels, int caller, std::int64_t mib);
+
+}  // namespace tessera::bench
