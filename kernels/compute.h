@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -65,6 +66,11 @@ class Memory {
 // total}.
 absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
 
+// bytes > 0 of host memory that copies of the device reach without a detour; it may outlive the
+// device. May wait for the device's work, and so may its end. RESOURCE_EXHAUSTED /
+// HOST_MEMORY_EXHAUSTED.
+absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes);
+
 // Whether the device still answers: cheap enough to ask every second. UNAVAILABLE / DEVICE_LOST
 // when it does not, which device.lost() says from then on as well.
 absl::Status Probe(Device& device);
@@ -82,7 +88,9 @@ absl::Status EndRequest(Stream& stream);
 absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes);
 // host may be reused on return. Call Synchronize before another stream reads the bytes.
 absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
-// The bytes are in host on return.
+// The same of pieces, one behind the other.
+absl::Status CopyToDevice(Stream& stream, void* device, std::span<const HostBytes> pieces);
+// The bytes are in host on return. Copied once if host is in staging memory of the device.
 absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes);
 // Fills device memory with zero bytes, in stream order.
 absl::Status Zero(Stream& stream, void* device, std::size_t bytes);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -67,6 +68,15 @@ class DeviceError : public std::exception {
   std::string what_;
 };
 
+// Bytes in memory of the host.
+struct HostBytes {
+  const void* data = nullptr;
+  std::size_t size = 0;
+};
+
+// Host memory with an owner, which may outlive its device.
+using StagingMemory = std::unique_ptr<void, void (*)(void*) noexcept>;
+
 // Thread safe, long-lived: outlives its streams and its memory.
 class Device {
  public:
@@ -81,6 +91,9 @@ class Device {
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
+  // bytes > 0 of uninitialised host memory, aligned to 64, that copies of the device reach without a
+  // detour. May wait for the device's work, and so may its end. Throws DeviceError.
+  virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // Asks the device whether it still answers, in microseconds and without waiting for its work.
@@ -130,9 +143,10 @@ class Stream {
   // stream order; otherwise like Scratch.
   virtual void* HostScratch(std::size_t bytes) = 0;
 
-  // host may be any memory and may be reused on return; the device sees the bytes in stream order.
-  virtual void CopyToDevice(void* device, const void* host, std::size_t bytes) = 0;
-  // The bytes are in host on return.
+  // Copies the pieces, one behind the other. They may be in any memory, which may be reused on
+  // return; the device sees the bytes in stream order.
+  virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
+  // The bytes are in host on return. Copied once if host is in the device's staging memory.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;

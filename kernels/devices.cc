@@ -164,6 +164,13 @@ absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes) {
   return Memory(&device, data, bytes);
 }
 
+absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes) {
+  StagingMemory memory(nullptr, nullptr);
+  absl::Status status = Guard(device, [&] { memory = device.MakeStaging(bytes); });
+  if (!status.ok()) return status;
+  return memory;
+}
+
 absl::Status Probe(Device& device) {
   return Guard(device, [&] { device.Probe(); });
 }
@@ -185,7 +192,12 @@ absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes) {
 }
 
 absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes) {
-  return Guard(stream.device(), [&] { stream.CopyToDevice(device, host, bytes); });
+  const HostBytes piece{host, bytes};
+  return CopyToDevice(stream, device, {&piece, 1});
+}
+
+absl::Status CopyToDevice(Stream& stream, void* device, std::span<const HostBytes> pieces) {
+  return Guard(stream.device(), [&] { stream.CopyToDevice(device, pieces); });
 }
 
 absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes) {

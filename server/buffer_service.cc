@@ -54,11 +54,10 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* BufferService::Upload(
   return &call;
 }
 
-grpc::ServerWriteReactor<v1::DownloadResponse>* BufferService::Download(
-    grpc::CallbackServerContext* context, const v1::DownloadRequest* request) {
-  DownloadCall& call =
-      downloads_.Add(std::make_shared<DownloadCall>(core_, downloads_, *context, *request));
-  call.Begin();
+grpc::ServerWriteReactor<grpc::ByteBuffer>* BufferService::Download(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  DownloadCall& call = downloads_.Add(std::make_shared<DownloadCall>(core_, downloads_, *context));
+  call.Begin(*request);
   return &call;
 }
 

@@ -10,10 +10,11 @@
 
 namespace tessera {
 
-// All methods in callback form; Upload reads its messages as bytes, because only then a message
-// that cannot be parsed differs from the end of the stream.
-using BufferServiceBase =
-    v1::BufferService::WithRawCallbackMethod_Upload<v1::BufferService::CallbackService>;
+// All methods in callback form. Upload and Download take and give their messages as bytes: data
+// stays where it is, and a message of an upload that cannot be parsed differs from the end of the
+// stream.
+using BufferServiceBase = v1::BufferService::WithRawCallbackMethod_Upload<
+    v1::BufferService::WithRawCallbackMethod_Download<v1::BufferService::CallbackService>>;
 
 // Thread safe; the core outlives it, and it the calls.
 class BufferService final : public BufferServiceBase {
@@ -25,8 +26,8 @@ class BufferService final : public BufferServiceBase {
                                          v1::CreateBufferResponse* response) override;
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext* context,
                                                     grpc::ByteBuffer* response) override;
-  grpc::ServerWriteReactor<v1::DownloadResponse>* Download(
-      grpc::CallbackServerContext* context, const v1::DownloadRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
   grpc::ServerUnaryReactor* GetBuffer(grpc::CallbackServerContext* context,
                                       const v1::GetBufferRequest* request,
                                       v1::GetBufferResponse* response) override;

@@ -224,8 +224,8 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view n
   return FindDraftLocked(name, version);
 }
 
-absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset,
-                                              std::uint64_t size) {
+absl::Status BufferStore::CheckWriteLocked(const Draft& draft, std::uint64_t offset,
+                                           std::uint64_t size) {
   const Buffer& buffer = *draft.buffer_;
   const std::uint64_t limit = buffer.type().bytes();
   if (size > limit || offset > limit - size) {
@@ -235,8 +235,14 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
                       {"size", absl::StrCat(size)},
                       {"limit", absl::StrCat(limit)}});
   }
+  return CheckOpenLocked(draft);
+}
+
+absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset,
+                                              std::uint64_t size) {
+  const Buffer& buffer = *draft.buffer_;
   const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckOpenLocked(draft); !status.ok()) return status;
+  if (absl::Status status = CheckWriteLocked(draft, offset, size); !status.ok()) return status;
   const std::size_t ranges =
       draft.written_.count() + static_cast<std::size_t>(draft.writes_in_flight_);
   if (ranges >= limits_.ranges && draft.written_.Separate({offset, offset + size})) {
@@ -248,6 +254,14 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
   ++draft.writes_in_flight_;
   Touch(draft, SteadyNow());
   return static_cast<void*>(static_cast<char*>(buffer.data()) + offset);
+}
+
+absl::StatusOr<void*> BufferStore::ExtendWrite(Draft& draft, std::uint64_t offset,
+                                               std::uint64_t size) {
+  const std::lock_guard lock(mutex_);
+  if (absl::Status status = CheckWriteLocked(draft, offset, size); !status.ok()) return status;
+  Touch(draft, SteadyNow());
+  return static_cast<void*>(static_cast<char*>(draft.buffer_->data()) + offset);
 }
 
 void BufferStore::EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,

@@ -180,6 +180,9 @@ class BufferStore {
   // {offset, size, limit}; RESOURCE_EXHAUSTED / TOO_MANY_RANGES {limit}; and the errors of
   // CheckOpen.
   absl::StatusOr<void*> BeginWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
+  // More of a write that has begun, right behind its end, which EndWrite then counts in. No other
+  // write follows from it. The errors of BeginWrite but TOO_MANY_RANGES.
+  absl::StatusOr<void*> ExtendWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
   // done: whether the bytes are on the device. checksum: the CRC-32C of what was written.
   void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
                 std::optional<std::uint32_t> checksum = std::nullopt);
@@ -257,6 +260,7 @@ class BufferStore {
   absl::Status Absent(std::string_view name, std::uint64_t version, absl::Time now);
   absl::Status CheckFree(const BufferSpec& spec, absl::Time now);
   absl::Status CheckOpenLocked(const Draft& draft);
+  absl::Status CheckWriteLocked(const Draft& draft, std::uint64_t offset, std::uint64_t size);
   absl::StatusOr<BufferInfo> SealLocked(Draft& draft, std::optional<std::uint32_t> checksum,
                                         Doomed& doomed);
   void SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time);

@@ -16,6 +16,9 @@ namespace {
 // Two copies at once keep a PCIe link busy; the streams of more uploads take turns.
 constexpr int kTransferWorkers = 2;
 
+// Enough for two downloads.
+constexpr std::size_t kLeastSlots = 6;
+
 // Memory of the CPU device takes about as long to find as the wire does to fill it.
 constexpr int kChoreThreads = 4;
 
@@ -85,6 +88,9 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (!transfers.ok()) return transfers.status();
     absl::StatusOr<std::unique_ptr<Stream>> bridge = MakeStream(*device);
     if (!bridge.ok()) return bridge.status();
+    absl::StatusOr<std::shared_ptr<SlotPool>> slots = SlotPool::Make(*device, kLeastSlots);
+    if (!slots.ok()) return slots.status();
+    place->slots = *std::move(slots);
     place->bridge = *std::move(bridge);
     place->compute = *std::move(compute);
     place->transfers = *std::move(transfers);
@@ -107,6 +113,10 @@ absl::StatusOr<Device*> Core::FindDevice(std::string_view name) const {
         absl::StrJoin(devices_, ", ", [](std::string* out, const std::unique_ptr<Device>& device) {
           *out += device->info().name;
         })}});
+}
+
+void Core::TrimSlots() {
+  for (const auto& [device, place] : places_) place->slots->Trim();
 }
 
 Core::Bridge Core::BridgeTo(const Device& device) {

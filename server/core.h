@@ -22,6 +22,7 @@
 #include "server/executor.h"
 #include "server/listener.h"
 #include "server/options.h"
+#include "server/slots.h"
 
 namespace tessera {
 
@@ -45,6 +46,11 @@ class Core {
   // Moves bytes between the wire and a device. Every upload and download has at most one task here,
   // so that their number bounds the queue, and no operation waits behind an upload.
   Executor& transfers(const Device& device) { return *places_.at(&device)->transfers; }
+
+  // What downloads from a device travel in.
+  SlotPool& slots(const Device& device) { return *places_.at(&device)->slots; }
+  // Frees slots that have not been needed lately. May wait for the devices' work.
+  void TrimSlots();
 
   // A stream that receives copies from other devices. It belongs to the caller as long as he holds
   // the lock, for which he may have to wait.
@@ -98,6 +104,7 @@ class Core {
     Pace pace;
     std::mutex bridge_mutex;
     std::unique_ptr<Stream> bridge;
+    std::shared_ptr<SlotPool> slots;
     std::unique_ptr<Executor> compute;
     std::unique_ptr<Executor> transfers;
   };

@@ -1,9 +1,12 @@
 #include "server/download_call.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 #include "server/buffer_messages.h"
@@ -16,46 +19,89 @@ namespace {
 
 using absl::StatusCode;
 
-constexpr std::uint64_t kDownloadChunk = 1 << 20;
+// One that gRPC sends, one that waits behind it, and one that the device fills.
+constexpr int kSlots = 3;
+
+// How many a stream fetches before others have their turn.
+constexpr int kChunksARun = 16;
+
+// A DownloadResponse: all fields but data, and then data, as the bytes that follow.
+std::string WithDataOf(const v1::DownloadResponse& header, std::uint64_t size) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream out(&stream);
+  header.SerializeToCodedStream(&out);
+  constexpr std::uint32_t kLengthDelimited = 2;
+  out.WriteTag(v1::DownloadResponse::kDataFieldNumber << 3 | kLengthDelimited);
+  out.WriteVarint64(size);
+  out.Trim();
+  return bytes;
+}
 
 }  // namespace
 
-void DownloadCall::Begin() {
-  const absl::Status status = Guarded([&] { return Open(); });
-  if (status.ok()) {
-    Next();
-  } else {
-    End(status);
+struct DownloadCall::Lease {
+  Lease(std::weak_ptr<DownloadCall> c, Slot s) : call(std::move(c)), slot(std::move(s)) {}
+  static void End(void* lease) {
+    const std::weak_ptr<DownloadCall> call = static_cast<Lease*>(lease)->call;
+    delete static_cast<Lease*>(lease);
+    if (const std::shared_ptr<DownloadCall> alive = call.lock()) alive->OnSlotFree();
   }
+  const std::weak_ptr<DownloadCall> call;
+  const Slot slot;
+};
+
+void DownloadCall::Begin(const grpc::ByteBuffer& request) {
+  grpc::ByteBuffer bytes(request);
+  if (!grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&bytes, &request_).ok()) {
+    // What gRPC says to a request that it cannot parse.
+    over_ = true;
+    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""));
+    return;
+  }
+  absl::Status status = Guarded([&] { return Open(); });
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = !status.ok();
+    status_ = std::move(status);
+    step = Decide();
+  }
+  Do(step);
 }
 
 void DownloadCall::OnWriteDone(bool ok) {
-  const std::int64_t since = writing_since_.exchange(0);
-  if (!ok) {
-    const absl::Duration limit = core_.options().download_timeout;
-    End(SteadyNow() - absl::FromUnixNanos(since) > limit
-            ? MakeError(StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
-                        "nothing was read for longer than the server waits",
-                        {{"limit", absl::FormatDuration(limit)}})
-            : MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off"));
-  } else if (position_ == end_) {
-    End(absl::OkStatus());
+  message_.Clear();
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    moved_ = SteadyNow();
+    if (ok) step = Decide();
+  }
+  if (ok) {
+    Do(step);
   } else {
-    message_.clear_buffer();
-    Next();
+    Break();
   }
 }
 
-void DownloadCall::OnCancel() {
-  if (executor_ != nullptr && executor_->Cancel(*this)) End(CallerLeft());
+void DownloadCall::OnCancel() { Break(); }
+
+void DownloadCall::OnDone() {
+  ticket_ = Admission::Ticket();  // a slot that ends now may keep the call for longer than the core
+  live_.Remove(*this);
 }
 
-void DownloadCall::OnDone() { live_.Remove(*this); }
-
 void DownloadCall::EndIfIdle(absl::Time now) {
-  const std::int64_t since = writing_since_.load();
-  if (since == 0 || now - absl::FromUnixNanos(since) <= core_.options().download_timeout) return;
-  if (!given_up_.exchange(true)) context_.TryCancel();
+  {
+    const std::lock_guard lock(mutex_);
+    // Without a write and a fetch it waits for gRPC to let go of a slot.
+    const bool waits = !over_ && (writing_ || !fetching_);
+    if (!waits || given_up_ || now - moved_ <= core_.options().download_timeout) return;
+    given_up_ = true;
+  }
+  context_.TryCancel();
 }
 
 absl::Status DownloadCall::Open() {
@@ -67,9 +113,8 @@ absl::Status DownloadCall::Open() {
                       "as many downloads are in progress as the server accepts");
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
-  // A chunk, and the chunk as gRPC sends it.
   absl::StatusOr<Charge> memory =
-      Charge::Take(core_.host_memory(), 2 * kDownloadChunk, "HOST_MEMORY_EXHAUSTED",
+      Charge::Take(core_.host_memory(), kSlots * Slot::kBytes, "HOST_MEMORY_EXHAUSTED",
                    "there is no memory for another stream of messages");
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
@@ -85,45 +130,143 @@ absl::Status DownloadCall::Open() {
   position_ = request_.offset();
   const std::uint64_t rest = size - position_;
   end_ = position_ + (request_.limit() == 0 ? rest : std::min(request_.limit(), rest));
-  SetBuffer(*info, message_.mutable_buffer());
+  SetBuffer(*info, header_.mutable_buffer());
   executor_ = &core_.transfers(buffer_->device());
+  fetched_.reserve(kSlots);
   return absl::OkStatus();
 }
 
-void DownloadCall::Next() {
-  absl::Status status = executor_->Submit(*this);
-  if (!status.ok()) End(status);
+DownloadCall::Step DownloadCall::Decide() {
+  Step step;
+  if (over_) return step;
+  if (!writing_ && !fetched_.empty()) {
+    message_.Swap(&fetched_.front());
+    fetched_.erase(fetched_.begin());
+    writing_ = step.write = true;
+    moved_ = SteadyNow();
+  }
+  if (!fetching_ && !done_ && slots_ < kSlots) fetching_ = step.fetch = true;
+  if (!fetching_ && !writing_ && done_) over_ = step.end = true;
+  return step;
+}
+
+void DownloadCall::Do(Step step) {
+  if (step.fetch) {
+    if (const absl::Status status = executor_->Submit(*this); !status.ok()) {
+      grpc::ByteBuffer none;
+      step.end = Fetched(status, none).end;
+    }
+  }
+  if (step.write) StartWrite(&message_);
+  if (step.end) End();
 }
 
 void DownloadCall::Run(Stream& stream) {
-  const absl::Status status = Guarded([&] { return Fill(stream); });
-  if (!status.ok()) {
-    End(status);
-    return;
+  bool fetch = true;
+  for (int chunk = 1; fetch; ++chunk) {
+    grpc::ByteBuffer message;
+    const absl::Status status = Guarded([&] { return Fetch(stream, message); });
+    Step step = Fetched(status, message);
+    fetch = step.fetch && chunk < kChunksARun && executor_->waiting() == 0;
+    if (fetch) step.fetch = false;
+    Do(step);
   }
-  writing_since_ = absl::ToUnixNanos(SteadyNow());
-  StartWrite(&message_);
 }
 
-absl::Status DownloadCall::Fill(Stream& stream) {
-  const std::uint64_t size = std::min(end_ - position_, kDownloadChunk);
-  std::string& data = *message_.mutable_data();
-  message_.set_offset(position_);
-  data.resize(size);
-  absl::Status status =
-      CopyToHost(stream, data.data(), static_cast<const char*>(buffer_->data()) + position_, size);
-  if (request_.checksums()) message_.set_crc32c(Crc32c(data.data(), size));
+void DownloadCall::Refuse(const absl::Status& status) {
+  grpc::ByteBuffer none;
+  Do(Fetched(status, none));
+}
+
+absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
+  const std::uint64_t size = std::min<std::uint64_t>(end_ - position_, Slot::kBytes);
+  header_.set_offset(position_);
+  if (size > 0) {
+    absl::StatusOr<Slot> slot = core_.slots(buffer_->device()).Take();
+    if (!slot.ok()) return slot.status();
+    std::unique_ptr<Lease, void (*)(void*)> lease(new Lease(weak_from_this(), *std::move(slot)),
+                                                  &Lease::End);
+    {
+      const std::lock_guard lock(mutex_);
+      ++slots_;
+    }
+    char* data = lease->slot.data();
+    absl::Status status =
+        CopyToHost(stream, data, static_cast<const char*>(buffer_->data()) + position_, size);
+    if (!status.ok()) return status;
+    if (request_.checksums()) header_.set_crc32c(Crc32c(data, size));
+    const grpc::Slice slices[] = {grpc::Slice(WithDataOf(header_, size)),
+                                  grpc::Slice(data, size, &Lease::End, lease.release())};
+    message = grpc::ByteBuffer(slices, 2);
+  } else {
+    if (request_.checksums()) header_.set_crc32c(Crc32c(nullptr, 0));
+    const grpc::Slice slice(header_.SerializeAsString());
+    message = grpc::ByteBuffer(&slice, 1);
+  }
   position_ += size;
-  return status;
+  header_.clear_buffer();
+  return absl::OkStatus();
 }
 
-void DownloadCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall("Download", context_.peer(), status);
+DownloadCall::Step DownloadCall::Fetched(const absl::Status& status, grpc::ByteBuffer& message) {
+  const std::lock_guard lock(mutex_);
+  fetching_ = false;
+  if (!status.ok()) {
+    done_ = true;
+    if (status_.ok()) status_ = status;
+  } else if (!broken_) {
+    done_ = position_ == end_;
+    fetched_.emplace_back();
+    fetched_.back().Swap(&message);
+  }
+  return Decide();
+}
+
+void DownloadCall::Break() {
+  std::vector<grpc::ByteBuffer> dropped;  // ends without the lock
+  bool fetching = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) return;
+    broken_ = done_ = true;
+    if (status_.ok() && given_up_) {
+      const absl::Duration limit = core_.options().download_timeout;
+      status_ = MakeError(StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
+                          "nothing was read for longer than the server waits",
+                          {{"limit", absl::FormatDuration(limit)}});
+    } else if (status_.ok()) {
+      status_ =
+          MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off");
+    }
+    dropped.swap(fetched_);
+    fetching = fetching_;
+  }
+  const bool recalled = fetching && executor_->Cancel(*this);
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    if (recalled) fetching_ = false;
+    step = Decide();
+  }
+  Do(step);
+}
+
+void DownloadCall::OnSlotFree() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    --slots_;
+    step = Decide();
+  }
+  Do(step);
+}
+
+void DownloadCall::End() {
+  if (!status_.ok()) LogFailedCall("Download", context_.peer(), status_);
   core_.chores().Release(std::move(buffer_));
-  message_ = v1::DownloadResponse();
   stream_ = Charge();
   memory_ = Charge();
-  Finish(ToGrpc(status));
+  Finish(ToGrpc(status_));
 }
 
 }  // namespace tessera

@@ -1,29 +1,34 @@
 // The Download method.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
+#include "server/slots.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
 namespace tessera {
 
-// One stream of data out of a buffer. A chunk leaves the device only when the one before is on its
-// way.
-class DownloadCall final : public grpc::ServerWriteReactor<v1::DownloadResponse>, private Task {
+// One stream of data out of a buffer. The device copies a chunk into a slot, and gRPC sends it from
+// there, while the next chunks fill the other slots. A slot that gRPC has not let go of is not
+// filled again: so much is on its way to the client at most, and the host's memory is charged for
+// it.
+class DownloadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                           public std::enable_shared_from_this<DownloadCall>,
+                           private Task {
  public:
-  DownloadCall(Core& core, LiveCalls<DownloadCall>& live, grpc::CallbackServerContext& context,
-               const v1::DownloadRequest& request)
-      : core_(core), live_(live), context_(context), request_(request) {}
+  DownloadCall(Core& core, LiveCalls<DownloadCall>& live, grpc::CallbackServerContext& context)
+      : core_(core), live_(live), context_(context) {}
 
   // Once the service knows the call.
-  void Begin();
+  void Begin(const grpc::ByteBuffer& request);
 
   void OnWriteDone(bool ok) override;
 
@@ -35,33 +40,70 @@ class DownloadCall final : public grpc::ServerWriteReactor<v1::DownloadResponse>
   void EndIfIdle(absl::Time now);
 
  private:
+  // What is to be done next, by the one who finds that out.
+  struct Step {
+    bool fetch = false;
+    bool write = false;
+    bool end = false;
+  };
+  // A slot in use, until gRPC has let go of it.
+  struct Lease;
+
   absl::Status Open();
 
-  void Next();
+  // REQUIRES: mutex_ is held.
+  Step Decide();
 
+  // The call may be gone on return.
+  void Do(Step step);
+
+  // Fetches chunks.
   void Run(Stream& stream) override;
 
-  void Refuse(const absl::Status& status) override { End(status); }
+  void Refuse(const absl::Status& status) override;
 
-  absl::Status Fill(Stream& stream);
+  // The next chunk, as a message.
+  absl::Status Fetch(Stream& stream, grpc::ByteBuffer& message);
 
-  void End(const absl::Status& status);
+  // A fetch has ended.
+  Step Fetched(const absl::Status& status, grpc::ByteBuffer& message);
+
+  // The client takes no more messages.
+  void Break();
+
+  // gRPC has let go of a slot.
+  void OnSlotFree();
+
+  void End();
 
   Core& core_;
   LiveCalls<DownloadCall>& live_;
   grpc::CallbackServerContext& context_;
-  const v1::DownloadRequest& request_;
+  v1::DownloadRequest request_;
   Admission::Ticket ticket_;
   Charge stream_;
   Charge memory_;
   Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;
-  std::uint64_t position_ = 0;
   std::uint64_t end_ = 0;
-  v1::DownloadResponse message_;
-  // Nanoseconds of SteadyNow while gRPC sends a message, else 0.
-  std::atomic<std::int64_t> writing_since_{0};
-  std::atomic<bool> given_up_{false};
+
+  // These belong to the one who fetches.
+  v1::DownloadResponse header_;  // of the next message
+  std::uint64_t position_ = 0;
+
+  grpc::ByteBuffer message_;  // gRPC's while it writes
+
+  std::mutex mutex_;
+  bool fetching_ = false;  // by the device's workers
+  bool writing_ = false;   // by gRPC
+  bool done_ = false;      // nothing is left to fetch
+  bool broken_ = false;    // the client takes no more
+  bool given_up_ = false;  // for not having taken any for too long
+  bool over_ = false;
+  int slots_ = 0;                          // in use
+  absl::Time moved_ = SteadyNow();         // when a write last began or ended
+  absl::Status status_;                    // what the call ends with
+  std::vector<grpc::ByteBuffer> fetched_;  // in order
 };
 
 }  // namespace tessera

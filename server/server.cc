@@ -208,7 +208,12 @@ void Server::Tend() {
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
       // A full queue gives the host's memory back another time.
-      core_->chores().Submit(TrimHostMemory).IgnoreError();
+      core_->chores()
+          .Submit([this] {
+            core_->TrimSlots();
+            TrimHostMemory();
+          })
+          .IgnoreError();
     }
     const auto& devices = core_->devices();
     const auto lost =

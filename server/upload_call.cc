@@ -11,8 +11,15 @@
 #include "server/log.h"
 
 namespace tessera {
+namespace {
 
 using absl::StatusCode;
+
+// How many messages a stream copies before others have their turn, and before what it has copied
+// is known to have arrived.
+constexpr int kMessagesARun = 16;
+
+}  // namespace
 
 void UploadCall::Begin() {
   const absl::Status status = Guarded([&]() -> absl::Status {
@@ -31,23 +38,22 @@ void UploadCall::Begin() {
     memory_ = *std::move(memory);
     return absl::OkStatus();
   });
-  if (status.ok()) {
-    Read();
-  } else {
+  if (!status.ok()) {
     End(status);
+    return;
   }
+  PassOn();
 }
 
 void UploadCall::OnReadDone(bool ok) {
-  if (reading_since_.exchange(0) == 0) return;  // timed out, and ended
-  if (!ok) {
-    // The end of the client's data, of the client, or of what gRPC accepts: in all cases but the
-    // first gRPC has cancelled the call before, and cannot send metadata any more.
-    StartSendInitialMetadata();
-    return;
+  {
+    const std::lock_guard lock(mutex_);
+    // The end of the client's data, of the client, or of what gRPC accepts.
+    next_ = ok ? Next::kHere : Next::kNoMore;
+    if (busy_) return;
+    busy_ = true;
   }
-  const absl::Status status = Guarded([&] { return Accept(); });
-  if (!status.ok()) End(status);
+  GoOn();
 }
 
 void UploadCall::OnSendInitialMetadataDone(bool ok) {
@@ -64,68 +70,112 @@ void UploadCall::OnSendInitialMetadataDone(bool ok) {
 void UploadCall::OnDone() { live_.Remove(*this); }
 
 void UploadCall::EndIfIdle(absl::Time now) {
-  std::int64_t since = reading_since_.load();
-  if (since == 0) return;
   absl::Status status = absl::OkStatus();
-  if (now - absl::FromUnixNanos(since) > core_.options().upload_timeout) {
-    status = MakeError(StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
-                       "no message has come for longer than the server waits",
-                       {{"limit", absl::FormatDuration(core_.options().upload_timeout)}});
-  } else if (const std::shared_ptr<Draft> draft = this->draft(); draft != nullptr) {
-    status = core_.store().CheckOpen(*draft);
+  {
+    const std::lock_guard lock(mutex_);
+    if (busy_) return;
+    if (now - idle_since_ > core_.options().upload_timeout) {
+      status = MakeError(StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
+                         "no message has come for longer than the server waits",
+                         {{"limit", absl::FormatDuration(core_.options().upload_timeout)}});
+    } else if (draft_ != nullptr) {
+      status = core_.store().CheckOpen(*draft_);
+    }
+    if (status.ok()) return;
+    busy_ = true;
   }
-  if (!status.ok() && reading_since_.compare_exchange_strong(since, 0)) End(status);
+  End(status);
 }
 
-void UploadCall::Read() {
-  message_.reset();
-  reading_since_ = absl::ToUnixNanos(SteadyNow());
+void UploadCall::PassOn() {
+  message_.Clear();
+  bool read = false;
+  {
+    const std::lock_guard lock(mutex_);
+    read = next_ == Next::kNone;
+    if (read) next_ = Next::kReading;
+  }
+  if (read) StartRead(&bytes_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (next_ == Next::kReading) {
+      // What is read counts as the message that was in hand.
+      ahead_ = Charge();
+      idle_since_ = SteadyNow();
+      busy_ = false;
+      return;
+    }
+  }
+  GoOn();
+}
+
+void UploadCall::GoOn() {
+  if (!IsHere()) {
+    // Unless this is the end of the client's data, gRPC has cancelled the call before, and cannot
+    // send metadata any more.
+    StartSendInitialMetadata();
+    return;
+  }
+  absl::Status status = Guarded([&] { return Take(); });
+  if (status.ok()) {
+    if (draft_ == nullptr) {
+      // Memory may have to be found.
+      status = core_.chores().Submit([this] {
+        absl::Status opened = Guarded([&] { return Open(); });
+        if (opened.ok()) opened = Hand();
+        if (!opened.ok()) End(opened);
+      });
+    } else {
+      status = Hand();
+    }
+  }
+  if (!status.ok()) End(status);
+}
+
+bool UploadCall::IsHere() {
+  const std::lock_guard lock(mutex_);
+  return next_ == Next::kHere;
+}
+
+absl::Status UploadCall::Take() {
+  absl::Status status = core_.CheckSize(bytes_.Length());
+  if (status.ok() && !message_.Parse(bytes_)) {
+    status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "a message is no valid UploadRequest", {{"field", "message"}});
+  }
+  bytes_.Clear();
+  const std::lock_guard lock(mutex_);
+  next_ = Next::kNone;
+  return status;
+}
+
+void UploadCall::ReadAhead() {
+  const Budget& memory = core_.host_memory();
+  if (memory.free() < memory.limit() / 2) return;
+  if (ahead_.amount() == 0) {
+    absl::StatusOr<Charge> ahead =
+        Charge::Take(core_.host_memory(), core_.options().max_message, "HOST_MEMORY_EXHAUSTED", "");
+    if (!ahead.ok()) return;
+    ahead_ = *std::move(ahead);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    next_ = Next::kReading;
+  }
   StartRead(&bytes_);
 }
 
-absl::Status UploadCall::Accept() {
-  absl::Status status = core_.CheckSize(bytes_.Length());
-  message_.emplace();
-  const bool parsed =
-      status.ok() &&
-      grpc::SerializationTraits<v1::UploadRequest>::Deserialize(&bytes_, &*message_).ok();
-  bytes_.Clear();
-  if (!status.ok()) return status;
-  if (!parsed) {
-    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                     "a message is no valid UploadRequest", {{"field", "message"}});
-  }
-  if (draft() == nullptr) {
-    // Memory may have to be found.
-    return core_.chores().Submit([this] {
-      absl::Status proceeded = Guarded([&]() -> absl::Status {
-        absl::Status opened = Open();
-        return opened.ok() ? Proceed() : opened;
-      });
-      if (!proceeded.ok()) End(proceeded);
-    });
-  }
-  const bool same_name = message_->name().empty() || message_->name() == name_;
-  const bool same_version = message_->version() == 0 || message_->version() == version_;
-  const bool same_spec =
-      !message_->has_spec() ||
-      (creates_ && google::protobuf::util::MessageDifferencer::Equals(message_->spec(), spec_));
-  if (!same_name || !same_version || !same_spec) {
-    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                     "a later message of an upload names another buffer, version or spec",
-                     {{"field", !same_name      ? "name"
-                                : !same_version ? "version"
-                                                : "spec"},
-                      {"value", !same_name ? message_->name() : absl::StrCat(message_->version())},
-                      {"expected", !same_name ? name_ : absl::StrCat(version_)}});
-  }
-  return Proceed();
+absl::Status UploadCall::Hand() {
+  Executor& transfers = core_.transfers(draft_->buffer().device());
+  ReadAhead();
+  return transfers.Submit(*this);
 }
 
 absl::Status UploadCall::Open() {
-  name_ = message_->name();
-  version_ = message_->version();
-  creates_ = message_->has_spec();
+  const v1::UploadRequest& header = message_.header();
+  name_ = header.name();
+  version_ = header.version();
+  creates_ = header.has_spec();
   if (creates_ && version_ != 0) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "an upload that creates a buffer gets its version from the server",
@@ -133,7 +183,7 @@ absl::Status UploadCall::Open() {
   }
   absl::StatusOr<std::shared_ptr<Draft>> draft;
   if (creates_) {
-    spec_ = message_->spec();
+    spec_ = header.spec();
     absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, core_);
     if (!spec.ok()) return spec.status();
     spec->kind = Draft::Kind::kStream;
@@ -142,76 +192,116 @@ absl::Status UploadCall::Open() {
     draft = core_.store().FindDraft(name_, version_);
   }
   if (!draft.ok()) return draft.status();
-  const std::lock_guard lock(draft_mutex_);
   draft_ = *std::move(draft);
   return absl::OkStatus();
 }
 
-absl::Status UploadCall::Proceed() {
-  if (message_->has_offset()) position_ = message_->offset();
-  if (message_->has_buffer_crc32c()) {
+void UploadCall::Run(Stream& stream) {
+  const Executor& transfers = core_.transfers(draft_->buffer().device());
+  absl::Status status;
+  for (int message = 1;; ++message) {
+    status = Guarded([&] { return Copy(stream); });
+    if (!status.ok() || message == kMessagesARun || transfers.waiting() > 0 || !IsHere()) break;
+    status = Guarded([&] { return Take(); });
+    if (!status.ok()) break;
+    ReadAhead();
+  }
+  const absl::Status ended = EndWrite(stream);
+  if (status.ok()) status = ended;
+  if (status.ok()) {
+    PassOn();
+  } else {
+    End(status);
+  }
+}
+
+absl::Status UploadCall::Copy(Stream& stream) {
+  const v1::UploadRequest& header = message_.header();
+  const bool same_name = header.name().empty() || header.name() == name_;
+  const bool same_version = header.version() == 0 || header.version() == version_;
+  const bool same_spec =
+      !header.has_spec() ||
+      (creates_ && google::protobuf::util::MessageDifferencer::Equals(header.spec(), spec_));
+  if (!same_name || !same_version || !same_spec) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                     "a later message of an upload names another buffer, version or spec",
+                     {{"field", !same_name      ? "name"
+                                : !same_version ? "version"
+                                                : "spec"},
+                      {"value", !same_name ? header.name() : absl::StrCat(header.version())},
+                      {"expected", !same_name ? name_ : absl::StrCat(version_)}});
+  }
+  if (header.has_offset()) position_ = header.offset();
+  if (header.has_buffer_crc32c()) {
     if (!creates_) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                        "only an upload that creates the buffer checks all of it; SealBuffer does "
                        "for the others",
                        {{"field", "buffer_crc32c"}});
     }
-    buffer_checksum_ = message_->buffer_crc32c();
+    buffer_checksum_ = header.buffer_crc32c();
   }
-  if (message_->data().empty()) {
-    size_ = 0;
-    std::optional<std::uint32_t> checksum;
+  const std::uint64_t size = message_.data_size();
+  std::optional<std::uint32_t> checksum;
+  if (size == 0) {
     absl::Status status = CheckChecksum(checksum);
-    if (status.ok()) status = core_.store().CheckOpen(*draft_);
-    if (status.ok()) Read();
-    return status;
+    return status.ok() ? core_.store().CheckOpen(*draft_) : status;
   }
-  size_ = message_->data().size();
-  absl::StatusOr<void*> memory = core_.store().BeginWrite(*draft_, position_, size_);
+  const bool follows = write_.has_value() && write_->begin + write_->size == position_;
+  if (!follows) {
+    if (absl::Status status = EndWrite(stream); !status.ok()) return status;
+  }
+  absl::StatusOr<void*> memory = follows ? core_.store().ExtendWrite(*draft_, position_, size)
+                                         : core_.store().BeginWrite(*draft_, position_, size);
   if (!memory.ok()) return memory.status();
-  memory_of_data_ = *memory;
-  absl::Status status = core_.transfers(draft_->buffer().device()).Submit(*this);
-  if (!status.ok()) core_.store().AbandonWrite(*draft_);
+  if (!follows) write_ = Write{.begin = position_};
+  if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
+  if (write_->size > 0) {
+    if (checksum.has_value() && write_->checksum.has_value()) {
+      checksum = Crc32cCombine(*write_->checksum, *checksum, size);
+    } else {
+      checksum.reset();
+    }
+  }
+  write_->checksum = checksum;
+  write_->size += size;
+  absl::Status status = CopyToDevice(stream, *memory, message_.data());
+  write_->failed = !status.ok();
+  position_ += size;
+  received_ += size;
   return status;
 }
 
-void UploadCall::Run(Stream& stream) {
-  std::optional<std::uint32_t> checksum;
-  if (absl::Status wrong = CheckChecksum(checksum); !wrong.ok()) {
-    core_.store().AbandonWrite(*draft_);
-    End(wrong);
-    return;
-  }
-  absl::Status status = CopyToDevice(stream, memory_of_data_, message_->data().data(), size_);
-  // Also after a copy that failed: part of it may still be under way to memory that is about to
-  // be freed.
-  const absl::Status arrived = Synchronize(stream);
-  if (status.ok()) status = arrived;
-  core_.store().EndWrite(*draft_, position_, size_, status.ok(), checksum);
-  if (!status.ok()) {
-    End(status);
-    return;
-  }
-  position_ += size_;
-  received_ += size_;
-  Read();
-}
-
-void UploadCall::Refuse(const absl::Status& status) {
-  core_.store().AbandonWrite(*draft_);
-  End(status);
-}
-
 absl::Status UploadCall::CheckChecksum(std::optional<std::uint32_t>& checksum) const {
-  if (!message_->has_crc32c()) return absl::OkStatus();
-  checksum = Crc32c(message_->data().data(), size_);
-  if (*checksum == message_->crc32c()) return absl::OkStatus();
+  const v1::UploadRequest& header = message_.header();
+  if (!header.has_crc32c()) return absl::OkStatus();
+  checksum = 0;
+  for (const HostBytes& piece : message_.data()) {
+    checksum = Crc32cExtend(*checksum, piece.data, piece.size);
+  }
+  if (*checksum == header.crc32c()) return absl::OkStatus();
   return MakeError(StatusCode::kDataLoss, "BAD_CHECKSUM",
                    "the data of a message has another CRC-32C than the message says",
                    {{"field", "crc32c"},
                     {"offset", absl::StrCat(position_)},
-                    {"expected", absl::StrCat(message_->crc32c())},
+                    {"expected", absl::StrCat(header.crc32c())},
                     {"actual", absl::StrCat(*checksum)}});
+}
+
+absl::Status UploadCall::EndWrite(Stream& stream) {
+  if (!write_.has_value()) return absl::OkStatus();
+  const Write write = *write_;
+  write_.reset();
+  if (write.size == 0) {
+    core_.store().AbandonWrite(*draft_);
+    return absl::OkStatus();
+  }
+  // Also after a copy that failed: part of it may still be under way to memory that is about to
+  // be freed.
+  absl::Status arrived = Synchronize(stream);
+  core_.store().EndWrite(*draft_, write.begin, write.size, arrived.ok() && !write.failed,
+                         write.checksum);
+  return arrived;
 }
 
 absl::Status UploadCall::Close() {
@@ -248,25 +338,16 @@ absl::Status UploadCall::Close() {
   return absl::OkStatus();
 }
 
-std::shared_ptr<Draft> UploadCall::draft() {
-  const std::lock_guard lock(draft_mutex_);
-  return draft_;
-}
-
 void UploadCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall("Upload", context_.peer(), status);
-  message_.reset();
-  std::shared_ptr<Draft> draft;
-  {
-    const std::lock_guard lock(draft_mutex_);
-    draft = std::move(draft_);
-  }
-  if (draft != nullptr) {
-    if (!status.ok() && creates_) core_.store().Discard(*draft);
-    core_.chores().Release(std::move(draft));
+  message_.Clear();
+  if (draft_ != nullptr) {
+    if (!status.ok() && creates_) core_.store().Discard(*draft_);
+    core_.chores().Release(std::move(draft_));
   }
   stream_ = Charge();
   memory_ = Charge();
+  ahead_ = Charge();
   Finish(ToGrpc(status));
 }
 

@@ -1,7 +1,7 @@
 // The Upload method.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -13,13 +13,14 @@
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
+#include "server/upload_message.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
 namespace tessera {
 
-// One stream of data into a draft. gRPC, the chores and the transfer worker take turns with it: a
-// message is read, copied by the worker, and only then the next one is read, so that a stream never
-// holds more than one message, and none while it waits.
+// One stream of data into a draft. Whoever has the turn works on a message, while gRPC reads the
+// next one: a stream holds at most two messages, the second one only while there is host memory for
+// it, and none while it waits for the client.
 class UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, private Task {
  public:
   UploadCall(Core& core, LiveCalls<UploadCall>& live, grpc::CallbackServerContext& context,
@@ -39,28 +40,51 @@ class UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, priva
   void EndIfIdle(absl::Time now);
 
  private:
-  void Read();
+  // What gRPC does, or has done, for the message after the one in hand.
+  enum class Next { kNone, kReading, kHere, kNoMore };
 
-  // Parses and checks a message and sends it on its way; the first one opens the buffer.
-  absl::Status Accept();
+  // The functions from here on are for the one who has the turn.
 
+  // Is done with the message in hand: goes on with the next one if it is here, else gives the turn
+  // back.
+  void PassOn();
+
+  // Sends the next message, which is here, on its way, or ends the stream.
+  void GoOn();
+
+  // Whether the next message is here.
+  bool IsHere();
+
+  // Takes the next message, which is here, in hand.
+  absl::Status Take();
+
+  // Lets gRPC read the next message while there is one in hand. A luxury: not if host memory is
+  // getting short.
+  void ReadAhead();
+
+  // Finds or makes the buffer that the first message names.
   absl::Status Open();
 
-  // A message whose buffer is known: its data goes to the device.
-  absl::Status Proceed();
+  // Sends the message in hand to the device's workers.
+  absl::Status Hand();
 
+  // Copies the message in hand, and those that are here when it is done, to the device.
   void Run(Stream& stream) override;
 
-  void Refuse(const absl::Status& status) override;
+  void Refuse(const absl::Status& status) override { End(status); }
+
+  // Checks the message in hand and brings its data on its way to the device.
+  absl::Status Copy(Stream& stream);
 
   absl::Status CheckChecksum(std::optional<std::uint32_t>& checksum) const;
+
+  // What is on its way arrives, and counts as written.
+  absl::Status EndWrite(Stream& stream);
 
   // The client has sent all it wants to send.
   absl::Status Close();
 
-  std::shared_ptr<Draft> draft();
-
-  // By the one who has the turn, once. The call may be gone on return.
+  // Once. The call may be gone on return.
   void End(const absl::Status& status);
 
   Core& core_;
@@ -69,25 +93,34 @@ class UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, priva
   grpc::ByteBuffer& response_;
   Admission::Ticket ticket_;
   Charge stream_;
-  Charge memory_;
-  // Nanoseconds of SteadyNow while gRPC reads a message, else 0. Whoever sets it to 0 has the turn.
-  std::atomic<std::int64_t> reading_since_{0};
+  Charge memory_;  // for the message in hand, or the one that the call waits for
+  Charge ahead_;   // for the one behind it
 
-  // All of these belong to the one who has the turn, bytes_ to gRPC while it reads; draft_ may be
-  // read by others, with its mutex.
+  std::mutex mutex_;
+  // Whether someone has the turn; from its end on the call has it for ever.
+  bool busy_ = true;
+  Next next_ = Next::kNone;
+  absl::Time idle_since_;  // while nobody has the turn
+
+  // These belong to the one who has the turn; bytes_ to gRPC while it reads.
   grpc::ByteBuffer bytes_;
-  std::optional<v1::UploadRequest> message_;
+  UploadMessage message_;  // in hand
   std::string name_;
   std::uint64_t version_ = 0;
   v1::BufferSpec spec_;
   bool creates_ = false;
-  std::mutex draft_mutex_;
   std::shared_ptr<Draft> draft_;
-  std::uint64_t position_ = 0;
-  std::uint64_t size_ = 0;  // of the message's data
-  void* memory_of_data_ = nullptr;
+  std::uint64_t position_ = 0;  // where data goes that does not say
   std::uint64_t received_ = 0;
   std::optional<std::uint32_t> buffer_checksum_;
+  // What Run brings on its way as one write of the store: data of messages that follow each other.
+  struct Write {
+    std::uint64_t begin = 0;
+    std::uint64_t size = 0;
+    std::optional<std::uint32_t> checksum;
+    bool failed = false;
+  };
+  std::optional<Write> write_;
 };
 
 }  // namespace tessera

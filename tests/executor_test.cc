@@ -230,6 +230,7 @@ TEST(ExecutorTest, StreamsThatCannotBeMade) {
     void* Allocate(std::size_t) override { return nullptr; }
     std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
     void Free(void*) noexcept override {}
+    StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
     void Probe() override {}
     std::unique_ptr<Stream> MakeStream() override {
       throw DeviceError(DeviceError::Kind::kFailed, "fakeCreate()", "fakeErrorNotPermitted");

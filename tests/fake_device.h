@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -20,7 +21,16 @@ class FakeDevice final : public Device {
  public:
   // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
   // of nothing else.
-  enum class Step { kAllocate, kBegin, kScratch, kCopyToDevice, kCopyToHost, kSynchronize, kProbe };
+  enum class Step {
+    kAllocate,
+    kStaging,
+    kBegin,
+    kScratch,
+    kCopyToDevice,
+    kCopyToHost,
+    kSynchronize,
+    kProbe
+  };
 
   explicit FakeDevice(const std::string& name = "fake:0") : cpu_(*OpenDevice("cpu")) {
     info_ = cpu_->info();
@@ -77,6 +87,10 @@ class FakeDevice final : public Device {
   }
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
+  }
+  StagingMemory MakeStaging(std::size_t bytes) override {
+    Reach(Step::kStaging, bytes);
+    return cpu_->MakeStaging(bytes);
   }
   std::unique_ptr<Stream> MakeStream() override;
   void Probe() override { Reach(Step::kProbe); }
@@ -139,9 +153,9 @@ class FakeStream final : public Stream {
   }
   Scalar* result() override { return stream_->result(); }
   void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
-  void CopyToDevice(void* to, const void* from, std::size_t bytes) override {
+  void CopyToDevice(void* to, std::span<const HostBytes> pieces) override {
     device_.Reach(FakeDevice::Step::kCopyToDevice);
-    stream_->CopyToDevice(to, from, bytes);
+    stream_->CopyToDevice(to, pieces);
   }
   void CopyToHost(void* to, const void* from, std::size_t bytes) override {
     device_.Reach(FakeDevice::Step::kCopyToHost);

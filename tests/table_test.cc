@@ -222,6 +222,7 @@ class Described final : public Device {
   void* Allocate(std::size_t) override { return nullptr; }
   std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
   void Free(void*) noexcept override {}
+  StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
   std::unique_ptr<Stream> MakeStream() override { return nullptr; }
   void Probe() override {}
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -60,6 +61,13 @@ class CpuDevice final : public Device {
     return HostAllocationBytes(bytes);
   }
   void Free(void* memory) noexcept override { FreeHost(memory); }
+  StagingMemory MakeStaging(std::size_t bytes) override {
+    constexpr std::size_t kPage = 4096;
+    void* memory = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
+    if (memory == nullptr)
+      throw DeviceError(DeviceError::Kind::kOutOfHostMemory, "aligned_alloc", "ENOMEM", bytes);
+    return {memory, [](void* staging) noexcept { std::free(staging); }};
+  }
   void Probe() override {}
   std::unique_ptr<Stream> MakeStream() override;
 
@@ -87,8 +95,12 @@ class CpuStream final : public Stream {
   Scalar* result() override { return &result_; }
   void* HostScratch(std::size_t bytes) override { return Scratch(bytes); }
 
-  void CopyToDevice(void* device, const void* host, std::size_t bytes) override {
-    if (bytes != 0) std::memcpy(device, host, bytes);
+  void CopyToDevice(void* device, std::span<const HostBytes> pieces) override {
+    auto* to = static_cast<char*>(device);
+    for (const HostBytes& piece : pieces) {
+      if (piece.size != 0) std::memcpy(to, piece.data, piece.size);
+      to += piece.size;
+    }
   }
   void CopyToHost(void* host, const void* device, std::size_t bytes) override {
     if (bytes != 0) std::memcpy(host, device, bytes);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "kernels/device.h"
 #include "kernels/scratch.h"
@@ -75,6 +76,7 @@ class CudaDevice final : public Device {
   void* Allocate(std::size_t bytes) override;
   std::size_t AllocationBytes(std::size_t bytes) const override;
   void Free(void* memory) noexcept override;
+  StagingMemory MakeStaging(std::size_t bytes) override;
   std::unique_ptr<Stream> MakeStream() override;
   void Probe() override;
 
@@ -121,7 +123,7 @@ class CudaStream final : public Stream {
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
   void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
-  void CopyToDevice(void* device, const void* host, std::size_t bytes) override;
+  void CopyToDevice(void* device, std::span<const HostBytes> pieces) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
   void Zero(void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;

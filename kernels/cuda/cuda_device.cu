@@ -76,6 +76,13 @@ bool Poll(Query query) {
   return false;
 }
 
+// Whether the copy engines reach the host's memory as it is.
+bool IsPinned(const void* host) {
+  cudaPointerAttributes attributes{};
+  CUDA_CHECK(cudaPointerGetAttributes(&attributes, host));
+  return attributes.type == cudaMemoryTypeHost;
+}
+
 void Wait(const Event& event) {
   if (!Poll([&] { return cudaEventQuery(event.get()); }))
     CUDA_CHECK(cudaEventSynchronize(event.get()));
@@ -250,6 +257,11 @@ void CudaDevice::Free(void* memory) noexcept {
     cudaGetLastError();
 }
 
+StagingMemory CudaDevice::MakeStaging(std::size_t bytes) {
+  Use();
+  return {MakePinnedMemory(bytes).release(), [](void* memory) noexcept { CudaDeleter()(memory); }};
+}
+
 std::unique_ptr<Stream> CudaDevice::MakeStream() { return std::make_unique<CudaStream>(*this); }
 
 // --- Stream ---
@@ -337,25 +349,40 @@ CudaStream::Slot& CudaStream::NextSlot() {
   return slot;
 }
 
-void CudaStream::CopyToDevice(void* device, const void* host, std::size_t bytes) {
+void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
   device_.Use();
   auto* to = static_cast<char*>(device);
-  const auto* from = static_cast<const char*>(host);
-  while (bytes > 0) {
-    const std::size_t size = std::min(bytes, kSlotBytes);
+  std::size_t begin = 0;  // of the first piece that is left
+  while (!pieces.empty()) {
     Slot& slot = NextSlot();
     Wait(slot.done);  // the device may still read what the slot held before
-    std::memcpy(slot.memory.get(), from, size);
-    CUDA_CHECK(cudaMemcpyAsync(to, slot.memory.get(), size, cudaMemcpyHostToDevice, stream_.get()));
+    auto* staged = static_cast<char*>(slot.memory.get());
+    std::size_t size = 0;
+    while (!pieces.empty() && size < kSlotBytes) {
+      const HostBytes& piece = pieces.front();
+      const std::size_t part = std::min(piece.size - begin, kSlotBytes - size);
+      if (part > 0) std::memcpy(staged + size, static_cast<const char*>(piece.data) + begin, part);
+      size += part;
+      begin += part;
+      if (begin == piece.size) {
+        pieces = pieces.subspan(1);
+        begin = 0;
+      }
+    }
+    if (size == 0) break;
+    CUDA_CHECK(cudaMemcpyAsync(to, staged, size, cudaMemcpyHostToDevice, stream_.get()));
     CUDA_CHECK(cudaEventRecord(slot.done.get(), stream_.get()));
     to += size;
-    from += size;
-    bytes -= size;
   }
 }
 
 void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   device_.Use();
+  if (bytes > 0 && IsPinned(host)) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    Synchronize();
+    return;
+  }
   auto* to = static_cast<char*>(host);
   const auto* from = static_cast<const char*>(device);
   // The slot whose copy was started last, and how many bytes it brings.
