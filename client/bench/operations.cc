@@ -80,11 +80,54 @@ std::unique_ptr<Call> Matmul(Channels& channels, int caller, std::int64_t side) 
       [stub = channels.compute(caller).async()](auto... of_call) { stub->Matmul(of_call...); });
 }
 
+// A program of so many Dots of 4096 elements, no two on the same memory in a row.
+constexpr std::int64_t kProgramElements = 4096;
+
+void PutForPrograms(Channels& channels, std::int64_t) { PutVectors(channels, kProgramElements); }
+
+std::unique_ptr<Call> Program(Channels& channels, int caller, v1::ExecuteRequest request) {
+  return Unary<v1::ExecuteResponse>(
+      std::move(request),
+      [stub = channels.compute(caller).async()](auto... of_call) { stub->Execute(of_call...); });
+}
+
+std::unique_ptr<Call> Dots(Channels& channels, int caller, std::int64_t steps) {
+  v1::ExecuteRequest request;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    v1::DotRequest& dot = *request.add_steps()->mutable_dot();
+    dot.mutable_a()->set_buffer(BufferName(i % 2 == 0 ? "a" : "b", kProgramElements));
+    dot.mutable_b()->set_buffer(BufferName("b", kProgramElements));
+  }
+  return Program(channels, caller, std::move(request));
+}
+
+// Ten operations, each on the result of the one before: nine sums and what they add up to.
+std::unique_ptr<Call> Chain(Channels& channels, int caller, std::int64_t) {
+  v1::ExecuteRequest request;
+  const std::string buffer = BufferName("a", kProgramElements);
+  for (std::uint32_t i = 0; i < 9; ++i) {
+    v1::AddRequest& add = *request.add_steps()->mutable_add();
+    if (i == 0) {
+      add.mutable_a()->set_buffer(buffer);
+    } else {
+      add.mutable_a()->set_step(i - 1);
+    }
+    add.mutable_b()->set_buffer(buffer);
+    add.mutable_result()->set_scratch(true);
+  }
+  v1::ReduceRequest& reduce = *request.add_steps()->mutable_reduce();
+  reduce.mutable_x()->set_step(8);
+  reduce.set_op(v1::REDUCE_OP_SUM);
+  return Program(channels, caller, std::move(request));
+}
+
 constexpr std::array kOperations = {
     Operation{"ping", SizeUnit::kNone, true, nullptr, Ping},
     Operation{"dot", SizeUnit::kElements, true, PutVectors, Dot},
     Operation{"reduce", SizeUnit::kElements, false, PutVectors, Reduce},
     Operation{"matmul", SizeUnit::kSide, false, PutMatrices, Matmul},
+    Operation{"dots", SizeUnit::kSteps, false, PutForPrograms, Dots},
+    Operation{"chain", SizeUnit::kNone, false, PutForPrograms, Chain},
     Operation{"upload", SizeUnit::kMib, true, nullptr, MakeUpload},
     Operation{"download", SizeUnit::kMib, false, PutForDownload, MakeDownload},
 };
@@ -99,7 +142,14 @@ const Operation& FindOperation(std::string_view name) {
 }
 
 std::uint64_t WorkOf(const Operation& operation, std::int64_t size) {
-  return operation.size_unit == SizeUnit::kMib ? static_cast<std::uint64_t>(size) << 20 : 1;
+  switch (operation.size_unit) {
+    case SizeUnit::kMib:
+      return static_cast<std::uint64_t>(size) << 20;
+    case SizeUnit::kSteps:
+      return static_cast<std::uint64_t>(size);
+    default:
+      return 1;
+  }
 }
 
 }  // namespace tessera::bench

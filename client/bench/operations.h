@@ -23,7 +23,7 @@ class Call {
 };
 
 // What the size of an operation counts.
-enum class SizeUnit { kNone, kElements, kSide, kMib };
+enum class SizeUnit { kNone, kElements, kSide, kSteps, kMib };
 
 struct Operation {
   std::string_view name;
@@ -41,7 +41,7 @@ std::span<const Operation> Operations();
 // REQUIRES: there is one of this name.
 const Operation& FindOperation(std::string_view name);
 
-// Bytes that one call moves, for transfers; 1 for the others.
+// Bytes that one call moves, for transfers; steps of a program of many; 1 for the others.
 std::uint64_t WorkOf(const Operation& operation, std::int64_t size);
 
 }  // namespace tessera::bench

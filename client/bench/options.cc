@@ -82,6 +82,7 @@ void AddOptions(CLI::App& app, Options& options) {
   AddList(app, "--callers", options.callers, "calls at once", 1, 4096);
   AddList(app, "--elements", options.elements, "f32 of each vector", 1, 1 << 30);
   AddList(app, "--side", options.side, "of the matrices of a product, f32", 1, 1 << 15);
+  AddList(app, "--steps", options.steps, "of a program of Dots", 1, 4096);
   AddList(app, "--transfer-mib", options.transfer_mib, "of one upload or download", 1, 1 << 16);
   AddList(app, "--rate", options.rate, "open loop: so many calls a second", 0.1, 1e7);
   AddList(app, "--load", options.load,

@@ -25,6 +25,7 @@ struct Options {
   std::vector<int> callers = {1, 4, 16, 64};
   std::vector<std::int64_t> elements = {4096};
   std::vector<std::int64_t> side = {128};
+  std::vector<std::int64_t> steps = {1000};
   std::vector<std::int64_t> transfer_mib = {64};
   std::vector<double> rate;  // calls a second
   std::vector<double> load;  // shares of the rate of closed loops

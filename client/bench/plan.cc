@@ -25,6 +25,8 @@ const std::vector<std::int64_t>& SizesOf(const Operation& operation, const Optio
       return options.elements;
     case SizeUnit::kSide:
       return options.side;
+    case SizeUnit::kSteps:
+      return options.steps;
     case SizeUnit::kMib:
       return options.transfer_mib;
   }

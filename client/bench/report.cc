@@ -54,6 +54,8 @@ const char* Name(SizeUnit unit) {
       return "elements";
     case SizeUnit::kSide:
       return "side";
+    case SizeUnit::kSteps:
+      return "steps";
     case SizeUnit::kMib:
       return "MiB";
   }
@@ -164,6 +166,7 @@ json Describe(const Options& options, const std::vector<Target>& targets) {
         {"callers", options.callers},
         {"elements", options.elements},
         {"side", options.side},
+        {"steps", options.steps},
         {"transfer_mib", options.transfer_mib},
         {"rate", options.rate},
         {"load", options.load},

@@ -32,6 +32,7 @@
 #include "absl/types/span.h"
 #include "kernels/base/element.h"
 #include "kernels/bench/ceilings.h"
+#include "kernels/batch.h"
 #include "kernels/compute.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/bench/hold.h"
