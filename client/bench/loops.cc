@@ -24,10 +24,7 @@ bool Verdicts::Judge(const grpc::Status& status) {
 
 ClosedLoop::ClosedLoop(Channels& channels, const Operation& operation, std::int64_t size,
                        Callers callers)
-    : work_(WorkOf(operation, size)),
-      verdicts_(operation),
-      stopping_(callers.once),
-      running_(callers.count) {
+    : work_(WorkOf(operation, size)), verdicts_(operation), running_(callers.count) {
   for (int i = 0; i < callers.count; ++i) {
     Caller& caller = callers_.emplace_back();
     caller.call = operation.make(channels, callers.first + i, size);
@@ -116,9 +113,15 @@ void OpenLoop::End(Slot& slot, const grpc::Status& status) {
 
 Sample CallAfterRest(Channels& channels, const Operation& operation, std::int64_t size,
                      double seconds) {
+  const std::unique_ptr<Call> call = operation.make(channels, 0, size);
+  Verdicts verdicts(operation);
   std::this_thread::sleep_for(Ticks(seconds));
-  Sample sample = ClosedLoop(channels, operation, size, {.once = true}).Stop();
-  sample.per_second = 0;
+  const Clock::time_point begin = Clock::now();
+  const bool ok = verdicts.Judge(call->Run());
+  std::vector<double> latencies;
+  if (ok) latencies.push_back(Microseconds(Clock::now() - begin));
+  Sample sample = Summarize(std::move(latencies), 1, 0);
+  sample.refused = verdicts.refused();
   return sample;
 }
 

@@ -32,8 +32,7 @@ class Verdicts {
 
 struct Callers {
   int count = 1;
-  int first = 0;      // the number of the first one
-  bool once = false;  // each makes one call only
+  int first = 0;  // the number of the first one
 };
 
 // Callers that each make their next call when they have their answer, from the constructor until
@@ -57,7 +56,7 @@ class ClosedLoop {
   const std::uint64_t work_;
   Verdicts verdicts_;
   Clock::time_point begin_;
-  std::atomic<bool> stopping_;
+  std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::condition_variable done_;
   int running_;  // guarded by mutex_

@@ -10,34 +10,40 @@
 namespace tessera::bench {
 namespace {
 
-// begin(context, request, response, done) starts the call.
-template <class Request, class Response, class Begin>
+// method(stub, ...) calls a method of the stub, and that of the same name of stub.async().
+template <class Stub, class Request, class Response, class Method>
 class UnaryCall final : public Call {
  public:
-  UnaryCall(Request request, Begin begin)
-      : request_(std::move(request)), begin_(std::move(begin)) {}
+  UnaryCall(Stub& stub, Request request, Method method)
+      : stub_(stub), request_(std::move(request)), method_(method) {}
   void Start() override {
     context_.emplace();
-    begin_(&*context_, &request_, &response_, [this](const grpc::Status& status) { done(status); });
+    method_(*stub_.async(), &*context_, &request_, &response_,
+            [this](const grpc::Status& status) { done(status); });
+  }
+  grpc::Status Run() override {
+    context_.emplace();
+    return method_(stub_, &*context_, request_, &response_);
   }
 
  private:
+  Stub& stub_;
   const Request request_;
-  const Begin begin_;
+  const Method method_;
   std::optional<grpc::ClientContext> context_;
   Response response_;
 };
 
-template <class Response, class Request, class Begin>
-std::unique_ptr<Call> Unary(Request request, Begin begin) {
-  return std::make_unique<UnaryCall<Request, Response, Begin>>(std::move(request),
-                                                               std::move(begin));
+template <class Response, class Stub, class Request, class Method>
+std::unique_ptr<Call> Unary(Stub& stub, Request request, Method method) {
+  return std::make_unique<UnaryCall<Stub, Request, Response, Method>>(stub, std::move(request),
+                                                                      method);
 }
 
 std::unique_ptr<Call> Ping(Channels& channels, int caller, std::int64_t) {
   return Unary<grpc::health::v1::HealthCheckResponse>(
-      grpc::health::v1::HealthCheckRequest(),
-      [stub = channels.health(caller).async()](auto... of_call) { stub->Check(of_call...); });
+      channels.health(caller), grpc::health::v1::HealthCheckRequest(),
+      [](auto& stub, auto&&... of_call) { return stub.Check(of_call...); });
 }
 
 void PutVectors(Channels& channels, std::int64_t elements) {
@@ -49,9 +55,8 @@ std::unique_ptr<Call> Dot(Channels& channels, int caller, std::int64_t elements)
   v1::DotRequest request;
   request.mutable_a()->set_buffer(BufferName("a", elements));
   request.mutable_b()->set_buffer(BufferName("b", elements));
-  return Unary<v1::DotResponse>(
-      std::move(request),
-      [stub = channels.compute(caller).async()](auto... of_call) { stub->Dot(of_call...); });
+  return Unary<v1::DotResponse>(channels.compute(caller), std::move(request),
+                                [](auto& stub, auto&&... of_call) { return stub.Dot(of_call...); });
 }
 
 std::unique_ptr<Call> Reduce(Channels& channels, int caller, std::int64_t elements) {
@@ -59,8 +64,8 @@ std::unique_ptr<Call> Reduce(Channels& channels, int caller, std::int64_t elemen
   request.mutable_x()->set_buffer(BufferName("a", elements));
   request.set_op(v1::REDUCE_OP_SUM);
   return Unary<v1::ReduceResponse>(
-      std::move(request),
-      [stub = channels.compute(caller).async()](auto... of_call) { stub->Reduce(of_call...); });
+      channels.compute(caller), std::move(request),
+      [](auto& stub, auto&&... of_call) { return stub.Reduce(of_call...); });
 }
 
 void PutMatrices(Channels& channels, std::int64_t side) {
@@ -76,8 +81,8 @@ std::unique_ptr<Call> Matmul(Channels& channels, int caller, std::int64_t side) 
   result.set_name(BufferName("product", caller));
   result.set_replace(true);
   return Unary<v1::MatmulResponse>(
-      std::move(request),
-      [stub = channels.compute(caller).async()](auto... of_call) { stub->Matmul(of_call...); });
+      channels.compute(caller), std::move(request),
+      [](auto& stub, auto&&... of_call) { return stub.Matmul(of_call...); });
 }
 
 // A program of so many Dots of 4096 elements, no two on the same memory in a row.

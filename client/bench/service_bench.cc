@@ -64,11 +64,12 @@ int ServeForEver(const std::vector<std::string>& listening) {
 }  // namespace
 }  // namespace tessera::bench
 
+namespace bench = tessera::bench;
+
 int main(int argc, char** argv) {
-  using namespace tessera::bench;
   CLI::App app("What callers get of a server, beside a bare gRPC server");
-  Options options;
-  AddOptions(app, options);
+  bench::Options options;
+  bench::AddOptions(app, options);
   std::vector<std::string> addresses;
   const auto add_server = [&](const char* name, const char* help) {
     CLI::App* command = app.add_subcommand(name, help);
@@ -78,7 +79,7 @@ int main(int argc, char** argv) {
   const CLI::App* serve = add_server("serve", "the bare server alone");
   const CLI::App* naive = add_server("serve-naive", "the naive server alone");
   CLI11_PARSE(app, argc, argv);
-  if (serve->parsed()) return ServeForEver(KeepBare(addresses));
-  if (naive->parsed()) return ServeForEver(KeepNaive(addresses));
-  return Run(options);
+  if (serve->parsed()) return bench::ServeForEver(bench::KeepBare(addresses));
+  if (naive->parsed()) return bench::ServeForEver(bench::KeepNaive(addresses));
+  return bench::Run(options);
 }

@@ -16,12 +16,13 @@ constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 class ThreadCall final : public Call {
  public:
   explicit ThreadCall(std::function<grpc::Status()> transfer)
-      : transfer_(std::move(transfer)), thread_([this] { Run(); }) {}
+      : transfer_(std::move(transfer)), thread_([this] { Serve(); }) {}
   ~ThreadCall() override {
     Tell(ended_);
     thread_.join();
   }
   void Start() override { Tell(wanted_); }
+  grpc::Status Run() override { return transfer_(); }
 
  private:
   void Tell(bool& flag) {
@@ -29,7 +30,7 @@ class ThreadCall final : public Call {
     flag = true;
     changed_.notify_one();
   }
-  void Run() {
+  void Serve() {
     for (;;) {
       {
         std::unique_lock lock(mutex_);

@@ -26,16 +26,15 @@ link, or "unmeasured". Parentheses in that cell stay and say what else was measu
 import argparse
 import collections
 import functools
-import html
 import json
 import math
 import pathlib
 import re
 import statistics
-import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-MEASURED = ROOT / "docs" / "measured"
+import pages
+from pages import MEASURED, ROOT, markdown, rate_text, time_text
+
 PLOTS_PAGE = MEASURED / "README.md"
 PAGES = [PLOTS_PAGE, *sorted((ROOT / "kernels" / "cuda").glob("*/README.md"))]
 
@@ -45,11 +44,6 @@ LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
 PEERS = {"matmul": {"cublaslt": "cublasLt, best of several", "cublaslt_tf32": "cublasLt in TF32"}}
 # Strategies that round their operands to fewer bits than they have.
 ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
-COLORS = [
-    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5",
-    "#9c6b4e", "#9498a0", "#1b4f72", "#b03a2e", "#117a65", "#7d6608", "#6c3483", "#515a5a",
-    "#0e6251", "#784212",
-]  # fmt: skip
 
 
 # --- raw runs to figures --------------------------------------------------------------------------
@@ -155,10 +149,6 @@ def rate_field(operation):
     return "gflop_per_s" if operation == "matmul" else "gb_per_s"
 
 
-def rate_text(rate):
-    return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
-
-
 def size_text(size):
     """2^20 for powers of two from 1024 on, M x N x K for products, the rest as it is."""
     if size.isdigit():
@@ -184,22 +174,11 @@ def percent(value):
     return f"{100 * value:.3g} %" if value < 10 else f"{100 * value:.0f} %"
 
 
-def time_text(us):
-    if us < 1000:
-        return f"{us:.1f}"
-    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
-
-
 def label(operation, strategy):
     return PEERS.get(operation, {}).get(strategy) or f"`{strategy}`"
 
 
 # --- tables ---------------------------------------------------------------------------------------
-
-
-def markdown(head, lines, note):
-    cells = ["| " + " | ".join(line) + " |" for line in [head] + lines] 
-    return "\n".join([cells[0], "|---" * len(head) + "|", *cells[1:]]) + f"\n\n{note}\n"
 
 
 def grid(operation, corner, order, columns, cell, show, note):
@@ -442,72 +421,28 @@ def ladder(data, operation, dtype, size, table):
 
 
 def plot(data, operation, dtype):
-    """Rate against size, both logarithmic, one line per strategy."""
+    """Rate against size, one line per strategy."""
     field = rate_field(operation)
     series = collections.defaultdict(list)
     for row in data.of(operation, dtype):
         if row["size"].isdigit():
-            series[row["strategy"]].append((int(row["size"]), row[field])) 
+            series[row["strategy"]].append((int(row["size"]), row[field]))
     series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
     matmul = operation == "matmul"
-    width, height, left, right, top, bottom = 950, 520, 70, 240, 40, 56
-    edge, floor = width - right, height - bottom
-    xs = sorted({x for points in series.values() for x, _ in points})
-    ys = [math.log10(y) for points in series.values() for _, y in points]
-    x_low, x_high = math.log2(xs[0]), math.log2(xs[-1])
-    y_low, y_high = math.floor(min(ys)), math.ceil(max(ys))
-
-    def px(x):
-        return left + (math.log2(x) - x_low) / (x_high - x_low) * (edge - left)
-
-    def py(y):
-        return floor - (math.log10(y) - y_low) / (y_high - y_low) * (floor - top)
-
-    def text(x, y, body, style):
-        return f'<text x="{x}" y="{y}" {style}>{html.escape(str(body))}</text>'
-
-    def line(x1, x2, y1, y2, style):
-        return f'<line x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}" {style}/>'
-
     title = f"{operation.replace('_8', ', radius 8')} {dtype}: "
     title += "GFLOP/s against side" if matmul else "GB/s against elements"
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        text(left, 18, title, 'font-size="15" fill="#222"'),
-        text(left, 33, data.caption, 'font-size="10" fill="#666"'),
-    ]
-    for decade in range(y_low, y_high + 1):
-        y = py(10.0**decade)
-        out.append(line(left, edge, f"{y:.1f}", f"{y:.1f}", 'stroke="#ddd"'))
-        tick = f"{10.0**decade:g}"
-        out.append(text(left - 8, f"{y + 4:.1f}", tick, 'text-anchor="end" fill="#444"'))
-    for size in xs:
-        x = f"{px(size):.1f}"
-        out.append(line(x, x, top, floor, 'stroke="#eee"'))
-        tick = size if matmul else f"2^{size.bit_length() - 1}"
-        out.append(text(x, floor + 18, tick, 'text-anchor="middle" fill="#444"'))
-    ceiling = data.ceiling(operation, dtype)
-    if ceiling and math.log10(ceiling) <= y_high:
-        y = py(ceiling)
-        dash = 'stroke="#888" stroke-dasharray="5 4"'
-        out.append(line(left, edge, f"{y:.1f}", f"{y:.1f}", dash))
-        out.append(text(left + 6, f"{y - 5:.1f}", f"ceiling {ceiling:.0f}", 'fill="#666"'))
-    ranked = sorted(series, key=lambda name: -series[name][-1][1])
-    for index, name in enumerate(ranked):
-        color = COLORS[index % len(COLORS)]
-        dash = ' stroke-dasharray="2 3"' if name == LIBRARY.get(operation) else ""
-        points = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in series[name])
-        out.append(
-            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>'
-        )
-        y = top + 14 + index * 18
-        style = f'stroke="{color}" stroke-width="3"{dash}'
-        out.append(line(edge + 14, edge + 38, y, y, style))
-        out.append(text(edge + 44, y + 4, label(operation, name).strip("`"), 'fill="#222"'))
-    out.append("</svg>")
-    return "\n".join(out) + "\n"
+    return pages.plot(
+        title,
+        data.caption,
+        [
+            pages.Line(
+                label(operation, name).strip("`"), series[name], name == LIBRARY.get(operation)
+            )
+            for name in sorted(series, key=lambda name: -series[name][-1][1])
+        ],
+        str if matmul else lambda size: f"2^{size.bit_length() - 1}",
+        data.ceiling(operation, dtype),
+    )
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -552,13 +487,7 @@ def render(options):
     outputs = {page: rendered(page) for page in PAGES}
     for name, operation in re.findall(r"!\[.*?\]\(([a-z0-9]+)_(\w+)\.svg\)", outputs[PLOTS_PAGE]):
         outputs[MEASURED / f"{name}_{operation}.svg"] = plot(figures(name), operation, "f32")
-    stale = [p for p, t in outputs.items() if not p.exists() or p.read_text(encoding="utf-8") != t]
-    for path in stale:
-        if not options.check:
-            path.write_text(outputs[path], encoding="utf-8")
-        verb = "is stale: kernels/bench/report.py render" if options.check else "written"
-        print(f"{path.relative_to(ROOT)} {verb}")
-    sys.exit(1 if stale and options.check else 0)
+    pages.settle(outputs, options.check, "kernels/bench/report.py render")
 
 
 def main():

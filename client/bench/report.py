@@ -1,0 +1,252 @@
+#!/usr/bin/python3
+"""Makes the tables and plots of docs/performance.md from runs of service_bench.
+
+  report.py render [--check]
+      Fills in what the page asks for, from docs/measured/FILE.json, each what service_bench
+      --json FILE wrote. With --check it writes nothing, names what it would change, and exits 1
+      if there is any.
+
+The page asks for a table between <!-- service: FILE OPERATION LOAD --> and <!-- end -->. LOAD is
+  closed         closed loops: rates, their ratios to the bare server's, latencies
+  open           open loops, at a rate and at a share of the closed loops' rate: latencies
+  rest           the first call after a rest
+
+A plot ![...](measured/FILE_OPERATION_WHAT.svg) is drawn, over the callers of closed loops and for
+the first size that was measured. WHAT is
+  rate           calls a second in thousands, or GB/s of transfers
+  latency        p50 and, dashed, p99
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "kernels" / "bench"))
+
+import pages  # noqa: E402
+from pages import MEASURED, markdown, time_text  # noqa: E402
+
+PAGE = ROOT / "docs" / "performance.md"
+SCALE = {"calls": (1e3, "thousand calls/s"), "bytes": (1e9, "GB/s")}
+
+
+class Run:
+    """docs/measured/NAME.json."""
+
+    def __init__(self, name):
+        document = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+        self.options = document["options"]
+        self.rows = document["rows"]
+        self.targets = [target["name"] for target in document["targets"]]
+        self.caption = ", ".join([*self.machine(document), document["date"]])
+
+    @staticmethod
+    def machine(document):
+        machine = document["machine"]
+        parts = [f"{machine['cpu']}, {machine['cores']} cores"]
+        for target in document["targets"]:
+            for device in target.get("devices", []):
+                if target.get("version") and device["name"] != "cpu":
+                    parts.append(device["model"])
+        driver = re.search(r"\d+\.\d+[.\d]*", machine["driver"])
+        if driver:
+            parts.append(f"driver {driver.group()}")
+        return list(dict.fromkeys(parts))
+
+    def of(self, operation, *kinds):
+        return [
+            row
+            for row in self.rows
+            if row["operation"] == operation and row["load"]["kind"] in kinds
+        ]
+
+    def note(self):
+        options = self.options
+        text = f"{self.caption}. Medians of {options['rounds']} rounds"
+        if not options["rest"]:
+            text += f" of {options['seconds']:g} s"
+        if options["beside"]:
+            operation, callers = options["beside"].split(":")
+            text += f", with {callers} callers of {operation} beside"
+        return text + "; seed {seed}.".format(**options)
+
+
+def scale(row):
+    """What a rate of the row is divided by, and the unit of the quotient."""
+    return SCALE["bytes" if row["size_unit"] == "MiB" else "calls"]
+
+
+def size_text(row):
+    return {
+        "": "",
+        "elements": f"{row['size']} elements",
+        "side": f"{row['size']} x {row['size']}",
+        "MiB": f"{row['size']} MiB",
+    }[row["size_unit"]]
+
+
+def load_text(load):
+    value = load["value"]
+    return {
+        "closed": "closed loop",
+        "rate": f"{value:g}/s",
+        "load": f"{100 * value:g} %",
+        "rest": f"{value:g} s",
+    }[load["kind"]]
+
+
+def ratio_text(row, figure):
+    return f"{row['of_bare'][figure]:.2f}" if figure in row["of_bare"] else "-"
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+TAIL = ["p90", "p99", "p99.9", "max"]
+
+
+def tail(row):
+    return [time_text(row["median"].get(f"{q}_us", 0.0)) for q in ("p90", "p99", "p999", "max")]
+
+
+def rate_cells(row):
+    divisor, _ = scale(row)
+    return [f"{row['median'].get('per_second', 0.0) / divisor:.3g}"]
+
+
+def extras(run, rows):
+    """Columns that only some tables have: {head: text of a row}."""
+
+    def has(figure):
+        return any(figure in row["median"] for row in rows)
+
+    columns = {}
+    if has("late_us"):
+        columns["late"] = lambda row: time_text(row["median"].get("late_us", 0.0))
+    if has("beside_per_second"):
+        operation = run.options["beside"].split(":")[0]
+        divisor, unit = SCALE["bytes" if operation in ("upload", "download") else "calls"]
+        columns[f"{operation}s beside, {unit}"] = (
+            lambda row: f"{row['median'].get('beside_per_second', 0.0) / divisor:.3g}"
+        )
+    if has("refused"):
+        columns["refused"] = lambda row: f"{row['median'].get('refused', 0):.0f}"
+    return columns
+
+
+def closed_table(run, operation):
+    rows = run.of(operation, "closed")
+    more = extras(run, rows)
+    head = ["size", "callers", "server", scale(rows[0])[1], "of bare", "p50 us"]
+    lines = [
+        [size_text(row), str(row["callers"]), row["target"], *rate_cells(row)]
+        + [ratio_text(row, "per_second"), time_text(row["median"].get("p50_us", 0.0))]
+        + [*tail(row), *(text(row) for text in more.values())]
+        for row in rows
+    ]
+    return without_blank_sizes([*head, *TAIL, *more], lines, run.note())
+
+
+def open_table(run, operation):
+    rows = run.of(operation, "rate", "load")
+    more = extras(run, rows)
+    head = ["size", "load", "callers", "server", scale(rows[0])[1], "p50 us", "of bare"]
+    lines = [
+        [size_text(row), load_text(row["load"]), str(row["callers"]), row["target"]]
+        + [*rate_cells(row), time_text(row["median"].get("p50_us", 0.0))]
+        + [ratio_text(row, "p50_us"), *tail(row), *(text(row) for text in more.values())]
+        for row in rows
+    ]
+    note = f"{run.note()} Late: how long after its time a call was made, p99; latencies count it."
+    return without_blank_sizes([*head, *TAIL, *more], lines, note)
+
+
+def rest_table(run, operation):
+    rows = run.of(operation, "rest")
+    lines = [
+        [size_text(row), load_text(row["load"]), row["target"], time_text(row["median"]["p50_us"])]
+        + [ratio_text(row, "p50_us"), time_text(max(r["max_us"] for r in row["rounds"]))]
+        for row in rows
+    ]
+    head = ["size", "rest", "server", "median us", "of bare", "largest"]
+    return without_blank_sizes(head, lines, run.note())
+
+
+def without_blank_sizes(head, lines, note):
+    """A table without its first column where the operation has no sizes."""
+    if not any(line[0] for line in lines):
+        head, lines = head[1:], [line[1:] for line in lines]
+    return markdown(head, lines, note)
+
+
+TABLES = {"closed": closed_table, "open": open_table, "rest": rest_table}
+
+
+# --- plots ----------------------------------------------------------------------------------------
+
+
+def plot(run, operation, what):
+    rows = run.of(operation, "closed")
+    rows = [row for row in rows if row["size"] == rows[0]["size"]]
+    divisor, unit = scale(rows[0])
+
+    def points(target, figure, divide_by):
+        found = [
+            (row["callers"], row["median"][figure] / divide_by)
+            for row in rows
+            if row["target"] == target and figure in row["median"]
+        ]
+        return sorted(found)
+
+    lines = []
+    for color, target in enumerate(run.targets):
+        if what == "rate":
+            figures = [("", "per_second", divisor, False)]
+        else:
+            figures = [(" p50", "p50_us", 1, False), (" p99", "p99_us", 1, True)]
+        for suffix, figure, divide_by, dashed in figures:
+            line = pages.Line(target + suffix, points(target, figure, divide_by), dashed, color)
+            if line.points:
+                lines.append(line)
+    title = f"{operation}{', ' * bool(size_text(rows[0]))}{size_text(rows[0])}: "
+    title += f"{unit if what == 'rate' else 'latency in us'} against callers"
+    return pages.plot(title, run.caption, lines, str)
+
+
+# --- page -----------------------------------------------------------------------------------------
+
+
+def render(options):
+    def filled(match):
+        begin, name, operation, load, end = match.groups()
+        return f"{begin}\n{TABLES[load](Run(name), operation)}{end}"
+
+    text = re.sub(
+        r"(?s)(<!-- service: (\S+) (\S+) (\S+) -->).*?(<!-- end -->)",
+        filled,
+        PAGE.read_text(encoding="utf-8"),
+    )
+    outputs = {PAGE: text}
+    plots = re.findall(r"!\[.*?\]\(measured/(\w+)_([a-z]+)_(rate|latency)\.svg\)", text)
+    for name, operation, what in plots:
+        outputs[MEASURED / f"{name}_{operation}_{what}.svg"] = plot(Run(name), operation, what)
+    pages.settle(outputs, options.check, "client/bench/report.py render")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    rendering = commands.add_parser("render")
+    rendering.add_argument("--check", action="store_true")
+    rendering.set_defaults(run=render)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

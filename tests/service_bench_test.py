@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""service_bench against a server on the CPU: every operation, load and flag in short runs.
+
+usage: service_bench_test.py --bench build/bin/service_bench --server build/bin/tessera-server
+       --cli build/bin/tessera [unittest arguments]
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
+RUN_TIMEOUT_S = 120
+OPERATIONS = ["ping", "dot", "reduce", "matmul", "upload", "download"]
+SHORT = {"--seconds": "0.05", "--rounds": "2", "--callers": "2", "--transfer-mib": "1"}
+
+programs = None  # filled by main()
+
+
+def run(*flags):
+    return subprocess.run(
+        [programs.bench, *flags], capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+    )
+
+
+def short_run(*flags):
+    """A run of fractions of a second a measurement, unless the flags say otherwise."""
+    return run(*(word for pair in SHORT.items() if pair[0] not in flags for word in pair), *flags)
+
+
+class Server:
+    """A program that serves on TCP and on a unix socket, and says so."""
+
+    def __init__(self, folder, command, listening):
+        self.socket = f"unix:{folder}/socket"
+        self.log = pathlib.Path(folder) / "log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command + [flag for a in ("127.0.0.1:0", self.socket) for flag in (*listening, a)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not (found := re.search(r"127\.0\.0\.1:[1-9]\d*", self.log.read_text())):
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                self.stop()
+                raise AssertionError(self.log.read_text())
+            time.sleep(0.02)
+        self.address = found.group()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+class ServiceBenchTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        cls.server = Server(cls.folder, [programs.server, "--device", "cpu"], ["--listen"])
+        cls.addClassCleanup(cls.server.stop)
+
+    def measure(self, *flags):
+        """The JSON of a short run; its rows by operation, size, callers, load and target."""
+        path = f"{self.folder}/run.json"
+        done = short_run("--target", f"us={self.server.address}", "--json", path, *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        document = json.loads(pathlib.Path(path).read_text())
+        rows = {}
+        for row in document["rows"]:
+            load = (row["load"]["kind"], row["load"]["value"])
+            key = (row["operation"], row["size"], row["callers"], load, row["target"])
+            self.assertFalse(key in rows, key)
+            rows[key] = row
+        self.assertEqual(len(done.stdout.splitlines()), 1 + len(rows), done.stdout)
+        return document, rows
+
+    def targets(self, rows):
+        return {target for *_, target in rows}
+
+    def test_every_operation(self):
+        document, rows = self.measure("--operations", ",".join(OPERATIONS))
+        self.assertEqual({operation for operation, *_ in rows}, set(OPERATIONS))
+        self.assertEqual(self.targets(rows), {"us", "bare gRPC"})
+        self.assertEqual(len(rows), 2 * len(OPERATIONS))
+        for key, row in rows.items():
+            median = row["median"]
+            self.assertEqual(len(row["rounds"]), 2, key)
+            self.assertGreater(median["per_second"], 0, key)
+            tail = [median[f"{q}_us"] for q in ("p50", "p90", "p99", "p999", "max")]
+            self.assertEqual(tail, sorted(tail), key)
+            self.assertNotIn("refused", median, key)
+            if row["target"] == "bare gRPC":
+                self.assertEqual(set(row["of_bare"].values()), {1.0}, key)
+        self.assertTrue(document["machine"]["cpu"])
+        self.assertRegex(document["date"], r"^\d{4}-\d\d-\d\d$")
+        self.assertEqual(document["options"]["seed"], 1)
+        (us,) = [target for target in document["targets"] if target["name"] == "us"]
+        self.assertEqual(us["devices"][0]["name"], "cpu")
+
+    def test_sizes_are_rows(self):
+        _, rows = self.measure(
+            *("--operations", "dot,matmul,upload", "--elements", "16,4096", "--side", "8,16"),
+            *("--transfer-mib", "1,2", "--callers", "1,20"),
+        )
+        sizes = {(operation, size, callers) for operation, size, callers, *_ in rows}
+        wanted = {"dot": (16, 4096), "matmul": (8, 16), "upload": (1, 2)}
+        self.assertEqual(sizes, {(o, s, c) for o in wanted for s in wanted[o] for c in (1, 20)})
+
+    def test_open_loops(self):
+        _, rows = self.measure("--rate", "500", "--load", "0.5", "--seconds", "0.4")
+        loads = {load for *_, load, _ in rows}
+        self.assertEqual(loads, {("closed", 0), ("rate", 500), ("load", 0.5)})
+        at_rate = rows["dot", 4096, 2, ("rate", 500), "us"]["median"]
+        self.assertAlmostEqual(at_rate["per_second"], 500, delta=300)
+        self.assertGreater(at_rate["late_us"], 0)
+        closed = rows["dot", 4096, 2, ("closed", 0), "us"]["rounds"]
+        half = rows["dot", 4096, 2, ("load", 0.5), "us"]["rounds"]
+        for full, part in zip(closed, half):
+            self.assertLess(part["per_second"], 0.8 * full["per_second"])
+
+    def test_an_open_loop_counts_the_wait_for_a_slow_server(self):
+        # Far more than any server answers: calls wait for each other, and the wait counts.
+        _, rows = self.measure("--operations", "upload", "--rate", "20000", "--rounds", "1")
+        for waited in (row["median"] for row in rows.values()):
+            self.assertLess(waited["per_second"], 10000 << 20)
+            self.assertGreater(waited["p50_us"], 20000)
+
+    def test_rest(self):
+        _, rows = self.measure("--rest", "0.05,0.1", "--operations", "ping,upload")
+        self.assertEqual({load for *_, load, _ in rows}, {("rest", 0.05), ("rest", 0.1)})
+        for (_, _, callers, *_), row in rows.items():
+            self.assertEqual(callers, 1)
+            self.assertEqual(row["rounds"][0]["p50_us"], row["rounds"][0]["max_us"])
+            self.assertNotIn("per_second", row["median"])
+
+    def test_unix_sockets_have_a_peer_of_their_own(self):
+        _, rows = self.measure("--target", f"unix={self.server.socket}", "--operations", "ping")
+        self.assertEqual(self.targets(rows), {"us", "unix", "bare gRPC", "bare gRPC unix"})
+        both = [rows["ping", 0, 2, ("closed", 0), name] for name in ("unix", "bare gRPC unix")]
+        ratios = sorted(
+            u["per_second"] / b["per_second"] for u, b in zip(*(row["rounds"] for row in both))
+        )
+        self.assertAlmostEqual(both[0]["of_bare"]["per_second"], sum(ratios) / 2, delta=1e-3)
+        done = short_run("--target", self.server.socket, "--operations", "ping")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("bare gRPC  ", done.stdout)
+
+    def test_naive(self):
+        document, rows = self.measure("--naive", "--operations", "ping,dot,reduce,upload")
+        naive = {operation for operation, *_, target in rows if target == "naive gRPC"}
+        self.assertEqual(naive, {"ping", "dot", "upload"})
+        (target,) = [t for t in document["targets"] if t["name"] == "naive gRPC"]
+        self.assertIn(target["devices"][0]["name"], ("plain loop", "cuBLAS"))
+
+    def test_beside(self):
+        _, rows = self.measure("--beside", "upload:3")
+        for key, row in rows.items():
+            self.assertGreater(row["median"]["beside_per_second"], 1e6, key)
+
+    def test_servers_that_run_elsewhere(self):
+        for command in ("serve", "serve-naive"):
+            with tempfile.TemporaryDirectory() as folder:
+                server = Server(folder, [programs.bench, command], [])
+                self.addCleanup(server.stop)
+                flags = ["--bare", server.address, "--bare", server.socket]
+                done = short_run(*flags, "--target", self.server.socket, "--operations", "ping")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("bare gRPC unix", done.stdout)
+
+    def test_no_buffers_stay(self):
+        self.measure("--operations", "dot,matmul,upload,download", "--beside", "upload:2")
+        command = [programs.cli, "--server", self.server.address, "ls"]
+        left = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+        self.assertEqual((left.returncode, left.stdout), (0, ""), left.stderr)
+
+    def test_bad_flags(self):
+        for flags, said in [
+            (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,upload,download}"),
+            (["--target", "=x"], '"=x" is not NAME=ADDRESS'),
+            (["--target", "a="], '"a=" is not NAME=ADDRESS'),
+            (["--target", "a=x", "--target", "a=y"], 'two are named "a"'),
+            (["--target", "bare gRPC=x"], 'the name "bare gRPC" is taken'),
+            (["--callers", "1,0"], "--callers: Value 0 not in range"),
+            (["--elements", "0"], "--elements: Value 0 not in range"),
+            (["--side", "0"], "--side: Value 0 not in range"),
+            (["--transfer-mib", "0"], "--transfer-mib: Value 0 not in range"),
+            (["--rate", "0"], "--rate: Value 0 not in range"),
+            (["--load", "0"], "--load: Value 0 not in range"),
+            (["--rest", "-1"], "--rest: Value -1 not in range"),
+            (["--beside", "upload"], "needs 1 to 4096 callers"),
+            (["--beside", "upload:0"], "needs 1 to 4096 callers"),
+            (["--beside", "nope:2"], '"nope" is none of ping, dot'),
+            (["--seconds", "0"], "--seconds: Value 0 not in range"),
+            (["--rounds", "0"], "--rounds: Value 0 not in range"),
+            (["--seed", "x"], "--seed"),
+            (["--nope"], "--nope"),
+            (["serve"], "address is required"),
+            (["serve-naive"], "address is required"),
+        ]:
+            done = run(*flags)
+            self.assertGreater(done.returncode, 100, flags)
+            self.assertIn(said, done.stderr, flags)
+            self.assertEqual(done.stdout, "", flags)
+
+    def test_what_cannot_be_reached(self):
+        for flags, said in [
+            (["--json", "/nonexistent/x"], "cannot write /nonexistent/x"),
+            (["--bare", "127.0.0.1:1", "--target", "unix:/x"], "no bare server has the transport"),
+            (["--target", "unix:/nonexistent/x"], "no server answers at unix:/nonexistent/x"),
+            (["serve", "unix:/nonexistent/x"], "cannot listen on unix:/nonexistent/x"),
+        ]:
+            done = run(*flags)
+            self.assertEqual(done.returncode, 1, flags)
+            self.assertIn(f"service_bench: {said}", done.stderr, flags)
+
+
+def main():
+    global programs
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", required=True)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
