@@ -92,8 +92,8 @@ void PutForPrograms(Channels& channels, std::int64_t) { PutVectors(channels, kPr
 
 std::unique_ptr<Call> Program(Channels& channels, int caller, v1::ExecuteRequest request) {
   return Unary<v1::ExecuteResponse>(
-      std::move(request),
-      [stub = channels.compute(caller).async()](auto... of_call) { stub->Execute(of_call...); });
+      channels.compute(caller), std::move(request),
+      [](auto& stub, auto&&... of_call) { return stub.Execute(of_call...); });
 }
 
 std::unique_ptr<Call> Dots(Channels& channels, int caller, std::int64_t steps) {
