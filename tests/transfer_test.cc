@@ -179,8 +179,7 @@ TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
 class Sender {
  public:
   Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false)
-      : writer_(stub.Upload(&context_, &response_)),
-        thread_([this, messages, damage_last] {
+      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last] {
           for (int i = 0; i < messages; ++i) {
             v1::UploadRequest message;
             message.set_name("x");
@@ -291,6 +290,52 @@ TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
   EXPECT_EQ(device_.Count(Step::kCopyToDevice), 1);
 }
 
+// Two messages that are copied one right after the other.
+TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
+  const auto send = [&](v1::UploadRequest first, v1::UploadRequest second) {
+    device_.Close(Step::kCopyToDevice);
+    grpc::ClientContext context;
+    v1::UploadResponse response;
+    auto writer = server_.buffers().Upload(&context, &response);
+    EXPECT_TRUE(writer->Write(first));
+    device_.WaitForBlocked(1);
+    EXPECT_TRUE(writer->Write(second));
+    absl::SleepFor(kAMoment);
+    device_.Open();
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  };
+  Reserve("gap", 12);
+  send(At("gap", 0, "0123"), At("gap", 8, "89ab"));
+  v1::GetBufferResponse got;
+  ASSERT_TRUE(Get("gap", &got).ok());
+  ASSERT_EQ(got.missing_size(), 1);
+  EXPECT_EQ(got.missing(0).begin(), 4u);
+  EXPECT_EQ(got.missing(0).end(), 8u);
+
+  Reserve("unknown", 8);
+  v1::UploadRequest second = At("unknown", 4, "4567");
+  second.set_crc32c(Crc32c("4567", 4));
+  send(At("unknown", 0, "0123"), second);
+  v1::SealBufferRequest seal;
+  seal.set_name("unknown");
+  seal.set_crc32c(Crc32c("4567", 4));
+  v1::SealBufferResponse sealed;
+  ExpectError(Call(&v1::BufferService::Stub::SealBuffer, seal, &sealed),
+              StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
+
+  Reserve("known", 8);
+  v1::UploadRequest first = At("known", 0, "0123");
+  first.set_crc32c(Crc32c("0123", 4));
+  second.set_name("known");
+  send(first, second);
+  seal.set_name("known");
+  seal.set_crc32c(Crc32c("01234567", 8));
+  const grpc::Status status = Call(&v1::BufferService::Stub::SealBuffer, seal, &sealed);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 TEST_F(TransferTest, AClientThatLeavesInTheMiddleLeavesNothing) {
   for (int round = 0; round < 20; ++round) {
     device_.Close(Step::kCopyToDevice);
@@ -325,7 +370,7 @@ TEST_F(TransferTest, ADraftThatVanishesEndsItsStream) {
 
 Options WithLittleHostMemory() {
   Options options = TestOptions();
-  options.max_message = 1 << 20;
+  options.max_message = 900 << 10;
   options.host_memory = (3 << 20) - 1;
   return options;
 }
@@ -394,9 +439,15 @@ TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
   request.set_name("x");
   auto reader = server_.buffers().Download(&context, request);
   ASSERT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
+  // While gRPC has the second chunk and the third waits, the fourth fails.
+  device_.Close(Step::kCopyToHost);
   device_.Fail(Step::kCopyToHost, Kind::kFailed);
   v1::DownloadResponse response;
-  int chunks = 0;
+  ASSERT_TRUE(reader->Read(&response));
+  device_.WaitForBlocked(1);
+  device_.Open();
+  absl::SleepFor(kAMoment);
+  int chunks = 1;
   while (reader->Read(&response)) ++chunks;
   EXPECT_EQ(chunks, kSlotsADownload);
   ExpectError(reader->Finish(), StatusCode::INTERNAL, "CUDA_ERROR");
