@@ -212,7 +212,7 @@ class Sender {
   std::thread thread_;
 };
 
-constexpr absl::Duration kAMoment = absl::Milliseconds(100);
+constexpr absl::Duration kAMoment = absl::Milliseconds(250);
 
 TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   Reserve("x", 10'000);
