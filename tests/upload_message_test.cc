@@ -40,8 +40,8 @@ class UploadMessageTest : public testing::Test {
   // A field of any number and wire type, unless it is known to fail.
   std::string Field(int depth = 0) {
     const std::uint64_t number = OneOf(4) ? 1 + Below(1 << 20) : 1 + Below(9);
-    const std::size_t type = Below(40) < 36 ? std::vector<std::size_t>{0, 1, 2, 5}[Below(4)]
-                                            : Below(8);
+    const std::size_t type =
+        Below(40) < 36 ? std::vector<std::size_t>{0, 1, 2, 5}[Below(4)] : Below(8);
     std::string bytes = Varint(number << 3 | type, OneOf(20) ? Below(4) : 0);
     switch (type) {
       case 0:
@@ -186,7 +186,8 @@ TEST_F(UploadMessageTest, TheEdgesOfTheFormat) {
   EXPECT_FALSE(Check("\x23\x22\x01x\x2c")) << "a group that ends as another one";
   EXPECT_FALSE(Check("\x24")) << "the end of no group";
   EXPECT_FALSE(Check("\x7e")) << "wire type 6";
-  EXPECT_TRUE(Check(std::string("\x78") + std::string(9, '\xff') + '\1')) << "a varint of ten bytes";
+  EXPECT_TRUE(Check(std::string("\x78") + std::string(9, '\xff') + '\1'))
+      << "a varint of ten bytes";
   EXPECT_FALSE(Check(std::string("\x78") + std::string(10, '\xff') + '\1'));
   std::string merged;
   for (int i = 0; i < 2; ++i) {
