@@ -235,8 +235,7 @@ void DownloadCall::Break() {
                           "nothing was read for longer than the server waits",
                           {{"limit", absl::FormatDuration(limit)}});
     } else if (status_.ok()) {
-      status_ =
-          MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off");
+      status_ = MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off");
     }
     dropped.swap(fetched_);
     fetching = fetching_;

@@ -675,27 +675,5 @@ TEST_F(TwoDevicesTest, CopiesBringOperandsTogether) {
   }
 }
 
-// --- Little memory for messages -----------------------------------------------------------------
-
-Options WithLittleHostMemory() {
-  Options options = TestOptions();
-  options.host_memory = (2u << 20) - 1;
-  options.max_message = 4096;
-  return options;
-}
-
-class LittleHostMemoryTest : public ServiceTest {
- protected:
-  LittleHostMemoryTest() : ServiceTest(WithLittleHostMemory()) {}
-};
-
-// A download takes a chunk, and the chunk as gRPC sends it.
-TEST_F(LittleHostMemoryTest, ADownloadNeedsTwoChunks) {
-  ASSERT_TRUE(Upload({First("a", 1, "abcd")}).ok());
-  std::string data;
-  ExpectError(server_.Fetch("a", &data), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED",
-              {{"requested", "2097152"}, {"total", "2097151"}});
-}
-
 }  // namespace
 }  // namespace tessera

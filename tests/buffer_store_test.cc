@@ -322,6 +322,21 @@ TEST_F(BufferStoreTest, RangesThatAreBeingWrittenCount) {
   for (std::uint64_t i = 0; i < 4; ++i) store_.EndWrite(*draft, 8 * i, 4, true);
 }
 
+TEST_F(BufferStoreTest, AWriteGrows) {
+  auto draft = *store_.Create(Spec("a", 64));
+  for (std::uint64_t i = 0; i < 3; ++i) Write(*draft, 8 * i, 4);
+  char* memory = static_cast<char*>(*store_.BeginWrite(*draft, 100, 4));
+  EXPECT_EQ(*store_.ExtendWrite(*draft, 104, 4), memory + 4) << "it is no range of its own";
+  EXPECT_EQ(ErrorReason(store_.ExtendWrite(*draft, 253, 4).status()), "BAD_RANGE");
+  store_.EndWrite(*draft, 100, 8, true);
+  EXPECT_THAT(store_.Describe(*draft).missing,
+              testing::ElementsAre(Range{4, 8}, Range{12, 16}, Range{20, 100}, Range{108, 256}));
+  ASSERT_TRUE(store_.BeginWrite(*draft, 4, 4).ok());
+  ASSERT_TRUE(store_.Delete("a", 0).ok());
+  EXPECT_EQ(ErrorReason(store_.ExtendWrite(*draft, 8, 4).status()), "BUFFER_NOT_FOUND");
+  store_.AbandonWrite(*draft);
+}
+
 TEST_F(BufferStoreTest, BuffersAreCounted) {
   std::vector<std::shared_ptr<Draft>> drafts;
   for (int i = 0; i < 8; ++i) drafts.push_back(*store_.Create(Spec("a" + std::to_string(i), 0)));

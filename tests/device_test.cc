@@ -42,6 +42,63 @@ TEST_P(DeviceTest, CopiesEverySize) {
   }
 }
 
+TEST_P(DeviceTest, CopiesPieces) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Stream& stream = TestStream(GetParam());
+  Random random(1);
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  for (const std::size_t longest : {std::size_t{7}, std::size_t{16384}, 3 * kMiB}) {
+    std::string in(longest == 7 ? 10'000 : 5 * kMiB + 13, '\0');
+    for (char& c : in) c = static_cast<char>(random.Bits());
+    const std::string kept = in;
+    std::vector<HostBytes> pieces = {{nullptr, 0}};
+    for (std::size_t at = 0; at < in.size();) {
+      const std::size_t size = std::min(random.Bits() % (longest + 1), in.size() - at);
+      pieces.push_back({in.data() + at, size});
+      at += size;
+    }
+    pieces.push_back({nullptr, 0});
+    const auto memory = Allocate(*TestDevice(GetParam()), in.size());
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    ASSERT_TRUE(CopyToDevice(stream, memory->data(), pieces).ok());
+    std::fill(in.begin(), in.end(), 'x');
+    std::string out(in.size(), '\0');
+    ASSERT_TRUE(CopyToHost(stream, out.data(), memory->data(), out.size()).ok());
+    EXPECT_TRUE(out == kept) << longest;
+    EXPECT_TRUE(CopyToDevice(stream, memory->data(), {}).ok());
+    EXPECT_TRUE(CopyToDevice(stream, memory->data(), {pieces.data(), 1}).ok());
+  }
+}
+
+// Through memory whose owner outlives the device's use, and at every alignment.
+TEST_P(DeviceTest, CopiesToStaging) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Stream& stream = TestStream(GetParam());
+  constexpr std::size_t kBytes = std::size_t{1} << 20;
+  auto staging = MakeStaging(*TestDevice(GetParam()), kBytes);
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  auto* out = static_cast<char*>(staging->get());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(out) % 64, 0u);
+  Random random(1);
+  std::string in(kBytes, '\0');
+  for (char& c : in) c = static_cast<char>(random.Bits());
+  const auto memory = Allocate(*TestDevice(GetParam()), kBytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const auto* data = static_cast<const char*>(memory->data());
+  ASSERT_TRUE(CopyToDevice(stream, memory->data(), in.data(), kBytes).ok());
+  for (const std::size_t offset : {0, 1, 255, 4097}) {
+    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kBytes / 2, kBytes - offset}) {
+      if (offset + size > kBytes) continue;
+      std::fill(out, out + kBytes, 'x');
+      ASSERT_TRUE(CopyToHost(stream, out + offset, data + offset, size).ok());
+      EXPECT_TRUE(std::string_view(out + offset, size) == std::string_view(in).substr(offset, size))
+          << size << " at " << offset;
+      EXPECT_TRUE(offset == 0 || out[offset - 1] == 'x');
+      EXPECT_TRUE(offset + size == kBytes || out[offset + size] == 'x');
+    }
+  }
+}
+
 TEST_P(DeviceTest, GathersEveryElementSize) {
   TESSERA_NEED_DEVICE(GetParam());
   struct Window {

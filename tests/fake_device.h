@@ -43,10 +43,11 @@ class FakeDevice final : public Device {
     failures_[step] = {kind, times};
   }
 
-  // From now on the step blocks until Open.
+  // From now on the step, and no other, blocks until Open.
   void Close(Step step) {
     const std::lock_guard lock(mutex_);
     closed_ = step;
+    changed_.notify_all();
   }
   void Open() {
     const std::lock_guard lock(mutex_);

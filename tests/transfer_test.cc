@@ -1,0 +1,610 @@
+// Uploads and downloads while they are under way: what is read, copied, held and counted when.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "grpcpp/generic/generic_stub.h"
+#include "kernels/base/crc32c.h"
+#include "server/slots.h"
+#include "tests/service_fixture.h"
+
+namespace tessera {
+namespace {
+
+using grpc::StatusCode;
+using Step = FakeDevice::Step;
+using Kind = DeviceError::Kind;
+
+constexpr std::uint64_t kSlot = Slot::kBytes;
+constexpr std::uint64_t kLargestData = 4 << 20;
+// What a download may hold, and gRPC has not sent.
+constexpr int kSlotsADownload = 3;
+
+std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.emplace_back(device);
+  return devices;
+}
+
+class TransferTest : public ServiceTest {
+ protected:
+  explicit TransferTest(const Options& options = TestOptions())
+      : TransferTest(options, new FakeDevice) {}
+  TransferTest(const Options& options, FakeDevice* device)
+      : ServiceTest(options, Only(device)), device_(*device) {}
+  void TearDown() override {
+    device_.Open();
+    ServiceTest::TearDown();
+  }
+
+  std::string Random(std::uint64_t size) {
+    std::string bytes(size, '\0');
+    for (char& c : bytes) c = static_cast<char>(random_());
+    return bytes;
+  }
+  std::uint64_t Below(std::uint64_t n) { return random_() % n; }
+
+  // A buffer of so many bytes, an even number, as a draft to be written in ranges.
+  void Reserve(const std::string& name, std::uint64_t size) {
+    v1::CreateBufferRequest request;
+    request.set_name(name);
+    request.mutable_spec()->set_dtype(v1::DTYPE_F16);
+    request.mutable_spec()->add_shape(static_cast<std::int64_t>(size / 2));
+    v1::CreateBufferResponse response;
+    const grpc::Status status = Call(&v1::BufferService::Stub::CreateBuffer, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  // The bytes as a READY buffer.
+  void Put(const std::string& name, const std::string& bytes) {
+    Reserve(name, bytes.size());
+    std::vector<v1::UploadRequest> messages;
+    for (std::uint64_t at = 0; at < bytes.size(); at += kLargestData) {
+      messages.push_back(At(name, at, bytes.substr(at, kLargestData)));
+    }
+    ASSERT_TRUE(messages.empty() || Upload(messages).ok());
+    v1::SealBufferResponse sealed;
+    ASSERT_TRUE(Seal(name, &sealed).ok());
+  }
+  std::uint64_t Committed(const std::string& name) {
+    v1::GetBufferResponse got;
+    EXPECT_TRUE(Get(name, &got).ok());
+    return got.buffer().committed_bytes();
+  }
+  std::uint64_t Used(const std::string& budget) {
+    v1::GetServerInfoResponse info;
+    EXPECT_TRUE(
+        Call(&v1::ComputeService::Stub::GetServerInfo, v1::GetServerInfoRequest(), &info).ok());
+    for (const v1::Budget& b : info.budgets()) {
+      if (b.name() == budget) return b.used();
+    }
+    ADD_FAILURE() << "no budget " << budget;
+    return 0;
+  }
+
+  FakeDevice& device_;
+  std::mt19937_64 random_{1};
+};
+
+// --- Bytes --------------------------------------------------------------------------------------
+
+TEST_F(TransferTest, EverySizeArrives) {
+  for (const std::uint64_t size :
+       {std::uint64_t{0}, std::uint64_t{2}, kSlot - 2, kSlot, kSlot + 2, 2 * kSlot, 3 * kSlot + 2,
+        kLargestData - 2, kLargestData, kLargestData + 2, 5 * kSlot - 2}) {
+    const std::string bytes = Random(size);
+    Put("x", bytes);
+    std::string data;
+    for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{1}, kSlot - 1, kSlot}) {
+      if (offset > size) continue;
+      for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1}, kSlot, kSlot + 1}) {
+        ASSERT_TRUE(server_.Fetch("x", &data, offset, limit).ok());
+        EXPECT_TRUE(data == bytes.substr(offset, limit == 0 ? bytes.npos : limit))
+            << size << " bytes, from " << offset << ", at most " << limit;
+      }
+    }
+    ASSERT_TRUE(Delete("x").ok());
+  }
+}
+
+// Messages of any size, in any order, over each other, with jumps that bring no data.
+TEST_F(TransferTest, MessagesApplyInTheirOrder) {
+  for (int round = 0; round < 20; ++round) {
+    const std::uint64_t size = 2 + 2 * Below(round % 4 == 0 ? 2 * kSlot : 500);
+    std::string expected = Random(size);
+    Reserve("x", size);
+    std::vector<v1::UploadRequest> messages = {At("x", 0, expected)};
+    if (expected.size() > kLargestData) messages[0].set_data(expected.substr(0, kLargestData));
+    std::uint64_t position = size;
+    for (int i = 0; i < 40; ++i) {
+      v1::UploadRequest message;
+      if (position == size || Below(3) == 0) {
+        position = Below(size);
+        message.set_offset(position);
+      }
+      if (Below(5) != 0) {
+        const std::string data = Random(1 + Below(std::min(size - position, kLargestData)));
+        expected.replace(position, data.size(), data);
+        position += data.size();
+        message.set_data(data);
+        if (Below(2) == 0) message.set_crc32c(Crc32c(data.data(), data.size()));
+      }
+      messages.push_back(message);
+    }
+    v1::UploadResponse response;
+    const grpc::Status status = Upload(messages, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    v1::SealBufferResponse sealed;
+    ASSERT_TRUE(Seal("x", &sealed).ok());
+    std::string data;
+    ASSERT_TRUE(server_.Fetch("x", &data).ok());
+    EXPECT_TRUE(data == expected) << "round " << round;
+    ASSERT_TRUE(Delete("x").ok());
+  }
+}
+
+TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
+  const std::string bytes = Random(300'000);
+  std::vector<v1::UploadRequest> messages = {First("x", 75'000)};
+  messages[0].set_crc32c(0);
+  for (std::uint64_t at = 0; at < bytes.size();) {
+    const std::string data = bytes.substr(at, 1 + Below(20'000));
+    messages.push_back(More(data));
+    messages.back().set_crc32c(Crc32c(data.data(), data.size()));
+    at += data.size();
+  }
+  messages.back().set_buffer_crc32c(Crc32c(bytes.data(), bytes.size()));
+  v1::UploadResponse response;
+  const grpc::Status status = Upload(messages, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.buffer().crc32c(), Crc32c(bytes.data(), bytes.size()));
+  EXPECT_EQ(response.received_bytes(), bytes.size());
+
+  messages[5].clear_crc32c();
+  messages[0].mutable_spec()->set_replace(true);
+  ExpectError(Upload(messages), StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
+}
+
+// --- Uploads under way --------------------------------------------------------------------------
+
+// A stream of messages of 1000 bytes to "x", from a thread of its own.
+class Sender {
+ public:
+  Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false)
+      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last] {
+          for (int i = 0; i < messages; ++i) {
+            v1::UploadRequest message;
+            message.set_name("x");
+            message.set_data(std::string(1000, static_cast<char>('a' + i)));
+            if (damage_last && i == messages - 1) message.set_crc32c(1);
+            if (!writer_->Write(message)) break;
+            ++sent_;
+          }
+          writer_->WritesDone();
+          status_ = writer_->Finish();
+        }) {}
+  ~Sender() {
+    context_.TryCancel();
+    Finish();
+  }
+  // How many messages the server has read.
+  int sent() const { return sent_; }
+  void Cancel() { context_.TryCancel(); }
+  grpc::Status Finish() {
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+
+ private:
+  grpc::ClientContext context_;
+  v1::UploadResponse response_;
+  std::unique_ptr<grpc::ClientWriter<v1::UploadRequest>> writer_;
+  std::atomic<int> sent_{0};
+  grpc::Status status_;
+  std::thread thread_;
+};
+
+constexpr absl::Duration kAMoment = absl::Milliseconds(250);
+
+TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
+  Reserve("x", 10'000);
+  device_.Close(Step::kCopyToDevice);
+  Sender sender(server_.buffers(), 6);
+  device_.WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
+  absl::SleepFor(kAMoment);
+  EXPECT_EQ(sender.sent(), 2) << "a third message is read";
+  EXPECT_EQ(Used("host_memory"), 2 * TestOptions().max_message);
+  device_.Open();
+  EXPECT_TRUE(sender.Finish().ok());
+  EXPECT_EQ(Committed("x"), 6000u);
+  EXPECT_EQ(Used("host_memory"), 0u);
+}
+
+TEST_F(TransferTest, AnIdleStreamHoldsOneMessage) {
+  Reserve("x", 10'000);
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  auto writer = server_.buffers().Upload(&context, &response);
+  for (int i = 0; i < 5; ++i) writer->Write(At("x", 0, "abcd"));
+  EXPECT_TRUE(Eventually([&] { return Used("host_memory") == TestOptions().max_message; }));
+  writer->WritesDone();
+  EXPECT_TRUE(writer->Finish().ok());
+}
+
+// The second is here when the first has been copied: they arrive together.
+TEST_F(TransferTest, NothingCountsBeforeItHasArrived) {
+  Reserve("x", 10'000);
+  device_.Close(Step::kCopyToDevice);
+  Sender sender(server_.buffers(), 2);
+  device_.WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
+  absl::SleepFor(kAMoment);
+  const int before = device_.Count(Step::kSynchronize);
+  device_.Close(Step::kSynchronize);
+  EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kSynchronize) == before + 1; }));
+  EXPECT_EQ(device_.Count(Step::kCopyToDevice), 2);
+  EXPECT_EQ(Committed("x"), 0u);
+  device_.Open();
+  EXPECT_TRUE(sender.Finish().ok());
+  EXPECT_EQ(Committed("x"), 2000u);
+  EXPECT_EQ(device_.Count(Step::kSynchronize), before + 1);
+}
+
+TEST_F(TransferTest, AFailedCopyEndsBeforeItsMemoryDoes) {
+  Reserve("x", 10'000);
+  device_.Close(Step::kCopyToDevice);
+  Sender sender(server_.buffers(), 3);
+  device_.WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
+  absl::SleepFor(kAMoment);
+  device_.Fail(Step::kCopyToDevice, Kind::kFailed);
+  const int before = device_.Count(Step::kSynchronize);
+  device_.Open();
+  ExpectError(sender.Finish(), StatusCode::INTERNAL, "CUDA_ERROR");
+  EXPECT_EQ(device_.Count(Step::kSynchronize), before + 1);
+  EXPECT_EQ(Committed("x"), 0u) << "what was there is overwritten, with nobody knows what";
+  ASSERT_TRUE(Upload({At("x", 0, Random(10'000))}).ok());
+  v1::SealBufferResponse sealed;
+  EXPECT_TRUE(Seal("x", &sealed).ok()) << "a write seems to be in flight";
+}
+
+TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
+  Reserve("x", 10'000);
+  device_.Close(Step::kCopyToDevice);
+  Sender sender(server_.buffers(), 2, /*damage_last=*/true);
+  device_.WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
+  absl::SleepFor(kAMoment);
+  device_.Open();
+  ExpectError(sender.Finish(), StatusCode::DATA_LOSS, "BAD_CHECKSUM", {{"offset", "1000"}});
+  EXPECT_EQ(Committed("x"), 1000u);
+  EXPECT_EQ(device_.Count(Step::kCopyToDevice), 1);
+}
+
+// Two messages that are copied one right after the other.
+TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
+  const auto send = [&](v1::UploadRequest first, v1::UploadRequest second) {
+    device_.Close(Step::kCopyToDevice);
+    grpc::ClientContext context;
+    v1::UploadResponse response;
+    auto writer = server_.buffers().Upload(&context, &response);
+    EXPECT_TRUE(writer->Write(first));
+    device_.WaitForBlocked(1);
+    EXPECT_TRUE(writer->Write(second));
+    absl::SleepFor(kAMoment);
+    device_.Open();
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  };
+  Reserve("gap", 12);
+  send(At("gap", 0, "0123"), At("gap", 8, "89ab"));
+  v1::GetBufferResponse got;
+  ASSERT_TRUE(Get("gap", &got).ok());
+  ASSERT_EQ(got.missing_size(), 1);
+  EXPECT_EQ(got.missing(0).begin(), 4u);
+  EXPECT_EQ(got.missing(0).end(), 8u);
+
+  Reserve("unknown", 8);
+  v1::UploadRequest second = At("unknown", 4, "4567");
+  second.set_crc32c(Crc32c("4567", 4));
+  send(At("unknown", 0, "0123"), second);
+  v1::SealBufferRequest seal;
+  seal.set_name("unknown");
+  seal.set_crc32c(Crc32c("4567", 4));
+  v1::SealBufferResponse sealed;
+  ExpectError(Call(&v1::BufferService::Stub::SealBuffer, seal, &sealed),
+              StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
+
+  Reserve("known", 8);
+  v1::UploadRequest first = At("known", 0, "0123");
+  first.set_crc32c(Crc32c("0123", 4));
+  second.set_name("known");
+  send(first, second);
+  seal.set_name("known");
+  seal.set_crc32c(Crc32c("01234567", 8));
+  const grpc::Status status = Call(&v1::BufferService::Stub::SealBuffer, seal, &sealed);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST_F(TransferTest, AClientThatLeavesInTheMiddleLeavesNothing) {
+  for (int round = 0; round < 20; ++round) {
+    device_.Close(Step::kCopyToDevice);
+    {
+      grpc::ClientContext context;
+      v1::UploadResponse response;
+      auto writer = server_.buffers().Upload(&context, &response);
+      writer->Write(First("y", 1000, "abcd"));
+      device_.WaitForBlocked(1);
+      if (round % 2 == 0) writer->Write(More("efgh"));
+      context.TryCancel();
+      if (round % 3 == 0) absl::SleepFor(absl::Milliseconds(5));
+      device_.Open();
+      EXPECT_EQ(writer->Finish().error_code(), StatusCode::CANCELLED);
+    }
+    ASSERT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
+    ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0 && Used("uploads") == 0; }));
+  }
+}
+
+TEST_F(TransferTest, ADraftThatVanishesEndsItsStream) {
+  Reserve("x", 10'000);
+  device_.Close(Step::kCopyToDevice);
+  Sender sender(server_.buffers(), 5);
+  device_.WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] { return sender.sent() == 2; }));
+  ASSERT_TRUE(Delete("x").ok());
+  device_.Open();
+  ExpectError(sender.Finish(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND");
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
+}
+
+Options WithLittleHostMemory() {
+  Options options = TestOptions();
+  options.max_message = 900 << 10;
+  options.host_memory = (3 << 20) - 1;
+  return options;
+}
+
+class LittleHostMemory : public TransferTest {
+ protected:
+  LittleHostMemory() : TransferTest(WithLittleHostMemory()) {}
+};
+
+// Half of the memory is for streams that have none yet.
+TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
+  Reserve("x", 10'000);
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  auto other = server_.buffers().Upload(&context, &response);
+  EXPECT_TRUE(Eventually([&] { return Used("uploads") == 1; }));
+  device_.Close(Step::kCopyToDevice);
+  Sender sender(server_.buffers(), 4);
+  device_.WaitForBlocked(1);
+  EXPECT_TRUE(Eventually([&] { return sender.sent() == 1; }));
+  absl::SleepFor(kAMoment);
+  EXPECT_EQ(sender.sent(), 1);
+  device_.Open();
+  EXPECT_TRUE(sender.Finish().ok());
+  context.TryCancel();
+  (void)other->Finish();
+}
+
+TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
+  ASSERT_TRUE(Upload({First("a", 1, "abcd")}).ok());
+  std::string data;
+  ExpectError(server_.Fetch("a", &data), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED",
+              {{"requested", "3145728"}, {"total", "3145727"}});
+}
+
+// --- Downloads under way ------------------------------------------------------------------------
+
+TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
+  const std::string bytes = Random(10 * kSlot);
+  Put("x", bytes);
+  const std::uint64_t before = Used("host_memory");
+  grpc::ClientContext context;
+  v1::DownloadRequest request;
+  request.set_name("x");
+  request.set_checksums(true);
+  auto reader = server_.buffers().Download(&context, request);
+  EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
+  absl::SleepFor(kAMoment);
+  EXPECT_EQ(device_.Count(Step::kCopyToHost), kSlotsADownload) << "chunks leave the device";
+  EXPECT_EQ(Used("host_memory"), before + kSlotsADownload * kSlot);
+  std::string data;
+  for (v1::DownloadResponse response; reader->Read(&response);) {
+    EXPECT_EQ(response.offset(), data.size());
+    EXPECT_EQ(response.crc32c(), Crc32c(response.data().data(), response.data().size()));
+    data += response.data();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(data == bytes);
+  EXPECT_TRUE(Eventually([&] { return Used("host_memory") == before; }));
+}
+
+TEST_F(TransferTest, ChunksBeforeAFailureArrive) {
+  Put("x", Random(6 * kSlot));
+  grpc::ClientContext context;
+  v1::DownloadRequest request;
+  request.set_name("x");
+  auto reader = server_.buffers().Download(&context, request);
+  ASSERT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == kSlotsADownload; }));
+  // While gRPC has the second chunk and the third waits, the fourth fails.
+  device_.Close(Step::kCopyToHost);
+  device_.Fail(Step::kCopyToHost, Kind::kFailed);
+  v1::DownloadResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  device_.WaitForBlocked(1);
+  device_.Open();
+  absl::SleepFor(kAMoment);
+  int chunks = 1;
+  while (reader->Read(&response)) ++chunks;
+  EXPECT_EQ(chunks, kSlotsADownload);
+  ExpectError(reader->Finish(), StatusCode::INTERNAL, "CUDA_ERROR");
+}
+
+TEST_F(TransferTest, NoMemoryForASlotEndsADownload) {
+  Put("x", Random(6 * kSlot));
+  const int slots = device_.Count(Step::kStaging);  // that are there from the beginning
+  grpc::ClientContext contexts[2];
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> others;
+  v1::DownloadRequest request;
+  request.set_name("x");
+  for (grpc::ClientContext& context : contexts) {
+    others.push_back(server_.buffers().Download(&context, request));
+  }
+  ASSERT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) == slots; }));
+  device_.Fail(Step::kStaging, Kind::kOutOfHostMemory);
+  std::string data;
+  ExpectError(server_.Fetch("x", &data), StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED");
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  for (auto& other : others) (void)other->Finish();
+}
+
+TEST_F(TransferTest, ReadersWhoLeaveLeaveNothing) {
+  const std::string bytes = Random(8 * kSlot);
+  Put("x", bytes);
+  for (int round = 0; round < 30; ++round) {
+    device_.Close(Step::kCopyToHost);
+    grpc::ClientContext contexts[4];
+    std::vector<std::unique_ptr<grpc::ClientReader<v1::DownloadResponse>>> readers;
+    v1::DownloadRequest request;
+    request.set_name("x");
+    for (grpc::ClientContext& context : contexts) {
+      readers.push_back(server_.buffers().Download(&context, request));
+    }
+    device_.WaitForBlocked(2);  // the others wait for a worker
+    if (round % 3 == 0) device_.Open();
+    for (grpc::ClientContext& context : contexts) {
+      v1::DownloadResponse response;
+      if (round % 6 == 0) readers[0]->Read(&response);
+      context.TryCancel();
+    }
+    if (round % 3 == 1) absl::SleepFor(absl::Milliseconds(5));
+    device_.Open();
+    for (auto& reader : readers) EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
+    ASSERT_TRUE(Eventually([&] { return Used("host_memory") == 0 && Used("downloads") == 0; }));
+  }
+  ASSERT_TRUE(Delete("x").ok());
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
+}
+
+// --- Memory that clients hold on to -------------------------------------------------------------
+
+// A client in the server's process gets the slots themselves, and keeps them.
+struct Keeper : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+  Keeper(const std::shared_ptr<grpc::Channel>& channel, const v1::DownloadRequest& what)
+      : stub(channel) {
+    bool owned = false;
+    grpc::SerializationTraits<v1::DownloadRequest>::Serialize(what, &request, &owned);
+    stub.PrepareBidiStreamingCall(&context, "/tessera.v1.BufferService/Download",
+                                  grpc::StubOptions(), this);
+    StartWriteLast(&request, grpc::WriteOptions());
+    StartRead(&response);
+    StartCall();
+  }
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    kept.push_back(response);
+    ++count;
+    StartRead(&response);
+  }
+  void OnDone(const grpc::Status& s) override {
+    status = s;
+    done = true;
+  }
+
+  grpc::GenericStub stub;
+  grpc::ClientContext context;
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+  std::vector<grpc::ByteBuffer> kept;
+  std::atomic<int> count{0};
+  std::atomic<bool> done{false};
+  grpc::Status status;
+};
+
+TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
+  Options options = TestOptions();
+  options.download_timeout = absl::Milliseconds(300);
+  auto server = std::make_unique<TestServer>(options);
+  ASSERT_TRUE(
+      server->Put<float>("x", v1::DTYPE_F32, {kSlot / 4}, std::vector<float>(kSlot / 4)).ok());
+  {
+    v1::AddRequest request;
+    for (v1::Operand* operand : {request.mutable_a(), request.mutable_b()}) {
+      operand->set_buffer("x");
+      operand->mutable_view()->add_shape(6);
+      operand->mutable_view()->add_shape(kSlot / 4);
+      operand->mutable_view()->add_strides(0);
+      operand->mutable_view()->add_strides(1);
+    }
+    request.mutable_result()->mutable_buffer()->set_name("y");
+    grpc::ClientContext context;
+    v1::AddResponse response;
+    ASSERT_TRUE(server->compute().Add(&context, request, &response).ok());
+  }
+  v1::DownloadRequest request;
+  request.set_name("y");
+  Keeper keeper(server->channel(), request);
+  ASSERT_TRUE(Eventually([&] { return keeper.done.load(); }));
+  EXPECT_EQ(keeper.status.error_code(), StatusCode::CANCELLED);
+  EXPECT_EQ(keeper.count, kSlotsADownload);
+  server.reset();
+  for (const grpc::ByteBuffer& kept : keeper.kept) {
+    grpc::ByteBuffer bytes(kept);
+    v1::DownloadResponse response;
+    ASSERT_TRUE(
+        grpc::SerializationTraits<v1::DownloadResponse>::Deserialize(&bytes, &response).ok());
+    EXPECT_TRUE(response.data() == std::string(kSlot, '\0'));
+  }
+}
+
+TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
+  FakeDevice device;
+  auto pool = SlotPool::Make(device, 2);
+  ASSERT_TRUE(pool.ok());
+  EXPECT_EQ(device.Count(Step::kStaging), 2);
+  const auto use = [&](std::size_t n) {
+    std::vector<Slot> slots;
+    for (std::size_t i = 0; i < n; ++i) {
+      auto slot = (*pool)->Take();
+      ASSERT_TRUE(slot.ok());
+      slot->data()[Slot::kBytes - 1] = 'x';
+      slots.push_back(*std::move(slot));
+    }
+  };
+  use(5);
+  EXPECT_EQ(device.Count(Step::kStaging), 5);
+  use(5);
+  (*pool)->Trim();
+  use(4);
+  EXPECT_EQ(device.Count(Step::kStaging), 5) << "nothing was unused";
+  (*pool)->Trim();  // one has been
+  use(5);
+  EXPECT_EQ(device.Count(Step::kStaging), 6);
+  (*pool)->Trim();
+  (*pool)->Trim();
+  use(2);
+  EXPECT_EQ(device.Count(Step::kStaging), 6);
+  use(3);
+  EXPECT_EQ(device.Count(Step::kStaging), 7);
+  device.Fail(Step::kStaging, Kind::kOutOfHostMemory);
+  EXPECT_FALSE(SlotPool::Make(device, 1).ok());
+  Slot last = *(*pool)->Take();
+  pool->reset();
+  last.data()[0] = 'x';
+}
+
+}  // namespace
+}  // namespace tessera
