@@ -628,8 +628,11 @@ absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,
 
 absl::Status Client::StatusOf(const v1::StepResult& result) {
   if (!result.has_error()) return absl::OkStatus();
-  return FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(result.error().code()),
-                               result.error().message(), result.error().SerializeAsString()));
+  const v1::StepError& error = result.error();
+  absl::Status status =
+      MakeError(static_cast<absl::StatusCode>(error.code()), error.reason(), error.message());
+  for (const auto& [key, value] : error.metadata()) SetErrorMetadata(status, key, value);
+  return status;
 }
 
 // --- The server ----------------------------------------------------------------------------------

@@ -383,8 +383,7 @@ auto PlaceAt(const Output& output, void** data) {
 
 template <class Problem>
 absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
-                                           RunOptions options,
-                                           absl::Span<const Operand> operands) {
+                                           RunOptions options, absl::Span<const Operand> operands) {
   options.enqueue_only = false;  // the result is read at once
   const auto place = [&stream](Problem& p) {
     p.result = stream.result();

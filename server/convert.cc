@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/time_util.h"
 #include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 
@@ -47,11 +48,13 @@ bool WorthRetrying(const std::string& reason, const std::map<std::string, std::s
 
 }  // namespace
 
-google::rpc::Status ToStatusProto(const absl::Status& status) {
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const std::string message = Message(status);
   const std::map<std::string, std::string> metadata = ErrorMetadata(status);
   google::rpc::Status details;
   details.set_code(static_cast<int>(status.code()));
-  details.set_message(Message(status));
+  details.set_message(message);
   google::rpc::ErrorInfo info;
   info.set_reason(ErrorReason(status));
   info.set_domain("tessera");
@@ -64,14 +67,18 @@ google::rpc::Status ToStatusProto(const absl::Status& status) {
     *retry.mutable_retry_delay() = ToProto(kRetryDelay);
     details.add_details()->PackFrom(retry);
   }
-  return details;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message,
+                      details.SerializeAsString());
 }
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  const google::rpc::Status details = ToStatusProto(status);
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), details.message(),
-                      details.SerializeAsString());
+v1::StepError ToStepError(const absl::Status& status) {
+  v1::StepError error;
+  error.set_code(static_cast<int>(status.code()));
+  error.set_message(Message(status));
+  error.set_reason(ErrorReason(status));
+  for (const auto& [key, value] : ErrorMetadata(status))
+    (*error.mutable_metadata())[key] = Shorten(value);
+  return error;
 }
 
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field) {

@@ -10,7 +10,6 @@
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/repeated_field.h"
 #include "google/protobuf/timestamp.pb.h"
-#include "google/rpc/status.pb.h"
 #include "grpcpp/support/status.h"
 #include "kernels/compute.h"
 #include "tessera/v1/buffer.pb.h"
@@ -21,8 +20,9 @@ namespace tessera {
 // The one way an error leaves the server: the code and the message, and in the details an ErrorInfo
 // of domain "tessera", and a RetryInfo when the call may go well a moment later. Long texts are cut,
 // so that the trailers stay below the 8 KiB that HTTP/2 peers accept.
-google::rpc::Status ToStatusProto(const absl::Status& status);
 grpc::Status ToGrpc(const absl::Status& status);
+// The error of a step of a program, cut in the same way.
+v1::StepError ToStepError(const absl::Status& status);
 
 // INVALID_ARGUMENT / BAD_DTYPE {field, value, valid}.
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);

@@ -147,18 +147,16 @@ class Outcome:
         self.code = error.code().name
         self.text = error.details() or ""
         for key, value in error.trailing_metadata() or ():
-            if key == "grpc-status-details-bin":
-                self._read(status_pb2.Status.FromString(value))
-
-    def _read(self, status):
-        info = error_details_pb2.ErrorInfo()
-        retry = error_details_pb2.RetryInfo()
-        for detail in status.details:
-            if detail.Unpack(info):
-                self.reason, self.domain = info.reason, info.domain
-                self.metadata = dict(info.metadata)
-            elif detail.Unpack(retry):
-                self.retry_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+            if key != "grpc-status-details-bin":
+                continue
+            info = error_details_pb2.ErrorInfo()
+            retry = error_details_pb2.RetryInfo()
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info):
+                    self.reason, self.domain = info.reason, info.domain
+                    self.metadata = dict(info.metadata)
+                elif detail.Unpack(retry):
+                    self.retry_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
 
     @classmethod
     def of_step(cls, result):
@@ -169,7 +167,8 @@ class Outcome:
         outcome = cls()
         codes = {code.value[0]: code.name for code in grpc.StatusCode}
         outcome.code, outcome.text = codes[result.error.code], result.error.message
-        outcome._read(result.error)
+        outcome.reason, outcome.domain = result.error.reason, "tessera"
+        outcome.metadata = dict(result.error.metadata)
         return outcome
 
     @property

@@ -87,6 +87,15 @@ std::string Field(const char* path, const std::string& key) {
   return "";
 }
 
+// "580.159.04" of NVIDIA's driver; empty: none.
+std::string DriverVersion() {
+  std::istringstream words(Field("/proc/driver/nvidia/version", "NVRM version"));
+  for (std::string word; words >> word;) {
+    if (word.find_first_not_of("0123456789.") == std::string::npos) return word;
+  }
+  return "";
+}
+
 json ToJson(const Row& row) {
   json object = {{"operation", row.operation->name},
                  {"size", row.size},
@@ -160,7 +169,7 @@ json Describe(const Options& options, const std::vector<Target>& targets) {
       {"machine",
        {{"cpu", Field("/proc/cpuinfo", "model name")},
         {"cores", std::thread::hardware_concurrency()},
-        {"driver", Field("/proc/driver/nvidia/version", "NVRM version")}}},
+        {"driver", DriverVersion()}}},
       {"options",
        {{"operations", options.operations},
         {"callers", options.callers},

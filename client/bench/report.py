@@ -84,6 +84,7 @@ def size_text(row):
         "": "",
         "elements": f"{row['size']} elements",
         "side": f"{row['size']} x {row['size']}",
+        "steps": f"{row['size']} steps",
         "MiB": f"{row['size']} MiB",
     }[row["size_unit"]]
 

@@ -31,8 +31,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/base/element.h"
-#include "kernels/bench/ceilings.h"
 #include "kernels/batch.h"
+#include "kernels/bench/ceilings.h"
 #include "kernels/compute.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/bench/hold.h"
