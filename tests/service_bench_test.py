@@ -183,7 +183,7 @@ class ServiceBenchTest(unittest.TestCase):
 
     def test_bad_flags(self):
         for flags, said in [
-            (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,upload,download}"),
+            (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,dots,chain,"),
             (["--target", "=x"], '"=x" is not NAME=ADDRESS'),
             (["--target", "a="], '"a=" is not NAME=ADDRESS'),
             (["--target", "a=x", "--target", "a=y"], 'two are named "a"'),

@@ -226,7 +226,8 @@ TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   device_.Open();
   EXPECT_TRUE(sender.Finish().ok());
   EXPECT_EQ(Committed("x"), 6000u);
-  EXPECT_EQ(Used("host_memory"), 0u);
+  // The server may not know yet that its answer to the question before has been taken.
+  EXPECT_TRUE(Eventually([&] { return Used("host_memory") == 0; }));
 }
 
 TEST_F(TransferTest, AnIdleStreamHoldsOneMessage) {
