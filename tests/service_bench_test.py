@@ -18,7 +18,7 @@ import unittest
 
 START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
 RUN_TIMEOUT_S = 120
-OPERATIONS = ["ping", "dot", "reduce", "matmul", "upload", "download"]
+OPERATIONS = ["ping", "dot", "reduce", "matmul", "dots", "chain", "upload", "download"]
 SHORT = {"--seconds": "0.05", "--rounds": "2", "--callers": "2", "--transfer-mib": "1"}
 
 programs = None  # filled by main()
