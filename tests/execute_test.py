@@ -286,7 +286,7 @@ def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
     assert outcomes[2].metadata["failed_step"] == "0"
     assert outcomes[1].answer.value.real == 55
     assert client.names() == ["good", "taken"]
-    eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client), 5)
 
 
 def test_steps_and_scratch_belong_to_programs(server, client):
@@ -317,7 +317,7 @@ def test_bytes_that_are_no_program(server, client):
                     b"\x0a" * 1001):
         refused(o.outcome_of(lambda m=message: call(m, timeout=20)), "INVALID_ARGUMENT",
                 "BAD_MESSAGE")
-    eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client), 5)
 
 
 def test_answers_fit_what_clients_receive(server, client):
@@ -336,7 +336,7 @@ def test_answers_fit_what_clients_receive(server, client):
         assert outcome.metadata["step"] == str(i)
     named = [add(x, x, result=o.into("n" * 128, replace=True))] * 20
     assert all(outcome.ok for outcome in run(client, *named, stats=True))
-    eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client), 5)
 
 
 def test_scratch_is_limited_and_given_back(server, client):
@@ -349,7 +349,7 @@ def test_scratch_is_limited_and_given_back(server, client):
     huge = o.inline(np.ones(1, np.float32), o.view([2**30, 2**29], [0, 0]))
     outcome = client.attempt("Execute", steps=[add(huge, huge, result=scratch())] * 4)
     assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step, outcome.answer.results))
-    eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client), 5)
 
 
 def test_programs_that_take_too_long_together(server, client):
@@ -375,11 +375,11 @@ def test_callers_that_leave(server, client):
             future.cancel()
     outcome = client.attempt("Execute", steps=steps, timeout=0.002)
     assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
-    eventually(lambda: idle(client) and client.device().waiting == 0, 20)
+    assert eventually(lambda: idle(client) and client.device().waiting == 0, 20)
     for name in client.names():
         if name.startswith("left"):  # it had ended before its caller left
             client.call("DeleteBuffer", name=name)
-    eventually(lambda: client.device().buffer_used_bytes == used, 5)
+    assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
 
 
 def test_many_callers(server, client):
@@ -410,7 +410,7 @@ def test_many_callers(server, client):
     for thread in threads:
         thread.join()
     assert not failures, failures[:3]
-    eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client), 5)
 
 
 FLAGS = (

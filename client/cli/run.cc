@@ -1,7 +1,7 @@
 // run: programs from JSON files.
 //
-// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}, ...]},
-// with the words of the command line in it:
+// A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}]}, in
+// which some values may be words of the command line:
 //
 //   operands    "x[0]", "file:PATH.npy", "step:0" beside the messages {"buffer": "x"}, ...
 //   result      "scratch", or the name of a buffer, beside {"buffer": {"name": "y", "replace": true}}
