@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -128,6 +129,10 @@ class Stream {
   // milliseconds; whoever stops leaves its results as they are, which nobody will read. Thread
   // safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
+
+  // How long the device may stay ready for more after a small operation, which then begins sooner;
+  // 0, as in the beginning: not at all. REQUIRES: the stream has had no work yet.
+  virtual void SetLinger(std::chrono::microseconds) {}
 
   // Begins a request: everything Scratch returned before is invalid, result() is reset.
   virtual void Reset() = 0;

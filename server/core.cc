@@ -71,16 +71,20 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     auto place = std::make_unique<Place>(options.ScratchLimit(core->store_.budget(*device).limit()),
                                          *device);
     bool first_stream = true;
-    auto compute =
-        Executor::Start(*device,
-                        {.workers = options.workers,
-                         .queue_length = options.queue,
-                         .spin = absl::ToChronoMicroseconds(options.spin),
-                         .scratch = &place->scratch},
-                        [&](Stream& stream) {
-                          if (!options.warm_up) return absl::OkStatus();
-                          return WarmUp(stream, place->pace, std::exchange(first_stream, false));
-                        });
+    auto compute = Executor::Start(
+        *device,
+        {.workers = options.workers,
+         .queue_length = options.queue,
+         .spin = absl::ToChronoMicroseconds(options.spin),
+         .scratch = &place->scratch},
+        [&](Stream& stream) {
+          absl::Status status;
+          if (options.warm_up) {
+            status = WarmUp(stream, place->pace, std::exchange(first_stream, false));
+          }
+          if (status.ok()) status = SetLinger(stream, absl::ToChronoMicroseconds(options.linger));
+          return status;
+        });
     if (!compute.ok()) return compute.status();
     auto transfers = Executor::Start(
         *device,

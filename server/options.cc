@@ -204,6 +204,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
               "how long an idle worker polls at most, while operations come at shorter intervals; "
               "0: it sleeps at once",
               false, options.spin);
+  AddDuration(app, "linger", "2ms",
+              "how long a GPU stays ready for another small operation after one, on an SM that it "
+              "keeps until then, or until other work comes; 0: every operation is a launch",
+              false, options.linger);
   app.add_option("--max-operation-seconds", options.max_operation_seconds,
                  "how long one operation may take, by estimate")
       ->type_name("SECONDS")

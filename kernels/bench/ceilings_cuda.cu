@@ -54,7 +54,7 @@ __global__ void Fma(T factor, T* sink) {
 }  // namespace
 
 void LaunchReadCuda(Stream& stream, const void* data, std::size_t bytes, void* sink) {
-  const CudaStream& cuda = Cuda(stream);
+  CudaStream& cuda = Cuda(stream);
   const int blocks = 4 * cuda.device().info().multiprocessors;
   Read<<<blocks, kBlock, 0, cuda.handle()>>>(static_cast<const uint4*>(data), bytes / 16,
                                              static_cast<uint4*>(sink));
@@ -66,7 +66,7 @@ void LaunchCopyCuda(Stream& stream, void* to, const void* from, std::size_t byte
 }
 
 double LaunchFmaCuda(Stream& stream, bool double_precision, void* sink) {
-  const CudaStream& cuda = Cuda(stream);
+  CudaStream& cuda = Cuda(stream);
   const int blocks = 16 * cuda.device().info().multiprocessors;
   if (double_precision) {
     Fma<double><<<blocks, 256, 0, cuda.handle()>>>(0.5, static_cast<double*>(sink));

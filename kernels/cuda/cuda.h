@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -82,7 +84,15 @@ class CudaDevice final : public Device {
 
   // Makes this device current on the calling thread. Every entry point begins with it, because a
   // process may hold several devices and a thread may serve all of them.
+  int ordinal() const { return ordinal_; }
   void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
+  // Makes kernels leave that wait for small work (kernels/cuda/persistent.h): others want the SMs, or
+  // the driver waits for all kernels.
+  void DismissPersistent() const {
+    std::atomic_ref(*dismissals()).fetch_add(1, std::memory_order_relaxed);
+  }
+  // How often that has happened, in memory that kernels can read.
+  std::uint32_t* dismissals() const { return static_cast<std::uint32_t*>(dismissals_.get()); }
   // Returns what the pool holds unused to the driver, for allocations that do not come from the
   // pool.
   void Trim();
@@ -92,9 +102,12 @@ class CudaDevice final : public Device {
   DeviceInfo info_;
   StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
+  PinnedMemory dismissals_;
 };
 
 // --- Stream ---
+
+class PersistentKernel;  // kernels/cuda/persistent.h
 
 // Where the blocks of one launch leave values for each other. Zero whenever no kernel of the stream
 // runs: whoever writes to it restores the zeros before it ends, so that no launch begins with a
@@ -117,7 +130,11 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   CudaDevice& device() const override { return device_; }
-  cudaStream_t handle() const { return stream_.get(); }
+  // To enqueue kernels, behind all work so far.
+  cudaStream_t handle() {
+    device_.DismissPersistent();
+    return order();
+  }
   void Reset() override;
   void Trim() override;
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
@@ -131,6 +148,7 @@ class CudaStream final : public Stream {
   void Synchronize() override;
   void StartTimer() override;
   double StopTimer() override;
+  void SetLinger(std::chrono::microseconds linger) override;
 
   Mailbox mailbox();
   // Enqueues what makes the mailbox zero again, for who leaves before all values are received.
@@ -139,6 +157,11 @@ class CudaStream final : public Stream {
   // kernel that counts with one sets it back, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
+
+  // The kernel that takes small work without a launch; null where there shall be none. It begins as
+  // soon as it has the work, so that nothing may be enqueued that the work depends on. What is
+  // enqueued later, and Synchronize, waits for the work.
+  PersistentKernel* persistent() { return busy_ ? nullptr : persistent_.get(); }
 
   // The stream's cuBLAS handle, on its stream; made on first use. REQUIRES: CublasMissing() is
   // empty.
@@ -152,6 +175,13 @@ class CudaStream final : public Stream {
     Event done;
   };
 
+  // To enqueue copies, which need no SM.
+  cudaStream_t order() {
+    FinishPersistent();
+    busy_ = true;
+    return stream_.get();
+  }
+  void FinishPersistent();
   Slot& NextSlot();
   void FreeAll() noexcept;
   // Device memory that is zero for what comes next on the stream.
@@ -168,6 +198,9 @@ class CudaStream final : public Stream {
   void* mailbox_ = nullptr;
   void* tickets_ = nullptr;
   cublasContext* cublas_ = nullptr;
+  std::unique_ptr<PersistentKernel> persistent_;
+  // Whether work has been enqueued whose end Synchronize has not seen.
+  bool busy_ = false;
 };
 
 // The stream as what it is on a CUDA device, which becomes current on the calling thread: the first

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/persistent.h"
 
 namespace tessera {
 namespace {
@@ -170,6 +171,8 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   info_.multiprocessors = properties.multiProcessorCount;
   info_.memory_bytes = properties.totalGlobalMem;
   stream_ = MakeStreamHandle();
+  dismissals_ = MakePinnedMemory(sizeof(std::uint32_t));
+  *dismissals() = 0;
 
   cudaMemPoolProps pool{};
   pool.allocType = cudaMemAllocationTypePinned;
@@ -229,6 +232,7 @@ std::size_t CudaDevice::AllocationBytes(std::size_t bytes) const {
 
 void CudaDevice::Trim() {
   Use();
+  DismissPersistent();
   CUDA_CHECK(cudaMemPoolTrimTo(pool_, 0));
 }
 
@@ -259,6 +263,7 @@ void CudaDevice::Free(void* memory) noexcept {
 
 StagingMemory CudaDevice::MakeStaging(std::size_t bytes) {
   Use();
+  DismissPersistent();
   return {MakePinnedMemory(bytes).release(), [](void* memory) noexcept { CudaDeleter()(memory); }};
 }
 
@@ -273,6 +278,7 @@ CudaStream::CudaStream(CudaDevice& device)
       host_scratch_(
           [&device](std::size_t bytes) {
             device.Use();
+            device.DismissPersistent();
             return MakePinnedMemory(bytes).release();
           },
           [](void* memory) { CudaDeleter()(memory); }) {
@@ -370,8 +376,8 @@ void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
       }
     }
     if (size == 0) break;
-    CUDA_CHECK(cudaMemcpyAsync(to, staged, size, cudaMemcpyHostToDevice, stream_.get()));
-    CUDA_CHECK(cudaEventRecord(slot.done.get(), stream_.get()));
+    CUDA_CHECK(cudaMemcpyAsync(to, staged, size, cudaMemcpyHostToDevice, order()));
+    CUDA_CHECK(cudaEventRecord(slot.done.get(), order()));
     to += size;
   }
 }
@@ -379,7 +385,7 @@ void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
 void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   device_.Use();
   if (bytes > 0 && IsPinned(host)) {
-    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, order()));
     Synchronize();
     return;
   }
@@ -395,9 +401,9 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
       // No wait: a copy to the device that reads the slot comes before this one on the stream, and
       // what the slot brought to the host was taken out in the round before.
       started = &NextSlot();
-      CUDA_CHECK(cudaMemcpyAsync(started->memory.get(), from, size, cudaMemcpyDeviceToHost,
-                                 stream_.get()));
-      CUDA_CHECK(cudaEventRecord(started->done.get(), stream_.get()));
+      CUDA_CHECK(
+          cudaMemcpyAsync(started->memory.get(), from, size, cudaMemcpyDeviceToHost, order()));
+      CUDA_CHECK(cudaEventRecord(started->done.get(), order()));
       from += size;
       bytes -= size;
     }
@@ -413,34 +419,47 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
 
 void CudaStream::Zero(void* device, std::size_t bytes) {
   device_.Use();
-  CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, stream_.get()));
+  CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, order()));
 }
 
 void CudaStream::Gather(const View& view, void* out) {
   device_.Use();
-  GatherAsync(view, out, stream_.get());
+  GatherAsync(view, out, handle());
 }
 
 void CudaStream::Convert(const void* in, DType from, void* out, DType to, std::int64_t n) {
   device_.Use();
-  ConvertAsync(in, from, out, to, n, stream_.get());
+  ConvertAsync(in, from, out, to, n, handle());
 }
 
 void CudaStream::Synchronize() {
+  FinishPersistent();
+  if (!busy_) return;
   device_.Use();
-  if (Poll([&] { return cudaStreamQuery(stream_.get()); })) return;
-  CUDA_CHECK(cudaEventRecord(idle_.get(), stream_.get()));
-  CUDA_CHECK(cudaEventSynchronize(idle_.get()));
+  if (!Poll([&] { return cudaStreamQuery(stream_.get()); })) {
+    CUDA_CHECK(cudaEventRecord(idle_.get(), stream_.get()));
+    CUDA_CHECK(cudaEventSynchronize(idle_.get()));
+  }
+  busy_ = false;
+}
+
+void CudaStream::SetLinger(std::chrono::microseconds linger) {
+  persistent_ =
+      linger.count() > 0 ? std::make_unique<PersistentKernel>(device_, *result(), linger) : nullptr;
+}
+
+void CudaStream::FinishPersistent() {
+  if (persistent_ != nullptr) persistent_->Wait();
 }
 
 void CudaStream::StartTimer() {
   device_.Use();
-  CUDA_CHECK(cudaEventRecord(start_.get(), stream_.get()));
+  CUDA_CHECK(cudaEventRecord(start_.get(), order()));
 }
 
 double CudaStream::StopTimer() {
   device_.Use();
-  CUDA_CHECK(cudaEventRecord(stop_.get(), stream_.get()));
+  CUDA_CHECK(cudaEventRecord(stop_.get(), order()));
   Synchronize();
   float milliseconds = 0;
   CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start_.get(), stop_.get()));
@@ -453,12 +472,12 @@ Mailbox CudaStream::mailbox() {
 }
 
 void CudaStream::ClearMailbox() {
-  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, stream_.get()));
+  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, order()));
 }
 
 void* CudaStream::AllocateZeros(std::size_t bytes) {
   void* memory = device_.Allocate(bytes);
-  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream_.get());
+  const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, order());
   if (error != cudaSuccess) {
     device_.Free(memory);
     ThrowCudaError(error, "cudaMemsetAsync");
@@ -480,6 +499,7 @@ cublasContext* CudaStream::Cublas() {
     cublas_ = handle;
     CUBLAS_CHECK(api.set_stream(handle, stream_.get()));
   }
+  this->handle();  // the library enqueues by itself
   return cublas_;
 }
 

@@ -7,20 +7,29 @@ namespace tessera {
 
 inline constexpr int kVectorBytes = 16;
 
-// 16 bytes that nobody writes meanwhile, kept out of the L1 cache if they are read once. address: a
-// multiple of 16. Volatile, so that the compiler leaves a load where it starts early instead of
-// moving it to where its value is used.
-template <bool kOnce>
+// kOnce, kAgain: of memory that nobody writes while the kernel runs; what is read once is kept out of
+// the L1 cache. kCoherent: of memory that may have been written since the kernel began, before a
+// fence of this thread's block.
+enum class Load { kOnce, kAgain, kCoherent };
+
+// 16 bytes. address: a multiple of 16. Volatile, so that the compiler leaves a load where it starts
+// early instead of moving it to where its value is used.
+template <Load kLoad>
 __device__ uint4 LoadAligned(const void* address) {
   uint4 v;
-  if constexpr (kOnce) {
+  if constexpr (kLoad == Load::kOnce) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(address));
-  } else {
+  } else if constexpr (kLoad == Load::kAgain) {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(address));
+  } else {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
   }
   return v;
 }

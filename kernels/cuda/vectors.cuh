@@ -292,7 +292,7 @@ __device__ void FoldWholeWalk(const Walk<T>& walk, Chain<F, T> (&chains)[kVector
     uint4 vectors[kVectorsInFlight];
 #pragma unroll
     for (int j = 0; j < kVectorsInFlight; ++j) {
-      vectors[j] = LoadAligned<true>(next);
+      vectors[j] = LoadAligned<Load::kOnce>(next);
       // The last one is loaded again, which takes fewer registers than not to.
       if (j + 1 < count) next += stride;
     }

@@ -24,6 +24,7 @@
 // Operations that do not round, integers and variances (double and free of cancellation already)
 // are as in `fixed_tree`. 7 additions per f64, where memory leaves an H200's SM time for about 25.
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/persistent.h"
 #include "kernels/cuda/tree/tree.h"
 
 namespace tessera {
@@ -42,6 +43,7 @@ Cost CostOf(const ReduceProblem& p) {
 template <bool kCompensated>
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
+  if (!kCompensated && BeginPersistent(p, cuda)) return;
   const TreeLaunch launch = {
       .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
   DispatchDType(

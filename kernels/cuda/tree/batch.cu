@@ -30,26 +30,11 @@ __global__ void __launch_bounds__(kTreeLanes, 2)
     FoldBatch(const BatchItem<C>* items, ReduceOp op, bool mirror) {
   constexpr int kWords = sizeof(BatchItem<C>) / sizeof(uint4);
   __shared__ uint4 words[kWords];
-  __shared__ typename C::Wide cells[kTreeLanes];
   if (threadIdx.x < kWords)
     words[threadIdx.x] = reinterpret_cast<const uint4*>(items + blockIdx.x)[threadIdx.x];
   __syncthreads();  // the item is there
   const auto& item = reinterpret_cast<const BatchItem<C>&>(words);
-  TreeWork work = {};
-  work.tree = {item.n, kShortRows * kTreeRow<typename C::Element>, 1};
-  work.op = op;
-  work.mirror = mirror;
-  std::uintptr_t places = 0;
-#pragma unroll
-  for (const auto* x : item.in.x) places |= reinterpret_cast<std::uintptr_t>(x);
-  cells[threadIdx.x] =
-      places % kTreeVectorBytes == 0
-          ? FoldShortLane<C>(item.in, work, /*number=*/0)
-          : FoldLane<C, Placement::kAny>(item.in, work, 0, item.n, static_cast<int>(threadIdx.x));
-  __syncthreads();  // cells are written
-  if (threadIdx.x >= kWarpSize) return;
-  const typename C::Wide value = FoldLanes<C>(cells);
-  if (threadIdx.x == 0) C::Finish(value, op, item.n, mirror, item.result);
+  FoldArray<C>(item.in, item.n, op, mirror, item.result);
 }
 
 template <class C, class Problem, class OperandsOf>

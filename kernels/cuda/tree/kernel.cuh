@@ -125,6 +125,29 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
 
 // --- Short arrays ---
 
+// One whole array of one chunk of up to kShortRows rows, by all threads of a block of kTreeLanes:
+// thread 0 leaves the result.
+template <class C>
+__device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
+                          Scalar* result) {
+  __shared__ typename C::Wide cells[kTreeLanes];
+  TreeWork work = {};
+  work.tree = {n, kShortRows * kTreeRow<typename C::Element>, 1};
+  work.op = op;
+  work.mirror = mirror;
+  std::uintptr_t places = 0;
+#pragma unroll
+  for (const auto* x : in.x) places |= reinterpret_cast<std::uintptr_t>(x);
+  cells[threadIdx.x] =
+      places % kTreeVectorBytes == 0
+          ? FoldShortLane<C>(in, work, /*number=*/0)
+          : FoldLane<C, Placement::kAny>(in, work, 0, n, static_cast<int>(threadIdx.x));
+  __syncthreads();  // cells are written
+  if (threadIdx.x >= kWarpSize) return;
+  const typename C::Wide value = FoldLanes<C>(cells);
+  if (threadIdx.x == 0) C::Finish(value, op, n, mirror, result);
+}
+
 // FoldTree for one chunk of up to kShortRows rows a block, one a lane at most, and aligned
 // operands. Short arrays wait for latencies, and that is what goes: a chunk's rows are loaded
 // together, and indices have 32 bits.
