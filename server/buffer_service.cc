@@ -46,19 +46,33 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
 
 }  // namespace
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* BufferService::Upload(
-    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  UploadCall& call =
-      uploads_.Add(std::make_shared<UploadCall>(core_, uploads_, *context, *response));
-  call.Begin();
-  return &call;
+bool BufferService::ServeStream(std::string_view method, StreamExchange& exchange) {
+  const auto begin = [&]<class Call>(LiveCalls<Call>& live) {
+    Call& call = live.Add(std::make_shared<Call>(core_, live, exchange));
+    exchange.Serve(call);
+    call.Begin();
+    return true;
+  };
+  if (method == "/tessera.v1.BufferService/Upload") return begin(uploads_);
+  if (method == "/tessera.v1.BufferService/Download") return begin(downloads_);
+  return false;
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* BufferService::Download(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  DownloadCall& call = downloads_.Add(std::make_shared<DownloadCall>(core_, downloads_, *context));
-  call.Begin(*request);
-  return &call;
+void BufferService::Serve(CallQueues& queues) {
+  const auto serve = [&]<class Request, class Response>(
+                         auto ask,
+                         void (BufferService::*handle)(UnaryExchangeOf<Request, Response>&)) {
+    AcceptUnary(queues, *this, ask, [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
+      (this->*handle)(exchange);
+    });
+  };
+  serve(&BufferService::RequestCreateBuffer, &BufferService::CreateBuffer);
+  serve(&BufferService::RequestGetBuffer, &BufferService::GetBuffer);
+  serve(&BufferService::RequestListBuffers, &BufferService::ListBuffers);
+  serve(&BufferService::RequestSealBuffer, &BufferService::SealBuffer);
+  serve(&BufferService::RequestUpdateBuffer, &BufferService::UpdateBuffer);
+  serve(&BufferService::RequestCopyBuffer, &BufferService::CopyBuffer);
+  serve(&BufferService::RequestDeleteBuffer, &BufferService::DeleteBuffer);
 }
 
 void BufferService::EndIdleStreams(absl::Time now) {
@@ -66,25 +80,25 @@ void BufferService::EndIdleStreams(absl::Time now) {
   downloads_.EndIdle(now);
 }
 
-grpc::ServerUnaryReactor* BufferService::CreateBuffer(grpc::CallbackServerContext* context,
-                                                      const v1::CreateBufferRequest* request,
-                                                      v1::CreateBufferResponse* response) {
-  return AnswerLater(core_, "CreateBuffer", *context, *request, *response,
-                     [this, request, response]() -> absl::Status {
-                       absl::StatusOr<BufferSpec> spec =
-                           MakeSpec(request->name(), request->spec(), core_);
-                       if (!spec.ok()) return spec.status();
-                       absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
-                       if (!draft.ok()) return draft.status();
-                       SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
-                       return absl::OkStatus();
-                     });
+void BufferService::CreateBuffer(
+    UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange) {
+  const v1::CreateBufferRequest* request = &exchange.request();
+  v1::CreateBufferResponse* response = &exchange.response();
+  AnswerLater(core_, "CreateBuffer", exchange, [this, request, response]() -> absl::Status {
+    absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
+    if (!spec.ok()) return spec.status();
+    absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
+    if (!draft.ok()) return draft.status();
+    SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
+    return absl::OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* BufferService::GetBuffer(grpc::CallbackServerContext* context,
-                                                   const v1::GetBufferRequest* request,
-                                                   v1::GetBufferResponse* response) {
-  return Answer(core_, "GetBuffer", *context, *request, *response, [&]() -> absl::Status {
+void BufferService::GetBuffer(
+    UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange) {
+  const v1::GetBufferRequest* request = &exchange.request();
+  v1::GetBufferResponse* response = &exchange.response();
+  Answer(core_, "GetBuffer", exchange, [&]() -> absl::Status {
     absl::StatusOr<BufferInfo> info = core_.store().Get(request->name(), request->version());
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
@@ -100,10 +114,11 @@ grpc::ServerUnaryReactor* BufferService::GetBuffer(grpc::CallbackServerContext* 
   });
 }
 
-grpc::ServerUnaryReactor* BufferService::ListBuffers(grpc::CallbackServerContext* context,
-                                                     const v1::ListBuffersRequest* request,
-                                                     v1::ListBuffersResponse* response) {
-  return Answer(core_, "ListBuffers", *context, *request, *response, [&]() -> absl::Status {
+void BufferService::ListBuffers(
+    UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange) {
+  const v1::ListBuffersRequest* request = &exchange.request();
+  v1::ListBuffersResponse* response = &exchange.response();
+  Answer(core_, "ListBuffers", exchange, [&]() -> absl::Status {
     if (request->page_size() < 0 || request->page_size() > kLargestPage) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
                        {{"field", "page_size"},
@@ -128,25 +143,26 @@ grpc::ServerUnaryReactor* BufferService::ListBuffers(grpc::CallbackServerContext
   });
 }
 
-grpc::ServerUnaryReactor* BufferService::SealBuffer(grpc::CallbackServerContext* context,
-                                                    const v1::SealBufferRequest* request,
-                                                    v1::SealBufferResponse* response) {
-  return AnswerLater(core_, "SealBuffer", *context, *request, *response,
-                     [this, request, response]() -> absl::Status {
-                       std::optional<std::uint32_t> checksum;
-                       if (request->has_crc32c()) checksum = request->crc32c();
-                       absl::StatusOr<BufferInfo> info =
-                           core_.store().Seal(request->name(), request->version(), checksum);
-                       if (!info.ok()) return info.status();
-                       SetBuffer(*info, response->mutable_buffer());
-                       return absl::OkStatus();
-                     });
+void BufferService::SealBuffer(
+    UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange) {
+  const v1::SealBufferRequest* request = &exchange.request();
+  v1::SealBufferResponse* response = &exchange.response();
+  AnswerLater(core_, "SealBuffer", exchange, [this, request, response]() -> absl::Status {
+    std::optional<std::uint32_t> checksum;
+    if (request->has_crc32c()) checksum = request->crc32c();
+    absl::StatusOr<BufferInfo> info =
+        core_.store().Seal(request->name(), request->version(), checksum);
+    if (!info.ok()) return info.status();
+    SetBuffer(*info, response->mutable_buffer());
+    return absl::OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* BufferService::UpdateBuffer(grpc::CallbackServerContext* context,
-                                                      const v1::UpdateBufferRequest* request,
-                                                      v1::UpdateBufferResponse* response) {
-  return Answer(core_, "UpdateBuffer", *context, *request, *response, [&]() -> absl::Status {
+void BufferService::UpdateBuffer(
+    UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange) {
+  const v1::UpdateBufferRequest* request = &exchange.request();
+  v1::UpdateBufferResponse* response = &exchange.response();
+  Answer(core_, "UpdateBuffer", exchange, [&]() -> absl::Status {
     std::optional<absl::Duration> ttl;
     if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
     absl::StatusOr<BufferInfo> info =
@@ -162,9 +178,10 @@ namespace {
 // A copy, on a worker of the source's device.
 class CopyCall final : public DeviceCall {
  public:
-  CopyCall(Core& core, grpc::CallbackServerContext& context, const v1::CopyBufferRequest& request,
-           v1::CopyBufferResponse& response)
-      : DeviceCall(core, "CopyBuffer", context), request_(request), response_(response) {}
+  CopyCall(Core& core, UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
+      : DeviceCall(core, "CopyBuffer", exchange),
+        request_(exchange.request()),
+        response_(exchange.response()) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override {
@@ -235,18 +252,18 @@ class CopyCall final : public DeviceCall {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* BufferService::CopyBuffer(grpc::CallbackServerContext* context,
-                                                    const v1::CopyBufferRequest* request,
-                                                    v1::CopyBufferResponse* response) {
-  auto* call = new CopyCall(core_, *context, *request, *response);
-  call->Start(request->ByteSizeLong());
-  return call;
+void BufferService::CopyBuffer(
+    UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
+  auto call = std::make_unique<CopyCall>(core_, exchange);
+  CopyCall& started = *call;
+  exchange.Serve(std::move(call));
+  started.Start(exchange.request().ByteSizeLong());
 }
 
-grpc::ServerUnaryReactor* BufferService::DeleteBuffer(grpc::CallbackServerContext* context,
-                                                      const v1::DeleteBufferRequest* request,
-                                                      v1::DeleteBufferResponse* response) {
-  return AnswerLater(core_, "DeleteBuffer", *context, *request, *response, [this, request] {
+void BufferService::DeleteBuffer(
+    UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange) {
+  const v1::DeleteBufferRequest* request = &exchange.request();
+  AnswerLater(core_, "DeleteBuffer", exchange, [this, request] {
     return core_.store().Delete(request->name(), request->version());
   });
 }

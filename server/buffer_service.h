@@ -1,51 +1,41 @@
 // Buffers on the wire: creation, upload and download as streams, and what may be asked about them.
 #pragma once
 
+#include <string_view>
+
 #include "absl/time/time.h"
 #include "server/core.h"
 #include "server/download_call.h"
 #include "server/live_calls.h"
+#include "server/unary_exchange.h"
 #include "server/upload_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
 namespace tessera {
 
-// All methods in callback form. Upload and Download take and give their messages as bytes: data
-// stays where it is, and a message of an upload that cannot be parsed differs from the end of the
-// stream.
-using BufferServiceBase = v1::BufferService::WithRawCallbackMethod_Upload<
-    v1::BufferService::WithRawCallbackMethod_Download<v1::BufferService::CallbackService>>;
+// Upload and Download are left to the server's generic service, which takes and gives messages as
+// bytes: data stays where it is, and a message of an upload that cannot be parsed differs from the
+// end of the stream.
+template <class Service>
+using UnaryBufferMethods = v1::BufferService::WithAsyncMethod_CreateBuffer<
+    v1::BufferService::WithAsyncMethod_GetBuffer<v1::BufferService::WithAsyncMethod_ListBuffers<
+        v1::BufferService::WithAsyncMethod_SealBuffer<
+            v1::BufferService::WithAsyncMethod_UpdateBuffer<
+                v1::BufferService::WithAsyncMethod_CopyBuffer<
+                    v1::BufferService::WithAsyncMethod_DeleteBuffer<Service>>>>>>>;
+using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
+    v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
 // Thread safe; the core outlives it, and it the calls.
 class BufferService final : public BufferServiceBase {
  public:
   explicit BufferService(Core& core) : core_(core) {}
 
-  grpc::ServerUnaryReactor* CreateBuffer(grpc::CallbackServerContext* context,
-                                         const v1::CreateBufferRequest* request,
-                                         v1::CreateBufferResponse* response) override;
-  grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext* context,
-                                                    grpc::ByteBuffer* response) override;
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* request) override;
-  grpc::ServerUnaryReactor* GetBuffer(grpc::CallbackServerContext* context,
-                                      const v1::GetBufferRequest* request,
-                                      v1::GetBufferResponse* response) override;
-  grpc::ServerUnaryReactor* ListBuffers(grpc::CallbackServerContext* context,
-                                        const v1::ListBuffersRequest* request,
-                                        v1::ListBuffersResponse* response) override;
-  grpc::ServerUnaryReactor* SealBuffer(grpc::CallbackServerContext* context,
-                                       const v1::SealBufferRequest* request,
-                                       v1::SealBufferResponse* response) override;
-  grpc::ServerUnaryReactor* UpdateBuffer(grpc::CallbackServerContext* context,
-                                         const v1::UpdateBufferRequest* request,
-                                         v1::UpdateBufferResponse* response) override;
-  grpc::ServerUnaryReactor* CopyBuffer(grpc::CallbackServerContext* context,
-                                       const v1::CopyBufferRequest* request,
-                                       v1::CopyBufferResponse* response) override;
-  grpc::ServerUnaryReactor* DeleteBuffer(grpc::CallbackServerContext* context,
-                                         const v1::DeleteBufferRequest* request,
-                                         v1::DeleteBufferResponse* response) override;
+  // The unary methods, once the server has been built.
+  void Serve(CallQueues& queues);
+  // Begins to serve a call of Upload or Download, named as in /package.Service/Method; whether it is
+  // one.
+  bool ServeStream(std::string_view method, StreamExchange& exchange);
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
   // UPLOAD_IDLE) or whose draft is gone, and downloads whose reader has taken nothing for longer
@@ -53,6 +43,14 @@ class BufferService final : public BufferServiceBase {
   void EndIdleStreams(absl::Time now);
 
  private:
+  void CreateBuffer(UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange);
+  void GetBuffer(UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange);
+  void ListBuffers(UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange);
+  void SealBuffer(UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange);
+  void UpdateBuffer(UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange);
+  void CopyBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
+  void DeleteBuffer(UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange);
+
   Core& core_;
   LiveCalls<UploadCall> uploads_;
   LiveCalls<DownloadCall> downloads_;

@@ -40,9 +40,10 @@ void SetRange(const LaunchLimits::Range& range, MakeRange make) {
 template <class Request, class Response>
 class OperationCall final : public DeviceCall {
  public:
-  OperationCall(Core& core, std::string_view method, grpc::CallbackServerContext& context,
-                const Request& request, Response& response)
-      : DeviceCall(core, method, context), request_(request), response_(response) {}
+  OperationCall(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange)
+      : DeviceCall(core, method, exchange),
+        request_(exchange.request()),
+        response_(exchange.response()) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override {
@@ -141,61 +142,42 @@ class OperationCall final : public DeviceCall {
   Sources sources_;
 };
 
-template <class Request, class Response>
-grpc::ServerUnaryReactor* Start(Core& core, std::string_view method,
-                                grpc::CallbackServerContext& context, const Request& request,
-                                Response& response) {
-  auto* call = new OperationCall<Request, Response>(core, method, context, request, response);
-  call->Start(request.ByteSizeLong());
-  return call;
-}
-
 }  // namespace
 
-grpc::ServerUnaryReactor* ComputeService::Dot(grpc::CallbackServerContext* context,
-                                              const v1::DotRequest* request,
-                                              v1::DotResponse* response) {
-  return Start(core_, "Dot", *context, *request, *response);
+void ComputeService::Serve(CallQueues& queues) {
+  const auto operation = [&](std::string_view method, auto ask) {
+    AcceptUnary(queues, *this, ask,
+                [this, method]<class Request, class Response>(
+                    UnaryExchangeOf<Request, Response>& exchange) {
+                  auto call =
+                      std::make_unique<OperationCall<Request, Response>>(core_, method, exchange);
+                  OperationCall<Request, Response>& started = *call;
+                  exchange.Serve(std::move(call));
+                  started.Start(exchange.request().ByteSizeLong());
+                });
+  };
+  operation("Dot", &ComputeService::RequestDot);
+  operation("Reduce", &ComputeService::RequestReduce);
+  operation("Matmul", &ComputeService::RequestMatmul);
+  operation("Add", &ComputeService::RequestAdd);
+  operation("WindowSum", &ComputeService::RequestWindowSum);
+  AcceptUnary(queues, *this, &ComputeService::RequestExecute, [this](auto& exchange) {
+    auto call = std::make_unique<ExecuteCall>(core_, exchange);
+    ExecuteCall& started = *call;
+    exchange.Serve(std::move(call));
+    started.Start(exchange.request());
+  });
+  AcceptUnary(queues, *this, &ComputeService::RequestListStrategies,
+              [this](auto& exchange) { ListStrategies(exchange); });
+  AcceptUnary(queues, *this, &ComputeService::RequestGetServerInfo,
+              [this](auto& exchange) { GetServerInfo(exchange); });
 }
 
-grpc::ServerUnaryReactor* ComputeService::Reduce(grpc::CallbackServerContext* context,
-                                                 const v1::ReduceRequest* request,
-                                                 v1::ReduceResponse* response) {
-  return Start(core_, "Reduce", *context, *request, *response);
-}
-
-grpc::ServerUnaryReactor* ComputeService::Matmul(grpc::CallbackServerContext* context,
-                                                 const v1::MatmulRequest* request,
-                                                 v1::MatmulResponse* response) {
-  return Start(core_, "Matmul", *context, *request, *response);
-}
-
-grpc::ServerUnaryReactor* ComputeService::Add(grpc::CallbackServerContext* context,
-                                              const v1::AddRequest* request,
-                                              v1::AddResponse* response) {
-  return Start(core_, "Add", *context, *request, *response);
-}
-
-grpc::ServerUnaryReactor* ComputeService::WindowSum(grpc::CallbackServerContext* context,
-                                                    const v1::WindowSumRequest* request,
-                                                    v1::WindowSumResponse* response) {
-  return Start(core_, "WindowSum", *context, *request, *response);
-}
-
-grpc::ServerUnaryReactor* ComputeService::Execute(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* request,
-                                                  grpc::ByteBuffer* response) {
-  auto* call = new ExecuteCall(core_, *context, *response);
-  call->Start(*request);
-  return call;
-}
-
-grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerContext* context,
-                                                         const v1::ListStrategiesRequest* request,
-                                                         v1::ListStrategiesResponse* response) {
-  return AnswerLater(
-      core_, "ListStrategies", *context, *request, *response,
-      [this, request, response]() -> absl::Status {
+void ComputeService::ListStrategies(
+    UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange) {
+  AnswerLater(
+      core_, "ListStrategies", exchange,
+      [this, request = &exchange.request(), response = &exchange.response()]() -> absl::Status {
         std::vector<Device*> devices;
         for (const std::unique_ptr<Device>& device : core_.devices())
           devices.push_back(device.get());
@@ -244,10 +226,9 @@ grpc::ServerUnaryReactor* ComputeService::ListStrategies(grpc::CallbackServerCon
       });
 }
 
-grpc::ServerUnaryReactor* ComputeService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                        const v1::GetServerInfoRequest* request,
-                                                        v1::GetServerInfoResponse* response) {
-  return AnswerLater(core_, "GetServerInfo", *context, *request, *response, [this, response] {
+void ComputeService::GetServerInfo(
+    UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange) {
+  AnswerLater(core_, "GetServerInfo", exchange, [this, response = &exchange.response()] {
     const Options& options = core_.options();
     response->set_version(TESSERA_VERSION);
     for (const std::unique_ptr<Device>& device : core_.devices()) {

@@ -2,44 +2,36 @@
 #pragma once
 
 #include "server/core.h"
+#include "server/unary_exchange.h"
 #include "tessera/v1/compute.grpc.pb.h"
 
 namespace tessera {
 
-// All methods in callback form; Execute reads its message as bytes, because only then programs that
-// are too long can be refused before they take the memory of their steps.
+// Execute reads its message as bytes, because only then programs that are too long can be refused
+// before they take the memory of their steps.
+template <class Service>
+using OtherComputeMethods = v1::ComputeService::WithAsyncMethod_Dot<
+    v1::ComputeService::WithAsyncMethod_Reduce<v1::ComputeService::WithAsyncMethod_Matmul<
+        v1::ComputeService::WithAsyncMethod_Add<v1::ComputeService::WithAsyncMethod_WindowSum<
+            v1::ComputeService::WithAsyncMethod_ListStrategies<
+                v1::ComputeService::WithAsyncMethod_GetServerInfo<Service>>>>>>>;
 using ComputeServiceBase =
-    v1::ComputeService::WithRawCallbackMethod_Execute<v1::ComputeService::CallbackService>;
+    v1::ComputeService::WithRawMethod_Execute<OtherComputeMethods<v1::ComputeService::Service>>;
 
 // Thread safe; the core outlives it.
 class ComputeService final : public ComputeServiceBase {
  public:
   explicit ComputeService(Core& core) : core_(core) {}
 
-  grpc::ServerUnaryReactor* Dot(grpc::CallbackServerContext* context, const v1::DotRequest* request,
-                                v1::DotResponse* response) override;
-  grpc::ServerUnaryReactor* Reduce(grpc::CallbackServerContext* context,
-                                   const v1::ReduceRequest* request,
-                                   v1::ReduceResponse* response) override;
-  grpc::ServerUnaryReactor* Matmul(grpc::CallbackServerContext* context,
-                                   const v1::MatmulRequest* request,
-                                   v1::MatmulResponse* response) override;
-  grpc::ServerUnaryReactor* Add(grpc::CallbackServerContext* context, const v1::AddRequest* request,
-                                v1::AddResponse* response) override;
-  grpc::ServerUnaryReactor* WindowSum(grpc::CallbackServerContext* context,
-                                      const v1::WindowSumRequest* request,
-                                      v1::WindowSumResponse* response) override;
-  grpc::ServerUnaryReactor* Execute(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request,
-                                    grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* ListStrategies(grpc::CallbackServerContext* context,
-                                           const v1::ListStrategiesRequest* request,
-                                           v1::ListStrategiesResponse* response) override;
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const v1::GetServerInfoRequest* request,
-                                          v1::GetServerInfoResponse* response) override;
+  // Once the server has been built.
+  void Serve(CallQueues& queues);
 
  private:
+  void ListStrategies(
+      UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange);
+  void GetServerInfo(
+      UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange);
+
   Core& core_;
 };
 

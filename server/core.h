@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
-#include "grpcpp/support/server_callback.h"
 #include "server/admission.h"
 #include "server/answers.h"
 #include "server/buffer_store.h"

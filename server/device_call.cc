@@ -14,9 +14,15 @@ void DeviceCall::Start(std::size_t bytes) {
     if (absl::Status accepted = Accept(bytes); !accepted.ok()) return accepted;
     absl::StatusOr<Device*> device = Prepare();
     if (!device.ok()) return device.status();
-    executor_ = &core().compute(**device);
+    Executor& executor = core().compute(**device);
+    const bool is_short = IsShort(**device);
     accept_time_ = SteadyNow();
-    return IsShort(**device) ? executor_->RunOrSubmit(*this) : executor_->Submit(*this);
+    executor_ = &executor;
+    if (is_short) {
+      const CallQueue::Leave leave;
+      if (leave.granted()) return executor.RunOrSubmit(*this);
+    }
+    return executor.Submit(*this);
   });
   if (!status.ok()) {
     executor_ = nullptr;
@@ -38,7 +44,8 @@ void DeviceCall::Conclude(const absl::Status& status) {
 }
 
 void DeviceCall::OnCancel() {
-  if (executor_ != nullptr && executor_->Cancel(*this)) Conclude(CallerLeft());
+  Executor* const executor = executor_;
+  if (executor != nullptr && executor->Cancel(*this)) Conclude(CallerLeft());
 }
 
 }  // namespace tessera

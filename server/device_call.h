@@ -1,6 +1,7 @@
 // A unary call that needs a stream of a device.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 
 #include "absl/status/status.h"
@@ -15,7 +16,7 @@ namespace tessera {
 class DeviceCall : public UnaryCall, private Task {
  public:
   using UnaryCall::UnaryCall;
-  // On the thread of gRPC that brought the call, once. The request, of so many bytes on the wire,
+  // On the thread that brought the call, once. The request, of so many bytes on the wire,
   // lives until the call has ended.
   void Start(std::size_t bytes);
 
@@ -39,7 +40,7 @@ class DeviceCall : public UnaryCall, private Task {
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 
-  Executor* executor_ = nullptr;
+  std::atomic<Executor*> executor_{nullptr};
   absl::Time accept_time_;
   double queue_us_ = 0;
 };

@@ -51,20 +51,23 @@ struct DownloadCall::Lease {
   const Slot slot;
 };
 
-void DownloadCall::Begin(const grpc::ByteBuffer& request) {
-  grpc::ByteBuffer bytes(request);
-  if (!grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&bytes, &request_).ok()) {
-    // What gRPC says to a request that it cannot parse.
-    over_ = true;
-    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""));
-    return;
-  }
-  absl::Status status = Guarded([&] { return Open(); });
+void DownloadCall::OnReadDone(bool ok) {
+  absl::Status status = Guarded([&]() -> absl::Status {
+    if (!ok ||
+        !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                       "the message is no valid DownloadRequest", {{"field", "message"}});
+    }
+    return Open();
+  });
   Step step;
   {
     const std::lock_guard lock(mutex_);
-    done_ = !status.ok();
-    status_ = std::move(status);
+    opening_ = false;
+    if (!broken_) {
+      done_ = !status.ok();
+      status_ = std::move(status);
+    }
     step = Decide();
   }
   Do(step);
@@ -101,7 +104,7 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     if (!waits || given_up_ || now - moved_ <= core_.options().download_timeout) return;
     given_up_ = true;
   }
-  context_.TryCancel();
+  context().TryCancel();
 }
 
 absl::Status DownloadCall::Open() {
@@ -138,7 +141,7 @@ absl::Status DownloadCall::Open() {
 
 DownloadCall::Step DownloadCall::Decide() {
   Step step;
-  if (over_) return step;
+  if (over_ || opening_) return step;
   if (!writing_ && !fetched_.empty()) {
     message_.Swap(&fetched_.front());
     fetched_.erase(fetched_.begin());
@@ -261,7 +264,7 @@ void DownloadCall::OnSlotFree() {
 }
 
 void DownloadCall::End() {
-  if (!status_.ok()) LogFailedCall("Download", context_.peer(), status_);
+  if (!status_.ok()) LogFailedCall("Download", context().peer(), status_);
   core_.chores().Release(std::move(buffer_));
   stream_ = Charge();
   memory_ = Charge();

@@ -12,6 +12,7 @@
 #include "server/core.h"
 #include "server/live_calls.h"
 #include "server/slots.h"
+#include "server/stream_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
 namespace tessera {
@@ -20,15 +21,17 @@ namespace tessera {
 // there, while the next chunks fill the other slots. A slot that gRPC has not let go of is not
 // filled again: so much is on its way to the client at most, and the host's memory is charged for
 // it.
-class DownloadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
  public:
-  DownloadCall(Core& core, LiveCalls<DownloadCall>& live, grpc::CallbackServerContext& context)
-      : core_(core), live_(live), context_(context) {}
+  DownloadCall(Core& core, LiveCalls<DownloadCall>& live, StreamExchange& exchange)
+      : StreamCall(exchange), core_(core), live_(live) {}
 
   // Once the service knows the call.
-  void Begin(const grpc::ByteBuffer& request);
+  void Begin() { StartRead(&message_); }
+
+  void OnReadDone(bool ok) override;
 
   void OnWriteDone(bool ok) override;
 
@@ -78,7 +81,6 @@ class DownloadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   Core& core_;
   LiveCalls<DownloadCall>& live_;
-  grpc::CallbackServerContext& context_;
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;
   Charge stream_;
@@ -91,9 +93,10 @@ class DownloadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   v1::DownloadResponse header_;  // of the next message
   std::uint64_t position_ = 0;
 
-  grpc::ByteBuffer message_;  // gRPC's while it writes
+  grpc::ByteBuffer message_;  // gRPC's while it reads the request, or writes
 
   std::mutex mutex_;
+  bool opening_ = true;    // until it is known what to fetch
   bool fetching_ = false;  // by the device's workers
   bool writing_ = false;   // by gRPC
   bool done_ = false;      // nothing is left to fetch

@@ -13,8 +13,8 @@ namespace tessera {
 // Reads its message and writes its answer as bytes, in an arena: a step costs no allocation.
 class ExecuteCall final : public DeviceCall {
  public:
-  ExecuteCall(Core& core, grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
-      : DeviceCall(core, "Execute", context), response_(response) {}
+  ExecuteCall(Core& core, UnaryExchangeOf<grpc::ByteBuffer, grpc::ByteBuffer>& exchange)
+      : DeviceCall(core, "Execute", exchange), response_(exchange.response()) {}
 
   // Like DeviceCall::Start.
   void Start(const grpc::ByteBuffer& request);

@@ -6,11 +6,13 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/descriptor.pb.h"
 #include "grpc/grpc.h"
 #include "grpc/reflection/v1/reflection.grpc.pb.h"
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
 #include "server/clock.h"
 
 namespace tessera {
@@ -133,36 +135,40 @@ class Streams {
 
 // Reads a question, writes the answer, reads the next. Between questions it holds no message.
 template <class Request, class Response>
-class Reactor final : public grpc::ServerBidiReactor<Request, Response> {
+class ReflectionCall final : public StreamCall {
  public:
-  Reactor(grpc::CallbackServerContext& context, const std::vector<std::string>& services,
-          Streams& streams)
-      : services_(services),
+  ReflectionCall(StreamExchange& exchange, const std::vector<std::string>& services,
+                 Streams& streams)
+      : StreamCall(exchange),
+        services_(services),
         streams_(streams),
-        stream_{context.c_call(), absl::ToUnixNanos(SteadyNow())} {
+        stream_{context().c_call(), absl::ToUnixNanos(SteadyNow())} {
+    exchange.Serve(*this);
     if (streams_.Add(stream_)) {
-      this->StartRead(&request_);
+      StartRead(&message_);
     } else {
-      this->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many reflection streams are open"});
+      Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many reflection streams are open"});
     }
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return this->Finish(grpc::Status::OK);
+    if (!ok) return Finish(grpc::Status::OK);
     stream_.last_use_ns = absl::ToUnixNanos(SteadyNow());
-    if (request_.ByteSizeLong() > kLargestRequest) {
-      request_ = Request();
-      return this->Finish(
-          {grpc::StatusCode::INVALID_ARGUMENT, "a request of reflection may have 65536 bytes"});
-    }
-    Answer(request_, services_, response_);
-    this->StartWrite(&response_);
+    if (message_.Length() > kLargestRequest)
+      return Finish(Invalid("a request of reflection may have 65536 bytes"));
+    Request request;
+    if (!grpc::SerializationTraits<Request>::Deserialize(&message_, &request).ok())
+      return Finish(Invalid("the message is no valid request of reflection"));
+    Response response;
+    Answer(request, services_, response);
+    bool owned = false;
+    grpc::SerializationTraits<Response>::Serialize(response, &message_, &owned);
+    StartWrite(&message_);
   }
   void OnWriteDone(bool ok) override {
-    if (!ok) return this->Finish(grpc::Status::CANCELLED);
-    request_ = Request();
-    response_ = Response();
-    this->StartRead(&request_);
+    if (!ok) return Finish(grpc::Status::CANCELLED);
+    message_.Clear();
+    StartRead(&message_);
   }
   void OnDone() override {
     streams_.Remove(stream_);
@@ -170,31 +176,22 @@ class Reactor final : public grpc::ServerBidiReactor<Request, Response> {
   }
 
  private:
+  static grpc::Status Invalid(const char* message) {
+    return {grpc::StatusCode::INVALID_ARGUMENT, message};
+  }
+
   const std::vector<std::string>& services_;
   Streams& streams_;
   Stream stream_;
-  Request request_;
-  Response response_;
-};
-
-template <class Base, class Request, class Response>
-class Service final : public Base {
- public:
-  Service(const std::vector<std::string>& services, Streams& streams)
-      : services_(services), streams_(streams) {}
-
-  grpc::ServerBidiReactor<Request, Response>* ServerReflectionInfo(
-      grpc::CallbackServerContext* context) override {
-    return new Reactor<Request, Response>(*context, services_, streams_);
-  }
-
- private:
-  const std::vector<std::string>& services_;
-  Streams& streams_;
+  grpc::ByteBuffer message_;
 };
 
 namespace v1 = grpc::reflection::v1;
 namespace v1alpha = grpc::reflection::v1alpha;
+
+std::string MethodOf(const char* service) {
+  return absl::StrCat("/", service, "/ServerReflectionInfo");
+}
 
 }  // namespace
 
@@ -207,12 +204,6 @@ class Reflection::Impl {
 
   std::vector<std::string> names_;
   Streams streams_;
-  Service<v1::ServerReflection::CallbackService, v1::ServerReflectionRequest,
-          v1::ServerReflectionResponse>
-      v1_{names_, streams_};
-  Service<v1alpha::ServerReflection::CallbackService, v1alpha::ServerReflectionRequest,
-          v1alpha::ServerReflectionResponse>
-      v1alpha_{names_, streams_};
 };
 
 Reflection::Reflection(std::vector<std::string> services)
@@ -220,7 +211,18 @@ Reflection::Reflection(std::vector<std::string> services)
 
 Reflection::~Reflection() = default;
 
-std::vector<grpc::Service*> Reflection::services() { return {&impl_->v1_, &impl_->v1alpha_}; }
+bool Reflection::Serve(std::string_view method, StreamExchange& exchange) {
+  const bool is_v1 = method == MethodOf(v1::ServerReflection::service_full_name());
+  const bool is_v1alpha = method == MethodOf(v1alpha::ServerReflection::service_full_name());
+  if (is_v1) {
+    new ReflectionCall<v1::ServerReflectionRequest, v1::ServerReflectionResponse>(
+        exchange, impl_->names_, impl_->streams_);
+  } else if (is_v1alpha) {
+    new ReflectionCall<v1alpha::ServerReflectionRequest, v1alpha::ServerReflectionResponse>(
+        exchange, impl_->names_, impl_->streams_);
+  }
+  return is_v1 || is_v1alpha;
+}
 
 void Reflection::EndIdleStreams(absl::Time now) { impl_->streams_.EndIdle(now); }
 

@@ -4,24 +4,26 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "grpcpp/impl/codegen/service_type.h"
+#include "server/stream_call.h"
 
 namespace tessera {
 
 // The services grpc.reflection.v1 and v1alpha, which differ in their names. They serve at most 128
 // streams at once (RESOURCE_EXHAUSTED) and take requests of at most 64 KiB (INVALID_ARGUMENT).
-// Thread safe; outlives the server that they are registered with.
+// Thread safe; outlives the server.
 class Reflection {
  public:
   // services: full names, in the order in which they are told; their descriptors are linked.
   explicit Reflection(std::vector<std::string> services);
   ~Reflection();
 
-  // To be registered with the server.
-  std::vector<grpc::Service*> services();
+  // Begins to serve a call of a method of reflection, named as in /package.Service/Method; whether it
+  // is one.
+  bool Serve(std::string_view method, StreamExchange& exchange);
 
   // Ends the streams on which nothing has been asked for a minute, with DEADLINE_EXCEEDED.
   void EndIdleStreams(absl::Time now);

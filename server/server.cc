@@ -12,7 +12,6 @@
 #include "google/protobuf/message.h"
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
-#include "grpcpp/health_check_service_interface.h"
 #include "kernels/base/error.h"
 #include "server/log.h"
 #include "spdlog/spdlog.h"
@@ -62,7 +61,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
-  server->heartbeat_ = std::make_unique<Heartbeat>(server->InProcessChannel());
   server->SetHealth();
   server->tender_ = std::thread(&Server::Tend, server.get());
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
@@ -71,7 +69,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 
 absl::Status Server::Listen() {
   const Options& options = core_->options();
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   builder.RegisterService(&buffer_service_);
   builder.RegisterService(&compute_service_);
@@ -82,8 +79,8 @@ absl::Status Server::Listen() {
     reflection_ = std::make_unique<Reflection>(
         std::vector<std::string>{v1::BufferService::service_full_name(),
                                  v1::ComputeService::service_full_name(), "grpc.health.v1.Health"});
-    for (grpc::Service* service : reflection_->services()) builder.RegisterService(service);
   }
+  builder.RegisterAsyncGenericService(&streams_);
   // Twice what clients may send: so that a message that is somewhat too large gets an answer with
   // figures, where gRPC itself only breaks the call.
   builder.SetMaxReceiveMessageSize(static_cast<int>(
@@ -111,13 +108,25 @@ absl::Status Server::Listen() {
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
+  queues_ = std::make_unique<CallQueues>(builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
+  buffer_service_.Serve(*queues_);
+  compute_service_.Serve(*queues_);
+  queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
   listener_->Start(std::move(acceptor));
   return absl::OkStatus();
+}
+
+void Server::ServeStream(StreamExchange& exchange) {
+  const std::string method = exchange.context().method();
+  if (buffer_service_.ServeStream(method, exchange) || health_.Serve(method, exchange) ||
+      (reflection_ != nullptr && reflection_->Serve(method, exchange)))
+    return;
+  exchange.Refuse({grpc::StatusCode::UNIMPLEMENTED, "the server has no such method"});
 }
 
 Server::~Server() {
@@ -128,6 +137,7 @@ Server::~Server() {
   }
   changed_.notify_all();
   if (tender_.joinable()) tender_.join();
+  queues_.reset();
 }
 
 std::shared_ptr<grpc::Channel> Server::InProcessChannel() {
@@ -153,16 +163,13 @@ Server::Reason Server::Wait() {
 bool Server::Drain() {
   if (std::exchange(drained_, true)) return true;
   const Options& options = core_->options();
-  std::unique_ptr<Heartbeat> heartbeat;
   {
     std::unique_lock lock(mutex_);
     draining_ = true;
     SetHealth();
     changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(options.drain_delay, kLongestDrain)),
                       [this] { return device_lost_; });
-    heartbeat = std::move(heartbeat_);
   }
-  heartbeat.reset();
   listener_->Close();
   core_->admission().Close();
   // gRPC cancels calls that meet its shutdown, which says nothing to their clients: those who call
@@ -185,17 +192,15 @@ bool Server::Drain() {
 
 void Server::SetHealth() {
   const bool ready = !draining_ && !stuck_ && !device_lost_;
-  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  health->SetServingStatus(std::string(v1::BufferService::service_full_name()), ready);
-  health->SetServingStatus(std::string(v1::ComputeService::service_full_name()), ready);
-  if (device_lost_) health->SetServingStatus(false);  // every service, and ""
+  health_.Set(v1::BufferService::service_full_name(), ready);
+  health_.Set(v1::ComputeService::service_full_name(), ready);
+  health_.Set("", !device_lost_);
 }
 
 void Server::Tend() {
   absl::Time next_trim = SteadyNow();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
-    if (heartbeat_ != nullptr) heartbeat_->Beat();
     lock.unlock();
     const absl::Time now = SteadyNow();
     for (std::shared_ptr<const void>& doomed : core_->store().Sweep(now)) {

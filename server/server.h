@@ -12,9 +12,10 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/grpcpp.h"
 #include "server/buffer_service.h"
+#include "server/call_queues.h"
 #include "server/compute_service.h"
 #include "server/core.h"
-#include "server/heartbeat.h"
+#include "server/health.h"
 #include "server/listener.h"
 #include "server/options.h"
 #include "server/reflection.h"
@@ -57,6 +58,7 @@ class Server {
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
+  void ServeStream(StreamExchange& exchange);
   // Tells the health service; with the mutex.
   void SetHealth();
   // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
@@ -65,8 +67,13 @@ class Server {
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
   ComputeService compute_service_;
+  Health health_;
   std::unique_ptr<Reflection> reflection_;  // null: without
+  // The methods that no service has registered: streams, health and reflection.
+  grpc::AsyncGenericService streams_;
+  const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
+  std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
 
@@ -77,7 +84,6 @@ class Server {
   bool draining_ = false;
   bool stuck_ = false;  // a worker is
   bool ending_ = false;
-  std::unique_ptr<Heartbeat> heartbeat_;
   std::thread tender_;
 };
 

@@ -5,6 +5,8 @@
 
 namespace tessera {
 
+UnaryCall::~UnaryCall() { core_.answers().Remove(answer_); }
+
 absl::Status UnaryCall::Accept(std::size_t request_bytes) {
   absl::StatusOr<Core::Accepted> accepted = core_.Accept(request_bytes);
   if (!accepted.ok()) return accepted.status();
@@ -22,15 +24,9 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 }
 
 void UnaryCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall(method_, context_.peer(), status);
-  core_.answers().Add(answer_, context_.c_call());
-  ended_ = true;
-  Finish(ToGrpc(status));
-}
-
-void UnaryCall::OnDone() {
-  core_.answers().Remove(answer_);
-  delete this;
+  if (!status.ok()) LogFailedCall(method_, exchange_.context().peer(), status);
+  core_.answers().Add(answer_, exchange_.context().c_call());
+  exchange_.Finish(ToGrpc(status));
 }
 
 }  // namespace tessera

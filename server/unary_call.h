@@ -1,26 +1,28 @@
 // Unary calls, from their acceptance until their answers have been sent.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "google/protobuf/message.h"
-#include "grpcpp/grpcpp.h"
 #include "server/answers.h"
 #include "server/core.h"
+#include "server/unary_exchange.h"
 
 namespace tessera {
 
-// Holds its ticket and the memory of its messages, which gRPC keeps, until gRPC is done with it;
-// then it deletes itself. An answer that nobody takes for --download-timeout ends the call.
-class UnaryCall : public grpc::ServerUnaryReactor {
+// Holds its ticket and the memory of its messages as long as its exchange, which outlives it. An
+// answer that nobody takes for --download-timeout ends the call.
+class UnaryCall {
  public:
-  UnaryCall(Core& core, std::string_view method, grpc::CallbackServerContext& context)
-      : core_(core), method_(method), context_(context) {}
+  UnaryCall(Core& core, std::string_view method, UnaryExchange& exchange)
+      : core_(core), method_(method), exchange_(exchange) {}
+  virtual ~UnaryCall();
+  UnaryCall(const UnaryCall&) = delete;
+  UnaryCall& operator=(const UnaryCall&) = delete;
 
   // UNAVAILABLE / DRAINING; the errors of Core::CheckSize; RESOURCE_EXHAUSTED /
   // HOST_MEMORY_EXHAUSTED.
@@ -40,56 +42,47 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   }
   // With the answer in place. Once; the call may not be touched afterwards. Logs what failed.
   void End(const absl::Status& status);
+  // The client has left, or its deadline has passed; the call may have ended.
+  virtual void OnCancel() {}
 
  protected:
   Core& core() const { return core_; }
 
  private:
-  void OnDone() final;
-  // Whether gRPC may react on the thread that finds a reason to, rather than hand it to one of its
-  // executor: once the call has its answer, what is left to do is short.
-  bool InternalInlineable() final { return ended_; }
-
   Core& core_;
   const std::string_view method_;
-  grpc::CallbackServerContext& context_;
+  UnaryExchange& exchange_;
   Core::Accepted accepted_;
   Charge answer_memory_;
   Answers::Entry answer_;
-  std::atomic<bool> ended_{false};
 };
 
 // A unary call that only looks things up: body() gives its Status, and fills the response, at once.
-template <class Response, class Body>
-grpc::ServerUnaryReactor* Answer(Core& core, std::string_view method,
-                                 grpc::CallbackServerContext& context,
-                                 const google::protobuf::Message& request, Response& response,
-                                 Body body) {
-  auto* call = new UnaryCall(core, method, context);
-  call->End(Guarded([&]() -> absl::Status {
-    absl::Status status = call->Accept(request.ByteSizeLong());
-    return status.ok() ? call->Fill(response, body) : status;
+template <class Request, class Response, class Body>
+void Answer(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange,
+            Body body) {
+  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
+  call.End(Guarded([&]() -> absl::Status {
+    absl::Status status = call.Accept(exchange.request().ByteSizeLong());
+    return status.ok() ? call.Fill(exchange.response(), body) : status;
   }));
-  return call;
 }
 
 // A unary call that may take or free memory, or ask the system: body() runs on a thread of the
 // chores. Request and response live until the call is done.
-template <class Response, class Body>
-grpc::ServerUnaryReactor* AnswerLater(Core& core, std::string_view method,
-                                      grpc::CallbackServerContext& context,
-                                      const google::protobuf::Message& request, Response& response,
-                                      Body body) {
-  auto* call = new UnaryCall(core, method, context);
+template <class Request, class Response, class Body>
+void AnswerLater(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange,
+                 Body body) {
+  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = call->Accept(request.ByteSizeLong()); !accepted.ok())
+    if (absl::Status accepted = call.Accept(exchange.request().ByteSizeLong()); !accepted.ok())
       return accepted;
-    return core.chores().Submit([call, &response, body = std::move(body)]() mutable {
-      call->End(Guarded([&] { return call->Fill(response, body); }));
-    });
+    return core.chores().Submit(
+        [&call, &response = exchange.response(), body = std::move(body)]() mutable {
+          call.End(Guarded([&] { return call.Fill(response, body); }));
+        });
   });
-  if (!status.ok()) call->End(status);
-  return call;
+  if (!status.ok()) call.End(status);
 }
 
 }  // namespace tessera

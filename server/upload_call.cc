@@ -57,7 +57,7 @@ void UploadCall::OnReadDone(bool ok) {
 }
 
 void UploadCall::OnSendInitialMetadataDone(bool ok) {
-  if (!ok || context_.IsCancelled()) {
+  if (!ok || context().IsCancelled()) {
     End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the upload off"));
     return;
   }
@@ -339,7 +339,7 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall("Upload", context_.peer(), status);
+  if (!status.ok()) LogFailedCall("Upload", context().peer(), status);
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) core_.store().Discard(*draft_);
@@ -348,7 +348,11 @@ void UploadCall::End(const absl::Status& status) {
   stream_ = Charge();
   memory_ = Charge();
   ahead_ = Charge();
-  Finish(ToGrpc(status));
+  if (status.ok()) {
+    FinishWith(response_);
+  } else {
+    Finish(ToGrpc(status));
+  }
 }
 
 }  // namespace tessera

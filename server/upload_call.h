@@ -13,6 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
+#include "server/stream_call.h"
 #include "server/upload_message.h"
 #include "tessera/v1/buffer.grpc.pb.h"
 
@@ -21,11 +22,10 @@ namespace tessera {
 // One stream of data into a draft. Whoever has the turn works on a message, while gRPC reads the
 // next one: a stream holds at most two messages, the second one only while there is host memory for
 // it, and none while it waits for the client.
-class UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, private Task {
+class UploadCall final : public StreamCall, private Task {
  public:
-  UploadCall(Core& core, LiveCalls<UploadCall>& live, grpc::CallbackServerContext& context,
-             grpc::ByteBuffer& response)
-      : core_(core), live_(live), context_(context), response_(response) {}
+  UploadCall(Core& core, LiveCalls<UploadCall>& live, StreamExchange& exchange)
+      : StreamCall(exchange), core_(core), live_(live) {}
 
   // Once the service knows the call.
   void Begin();
@@ -89,8 +89,7 @@ class UploadCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, priva
 
   Core& core_;
   LiveCalls<UploadCall>& live_;
-  grpc::CallbackServerContext& context_;
-  grpc::ByteBuffer& response_;
+  grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
   Charge stream_;
   Charge memory_;  // for the message in hand, or the one that the call waits for

@@ -39,11 +39,16 @@ class ReflectionTest : public testing::Test {
     // Descriptors are known once their messages are linked.
     google::protobuf::LinkMessageReflection<v1::DotRequest>();
     grpc::ServerBuilder builder;
-    for (grpc::Service* service : reflection_.services()) builder.RegisterService(service);
+    builder.RegisterAsyncGenericService(&streams_);
+    queues_ = std::make_unique<CallQueues>(builder);
     server_ = builder.BuildAndStart();
+    queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_); });
     stub_ = Version::Service::NewStub(server_->InProcessChannel({}));
   }
-  ~ReflectionTest() override { server_->Shutdown(absl::ToChronoTime(absl::Now())); }
+  ~ReflectionTest() override {
+    server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    queues_.reset();
+  }
 
   // One question on a stream of its own.
   Response Ask(const Request& request) {
@@ -68,6 +73,11 @@ class ReflectionTest : public testing::Test {
   }
 
   Reflection reflection_{{"a.First", "b.Second"}};
+  grpc::AsyncGenericService streams_;
+  const StreamExchange::Handle serve_ = [this](StreamExchange& exchange) {
+    EXPECT_TRUE(reflection_.Serve(exchange.context().method(), exchange));
+  };
+  std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<typename Version::Service::Stub> stub_;
 };

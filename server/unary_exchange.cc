@@ -1,0 +1,36 @@
+#include "server/unary_exchange.h"
+
+#include "server/unary_call.h"
+
+namespace tessera {
+
+UnaryExchange::UnaryExchange() { context_.AsyncNotifyWhenDone(&done_); }
+
+UnaryExchange::~UnaryExchange() = default;
+
+UnaryCall& UnaryExchange::Serve(std::unique_ptr<UnaryCall> call) {
+  call_ = std::move(call);
+  return *call_;
+}
+
+void UnaryExchange::OnArrived(bool ok) {
+  if (!ok) {
+    delete this;  // the server stops
+    return;
+  }
+  Handle();
+  if (stage_.exchange(Stage::kHandled) == Stage::kCancelled) call_->OnCancel();
+  LetGo();
+}
+
+void UnaryExchange::OnDone(bool) {
+  if (context_.IsCancelled() && stage_.exchange(Stage::kCancelled) == Stage::kHandled)
+    call_->OnCancel();
+  LetGo();
+}
+
+void UnaryExchange::LetGo() {
+  if (events_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+}
+
+}  // namespace tessera

@@ -1,0 +1,135 @@
+// Unary calls between gRPC's completion queues and their handlers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "google/protobuf/arena.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/support/async_unary_call.h"
+#include "server/call_queues.h"
+
+namespace tessera {
+
+class UnaryCall;
+
+// One call on the wire. Its events come on threads of its queue. It ends, with
+// the call that it serves, when gRPC has sent the answer and knows that the client is done.
+class UnaryExchange {
+ public:
+  UnaryExchange(const UnaryExchange&) = delete;
+  UnaryExchange& operator=(const UnaryExchange&) = delete;
+
+  grpc::ServerContext& context() { return context_; }
+  // Holds the call until the exchange ends, and tells it when the client leaves before it has its
+  // answer.
+  UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
+  // With the response in place. Once, on any thread; the exchange may be gone on return.
+  virtual void Finish(const grpc::Status& status) = 0;
+
+ protected:
+  UnaryExchange();
+  virtual ~UnaryExchange();
+
+  QueueEventOf<UnaryExchange> arrived_{this, &UnaryExchange::OnArrived};
+  QueueEventOf<UnaryExchange> sent_{this, &UnaryExchange::OnSent};
+
+ private:
+  // A call has arrived; ok: and not the end of the queue. Accepts the next, and handles this one.
+  virtual void Handle() = 0;
+
+  void OnArrived(bool ok);
+  void OnSent(bool) { LetGo(); }
+  void OnDone(bool);
+  void LetGo();
+
+  QueueEventOf<UnaryExchange> done_{this, &UnaryExchange::OnDone};
+  grpc::ServerContext context_;
+  std::unique_ptr<UnaryCall> call_;
+  std::atomic<int> events_left_{3};  // handled, sent and done
+  enum class Stage { kArriving, kHandled, kCancelled };
+  std::atomic<Stage> stage_{Stage::kArriving};
+};
+
+// The messages of a call: in one block, in which small ones find all that they need.
+template <class Request, class Response>
+struct CallMessages {
+  // A Dot of two buffers whose names have 40 bytes each takes about 700.
+  alignas(std::max_align_t) char block[1024];
+  google::protobuf::Arena arena{block, sizeof block};
+  Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
+  Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
+};
+// Or as bytes.
+template <>
+struct CallMessages<grpc::ByteBuffer, grpc::ByteBuffer> {
+  grpc::ByteBuffer request, response;
+};
+
+// An exchange with its messages.
+template <class Request, class Response>
+class UnaryExchangeOf final : public UnaryExchange {
+ public:
+  const Request& request() const { return messages_.request; }
+  Response& response() { return messages_.response; }
+
+  void Finish(const grpc::Status& status) override {
+    if (status.ok()) {
+      writer_.Finish(messages_.response, status, &sent_);
+    } else {
+      writer_.FinishWithError(status, &sent_);
+    }
+  }
+
+  // How calls of a method are asked for, and what is done with them.
+  struct Method {
+    using Ask = std::function<void(grpc::ServerContext*, Request*,
+                                   grpc::ServerAsyncResponseWriter<Response>*,
+                                   grpc::ServerCompletionQueue*, void*)>;
+    Method(Ask a, std::function<void(UnaryExchangeOf&)> h)
+        : ask(std::move(a)), handle(std::move(h)) {}
+    const Ask ask;
+    const std::function<void(UnaryExchangeOf&)> handle;
+  };
+
+  UnaryExchangeOf(std::shared_ptr<const Method> method, CallQueue& queue)
+      : method_(std::move(method)), queue_(queue) {
+    method_->ask(&context(), &messages_.request, &writer_, &queue_.events(), &arrived_);
+  }
+
+ private:
+  void Handle() override {
+    new UnaryExchangeOf(method_, queue_);
+    method_->handle(*this);
+  }
+
+  CallMessages<Request, Response> messages_;
+  grpc::ServerAsyncResponseWriter<Response> writer_{&context()};
+  const std::shared_ptr<const Method> method_;
+  CallQueue& queue_;
+  const CallQueue::User user_{queue_};
+};
+
+// Accepts the calls of one method from the queues of a built server: handle(exchange) each, on the
+// thread of a queue, which it must not keep for long. ask: Service::RequestMethod. The service
+// outlives the queues.
+template <class Service, class Asker, class Request, class Response, class Handle>
+void AcceptUnary(CallQueues& queues, Service& service,
+                 void (Asker::*ask)(grpc::ServerContext*, Request*,
+                                    grpc::ServerAsyncResponseWriter<Response>*,
+                                    grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*),
+                 Handle handle) {
+  using Method = typename UnaryExchangeOf<Request, Response>::Method;
+  const auto method = std::make_shared<const Method>(
+      [&service, ask](grpc::ServerContext* context, Request* request,
+                      grpc::ServerAsyncResponseWriter<Response>* writer,
+                      grpc::ServerCompletionQueue* queue,
+                      void* tag) { (service.*ask)(context, request, writer, queue, queue, tag); },
+      std::move(handle));
+  queues.Accept([&](CallQueue& queue) { new UnaryExchangeOf<Request, Response>(method, queue); });
+}
+
+}  // namespace tessera
