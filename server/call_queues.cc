@@ -6,12 +6,12 @@
 namespace tessera {
 namespace {
 
-// A quarter of the cores: the clients of this host and the work behind the calls want the others, and
-// more threads find fewer events each time they wake up. With 16 cores, Dots of 4096 f32 and
-// `service_bench` on the same host, 2, 4, 8 and 16 queues gave 1.13, 1.01, 0.91 and 0.88 times the
-// calls of an empty callback server for one caller, 1.03, 0.98, 0.90, 0.93 for 4, 0.87, 1.25, 1.14,
-// 1.17 for 64 and 0.69, 0.98, 1.00, 1.03 for 256 (one H200's host, medians of 5, 2026-11-24).
-unsigned QueueCount() { return std::clamp(std::thread::hardware_concurrency() / 4, 1u, 16u); }
+// Two threads for every eight cores: the clients of this host and the work behind the calls want the
+// others, and more threads find fewer events each time they wake up. With 16 cores, 2, 4 and 8 queues
+// answered 1.09, 0.92 and 0.99 times the Dots of 4096 f32 per call of an empty callback server for
+// one caller, 0.88, 0.87, 0.85 for 4, 1.04, 0.95, 0.98 for 16, 1.10, 1.03, 1.07 for 64 and 1.05,
+// 1.02, 1.00 for 256 (`service_bench` on one H200's host, medians of 5, 2026-11-24).
+unsigned QueueCount() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 16u); }
 
 // That of the thread; null: the thread is of none.
 thread_local CallQueue* own_queue = nullptr;

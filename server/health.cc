@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "grpc/health/v1/health.pb.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
+#include "server/unary_exchange.h"
 
 namespace tessera {
 namespace {
@@ -24,34 +24,25 @@ grpc::ByteBuffer Message(v1::HealthCheckResponse::ServingStatus status) {
 
 }  // namespace
 
-// Check, which ends with its answer, or Watch, which goes on until the client has enough.
-class Health::HealthCall final : public StreamCall {
+// Goes on until the client has enough.
+class Health::WatchCall final : public StreamCall {
  public:
-  HealthCall(Health& health, StreamExchange& exchange, bool watches)
-      : StreamCall(exchange), health_(health), watches_(watches) {
+  WatchCall(Health& health, StreamExchange& exchange) : StreamCall(exchange), health_(health) {
     exchange.Serve(*this);
     StartRead(&request_);
   }
 
   void OnReadDone(bool ok) override {
     v1::HealthCheckRequest request;
-    if (!ok || request_.Length() > kLongestName ||
-        !grpc::SerializationTraits<v1::HealthCheckRequest>::Deserialize(&request_, &request).ok()) {
-      const std::lock_guard lock(health_.mutex_);
+    const bool valid =
+        ok && request_.Length() <= kLongestName &&
+        grpc::SerializationTraits<v1::HealthCheckRequest>::Deserialize(&request_, &request).ok();
+    const std::lock_guard lock(health_.mutex_);
+    if (!valid) {
       End({grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"});
-    } else if (watches_) {
-      const std::lock_guard lock(health_.mutex_);
+    } else {
       health_.watchers_[this] = request.service();
       Tell(health_.StatusOf(request.service()));
-    } else {
-      const std::lock_guard lock(health_.mutex_);
-      const auto status = health_.StatusOf(request.service());
-      if (status == v1::HealthCheckResponse::SERVICE_UNKNOWN) {
-        End({grpc::StatusCode::NOT_FOUND, "the server has no service of this name"});
-      } else {
-        response_ = Message(status);
-        FinishWith(response_);
-      }
     }
   }
 
@@ -97,7 +88,6 @@ class Health::HealthCall final : public StreamCall {
   }
 
   Health& health_;
-  const bool watches_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer response_;
   bool writing_ = false;
@@ -119,11 +109,27 @@ void Health::Set(const std::string& service, bool serving) {
     if (watched == service) call->Tell(StatusOf(service));
 }
 
-bool Health::Serve(std::string_view method, StreamExchange& exchange) {
-  const bool check = method == "/grpc.health.v1.Health/Check";
-  const bool watch = method == "/grpc.health.v1.Health/Watch";
-  if (check || watch) new HealthCall(*this, exchange, watch);
-  return check || watch;
+void Health::Serve(CallQueues& queues) {
+  AcceptUnary(queues, *this, &Health::RequestCheck, [this](auto& exchange) {
+    const std::string& service = exchange.request().service();
+    Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
+    {
+      const std::lock_guard lock(mutex_);
+      status = StatusOf(service);
+    }
+    if (status == v1::HealthCheckResponse::SERVICE_UNKNOWN) {
+      exchange.Finish({grpc::StatusCode::NOT_FOUND, "the server has no service of this name"});
+    } else {
+      exchange.response().set_status(status);
+      exchange.Finish(grpc::Status::OK);
+    }
+  });
+}
+
+bool Health::ServeStream(std::string_view method, StreamExchange& exchange) {
+  if (method != "/grpc.health.v1.Health/Watch") return false;
+  new WatchCall(*this, exchange);
+  return true;
 }
 
 }  // namespace tessera

@@ -6,32 +6,37 @@
 #include <string>
 #include <string_view>
 
-#include "grpc/health/v1/health.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "server/stream_call.h"
 
 namespace tessera {
 
-// Thread safe; outlives the server.
-class Health {
+// Watch is left to the server's generic service.
+using HealthServiceBase = grpc::health::v1::Health::WithGenericMethod_Watch<
+    grpc::health::v1::Health::WithAsyncMethod_Check<grpc::health::v1::Health::Service>>;
+
+// Thread safe; outlives the server, with which it is registered.
+class Health final : public HealthServiceBase {
  public:
   // A service of this name, or with "" the server as a whole, is or is not serving: those who watch
   // it are told.
   void Set(const std::string& service, bool serving);
 
-  // Begins to serve a call of a method of the health service, named as in /package.Service/Method;
-  // whether there is one.
-  bool Serve(std::string_view method, StreamExchange& exchange);
+  // Check, once the server has been built.
+  void Serve(CallQueues& queues);
+  // Begins to serve a call of Watch, named as in /package.Service/Method; whether it is one.
+  bool ServeStream(std::string_view method, StreamExchange& exchange);
 
  private:
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
-  class HealthCall;
+  class WatchCall;
 
   // With the mutex.
   Status StatusOf(const std::string& service) const;
 
   std::mutex mutex_;
   std::map<std::string, bool> serving_;
-  std::map<HealthCall*, std::string> watchers_;
+  std::map<WatchCall*, std::string> watchers_;
 };
 
 }  // namespace tessera

@@ -72,6 +72,7 @@ absl::Status Server::Listen() {
   grpc::ServerBuilder builder;
   builder.RegisterService(&buffer_service_);
   builder.RegisterService(&compute_service_);
+  builder.RegisterService(&health_);
   if (options.reflection) {
     // Links the descriptor of the health service, which is referred to from nowhere else: clients
     // such as grpcurl and ghz can call a service only when reflection describes it.
@@ -115,6 +116,7 @@ absl::Status Server::Listen() {
   }
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
+  health_.Serve(*queues_);
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
   listener_->Start(std::move(acceptor));
@@ -123,7 +125,7 @@ absl::Status Server::Listen() {
 
 void Server::ServeStream(StreamExchange& exchange) {
   const std::string method = exchange.context().method();
-  if (buffer_service_.ServeStream(method, exchange) || health_.Serve(method, exchange) ||
+  if (buffer_service_.ServeStream(method, exchange) || health_.ServeStream(method, exchange) ||
       (reflection_ != nullptr && reflection_->Serve(method, exchange)))
     return;
   exchange.Refuse({grpc::StatusCode::UNIMPLEMENTED, "the server has no such method"});

@@ -19,14 +19,17 @@ void UnaryExchange::OnArrived(bool ok) {
     return;
   }
   Handle();
-  if (stage_.exchange(Stage::kHandled) == Stage::kCancelled) call_->OnCancel();
+  if (stage_.exchange(Stage::kHandled) == Stage::kCancelled) Cancel();
   LetGo();
 }
 
 void UnaryExchange::OnDone(bool) {
-  if (context_.IsCancelled() && stage_.exchange(Stage::kCancelled) == Stage::kHandled)
-    call_->OnCancel();
+  if (context_.IsCancelled() && stage_.exchange(Stage::kCancelled) == Stage::kHandled) Cancel();
   LetGo();
+}
+
+void UnaryExchange::Cancel() {
+  if (call_ != nullptr) call_->OnCancel();
 }
 
 void UnaryExchange::LetGo() {

@@ -25,7 +25,7 @@ class UnaryExchange {
 
   grpc::ServerContext& context() { return context_; }
   // Holds the call until the exchange ends, and tells it when the client leaves before it has its
-  // answer.
+  // answer. What is answered at once needs none.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
   // With the response in place. Once, on any thread; the exchange may be gone on return.
   virtual void Finish(const grpc::Status& status) = 0;
@@ -44,6 +44,7 @@ class UnaryExchange {
   void OnArrived(bool ok);
   void OnSent(bool) { LetGo(); }
   void OnDone(bool);
+  void Cancel();
   void LetGo();
 
   QueueEventOf<UnaryExchange> done_{this, &UnaryExchange::OnDone};
