@@ -2532,6 +2532,50 @@ class SocketTest(Case):
         self.assertTrue(eventually(lambda: client.device().buffer_used_bytes == 0, 6))
         self.assert_empty(client)
 
+    def test_a_thousand_clients_that_die_while_they_upload(self):
+        self.needs_exact_memory()
+        server = self.start()
+        client = server.client()
+        client.dot_of_ones()
+        generator = random.Random(11)
+
+        def open_files():
+            return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+        def message(**fields):
+            body = o.buffers.UploadRequest(**fields).SerializeToString()
+            return b"\0" + len(body).to_bytes(4, "big") + body
+
+        spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=[64 << 10], replace=True)
+        data = message(name="x", spec=spec, data=bytes(48 << 10)) + 3 * message(data=bytes(64 << 10))
+        data += message(data=bytes(16 << 10))
+        # What a window lets through before the server has granted more.
+        stream = o.PREFACE + o.frame(o.SETTINGS, 0, 0)
+        stream += o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(UPLOAD))
+        for begin in range(0, 65_535, 16_000):
+            stream += o.frame(o.DATA, 0, 1, data[begin : min(begin + 16_000, 65_535)])
+        files, before = open_files(), server.rss()
+        for i in range(1000):
+            one = server.socket()
+            one.sendall(stream[: generator.randrange(len(stream) + 1)])
+            if i % 3 == 0:
+                time.sleep(generator.random() / 200)
+            if i % 2 == 0:  # a reset instead of an orderly end
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            one.close()
+        self.assert_serves(client)
+        for name in ("uploads", "host_memory"):
+            self.assertTrue(
+                eventually(lambda name=name: client.budget(name).used == 0, 5),
+                f"{name}: {client.budget(name).used} are held",
+            )
+        self.assertTrue(
+            eventually(lambda: open_files() <= files, 5), f"{open_files()} files for {files}"
+        )
+        self.assert_empty(client)
+        growth = server.rss() - before
+        self.assertLess(growth, 32 * o.MI, f"{growth / o.MI:.0f} MiB")
+
     def open_reflection(self, channel, *requests, stop):
         """A stream of reflection that rests after the requests, until stop is set."""
 
