@@ -16,8 +16,9 @@ namespace tessera {
 
 class UnaryCall;
 
-// One call on the wire. Its events come on threads of its queue. It ends, with
-// the call that it serves, when gRPC has sent the answer and knows that the client is done.
+// One call on the wire. Its events come on threads of its queue. It ends, with the call that it
+// serves, when its handler has returned, and gRPC has sent the answer and knows that the client is
+// done.
 class UnaryExchange {
  public:
   UnaryExchange(const UnaryExchange&) = delete;
@@ -38,9 +39,10 @@ class UnaryExchange {
   QueueEventOf<UnaryExchange> sent_{this, &UnaryExchange::OnSent};
 
  private:
-  // A call has arrived; ok: and not the end of the queue. Accepts the next, and handles this one.
+  // Accepts the next call, and handles this one.
   virtual void Handle() = 0;
 
+  // ok: a call has arrived; not: the server stops.
   void OnArrived(bool ok);
   void OnSent(bool) { LetGo(); }
   void OnDone(bool);
@@ -114,7 +116,7 @@ class UnaryExchangeOf final : public UnaryExchange {
   const CallQueue::User user_{queue_};
 };
 
-// Accepts the calls of one method from the queues of a built server: handle(exchange) each, on the
+// Accepts the calls of one method from the queues of a built server: handle(exchange) each, on a
 // thread of a queue, which it must not keep for long. ask: Service::RequestMethod. The service
 // outlives the queues.
 template <class Service, class Asker, class Request, class Response, class Handle>

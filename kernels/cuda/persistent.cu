@@ -1,5 +1,6 @@
 #include "kernels/cuda/persistent.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace tessera {
@@ -8,6 +9,9 @@ namespace {
 // Small work is done within this time unless the GPU has other work; a thread that waits longer
 // sleeps.
 constexpr std::chrono::microseconds kPollTime{50};
+
+// What fits 32 bits of nanoseconds, and is longer than anybody should want.
+constexpr std::chrono::microseconds kLongestLinger = std::chrono::seconds(1);
 
 std::uint32_t Read(std::uint32_t& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
@@ -19,7 +23,8 @@ PersistentKernel::PersistentKernel(const CudaDevice& device, Scalar& result,
                                    std::chrono::microseconds linger)
     : device_(device),
       result_(result),
-      linger_ns_(static_cast<std::uint32_t>(std::chrono::nanoseconds(linger).count())) {
+      linger_ns_(static_cast<std::uint32_t>(
+          std::chrono::nanoseconds(std::min(linger, kLongestLinger)).count())) {
   device_.Use();
   stream_ = MakeStreamHandle();
   end_ = MakeEvent(/*timed=*/false);

@@ -55,7 +55,7 @@ class PersistentKernel {
   // A kernel that does the work of its start and of its door, one after the other.
   using Entry = void (*)(PersistentStart);
 
-  // device and result outlive it. linger: how long a kernel waits for more.
+  // device and result outlive it. linger: how long a kernel waits for more, a second at most.
   PersistentKernel(const CudaDevice& device, Scalar& result, std::chrono::microseconds linger);
   // Waits until the kernel has left.
   ~PersistentKernel();
