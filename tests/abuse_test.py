@@ -2644,7 +2644,7 @@ class SocketTest(Case):
 class DrainTest(Case):
     def test_the_port_closes_and_calls_in_progress_end_well(self):
         self.needs_cpu()
-        server = self.start(*PATIENT, "--drain-timeout", "20s")
+        server = self.start(*PATIENT, "--drain-timeout", "60s")
         client = server.client()
         client.put("s", ONE)
         raw = o.RawConnection(server)
