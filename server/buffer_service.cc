@@ -62,9 +62,10 @@ void BufferService::Serve(CallQueues& queues) {
   const auto serve = [&]<class Request, class Response>(
                          auto ask,
                          void (BufferService::*handle)(UnaryExchangeOf<Request, Response>&)) {
-    AcceptUnary(queues, *this, ask, [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
-      (this->*handle)(exchange);
-    });
+    AcceptUnary<Request, Response>(queues, *this, ask,
+                                   [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
+                                     (this->*handle)(exchange);
+                                   });
   };
   serve(&BufferService::RequestCreateBuffer, &BufferService::CreateBuffer);
   serve(&BufferService::RequestGetBuffer, &BufferService::GetBuffer);

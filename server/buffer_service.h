@@ -17,12 +17,11 @@ namespace tessera {
 // bytes: data stays where it is, and a message of an upload that cannot be parsed differs from the
 // end of the stream.
 template <class Service>
-using UnaryBufferMethods = v1::BufferService::WithAsyncMethod_CreateBuffer<
-    v1::BufferService::WithAsyncMethod_GetBuffer<v1::BufferService::WithAsyncMethod_ListBuffers<
-        v1::BufferService::WithAsyncMethod_SealBuffer<
-            v1::BufferService::WithAsyncMethod_UpdateBuffer<
-                v1::BufferService::WithAsyncMethod_CopyBuffer<
-                    v1::BufferService::WithAsyncMethod_DeleteBuffer<Service>>>>>>>;
+using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
+    v1::BufferService::WithRawMethod_GetBuffer<v1::BufferService::WithRawMethod_ListBuffers<
+        v1::BufferService::WithRawMethod_SealBuffer<v1::BufferService::WithRawMethod_UpdateBuffer<
+            v1::BufferService::WithRawMethod_CopyBuffer<
+                v1::BufferService::WithRawMethod_DeleteBuffer<Service>>>>>>>;
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 

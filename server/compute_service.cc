@@ -142,35 +142,44 @@ class OperationCall final : public DeviceCall {
   Sources sources_;
 };
 
+// Of the messages of a method.
+template <class Request, class Response>
+struct Types {};
+
 }  // namespace
 
 void ComputeService::Serve(CallQueues& queues) {
-  const auto operation = [&](std::string_view method, auto ask) {
-    AcceptUnary(queues, *this, ask,
-                [this, method]<class Request, class Response>(
-                    UnaryExchangeOf<Request, Response>& exchange) {
-                  auto call =
-                      std::make_unique<OperationCall<Request, Response>>(core_, method, exchange);
-                  OperationCall<Request, Response>& started = *call;
-                  exchange.Serve(std::move(call));
-                  started.Start(exchange.request().ByteSizeLong());
-                });
+  const auto operation = [&]<class Request, class Response>(std::string_view method, auto ask,
+                                                            Types<Request, Response>) {
+    AcceptUnary<Request, Response>(
+        queues, *this, ask, [this, method](UnaryExchangeOf<Request, Response>& exchange) {
+          auto call = std::make_unique<OperationCall<Request, Response>>(core_, method, exchange);
+          OperationCall<Request, Response>& started = *call;
+          exchange.Serve(std::move(call));
+          started.Start(exchange.request().ByteSizeLong());
+        });
   };
-  operation("Dot", &ComputeService::RequestDot);
-  operation("Reduce", &ComputeService::RequestReduce);
-  operation("Matmul", &ComputeService::RequestMatmul);
-  operation("Add", &ComputeService::RequestAdd);
-  operation("WindowSum", &ComputeService::RequestWindowSum);
-  AcceptUnary(queues, *this, &ComputeService::RequestExecute, [this](auto& exchange) {
-    auto call = std::make_unique<ExecuteCall>(core_, exchange);
-    ExecuteCall& started = *call;
-    exchange.Serve(std::move(call));
-    started.Start(exchange.request());
-  });
-  AcceptUnary(queues, *this, &ComputeService::RequestListStrategies,
-              [this](auto& exchange) { ListStrategies(exchange); });
-  AcceptUnary(queues, *this, &ComputeService::RequestGetServerInfo,
-              [this](auto& exchange) { GetServerInfo(exchange); });
+  operation("Dot", &ComputeService::RequestDot, Types<v1::DotRequest, v1::DotResponse>());
+  operation("Reduce", &ComputeService::RequestReduce,
+            Types<v1::ReduceRequest, v1::ReduceResponse>());
+  operation("Matmul", &ComputeService::RequestMatmul,
+            Types<v1::MatmulRequest, v1::MatmulResponse>());
+  operation("Add", &ComputeService::RequestAdd, Types<v1::AddRequest, v1::AddResponse>());
+  operation("WindowSum", &ComputeService::RequestWindowSum,
+            Types<v1::WindowSumRequest, v1::WindowSumResponse>());
+  AcceptUnary<grpc::ByteBuffer, grpc::ByteBuffer>(
+      queues, *this, &ComputeService::RequestExecute, [this](auto& exchange) {
+        auto call = std::make_unique<ExecuteCall>(core_, exchange);
+        ExecuteCall& started = *call;
+        exchange.Serve(std::move(call));
+        started.Start(exchange.request());
+      });
+  AcceptUnary<v1::ListStrategiesRequest, v1::ListStrategiesResponse>(
+      queues, *this, &ComputeService::RequestListStrategies,
+      [this](auto& exchange) { ListStrategies(exchange); });
+  AcceptUnary<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
+      queues, *this, &ComputeService::RequestGetServerInfo,
+      [this](auto& exchange) { GetServerInfo(exchange); });
 }
 
 void ComputeService::ListStrategies(

@@ -10,11 +10,11 @@ namespace tessera {
 // Execute reads its message as bytes, because only then programs that are too long can be refused
 // before they take the memory of their steps.
 template <class Service>
-using OtherComputeMethods = v1::ComputeService::WithAsyncMethod_Dot<
-    v1::ComputeService::WithAsyncMethod_Reduce<v1::ComputeService::WithAsyncMethod_Matmul<
-        v1::ComputeService::WithAsyncMethod_Add<v1::ComputeService::WithAsyncMethod_WindowSum<
-            v1::ComputeService::WithAsyncMethod_ListStrategies<
-                v1::ComputeService::WithAsyncMethod_GetServerInfo<Service>>>>>>>;
+using OtherComputeMethods = v1::ComputeService::WithRawMethod_Dot<
+    v1::ComputeService::WithRawMethod_Reduce<v1::ComputeService::WithRawMethod_Matmul<
+        v1::ComputeService::WithRawMethod_Add<v1::ComputeService::WithRawMethod_WindowSum<
+            v1::ComputeService::WithRawMethod_ListStrategies<
+                v1::ComputeService::WithRawMethod_GetServerInfo<Service>>>>>>>;
 using ComputeServiceBase =
     v1::ComputeService::WithRawMethod_Execute<OtherComputeMethods<v1::ComputeService::Service>>;
 

@@ -110,20 +110,21 @@ void Health::Set(const std::string& service, bool serving) {
 }
 
 void Health::Serve(CallQueues& queues) {
-  AcceptUnary(queues, *this, &Health::RequestCheck, [this](auto& exchange) {
-    const std::string& service = exchange.request().service();
-    Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
-    {
-      const std::lock_guard lock(mutex_);
-      status = StatusOf(service);
-    }
-    if (status == v1::HealthCheckResponse::SERVICE_UNKNOWN) {
-      exchange.Finish({grpc::StatusCode::NOT_FOUND, "the server has no service of this name"});
-    } else {
-      exchange.response().set_status(status);
-      exchange.Finish(grpc::Status::OK);
-    }
-  });
+  AcceptUnary<v1::HealthCheckRequest, v1::HealthCheckResponse>(
+      queues, *this, &Health::RequestCheck, [this](auto& exchange) {
+        const std::string& service = exchange.request().service();
+        Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
+        {
+          const std::lock_guard lock(mutex_);
+          status = StatusOf(service);
+        }
+        if (status == v1::HealthCheckResponse::SERVICE_UNKNOWN) {
+          exchange.Finish({grpc::StatusCode::NOT_FOUND, "the server has no service of this name"});
+        } else {
+          exchange.response().set_status(status);
+          exchange.Finish(grpc::Status::OK);
+        }
+      });
 }
 
 bool Health::ServeStream(std::string_view method, StreamExchange& exchange) {

@@ -13,7 +13,7 @@ namespace tessera {
 
 // Watch is left to the server's generic service.
 using HealthServiceBase = grpc::health::v1::Health::WithGenericMethod_Watch<
-    grpc::health::v1::Health::WithAsyncMethod_Check<grpc::health::v1::Health::Service>>;
+    grpc::health::v1::Health::WithRawMethod_Check<grpc::health::v1::Health::Service>>;
 
 // Thread safe; outlives the server, with which it is registered.
 class Health final : public HealthServiceBase {

@@ -9,7 +9,9 @@
 
 #include "google/protobuf/arena.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/async_unary_call.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 #include "server/call_queues.h"
 
 namespace tessera {
@@ -65,23 +67,44 @@ struct CallMessages {
   google::protobuf::Arena arena{block, sizeof block};
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
+
+  bool Parse(grpc::ByteBuffer& bytes) {
+    grpc::ProtoBufferReader reader(&bytes);
+    const bool parsed = request.ParseFromZeroCopyStream(&reader);
+    bytes.Clear();
+    return parsed;
+  }
+  void Serialize(grpc::ByteBuffer& bytes) {
+    bool owned = false;
+    grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
+  }
 };
 // Or as bytes.
 template <>
 struct CallMessages<grpc::ByteBuffer, grpc::ByteBuffer> {
   grpc::ByteBuffer request, response;
+
+  bool Parse(grpc::ByteBuffer& bytes) {
+    request.Swap(&bytes);
+    return true;
+  }
+  void Serialize(grpc::ByteBuffer& bytes) { bytes.Swap(&response); }
 };
 
-// An exchange with its messages.
+// An exchange with its messages. gRPC gives and takes them as bytes: where it parses them, one that
+// is not valid goes back to wait for the next call, with the memory that it has taken.
 template <class Request, class Response>
 class UnaryExchangeOf final : public UnaryExchange {
  public:
+  using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
+
   const Request& request() const { return messages_.request; }
   Response& response() { return messages_.response; }
 
   void Finish(const grpc::Status& status) override {
     if (status.ok()) {
-      writer_.Finish(messages_.response, status, &sent_);
+      messages_.Serialize(bytes_);
+      writer_.Finish(bytes_, status, &sent_);
     } else {
       writer_.FinishWithError(status, &sent_);
     }
@@ -89,8 +112,7 @@ class UnaryExchangeOf final : public UnaryExchange {
 
   // How calls of a method are asked for, and what is done with them.
   struct Method {
-    using Ask = std::function<void(grpc::ServerContext*, Request*,
-                                   grpc::ServerAsyncResponseWriter<Response>*,
+    using Ask = std::function<void(grpc::ServerContext*, grpc::ByteBuffer*, Writer*,
                                    grpc::ServerCompletionQueue*, void*)>;
     Method(Ask a, std::function<void(UnaryExchangeOf&)> h)
         : ask(std::move(a)), handle(std::move(h)) {}
@@ -100,39 +122,43 @@ class UnaryExchangeOf final : public UnaryExchange {
 
   UnaryExchangeOf(std::shared_ptr<const Method> method, CallQueue& queue)
       : method_(std::move(method)), queue_(queue) {
-    method_->ask(&context(), &messages_.request, &writer_, &queue_.events(), &arrived_);
+    method_->ask(&context(), &bytes_, &writer_, &queue_.events(), &arrived_);
   }
 
  private:
   void Handle() override {
     new UnaryExchangeOf(method_, queue_);
-    method_->handle(*this);
+    if (messages_.Parse(bytes_)) {
+      method_->handle(*this);
+    } else {
+      Finish({grpc::StatusCode::UNIMPLEMENTED, ""});
+    }
   }
 
   CallMessages<Request, Response> messages_;
-  grpc::ServerAsyncResponseWriter<Response> writer_{&context()};
+  grpc::ByteBuffer bytes_;
+  Writer writer_{&context()};
   const std::shared_ptr<const Method> method_;
   CallQueue& queue_;
   const CallQueue::User user_{queue_};
 };
 
 // Accepts the calls of one method from the queues of a built server: handle(exchange) each, on a
-// thread of a queue, which it must not keep for long. ask: Service::RequestMethod. The service
-// outlives the queues.
-template <class Service, class Asker, class Request, class Response, class Handle>
+// thread of a queue, which it must not keep for long. ask: Service::RequestMethod of a raw method.
+// The service outlives the queues.
+template <class Request, class Response, class Service, class Asker, class Handle>
 void AcceptUnary(CallQueues& queues, Service& service,
-                 void (Asker::*ask)(grpc::ServerContext*, Request*,
-                                    grpc::ServerAsyncResponseWriter<Response>*,
+                 void (Asker::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,
+                                    grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>*,
                                     grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*),
                  Handle handle) {
-  using Method = typename UnaryExchangeOf<Request, Response>::Method;
-  const auto method = std::make_shared<const Method>(
-      [&service, ask](grpc::ServerContext* context, Request* request,
-                      grpc::ServerAsyncResponseWriter<Response>* writer,
-                      grpc::ServerCompletionQueue* queue,
+  using Exchange = UnaryExchangeOf<Request, Response>;
+  const auto method = std::make_shared<const typename Exchange::Method>(
+      [&service, ask](grpc::ServerContext* context, grpc::ByteBuffer* request,
+                      typename Exchange::Writer* writer, grpc::ServerCompletionQueue* queue,
                       void* tag) { (service.*ask)(context, request, writer, queue, queue, tag); },
       std::move(handle));
-  queues.Accept([&](CallQueue& queue) { new UnaryExchangeOf<Request, Response>(method, queue); });
+  queues.Accept([&](CallQueue& queue) { new Exchange(method, queue); });
 }
 
 }  // namespace tessera
