@@ -1,58 +1,237 @@
 #!/usr/bin/env python3
-"""Reads JSON reports of ghz, prints a line each, and fails when any call failed or none was made.
+"""Judges the reports of ghz in a folder by slo.toml, and writes tables and plots beside them.
 
-ghz itself ends with exit code 0 even when every call failed: what happened is in its
-statusCodeDistribution.
+usage: report.py FOLDER --slo FILE [--compare EARLIER]
 
-usage: report.py REPORT.json...
+FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several. What it
+writes there: summary.json, which a later --compare reads from the folder EARLIER, report.md,
+latency.svg, and NAME.svg of each case in steps. It ends with 1 when a case misses its objective,
+has no report, or is worse than the earlier one by more than slo.toml allows.
+
+ghz itself ends with 0 even when every call failed: what happened is in its statusCodeDistribution.
 """
 
+import argparse
+import datetime
 import json
 import pathlib
+import re
 import sys
 
-QUANTILES = (50, 95, 99)
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "kernels" / "bench")]
+
+import pages  # noqa: E402
+import plan  # noqa: E402
+
+QUANTILES = (50, 90, 95, 99)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def quantile(latencies, percent):
+    """Of ascending latencies: the least that so many percent of them do not exceed."""
+    return latencies[max(0, -(-len(latencies) * percent // 100) - 1)]
+
+
+def milliseconds(latencies):
+    return {f"p{q}_ms": quantile(latencies, q) / 1e6 for q in QUANTILES} if latencies else {}
 
 
 def summarize(report):
-    """Calls, failures and their reasons, rate, and latencies in ms (None without a success)."""
+    """Calls, failures and their reasons, rate of answered calls, latencies of those in ms."""
     statuses = report.get("statusCodeDistribution") or {}
-    # Latencies are in nanoseconds, and null when no call succeeded.
-    latencies = {
-        entry["percentage"]: entry["latency"] / 1e6
-        for entry in report.get("latencyDistribution") or []
-    }
+    calls, answered = sum(statuses.values()), statuses.get("OK", 0)
+    # ghz keeps the first million calls.
+    latencies = sorted(
+        detail["latency"] for detail in report.get("details") or [] if detail["status"] == "OK"
+    )
     return {
-        "calls": sum(statuses.values()),
-        "failed": sum(count for status, count in statuses.items() if status != "OK"),
+        "calls": calls,
+        "failed": calls - answered,
         "reasons": report.get("errorDistribution") or {},
-        "rps": report.get("rps", 0.0),
-        "ms": [latencies.get(quantile) for quantile in QUANTILES],
+        "rate": report.get("rps", 0.0) * answered / calls if calls else 0.0,
+        **milliseconds(latencies),
+        **({"max_ms": latencies[-1] / 1e6} if latencies else {}),
     }
 
 
-def main(paths):
-    if not paths:
-        print(__doc__.strip().splitlines()[-1], file=sys.stderr)
-        return 2
-    problems = []
-    print(f"{'case':<12}{'calls':>10}{'failed':>10}{'calls/s':>12}", end="")
-    print("".join(f"{f'p{quantile} ms':>12}" for quantile in QUANTILES))
-    for path in map(pathlib.Path, paths):
-        try:
-            summary = summarize(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            problems.append(f"{path.stem}: no readable report: {error}")
+def nanoseconds(timestamp):
+    """Of a time as Go writes it, with up to nine digits of a second."""
+    whole, fraction = re.fullmatch(r"([^.]+?)(?:\.(\d+))?(?:Z|[+-]\d\d:\d\d)", timestamp).groups()
+    seconds = datetime.datetime.fromisoformat(whole + "+00:00").timestamp()
+    return int(seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+def steps(report, seconds):
+    """Of a run at a rate that rises in steps: [(rate asked for, what summarize says of its calls)]"""
+    options, details = report["options"], report.get("details") or []
+    if options.get("load-schedule") != "step" or not details:
+        return []
+    count = (options["load-end"] - options["load-start"]) // options["load-step"] + 1
+    start = min(nanoseconds(detail["timestamp"]) for detail in details)
+    groups = [[] for _ in range(count)]
+    for detail in details:
+        step = (nanoseconds(detail["timestamp"]) - start) * count // int(seconds * 1e9)
+        groups[min(step, count - 1)].append(detail)
+    found = []
+    for step, group in enumerate(groups):
+        statuses = {}
+        for detail in group:
+            statuses[detail["status"]] = statuses.get(detail["status"], 0) + 1
+        found.append((
+            options["load-start"] + step * options["load-step"],
+            summarize({
+                "statusCodeDistribution": statuses,
+                "rps": len(group) * count / seconds,
+                "details": group,
+            }),
+        ))  # fmt: skip
+    return found
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def misses(summary, objective):
+    """What of the objective is not true."""
+    found = []
+    if summary["calls"] == 0:
+        return ["no call was made"]
+    if summary["failed"] > objective.get("failed", 0):
+        found.append(f"{summary['failed']} of {summary['calls']} calls failed")
+        found += [f"  {count} x {reason}" for reason, count in summary["reasons"].items()]
+    for key, bound in objective.items():
+        if key == "failed":
             continue
-        print(
-            f"{path.stem:<12}{summary['calls']:>10}{summary['failed']:>10}{summary['rps']:>12.1f}"
-            + "".join(f"{'-' if ms is None else f'{ms:.3f}':>12}" for ms in summary["ms"])
-        )
-        if summary["calls"] == 0:
-            problems.append(f"{path.stem}: no call was made")
-        if summary["failed"]:
-            problems.append(f"{path.stem}: {summary['failed']} of {summary['calls']} calls failed")
-            problems += [f"  {count} x {reason}" for reason, count in summary["reasons"].items()]
+        figure = summary.get(key)
+        if figure is None:
+            found.append(f"{key} is unknown")
+        elif figure < bound if key == "rate" else figure > bound:
+            found.append(f"{key} is {figure:.4g}, the objective {bound:g}")
+    return found
+
+
+def losses(summary, before, factors):
+    """Where it is worse than before by more than the factors of slo.toml's [compare]."""
+    found = []
+    for key, factor in factors.items():
+        if key not in summary or key not in before:
+            continue
+        limit = before[key] * factor
+        if summary[key] < limit if key == "rate" else summary[key] > limit:
+            found.append(f"{key} is {summary[key]:.4g}, before {before[key]:.4g}")
+    return found
+
+
+def judge(folder, slo, earlier):
+    """({name: summary}, {name: ghz's report}, [what is wrong])"""
+    summaries, reports, problems = {}, {}, []
+    for case_name, case in slo["case"].items():
+        expected = plan.reports_of(case_name, case)
+        if not any((folder / f"{name}.config.json").exists() for name in expected):
+            continue  # it was not asked for
+        for name in expected:
+            try:
+                report = json.loads((folder / f"{name}.json").read_text())
+                summaries[name] = summarize(report)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                problems.append(f"{name}: no readable report: {error!r}")
+                continue
+            reports[name] = report
+            wrong = misses(summaries[name], case.get("objective", {}))
+            if name in earlier:
+                wrong += losses(summaries[name], earlier[name], slo.get("compare", {}))
+            summaries[name]["missed"] = wrong
+            problems += [f"{name}: {line}" for line in wrong]
+    if not summaries and not problems:
+        problems.append(f"no case was run in {folder}")
+    return summaries, reports, problems
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def cell(value):
+    return "-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.0f}"
+
+
+def table(summaries, earlier):
+    head = ["case", "calls", "failed", "calls/s", *(f"p{q} ms" for q in QUANTILES), "max ms"]
+    if earlier:
+        head += ["calls/s before", "p99 ms before"]
+    lines = []
+    for name, summary in summaries.items():
+        line = [name + " (missed)" * bool(summary.get("missed")), str(summary["calls"])]
+        line += [str(summary["failed"]), f"{summary['rate']:.1f}"]
+        line += [cell(summary.get(f"p{q}_ms")) for q in QUANTILES] + [cell(summary.get("max_ms"))]
+        if earlier:
+            before = earlier.get(name, {})
+            line += [cell(before.get("rate")), cell(before.get("p99_ms"))]
+        lines.append(line)
+    return head, lines
+
+
+def plain(head, lines):
+    widths = [max(map(len, column)) for column in zip(head, *lines)]
+    return "\n".join(
+        "  ".join(text.rjust(w) if i else text.ljust(w) for i, (text, w) in enumerate(zip(line, widths)))
+        for line in [head, *lines]
+    )
+
+
+def latency_plot(summaries, caption):
+    lines = [
+        pages.Line(name, [(100 / (100 - q), s[f"p{q}_ms"]) for q in QUANTILES])
+        for name, s in summaries.items()
+        if s.get("p50_ms")
+    ]
+    return pages.plot("Latency in ms against the percentile", caption, lines,
+                      lambda x: f"p{100 - 100 / x:.0f}")  # fmt: skip
+
+
+def step_plot(name, found, caption):
+    lines = [
+        pages.Line(f"p{q}", [(rate, s[f"p{q}_ms"]) for rate, s in found if f"p{q}_ms" in s])
+        for q in QUANTILES
+    ]
+    return pages.plot(f"{name}: latency in ms against calls asked for a second", caption, lines, str)
+
+
+def write(folder, summaries, reports, problems, earlier):
+    caption = ", ".join(sorted({r["date"][:10] for r in reports.values()}))
+    (folder / "summary.json").write_text(json.dumps(summaries, indent=2) + "\n")
+    parts = ["# Load test\n", pages.markdown(*table(summaries, earlier), f"ghz, {caption}.")]
+    if any("p50_ms" in summary for summary in summaries.values()):
+        (folder / "latency.svg").write_text(latency_plot(summaries, caption))
+        parts.append("![Latencies of all cases](latency.svg)\n")
+    for name, report in reports.items():
+        seconds = json.loads((folder / f"{name}.config.json").read_text())["duration"]
+        found = steps(report, float(seconds.rstrip("s")))
+        if len([s for _, s in found if "p50_ms" in s]) < 2:
+            continue
+        head, lines = table({f"{rate}/s": s for rate, s in found}, {})
+        parts.append(f"## {name}\n\n{pages.markdown(['asked for', *head[1:]], lines, '')}")
+        (folder / f"{name}.svg").write_text(step_plot(name, found, caption))
+        parts.append(f"![Latency of {name}]({name}.svg)\n")
+    if problems:
+        parts.append("## Missed\n\n" + "\n".join(f"- {line}" for line in problems) + "\n")
+    (folder / "report.md").write_text("\n".join(parts))
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="report.py")
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--slo", type=pathlib.Path, default=HERE / "slo.toml")
+    parser.add_argument("--compare", type=pathlib.Path)
+    options = parser.parse_args(arguments)
+    earlier = {}
+    if options.compare:
+        earlier = json.loads((options.compare / "summary.json").read_text())
+    summaries, reports, problems = judge(options.folder, plan.read(options.slo), earlier)
+    write(options.folder, summaries, reports, problems, earlier)
+    print(plain(*table(summaries, earlier)))
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

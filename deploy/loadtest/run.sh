@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Drives a running server with ghz, one case after the other, and fails when any call failed. `./dev
-# loadtest` calls it.
+# Drives a running server with ghz, case after case of slo.toml, and fails when an objective is
+# missed. `./dev loadtest` calls it.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-readonly root
-readonly here=deploy/loadtest
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
 
 usage() {
   cat <<'END'
-usage: run.sh --target HOST:PORT --cli PATH [--seconds N] [--cases "dot reduce ..."] [--out DIR]
+usage: run.sh --target HOST:PORT --cli PATH [FLAG...]
        run.sh --check        only look whether ghz is there
 
   --target    the server
   --cli       the program `tessera`, which puts the operands on the server
   --seconds   how long each case runs; 10 unless told
-  --cases     names of the JSON files beside this script; all four unless told
-  --out       where ghz's reports go; build/loadtest unless told
+  --cases     names of cases, as in "dot-latency mixed"; all but the optional ones unless told
+  --slo       the file with patterns, cases and objectives; slo.toml beside this script unless told
+  --out       where reports go; build/loadtest unless told
+  --compare   the folder of an earlier report: being worse by more than slo.toml allows is a failure
+
+TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME make the connections TLS, as for `tessera`.
 END
 }
 
@@ -25,7 +28,7 @@ die() {
   exit 1
 }
 
-target='' cli='' seconds=10 cases='dot reduce matmul upload' out=build/loadtest check=false
+target='' cli='' seconds=10 cases='' slo=$here/slo.toml out=build/loadtest compare=() check=false
 while (($#)); do
   case $1 in
     --check)
@@ -45,7 +48,9 @@ while (($#)); do
     --cli) cli=$2 ;;
     --seconds) seconds=$2 ;;
     --cases) cases=$2 ;;
+    --slo) slo=$2 ;;
     --out) out=$2 ;;
+    --compare) compare=(--compare "$2") ;;
     *)
       usage >&2
       die "unknown flag $1"
@@ -54,30 +59,40 @@ while (($#)); do
   shift 2
 done
 
-cd "$root"
 ghz=$(type -P "${GHZ:-ghz}") ||
   die "no ghz on the PATH or in GHZ: releases are at github.com/bojand/ghz (0.121 or newer)"
 if $check; then exit; fi
 [[ -n $target && -n $cli ]] || die "--target and --cli are needed; see --help"
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || die "--seconds takes whole seconds, not \"$seconds\""
+if ((${#compare[@]})) && [[ ! -f ${compare[1]}/summary.json ]]; then
+  die "${compare[1]} has no summary.json of an earlier report"
+fi
+[[ ! $out -ef ${compare[1]:-} ]] || die "--out and --compare are the same folder"
+
+mkdir -p "$out"
+rm -f "$out"/*.json "$out"/*.svg "$out"/report.md
+planned=$(/usr/bin/python3 "$here/plan.py" --slo "$slo" --out "$out" --seconds "$seconds" \
+  --cases "$cases")
 
 echo "==> Put operands on $target"
-put=("$cli" --server "$target" put --random normal --dtype f32 --replace --ttl 1h)
+put=("$cli" --server "$target" put --random normal --dtype f32 --replace --ttl 24h)
 "${put[@]}" --seed 1 --shape 4096 --name load/x
 "${put[@]}" --seed 2 --shape 4096 --name load/y
 "${put[@]}" --seed 3 --shape 512x512 --name load/matrix
 
-mkdir -p "$out"
-reports=()
-for case in $cases; do
-  [[ -f $here/$case.json ]] || die "no case \"$case\" in $here"
-  echo "==> $case for $seconds s"
-  reports+=("$out/$case.json")
-  rm -f "$out/$case.json"
-  # --duration-stop wait: calls under way when the time is up still count, instead of failing with
-  # their connection. timeout: a server that no longer answers must not hold the test for ever.
-  timeout $((seconds + 60)) "$ghz" --config "$here/$case.json" --duration "${seconds}s" \
-    --duration-stop wait --format json --output "$out/$case.json" "$target" ||
-    die "ghz ended with exit code $? in case \"$case\""
-done
-/usr/bin/python3 "$here/report.py" "${reports[@]}"
+# run_ghz NAME. timeout: a server that no longer answers must not hold the test for ever.
+run_ghz() {
+  timeout $((seconds + 60)) "$ghz" --config "$out/$1.config.json" --output "$out/$1.json" \
+    "$target" || die "ghz ended with exit code $? in $1"
+}
+
+while read -r -a names; do
+  echo "==> ${names[0]} for $seconds s"
+  pids=()
+  for name in "${names[@]:1}"; do
+    run_ghz "$name" </dev/null &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid"; done
+done <<<"$planned"
+/usr/bin/python3 "$here/report.py" "$out" --slo "$slo" "${compare[@]}"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Commands that pack programs: bundle and image. Sourced by ./dev.
+# Commands that pack programs: bundle, image and package. Sourced by ./dev.
 
 # A bundle travels to hosts without a package registry: it has to stay easy to copy.
 readonly bundle_limit_mib=47
@@ -41,16 +41,51 @@ bundle() {
   say "Copy $out to a GPU host and run there: ./dev demo, ./dev gpu-test"
 }
 
+version() { sed -nE 's/^project\(tessera VERSION ([0-9.]+).*/\1/p' CMakeLists.txt; }
+
+# image [cpu] [DOCKER FLAG...]
 image() {
   command -v docker >/dev/null || die "docker is not installed"
-  local version build
-  version=$(sed -nE 's/^project\(tessera VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
-  build=(docker build -f deploy/Dockerfile --label "org.opencontainers.image.version=$version")
-  case ${1:-} in
-    "") "${build[@]}" -t tessera . ;;
-    cpu) "${build[@]}" --build-arg DEVICE=cpu -t tessera:cpu . ;;
-    *) die "image takes cpu or nothing, not \"$1\"" ;;
-  esac
+  local tag=tessera toolchain=()
+  if [[ ${1:-} == cpu ]]; then
+    tag=tessera:cpu toolchain=(--build-arg TOOLCHAIN=ubuntu:24.04)
+    shift
+  elif [[ ${1:-} == [!-]* ]]; then
+    die "image takes cpu or nothing, and flags of docker build, not \"$1\""
+  fi
+  docker build -f deploy/Dockerfile "${toolchain[@]}" \
+    --build-arg "CUDA_ARCHITECTURES=${TESSERA_CUDA_ARCHITECTURES:-}" \
+    --build-arg "VERSION=$(version)" \
+    --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
+    --build-arg "CREATED=$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
+    -t "$tag" "$@" .
+}
+
+# Debian packages of the server, the command line and the client library.
+package() {
+  if $bundled; then die "this is a bundle"; fi
+  install_packages debhelper dpkg-dev lintian
+  local tree name
+  build release tessera-server tessera manual
+  tree=$root/build/package/tessera-$(version)
+  rm -rf "${tree%/*}"
+  mkdir -p "$tree"
+  cp -R deploy/debian "$tree/"
+  for name in service sysusers; do
+    cp "deploy/systemd/tessera-server.$name" "$tree/debian/"
+  done
+  cp deploy/systemd/server.toml "$tree/debian/"
+  printf 'tessera (%s) unstable; urgency=medium\n\n  * CHANGELOG.md of the sources lists the changes.\n\n -- %s  %s\n' \
+    "$(version)" "$(sed -n 's/^Maintainer: //p' deploy/debian/control)" \
+    "$(git log -1 --format=%cD 2>/dev/null || date -R)" >"$tree/debian/changelog"
+  TESSERA_BUILD=$built step package "Pack" \
+    env -C "$tree" dpkg-buildpackage -b -us -uc
+  # The maintainers' address is an example: whoever publishes the packages puts theirs there.
+  step lintian "Check the packages" \
+    lintian --allow-root --fail-on error,warning --suppress-tags \
+    bogus-mail-host,bogus-mail-host-in-debian-changelog "${tree%/*}"/*.changes
+  say "Packages for $(<"$built/devices.txt"):"
+  (cd build/package && ls -sh1 ./*.deb)
 }
 
 # Unpacks the programs of a bundle. A bare host may lack xz, but has Python to run the demo.

@@ -1,0 +1,239 @@
+// completion, and complete, which the scripts of completion call: what may stand where the cursor is.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/command.h"
+#include "client/cli/completion_scripts.h"
+#include "kernels/base/printable.h"
+
+namespace tessera {
+namespace {
+
+struct Candidate {
+  std::string text;
+  std::string description;
+};
+
+// The last word of a command line, and where it stands.
+struct Place {
+  CLI::App* command = nullptr;         // the innermost subcommand before it
+  const CLI::Option* value = nullptr;  // the option or positional argument that it is a value of
+  bool may_be_option = true;           // no "--" came before it
+  std::string before;                  // "--dtype=" of "--dtype=f"
+  std::string word;                    // "f" of "--dtype=f"
+};
+
+// An option of the command or of those around it, by "-o" or "--output"; nullptr: none.
+CLI::Option* FindOption(CLI::App* command, const std::string& name) {
+  for (; command != nullptr; command = command->get_parent()) {
+    if (CLI::Option* option = command->get_option_no_throw(name)) return option;
+  }
+  return nullptr;
+}
+
+// nullptr: none.
+CLI::App* FindSubcommand(CLI::App& command, const std::string& name) {
+  const auto found = command.get_subcommands([&](CLI::App* a) { return a->get_name() == name; });
+  return found.empty() ? nullptr : found.front();
+}
+
+bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
+
+// What an option of the program itself, such as --server, says is true of the calls made to
+// complete the line.
+void Apply(const CLI::App& app, CLI::Option* option, const std::string& value) {
+  const auto options = app.get_options();
+  if (std::find(options.begin(), options.end(), option) == options.end()) return;
+  try {
+    SetOption(*option, value);
+  } catch (const CLI::ParseError&) {  // the line will be refused, but not here
+  }
+}
+
+// The positional argument with this number; the last one takes all that follow if it can.
+const CLI::Option* Positional(const CLI::App& command, std::size_t number) {
+  const auto all = command.get_options([](const CLI::Option* o) { return o->get_positional(); });
+  if (number < all.size()) return all[number];
+  return !all.empty() && all.back()->get_items_expected_max() > 1 ? all.back() : nullptr;
+}
+
+// REQUIRES: words are not empty.
+Place FindPlace(CLI::App& app, const std::vector<std::string>& words) {
+  Place place{.command = &app, .before = "", .word = words.back()};
+  std::size_t positionals = 0;
+  CLI::Option* waiting = nullptr;  // for its value
+  for (std::size_t i = 0; i + 1 < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (waiting != nullptr) {
+      Apply(app, waiting, word);
+      waiting = nullptr;
+    } else if (word == "--" && place.may_be_option) {
+      place.may_be_option = false;
+    } else if (place.may_be_option && word.size() > 1 && word[0] == '-') {
+      const std::size_t equals = word.find('=');
+      CLI::Option* option = FindOption(place.command, word.substr(0, equals));
+      if (option == nullptr || !TakesValue(*option)) continue;
+      if (equals == word.npos) {
+        waiting = option;
+      } else {
+        Apply(app, option, word.substr(equals + 1));
+      }
+    } else if (CLI::App* command = FindSubcommand(*place.command, word);
+               command != nullptr && positionals == 0) {
+      place.command = command;
+    } else {
+      ++positionals;
+    }
+  }
+  const std::size_t equals = place.word.find('=');
+  if (waiting != nullptr) {
+    place.value = waiting;
+    place.may_be_option = false;
+  } else if (place.may_be_option && place.word[0] == '-' && equals != place.word.npos) {
+    place.value = FindOption(place.command, place.word.substr(0, equals));
+    place.before = place.word.substr(0, equals + 1);
+    place.word = place.word.substr(equals + 1);
+    place.may_be_option = false;
+  } else {
+    place.value = Positional(*place.command, positionals);
+  }
+  return place;
+}
+
+std::vector<Candidate> Options(CLI::App* command) {
+  std::vector<Candidate> found;
+  for (; command != nullptr; command = command->get_parent()) {
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        found.push_back({"--" + name, option->get_description()});
+      }
+    }
+  }
+  return found;
+}
+
+std::vector<Candidate> Subcommands(const CLI::App& command) {
+  std::vector<Candidate> found;
+  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!sub->get_group().empty()) found.push_back({sub->get_name(), sub->get_description()});
+  }
+  return found;
+}
+
+std::vector<Candidate> Buffers(Session& session, const std::string& prefix) {
+  std::vector<Candidate> found;
+  const auto buffers = session.client.ListBuffers(prefix);
+  if (!buffers.ok()) return found;
+  for (const v1::Buffer& buffer : *buffers) {
+    found.push_back(
+        {buffer.name(), absl::StrCat(DtypeText(buffer.dtype()), " ", ShapeText(buffer.shape()))});
+  }
+  return found;
+}
+
+// operation: as the command line calls it; empty: the names of operations.
+std::vector<Candidate> Strategies(Session& session, const std::string& operation) {
+  std::vector<Candidate> found;
+  const auto strategies =
+      session.client.ListStrategies(absl::StrReplaceAll(operation, {{"-", "_"}}));
+  if (!strategies.ok()) return found;
+  std::set<std::string> operations;
+  for (const v1::Strategy& strategy : *strategies) {
+    if (operation.empty()) {
+      if (operations.insert(strategy.operation()).second)
+        found.push_back({strategy.operation(), ""});
+    } else if (strategy.available()) {
+      found.push_back({strategy.name(), strategy.summary()});
+    }
+  }
+  return found;
+}
+
+std::vector<Candidate> Devices(Session& session) {
+  std::vector<Candidate> found;
+  const auto info = session.client.GetServerInfo();
+  if (!info.ok()) return found;
+  for (const v1::Device& device : info->devices()) {
+    found.push_back({device.name(), device.model()});
+  }
+  return found;
+}
+
+// The values that an option or a positional argument takes, as far as they can be listed.
+std::vector<Candidate> Values(Session& session, const Place& place, std::string_view type) {
+  if (const std::size_t begin = type.find('{'); begin != type.npos) {
+    std::vector<Candidate> found;
+    const std::string list(type.substr(begin + 1, type.rfind('}') - begin - 1));
+    for (const absl::string_view value : absl::StrSplit(list, ',')) {
+      found.push_back({std::string(value), ""});
+    }
+    return found;
+  }
+  if (type == "BUFFER" || type == "OPERAND") return Buffers(session, place.word);
+  if (type == "STRATEGY") return Strategies(session, place.command->get_name());
+  if (type == "OPERATION") return Strategies(session, "");
+  if (type == "DEVICE") return Devices(session);
+  return {};
+}
+
+// A line "files", where the shell shall offer files, or "words", then "TEXT\tDESCRIPTION" for each
+// word that begins as the last one does. A server that does not answer has nothing to offer.
+absl::Status Complete(Session& session, const Place& place) {
+  std::string type = place.value == nullptr ? "" : place.value->get_type_name();
+  std::vector<Candidate> candidates;
+  if (place.may_be_option && absl::StartsWith(place.word, "-")) {
+    candidates = Options(place.command);
+    type.clear();
+  } else {
+    candidates = Subcommands(*place.command);
+    if (place.before.empty() && !place.may_be_option) candidates.clear();
+    for (Candidate& value : Values(session, place, type)) candidates.push_back(std::move(value));
+  }
+  std::cout << (type == "FILE" ? "files" : "words") << '\n';
+  for (const Candidate& candidate : candidates) {
+    if (!absl::StartsWith(candidate.text, place.word)) continue;
+    std::cout << place.before << Printable(candidate.text) << '\t'
+              << absl::StrReplaceAll(candidate.description, {{"\n", " "}}) << '\n';
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddCompletion(CLI::App& app, Command& chosen) {
+  auto shell = std::make_shared<std::string>();
+  CLI::App* completion =
+      app.add_subcommand("completion", "Print a script that completes commands in a shell");
+  completion->add_option("shell", *shell, "The shell")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  completion->footer(std::string(kCompletionHelp));
+  completion->callback([shell, &chosen] {
+    chosen = [shell](Session&) {
+      std::cout << CompletionScript(*shell);
+      return absl::OkStatus();
+    };
+  });
+
+  auto words = std::make_shared<std::vector<std::string>>();
+  CLI::App* complete =
+      app.add_subcommand("complete", "What may stand in place of the last word")->group("");
+  complete->add_option("words", *words, "The words of a command line after 'tessera'")->required();
+  complete->callback([words, &app, &chosen] {
+    // Nobody waits longer for a suggestion.
+    SetOption(*app.get_option("--timeout"), "1s");
+    chosen = [place = FindPlace(app, *words)](Session& s) { return Complete(s, place); };
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Writes a configuration of ghz for each call of the cases that slo.toml asks for.
+
+usage: plan.py --slo FILE --out FOLDER --seconds N [--cases "NAME..."]
+
+Prints a line for each case: its name, then the stems of its configurations in FOLDER, which run at
+the same time. Files of credentials come from TESSERA_CLIENT_TLS_CA and so on, as for `tessera`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OURS = ("call", "calls", "pattern", "objective", "optional")  # all other keys are ghz's
+TLS = {"CA": "cacert", "CERT": "cert", "KEY": "key", "SERVER_NAME": "cname"}
+
+
+def tls_keys():
+    """ghz's flags for the client's variables."""
+    found = {key: os.environ.get(f"TESSERA_CLIENT_TLS_{name}") for name, key in TLS.items()}
+    found = {key: value for key, value in found.items() if value}
+    return found if "cacert" in found else {"insecure": True}
+
+
+def read(path):
+    """The objectives file; ValueError says what is wrong with it."""
+    slo = tomllib.loads(path.read_text())
+    for name, case in slo["case"].items():
+        if case["pattern"] not in slo["pattern"]:
+            raise ValueError(f"case {name}: no pattern {case['pattern']!r}")
+        if ("call" in case) == ("calls" in case):
+            raise ValueError(f"case {name}: give it either call or calls")
+        for call in calls_of(case):
+            if not (HERE / "calls" / f"{call}.json").is_file():
+                raise ValueError(f"case {name}: no call {call!r} in {HERE / 'calls'}")
+    return slo
+
+
+def calls_of(case):
+    return case["calls"] if "calls" in case else [case["call"]]
+
+
+def reports_of(name, case):
+    """{stem of a report: its call}"""
+    calls = calls_of(case)
+    return {name if len(calls) == 1 else f"{name}.{call}": call for call in calls}
+
+
+def configuration(slo, case, call, seconds):
+    """What ghz reads: the call, the pattern, and what the case says otherwise."""
+    config = json.loads((HERE / "calls" / f"{call}.json").read_text())
+    config["proto"] = str(ROOT / config["proto"])
+    config["import-paths"] = [str(ROOT / path) for path in config["import-paths"]]
+    config.update(slo["pattern"][case["pattern"]])
+    config.update({key: value for key, value in case.items() if key not in OURS})
+    if config.get("load-schedule") == "step":
+        steps = (config["load-end"] - config["load-start"]) // config["load-step"] + 1
+        config["load-step-duration"] = f"{max(1, seconds * 1000 // steps)}ms"
+    # wait: calls under way when the time is up still count, instead of failing with their
+    # connection.
+    config.update({"duration": f"{seconds}s", "duration-stop": "wait", "format": "json"})
+    return config
+
+
+def chosen(slo, names):
+    if not names:
+        return {name: case for name, case in slo["case"].items() if not case.get("optional")}
+    unknown = [name for name in names if name not in slo["case"]]
+    if unknown:
+        raise ValueError(f"no case {unknown[0]!r}; there are {', '.join(slo['case'])}")
+    return {name: slo["case"][name] for name in names}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--slo", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--seconds", type=int, required=True)
+    parser.add_argument("--cases", default="")
+    options = parser.parse_args()
+    try:
+        slo = read(options.slo)
+        cases = chosen(slo, options.cases.split())
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"loadtest: {options.slo}: {error}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, case in cases.items():
+        reports = reports_of(name, case)
+        for stem, call in reports.items():
+            config = {**configuration(slo, case, call, options.seconds), **tls_keys()}
+            (options.out / f"{stem}.config.json").write_text(json.dumps(config, indent=2))
+        print(name, *reports)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""`tessera completion` in real shells: a bash on a terminal of its own, zsh and fish where they are
+installed; and the manual pages that deploy/tools/manual.py makes of the help texts.
+
+usage: completion_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest
+arguments]
+"""
+
+import argparse
+import os
+import pathlib
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIMEOUT_S = 60  # sanitized programs on a busy machine
+
+programs = None  # --server and --cli
+
+
+class Terminal:
+    """An interactive shell, as a person types into it."""
+
+    def __init__(self, command, folder):
+        self.process, self.terminal = pty.fork()
+        if self.process == 0:
+            environment = {
+                "PATH": f"{pathlib.Path(programs.cli).resolve().parent}:/usr/bin:/bin",
+                "HOME": str(folder), "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8",
+                "TESSERA_SERVER": os.environ["COMPLETION_TEST_SERVER"],
+            }
+            os.chdir(folder)
+            os.execvpe(command[0], command, environment)
+        self.output = ""
+
+    def type(self, text):
+        os.write(self.terminal, text.encode())
+
+    def wait_for(self, pattern):
+        give_up = time.monotonic() + TIMEOUT_S
+        while not (found := re.search(pattern, self.output)):
+            if not select.select([self.terminal], [], [], max(0, give_up - time.monotonic()))[0]:
+                raise AssertionError(f"no {pattern!r} in {self.output!r}")
+            self.output += os.read(self.terminal, 1 << 16).decode(errors="replace")
+        self.output = self.output[found.end():]
+        return found
+
+    def close(self):
+        os.close(self.terminal)
+        os.waitpid(self.process, 0)
+
+
+class CompletionTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        cls.address = f"unix:{cls.folder}/socket"
+        os.environ["COMPLETION_TEST_SERVER"] = cls.address
+        cls.server = subprocess.Popen(
+            [programs.server, "--listen", cls.address, "--device", "cpu", "--log-level", "error"])
+        (cls.folder / "weights.npy").touch()
+        for name in ("digits", "digests/2", "other"):
+            cls.run_cli("put", "--name", name, "--random", "ones", "--shape", "2x3")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.terminate()
+        cls.server.wait(TIMEOUT_S)
+        cls.temporary.cleanup()
+
+    @classmethod
+    def run_cli(cls, *words, server=None):
+        result = subprocess.run(
+            [programs.cli, "--server", server or cls.address, *words],
+            capture_output=True, text=True, timeout=TIMEOUT_S)
+        if result.returncode != 0:
+            raise AssertionError(f"{words}: {result.stderr}")
+        return result.stdout
+
+    def complete(self, *words, server=None):
+        lines = self.run_cli("complete", "--", *words, server=server).splitlines()
+        return lines[0], [line.split("\t")[0] for line in lines[1:]]
+
+    def test_what_is_offered(self):
+        for words, offered in [
+            (("re",), ["reduce"]),
+            (("bench", "win"), ["window-sum"]),
+            (("comp",), ["completion"]),  # not `complete`, which is for scripts
+            (("reduce", "va"), ["variance"]),
+            (("reduce", "sum", "--dtype"), []),
+            (("put", "--random", "un"), ["uniform"]),
+            (("put", "--random=un"), ["--random=uniform"]),
+            (("matmul", "--trans"), ["--transpose-a", "--transpose-b"]),
+            (("matmul", "--time"), ["--timeout"]),  # of the program itself
+            (("put", "--na"), ["--name"]),  # where a file may stand as well
+            (("matmul", "--", "--trans"), []),
+            (("dot", "di"), ["digests/2", "digits"]),
+            (("dot", "--strategy", "fixed_tree", "di"), ["digests/2", "digits"]),
+            (("dot", "digits", "ot"), ["other"]),
+            (("rm", "digits", "other", "dige"), ["digests/2"]),
+            (("dot", "a", "b", "di"), []),  # no third operand
+            (("dot", "--strategy", "cpu_p"), ["cpu_parallel"]),
+            (("bench", "window-sum", "--strategy", "c"), ["cpu"]),
+            (("strategies", "red"), ["reduce", "reduce_axes"]),
+            (("put", "--device", ""), ["cpu"]),
+        ]:
+            with self.subTest(words):
+                kind, found = self.complete(*words)
+                self.assertEqual((kind, sorted(found)), ("words", sorted(offered)))
+
+    def test_files_are_the_shells_business(self):
+        for words in [("put", ""), ("run", ""), ("reduce", "-o", ""), ("--tls-ca", "")]:
+            self.assertEqual(self.complete(*words), ("files", []), words)
+
+    def test_the_server_of_the_line_is_asked(self):
+        nobody = f"unix:{self.folder}/nobody"
+        self.assertEqual(self.complete("dot", "di", server=nobody), ("words", []))
+        for flag in [("--server", self.address), ("-s", self.address), (f"--server={self.address}",)]:
+            _, found = self.complete(*flag, "dot", "digi", server=nobody)
+            self.assertEqual(found, ["digits"], flag)
+
+    def test_descriptions(self):
+        self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
+
+    def test_bash(self):
+        bash = Terminal(["bash", "--norc", "--noprofile", "-i"], self.folder)
+        self.addCleanup(bash.close)
+        bash.type('bind "set enable-bracketed-paste off"; eval "$(tessera completion bash)"; echo rea""dy\n')
+        bash.wait_for("ready\r?\n")
+        for typed, line in [
+            ("tessera stra\t", "tessera strategies "),
+            ("tessera reduce variance digi\t", "tessera reduce variance digits "),
+            ("tessera put --random=unif\t", "tessera put --random=uniform "),
+            ("tessera put --dtype bf\t", "tessera put --dtype bf16 "),
+            ("tessera put weig\t", "tessera put weights.npy "),
+            (f"tessera -s {self.address} dot oth\t", f"tessera -s {self.address} dot other "),
+            ("tessera map '(a - b) * 2' digi\t", "tessera map '(a - b) * 2' digits "),
+        ]:
+            with self.subTest(typed):
+                bash.type(typed)
+                bash.wait_for(re.escape(line))
+                bash.type("\x15")  # away with the line
+
+    def test_zsh(self):
+        if not shutil.which("zsh"):
+            self.skipTest("zsh is not installed")
+        zsh = Terminal(["zsh", "-f", "-i"], self.folder)
+        self.addCleanup(zsh.close)
+        zsh.type('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; echo rea""dy\n')
+        zsh.wait_for("ready\r?\n")
+        for typed, rest in [("tessera stra\t", "tegies "), ("tessera dot digi\t", "ts "),
+                            ("tessera put weig\t", "hts.npy ")]:
+            with self.subTest(typed):
+                zsh.type(typed)
+                zsh.wait_for(re.escape(rest))
+                zsh.type("\x15")
+
+    def test_fish(self):
+        if not shutil.which("fish"):
+            self.skipTest("fish is not installed")
+        script = self.run_cli("completion", "fish")
+        for line, found in [("tessera stra", ["strategies"]), ("tessera dot digi", ["digits"]),
+                            ("tessera put weig", ["weights.npy"])]:
+            result = subprocess.run(
+                ["fish", "--no-config", "-c", f"{script}\ncomplete -C '{line}'"],
+                capture_output=True, text=True, timeout=TIMEOUT_S, cwd=self.folder,
+                env={"PATH": f"{pathlib.Path(programs.cli).resolve().parent}:/usr/bin:/bin",
+                     "HOME": str(self.folder), "TESSERA_SERVER": self.address})
+            self.assertEqual([l.split("\t")[0] for l in result.stdout.splitlines()], found, line)
+
+
+class ManualTest(unittest.TestCase):
+    """Every option of a help text has its place in a page."""
+
+    def test_pages(self):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(
+                [sys.executable, ROOT / "deploy/tools/manual.py", "--out", folder,
+                 f"{programs.cli}:1", f"{programs.server}:8"], check=True, timeout=10 * TIMEOUT_S)
+            pages = {p.name: p.read_text() for p in pathlib.Path(folder).rglob("*.[18]")}
+        for name, command in [("tessera.1", [programs.cli]),
+                              ("tessera-put.1", [programs.cli, "put"]),
+                              ("tessera-bench-matmul.1", [programs.cli, "bench", "matmul"]),
+                              ("tessera-server.8", [programs.server])]:
+            text = subprocess.run([*command, "--help"], capture_output=True, text=True).stdout
+            options = set(re.findall(r"^  (?:-\w,)?(--[\w-]+)", text, re.MULTILINE))
+            self.assertGreater(len(options), 3)
+            page = pages[name].replace("\\-", "-")
+            terms = re.findall(r"^\.TP\n\.B (.*)\n(.*)$", page, re.MULTILINE)
+            found = {option for term, _ in terms for option in re.findall(r"--[\w-]+", term.split(" ")[0])}
+            self.assertEqual(found, options, name)
+            for term, description in terms:
+                self.assertNotIn("  ", term)
+                self.assertGreater(len(description), 3, term)
+        self.assertIn("tessera-window-sum.1", pages)
+        self.assertNotIn("tessera-complete.1", pages)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])

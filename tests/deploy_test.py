@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""What the files of deploy/ say agrees with each other and with the programs: names, ports, flags,
+versions, selectors. tests/by_hand runs them with the programs that they are for.
+
+usage: deploy_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "tessera"
+
+programs = None  # --server and --cli
+
+
+def help_of(*command):
+    return subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def variables():
+    """The environment variables of the server and of the command line."""
+    text = help_of(programs.server) + help_of(programs.cli)
+    return set(re.findall(r"Env:(TESSERA_\w+)", text))
+
+
+def version():
+    text = (ROOT / "CMakeLists.txt").read_text()
+    return re.search(r"project\(tessera VERSION ([\d.]+)", text)[1]
+
+
+class ComposeTest(unittest.TestCase):
+    def setUp(self):
+        self.document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+        self.services = self.document["services"]
+
+    def test_docker_compose_1_29_knows_all_of_it(self):
+        self.assertEqual({key for key in self.document if not key.startswith("x-")}, {"services"})
+
+    def test_services(self):
+        for name, service in self.services.items():
+            with self.subTest(name):
+                self.assertTrue(service["profiles"])  # nothing starts unasked
+                self.assertTrue(service["read_only"])
+                self.assertEqual(service["cap_drop"], ["ALL"])
+                for port in service.get("ports", []):
+                    self.assertTrue(port.startswith("127.0.0.1:"), port)
+                self.assertLessEqual(set(service.get("environment", {})), variables())
+                for volume in service.get("volumes", []):
+                    path = volume.split(":")[0]
+                    self.assertTrue(path.startswith("${") or (DEPLOY / path).is_file(), path)
+
+    def test_builds(self):
+        for name, service in self.services.items():
+            for key, build in service.items():
+                if key != "build":
+                    continue
+                text = (DEPLOY / build["context"] / build["dockerfile"]).read_text()
+                for argument in build.get("args", {}):
+                    self.assertRegex(text, rf"(?m)^ARG {argument}=", name)
+
+    def test_the_server_stops_in_time(self):
+        text = (DEPLOY / "Dockerfile").read_text()
+        delay = float(re.search(r"TESSERA_DRAIN_DELAY=(\d+)s", text)[1])
+        for name in ("tessera-gpu", "tessera-cpu"):
+            grace = float(self.services[name]["stop_grace_period"].rstrip("s"))
+            self.assertGreater(grace, delay + 30)
+
+
+class KubernetesTest(unittest.TestCase):
+    def setUp(self):
+        text = (DEPLOY / "kubernetes.yaml").read_text()
+        self.objects = [found for found in yaml.safe_load_all(text) if found]
+
+    def kind(self, kind):
+        return [found for found in self.objects if found["kind"] == kind]
+
+    def test_selectors(self):
+        (stateful,) = self.kind("StatefulSet")
+        labels = stateful["spec"]["template"]["metadata"]["labels"]
+        selectors = [stateful["spec"]["selector"]["matchLabels"]]
+        selectors += [service["spec"]["selector"] for service in self.kind("Service")]
+        selectors += [b["spec"]["selector"]["matchLabels"] for b in self.kind("PodDisruptionBudget")]
+        selectors += [p["spec"]["podSelector"]["matchLabels"] for p in self.kind("NetworkPolicy")]
+        self.assertEqual(len(selectors), 5)
+        for selector in selectors:
+            self.assertTrue(selector.items() <= labels.items(), selector)
+        services = {service["metadata"]["name"] for service in self.kind("Service")}
+        self.assertIn(stateful["spec"]["serviceName"], services)
+        accounts = {account["metadata"]["name"] for account in self.kind("ServiceAccount")}
+        self.assertIn(stateful["spec"]["template"]["spec"]["serviceAccountName"], accounts)
+
+    def test_the_container(self):
+        (stateful,) = self.kind("StatefulSet")
+        pod = stateful["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        self.assertLessEqual(set(environment), variables())
+        (port,) = container["ports"]
+        self.assertEqual(environment["TESSERA_LISTEN"], f"0.0.0.0:{port['containerPort']}")
+        for service in self.kind("Service"):
+            self.assertEqual([p["targetPort"] for p in service["spec"]["ports"]], [port["name"]])
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            self.assertEqual(container[probe]["grpc"]["port"], port["containerPort"])
+        drain = sum(
+            int(environment[f"TESSERA_DRAIN_{part}"].rstrip("s")) for part in ("DELAY", "TIMEOUT"))
+        self.assertGreater(pod["terminationGracePeriodSeconds"], drain + 5)
+        self.assertEqual(container["securityContext"]["capabilities"], {"drop": ["ALL"]})
+        self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"])
+        user = re.search(r"^USER (\d+):", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[1]
+        self.assertEqual(pod["securityContext"]["runAsUser"], int(user))
+
+
+class ChartTest(unittest.TestCase):
+    def test_versions(self):
+        chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        self.assertEqual((chart["version"], chart["appVersion"]), (version(), version()))
+
+    def test_values_and_templates_agree(self):
+        """Each value that a template reads exists, each that exists is read, each has a schema."""
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        used = set()
+        for path in CHART.rglob("templates/**/*"):
+            if path.is_file():
+                used |= set(re.findall(r"\.Values\.([\w.]+)", path.read_text()))
+        for name in used:
+            found = values
+            for part in name.split("."):
+                self.assertIn(part, found, name)
+                found = found[part]
+
+        def leaves(table, prefix=""):
+            for key, value in table.items():
+                if isinstance(value, dict) and value:
+                    yield from leaves(value, f"{prefix}{key}.")
+                else:
+                    yield prefix + key
+
+        for leaf in leaves(values):
+            self.assertTrue(any(leaf == u or leaf.startswith(u + ".") for u in used), leaf)
+            found = schema
+            for part in leaf.split("."):
+                if "properties" not in found:  # a table of any keys
+                    break
+                self.assertIn(part, found["properties"], leaf)
+                found = found["properties"][part]
+
+
+class ServiceTest(unittest.TestCase):
+    """The service of systemd."""
+
+    def test_its_options_are_valid(self):
+        text = (DEPLOY / "systemd" / "server.toml").read_text()
+        proposed = re.sub(r"(?m)^# (\S+ = )", r"\1", text)  # what is commented out
+        proposed = re.sub(r"(?m)^listen.*\n", "", proposed, count=1)
+        for content in (text, proposed):
+            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+                file.write(content + '\nmax-ttl = "soon"\n')
+                file.flush()
+                run = subprocess.run(
+                    [programs.server, "--config", file.name], capture_output=True, text=True)
+                # All else was understood.
+                self.assertIn("'soon' is not a time", run.stderr)
+
+    def test_it_is_waited_for(self):
+        unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
+        self.assertIn("Type=notify", unit)
+        drain = re.search(r"--drain-timeout TIME=(\d+)s", help_of(programs.server))
+        self.assertGreater(int(re.search(r"TimeoutStopSec=(\d+)s", unit)[1]), int(drain[1]) + 5)
+
+
+class ReadmeTest(unittest.TestCase):
+    def test_flags_exist(self):
+        """Of the server, in the table of deploy/README.md; `dev` has those of its own commands."""
+        flags = set(re.findall(r"^\| (`--.*?) \|", (DEPLOY / "README.md").read_text(), re.MULTILINE))
+        names = {name for cell in flags for name in re.findall(r"--[\w-]+", cell)}
+        self.assertGreater(len(names), 10)
+        known = set(re.findall(r"--[\w-]+", help_of(programs.server)))
+        self.assertEqual(names - known, set())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    for name in [name for name in os.environ if name.startswith("TESSERA_")]:
+        del os.environ[name]
+    unittest.main(argv=[sys.argv[0], *rest])

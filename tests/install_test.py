@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""What `cmake --install` installs works from any folder: programs find their library, and a project
+of somebody else finds the client library, builds the example of README.md with it, and runs it.
+
+usage: install_test.py --build build/release [unittest arguments]
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import outsider
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+build = None  # --build
+
+
+class InstallTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
+        cls.prefix = cls.folder / "prefix"
+        for component in ("server", "cli", "client"):
+            cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
+                            component)  # fmt: skip
+        outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
+        cls.server = outsider.Server(cls.folder)
+        cls.addClassCleanup(cls.server.process.wait)
+        cls.addClassCleanup(cls.server.process.kill)
+
+    @staticmethod
+    def run_command(*command):
+        result = subprocess.run(
+            [str(word) for word in command], capture_output=True, text=True, timeout=600)
+        if result.returncode != 0:
+            raise AssertionError(f"{command}: {result.stdout}{result.stderr}")
+        return result.stdout
+
+    def test_programs(self):
+        out = self.run_command(self.prefix / "bin/tessera", "--server", self.server.address, "health")
+        self.assertEqual(out, "serving\n")
+        maps = pathlib.Path(f"/proc/{self.server.pid}/maps").read_text()
+        libraries = set(re.findall(r"\S+libtessera\w+\.so", maps))
+        self.assertEqual(libraries, {str(self.prefix / "lib/tessera/libtessera_kernels.so")})
+
+    def test_consumer(self):
+        example = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        main, out = self.folder / "main.cc", self.folder / "consumer"
+        main.write_text(example[1])
+        self.run_command(
+            "cmake", "-G", "Ninja", "-S", ROOT / "tests/consumer", "-B", out, f"-DMAIN={main}",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")  # fmt: skip
+        self.run_command("cmake", "--build", out)
+        commands = self.run_command("ninja", "-C", out, "-t", "commands")
+        self.assertIn(f"{self.prefix}/include/tessera", commands)
+        self.assertNotIn(f"{ROOT}/client", commands)  # nothing leads back to the sources
+        answer = self.run_command(out / "consumer", self.server.address)
+        self.assertRegex(answer, r"^250000 by fixed_tree, the square of 500\n$")
+
+    def test_headers_are_complete(self):
+        """Every public header can be included alone, and none names a file that was not installed."""
+        installed = self.prefix / "include/tessera"
+        for header in installed.rglob("*.h"):
+            for name in re.findall(r'#include "([^"]+)"', header.read_text()):
+                ours = name.startswith(("client/", "kernels/", "server/", "tessera/"))
+                self.assertTrue(not ours or (installed / name).is_file(), f"{header}: {name}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--build", required=True)
+    options, rest = parser.parse_known_args()
+    build = options.build
+    unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""deploy/loadtest against a running server: every call of its configurations is made as it stands,
+and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
+
+usage: loadtest_replay_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest
+arguments]
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import grpc
+
+import ghz_stand_in
+import outsider
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOADTEST = ROOT / "deploy" / "loadtest"
+sys.path.insert(0, str(LOADTEST))
+
+import plan  # noqa: E402
+
+# What ghz 0.121 reads from a configuration.
+GHZ_KEYS = set(
+    "proto protoset call cacert cert key skipTLS skipFirst cname authority insecure total async "
+    "concurrency concurrency-schedule concurrency-start concurrency-end concurrency-step "
+    "concurrency-step-duration concurrency-max-duration connections rps duration duration-stop "
+    "max-duration timeout data data-file binary-file metadata metadata-file stream-interval output "
+    "format connect-timeout keepalive cpus import-paths name tags reflect-metadata debug host "
+    "enable-compression load-schedule load-start load-end load-step load-step-duration "
+    "load-max-duration".split()
+)
+# A call that is repeated has to succeed again: what these do can be done once.
+ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer"}
+
+programs = None  # --server and --cli
+
+
+class ReplayTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
+        outsider.make_stubs(temporary.name)
+        outsider.Program.path = programs.server
+        cls.server = outsider.Server(temporary.name)
+        cls.addClassCleanup(cls.server.process.wait)
+        cls.addClassCleanup(cls.server.process.kill)
+
+    def run_sh(self, *flags, **environment):
+        return subprocess.run(
+            [LOADTEST / "run.sh", "--target", self.server.address, "--cli", programs.cli, *flags],
+            env={**os.environ, "GHZ": str(ROOT / "tests/ghz_stand_in.py"), **environment},
+            capture_output=True, text=True, timeout=300)  # fmt: skip
+
+    def test_run(self):
+        """A case of each pattern, all objectives out of the way; then one that is missed."""
+        slo = self.folder / "slo.toml"
+        text = (LOADTEST / "slo.toml").read_text()
+        slo.write_text(re.sub(r"objective = .*", "objective = {}", text))
+        out = self.folder / "out"
+        flags = ["--seconds", "1", "--slo", str(slo)]
+        cases = "dot-saturation upload-streams dot-step mixed"
+        run = self.run_sh(*flags, "--cases", cases, "--out", str(out))
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        summary = json.loads((out / "summary.json").read_text())
+        self.assertEqual(
+            {name.split(".")[0] for name in summary}, set(cases.split()), run.stdout)
+        self.assertEqual(len([name for name in summary if name.startswith("mixed.")]), 6)
+        self.assertTrue((out / "dot-step.svg").is_file())
+        for name, figures in summary.items():
+            self.assertGreater(figures["calls"], 0, name)
+            self.assertEqual(figures["failed"], 0, name)
+
+        again = ["--cases", "dot-saturation", "--out", str(self.folder / "again")]
+        strict = self.folder / "strict.toml"
+        strict.write_text(text.replace("rate = 1000,", "rate = 1e9,", 1))
+        run = self.run_sh("--seconds", "1", "--slo", str(strict), *again)
+        self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
+        self.assertIn("dot-saturation: rate is ", run.stderr)
+
+        # Where every call fails, ghz ends with 0 all the same.
+        nobody = ["--target", "127.0.0.1:1"]
+        run = self.run_sh(*flags, *again, *nobody, "--cli", "true")
+        self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
+        self.assertRegex(run.stderr, r"dot-saturation: \d+ of \d+ calls failed")
+
+    def test_bad_flags(self):
+        for flags, wanted in [
+            (["--cases", "dott"], "no case 'dott'"),
+            (["--seconds", "soon"], "takes whole seconds"),
+            (["--compare", str(self.folder / "nothing")], "no summary.json"),
+            (["--slo", str(self.folder / "no.toml")], "no.toml"),
+        ]:
+            run = self.run_sh(*flags, "--out", str(self.folder / "bad"))
+            self.assertNotEqual(run.returncode, 0)
+            self.assertIn(wanted, run.stderr)
+
+    def test_configurations(self):
+        """Keys that ghz knows; messages that the protocol knows; calls that the server answers."""
+        for name, array in (("load/x", "4096"), ("load/y", "4096"), ("load/matrix", "512x512")):
+            subprocess.run([programs.cli, "--server", self.server.address, "put", "--random",
+                            "normal", "--shape", array, "--name", name, "--replace"],
+                           check=True, capture_output=True)  # fmt: skip
+        slo = plan.read(LOADTEST / "slo.toml")
+        called, patterns = set(), set()
+        with grpc.insecure_channel(self.server.address) as channel:
+            for name, case in slo["case"].items():
+                patterns.add(case["pattern"])
+                self.assertTrue(case["objective"], name)
+                for call in plan.calls_of(case):
+                    with self.subTest(case=name, call=call):
+                        config = plan.configuration(slo, case, call, 10)
+                        self.assertLessEqual(set(config), GHZ_KEYS)
+                        self.assertTrue(pathlib.Path(config["proto"]).is_file())
+                        method = ghz_stand_in.Method(config)
+                        called.add(method.method.name)
+                        for number in range(2):
+                            method.call(channel, method.messages("7", number), 60)
+        self.assertEqual(patterns, set(slo["pattern"]))
+        self.assertEqual({f"{call}.json" for case in slo["case"].values() for call in plan.calls_of(case)},
+                         {path.name for path in (LOADTEST / "calls").iterdir()})  # fmt: skip
+        methods = {
+            method.name
+            for module, service in ((outsider.buffers, "BufferService"),
+                                    (outsider.compute, "ComputeService"))
+            for method in module.DESCRIPTOR.services_by_name[service].methods
+        }  # fmt: skip
+        self.assertEqual(called, methods - ONCE)
+
+    def test_tls_and_steps(self):
+        slo = plan.read(LOADTEST / "slo.toml")
+        os.environ.update(TESSERA_CLIENT_TLS_CA="/ca", TESSERA_CLIENT_TLS_SERVER_NAME="tessera")
+        self.addCleanup(os.environ.pop, "TESSERA_CLIENT_TLS_CA")
+        self.addCleanup(os.environ.pop, "TESSERA_CLIENT_TLS_SERVER_NAME")
+        self.assertEqual(plan.tls_keys(), {"cacert": "/ca", "cname": "tessera"})
+        config = plan.configuration(slo, slo["case"]["dot-step"], "dot", 30)
+        self.assertEqual(config["load-step-duration"], "6000ms")
+        self.assertEqual(config["duration"], "30s")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])
