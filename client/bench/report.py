@@ -11,6 +11,9 @@ The page asks for a table between <!-- service: FILE OPERATION LOAD --> and <!--
   open           open loops, at a rate and at a share of the closed loops' rate: latencies
   rest           the first call after a rest
 
+A table of what client/python/peers.py wrote, and its plots, stand between <!-- peers: FILE --> and
+<!-- end -->: "unmeasured" as long as FILE.json is missing.
+
 A plot ![...](measured/FILE_OPERATION_WHAT.svg) is drawn, over the callers of closed loops and for
 the first size that was measured. WHAT is
   rate           calls a second in thousands, or GB/s of transfers
@@ -27,6 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "kernels" / "bench"))
 
 import pages  # noqa: E402
+import peer_pages  # noqa: E402
 from pages import MEASURED, markdown, time_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -230,10 +234,17 @@ def render(options):
         filled,
         PAGE.read_text(encoding="utf-8"),
     )
+    text = re.sub(
+        r"(?s)(<!-- peers: (\S+) -->).*?(<!-- end -->)",
+        lambda match: f"{match.group(1)}\n{peer_pages.table(match.group(2))}{match.group(3)}",
+        text,
+    )
     outputs = {PAGE: text}
     plots = re.findall(r"!\[.*?\]\(measured/(\w+)_([a-z]+)_(rate|latency)\.svg\)", text)
     for name, operation, what in plots:
         outputs[MEASURED / f"{name}_{operation}_{what}.svg"] = plot(Run(name), operation, what)
+    for name, expression in re.findall(r"!\[.*?\]\(measured/(\w+)_([a-z]+)_us\.svg\)", text):
+        outputs[MEASURED / f"{name}_{expression}_us.svg"] = peer_pages.plot(name, expression)
     pages.settle(outputs, options.check, "client/bench/report.py render")
 
 

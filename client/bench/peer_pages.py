@@ -1,0 +1,67 @@
+"""Tables and plots of client/python/peers.py for docs/performance.md."""
+
+import json
+
+import pages
+from pages import MEASURED, markdown, time_text
+
+
+class Peers:
+    """docs/measured/NAME.json, which may be missing: then it is unmeasured."""
+
+    def __init__(self, name):
+        path = MEASURED / f"{name}.json"
+        self.document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        self.rows = self.document["rows"] if self.document else []
+
+    def unique(self, key):
+        return list(dict.fromkeys(row[key] for row in self.rows))
+
+    def us(self, expression, elements, server):
+        for row in self.rows:
+            found = row["expression"], row["elements"], row["server"]
+            if found == (expression, elements, server):
+                return row["us"]
+        return None
+
+    @property
+    def caption(self):
+        document = self.document
+        parts = [document["machine"]["cpu"], *dict.fromkeys(document["machine"]["devices"])]
+        parts += [document["peer"], f"grpcio {document['grpcio']}", document["date"]]
+        return ", ".join(parts)
+
+
+PLOTTED = ("dot", "gelu", "matmul")
+
+
+def table(name):
+    """A row for each expression and number of elements, a column for each server; and plots."""
+    run = Peers(name)
+    if not run.rows:
+        return f"unmeasured: docs/measured/{name}.json is made by client/python/peers.py\n"
+    servers = run.unique("server")
+    lines = []
+    for expression in run.unique("expression"):
+        for elements in run.unique("elements"):
+            times = [run.us(expression, elements, server) for server in servers]
+            cells = [time_text(us) if us else "-" for us in times]
+            lines.append([f"`{expression}`", f"{elements}", *cells])
+    note = f"us unless said otherwise. {run.caption}. Medians of {run.document['rounds']} rounds."
+    plots = [
+        f"\n![Times of {expression} against elements](measured/{name}_{expression}_us.svg)\n"
+        for expression in PLOTTED
+        if expression in run.unique("expression")
+    ]
+    return markdown(["expression", "elements", *servers], lines, note) + "".join(plots)
+
+
+def plot(name, expression):
+    """Times over the number of elements, a line for each server."""
+    run = Peers(name)
+    sizes = sorted(run.unique("elements"))
+    lines = [
+        pages.Line(server, [(n, us) for n in sizes if (us := run.us(expression, n, server))])
+        for server in run.unique("server")
+    ]
+    return pages.plot(f"{expression}: us against elements", run.caption, lines, str)

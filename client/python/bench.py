@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""What the package adds to bare gRPC, in turns with it in one run, and how fast arrays travel.
+
+usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
+
+A ping is grpc.health.v1.Health/Check by grpcio alone, bytes in and out; "bare Dot" is the same
+with a request that was serialised before. Of the asyncio callers, bare_bytes sends such bytes again
+and again, bare_messages makes the messages for each call, as callers of stubs do; same_expression
+and new_expression are ours. --cli: the C++ client's command line, which transfers the
+same array from and to a file in memory; what its process takes to start is left out.
+"""
+
+import argparse
+import asyncio
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import time
+
+import grpc
+import numpy as np
+
+import tessera as ts
+from tessera import _protocol as p
+
+PING = "/grpc.health.v1.Health/Check"
+CALLERS = 64
+
+
+def microseconds(call, count):
+    times = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e6
+
+
+def latencies(address, rounds, count=400):
+    """Medians over the rounds, of a call by one caller."""
+    with ts.connect(address) as t, grpc.insecure_channel(address) as channel:
+        x = t.put(np.ones(4096, np.float32))
+        ping = channel.unary_unary(PING)
+        dot = channel.unary_unary(p.METHODS["Dot"].path)
+        operand = p.Operand(buffer=x.name, version=x.version)
+        request = p.METHODS["Dot"].request(a=operand, b=operand).SerializeToString()
+        calls = {
+            "ping": lambda: ping(b"", timeout=60),
+            "bare Dot": lambda: dot(request, timeout=60),
+            "float(x.dot(x))": lambda: float(x.dot(x)),
+            "program of 3": lambda: float((x + 1).sum() + 1),
+        }
+        found = {name: [] for name in calls}
+        for _ in range(rounds):
+            for name, call in calls.items():
+                found[name].append(microseconds(call, count))
+        for name, values in found.items():
+            print(f"{name:<18}{statistics.median(values):9.1f} us")
+        added = [a - b for a, b in zip(found["float(x.dot(x))"], found["ping"])]
+        print(f"{'added to a ping':<18}{statistics.median(added):9.1f} us")
+
+
+async def rate(call, seconds=1.0):
+    end = time.perf_counter() + seconds
+
+    async def caller():
+        count = 0
+        while time.perf_counter() < end:
+            await call()
+            count += 1
+        return count
+
+    return sum(await asyncio.gather(*(caller() for _ in range(CALLERS)))) / seconds
+
+
+async def throughput(address, rounds):
+    async with await ts.aio.connect(address) as t, grpc.aio.insecure_channel(address) as channel:
+        x = await t.put(np.ones(4096, np.float32))
+        method = p.METHODS["Dot"]
+        path, parse = method.path, method.response.FromString
+        of_bytes = channel.unary_unary(path, response_deserializer=parse)
+        of_messages = channel.unary_unary(path, method.request.SerializeToString, parse)
+        name, version = x.name, x.version
+        operand = p.Operand(buffer=name, version=version)
+        request = method.request(a=operand, b=operand).SerializeToString()
+        known = x.dot(x)
+
+        async def bare_bytes():
+            return (await of_bytes(request, timeout=60)).value.real
+
+        async def bare_messages():
+            a = p.Operand(buffer=name, version=version)
+            b = p.Operand(buffer=name, version=version)
+            return (await of_messages(method.request(a=a, b=b), timeout=60)).value.real
+
+        async def same_expression():
+            return await known.item()
+
+        async def new_expression():
+            return await x.dot(x).item()
+
+        calls = (bare_bytes, bare_messages, same_expression, new_expression)
+        rates = [[await rate(call) for call in calls] for _ in range(rounds)]
+        print(f"{CALLERS} asyncio callers")
+        for i, call in enumerate(calls):
+            each = statistics.median(row[i] for row in rates)
+            ratios = [statistics.median(row[i] / row[j] for row in rates) for j in (0, 1)]
+            print(
+                f"  {call.__name__:<16}{each:8.0f}/s, {ratios[0]:.2f} of bare_bytes,"
+                f" {ratios[1]:.2f} of bare_messages"
+            )
+
+
+def timed(call):
+    begin = time.perf_counter()
+    result = call()
+    return time.perf_counter() - begin, result
+
+
+def transfers(address, mib, rounds, cli):
+    """Rates, and the medians of their ratios to the C++ client's in the same round. Both clients
+    take shared memory where the server offers it; "streams" is this one without."""
+    array = np.ones(mib << 18, np.float32)
+    gb = array.nbytes / 1e9
+    clients = {"": ts.connect(address), " by streams": ts.connect(address, shared_memory=False)}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = pathlib.Path(folder, "array.npy")
+        np.save(path, array)
+
+        def run(*arguments):
+            command = [cli, "--server", address, *map(str, arguments)]
+            return timed(lambda: subprocess.run(command, check=True, capture_output=True))[0]
+
+        found = []
+        for _ in range(rounds):
+            row = {}
+            for way, t in clients.items():
+                seconds, x = timed(lambda t=t: t.put(array, "bench/array", replace=True))
+                row["put" + way] = gb / seconds
+                row["numpy" + way] = gb / timed(x.numpy)[0]
+            if cli:
+                start = run("info")
+                seconds = run("put", path, "--name", "bench/array", "--replace") - start
+                row["C++ put"] = gb / seconds
+                row["C++ get"] = gb / (run("get", "bench/array", "-o", path) - start)
+            found.append(row)
+    for name in found[0]:
+        line = f"{name:<18} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
+        peer = "C++ put" if name.startswith("put") else "C++ get"
+        if cli and name != peer and not name.startswith("C++"):
+            ratio = statistics.median(row[name] / row[peer] for row in found)
+            line += f", {ratio:.2f} of {peer}"
+        print(line)
+    clients[""].delete("bench/array")
+    for t in clients.values():
+        t.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("address")
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cli")
+    options = parser.parse_args()
+    latencies(options.address, options.rounds)
+    asyncio.run(throughput(options.address, options.rounds))
+    transfers(options.address, options.mib, options.rounds, options.cli)
+
+
+if __name__ == "__main__":
+    main()

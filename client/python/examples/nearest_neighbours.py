@@ -1,0 +1,97 @@
+"""Exact nearest neighbours: the vectors stay on the server, queries go there, and only indices come
+back.
+
+usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot FILE.svg]
+"""
+
+# %% [markdown]
+# ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2. The last term is the same for all neighbours of q, so the
+# nearest x has the smallest ||x||^2 - 2 x.q: a product of matrices, a sum of squares and an argmin.
+
+# %%
+import argparse
+import pathlib
+import time
+
+import numpy as np
+
+import tessera as ts
+
+parser = argparse.ArgumentParser()
+parser.add_argument("address", nargs="?", default="127.0.0.1:50051")
+parser.add_argument("--rows", type=int, default=1_000_000)
+parser.add_argument("--queries", type=int, default=64)
+parser.add_argument("--plot")
+options = parser.parse_args()
+t = ts.connect(options.address)
+
+# %% [markdown]
+# ## Handwritten digits
+# 1797 images of 8 x 8 pixels, a row each. Views of one resident array tell what is known from what
+# is asked.
+
+# %%
+data = pathlib.Path(__file__).resolve().parents[2] / "demo"
+images, labels = np.load(data / "digits.npy"), np.load(data / "labels.npy")
+digits = t.put(images)
+train, test = digits[:1257], digits[1257:]
+nearest = (ts.sum_squares(train, axis=1) - 2 * (test @ train.T)).argmin(axis=1)
+print(nearest.explain())
+
+# %%
+found = nearest.numpy()
+x, y = images[:1257].astype(float), images[1257:].astype(float)
+expected = ((x * x).sum(axis=1) - 2 * y @ x.T).argmin(axis=1)
+accuracy = (labels[:1257][found] == labels[1257:]).mean()
+print(f"accuracy {accuracy:.4f}; {found.nbytes} bytes came back")
+assert accuracy == (labels[:1257][expected] == labels[1257:]).mean()
+
+# %% [markdown]
+# ## A million vectors
+# Their norms are computed once and stay there. A batch of queries travels, a batch of indices comes
+# back.
+
+# %%
+DIMENSIONS = 128
+random = np.random.default_rng(7)
+vectors = random.standard_normal((options.rows, DIMENSIONS), np.float32)
+begin = time.perf_counter()
+resident = t.put(vectors)
+norms = ts.sum_squares(resident, axis=1).save()
+print(f"{vectors.nbytes / 1e6:.0f} MB put in {time.perf_counter() - begin:.2f} s")
+
+# Queries are vectors with noise: the nearest one is known.
+target = random.integers(0, options.rows, options.queries)
+queries = vectors[target] + random.normal(0, 0.1, (options.queries, DIMENSIONS)).astype("f4")
+
+
+def search(batch):
+    return (norms - 2 * (batch @ resident.T)).argmin(axis=1).numpy()
+
+
+assert (search(queries) == target).all()
+
+# %%
+rates = {}
+for batch in (1, 8, 64):
+    here = queries[:batch]
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        search(here)
+        seconds.append(time.perf_counter() - begin)
+    rates[batch] = len(here) / sorted(seconds)[2]
+    print(f"{len(here):3} queries a call: {rates[batch]:8.0f} queries/s")
+
+# %%
+if options.plot:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3))
+    axes.bar([str(batch) for batch in rates], list(rates.values()))
+    axes.set_xlabel("queries a call")
+    axes.set_ylabel("queries a second")
+    axes.set_title(f"Exact search in {options.rows} vectors of {DIMENSIONS} f32")
+    figure.tight_layout()
+    figure.savefig(options.plot)
+t.close()

@@ -1,0 +1,44 @@
+"""NumPy on arrays that stay on a GPU behind a Tessera server.
+
+    import tessera as ts
+
+    with ts.connect("gpu:50051") as t:
+        x = t.put(array, name="x")
+        nearest = (x @ x[0] + 1).argmax().numpy()   # one call; only the index travels
+
+ts.aio is the asyncio twin of connect() and what it returns.
+"""
+
+import pkgutil
+
+# Code that protoc generates from the protocol is tessera/v1, in another folder of the path.
+__path__ = pkgutil.extend_path(__path__, __name__)
+
+from . import _errors, aio  # noqa: E402
+from ._client import Array, Client, Expr, connect
+from ._dtypes import bfloat16
+from ._errors import *  # noqa: F403  (every class of _errors, by its name)
+from ._errors import Error
+from ._functions import fma, matmul, norm, sum_squares, top_k, vecdot, window_sum
+from ._plan import Stats
+from ._scope import Scope
+
+__version__ = "0.1.0"
+__all__ = [
+    "Array",
+    "Client",
+    "Expr",
+    "Scope",
+    "Stats",
+    "aio",
+    "bfloat16",
+    "connect",
+    "fma",
+    "matmul",
+    "norm",
+    "sum_squares",
+    "top_k",
+    "vecdot",
+    "window_sum",
+    *_errors.__all__,
+]

@@ -1,0 +1,263 @@
+"""The blocking client: its classes."""
+
+from typing import Any, List, Optional, Tuple
+
+import numpy.typing as npt
+
+from . import _core, _dtypes
+from ._blocking import Blocking
+from ._connect import Options, Ttl
+from ._core import Call, Core
+from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported
+from ._graph import Leaf
+from ._lazy import Lazy
+from ._progress import Progress
+from ._scope import Scope
+from ._views import View
+
+
+class Expr(Lazy):
+    """What an operation will give. Nothing has been sent; numpy() and its like send one call."""
+
+    __slots__ = ()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Computes it in one call: the elements as an array of this process; of a number an array
+        without axes. Of bf16 float32, unless ml_dtypes is installed. A result too large for an
+        answer goes through a buffer.
+
+        BufferNotFound, VersionMismatch: an array that it reads is gone. ConnectionLost,
+        DeadlineExceeded, QueueFull and other errors of the server (Errors)."""
+        session: Client = self._session
+        core = session._core
+        term = self._source, self._view
+        prepared = self._prepared
+        if prepared is None:
+            prepared = self._prepared = core.prepare(term)
+        failures: List[Error] = []
+        if prepared is not None and not core.dead:
+            # The usual way, without the steps that failures need.
+            try:
+                timeout = core.options.timeout
+                response = session._io.call(prepared.method, prepared.request, timeout)
+                array, self._stats = core.answered(term, prepared, response)
+                return array
+            except Error as error:
+                failures.append(error)
+        array, self._stats = session._run(core.evaluate_one(term, prepared, failures))
+        return array
+
+    def save(self, name: Optional[str] = None, replace: bool = False, ttl: Ttl = None) -> "Array":
+        """Computes it in one call and leaves the elements on the server: under a name, or until the
+        last reference to the array returned is gone. ttl: "10m", seconds or a timedelta.
+        BufferExists: the name is taken, and replace is false. QuotaExceeded, GpuMemoryExhausted."""
+        session: Client = self._session
+        leaf, self._stats = session._run(session._core.save(self._term(), name, replace, ttl))
+        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def item(self) -> Any:
+        """The only element, as a number of Python."""
+        return self.numpy().item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError("the truth of an array of several elements: use .any() or .all()")
+        return bool(self.item())
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Downloads, and hands the copy over on the host: a consumer of CUDA memory (dl_device of
+        another kind) gets Unsupported."""
+        wanted = options.get("dl_device")
+        if wanted is not None and tuple(wanted) != self.__dlpack_device__():
+            raise Unsupported("arrays are handed over on the host alone: dl_device=(1, 0)")
+        return self.numpy().__dlpack__()
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return (1, 0)
+
+
+class Array(Expr):
+    """A READY buffer of one version, or a view of it. Views cost no call."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The buffer's name; of an unnamed one it begins with "unnamed/"."""
+        return self._source.name  # type: ignore[no-any-return]
+
+    @property
+    def version(self) -> int:
+        """The buffer's version: another array of the name has another one."""
+        return self._source.version  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> str:
+        """Where the buffer lives: "cuda:0", "cpu"."""
+        return self._source.buffer.device  # type: ignore[no-any-return]
+
+    def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
+        """The elements as an array of this process. A view downloads the range that it spans, or is
+        gathered there first where it leaves most of it out. A broken connection resumes where it
+        stood. progress: True for a bar, or a function of the bytes done and in all.
+        BufferNotFound, VersionMismatch: the array is gone."""
+        session: Client = self._session
+        array = session._run(session._core.fetch(self._source, self._view, progress))
+        return _dtypes.to_host(array)
+
+    def copy(
+        self,
+        name: Optional[str] = None,
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+    ) -> "Array":
+        """A buffer of its own, made on the server at once: of another type ("f32"...) or on another
+        device ("cuda:1") if given. Names and ttl as of Client.put."""
+        session: Client = self._session
+        leaf = session._run(
+            session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+        )
+        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def delete(self) -> None:
+        """Unlinks the buffer, of this version alone. Views of it are gone too."""
+        session: Client = self._session
+        session._run(session._core.delete(self.name, self.version))
+
+
+class Client:
+    """A connection, for any number of threads. Made by connect(); a context manager."""
+
+    def __init__(self, options: Options) -> None:
+        self._core = Core(options)
+        self._io = Blocking(options)
+        if not self._io.ready(options.connect_timeout):
+            self._io.close()
+            raise Unreachable(options.unreachable(), "UNAVAILABLE")
+
+    # --- buffers
+
+    def put(
+        self,
+        array: Any,
+        name: Optional[str] = None,
+        *,
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        progress: Progress = None,
+    ) -> Array:
+        """Uploads an array of any size; a broken connection resumes where it stood.
+
+        name: 1 to 128 characters of [a-zA-Z0-9._/-]; without one the buffer is deleted after the
+        last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
+        progress: True for a bar, or a function of the bytes done and in all.
+        BufferExists: the name is taken, and replace is false.
+        """
+        leaf = self._run(self._core.put(array, name, dtype, replace, ttl, device, progress))
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def __getitem__(self, name: str) -> Array:
+        """The READY buffer of a name, of the version it has now. BufferNotFound."""
+        leaf = self._run(self._core.find(name))
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a READY buffer has the name."""
+        try:
+            return self[name] is not None
+        except (BufferNotFound, BufferNotReady):
+            return False
+
+    def list(self, prefix: str = "") -> List[Array]:
+        """All READY buffers whose names begin so, in order of name."""
+        leaves = self._run(self._core.list(prefix))
+        return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
+
+    def delete(self, name: str) -> None:
+        """Unlinks a name and all its drafts. BufferNotFound."""
+        self._run(self._core.delete(name))
+
+    def scope(self, ttl: Ttl = "10m") -> Scope:
+        """A context whose names are deleted at its end, and after the ttl in any case."""
+        return Scope(self, ttl)
+
+    # --- expressions
+
+    def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
+        """The elements of several expressions, from one call; what they share is computed once."""
+        found, stats = self._run(self._core.evaluate([e._term() for e in expressions]))
+        for expression in expressions:
+            expression._stats = stats
+        return found  # type: ignore[no-any-return]
+
+    def keep(self, *expressions: Expr) -> List[Array]:
+        """Leaves the elements of several expressions on the server, from one call: as unnamed
+        arrays, each deleted after the last reference to it is gone. Errors as of Expr.save."""
+        leaves, stats = self._run(self._core.keep([e._term() for e in expressions]))
+        for expression in expressions:
+            expression._stats = stats
+        return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """Any unary method of the protocol by its name, as client.call("GetServerInfo"), with the
+        fields of its request; it is not repeated. Returns the message of the answer."""
+        return self._run(self._core.unary(method, False, **fields))
+
+    def info(self) -> Any:
+        """The server's devices, limits and budgets (GetServerInfoResponse)."""
+        return self._run(self._core.unary("GetServerInfo"))
+
+    # --- the connection
+
+    def close(self) -> None:
+        """Deletes unnamed buffers that nobody refers to, and hangs up."""
+        for call in self._core.take_dead():
+            try:
+                self._io.perform(Call(call.method, call.request, 1.0))
+            except Error:
+                break
+        self._core.pool.close()
+        self._io.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a connection cannot be pickled: connect() in the other process")
+
+    def _wrap(self, source: Any, view: View) -> Expr:
+        return (Array if isinstance(source, Leaf) else Expr)(self, source, view)
+
+    def _run(self, steps: _core.Steps) -> Any:
+        if self._core.dead:
+            self._io.forget(self._core.take_dead())
+        return self._io.run(steps)
+
+def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
+    """A client of the server at host:port or unix:path. Waits until it answers.
+
+    timeout: seconds of a call, repetitions included (60). connect_timeout (10): until the server
+    answers. stall_timeout (60): how long a transfer may stand still. retry_refused (True): whether
+    calls that the server has no room for are repeated. shared_memory (True): whether large arrays
+    go through memory that a server on this host shares. unnamed_ttl ("24h"): lifetime of unnamed
+    buffers whose client has died.
+    tls (False): TLS with the system's authorities; tls_ca: a file of those to trust; tls_cert,
+    tls_key: files of what the client shows; tls_server_name: that the certificate is for.
+    token, token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the
+    environment. ValueError for a token without TLS to another host.
+    Unreachable: no server answers.
+    """
+    return Client(Options(target, **options))

@@ -1,0 +1,149 @@
+"""Where a server is and how callers prove who they are: options, credentials, channel settings."""
+
+import dataclasses
+import datetime
+import ipaddress
+import os
+import pathlib
+import re
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import grpc
+
+from . import _protocol as p
+
+Ttl = Union[None, str, float, int, datetime.timedelta]
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_Duration = p.message("google.protobuf.Duration")
+
+
+def duration(ttl: Ttl) -> Any:
+    """A Duration of seconds, a timedelta or a text as "90s", "10m", "1.5h"; None for None."""
+    if ttl is None:
+        return None
+    if isinstance(ttl, datetime.timedelta):
+        seconds = ttl.total_seconds()
+    elif isinstance(ttl, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", ttl)
+        if not found:
+            raise ValueError(f'ttl {ttl!r}: write it as "90s", "10m", "1.5h" or "7d"')
+        seconds = float(found[1]) * _UNITS[found[2]]
+    else:
+        seconds = float(ttl)
+    return _Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What connect() was told; times in seconds."""
+
+    target: str
+    timeout: float = 60.0
+    connect_timeout: float = 10.0
+    stall_timeout: float = 60.0
+    retry_refused: bool = True
+    shared_memory: bool = True
+    unnamed_ttl: Ttl = "24h"
+    tls: bool = False
+    tls_ca: Optional[str] = None
+    tls_cert: Optional[str] = None
+    tls_key: Optional[str] = None
+    tls_server_name: Optional[str] = None
+    token: Optional[str] = dataclasses.field(default=None, repr=False)
+    token_file: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if self.token is None and self.token_file is None:
+            object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file: give one of them")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key belong together")
+        has_token = self.token is not None or self.token_file is not None
+        if has_token and not self.secure and not is_loopback(self.target):
+            raise ValueError(
+                f"a token would travel in the clear to {self.target}: give tls_ca, or tls=True for"
+                " a certificate that the system trusts"
+            )
+
+    @property
+    def secure(self) -> bool:
+        return bool(self.tls or self.tls_ca or self.tls_cert)
+
+    def unreachable(self) -> str:
+        """What may be wrong where no connection comes about: gRPC does not tell."""
+        if self.secure:
+            return (
+                f"no server answers at {self.target} over TLS; or its certificate is not of an"
+                " authority that is trusted here (tls_ca), or it asks for one (tls_cert)"
+            )
+        return f"no server answers at {self.target}; or it speaks TLS (tls_ca, tls=True)"
+
+    def credentials(self) -> Any:
+        """For a secure channel; None for a plain one."""
+        if not self.secure:
+            return None
+        ca, cert, key = (
+            pathlib.Path(path).read_bytes() if path else None
+            for path in (self.tls_ca, self.tls_cert, self.tls_key)
+        )
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def metadata(self) -> Optional[Tuple[Tuple[str, str], ...]]:
+        """Of every call. A token file is read each time, since tokens are renewed."""
+        token = self.token
+        if self.token_file is not None:
+            token = pathlib.Path(self.token_file).read_text(encoding="ascii").strip()
+        return (("authorization", f"Bearer {token}"),) if token is not None else None
+
+    def channel_options(self) -> List[Tuple[str, Any]]:
+        options: List[Tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", 8 << 20),
+            # What a server may send ahead, so that it does not wait for the interpreter.
+            ("grpc.http2.lookahead_bytes", 8 << 20),
+            # Channels to one server share a connection unless each has its own pool.
+            ("grpc.use_local_subchannel_pool", 1),
+            # gRPC's own pauses grow to two minutes.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            # How long one attempt to connect may take.
+            ("grpc.min_reconnect_backoff_ms", 5000),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if self.tls_server_name:
+            options.append(("grpc.ssl_target_name_override", self.tls_server_name))
+        return options
+
+
+def channel(space: Any, options: Options) -> Any:
+    """A channel of grpc or of grpc.aio."""
+    credentials = options.credentials()
+    if credentials is None:
+        return space.insecure_channel(options.target, options.channel_options())
+    return space.secure_channel(options.target, credentials, options.channel_options())
+
+
+def calls_of(made: Any) -> Dict[str, Any]:
+    """What calls each method of the protocol on a channel, with serialised requests. Messages of
+    downloads come as bytes."""
+    calls = {}
+    for name, method in p.METHODS.items():
+        if name == "Download":
+            calls[name] = made.unary_stream(method.path)
+        else:
+            make = made.stream_unary if name == "Upload" else made.unary_unary
+            calls[name] = make(method.path, response_deserializer=method.response.FromString)
+    return calls
+
+
+def is_loopback(target: str) -> bool:
+    """Whether what is sent to a target stays on this host."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = re.sub(r"^(dns|ipv4|ipv6):(///?)?", "", target)
+    host = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host
+    if host.count(":") == 1:
+        host = host.split(":")[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,483 @@
+"""What the blocking and the asyncio client have in common, without any I/O.
+
+Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload or a Download
+of _wire.py), is sent the outcome, or has an Error thrown into it, and returns the result.
+"""
+
+import collections
+import dataclasses
+import itertools
+import secrets
+import time
+from typing import (
+    Any,
+    Deque,
+    Dict,
+    Generator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _dtypes, _plan
+from . import _protocol as p
+from ._connect import Options, Ttl, duration, is_loopback
+from ._errors import (
+    BufferNotFound,
+    BufferNotReady,
+    ConnectionLost,
+    Draining,
+    Error,
+    VersionMismatch,
+)
+from ._graph import Inline, Leaf, Node, Term
+from ._progress import Progress, reporter
+from ._retry import Retry
+from ._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
+from ._views import View, size_of
+from ._wire import CHUNK, Download, Upload
+
+
+@dataclasses.dataclass
+class Call:
+    method: str
+    request: bytes
+    timeout: float
+
+
+@dataclasses.dataclass
+class Pause:
+    """Waits; with reconnect, also until there is a connection, for so many seconds at most. The
+    outcome: whether there is one. A channel of gRPC connects only while somebody waits for it."""
+
+    seconds: float
+    reconnect: Optional[float] = None
+
+
+@dataclasses.dataclass
+class Share:
+    """Makes a region through the server's socket; the outcome: it, or None if that fails."""
+
+    path: str
+
+
+class Prepared(NamedTuple):
+    """A request that may be sent any number of times, and what it was made of."""
+
+    plan: _plan.Plan
+    method: str
+    request: bytes
+
+
+Command = Union[Call, Pause, Upload, Download, Share, Transfer]
+Steps = Generator[Command, Any, Any]
+_GONE = "its name was deleted or has expired, or the server has restarted since"
+
+
+def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
+    """The memory of a vector, not a copy."""
+    array: Any = flat.view(np.uint8)
+    return memoryview(array)
+
+
+class Core:
+    """Thread safe: all state is a counter, a queue of names and what the server never changes."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.dead: Deque[Tuple[str, int]] = collections.deque()
+        self._prefix = f"unnamed/{secrets.token_hex(6)}/"
+        self._count = itertools.count()
+        self._inline_limit: Optional[int] = None
+        self.pool = Pool()
+
+    # --- calls
+
+    def call(
+        self,
+        method: str,
+        request: bytes,
+        idempotent: bool = True,
+        failures: Optional[List[Error]] = None,
+    ) -> Steps:
+        """The answer of a call. failures: that of a first attempt that was made elsewhere."""
+        timeout = self.options.timeout
+        begin = time.monotonic()
+        retry = None  # Most calls need none.
+        while True:
+            try:
+                if failures:
+                    raise failures.pop()
+                return (yield Call(method, request, timeout))
+            except Error as error:
+                retry = retry or Retry(self.options, idempotent, timeout, begin)
+                if not (yield from self._again(retry, error)):
+                    raise
+            timeout = max(retry.left(), 0.001)
+
+    def unary(self, method: str, idempotent: bool = True, **fields: Any) -> Steps:
+        request = p.METHODS[method].request(**fields).SerializeToString()
+        return self.call(method, request, idempotent)
+
+    def _again(self, retry: Retry, failure: Error) -> Steps:
+        """Whether to try again; waits for the right moment. The caller raises a final failure: what
+        a frame refers to lives as long as its exception, arrays included."""
+        pause = retry.pause(failure)
+        if pause is None:
+            return False
+        lost = isinstance(failure, (ConnectionLost, Draining))
+        reconnect = min(self.options.connect_timeout, retry.left()) if lost else None
+        return (yield Pause(pause, reconnect))
+
+    def take_dead(self) -> List[Call]:
+        """Calls that delete what nobody refers to any more; their outcomes do not matter."""
+        calls = []
+        while self.dead:
+            name, version = self.dead.popleft()
+            calls.append(self._deletion(name, version))
+        return calls
+
+    def _deletion(self, name: str, version: int) -> Call:
+        request = p.METHODS["DeleteBuffer"].request(name=name, version=version)
+        return Call("DeleteBuffer", request.SerializeToString(), 5.0)
+
+    def _unnamed(self) -> str:
+        return self._prefix + str(next(self._count))
+
+    # --- buffers
+
+    def find(self, name: str) -> Steps:
+        answer = yield from self.unary("GetBuffer", name=name)
+        if answer.buffer.state != 2:
+            raise BufferNotReady(f'buffer "{name}" is still being written', "FAILED_PRECONDITION")
+        return Leaf(answer.buffer)
+
+    def list(self, prefix: str) -> Steps:
+        found: List[Any] = []
+        token = ""
+        while True:
+            answer = yield from self.unary(
+                "ListBuffers", prefix=prefix, page_token=token, page_size=1000
+            )
+            found += (buffer for buffer in answer.buffers if buffer.state == 2)
+            token = answer.next_page_token
+            if not token:
+                return [Leaf(buffer) for buffer in found]
+
+    def delete(self, name: str, version: int = 0) -> Steps:
+        try:
+            yield from self.unary("DeleteBuffer", idempotent=False, name=name, version=version)
+        except ConnectionLost:
+            # Deleting again is harmless with a version: it never names another array.
+            if not version:
+                raise
+            yield from self.unary("DeleteBuffer", name=name, version=version)
+
+    def put(
+        self,
+        value: Any,
+        name: Optional[str],
+        dtype: Any,
+        replace: bool,
+        ttl: Ttl,
+        device: str,
+        progress: Progress,
+    ) -> Steps:
+        array = _dtypes.to_server(value, dtype)
+        dead = None
+        if name is None:
+            name, ttl, dead = self._unnamed(), ttl or self.options.unnamed_ttl, self.dead
+        spec = p.BufferSpec(
+            dtype=_dtypes.to_wire(array.dtype),
+            shape=array.shape,
+            ttl=duration(ttl),
+            replace=replace,
+            device=device,
+        )
+        data = _bytes_of(array.reshape(-1))
+        report = reporter(progress, len(data), f"put {name}")
+        if len(data) <= CHUNK:
+            retry = Retry(self.options, replace or dead is not None, self.options.timeout)
+            while True:
+                try:
+                    answer = yield Upload(name, data, 0, 0, spec, report)
+                    return Leaf(answer.buffer, dead)
+                except Error as error:
+                    if not (yield from self._again(retry, error)):
+                        raise
+        created = yield from self.unary("CreateBuffer", idempotent=False, name=name, spec=spec)
+        version = created.buffer.version
+        try:
+            yield from self._fill(name, version, data, report)
+            sealed = yield from self.unary("SealBuffer", name=name, version=version)
+        except Exception:
+            # A caller who tries again at once finds the name free. The draft ends by itself if not.
+            try:
+                yield self._deletion(name, version)
+            except Error:
+                pass
+            raise
+        except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
+            self.dead.append((name, version))
+            raise
+        return Leaf(sealed.buffer, dead)
+
+    def _fill(self, name: str, version: int, data: memoryview, report: Any) -> Steps:
+        """Uploads a draft; a stream that breaks resumes where the server's bytes end."""
+        retry = Retry(self.options, True, self.options.stall_timeout)
+        region = yield from self._region(len(data))
+        begin = 0
+        if region is not None:
+            flat = np.frombuffer(data, np.uint8)
+            upload = SharedUpload(region, name, version, 0, flat, report)
+            yield from self._through(upload)
+            begin = upload.done
+        if begin == len(data):
+            return
+        while True:
+            try:
+                yield Upload(name, data, begin, version, None, report)
+                return
+            except Error as error:
+                if not (yield from self._again(retry, error)):
+                    raise
+            state = yield from self.unary("GetBuffer", name=name, version=version)
+            if state.buffer.committed_bytes > begin:
+                begin = state.buffer.committed_bytes
+                retry.progress()
+
+    # --- shared memory
+
+    def _region(self, size: int) -> Steps:
+        """What a transfer of so many bytes can go through; None: streams are the way."""
+        options = self.options
+        if size < LEAST or not options.shared_memory or not is_loopback(options.target):
+            return None
+        region = self.pool.region()
+        if region is None and self.pool.worth_asking():
+            try:
+                answer = yield from self.unary("GetSharedMemory")
+                region = yield Share(answer.socket_path)
+            except Error:
+                pass
+            if region is None:
+                self.pool.refused()
+            else:
+                region = self.pool.made(region)
+        return region
+
+    def _through(self, transfer: Transfer) -> Steps:
+        """Moves what can be moved: a stream does the rest, and says what is wrong."""
+        try:
+            if transfer.slots:
+                yield transfer
+        except Error:
+            pass
+        finally:
+            transfer.end()
+
+    def copy(
+        self,
+        leaf: Leaf,
+        view: View,
+        name: Optional[str],
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+    ) -> Steps:
+        """A buffer of its own of a view, possibly of another type or on another device."""
+        dead = None
+        if name is None:
+            name, dead, replace = self._unnamed(), self.dead, True
+            ttl = ttl or self.options.unnamed_ttl
+        request = p.METHODS["CopyBuffer"].request(
+            source=leaf.name,
+            source_version=leaf.version,
+            view=_plan.view_message(view),
+            name=name,
+            dtype=0 if dtype is None else _dtypes.to_wire(_dtypes.dtype_of(dtype)),
+            ttl=duration(ttl),
+            replace=replace,
+            device=device,
+        )
+        answer = yield from self._of_known(
+            {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace
+        )
+        return Leaf(answer.buffer, dead)
+
+    def fetch(self, leaf: Leaf, view: View, progress: Progress = None) -> Steps:
+        """The elements of a view. One that leaves most of its range out is gathered there first."""
+        if view.size == 0:
+            return np.empty(view.shape, leaf.dtype)
+        begin, end = view.span()
+        size = leaf.dtype.itemsize
+        if (end - begin) * size > CHUNK and view.size * 4 < end - begin:
+            leaf = yield from self.copy(leaf, view, None)
+            view = View.whole(view.shape)
+            begin, end = 0, view.size
+        flat = np.empty(end - begin, leaf.dtype)
+        report = reporter(progress, flat.nbytes, f"get {leaf.name}")
+        out = flat.view(np.uint8)
+        download = Download(leaf.name, leaf.version, begin * size, out, report)
+        retry = Retry(self.options, True, self.options.stall_timeout)
+        done = 0
+        region = yield from self._region(len(out))
+        if region is not None:
+            shared = SharedDownload(region, leaf.name, leaf.version, begin * size, out, report)
+            yield from self._through(shared)
+            download.done = done = shared.done
+        while download.done < len(out):
+            try:
+                yield download
+                break
+            except Error as error:
+                self._explained(error, {leaf.name: leaf})
+                if download.done > done:
+                    done = download.done
+                    retry.progress()
+                if not (yield from self._again(retry, error)):
+                    raise
+        return _plan.on_host(flat, view._replace(offset=view.offset - begin))
+
+    # --- expressions
+
+    def _of_known(
+        self, leaves: Mapping[str, Leaf], method: str, request: bytes, idempotent: bool
+    ) -> Steps:
+        try:
+            return (yield from self.call(method, request, idempotent))
+        except Error as error:
+            raise self._explained(error, leaves)
+
+    def _explained(self, error: Error, leaves: Mapping[str, Leaf]) -> Error:
+        if isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
+            error.text += f'; the array "{error.details["name"]}" is gone: {_GONE}'
+        elif isinstance(error, VersionMismatch):
+            error.text += "; the array of this version is gone: another one has taken its name"
+        return error
+
+    def _limit(self) -> Steps:
+        if self._inline_limit is None:
+            info = yield from self.unary("GetServerInfo")
+            self._inline_limit = info.limits.max_inline_result_bytes
+        return self._inline_limit
+
+    def run(self, plan: _plan.Plan, results: Dict[int, Any], idempotent: bool = True) -> Steps:
+        """The answers of all steps."""
+        method, request = plan.call(results)
+        try:
+            response = yield from self._of_known(plan.leaves, method, request, idempotent)
+            return plan.answers(method, response)
+        except Error as error:
+            if method == "Execute":
+                raise self._explained(error, plan.leaves)
+            raise
+
+    def prepare(self, term: Term) -> Optional[Prepared]:
+        """The request of an expression with a small result, made once: what it costs adds to the
+        time of every call. None: evaluate_one() is the only way."""
+        source = term[0]
+        if not isinstance(source, Node) or source.dtype.itemsize * size_of(source.shape) > CHUNK:
+            return None
+        plan = _plan.Plan([source])
+        return Prepared(plan, *plan.call({}))
+
+    def answered(
+        self, term: Term, prepared: Prepared, response: Any
+    ) -> Tuple[npt.NDArray[Any], _plan.Cost]:
+        """(array, stats) of the answer to a prepared request."""
+        plan = prepared.plan
+        answers = plan.answers(prepared.method, response)
+        source, view = term
+        assert isinstance(source, Node)
+        array = _plan.value_of(source, answers[plan.outputs[0]])
+        if view.shape != array.shape or not view.contiguous:
+            array = _plan.on_host(array, view)
+        return _dtypes.to_host(array), (plan, answers)
+
+    def evaluate_one(
+        self, term: Term, prepared: Optional[Prepared], failures: List[Error]
+    ) -> Steps:
+        """(array, stats) of an expression, after a first attempt that failed if there is one."""
+        if prepared is None:
+            (array,), stats = yield from self.evaluate([term])
+            return array, stats
+        try:
+            response = yield from self.call(prepared.method, prepared.request, True, failures)
+            return self.answered(term, prepared, response)
+        except Error as error:
+            raise self._explained(error, prepared.plan.leaves)
+
+    def evaluate(self, terms: Sequence[Term]) -> Steps:
+        """(arrays, stats) of expressions, all in one call; what is too large for an answer is left
+        in a buffer and fetched from there."""
+        nodes = [source for source, _ in terms if isinstance(source, Node)]
+        arrays: Dict[int, npt.NDArray[Any]] = {}
+        stats: _plan.Cost = None
+        if nodes:
+            plan = _plan.Plan(nodes)
+            wanted = [plan.node(i) for i in dict.fromkeys(plan.outputs)]
+            limit = CHUNK
+            if _plan.inline_bytes(wanted) > CHUNK:
+                limit = yield from self._limit()
+            large = limit if _plan.inline_bytes(wanted) <= limit else limit // len(wanted)
+            results = {
+                i: _plan.target(self._unnamed(), True, duration(self.options.unnamed_ttl))
+                for i in plan.outputs
+                if _plan.inline_bytes([plan.node(i)]) > large
+            }
+            answers = yield from self.run(plan, results)
+            stats = plan, answers
+            for node, i in zip(nodes, plan.outputs):
+                if i in results:
+                    leaf = Leaf(answers[i].buffer, self.dead)
+                    arrays[id(node)] = yield from self.fetch(leaf, View.whole(leaf.shape))
+                else:
+                    arrays[id(node)] = _plan.value_of(plan.node(i), answers[i])
+        found = []
+        for source, view in terms:
+            if isinstance(source, Leaf):
+                array = yield from self.fetch(source, view)
+            elif isinstance(source, Inline):
+                array = _plan.on_host(source.array, view)
+            else:
+                array = _plan.on_host(arrays[id(source)], view)
+            found.append(_dtypes.to_host(array))
+        return found, stats
+
+    def save(self, term: Term, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
+        """(a buffer with the value of an expression, stats)."""
+        source, view = term
+        if isinstance(source, Leaf):
+            leaf = yield from self.copy(source, view, name, replace=replace, ttl=ttl)
+            return leaf, None
+        (leaf,), stats = yield from self.keep([term], name, replace, ttl)
+        return leaf, stats
+
+    def keep(
+        self,
+        terms: Sequence[Term],
+        name: Optional[str] = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+    ) -> Steps:
+        """(buffers with the values of expressions, stats), in one call. name: of the only one."""
+        nodes = [_plan.stored_node(term) for term in terms]
+        plan = _plan.Plan(nodes)
+        dead = None
+        if name is None:
+            dead, replace, ttl = self.dead, True, ttl or self.options.unnamed_ttl
+        results = {
+            i: _plan.target(name or self._unnamed(), replace, duration(ttl)) for i in plan.outputs
+        }
+        answers = yield from self.run(plan, results, replace)
+        leaves = {i: Leaf(answers[i].buffer, dead) for i in results}
+        return [leaves[i] for i in plan.outputs], (plan, answers)

@@ -1,0 +1,130 @@
+"""Element types: NumPy's and the wire's.
+
+bf16 is ml_dtypes.bfloat16 where that package is installed. Otherwise it is ts.bfloat16, a
+structured type over the same 16 bits, and .numpy() gives float32, which holds every value.
+"""
+
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import Unsupported
+
+try:
+    import ml_dtypes
+
+    bfloat16: "np.dtype[Any]" = np.dtype(ml_dtypes.bfloat16)
+    HAVE_ML_DTYPES = True
+except ImportError:
+    bfloat16 = np.dtype([("bfloat16", "<u2")])
+    HAVE_ML_DTYPES = False
+
+_NAMES: Tuple[Tuple[int, str, "np.dtype[Any]"], ...] = (
+    (1, "f32", np.dtype("<f4")),
+    (2, "f64", np.dtype("<f8")),
+    (3, "f16", np.dtype("<f2")),
+    (4, "bf16", bfloat16),
+    (5, "i32", np.dtype("<i4")),
+    (6, "i64", np.dtype("<i8")),
+)
+_WIRE: Dict["np.dtype[Any]", int] = {dtype: wire for wire, _, dtype in _NAMES}
+_NUMPY: Dict[int, "np.dtype[Any]"] = {wire: dtype for wire, _, dtype in _NAMES}
+_BY_NAME: Dict[str, "np.dtype[Any]"] = {name: dtype for _, name, dtype in _NAMES}
+_BY_NAME["bfloat16"] = bfloat16
+SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
+SHORT[np.dtype(bool)] = "bool"
+
+
+def dtype_of(dtype: Any) -> "np.dtype[Any]":
+    """The server's type that `dtype` (NumPy's, or "f32", "bf16"...) names; Unsupported if none."""
+    found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
+    if found is None:
+        found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
+    if found not in _WIRE:
+        raise Unsupported(
+            f"the server has no elements of {found}: it has float16, bfloat16, float32, float64,"
+            " int32 and int64; convert with .astype() before put()"
+        )
+    return found
+
+
+def to_wire(dtype: "np.dtype[Any]") -> int:
+    return _WIRE[dtype]
+
+
+def from_wire(wire: int) -> "np.dtype[Any]":
+    try:
+        return _NUMPY[wire]
+    except KeyError:
+        raise Unsupported(f"this package does not know element type {wire}: update it") from None
+
+
+def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
+    """The type of both together, as NumPy promotes types; bfloat16 with an integer gives float64,
+    with another float the larger one, float32 with float16. Unsupported if the server lacks it."""
+    if a == b:
+        return a
+    if bfloat16 in (a, b):
+        other = b if a == bfloat16 else a
+        if other.kind == "b":
+            return bfloat16
+        return np.dtype("<f4" if other.kind == "f" and other.itemsize < 8 else "<f8")
+    found: "np.dtype[Any]" = np.promote_types(a, b)
+    if found not in _WIRE and found.kind != "b":
+        raise Unsupported(f"{a} and {b} give {found}, which the server lacks: use .astype()")
+    return found
+
+
+def stored(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """The type that elements have in memory of the server: truth values are there as int32."""
+    return np.dtype("<i4") if dtype.kind == "b" else dtype
+
+
+def is_float(dtype: "np.dtype[Any]") -> bool:
+    """bf16 is of another kind in NumPy's eyes."""
+    return dtype.kind == "f" or dtype == bfloat16
+
+
+def is_integer(dtype: "np.dtype[Any]") -> bool:
+    return dtype.kind == "i"
+
+
+def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Nearest bf16 values, ties to even, as the server rounds; NaN stays NaN."""
+    if HAVE_ML_DTYPES:
+        return array.astype(bfloat16)
+    # Through float32 once, towards odd: rounding twice to nearest would move ties.
+    wide = np.asarray(array)
+    single = wide.astype(np.float32)
+    bits = single.view(np.uint32)
+    if wide.dtype != np.float32:
+        with np.errstate(invalid="ignore"):
+            above = np.abs(single.astype(wide.dtype)) > np.abs(wide)
+            inexact = single.astype(wide.dtype) != wide
+        fix = inexact & np.isfinite(single)
+        bits = np.where(fix & above, bits - 1, bits)
+        bits = np.where(fix, bits | 1, bits).astype(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    rounded = np.where(np.isnan(single), ((bits >> 16) | 0x40).astype("<u2"), rounded)
+    return np.ascontiguousarray(rounded).astype("<u2").view(bfloat16).reshape(wide.shape)
+
+
+def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What a caller gets for bytes of the server: float32 for bf16 without ml_dtypes."""
+    if array.dtype != bfloat16 or HAVE_ML_DTYPES:
+        return array
+    bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32) << 16
+    return bits.view(np.float32).reshape(array.shape)
+
+
+def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
+    """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
+    array = np.asarray(array)
+    wanted = dtype_of(array.dtype if dtype is None else dtype)
+    if wanted == bfloat16 and array.dtype != bfloat16:
+        array = round_to_bf16(array)
+    elif array.dtype == bfloat16 and wanted != bfloat16:
+        array = to_host(array).astype(wanted)
+    # ascontiguousarray would make a scalar an array of rank 1.
+    return np.asarray(array, wanted, order="C")

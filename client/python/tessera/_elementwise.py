@@ -1,0 +1,176 @@
+"""What is computed for each element: the functions, and NumPy 2's rules for their types. No I/O.
+
+The server promotes types by the same rules but for a few (bool and small integers under functions
+of reals), so casts are written out where types differ.
+"""
+
+import numbers
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from . import _dtypes
+from ._errors import Unsupported
+from ._graph import Constant, Inline, Node, Term
+from ._views import View, broadcast_shapes
+
+BOOL, I64, F64 = np.dtype(bool), np.dtype("<i8"), np.dtype("<f8")
+_SCALAR = View.whole(())
+# NumPy's arrays beside resident ones travel with every call.
+MAX_INLINE_BYTES = 1 << 20
+
+# The functions of the server (MapOp), by the types they take and give.
+_NUMBERS = (
+    "add subtract multiply floor_divide remainder power minimum maximum fma clip negate abs sign"
+    " floor ceil trunc round"
+).split()
+_REALS = "divide sqrt exp log tanh".split()
+_COMPARISONS = "equal not_equal less less_equal greater greater_equal".split()
+_LOGIC = "and or xor not".split()
+FUNCTIONS: Dict[str, str] = {
+    **dict.fromkeys(_NUMBERS, "numbers"),
+    **dict.fromkeys(_REALS, "reals"),
+    **dict.fromkeys(_COMPARISONS, "comparison"),
+    **dict.fromkeys(_LOGIC, "logic"),
+    "where": "select",
+}
+# Of truth values NumPy has these as logic, and refuses or widens the rest.
+_OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
+_NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
+
+
+def constant(value: Any) -> Term:
+    """A number: of Python without a type, of NumPy with its own. OverflowError, TypeError."""
+    if isinstance(value, np.generic) or isinstance(value, np.ndarray):
+        return Constant(value.item(), _dtypes.dtype_of(value.dtype)), _SCALAR
+    return Constant(value), _SCALAR
+
+
+def lift(value: Any) -> Term:
+    """A number, a NumPy array or a list as a term. TypeError for anything else."""
+    if isinstance(value, numbers.Real) and not isinstance(value, np.generic):
+        return constant(value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" and array.dtype != _dtypes.bfloat16:
+        raise Unsupported(f"an operand of type {array.dtype}: the server has none of it")
+    if array.ndim == 0 and array.dtype.kind in "biuf":
+        return constant(array)
+    if array.nbytes > MAX_INLINE_BYTES:
+        raise Unsupported(
+            f"a NumPy operand of {array.nbytes} bytes would travel with every call: put() it first"
+        )
+    stored = _dtypes.stored(array.dtype)
+    small = Inline(_dtypes.to_server(array, stored))
+    term = small, View.whole(small.shape)
+    return cast(term, BOOL) if array.dtype.kind == "b" else term
+
+
+def common_dtype(terms: List[Term]) -> "np.dtype[Any]":
+    """The type of all together, as NumPy 2 promotes: numbers without a type give way."""
+    common: Any = None
+    weak: List[Any] = []
+    for source, _ in terms:
+        if isinstance(source, Constant) and source.dtype is None:
+            weak.append(source.value)
+        else:
+            common = source.dtype if common is None else _dtypes.promote(common, source.dtype)
+    for value in weak:
+        if isinstance(value, (bool, np.bool_)):
+            common = BOOL if common is None else common
+        elif isinstance(value, numbers.Integral):
+            common = I64 if common is None or common.kind == "b" else common
+        else:
+            common = F64 if common is None or common.kind in "biu" else common
+    return common  # type: ignore[no-any-return]
+
+
+def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
+    """The number as one of the type. OverflowError, as NumPy, where an integer has no room."""
+    if dtype.kind == "b":
+        return Constant(bool(value), dtype)
+    if dtype.kind in "iu":
+        limits: Any = np.iinfo(dtype)
+        if not limits.min <= int(value) <= limits.max:
+            raise OverflowError(f"Python integer {int(value)} out of bounds for {dtype}")
+        return Constant(int(value), dtype)
+    return Constant(float(value), dtype)
+
+
+def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
+    """Each element as one of the type; to bool: whether it is not 0. Floats beyond an integer
+    type's range give its nearest number, NaN 0."""
+    source, view = term
+    if isinstance(source, Constant):
+        if source.dtype is None or source.dtype == dtype or _dtypes.is_float(dtype):
+            return _typed(source.value, dtype), view
+    elif source.dtype == dtype:
+        return term
+    node = Node("map", (term,), view.shape, dtype, {"fn": "cast"})
+    return node, View.whole(node.shape)
+
+
+def copy(term: Term) -> Term:
+    """The same elements, in row-major order without gaps."""
+    node = Node("map", (term,), term[1].shape, term[0].dtype, {"fn": "copy"})
+    return node, View.whole(node.shape)
+
+
+def apply(name: str, *terms: Term) -> Term:
+    """A function of FUNCTIONS of terms that are broadcast."""
+    rule = FUNCTIONS[name]
+    arguments = list(terms)
+    if rule == "select":
+        arguments[0] = cast(arguments[0], BOOL)
+        common = result = common_dtype(arguments[1:])
+        arguments[1:] = [cast(term, common) for term in arguments[1:]]
+        return _node(name, arguments, result)
+    common = BOOL if rule == "logic" else common_dtype(arguments)
+    if rule == "comparison":
+        common, result = _comparable(arguments, common), BOOL
+    elif common.kind == "b" and rule != "logic":
+        name, common = _of_bool(name, common)
+        result = common
+    elif rule == "reals" and common.kind in "biu":
+        common = result = _real_of(name, common)
+    else:
+        result = common
+    return _node(name, [cast(term, common) for term in arguments], result)
+
+
+def _comparable(arguments: List[Term], common: "np.dtype[Any]") -> "np.dtype[Any]":
+    """NumPy compares integers with numbers beyond their type's range by value."""
+    if common.kind in "iu":
+        limits: Any = np.iinfo(common)
+        for source, _ in arguments:
+            if isinstance(source, Constant) and source.dtype is None:
+                if not limits.min <= source.value <= limits.max:
+                    return I64
+    return common
+
+
+def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
+    """What NumPy makes of a function of numbers where all arguments are truth values."""
+    if name in _OF_BOOL:
+        return _OF_BOOL[name], dtype
+    if name in _NOT_OF_BOOL:
+        raise TypeError(f"{name} of truth values: use {_NOT_OF_BOOL[name]}")
+    if name in ("abs", "floor", "ceil", "trunc"):
+        return "copy", dtype
+    if FUNCTIONS[name] == "reals":
+        return name, _real_of(name, dtype)
+    raise Unsupported(f"{name} of truth values: use .astype() on them first")
+
+
+def _real_of(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """NumPy computes functions of small integers in small types."""
+    if name == "divide" or dtype.itemsize > 1:
+        return F64
+    return np.dtype("<f2")
+
+
+def _node(name: str, arguments: List[Term], dtype: "np.dtype[Any]") -> Term:
+    shape = arguments[0][1].shape
+    for _, view in arguments[1:]:
+        shape = broadcast_shapes(shape, view.shape)
+    node = Node("map", tuple(arguments), shape, dtype, {"fn": name})
+    return node, View.whole(shape)

@@ -1,0 +1,178 @@
+"""Errors: one class for each reason that the server or the client gives.
+
+Each is a ts.Error, and where Python has a class that people catch for such a failure, that too.
+"""
+
+from typing import Any, Dict, Mapping, Optional, Type
+
+import grpc
+
+from . import _protocol as p
+
+
+class Error(Exception):
+    """A call that failed.
+
+    code: of gRPC, as "NOT_FOUND". reason: stable, for programs; the class has it as well.
+    details: the figures of the server, by name. retry_after: seconds after which the server
+    suggests another attempt, or None.
+    """
+
+    reason = ""
+    _of_reason: Dict[str, Type["Error"]] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.reason:
+            Error._of_reason[cls.reason] = cls
+
+    def __init__(
+        self,
+        text: str,
+        code: str = "",
+        reason: str = "",
+        details: Optional[Mapping[str, str]] = None,
+        retry_after: Optional[float] = None,
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code
+        self.reason = reason or type(self).reason
+        self.details: Dict[str, str] = dict(details or {})
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        # KeyError would show the text's repr.
+        kind = "/".join(part for part in (self.code, self.reason) if part)
+        return f"{self.text} [{kind}]" if kind else self.text
+
+    def __reduce__(self) -> Any:
+        return make, (self.text, self.code, self.reason, self.details, self.retry_after)
+
+
+# fmt: off
+# --- requests that make no sense
+class BadArgument(Error, ValueError): """INVALID_ARGUMENT of any reason."""
+class BadShape(BadArgument): reason = "BAD_SHAPE"
+class BadView(BadArgument, IndexError): reason = "BAD_VIEW"
+class BadDtype(BadArgument, TypeError): reason = "BAD_DTYPE"
+class BadAxes(BadArgument, IndexError): reason = "BAD_AXES"
+class BadLaunch(BadArgument): reason = "BAD_LAUNCH"
+class BadOperand(BadArgument): reason = "BAD_OPERAND"
+class BadName(BadArgument): reason = "BAD_NAME"
+class BadTtl(BadArgument): reason = "BAD_TTL"
+class BadDevice(BadArgument): reason = "BAD_DEVICE"
+class BadRange(BadArgument): reason = "BAD_RANGE"
+class BadPage(BadArgument): reason = "BAD_PAGE"
+class BadRadius(BadArgument): reason = "BAD_RADIUS"
+class BadResult(BadArgument): reason = "BAD_RESULT"
+class BadOperation(BadArgument): reason = "BAD_OPERATION"
+class BadExpression(BadArgument): reason = "BAD_EXPRESSION"
+class BadMessage(BadArgument): reason = "BAD_MESSAGE"
+class BadRegion(BadArgument): reason = "BAD_REGION"
+class EmptyInput(BadArgument): reason = "EMPTY_INPUT"
+class MissingData(BadArgument): reason = "MISSING_DATA"
+class UnknownStrategy(BadArgument): reason = "UNKNOWN_STRATEGY"
+class ResultTooLarge(BadArgument): reason = "RESULT_TOO_LARGE"
+class TooManySteps(BadArgument): reason = "TOO_MANY_STEPS"
+# --- buffers
+class BufferNotFound(Error, KeyError): reason = "BUFFER_NOT_FOUND"
+class RegionNotFound(Error, KeyError): reason = "REGION_NOT_FOUND"
+class BufferExists(Error, FileExistsError): reason = "BUFFER_EXISTS"
+class BufferNotReady(Error, RuntimeError): reason = "BUFFER_NOT_READY"
+class BufferSealed(Error, RuntimeError): reason = "BUFFER_SEALED"
+class VersionMismatch(Error, LookupError): reason = "VERSION_MISMATCH"
+class VersionRequired(Error, LookupError): reason = "VERSION_REQUIRED"
+class BadChecksum(Error, OSError): reason = "BAD_CHECKSUM"
+class ChecksumUnknown(Error, RuntimeError): reason = "CHECKSUM_UNKNOWN"
+class UploadIdle(Error, TimeoutError): reason = "UPLOAD_IDLE"
+# --- what the server or its device cannot do
+class StrategyUnsupported(Error, NotImplementedError): reason = "STRATEGY_UNSUPPORTED"
+class DeviceMismatch(Error, RuntimeError): reason = "DEVICE_MISMATCH"
+class OperationTooLong(Error, RuntimeError): reason = "OPERATION_TOO_LONG"
+class StepFailed(Error, RuntimeError): reason = "STEP_FAILED"
+class CudaError(Error, RuntimeError): reason = "CUDA_ERROR"
+# --- room
+class GpuMemoryExhausted(Error, MemoryError): reason = "GPU_MEMORY_EXHAUSTED"
+class HostMemoryExhausted(Error, MemoryError): reason = "HOST_MEMORY_EXHAUSTED"
+class ScratchExhausted(Error, MemoryError): reason = "SCRATCH_EXHAUSTED"
+class QuotaExceeded(Error, MemoryError): reason = "QUOTA_EXCEEDED"
+class TooManyBuffers(Error, MemoryError): reason = "TOO_MANY_BUFFERS"
+class TooManyUploads(Error, RuntimeError): reason = "TOO_MANY_UPLOADS"
+class TooManyDownloads(Error, RuntimeError): reason = "TOO_MANY_DOWNLOADS"
+class TooManyRanges(Error, RuntimeError): reason = "TOO_MANY_RANGES"
+class TooManyRegions(Error, RuntimeError): reason = "TOO_MANY_REGIONS"
+class SharedMemoryExhausted(Error, MemoryError): reason = "SHARED_MEMORY_EXHAUSTED"
+class QueueFull(Error, RuntimeError): reason = "QUEUE_FULL"
+# --- the server and the way to it
+class Draining(Error, ConnectionError): reason = "DRAINING"
+class DeviceLost(Error, ConnectionError): reason = "DEVICE_LOST"
+class Unreachable(Error, ConnectionError): reason = "UNREACHABLE"
+class ConnectionLost(Error, ConnectionError): reason = "CONNECTION_LOST"
+class Stalled(Error, TimeoutError): reason = "STALLED"
+class DeadlineExceeded(Error, TimeoutError): """DEADLINE_EXCEEDED."""
+class Cancelled(Error, RuntimeError): """CANCELLED."""
+class BufferChanged(Error, RuntimeError): reason = "BUFFER_CHANGED"
+# --- the client alone
+# fmt: on
+
+
+class Unsupported(Error, TypeError, NotImplementedError):
+    """The server does not compute this; the text names a way out."""
+
+_OF_CODE: Dict[str, Type[Error]] = {
+    "INVALID_ARGUMENT": BadArgument,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "CANCELLED": Cancelled,
+    "UNIMPLEMENTED": Unsupported,
+}
+
+
+def make(
+    text: str,
+    code: str,
+    reason: str,
+    details: Optional[Mapping[str, str]] = None,
+    retry_after: Optional[float] = None,
+) -> Error:
+    """An error of the class that stands for the reason, else for the code, else an Error."""
+    kind = Error._of_reason.get(reason, _OF_CODE.get(code, Error))
+    return kind(text, code, reason, details, retry_after)
+
+
+def from_rpc(error: Any) -> Error:
+    """Of a grpc.RpcError."""
+    code = error.code().name
+    text = error.details() or code
+    reason, details, retry_after = "", {}, None
+    for key, value in error.trailing_metadata() or ():
+        if key != "grpc-status-details-bin":
+            continue
+        for detail in p.Status.FromString(value).details:
+            kind = detail.type_url.rpartition("/")[2]
+            if kind == "google.rpc.ErrorInfo":
+                info = p.ErrorInfo.FromString(detail.value)
+                reason, details = info.reason, dict(info.metadata)
+            elif kind == "google.rpc.RetryInfo":
+                delay = p.RetryInfo.FromString(detail.value).retry_delay
+                retry_after = delay.seconds + delay.nanos / 1e9
+    if code == "UNAVAILABLE" and not reason:
+        # The server gives every refusal of its own a reason; without one the connection failed.
+        reason, text = "CONNECTION_LOST", f"the connection broke: {text}"
+    return make(text, code, reason, details, retry_after)
+
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def from_step(error: Any) -> Error:
+    """Of a StepError."""
+    return make(
+        error.message, _CODES.get(error.code, "UNKNOWN"), error.reason, dict(error.metadata)
+    )
+
+__all__ = [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, Error)
+]

@@ -1,0 +1,101 @@
+"""What an expression is made of: buffers, small arrays that travel, and operations. No I/O."""
+
+from typing import Any, Deque, Dict, Optional, Tuple, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _dtypes
+from . import _protocol as p
+from ._views import Shape, View
+
+
+class Leaf:
+    """A READY buffer of one version. With `dead`, it has no name that a caller knows: its name and
+    version go there with the last reference, for the client to delete."""
+
+    __slots__ = (
+        "buffer",
+        "name",
+        "version",
+        "shape",
+        "dtype",
+        "whole",
+        "operand",
+        "operand_bytes",
+        "dead",
+    )
+
+    def __init__(self, buffer: Any, dead: "Optional[Deque[Tuple[str, int]]]" = None) -> None:
+        self.buffer = buffer
+        self.name: str = buffer.name
+        self.version: int = buffer.version
+        self.shape: Shape = tuple(buffer.shape)
+        self.dtype: "np.dtype[Any]" = _dtypes.from_wire(buffer.dtype)
+        self.whole = View.whole(self.shape)
+        self.operand = p.Operand(buffer=self.name, version=self.version)
+        self.operand_bytes: bytes = self.operand.SerializeToString()
+        self.dead = dead
+
+    def __del__(self) -> None:
+        # Only an append: a collection may come in the middle of a call of gRPC.
+        if getattr(self, "dead", None) is not None:
+            self.dead.append((self.name, self.version))  # type: ignore[union-attr]
+
+
+class Inline:
+    """A small array that travels with the request."""
+
+    __slots__ = ("array", "shape", "dtype")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+        self.shape: Shape = array.shape
+        self.dtype: "np.dtype[Any]" = array.dtype
+
+
+class Constant:
+    """A number inside an expression. Without a type it takes that of what it meets, as a number of
+    Python does in NumPy 2."""
+
+    __slots__ = ("value", "dtype")
+    shape: Shape = ()
+
+    def __init__(self, value: Any, dtype: "Optional[np.dtype[Any]]" = None) -> None:
+        self.value = value
+        self.dtype: "np.dtype[Any]" = dtype  # type: ignore[assignment]
+
+
+class Node:
+    """An operation: op is the name of a step of the protocol ("dot", "reduce"...), params are the
+    other fields of its request. Of a "map", params["fn"] is what it does to each element;
+    neighbours become one step (_fuse.py)."""
+
+    __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing")
+
+    def __init__(
+        self,
+        op: str,
+        inputs: "Tuple[Tuple[Source, View], ...]",
+        shape: Shape,
+        dtype: "np.dtype[Any]",
+        params: Optional[Dict[str, Any]] = None,
+        strategy: str = "",
+        timing: bool = False,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.params = params or {}
+        self.shape = shape
+        self.dtype = dtype
+        self.strategy = strategy
+        self.timing = timing
+
+    def using(self, strategy: str, timing: bool) -> "Node":
+        return Node(
+            self.op, self.inputs, self.shape, self.dtype, self.params, strategy, timing
+        )
+
+
+Source = Union[Leaf, Inline, Constant, Node]
+Term = Tuple[Source, View]

@@ -1,0 +1,54 @@
+"""What a notebook shows of an array: what is known of it, and its proportions. Reads no data."""
+
+import datetime
+import html
+from typing import Any
+
+from . import _dtypes
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _drawing(shape: Any) -> str:
+    if not shape or 0 in shape:
+        return ""
+    rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
+    # Sides by the fourth root of their ratio: long arrays stay visible.
+    ratio = max(min((columns / rows) ** 0.25, 4.0), 0.25)
+    width, height = (100.0, 100.0 / ratio) if ratio > 1 else (100.0 * ratio, 100.0)
+    return (
+        f'<svg width="{width + 2:.0f}" height="{height + 2:.0f}"><rect x="1" y="1"'
+        f' width="{width:.0f}" height="{height:.0f}" fill="#d5e8d4" stroke="#5a8a58"/></svg>'
+    )
+
+
+def card(array: Any) -> str:
+    buffer = getattr(array._source, "buffer", None)
+    rows = [
+        ("shape", " x ".join(map(str, array.shape)) or "number"),
+        ("dtype", _dtypes.SHORT[array.dtype]),
+        ("bytes", _bytes(array.nbytes)),
+    ]
+    if buffer is None:
+        title = "tessera.Expr"
+    else:
+        title = "tessera.Array"
+        rows = [("name", buffer.name), *rows, ("device", buffer.device)]
+        if buffer.HasField("expire_time"):
+            seconds = buffer.expire_time.seconds
+            when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+            rows.append(("expires", f"{when:%Y-%m-%d %H:%M:%S} UTC"))
+    cells = "".join(
+        f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows
+    )
+    return (
+        f"<table><tr><td><table><caption>{title}</caption>{cells}</table></td>"
+        f"<td>{_drawing(array.shape)}</td></tr></table>"
+    )

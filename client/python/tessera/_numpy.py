@@ -1,0 +1,72 @@
+"""What NumPy's functions do with arrays of the server: np.add, np.sum... for what it computes.
+
+The rest is Unsupported, never a download.
+"""
+
+from typing import Any, Dict, Iterable, Tuple
+
+from . import _functions
+from ._errors import Unsupported
+from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
+
+_WAY_OUT = "bring the operands to the host with .numpy()"
+
+
+def arrays_in(values: Iterable[Any]) -> Any:
+    """The first array of the server among arguments."""
+    return next(value for value in values if hasattr(value, "_session"))
+
+
+def _terms(array: Any, values: Iterable[Any], name: str) -> Any:
+    terms = [array._other(value) for value in values]
+    if any(term is None for term in terms):
+        raise TypeError(f"{name} of arrays, numbers and NumPy's arrays alone")
+    return terms
+
+
+def _given(options: Dict[str, Any], name: str) -> Dict[str, Any]:
+    """The options without those that say nothing; Unsupported for what no function here knows."""
+    import numpy as np
+
+    no_value = np._NoValue  # type: ignore[attr-defined]
+    kept = {key: value for key, value in options.items() if value is not no_value}
+    for key in ("out", "where", "casting", "order", "subok", "initial", "like", "mode"):
+        value = kept.get(key)
+        if key not in kept:
+            continue
+        if value is None or value is True or (key, value) in (("casting", "same_kind"),):
+            del kept[key]
+        elif key == "out" and isinstance(value, tuple) and all(one is None for one in value):
+            del kept[key]
+        elif key == "order" and value in ("C", "K", "A"):
+            del kept[key]
+        else:
+            raise Unsupported(f"{name} with {key}=: the server has no such thing; {_WAY_OUT}")
+    return kept
+
+
+def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
+    """__array_ufunc__."""
+    name = f"np.{ufunc.__name__}"
+    array = arrays_in(inputs)
+    given = _given(options, name)
+    if method == "__call__":
+        dtype = given.pop("dtype", None)
+        if ufunc in PAIRS and not given:
+            return tuple(map(array._make, PAIRS[ufunc](*_terms(array, inputs, name))))
+        if ufunc in UFUNCS:
+            result = array._make(UFUNCS[ufunc](*_terms(array, inputs, name), **given))
+            return result if dtype is None else result.astype(dtype)
+    if method == "reduce" and ufunc in REDUCTIONS:
+        given.setdefault("axis", 0)
+        return _functions.reduction(REDUCTIONS[ufunc])(inputs[0], **given)
+    suffix = "" if method == "__call__" else f".{method}"
+    raise Unsupported(f"the server does not compute {name}{suffix}: {_WAY_OUT}")
+
+
+def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
+    """__array_function__."""
+    name = f"np.{getattr(function, '__name__', function)}"
+    if function not in _functions.FUNCTIONS:
+        raise Unsupported(f"the server does not compute {name}: {_WAY_OUT}")
+    return _functions.FUNCTIONS[function](*args, **_given(options, name))

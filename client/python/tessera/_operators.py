@@ -1,0 +1,183 @@
+"""Python's operators of arrays and expressions: what they compute, element by element, broadcast
+and promoted as in NumPy 2. No I/O."""
+
+import numbers
+from typing import Any, Callable, Optional, TypeVar
+
+from . import _dtypes, _ops
+from . import _elementwise as e
+from ._errors import Unsupported
+from ._graph import Term
+
+Self = TypeVar("Self", bound="Operators")
+
+
+class Operators:
+    """What Lazy inherits; a subclass has _term, _other and _make."""
+
+    __slots__ = ()
+
+    def _term(self) -> Term:
+        raise NotImplementedError
+
+    def _other(self, value: Any) -> Optional[Term]:
+        """A term of another array of the connection, a number or a NumPy array; None: neither."""
+        raise NotImplementedError
+
+    def _make(self: Self, term: Term) -> Self:
+        raise NotImplementedError
+
+    def _binary(
+        self: Self, op: Callable[[Term, Term], Term], other: Any, swap: bool = False
+    ) -> Self:
+        term = self._other(other)
+        if term is None:
+            return NotImplemented
+        mine = self._term()
+        return self._make(op(term, mine) if swap else op(mine, term))
+
+    def _elementwise(self: Self, name: str, other: Any, swap: bool = False) -> Self:
+        return self._binary(lambda a, b: e.apply(name, a, b), other, swap)
+
+    def _logic(self: Self, name: str, other: Any) -> Self:
+        def op(a: Term, b: Term) -> Term:
+            if e.common_dtype([a, b]).kind != "b":
+                raise Unsupported(f"bits of integers: the server has `{name}` of truth values only")
+            return e.apply(name, a, b)
+
+        return self._binary(op, other)
+
+    # --- arithmetic
+
+    def __add__(self: Self, other: Any) -> Self:
+        return self._elementwise("add", other)
+
+    def __radd__(self: Self, other: Any) -> Self:
+        return self._elementwise("add", other, swap=True)
+
+    def __sub__(self: Self, other: Any) -> Self:
+        return self._elementwise("subtract", other)
+
+    def __rsub__(self: Self, other: Any) -> Self:
+        return self._elementwise("subtract", other, swap=True)
+
+    def __mul__(self: Self, other: Any) -> Self:
+        return self._elementwise("multiply", other)
+
+    def __rmul__(self: Self, other: Any) -> Self:
+        return self._elementwise("multiply", other, swap=True)
+
+    def __truediv__(self: Self, other: Any) -> Self:
+        return self._elementwise("divide", other)
+
+    def __rtruediv__(self: Self, other: Any) -> Self:
+        return self._elementwise("divide", other, swap=True)
+
+    def __floordiv__(self: Self, other: Any) -> Self:
+        return self._elementwise("floor_divide", other)
+
+    def __rfloordiv__(self: Self, other: Any) -> Self:
+        return self._elementwise("floor_divide", other, swap=True)
+
+    def __mod__(self: Self, other: Any) -> Self:
+        return self._elementwise("remainder", other)
+
+    def __rmod__(self: Self, other: Any) -> Self:
+        return self._elementwise("remainder", other, swap=True)
+
+    def __divmod__(self: Self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self: Self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __pow__(self: Self, other: Any) -> Self:
+        return self._binary(power, other)
+
+    def __rpow__(self: Self, other: Any) -> Self:
+        return self._binary(power, other, swap=True)
+
+    def __neg__(self: Self) -> Self:
+        return self._make(e.apply("negate", self._term()))
+
+    def __pos__(self: Self) -> Self:
+        return self
+
+    def __abs__(self: Self) -> Self:
+        return self._make(e.apply("abs", self._term()))
+
+    # --- comparisons and logic
+
+    def __eq__(self: Self, other: Any) -> Self:  # type: ignore[override]
+        return self._elementwise("equal", other)
+
+    def __ne__(self: Self, other: Any) -> Self:  # type: ignore[override]
+        return self._elementwise("not_equal", other)
+
+    def __lt__(self: Self, other: Any) -> Self:
+        return self._elementwise("less", other)
+
+    def __le__(self: Self, other: Any) -> Self:
+        return self._elementwise("less_equal", other)
+
+    def __gt__(self: Self, other: Any) -> Self:
+        return self._elementwise("greater", other)
+
+    def __ge__(self: Self, other: Any) -> Self:
+        return self._elementwise("greater_equal", other)
+
+    # A class with comparisons of its own has no hash unless it says so.
+    __hash__ = object.__hash__
+
+    def __and__(self: Self, other: Any) -> Self:
+        return self._logic("and", other)
+
+    __rand__ = __and__
+
+    def __or__(self: Self, other: Any) -> Self:
+        return self._logic("or", other)
+
+    __ror__ = __or__
+
+    def __xor__(self: Self, other: Any) -> Self:
+        return self._logic("xor", other)
+
+    __rxor__ = __xor__
+
+    def __invert__(self: Self) -> Self:
+        return self._make(invert(self._term()))
+
+    def __lshift__(self, other: Any) -> Any:
+        raise Unsupported("the server shifts no bits: multiply by 2**n, or use .numpy()")
+
+    __rlshift__ = __rshift__ = __rrshift__ = __lshift__
+
+    # --- linear algebra
+
+    def __matmul__(self: Self, other: Any) -> Self:
+        return self._binary(_ops.matmul, other)
+
+    def __rmatmul__(self: Self, other: Any) -> Self:
+        return self._binary(_ops.matmul, other, swap=True)
+
+
+def power(a: Term, b: Term) -> Term:
+    """a ** b; as NumPy, squares, square roots and reciprocals of floats for these exponents."""
+    exponent = getattr(b[0], "value", None)
+    dtype = e.common_dtype([a, b])
+    if isinstance(exponent, numbers.Real) and b[0].dtype is None:
+        if exponent == 2 and dtype.kind != "b":
+            return e.apply("multiply", e.cast(a, dtype), e.cast(a, dtype))
+        if _dtypes.is_float(dtype) and exponent == 0.5:
+            return e.apply("sqrt", e.cast(a, dtype))
+        if _dtypes.is_float(dtype) and exponent == -1:
+            return e.apply("divide", e.constant(1), e.cast(a, dtype))
+        if dtype.kind in "biu" and exponent < 0:
+            raise ValueError("Integers to negative integer powers are not allowed.")
+    return e.apply("power", a, b)
+
+
+def invert(a: Term) -> Term:
+    if a[0].dtype.kind != "b":
+        raise Unsupported("bits of integers: the server has `not` of truth values alone")
+    return e.apply("not", a)

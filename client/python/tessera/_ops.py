@@ -1,0 +1,196 @@
+"""The operations that are not computed element by element: shapes and types as NumPy has them, and
+Unsupported where the server has none. Terms are a source and a view of it.
+"""
+
+from typing import Any, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from . import _dtypes
+from ._elementwise import cast, common_dtype, copy
+from ._errors import BadShape, Unsupported
+from ._graph import Constant, Inline, Leaf, Node, Term
+from ._views import View, normalize_axis, size_of
+
+_NUMBER = View.whole(())
+Axis = Union[None, int, Sequence[int]]
+_I64, _I32, _F64 = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
+
+
+def _term(node: Node) -> Term:
+    return node, View.whole(node.shape)
+
+
+def reshaped(a: Term, shape: Sequence[int]) -> Term:
+    """The same elements in row-major order: a view where strides can express it, else a copy."""
+    view = a[1].reshape(shape)
+    if view is None:
+        a = copy(a)
+        view = a[1].reshape(shape)
+        assert view is not None
+    return a[0], view
+
+
+_PLAIN = frozenset(map(np.dtype, ("<f4", "<f8", "<f2", "<i4", "<i8")))
+_ARRAYS = (Leaf, Node, Inline)
+
+
+def _array(a: Term) -> Term:
+    """A term that an operation takes: a number becomes an array."""
+    source, view = a
+    if not isinstance(source, Constant):
+        return a
+    dtype = common_dtype([a])
+    return Inline(_dtypes.to_server(np.asarray(source.value), dtype)), view
+
+
+def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
+    """The terms with the type of all together; truth values become int32 beforehand."""
+    terms = (a, *others)
+    dtype = a[0].dtype
+    if dtype in _PLAIN and all(isinstance(s, _ARRAYS) and s.dtype == dtype for s, _ in terms):
+        return terms  # The usual case, which has to be quick.
+    common = common_dtype(list(terms))
+    if common.kind == "b":
+        common = _I32
+    return tuple(_array(cast(term, common)) for term in terms)
+
+
+def dot(a: Term, b: Term) -> Term:
+    """The sum of products of two vectors."""
+    a, b = _numbers(a, b)
+    if a[1].shape != b[1].shape:
+        raise BadShape(f"dot of shapes {a[1].shape} and {b[1].shape}")
+    dtype = a[0].dtype
+    node = Node("dot", (a, b), (), _I64 if _dtypes.is_integer(dtype) else dtype)
+    return node, _NUMBER
+
+
+def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
+    """The product of vectors and matrices; the server has it of f16 and bf16 in f32, and of i32 in
+    i64, where out_dtype says so."""
+    ranks = len(a[1].shape), len(b[1].shape)
+    if 0 in ranks:
+        raise BadShape("matmul takes no scalars: use *")
+    if max(ranks) > 2:
+        raise Unsupported("the server multiplies single matrices: take them out, x[i] @ y[i]")
+    if ranks == (1, 1) and out_dtype is None:
+        return dot(a, b)
+    a, b = _numbers(a, b)
+    if a[0].dtype == _I64:
+        raise Unsupported(
+            "the server multiplies no matrices of i64: .astype('f64') is exact below 2**53"
+        )
+    left = a if ranks[0] == 2 else (a[0], a[1].at((None, slice(None))))
+    right = b if ranks[1] == 2 else (b[0], b[1].at((slice(None), None)))
+    (m, k), (k2, n) = left[1].shape, right[1].shape
+    if k != k2:
+        raise BadShape(f"matmul of shapes {a[1].shape} and {b[1].shape}: {k} is not {k2}")
+    params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
+    node = Node("matmul", (left, right), (m, n), out_dtype or a[0].dtype, params)
+    shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
+    view = View.whole((m, n)).reshape(shape)
+    assert view is not None
+    return node, view
+
+
+def tensordot(a: Term, b: Term, axes: Any = 2) -> Term:
+    """As numpy.tensordot: a Matmul between transposes and reshapes."""
+    rank_a, rank_b = len(a[1].shape), len(b[1].shape)
+    if hasattr(axes, "__index__"):
+        over_a: Sequence[int] = range(rank_a - int(axes), rank_a)
+        over_b: Sequence[int] = range(int(axes))
+    else:
+        over_a, over_b = (
+            [normalize_axis(one, rank) for one in ([x] if hasattr(x, "__index__") else x)]
+            for x, rank in zip(axes, (rank_a, rank_b))
+        )
+    folded = [a[1].shape[i] for i in over_a]
+    if folded != [b[1].shape[i] for i in over_b] or len(set(over_a)) != len(folded):
+        raise BadShape(f"tensordot of shapes {a[1].shape} and {b[1].shape} over {axes}")
+    free_a = [i for i in range(rank_a) if i not in over_a]
+    free_b = [i for i in range(rank_b) if i not in over_b]
+    k, shape_a = size_of(folded), [a[1].shape[i] for i in free_a]
+    shape_b = [b[1].shape[i] for i in free_b]
+    left = reshaped((a[0], a[1].transpose([*free_a, *over_a])), (size_of(shape_a), k))
+    right = reshaped((b[0], b[1].transpose([*over_b, *free_b])), (k, size_of(shape_b)))
+    return reshaped(matmul(left, right), [*shape_a, *shape_b])
+
+
+def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    if op in ("argmin", "argmax"):
+        return _I64
+    if _dtypes.is_integer(dtype):
+        if op in ("sum", "product", "norm_l1", "sum_squares"):
+            return _I64
+        if op in ("mean", "norm_l2", "variance"):
+            return _F64
+    return dtype
+
+
+def axes_of(axis: Axis, rank: int) -> Tuple[int, ...]:
+    """The axes that NumPy's argument means, in [0, rank). BadShape."""
+    if axis is None:
+        return tuple(range(rank))
+    given = (axis,) if hasattr(axis, "__index__") else tuple(axis)
+    axes = tuple(normalize_axis(one, rank) for one in given)
+    if len(set(axes)) != len(axes):
+        raise BadShape(f"an axis is there twice in {tuple(given)}")
+    return axes
+
+
+def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
+    """A fold of all elements, or along axes. Of truth values min, max, all and any give truth
+    values."""
+    rank = len(a[1].shape)
+    axes = axes_of(axis, rank)
+    if op in ("argmin", "argmax") and axis is not None and len(axes) != 1:
+        raise TypeError(f"{op} takes one axis or none")
+    truth = op in ("all", "any") or op in ("min", "max") and a[0].dtype.kind == "b"
+    (a,) = _numbers(a)
+    if not axes and rank:
+        raise Unsupported(f"{op} over no axes")
+    dtype = np.dtype(bool) if truth else _result_dtype(op, a[0].dtype)
+    if len(axes) == rank:
+        node = Node("reduce", (a,), (), dtype, {"op": op})
+        view = View(0, (1,) * rank if keepdims else (), (0,) * rank if keepdims else ())
+    else:
+        shape = tuple(
+            1 if i in axes else extent
+            for i, extent in enumerate(a[1].shape)
+            if keepdims or i not in axes
+        )
+        params = {"op": op, "axes": axes, "keep_dims": keepdims}
+        node = Node("reduce", (a,), shape, dtype, params)
+        view = View.whole(shape)
+    return node, view
+
+
+def window_sum(a: Term, radius: int) -> Term:
+    """y[i] = the sum of x[j] for |j - i| <= radius, of a vector x."""
+    if len(a[1].shape) != 1:
+        raise BadShape(f"window_sum takes a vector, not shape {a[1].shape}: use .reshape(-1)")
+    (a,) = _numbers(a)
+    dtype = _I64 if _dtypes.is_integer(a[0].dtype) else a[0].dtype
+    return _term(Node("window_sum", (a,), a[1].shape, dtype, {"radius": int(radius)}))
+
+
+def diagonal(a: Term, offset: int = 0) -> Term:
+    """The diagonal of the last two axes, as a view."""
+    source, view = a
+    if len(view.shape) < 2:
+        raise BadShape("a diagonal needs two axes")
+    rows, columns = view.shape[-2:]
+    down, right = view.strides[-2:]
+    length = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+    start = view.offset + (offset * right if offset > 0 else -offset * down) if length else 0
+    seen = View(start, (*view.shape[:-2], length), (*view.strides[:-2], down + right))
+    return source, seen
+
+
+def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
+    """An array of one value: a number that every element reads."""
+    one = Inline(_dtypes.to_server(np.asarray(value), dtype))
+    return one, View.whole(()).broadcast_to(shape)
+
+

@@ -1,0 +1,290 @@
+"""From expressions to one request, and from its answer to arrays. No I/O.
+
+Equal parts of the expressions become one step. A program of one step is sent as the call of its
+own, which is shorter.
+"""
+
+import dataclasses
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _dtypes
+from . import _protocol as p
+from ._elementwise import copy
+from ._errors import Error, StepFailed, from_step
+from ._expression import OPERANDS, expression_message, expression_text
+from ._fuse import Fuser, Step
+from ._graph import Inline, Leaf, Node, Source, Term
+from ._views import View
+from ._wire import varint
+
+_METHOD = {
+    "dot": "Dot",
+    "reduce": "Reduce",
+    "matmul": "Matmul",
+    "map": "Map",
+    "window_sum": "WindowSum",
+}
+# Conversions of what lies within take no care of overflow, which takes NumPy longer than they do.
+_LARGEST: Dict[Any, float] = {
+    **{np.dtype(kind): float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
+    **{np.dtype(kind): float("inf") for kind in ("<i4", "<i8", "?")},
+}
+_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "window_sum": "x"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
+    "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
+    flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|),
+    and queue_us that it waited. kernel_us is 0 unless the expression was made by
+    with_(timing=True)."""
+
+    operation: str
+    strategy: str
+    device: str
+    kernel_us: float
+    bytes: int
+    flops: int
+    roundoff: float
+    queue_us: float
+
+
+def view_message(view: View) -> Any:
+    return p.View(offset=view.offset, shape=view.shape, strides=view.strides)
+
+
+def _transposed(view: View) -> bool:
+    """Whether it reads a row-major matrix by columns, which Matmul does without a copy."""
+    return view.strides[0] == 1 and view.strides[1] >= view.shape[0] and view.shape[0] > 1
+
+
+# What an expression's last computation cost: the plan and the answers that tell.
+Cost = Optional[Tuple["Plan", Sequence[Any]]]
+
+
+class Plan:
+    """The steps of one program, in order; later steps use earlier ones alone."""
+
+    def __init__(self, outputs: Sequence[Node]) -> None:
+        self.steps: List[Step]
+        self.leaves: Dict[str, Leaf]
+        self.outputs: List[int]
+        (first, *others) = outputs
+        alone = first.op != "map" and not any(isinstance(s, Node) for s, _ in first.inputs)
+        if alone and not others:
+            self.steps = [Step(first, first.inputs)]
+            self.leaves = {s.name: s for s, _ in first.inputs if isinstance(s, Leaf)}
+            self.outputs = [0]
+            return
+        self._fuser = Fuser(outputs)
+        self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
+        self.outputs = self._fuser.outputs
+
+    def node(self, number: int) -> Node:
+        """What the step of this number computes."""
+        return self.steps[number].node
+
+    def _operand(self, source: Source, view: View) -> Any:
+        if isinstance(source, Leaf) and view is source.whole:
+            return source.operand
+        whole = view.contiguous and view.offset == 0 and view.shape == source.shape
+        window = None if whole else view_message(view)
+        if isinstance(source, Leaf):
+            return p.Operand(buffer=source.name, version=source.version, view=window)
+        if isinstance(source, Node):
+            return p.Operand(step=self._fuser.number(source), view=window)
+        assert isinstance(source, Inline)
+        tensor = p.Tensor(
+            dtype=_dtypes.to_wire(source.dtype), shape=source.shape, data=source.array.tobytes()
+        )
+        return p.Operand(tensor=tensor, view=window)
+
+    def request(self, number: int, result: Any) -> Any:
+        """The request of a step; result: None for inline."""
+        step, fields, operands = self._request(number, result)
+        if step.code:
+            fields["operands"] = [self._operand(*term) for term in operands]
+            fields["expression"] = expression_message(step.code)
+        else:
+            for name, term in zip(_FIELDS[step.node.op], operands):
+                fields[name] = self._operand(*term)
+        return p.METHODS[_METHOD[step.node.op]].request(**fields)
+
+    def request_bytes(self, number: int, result: Any) -> bytes:
+        """The same, serialised. Operands, fields 1 and 2 of most operations, are put behind the
+        rest: building messages of messages takes longer than all else."""
+        step, fields, operands = self._request(number, result)
+        if step.code:
+            return self.request(number, result).SerializeToString()  # type: ignore[no-any-return]
+        parts = []
+        if fields:
+            parts.append(p.METHODS[_METHOD[step.node.op]].request(**fields).SerializeToString())
+        for tag, (source, view) in zip((b"\x0a", b"\x12"), operands):
+            if isinstance(source, Leaf) and view is source.whole:
+                operand = source.operand_bytes
+            else:
+                operand = self._operand(source, view).SerializeToString()
+            parts += (tag, varint(len(operand)), operand)
+        return b"".join(parts)
+
+    def _request(self, number: int, result: Any) -> Tuple[Step, Dict[str, Any], List[Term]]:
+        """A step, the fields of its request that are no operands, and its operands."""
+        step = self.steps[number]
+        node = step.node
+        fields: Dict[str, Any] = {} if node.op == "map" else dict(node.params)
+        operands = list(step.operands)
+        if node.op == "matmul":
+            for i, (source, view) in enumerate(operands):
+                if _transposed(view):
+                    fields["transpose_" + "ab"[i]] = True
+                    operands[i] = source, view.transpose()
+        if node.op == "reduce":
+            fields["op"] = p.REDUCE_OPS[fields["op"]]
+        if node.strategy:
+            fields["strategy"] = node.strategy
+        if node.timing:
+            fields["timing"] = True
+        # A number always comes back, and stays for later steps.
+        if result is not None and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
+            fields["result"] = result
+        return step, fields, operands
+
+    def call(self, results: Dict[int, Any]) -> Tuple[str, bytes]:
+        """The method and its request, serialised; results: where those of some steps go, by their
+        number."""
+        if len(self.steps) == 1:
+            return _METHOD[self.steps[0].node.op], self.request_bytes(0, results.get(0))
+        scratch = p.Result(scratch=True)
+        steps = []
+        for i, step in enumerate(self.steps):
+            result = results.get(i) if i in self.outputs else scratch
+            steps.append(p.Step(**{step.node.op: self.request(i, result)}))
+        program = p.METHODS["Execute"].request(steps=steps, stats=True)
+        return "Execute", program.SerializeToString()
+
+    def answers(self, method: str, response: Any) -> List[Any]:
+        """A response for every step. Raises the first error that is not another one's."""
+        if method != "Execute":
+            return [response]
+        errors: List[Error] = []
+        found = []
+        for i, result in enumerate(response.results):
+            kind = result.WhichOneof("result")
+            if kind == "error":
+                error = from_step(result.error)
+                error.details.setdefault("step", str(i))
+                errors.append(error)
+            else:
+                found.append(getattr(result, kind))
+        if errors:
+            try:
+                raise next((e for e in errors if not isinstance(e, StepFailed)), errors[0])
+            finally:
+                del errors  # It would keep this frame alive, and that all its arrays.
+        return found
+
+    def stats(self, answers: Sequence[Any]) -> List[Stats]:
+        found = []
+        for step, answer in zip(self.steps, answers):
+            s = answer.stats
+            found.append(
+                Stats(
+                    step.node.op,
+                    s.strategy,
+                    s.device,
+                    s.kernel_us,
+                    s.bytes,
+                    s.flops,
+                    s.roundoff,
+                    s.queue_us,
+                )
+            )
+        return found
+
+    def explain(self) -> str:
+        """A line for each step."""
+        how = "Execute" if len(self.steps) > 1 else _METHOD[self.steps[0].node.op]
+        count = f"{len(self.steps)} steps" if len(self.steps) > 1 else "1 step"
+        return "\n".join([f"one {how} of {count}", *map(self._line, range(len(self.steps)))])
+
+    def _line(self, number: int) -> str:
+        step = self.steps[number]
+        node = step.node
+        parts = [self._describe(source, view) for source, view in step.operands]
+        if step.code:
+            parts.insert(0, expression_text(step.code))
+            parts[1:] = [f"{letter}: {part}" for letter, part in zip(OPERANDS, parts[1:])]
+        else:
+            parts += [f"{key}={value}" for key, value in node.params.items() if value]
+        if node.strategy:
+            parts.append(f"strategy={node.strategy}")
+        shape = "x".join(map(str, node.shape)) or "number"
+        return f"{number}: {node.op}({', '.join(parts)}) -> {_dtypes.SHORT[node.dtype]} {shape}"
+
+    def _describe(self, source: Source, view: View) -> str:
+        if isinstance(source, Leaf):
+            name = source.name
+        elif isinstance(source, Inline):
+            name = f"inline {_dtypes.SHORT[source.dtype]}"
+        else:
+            assert isinstance(source, Node)
+            name = f"step {self._fuser.number(source)}"
+        if view.contiguous and view.shape == source.shape:
+            return name
+        return f"{name} as {'x'.join(map(str, view.shape)) or 'number'}"
+
+
+def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
+    """The array, or rank-0 array, that an answer without a buffer carries."""
+    dtype = node.dtype
+    if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
+        if node.params and node.params["op"] in ("argmin", "argmax"):
+            value: Any = answer.index
+        elif dtype.kind in "ib":
+            value = answer.value.integer
+        else:
+            value = answer.value.real
+        if abs(value) <= _LARGEST.get(dtype, -1):
+            return np.array(value, dtype)
+        if dtype == _dtypes.bfloat16:
+            return _dtypes.round_to_bf16(np.asarray(value))
+        with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as NumPy's.
+            return np.asarray(value).astype(dtype)
+    # Bytes belong to Python and cannot change: the caller gets an array to write to.
+    data = bytearray(answer.tensor.data)
+    stored = np.frombuffer(data, _dtypes.stored(dtype)).reshape(node.shape)
+    return stored.astype(dtype, copy=False)
+
+
+def stored_node(term: Term) -> Node:
+    """A node whose result can be a buffer with the elements of the term: numbers of whole
+    reductions and views of results are copied by a Map."""
+    source, view = term
+    if isinstance(source, Node) and view == View.whole(source.shape):
+        if source.op != "dot" and (source.op != "reduce" or "axes" in source.params):
+            return source
+    node = copy(term)[0]
+    assert isinstance(node, Node)
+    return node
+
+
+def on_host(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
+    """The view of an array in row-major order."""
+    if view.size == 0:
+        return np.empty(view.shape, array.dtype)
+    flat = array.reshape(-1)[view.offset :]
+    strides = tuple(stride * array.itemsize for stride in view.strides)
+    window = np.lib.stride_tricks.as_strided(flat, view.shape, strides)
+    return window if view.contiguous else window.copy()
+
+
+def inline_bytes(nodes: Sequence[Node]) -> int:
+    return sum(node.dtype.itemsize * View.whole(node.shape).size for node in nodes)
+
+
+def target(name: str, replace: bool, ttl: Optional[Any]) -> Any:
+    return p.Result(buffer=p.BufferTarget(name=name, replace=replace, ttl=ttl))

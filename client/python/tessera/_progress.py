@@ -1,0 +1,38 @@
+"""A bar on the terminal for transfers that take a while."""
+
+import sys
+import time
+from typing import Any, Callable, Optional, Union
+
+Progress = Union[None, bool, Callable[[int, int], None]]
+
+
+def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
+    """A function of the bytes done so far. True: a bar on stderr, where that is a terminal and the
+    transfer takes more than a second; a function is called with the bytes done and in all."""
+    if not progress:
+        return None
+    if progress is not True:
+        call: Any = progress
+
+        def tell(done: int) -> None:
+            call(done, total)
+
+        return tell
+    if not sys.stderr.isatty():
+        return None
+    begin = time.monotonic()
+
+    def show(done: int) -> None:
+        seconds = time.monotonic() - begin
+        if seconds < 1:
+            return
+        filled = 30 * done // max(total, 1)
+        end = "\n" if done >= total else ""
+        sys.stderr.write(
+            f"\r{title} [{'#' * filled}{'.' * (30 - filled)}] {done / 1e6:.0f} of"
+            f" {total / 1e6:.0f} MB, {done / seconds / 1e6:.0f} MB/s{end}"
+        )
+        sys.stderr.flush()
+
+    return show

@@ -1,0 +1,224 @@
+"""Transfers through memory that a server on the same host shares (proto/tessera/v1/
+shared_memory.proto).
+
+Linux alone. A client has one region of SLOTS parts; a transfer takes at most two of them, so that
+the server copies one while the client fills or reads the other.
+"""
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from typing import Any, List, Optional, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _errors
+from . import _protocol as p
+
+SLOT = 16 << 20
+SLOTS = 4
+# Below it a stream's messages cost no more than the calls.
+LEAST = 4 << 20
+# Seconds: how long a server that shares no memory is not asked again, and how long one that does
+# may take to answer.
+ASK_AGAIN_S = 60.0
+_HANDSHAKE_S = 10.0
+_LONGEST_ANSWER = 64 << 10
+# Of linux/fcntl.h; Python names them from 3.8 on where the C library does.
+_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4
+
+
+class Region:
+    """Memory that the server has mapped as well; the server forgets it with the socket's end."""
+
+    def __init__(self, path: str) -> None:
+        """path: of the server's socket. OSError, Error: no memory can be shared."""
+        size = SLOT * SLOTS
+        file = os.memfd_create("tessera", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(file, 0, size)
+            # Before the server gets the file, which forbids further mappings to write.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self._memory = mmap.mmap(file, size, flags=flags)
+            fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                self.token = self._register(path, file)
+            except BaseException:
+                self._socket.close()
+                raise
+        finally:
+            os.close(file)
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
+        self._free = list(range(SLOTS))
+        self._lock = threading.Lock()
+
+    def _register(self, path: str, file: int) -> bytes:
+        self._socket.settimeout(_HANDSHAKE_S)
+        self._socket.connect(path)
+        socket.send_fds(self._socket, [b"tessera.v1"], [file])
+        answer = p.RegisterRegionResponse.FromString(self._socket.recv(_LONGEST_ANSWER))
+        if not answer.region:
+            raise _errors.from_step(answer)
+        return answer.region  # type: ignore[no-any-return]
+
+    @property
+    def connected(self) -> bool:
+        """The server says nothing more on the socket but its end."""
+        return self._socket.fileno() >= 0 and not select.select([self._socket], [], [], 0)[0]
+
+    def close(self) -> None:
+        """Ends it. The memory goes with the last reference: the server may still be writing."""
+        self._socket.close()
+
+    def take(self, size: int) -> List[int]:
+        """Parts for a transfer of so many bytes; none if others have all."""
+        with self._lock:
+            count = min(1 if size <= SLOT else 2, len(self._free))
+            return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, slots: List[int]) -> None:
+        with self._lock:
+            self._free += slots
+
+    def part(self, slot: int, size: int) -> "npt.NDArray[np.uint8]":
+        return self._bytes[slot * SLOT : slot * SLOT + size]
+
+
+def share(path: str) -> Optional[Region]:
+    """A region; None: the server is in a container of its own, another user's, or has no room."""
+    try:
+        return Region(path)
+    except (OSError, _errors.Error):
+        return None
+
+
+class Transfer:
+    """One array's way through a region, part by part and in order: begin() gives the next call as
+    long as there is a slot and something left, finish() takes an answer, in the order of begin().
+
+    done: bytes that have arrived, from the start.
+    """
+
+    method = ""
+
+    def __init__(
+        self, region: Region, name: str, version: int, at: int, data: Any, report: Any
+    ) -> None:
+        """data: of uint8; its first byte is byte `at` of the buffer."""
+        self.region = region
+        self.slots = region.take(len(data))
+        self._name, self._version, self._at = name, version, at
+        self._data = data
+        self._report = report
+        self._free = list(self.slots)
+        self._under_way: List[Tuple[int, int, int]] = []  # slot, begin, size
+        self._begun = 0
+        self.done = 0
+
+    def begin(self) -> Optional[bytes]:
+        """The request of the next call; None: nothing can begin now."""
+        size = min(SLOT, len(self._data) - self._begun)
+        if not self._free or size == 0:
+            return None
+        slot = self._free.pop()
+        begin, self._begun = self._begun, self._begun + size
+        self._under_way.append((slot, begin, size))
+        shared = p.RegionRange(region=self.region.token, offset=slot * SLOT, size=size)
+        return self._request(slot, begin, size, shared)
+
+    def _request(self, slot: int, begin: int, size: int, shared: Any) -> bytes:
+        raise NotImplementedError
+
+    def _take(self, slot: int, begin: int, size: int, answer: Any) -> None:
+        raise NotImplementedError
+
+    def finish(self, answer: Any) -> None:
+        slot, begin, size = self._under_way.pop(0)
+        self._take(slot, begin, size, answer)
+        self._free.append(slot)
+        self.done = begin + size
+
+    def tell(self) -> None:
+        """Calls the caller's progress function."""
+        if self._report is not None:
+            self._report(self.done)
+
+    def end(self) -> None:
+        """A part that a call has not answered for may still be written to: its region is no more
+        used."""
+        if self._under_way:
+            self.region.close()
+        else:
+            self.region.give_back(self.slots)
+
+
+class SharedUpload(Transfer):
+    """Into a draft."""
+
+    method = "UploadShared"
+
+    def _request(self, slot: int, begin: int, size: int, shared: Any) -> bytes:
+        self.region.part(slot, size)[:] = self._data[begin : begin + size]
+        request = p.METHODS[self.method].request(
+            name=self._name, version=self._version, offset=self._at + begin, source=shared
+        )
+        return request.SerializeToString()  # type: ignore[no-any-return]
+
+    def _take(self, slot: int, begin: int, size: int, answer: Any) -> None:
+        pass
+
+
+class SharedDownload(Transfer):
+    """Of a buffer of a version."""
+
+    method = "DownloadShared"
+
+    def _request(self, slot: int, begin: int, size: int, shared: Any) -> bytes:
+        request = p.METHODS[self.method].request(
+            name=self._name, version=self._version, offset=self._at + begin, target=shared
+        )
+        return request.SerializeToString()  # type: ignore[no-any-return]
+
+    def _take(self, slot: int, begin: int, size: int, answer: Any) -> None:
+        if answer.size != size:
+            raise ValueError("the server sent bytes that nobody asked for")
+        self._data[begin : begin + size] = self.region.part(slot, size)
+
+
+class Pool:
+    """The region of a client, made when it is first wanted. Thread safe: where two threads make
+    one each, the first is kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._region: Optional[Region] = None
+        self._ask_at = 0.0
+
+    def region(self) -> Optional[Region]:
+        return self._region if self._region is not None and self._region.connected else None
+
+    def worth_asking(self) -> bool:
+        return time.monotonic() >= self._ask_at
+
+    def refused(self) -> None:
+        self._ask_at = time.monotonic() + ASK_AGAIN_S
+
+    def made(self, region: Region) -> Region:
+        """The region to use."""
+        with self._lock:
+            kept = self.region()
+            if kept is None:
+                self._region = kept = region
+        if kept is not region:
+            region.close()
+        return kept
+
+    def close(self) -> None:
+        if self._region is not None:
+            self._region.close()

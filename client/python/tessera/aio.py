@@ -1,0 +1,239 @@
+"""The asyncio twin: the same names, and `await` before what talks to the server.
+
+    async with await ts.aio.connect("gpu:50051") as t:
+        x = await t.put(array)
+        value = await (x @ x.T).sum().numpy()
+"""
+
+from typing import Any, List, Optional
+
+import numpy.typing as npt
+
+from . import _core, _dtypes
+from ._async import Async
+from ._connect import Options, Ttl
+from ._core import Call, Core
+from ._errors import Error, Unreachable
+from ._graph import Leaf
+from ._lazy import Lazy
+from ._progress import Progress
+from ._views import View
+
+
+class Expr(Lazy):
+    """As ts.Expr; numpy(), save() and item() are awaited."""
+
+    __slots__ = ()
+
+    async def numpy(self) -> npt.NDArray[Any]:
+        session: Client = self._session
+        core = session._core
+        term = self._source, self._view
+        prepared = self._prepared
+        if prepared is None:
+            prepared = self._prepared = core.prepare(term)
+        failures: List[Error] = []
+        if prepared is not None and not core.dead:
+            # The usual way, without the steps that failures need.
+            try:
+                timeout = core.options.timeout
+                response = await session._io.call(prepared.method, prepared.request, timeout)
+                array, self._stats = core.answered(term, prepared, response)
+                return array
+            except Error as error:
+                failures.append(error)
+        array, self._stats = await session._run(core.evaluate_one(term, prepared, failures))
+        return array
+
+    async def save(
+        self, name: Optional[str] = None, replace: bool = False, ttl: Ttl = None
+    ) -> "Array":
+        session: Client = self._session
+        leaf, self._stats = await session._run(session._core.save(self._term(), name, replace, ttl))
+        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    async def item(self) -> Any:
+        return (await self.numpy()).item()
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of an array needs an answer: bool(await x.item())")
+
+    def __float__(self) -> float:
+        raise TypeError("use float(await x.item())")
+
+    def __int__(self) -> int:
+        raise TypeError("use int(await x.item())")
+
+
+class Array(Expr):
+    """As ts.Array."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self._source.name  # type: ignore[no-any-return]
+
+    @property
+    def version(self) -> int:
+        return self._source.version  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> str:
+        return self._source.buffer.device  # type: ignore[no-any-return]
+
+    async def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
+        session: Client = self._session
+        array = await session._run(session._core.fetch(self._source, self._view, progress))
+        return _dtypes.to_host(array)
+
+    async def copy(
+        self,
+        name: Optional[str] = None,
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+    ) -> "Array":
+        session: Client = self._session
+        leaf = await session._run(
+            session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+        )
+        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    async def delete(self) -> None:
+        session: Client = self._session
+        await session._run(session._core.delete(self.name, self.version))
+
+
+class Client:
+    """As ts.Client, for the event loop in which it was made."""
+
+    def __init__(self, options: Options) -> None:
+        self._core = Core(options)
+        self._io = Async(options)
+
+    async def _connect(self) -> None:
+        options = self._core.options
+        if not await self._io.ready(options.connect_timeout):
+            await self._io.close()
+            raise Unreachable(options.unreachable(), "UNAVAILABLE")
+
+    async def put(
+        self,
+        array: Any,
+        name: Optional[str] = None,
+        *,
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        progress: Progress = None,
+    ) -> Array:
+        """As ts.Client.put."""
+        leaf = await self._run(self._core.put(array, name, dtype, replace, ttl, device, progress))
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    async def get(self, name: str) -> Array:
+        """The READY buffer of a name, of the version it has now. BufferNotFound."""
+        leaf = await self._run(self._core.find(name))
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    async def list(self, prefix: str = "") -> List[Array]:
+        leaves = await self._run(self._core.list(prefix))
+        return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
+
+    async def delete(self, name: str) -> None:
+        await self._run(self._core.delete(name))
+
+    async def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
+        """The elements of several expressions, from one call; what they share is computed once."""
+        found, stats = await self._run(self._core.evaluate([e._term() for e in expressions]))
+        for expression in expressions:
+            expression._stats = stats
+        return found  # type: ignore[no-any-return]
+
+    async def keep(self, *expressions: Expr) -> List[Array]:
+        """As ts.Client.keep."""
+        leaves, stats = await self._run(self._core.keep([e._term() for e in expressions]))
+        for expression in expressions:
+            expression._stats = stats
+        return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
+
+    async def call(self, method: str, **fields: Any) -> Any:
+        """As ts.Client.call."""
+        return await self._run(self._core.unary(method, False, **fields))
+
+    async def info(self) -> Any:
+        return await self._run(self._core.unary("GetServerInfo"))
+
+    def scope(self, ttl: Ttl = "10m") -> "Scope":
+        """A context (async with) whose names are deleted at its end."""
+        return Scope(self, ttl)
+
+    async def close(self) -> None:
+        for call in self._core.take_dead():
+            try:
+                await self._io.perform(Call(call.method, call.request, 1.0))
+            except Error:
+                break
+        self._core.pool.close()
+        await self._io.close()
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a connection cannot be pickled: connect() in the other process")
+
+    def _wrap(self, source: Any, view: View) -> Expr:
+        return (Array if isinstance(source, Leaf) else Expr)(self, source, view)
+
+    async def _run(self, steps: _core.Steps) -> Any:
+        if self._core.dead:
+            self._io.forget(self._core.take_dead())
+        return await self._io.run(steps)
+
+
+class Scope:
+    """As ts.Scope, for async with."""
+
+    def __init__(self, client: Client, ttl: Ttl) -> None:
+        self._client = client
+        self._ttl = ttl
+        self._arrays: List[Array] = []
+
+    async def put(self, array: Any, name: Optional[str] = None, **options: Any) -> Array:
+        options.setdefault("ttl", self._ttl)
+        return self._own(await self._client.put(array, name, **options))
+
+    async def save(
+        self, expression: Expr, name: Optional[str] = None, replace: bool = False
+    ) -> Array:
+        return self._own(await expression.save(name, replace, self._ttl))
+
+    def _own(self, array: Array) -> Array:
+        self._arrays.append(array)
+        return array
+
+    async def __aenter__(self) -> "Scope":
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        arrays, self._arrays = self._arrays, []
+        for array in arrays:
+            try:
+                await array.delete()
+            except LookupError:
+                pass  # Expired, deleted or replaced meanwhile.
+            array._source.dead = None
+
+
+async def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
+    """As ts.connect."""
+    client = Client(Options(target, **options))
+    await client._connect()
+    return client

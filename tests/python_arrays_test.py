@@ -1,0 +1,420 @@
+#!/usr/bin/env python3
+"""Arrays and expressions of the Python client against NumPy.
+
+usage: python_arrays_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import gc
+import pickle
+import unittest
+
+import numpy as np
+
+import outsider as o
+import python_outsider
+import tessera as ts
+
+RNG = np.random.default_rng(20261124)
+KEYS = (
+    np.s_[:],
+    np.s_[3],
+    np.s_[-1, ::2],
+    np.s_[::-1, ::-3],
+    np.s_[..., 2],
+    np.s_[1:1],
+    np.s_[None, 2:5, None, ::-1],
+    np.s_[5:100, -3:],
+    np.s_[7:2:-2],
+    np.s_[2, 3],
+)
+
+
+class ArraysTest(python_outsider.Case):
+    def setUp(self):
+        self.a = RNG.standard_normal((12, 9)).astype(np.float32)
+        self.x = self.t.put(self.a)
+
+    def check(self, expression, expected, tolerance=1e-5):
+        """Shape and dtype are known beforehand, and what comes is what NumPy says."""
+        expected = np.asarray(expected)
+        self.assertEqual(expression.shape, expected.shape)
+        got = expression.numpy()
+        self.assertEqual(got.dtype, expression.dtype)
+        self.assertEqual(got.shape, expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+    # --- put and numpy
+
+    def test_every_dtype_and_shape_comes_back(self):
+        for dtype in ("f4", "f8", "f2", "i4", "i8"):
+            for shape in ((), (0,), (1,), (3, 5, 7), (0, 4), (700_000,)):
+                with self.subTest(dtype=dtype, shape=shape):
+                    count = int(np.prod(shape))
+                    array = np.frombuffer(RNG.bytes(count * np.dtype(dtype).itemsize), dtype)
+                    array = array.reshape(shape)
+                    got = self.t.put(array).numpy()
+                    self.assertEqual((got.dtype, got.shape), (array.dtype, shape))
+                    self.assertEqual(got.tobytes(), array.tobytes())
+                    got[...] = 0  # The caller's own.
+
+    def test_what_is_not_contiguous_or_not_little_endian_is_converted(self):
+        self.check(self.t.put(self.a.T[::-2]), self.a.T[::-2], 0)
+        self.check(self.t.put(self.a.astype(">f4")), self.a, 0)
+        self.check(self.t.put([[1.0, 2.0]]), [[1.0, 2.0]], 0)
+
+    def test_bf16_rounds_to_nearest_even(self):
+        values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -3.3e38, np.inf, np.nan, 1e-45, 0], "f4")
+        expected = np.array([1, 1, 1 + 2**-6, -3.3e38, np.inf, np.nan, 0, 0], "f4")
+        for array in (values, values.astype("f8")):
+            got = np.asarray(self.t.put(array, dtype=ts.bfloat16).numpy(), np.float32)
+            np.testing.assert_allclose(got, expected, rtol=2**-8)
+        # Just above a tie: through float32 it would become the tie, and go down.
+        near = np.array([1 + 2**-8 + 2**-40])
+        self.assertEqual(float(self.t.put(near, dtype="bf16").numpy()[0]), 1 + 2**-7)
+        wide = RNG.standard_normal(4096).astype("f4")
+        theirs = self.t.put(wide).astype("bf16").numpy()
+        mine = self.t.put(wide, dtype="bf16").numpy()
+        np.testing.assert_array_equal(theirs, mine)
+
+    def test_types_the_server_lacks_name_the_way_out(self):
+        for array in (np.zeros(3, bool), np.zeros(3, "c8"), np.array(["x"]), np.zeros(3, "u8")):
+            with self.assertRaisesRegex(ts.Unsupported, "astype"):
+                self.t.put(array)
+
+    # --- views
+
+    def test_indexing_is_numpys(self):
+        for key in KEYS:
+            with self.subTest(key=key):
+                self.check(self.x[key], self.a[key], 0)
+                self.check(self.x.T[key], self.a.T[key], 0)
+                self.check((self.x + self.x)[key], (self.a + self.a)[key], 0)
+
+    def test_views_send_nothing(self):
+        with self.calls() as calls:
+            view = self.x[::-1].T.reshape(3, 3, 12)[:, 1].swapaxes(0, 1).squeeze()
+        self.assertEqual(calls, [])
+        reference = self.a[::-1].T.reshape(3, 3, 12)[:, 1].swapaxes(0, 1).squeeze()
+        self.assertIsInstance(view, ts.Array)
+        self.check(view, reference, 0)
+
+    def test_a_reshape_that_strides_cannot_express_copies(self):
+        self.check(self.x.T.reshape(-1), self.a.T.reshape(-1), 0)
+        zeros = self.t.put(np.array([[0.0, -0.0], [-0.0, 0.0]], "f4")).T.reshape(4).numpy()
+        self.assertEqual(np.signbit(zeros).tolist(), [False, True, True, False])
+
+    def test_random_chains_of_views(self):
+        for _ in range(60):
+            array, view = self.a, self.x
+            for _ in range(RNG.integers(1, 5)):
+                kind = RNG.integers(0, 4)
+                if kind == 0:
+                    array, view = array.T, view.T
+                elif kind == 1 and array.ndim:
+                    step = int(RNG.choice([-2, -1, 1, 2]))
+                    array, view = array[::step], view[::step]
+                elif kind == 2 and array.size:
+                    shape = (-1, 3) if array.size % 3 == 0 else (-1,)
+                    array, view = array.reshape(shape), view.reshape(shape)
+                else:
+                    shape = (2, *array.shape)
+                    if len(shape) < 5:
+                        array, view = np.broadcast_to(array, shape), view.broadcast_to(shape)
+            self.check(view, array, 0)
+
+    def test_bad_indices_are_index_errors(self):
+        for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
+            with self.assertRaises(IndexError):
+                self.x[key]
+        for key in ([0, 1], np.array([1]), self.a > 0, 1.5, True):
+            with self.assertRaises(ts.Unsupported):
+                self.x[key]
+        with self.assertRaises(ts.Unsupported):
+            self.x[0] = 1
+        with self.assertRaises(ts.BadShape):
+            self.x.reshape(7, -1)
+
+    # --- operations
+
+    def test_chains(self):
+        a, x = self.a, self.x
+        mu = a.mean(axis=0)
+        self.check((x @ x.T - a[:, 0]).sum(axis=1), (a @ a.T - a[:, 0]).sum(axis=1), 1e-4)
+        self.check((x - x.mean(axis=0)).var(axis=0), (a - mu).var(axis=0), 1e-4)
+        self.check(2 * x + 1 - x / 4, 2 * a + 1 - a / 4)
+        self.check(-(3 - x.T), -(3 - a.T))
+        self.check(x * x[0].dot(x[0]), a * (a[0] @ a[0]), 1e-4)
+        self.check(x[0] + x[:, :1] + a[0], a[0] + a[:, :1] + a[0])
+        self.check(x.T @ x[:, 2], a.T @ a[:, 2], 1e-4)
+        self.check(a.T @ x, a.T @ a, 1e-4)
+        self.check(x[2] @ x.T, a[2] @ a.T, 1e-4)
+
+    def test_reductions(self):
+        for name in ("sum", "prod", "min", "max", "mean", "var", "argmin", "argmax", "all", "any"):
+            for axis in (None, 0, -1, (0, 1)):
+                for keepdims in (False, True):
+                    if name.startswith("arg") and isinstance(axis, tuple):
+                        continue
+                    with self.subTest(name=name, axis=axis, keepdims=keepdims):
+                        options = {"axis": axis, "keepdims": keepdims}
+                        expected = getattr(np, name)(self.a, **options)
+                        self.check(getattr(self.x, name)(**options), expected, 1e-4)
+                        self.check(getattr(np, name)(self.x, **options), expected, 1e-4)
+
+    def test_integers_have_the_types_of_numpy(self):
+        a = RNG.integers(-9, 9, (5, 6)).astype("i4")
+        x = self.t.put(a)
+        self.check(x.sum(axis=0), a.sum(axis=0), 0)
+        self.assertEqual(x.sum(axis=0).dtype, np.int64)
+        self.check(x.mean(), a.mean(), 1e-12)
+        self.check(x @ x.T + 7, a @ a.T + 7, 0)
+        self.check(-x * 3, -a * 3, 0)
+        self.check(ts.matmul(x, x.T, dtype="i64"), (a @ a.T).astype("i8"), 0)
+
+    def test_functions(self):
+        a, x = self.a, self.x
+        self.check(np.sum(x, axis=0, dtype="f8"), np.sum(a, axis=0, dtype="f8"))
+        self.check(np.var(x, axis=0, ddof=1), np.var(a, axis=0, ddof=1))
+        self.check(np.std(x, axis=1, keepdims=True), np.std(a, axis=1, keepdims=True))
+        self.check(x.std(), a.std())
+        self.check(np.average(x, axis=0), np.average(a, axis=0))
+        weights = np.arange(12, dtype="f4")
+        self.check(np.average(x, axis=0, weights=weights), np.average(a, axis=0, weights=weights))
+        self.check(np.ptp(x, axis=1), np.ptp(a, axis=1), 0)
+        self.check(np.trace(x), np.trace(a))
+        self.check(np.diff(x, 2, axis=0), np.diff(a, 2, axis=0))
+        self.check(np.moveaxis(x[None], 0, 2), np.moveaxis(a[None], 0, 2), 0)
+        self.check(np.tile(x, (2, 3)), np.tile(a, (2, 3)), 0)
+        self.check(np.repeat(x, 3, axis=1), np.repeat(a, 3, axis=1), 0)
+        self.check(np.rot90(x), np.rot90(a), 0)
+        self.check(np.rot90(x, -1), np.rot90(a, -1), 0)
+        self.check(np.linalg.matrix_power(x.T @ x, 3), np.linalg.matrix_power(a.T @ a, 3), 1e-3)
+        self.check(np.linalg.norm(x, np.inf, axis=0), np.linalg.norm(a, np.inf, axis=0), 0)
+        b = a.reshape(4, 3, 9)
+        y = x.reshape(4, 3, 9)
+        self.check(np.tensordot(y, y, ([1, 2], [1, 2])), np.tensordot(b, b, ([1, 2], [1, 2])), 1e-4)
+        self.check(np.tensordot(y, x.T, 1), np.tensordot(b, a.T, 1), 1e-4)
+        self.check(np.inner(y, x), np.inner(b, a), 1e-4)
+        self.check(ts.vecdot(x, x), (a * a).sum(axis=-1), 1e-4)
+        self.check(ts.fma(x, x, 1), a * a + 1)
+        self.check(np.full_like(x, 7, shape=(2, 2)), np.full_like(a, 7, shape=(2, 2)), 0)
+        self.check(np.zeros_like(x) + x, a, 0)
+        self.check(np.split(x, 3)[1], np.split(a, 3)[1], 0)
+        self.assertEqual(np.result_type(x, 1.0, np.float64), np.float64)
+        self.check(ts.window_sum(x[0], 2), np.convolve(a[0], np.ones(5), "same"))
+        self.check(ts.sum_squares(x, axis=1), (a * a).sum(axis=1))
+        self.check(np.linalg.norm(x, axis=1), np.linalg.norm(a, axis=1))
+        self.check(np.linalg.norm(x), np.linalg.norm(a))
+        self.check(ts.norm(x, 1, axis=0), np.linalg.norm(a, 1, axis=0))
+        self.check(np.dot(x, x.T), a @ a.T, 1e-4)
+        self.check(np.inner(x, x), np.inner(a, a), 1e-4)
+        self.check(np.outer(x[0], x[1]), np.outer(a[0], a[1]))
+        self.check(np.vdot(x, x), np.vdot(a, a), 1e-4)
+        self.check(np.flip(x, 1), np.flip(a, 1), 0)
+        self.check(np.expand_dims(x, -1), a[..., None], 0)
+        self.check(np.add.reduce(x), a.sum(axis=0))
+        self.check(np.add(a, x) - np.multiply(2, x), np.zeros_like(a))
+        self.check(np.multiply.reduce(x, axis=1), np.multiply.reduce(a, axis=1))
+        self.check(np.matmul(x.T, a), a.T @ a, 1e-4)
+
+    def test_what_the_server_cannot_do_is_refused_with_a_way_out(self):
+        x = self.x
+        for attempt in (
+            lambda: np.sin(x),
+            lambda: np.sort(x),
+            lambda: np.add(x, x, out=self.a),
+            lambda: np.add(x, x, where=self.a > 0),
+            lambda: np.add.outer(x, x),
+            lambda: np.concatenate([x, x]),
+            lambda: np.where(x > 0),
+            lambda: np.linalg.inv(x),
+            lambda: np.round(x, 2),
+            lambda: np.sum(x, initial=1),
+            lambda: x + np.zeros((12, 9), "c8"),
+            lambda: x[None] @ x.T,
+            lambda: x | x,
+            lambda: ts.top_k(x, 3),
+        ):
+            with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
+                attempt()
+        with self.assertRaises(ts.BadShape):
+            x @ x
+        with self.assertRaises(ts.BadShape):
+            x + x.T
+
+    def test_nothing_is_downloaded_silently(self):
+        for attempt in (lambda: np.asarray(self.x), lambda: np.array([self.x[0], self.x[1]])):
+            with self.assertRaisesRegex(TypeError, r"\.numpy\(\)"):
+                attempt()
+
+    def test_numbers(self):
+        self.assertAlmostEqual(float(self.x[0].dot(self.x[0])), float(self.a[0] @ self.a[0]), 4)
+        self.assertEqual(int(self.x.argmax()), int(self.a.argmax()))
+        self.assertTrue(self.x.any())
+        self.assertFalse(bool((self.x - self.x).any()))
+        with self.assertRaises(ValueError):
+            bool(self.x)
+        self.assertEqual(len(self.x), 12)
+        self.check(list(self.x)[3], self.a[3], 0)
+
+    # --- programs
+
+    def test_an_expression_is_one_call_and_its_parts_are_shared(self):
+        gram = self.x @ self.x.T
+        again = self.x @ self.x.T
+        e = (gram + again).sum(axis=1)
+        self.assertIn("one Execute of 3 steps", e.explain())
+        with self.calls() as calls:
+            e.numpy()
+            self.assertEqual(calls, ["Execute"])
+            self.assertEqual([s.operation for s in e.stats], ["matmul", "map", "reduce"])
+            calls.clear()
+            first, second = self.t.compute(gram.sum(), (gram + 1).max(axis=0))
+            self.assertEqual(calls, ["Execute"])
+            calls.clear()
+            float(self.x[0].dot(self.x[1]))
+            self.assertEqual(calls, ["Dot"])
+        np.testing.assert_allclose(first, (self.a @ self.a.T).sum(), rtol=1e-4)
+        np.testing.assert_allclose(second, (self.a @ self.a.T + 1).max(axis=0), rtol=1e-4)
+
+    def test_a_chain_of_a_thousand_steps(self):
+        e = self.x
+        for i in range(500):
+            e = (e.T if i % 9 == 0 else e) + 1
+        a = self.a if (500 + 8) // 9 % 2 == 0 else self.a.T
+        self.check(e, a + 500, 1e-3)
+        v, want = self.x[0], self.a[0].astype("f8")
+        for _ in range(300):
+            v, want = v - v.mean() / 2, want - want.mean() / 2
+        self.check(v, want, 1e-3)
+
+    def test_a_result_too_large_for_an_answer_goes_through_a_buffer(self):
+        a = RNG.standard_normal(1_500_000).astype("f4")
+        x = self.t.put(a)
+        before = {array.name for array in self.unnamed()}
+        self.check(x + x, a + a)
+        self.assertTrue(o.eventually(lambda: not self.unnamed_since(before), 5))
+
+    def unnamed_since(self, before):
+        return [array.name for array in self.unnamed() if array.name not in before]
+
+    def test_strategy_and_timing(self):
+        name = "cpu_serial" if o.Program.device == "cpu" else "tree_sequential"
+        e = self.x[0].dot(self.x[1]).with_(strategy=name, timing=True)
+        e.numpy()
+        self.assertEqual(e.stats[0].strategy, name)
+        self.assertGreater(e.stats[0].kernel_us, 0)
+        with self.assertRaises(ts.UnknownStrategy):
+            e.with_(strategy="none").numpy()
+
+    def test_save(self):
+        a = self.a
+        z = (self.x @ self.x.T).save("saved/z", replace=True)
+        self.assertEqual(z.name, "saved/z")
+        self.check(self.t["saved/z"], a @ a.T, 1e-4)
+        with self.assertRaises(ts.BufferExists):
+            (self.x + 1).save("saved/z")
+        self.check((self.x + 1).T.save("saved/t"), (a + 1).T)
+        self.check(self.x[::2].save("saved/view"), a[::2], 0)
+        self.check(self.x.sum().save("saved/number"), a.sum(), 1e-4)
+        self.check((self.x + 1).save(), a + 1)
+        names = [array.name for array in self.t.list("saved/")]
+        self.assertEqual(names, ["saved/number", "saved/t", "saved/view", "saved/z"])
+        self.t.delete("saved/number")
+        self.assertNotIn("saved/number", self.t)
+
+    def test_keep(self):
+        a, x = self.a, self.x
+        with self.calls() as calls:
+            y = x - x.mean(axis=0)
+            kept = self.t.keep(y, y.T, y.std(axis=0), x.sum(), x[0].dot(x[1]), y, (x > 0).sum())
+        self.assertEqual(calls, ["Execute"])
+        b = a - a.mean(axis=0)
+        wanted = (b, b.T, b.std(axis=0), a.sum(), a[0] @ a[1], b, (a > 0).sum())
+        for array, want in zip(kept, wanted):
+            self.assertIsInstance(array, ts.Array)
+            self.check(array, want, 1e-4)
+        self.assertEqual(kept[0].name, kept[5].name)
+        name = kept[1].name
+        del kept, array
+        self.assertTrue(o.eventually(lambda: name not in self.t, 5))
+
+    # --- lifetimes
+
+    def unnamed(self):
+        return self.t.list("unnamed/")
+
+    def test_unnamed_buffers_go_with_the_last_reference(self):
+        x = self.t.put(self.a)
+        name, row = x.name, x[0]
+        del x
+        self.assertIn(name, self.t)
+        self.check(row, self.a[0], 0)
+        del row
+        self.assertTrue(o.eventually(lambda: name not in self.t, 5))
+
+    def test_nothing_keeps_arrays_alive(self):
+        """No cycle of references: without the collector they go as well."""
+
+        def work():
+            x = self.t.put(self.a)
+            float((x * 2).sum())
+            (x + 1).numpy()
+            e = (x.T @ x).sum(axis=0)
+            self.t.compute(e, e + 1)
+            kept = self.t.keep(e)[0]
+            kept.save("kept", replace=True).delete()
+            for attempt in (lambda: kept.with_(strategy="none"), lambda: self.t["none"],
+                            lambda: (x @ x.T).with_("none").numpy(),
+                            lambda: ((x[:0] + 1).max() + x).numpy()):
+                try:
+                    attempt()
+                except ts.Error:
+                    pass
+            large = self.t.put(np.zeros(1 << 20))
+            (large + 1).numpy()
+            return [x.name, kept.name, large.name]
+
+        gc.collect()
+        gc.disable()
+        try:
+            names = work()
+            for name in names:
+                self.assertTrue(o.eventually(lambda name=name: name not in self.t, 5), name)
+        finally:
+            gc.enable()
+
+    def test_a_scope_takes_its_names_along(self):
+        with self.t.scope(ttl="1h") as s:
+            x = s.put(self.a, "scope/x")
+            s.save(x + x, "scope/y")
+            self.assertEqual(len(self.t.list("scope/")), 2)
+            self.assertTrue(self.t["scope/x"]._source.buffer.HasField("expire_time"))
+            self.t["scope/y"].delete()
+        self.assertEqual(self.t.list("scope/"), [])
+
+    def test_threads_share_a_client(self):
+        def work(i):
+            for _ in range(20):
+                got = float((self.x[i] + i).sum())
+                np.testing.assert_allclose(got, (self.a[i] + i).sum(), rtol=1e-4)
+
+        o.in_threads(8, work)
+
+    # --- how they look and what they refuse
+
+    def test_repr_html_and_pickle(self):
+        array = self.t.put(self.a, "look/x", replace=True)
+        self.assertIn("look/x", repr(array))
+        self.assertIn("12 x 9", array._repr_html_())
+        self.assertIn("<svg", (array + 1)._repr_html_())
+        for refused in (array, self.t, array + 1):
+            with self.assertRaisesRegex(TypeError, "pickle"):
+                pickle.dumps(refused)
+
+    def test_dlpack(self):
+        np.testing.assert_array_equal(np.from_dlpack(self.x), self.a)
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")

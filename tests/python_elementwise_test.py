@@ -1,0 +1,359 @@
+#!/usr/bin/env python3
+"""What the Python client computes element by element, against NumPy: every function in every type,
+broadcast, promoted, fused.
+
+usage: python_elementwise_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import operator
+import unittest
+
+import numpy as np
+import python_outsider
+import tessera as ts
+from drawn import bounded, broadcast_pairs, drawn, one_of, seeds
+from tessera import _elementwise, _plan
+
+FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
+NUMBERS = FLOATS + INTEGERS
+# Functions of two arrays of any types; of the last ones bits may differ by rounding.
+BINARY = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "fmin": np.fmin,
+    "fmax": np.fmax,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "where": lambda a, b: np.where(a > b, a, b),
+    "divmod": lambda a, b: divmod(a, b)[1],
+}
+UNARY = {
+    "neg": operator.neg,
+    "abs": abs,
+    "sign": np.sign,
+    "square": np.square,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "isfinite": np.isfinite,
+    "logical_not": np.logical_not,
+    "clip": lambda a: np.clip(a, -3, 7),
+    "clip below": lambda a: np.clip(a, -3, None),
+    "positive": operator.pos,
+    "squared": lambda a: a**2,
+    "invert": lambda a: ~(a > 1),
+    "logic": lambda a: (a > 1) & (a < 5) | (a == -2) ^ (a != a),
+    "sqrt": lambda a: np.sqrt(abs(a)),
+    "rint": np.rint,
+}
+OF_FLOATS = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.round,
+    "fix": np.fix,
+    "reciprocal": np.reciprocal,
+    "inverse": lambda a: a**-1,
+    "root": lambda a: abs(a) ** 0.5,
+    "nan_to_num": np.nan_to_num,
+}
+ROUNDED = {
+    "exp": np.exp,
+    "log": lambda a: np.log(abs(a)),
+    "tanh": np.tanh,
+    "exp2": np.exp2,
+    "power": lambda a: np.power(abs(a), 1.5),
+    "isclose": lambda a: np.isclose(a, a * 1.000001 + 1e-9),
+}
+SCALARS = (2, -3, 1.5, 0.1, True, float("inf"), np.float32(0.3), np.float64(0.3), np.int32(5))
+
+
+def array_of(dtype, shape, seed):
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "i":
+        return rng.integers(-9, 10, shape).astype(dtype)
+    array = np.asarray(rng.normal(0, 4, shape)).astype(dtype)
+    special = np.asarray(rng.random(shape))
+    for i, value in enumerate((np.nan, np.inf, -np.inf, 0.0, -0.0, 3.0)):
+        array[(special > i / 20) & (special < (i + 1) / 20)] = value
+    return array
+
+
+class ElementwiseTest(python_outsider.Case):
+    def compare(self, cases, arrays, **tolerance):
+        """All cases in one call: values, types and shapes are NumPy's."""
+        resident = [self.t.put(array) for array in arrays]
+        with np.errstate(all="ignore"):
+            expected = {name: np.asarray(case(*arrays)) for name, case in cases.items()}
+        lazy = {name: case(*resident) for name, case in cases.items()}
+        for (name, want), got in zip(expected.items(), self.t.compute(*lazy.values())):
+            case = f"{name} of {[array.dtype.name for array in arrays]}"
+            self.assertEqual((lazy[name].dtype, lazy[name].shape), (want.dtype, want.shape), case)
+            self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape), case)
+            if tolerance and want.dtype.kind == "f":
+                np.testing.assert_allclose(got, want, err_msg=case, **tolerance)
+            else:
+                np.testing.assert_array_equal(got, want, case)
+
+    @bounded(15)
+    @drawn(broadcast_pairs, one_of(NUMBERS), one_of(NUMBERS), seeds)
+    def test_two_arrays(self, shapes, first, second, seed):
+        a, b = shapes
+        self.compare(BINARY, [array_of(first, a, seed), array_of(second, b, seed + 1)])
+
+    def test_every_pair_of_types(self):
+        for first in NUMBERS:
+            for second in NUMBERS:
+                self.compare(BINARY, [array_of(first, (40,), 1), array_of(second, (40,), 2)])
+
+    @bounded(15)
+    @drawn(broadcast_pairs, one_of(NUMBERS), seeds)
+    def test_one_array(self, shapes, dtype, seed):
+        self.compare(UNARY, [array_of(dtype, shapes[0], seed)])
+
+    def test_functions_of_floats(self):
+        for dtype in FLOATS:
+            array = array_of(dtype, (200,), 3)
+            self.compare(OF_FLOATS, [array])
+            self.compare(ROUNDED, [array], rtol=4 * float(np.finfo(dtype).eps), atol=1e-44)
+
+    def test_functions_of_integers(self):
+        for dtype in INTEGERS:
+            array = array_of(dtype, (60,), 4)
+            self.compare({"power": lambda a: a**3}, [array])
+            self.compare({k: v for k, v in ROUNDED.items() if k != "isclose"}, [array], rtol=1e-15)
+            # From NumPy 2.1 on integers stay what they are.
+            for function in (np.floor, np.ceil, np.trunc):
+                got = function(self.t.put(array))
+                self.assertEqual(got.dtype, array.dtype)
+                np.testing.assert_array_equal(got.numpy(), array)
+
+    def test_numbers_beside_arrays(self):
+        """Of Python they take the array's type, of NumPy they keep theirs: NumPy 2's rules."""
+        for dtype in NUMBERS:
+            array = array_of(dtype, (30,), 5)
+            for scalar in SCALARS:
+                beside = self.beside(scalar, array.dtype)
+                for name in ("+", "*", "/", "//", "%", "<", "=="):
+                    for swap in (False, True):
+                        with self.subTest(name, dtype=dtype, scalar=repr(scalar), swap=swap):
+                            self.check_beside(BINARY[name], array, scalar, beside, swap)
+
+    @staticmethod
+    def beside(scalar, dtype):
+        """The scalar as an array of the type that it counts as."""
+        if isinstance(scalar, np.generic):
+            return np.full(1, scalar)
+        if isinstance(scalar, float) and dtype.kind == "i":
+            return np.full(1, scalar, "f8")
+        return np.full(1, scalar, bool if isinstance(scalar, bool) else dtype)
+
+    def check_beside(self, op, array, scalar, beside, swap):
+        x = self.t.put(array)
+        with np.errstate(all="ignore"):
+            want = op(beside, array) if swap else op(array, beside)
+        lazy = op(scalar, x) if swap else op(x, scalar)
+        self.assertEqual(lazy.dtype, want.dtype)
+        np.testing.assert_array_equal(lazy.numpy(), want)
+
+    def test_integers_that_do_not_fit(self):
+        x = self.t.put(np.arange(4, dtype="i4"))
+        with self.assertRaises(OverflowError):
+            x + (1 << 40)
+        self.assertEqual((x < (1 << 40)).numpy().tolist(), [True] * 4)
+        with self.assertRaisesRegex(ValueError, "negative integer powers"):
+            x**-1
+
+    def test_bfloat16(self):
+        a = array_of("f4", (50,), 6)
+        x = self.t.put(a, dtype="bf16")
+        rounded = np.asarray(x.numpy(), "f4")
+        for other, dtype in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("i4", "f8")):
+            b = array_of(other, (50,), 7)
+            got = x + self.t.put(b)
+            self.assertEqual(got.dtype, np.dtype(dtype))
+            np.testing.assert_array_equal(got.numpy(), rounded.astype(dtype) + b.astype(dtype))
+        self.assertEqual((x * 2).dtype, ts.bfloat16)
+        np.testing.assert_array_equal(np.asarray((x * 2).numpy(), "f4"), rounded * 2)
+        for function in (np.isinf, np.isfinite, np.isnan):
+            np.testing.assert_array_equal(function(x).numpy(), function(rounded))
+        for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0)):
+            self.assertEqual(got.dtype, ts.bfloat16)
+
+    def test_casts(self):
+        a = np.array([0.0, 1.7, -2.5, 300.0, np.inf, np.nan, 1e30], "f4")
+        x = self.t.put(a)
+        for dtype in (*NUMBERS[:3], bool):
+            with np.errstate(over="ignore"):
+                np.testing.assert_array_equal(x.astype(dtype).numpy(), a.astype(dtype))
+        high = np.iinfo("i4").max
+        self.assertEqual(x.astype("i4").numpy().tolist(), [0, 1, -2, 300, high, 0, high])
+        self.assertIs(type(x.astype("f4")), ts.Array)
+        mask = (x > 1).astype("f8")
+        self.assertEqual(mask.dtype, np.float64)
+        np.testing.assert_array_equal(mask.numpy(), (a > 1).astype("f8"))
+
+    def test_truth_values(self):
+        a = array_of("f4", (6, 7), 8)
+        a[0, 0] = np.nan
+        x = self.t.put(a)
+        cases = {
+            "sum": lambda x: (x > 0).sum(axis=0),
+            "mean": lambda x: (x > 0).mean(axis=1),
+            "any": lambda x: (x > 5).any(axis=0),
+            "all": lambda x: (x == x).all(axis=1, keepdims=True),
+            "whole": lambda x: (x > 3).any(),
+            "max": lambda x: (x > 3).max(axis=0),
+            "count": lambda x: np.count_nonzero(x > 0, axis=1),
+            "product": lambda x: (x > 0) * x,
+            "or": lambda x: (x > 0) + (x < -1),
+            "of any": lambda x: ~(x > 5).any(axis=0) & (x[0] > 0),
+            "masked": lambda x: np.where(np.isfinite(x), x, 0).sum(axis=0),
+            "numbers": lambda x: np.where(x > 0, 1, 2),
+            "reals": lambda x: np.where(x > 0, 1.0, 2),
+            "of numbers": lambda x: np.where(np.trunc(np.where(x == x, x, 1)), x, 0),
+        }
+        self.compare(cases, [a], rtol=1e-5)
+        self.assertFalse((x == x).all())
+        self.assertTrue((x != x).any())
+        for refused in (lambda: (x > 0) - (x < 0), lambda: -(x > 0)):
+            with self.assertRaises(TypeError):
+                refused()
+        for refused in (lambda: x & x, lambda: ~x, lambda: x << 1):
+            with self.assertRaises(ts.Unsupported):
+                refused()
+
+    def test_arrays_of_numpy_beside_resident_ones(self):
+        a, b = array_of("f4", (4, 5), 9), array_of("f8", (5,), 10)
+        x = self.t.put(a)
+        cases = {"+": lambda x: x + b, "-": lambda x: b - x, "<": lambda x: b < x,
+                 "where": lambda x: np.where(b > 0, x, b), "list": lambda x: x * [1, 2, 3, 4, 5]}
+        self.compare(cases, [a])
+        with self.assertRaisesRegex(ts.Unsupported, "put"):
+            x[0, 0] + np.zeros(1 << 18)
+        with self.assertRaises(ts.BadShape):
+            x + np.zeros(3)
+
+    def test_views_and_copies(self):
+        a = array_of("f4", (6, 8), 11)
+        cases = {
+            "view of an expression": lambda x: (x + 1)[::-2, 1:5].T * 2,
+            "reshaped": lambda x: ((x * 2).T.reshape(-1) + 1).reshape(8, 6),
+            "broadcast": lambda x: np.broadcast_to(x[0] + 1, (3, 8)) * 2,
+            "rows and columns": lambda x: x[:, :1] * x[:1] - x[:1] / x[:, :1],
+            "diagonal": lambda x: np.diagonal(x, 1) + np.diagonal(x[::-1], -1)[:1],
+        }
+        self.compare(cases, [a])
+
+
+class FusionTest(python_outsider.Case):
+    """How expressions become steps."""
+
+    def setUp(self):
+        self.a = array_of("f8", (3, 4), 12)
+        self.x = self.t.put(self.a)
+
+    def steps(self, *expressions):
+        return _plan.Plan([e._term()[0] for e in expressions]).steps
+
+    def one_call(self, expression):
+        with self.calls() as calls:
+            return expression.numpy(), calls
+
+    def test_what_is_elementwise_is_one_step(self):
+        x = self.x
+        e = np.where(x > 0, np.sqrt(abs(x)) * 2, -x / (x * x + 1)) + [1, 2, 3, 4]
+        (step,) = self.steps(e)
+        self.assertEqual(len(step.operands), 2)
+        got, calls = self.one_call(e)
+        self.assertEqual(calls, ["Map"])
+        a = self.a
+        with np.errstate(all="ignore"):
+            want = np.where(a > 0, np.sqrt(abs(a)) * 2, -a / (a * a + 1)) + [1, 2, 3, 4]
+        np.testing.assert_array_equal(got, want)
+        self.assertIn("where(a > 0.0, sqrt(abs(a)) * 2.0, -a / (a * a + 1.0)) + ", e.explain())
+
+    def test_equal_parts_are_computed_once(self):
+        x = self.x
+        (step,) = self.steps((x + 1) * (x + 1) + (self.x + 1))
+        self.assertEqual([i.fn for i in step.code],
+                         ["operand", "constant", "add", "multiply", "add"])
+
+    def test_zeros_of_both_signs_are_two_constants(self):
+        got = (np.where(self.x == self.x, 0.0, 1) / 1 + np.where(self.x == self.x, -0.0, 1)).numpy()
+        self.assertFalse(np.signbit(got).any())
+        zero = self.t.put(np.zeros(2))
+        self.assertTrue(np.signbit((zero * -0.0 + -0.0).numpy()).all())
+
+    def test_more_than_eight_operands_take_several_steps(self):
+        arrays = [array_of("f4", (5,), seed) for seed in range(20)]
+        resident = [self.t.put(array) for array in arrays]
+        total, want = resident[0], arrays[0]
+        for x, a in zip(resident[1:], arrays[1:]):
+            with np.errstate(all="ignore"):
+                total, want = total * 0.5 + x, want * np.float32(0.5) + a
+        self.assertEqual(len(self.steps(total)), 3)
+        got, calls = self.one_call(total)
+        self.assertEqual(calls, ["Execute"])
+        np.testing.assert_array_equal(got, want)
+
+    def test_more_nodes_than_a_step_has(self):
+        e, want = self.x, self.a
+        with np.errstate(all="ignore"):
+            for i in range(200):
+                e, want = e * 1.01 - i, want * 1.01 - i
+        steps = self.steps(e)
+        self.assertLess(len(steps), 15)  # of 600 nodes
+        for step in steps:
+            self.assertLessEqual(len(step.code), 64)
+        got, calls = self.one_call(e)
+        self.assertEqual(calls, ["Execute"])
+        np.testing.assert_array_equal(got, want)
+
+    def test_random_graphs(self):
+        """Sums of products of earlier nodes, with all that fusion has to respect in between."""
+        rng = np.random.default_rng(13)
+        for round_ in range(12):
+            pairs = [(self.t.put(a), a) for a in (rng.random((4, 4)) for _ in range(10))]
+            for _ in range(60):
+                (x, a), (y, b) = (pairs[i] for i in rng.integers(0, len(pairs), 2))
+                kind = rng.integers(0, 6)
+                if kind == 0:
+                    pairs.append((x.T, a.T))
+                elif kind == 1:
+                    pairs.append((x - x.mean(axis=0), a - a.mean(axis=0)))
+                elif kind == 2:
+                    pairs.append((x @ y / 4, a @ b / 4))
+                else:
+                    pairs.append((x * 0.5 + y * 0.25, a * 0.5 + b * 0.25))
+            chosen = [pairs[i] for i in rng.integers(0, len(pairs), 3)] + [pairs[-1]]
+            for got, (_, want) in zip(self.t.compute(*(x for x, _ in chosen)), chosen):
+                np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+    def test_strategy_and_timing_are_of_the_last_step(self):
+        e = ((self.x + 1) * 2).with_(strategy="fused", timing=True)
+        e.numpy()
+        self.assertEqual([(s.operation, s.strategy) for s in e.stats], [("map", "fused")])
+        self.assertGreater(e.stats[0].kernel_us, 0)
+        self.assertEqual(len(self.steps(e * 2)), 2)
+
+    def test_every_function_of_the_server_is_known(self):
+        self.assertEqual(
+            {*_elementwise.FUNCTIONS, "cast", "unspecified"}, set(ts._protocol.MAP_OPS)
+        )
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Errors of the Python client: a class for every reason, servers that die or hang, refusals that
+are tried again, tokens.
+
+usage: python_errors_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import os
+import pathlib
+import pickle
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import outsider as o
+import python_outsider
+import tessera as ts
+from tessera import _connect, _errors, _retry
+
+LONG = {"timeout": 20, "connect_timeout": 2, "stall_timeout": 8}
+# Within each of these a call has ended, whatever became of the server.
+BOUND_S = 30
+
+
+def reasons_of_the_protocol():
+    """Every reason that a comment of the .proto files names after a code of gRPC."""
+    codes = "|".join(code.name for code in _errors.grpc.StatusCode if code.name != "OK")
+    found = set()
+    for path in o.PROTO.glob("tessera/**/*.proto"):
+        text = re.sub(r"\n\s*//", " ", path.read_text())
+        for names in re.findall(rf"(?:{codes}) / ([^.;:)]*)", text):
+            names = re.sub(r"{[^}]*}|\([^)]*", "", names)
+            found |= set(re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", names))
+    return found - {code.name for code in _errors.grpc.StatusCode}
+
+
+class ReasonsTest(unittest.TestCase):
+    def test_every_reason_of_the_protocol_has_its_class(self):
+        reasons = reasons_of_the_protocol()
+        self.assertGreater(len(reasons), 35)
+        self.assertIn("SCRATCH_EXHAUSTED", reasons)
+        self.assertEqual(reasons - set(_errors.Error._of_reason), set())
+
+    def test_what_people_catch(self):
+        for name, builtin in (
+            ("BufferNotFound", KeyError),
+            ("BadShape", ValueError),
+            ("QuotaExceeded", MemoryError),
+            ("ConnectionLost", ConnectionError),
+            ("Stalled", TimeoutError),
+            ("Unsupported", NotImplementedError),
+        ):
+            self.assertTrue(issubclass(getattr(ts, name), (builtin, ts.Error)), name)
+            self.assertTrue(issubclass(getattr(ts, name), builtin), name)
+
+    def test_an_unknown_reason_is_an_error_with_that_reason(self):
+        error = _errors.make("text", "NOT_FOUND", "SOMETHING_ELSE", {"a": "b"}, 2.0)
+        self.assertIs(type(error), ts.Error)
+        self.assertEqual(str(error), "text [NOT_FOUND/SOMETHING_ELSE]")
+        again = pickle.loads(pickle.dumps(error))
+        self.assertEqual((again.reason, again.details, again.retry_after), ("SOMETHING_ELSE",
+                         {"a": "b"}, 2.0))
+
+    def test_what_is_tried_again(self):
+        options = _connect.Options("127.0.0.1:1")
+        full = _errors.make("", "RESOURCE_EXHAUSTED", "QUEUE_FULL", retry_after=0.5)
+        lost = _errors.make("", "UNAVAILABLE", "CONNECTION_LOST")
+        device = _errors.make("", "UNAVAILABLE", "DEVICE_LOST")
+        pause = _retry.Retry(options, False, 60).pause(full)
+        self.assertTrue(0.5 <= pause <= 0.625)
+        self.assertIsNone(_retry.Retry(options, False, 0.1).pause(full))
+        self.assertIsNone(_retry.Retry(options, False, 60).pause(lost))
+        self.assertIsNone(_retry.Retry(options, True, 60).pause(device))
+        retry = _retry.Retry(options, True, 60)
+        pauses = [retry.pause(lost) for _ in range(5)]
+        self.assertIsNone(pauses[4])
+        self.assertTrue(all(pauses[:4]))
+
+
+class TokensTest(unittest.TestCase):
+    def test_a_token_does_not_leave_the_host_in_the_clear(self):
+        for target in ("gpu:50051", "10.0.0.1:1", "dns:///gpu:1", "[2001:db8::1]:5"):
+            with self.assertRaisesRegex(ValueError, "in the clear"):
+                _connect.Options(target, token="secret")
+            _connect.Options(target, token="secret", tls=True)
+        for target in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/run/x", "ipv4:127.0.0.1:1"):
+            options = _connect.Options(target, token="secret")
+            self.assertEqual(options.metadata(), (("authorization", "Bearer secret"),))
+            self.assertNotIn("secret", repr(options))
+
+    def test_where_tokens_come_from(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "token")
+            path.write_text("one\n")
+            options = _connect.Options("localhost:1", token_file=str(path))
+            self.assertEqual(options.metadata()[0][1], "Bearer one")
+            path.write_text("two\n")
+            self.assertEqual(options.metadata()[0][1], "Bearer two")
+        os.environ["TESSERA_TOKEN"] = "of the environment"
+        try:
+            self.assertEqual(_connect.Options("localhost:1").token, "of the environment")
+        finally:
+            del os.environ["TESSERA_TOKEN"]
+        self.assertIsNone(_connect.Options("localhost:1").metadata())
+
+
+class DyingServerTest(unittest.TestCase):
+    """Each test kills or stops a server of its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.server = o.Server(folder.name, *python_outsider.PATIENT)
+        self.addCleanup(self.server.kill)
+        self.t = ts.connect(self.server.address, **LONG)
+        self.addCleanup(self.t.close)
+        self.begin = time.monotonic()
+
+    def tearDown(self):
+        self.assertLess(time.monotonic() - self.begin, BOUND_S)
+
+    def kill_after(self, seconds):
+        timer = threading.Timer(seconds, self.server.process.kill)
+        timer.start()
+        self.addCleanup(timer.join)
+
+    def restart(self):
+        """Another server at the same address."""
+        self.server.process.kill()
+        self.server.process.wait()
+        process = subprocess.Popen(
+            [o.Program.path, "--listen", self.server.address, "--device", o.Program.device],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        # A sanitized server takes its time; what is bounded is the client's.
+        self.assertTrue(o.eventually(self.listens, o.START_TIMEOUT_S))
+        self.begin = time.monotonic()
+
+    def listens(self):
+        try:
+            self.server.socket(1).close()
+            return True
+        except OSError:
+            return False
+
+    def long_product(self):
+        a = self.t.put(np.ones((1100, 1100), "f4"))
+        return (a @ a).with_(strategy="cpu_naive")
+
+    def test_killed_in_a_call(self):
+        e = self.long_product()
+        self.kill_after(0.3)
+        with self.assertRaises(ts.ConnectionLost):
+            e.numpy()
+
+    def test_killed_in_execute(self):
+        e = (self.long_product() + 1).sum(axis=0)
+        self.kill_after(0.3)
+        with self.assertRaises(ts.ConnectionLost):
+            e.numpy()
+
+    def test_killed_in_an_upload(self):
+        big = np.zeros(64 << 20, np.uint8).view("f4")
+        moved = []
+
+        def kill(done, total):
+            if done > total // 4 and not moved:
+                moved.append(done)
+                self.server.process.kill()
+
+        with self.assertRaises(ts.ConnectionLost):
+            self.t.put(big, "big", progress=kill)
+        self.assertTrue(moved)
+
+    def test_killed_in_a_download(self):
+        x = self.t.put(np.zeros(64 << 20, np.uint8).view("f4"))
+
+        def kill(done, total):
+            self.server.process.kill()
+
+        with self.assertRaises(ts.ConnectionLost):
+            x.numpy(progress=kill)
+
+    def test_after_a_restart_buffers_are_gone_and_the_client_goes_on(self):
+        x = self.t.put(np.ones(5, "f4"), "x")
+        self.restart()
+        with self.assertRaisesRegex(ts.BufferNotFound, "gone.*restarted"):
+            x.sum().numpy()
+        with self.assertRaisesRegex(ts.BufferNotFound, "gone.*restarted"):
+            (x + 1).sum().numpy()
+        with self.assertRaisesRegex(ts.BufferNotFound, "gone.*restarted"):
+            x.numpy()
+        x = self.t.put(np.ones(5, "f4"), "x")
+        self.assertEqual(float(x.sum()), 5)
+
+    def test_a_replaced_array_is_gone(self):
+        x = self.t.put(np.ones(5, "f4"), "x")
+        self.t.put(np.zeros(5, "f4"), "x", replace=True)
+        with self.assertRaisesRegex(ts.VersionMismatch, "gone"):
+            x.sum().numpy()
+        with self.assertRaises(ts.VersionMismatch):
+            x.numpy()
+
+    def test_a_server_that_hangs(self):
+        with ts.connect(self.server.address, timeout=1, stall_timeout=1) as t:
+            x = t.put(np.zeros(16 << 20, np.uint8).view("f4"))
+            self.server.signal(signal.SIGSTOP)
+            try:
+                with self.assertRaises(ts.DeadlineExceeded):
+                    x.sum().numpy()
+                with self.assertRaises((ts.Stalled, ts.DeadlineExceeded)):
+                    x.numpy()
+                with self.assertRaises((ts.Stalled, ts.DeadlineExceeded)):
+                    t.put(np.zeros(4, "f4"))
+            finally:
+                self.server.signal(signal.SIGCONT)
+
+    def test_nobody_there(self):
+        self.server.kill()
+        with self.assertRaises(ts.Unreachable):
+            ts.connect(self.server.address, connect_timeout=0.5)
+
+    def test_a_drained_server(self):
+        self.assertEqual(self.server.stop(), 0)
+        with self.assertRaises(ConnectionError):
+            self.t.info()
+
+    def test_a_closed_client(self):
+        t = ts.connect(self.server.address)
+        t.close()
+        with self.assertRaisesRegex(ts.Error, "closed"):
+            t.info()
+
+
+class ErrorsOfCallsTest(python_outsider.Case):
+    FLAGS = ("--memory-limit", "64Mi")
+
+    def test_reasons_and_figures(self):
+        x = self.t.put(np.ones((3, 4), "f4"))
+        with self.assertRaises(ts.QuotaExceeded) as caught:
+            self.t.put(np.zeros(80 << 20, np.uint8).view("f4"))
+        self.assertEqual(caught.exception.code, "RESOURCE_EXHAUSTED")
+        self.assertIn("requested", caught.exception.details)
+        with self.assertRaises(ts.BadName):
+            self.t.put(np.zeros(1), "no spaces")
+        with self.assertRaises(ts.EmptyInput):
+            x[:0].max().numpy()
+        with self.assertRaises(ts.EmptyInput):
+            (x[:0] + 1).max().numpy()
+        with self.assertRaises(ts.BufferNotFound):
+            self.t["none"]
+        with self.assertRaises(ts.BufferNotFound):
+            self.t.delete("none")
+        with self.assertRaises(ValueError):
+            self.t.put(np.zeros(1), ttl="soon")
+        self.assertEqual(self.t.call("GetBuffer", name=x.name).buffer.version, x.version)
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""The Python package as its users get it: the wheel in a clean environment, the README's lines, the
+tutorial line by line, the examples and their pages.
+
+usage: python_package_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import doctest
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+import zipfile
+
+import outsider as o
+import python_outsider
+
+DEFAULT = "127.0.0.1:50051"
+EXAMPLES = sorted(path.stem for path in (python_outsider.PACKAGE / "examples").glob("*.py"))
+# Arguments with which they take a second.
+SMALL = {
+    "least_squares": (),
+    "linear_model": ("--seconds", "0.5"),
+    "nearest_neighbours": ("--rows", "5000"),
+    "principal_components": (),
+    "streaming_statistics": ("--mib", "24", "--piece-mib", "8"),
+}
+
+
+def run(command, **options):
+    process = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        **options,
+    )
+    if process.returncode != 0:
+        raise AssertionError(f"{command}: exit code {process.returncode}\n{process.stdout}")
+    return process.stdout
+
+
+class PackageTest(python_outsider.Case):
+    def block(self, path):
+        """The first block of Python of a page, for the test's server."""
+        page = (o.ROOT / path).read_text(encoding="utf-8")
+        code = re.search(r"```python\n(import numpy.*?)```", page, re.S).group(1)
+        self.assertIn(DEFAULT, code)
+        return code.replace(DEFAULT, self.server.address)
+
+    def test_the_wheel_in_a_clean_environment(self):
+        """Builds in a copy of the sources, so that nothing is left in them."""
+        root = self.folder / "sources"
+        package = root / "client" / "python"
+        ignore = shutil.ignore_patterns("build", "dist", "*.egg-info", "*.binpb", "__pycache__")
+        shutil.copytree(python_outsider.PACKAGE, package, ignore=ignore)
+        shutil.copytree(o.PROTO, root / "proto")
+        run([sys.executable, "-m", "build", "--wheel", "--no-isolation", package])
+        (wheel,) = (package / "dist").glob("*.whl")
+        self.assertTrue(wheel.name.endswith("-py3-none-any.whl"), wheel.name)
+        names = zipfile.ZipFile(wheel).namelist()
+        for name in ("tessera/py.typed", "tessera/protocol.binpb", "tessera/aio.py"):
+            self.assertIn(name, names)
+        self.assertFalse([name for name in names if "_pb2" in name])
+        venv = self.folder / "venv"
+        run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", venv])
+        python = venv / "bin" / "python"
+        run([python, "-m", "installer", wheel])
+        where = run([python, "-c", "import tessera; print(tessera.__file__)"], cwd=self.folder)
+        self.assertTrue(where.startswith(str(venv)), where)
+        for page in ("README.md", "client/python/README.md"):
+            script = self.folder / "readme.py"
+            script.write_text(self.block(page))
+            self.assertIn("one Execute", run([python, script], cwd=o.ROOT))
+
+    def test_the_tutorial_line_by_line(self):
+        page = (o.ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+        for name in [array.name for array in self.t.list()]:
+            self.t.delete(name)
+        page = page.replace(DEFAULT, self.server.address)
+        test = doctest.DocTestParser().get_doctest(page, {}, "docs/python.md", None, 0)
+        self.assertGreater(len(test.examples), 30)
+        flags = doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL | doctest.ELLIPSIS
+        report = []
+        doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
+        self.assertFalse(report, "".join(report))
+
+    def test_the_examples(self):
+        self.assertEqual(EXAMPLES, sorted(SMALL))
+        environment = {**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)}
+        for name, arguments in SMALL.items():
+            with self.subTest(name):
+                example = python_outsider.PACKAGE / "examples" / f"{name}.py"
+                command = [sys.executable, example, self.server.address, *arguments]
+                run(command, env=environment)
+
+    def test_the_comparison_with_peers(self):
+        """NumPy in the place of CuPy; the script compares all answers by itself."""
+        out = self.folder / "peers.json"
+        environment = {**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)}
+        command = [sys.executable, python_outsider.PACKAGE / "peers.py", self.server.address]
+        command += "--peer numpy --rounds 1 --seconds 0 --elements 1000 --json".split()
+        run([*command, out], env=environment)
+        rows = json.loads(out.read_text())["rows"]
+        self.assertEqual(len(rows), 5 * 10)
+        self.assertTrue(all(row["us"] > 0 for row in rows))
+
+    def test_the_pages_of_the_examples_are_fresh(self):
+        run([sys.executable, python_outsider.PACKAGE / "render_examples.py", "--check"])
+
+    def test_the_reference_page_is_fresh(self):
+        run([sys.executable, python_outsider.PACKAGE / "make_api_page.py", "--check"])
+
+    def test_generated_code_of_the_same_files_may_be_there_as_well(self):
+        stubs = self.folder / "stubs"
+        stubs.mkdir()
+        files = [f"{o.PROTO}/tessera/v1/{name}.proto" for name in ("buffer", "compute")]
+        run(["protoc", f"-I{o.PROTO}", f"--python_out={stubs}", *files])
+        script = (
+            "import tessera as ts\n"
+            "from tessera.v1 import compute_pb2\n"
+            f"t = ts.connect({self.server.address!r})\n"
+            "print(float(t.put([1.0, 2.0]).sum()), compute_pb2.DotRequest(strategy='x'))\n"
+        )
+        for order in ([stubs, python_outsider.PACKAGE], [python_outsider.PACKAGE, stubs]):
+            environment = {**os.environ, "PYTHONPATH": ":".join(map(str, order))}
+            self.assertIn("3.0", run([sys.executable, "-c", script], env=environment))
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")

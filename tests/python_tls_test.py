@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""The Python client over TLS: whom it trusts, what it shows, and both clients alike.
+
+usage: python_tls_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import asyncio
+import pathlib
+import tempfile
+import unittest
+
+import numpy as np
+
+import outsider as o
+import python_outsider
+import tessera as ts
+from tls_test import Authority
+
+SOON = {"connect_timeout": 0.7}  # Of those that never come.
+
+
+class TlsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.ca, cls.foreign = (Authority(cls.folder, name) for name in ("home", "foreign"))
+        cls.cert, cls.key = map(str, cls.ca.issue("server"))
+        cls.mine = dict(zip(("tls_cert", "tls_key"), map(str, cls.ca.issue("client"))))
+        cls.server = o.Server(folder.name, "--tls-cert", cls.cert, "--tls-key", cls.key)
+        cls.addClassCleanup(cls.server.kill)
+        cls.strict = o.Server(
+            folder.name, "--tls-cert", cls.cert, "--tls-key", cls.key, "--tls-client-ca",
+            str(cls.ca.cert),
+        )
+        cls.addClassCleanup(cls.strict.kill)
+
+    def total(self, server, **options):
+        with ts.connect(server.address, **options) as t:
+            return float((t.put(np.arange(4.0)) * 2).sum())
+
+    def test_who_is_trusted(self):
+        self.assertEqual(self.total(self.server, tls_ca=str(self.ca.cert)), 12)
+        port = self.server.address.split(":")[1]
+        with ts.connect(f"localhost:{port}", tls_ca=str(self.ca.cert)) as t:
+            self.assertEqual(t.list("unnamed/"), [])
+        for options in ({"tls_ca": str(self.foreign.cert)}, {"tls": True}, {}):
+            with self.subTest(options), self.assertRaisesRegex(ts.Unreachable, "TLS"):
+                self.total(self.server, **SOON, **options)
+
+    def test_who_is_let_in(self):
+        trust = {"tls_ca": str(self.ca.cert)}
+        self.assertEqual(self.total(self.strict, **trust, **self.mine), 12)
+        pair = map(str, self.foreign.issue("stranger"))
+        stranger = dict(zip(("tls_cert", "tls_key"), pair))
+        for options in ({}, stranger):
+            with self.subTest(options), self.assertRaises(ConnectionError):
+                self.total(self.strict, **SOON, **trust, **options)
+        with self.assertRaisesRegex(ValueError, "belong together"):
+            ts.connect(self.strict.address, tls_cert=self.mine["tls_cert"])
+        with self.assertRaises(FileNotFoundError):
+            ts.connect(self.strict.address, tls_ca="/none")
+
+    def test_a_large_array(self):
+        array = np.random.default_rng(1).random(1 << 20)
+        with ts.connect(self.server.address, tls_ca=str(self.ca.cert)) as t:
+            np.testing.assert_array_equal(t.put(array).numpy(), array)
+
+    def test_asyncio(self):
+        async def work():
+            trust = {"tls_ca": str(self.ca.cert)}
+            async with await ts.aio.connect(self.strict.address, **trust, **self.mine) as t:
+                x = await t.put(np.arange(4.0))
+                self.assertEqual(await x.sum().item(), 6)
+            with self.assertRaises(ts.Unreachable):
+                await ts.aio.connect(self.server.address, **SOON)
+
+        asyncio.run(work())
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")
