@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cub/device/device_reduce.cuh>
+#include <cub/device/device_segmented_reduce.cuh>
 #include <limits>
 #include <string>
 #include <utility>
+
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
 
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
@@ -21,6 +25,7 @@ namespace {
 struct Api {
   decltype(&cublasSnrm2_64) snrm2;
   decltype(&cublasSasum_64) sasum;
+  decltype(&cublasSgemmStridedBatched_64) sgemm_strided_batched;
   decltype(&cublasLtCreate) create;
   decltype(&cublasLtMatmul) matmul;
   decltype(&cublasLtMatmulDescCreate) desc_create;
@@ -45,6 +50,7 @@ const Api* Load() {
   if (blas == nullptr || lt == nullptr) return nullptr;
   const bool found =
       Find(blas, "cublasSnrm2_v2_64", api.snrm2) && Find(blas, "cublasSasum_v2_64", api.sasum) &&
+      Find(blas, "cublasSgemmStridedBatched_64", api.sgemm_strided_batched) &&
       Find(lt, "cublasLtCreate", api.create) && Find(lt, "cublasLtMatmul", api.matmul) &&
       Find(lt, "cublasLtMatmulDescCreate", api.desc_create) &&
       Find(lt, "cublasLtMatmulDescSetAttribute", api.desc_set) &&
@@ -58,6 +64,28 @@ const Api* Load() {
 const Api& Libraries() {
   static const Api* const api = Load();
   return *api;
+}
+
+// Where a row begins.
+struct RowBegin {
+  std::int64_t length;
+  __host__ __device__ std::int64_t operator()(std::int64_t row) const { return row * length; }
+};
+
+// One handle for all problems: it brings a workspace of its own.
+cublasLtHandle_t LtHandle() {
+  static const cublasLtHandle_t handle = [] {
+    cublasLtHandle_t made = nullptr;
+    CUBLAS_CHECK(Libraries().create(&made));
+    return made;
+  }();
+  return handle;
+}
+
+// The largest power of two, up to 256, that the address is a multiple of.
+std::uint32_t AlignmentOf(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data) | 256;
+  return static_cast<std::uint32_t>(address & (~address + 1));
 }
 
 constexpr cudaDataType_t DataType(DType dtype) {
@@ -100,9 +128,38 @@ void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n) {
   CUDA_CHECK(call());
 }
 
-// The library's objects are few and live as long as the benchmark.
+void LaunchRowSums(Stream& stream, const float* x, std::int64_t rows, std::int64_t length) {
+  CudaStream& cuda = Cuda(stream);
+  auto* sums = static_cast<float*>(cuda.Scratch(static_cast<std::size_t>(rows) * sizeof(float)));
+  const auto begins =
+      thrust::make_transform_iterator(thrust::counting_iterator<std::int64_t>(0), RowBegin{length});
+  void* temporary = nullptr;
+  std::size_t bytes = 0;
+  const auto call = [&] {
+    return cub::DeviceSegmentedReduce::Sum(temporary, bytes, x, sums, rows, begins, begins + 1,
+                                           cuda.handle());
+  };
+  CUDA_CHECK(call());
+  temporary = cuda.Scratch(bytes);
+  CUDA_CHECK(call());
+}
+
+void LaunchDots(Stream& stream, const float* a, const float* b, std::int64_t count,
+                std::int64_t n) {
+  CudaStream& cuda = Cuda(stream);
+  auto* dots = static_cast<float*>(cuda.Scratch(static_cast<std::size_t>(count) * sizeof(float)));
+  cublasHandle_t handle = cuda.Cublas();
+  const CublasApi& blas = *LoadCublas();
+  CUBLAS_CHECK(blas.set_pointer_mode(handle, CUBLAS_POINTER_MODE_HOST));
+  CUBLAS_CHECK(blas.set_math_mode(handle, CUBLAS_PEDANTIC_MATH));
+  const float one = 1, zero = 0;
+  CUBLAS_CHECK(Libraries().sgemm_strided_batched(handle, CUBLAS_OP_T, CUBLAS_OP_N, 1, 1, n, &one, a,
+                                                 n, n, b, n, n, &zero, dots, 1, 1, count));
+}
+
+// Descriptions of problems are small and live as long as the benchmark.
 struct LtMatmul::State {
-  cublasLtHandle_t handle = nullptr;
+  cublasLtHandle_t handle = LtHandle();
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
   DType dtype = DType::kF32;
@@ -133,6 +190,16 @@ struct LtMatmul::State {
         CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(api.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                     &schemes, sizeof schemes));
+    // a and b change places.
+    const std::pair<cublasLtMatmulPreferenceAttributes_t, const void*> places[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c}};
+    for (const auto& [which, data] : places) {
+      const std::uint32_t alignment = AlignmentOf(data);
+      CUBLAS_CHECK(api.preference_set(preference, which, &alignment, sizeof alignment));
+    }
     std::array<cublasLtMatmulHeuristicResult_t, 8> proposals;
     int count = 0;
     if (api.heuristic(handle, desc, first, second, result, result, preference,
@@ -173,7 +240,6 @@ LtMatmul::LtMatmul(const MatmulProblem& like, bool tf32) : state_(std::make_uniq
                                       : like.dtype != DType::kF32 ? CUBLAS_COMPUTE_32F
                                       : tf32                      ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                                   : CUBLAS_COMPUTE_32F_PEDANTIC;
-  CUBLAS_CHECK(api.create(&s.handle));
   CUBLAS_CHECK(
       api.desc_create(&s.desc, compute, like.dtype == DType::kF64 ? CUDA_R_64F : CUDA_R_32F));
   const auto turn = [&](cublasLtMatmulDescAttributes_t which, bool transpose) {

@@ -20,6 +20,14 @@ enum class Peer { kCubSum, kCubMax, kCubArgMax, kCublasNrm2, kCublasAsum };
 // REQUIRES: HasPeers().
 void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n);
 
+// The same for the sums of `rows` rows of `length` floats each, by CUB's segmented reduction.
+// REQUIRES: HasPeers(); rows and length below 2^31.
+void LaunchRowSums(Stream& stream, const float* x, std::int64_t rows, std::int64_t length);
+
+// Dot products of `count` pairs of vectors of n floats each, one pair behind the other, by cuBLAS's
+// batched product of matrices, in f32. REQUIRES: HasPeers().
+void LaunchDots(Stream& stream, const float* a, const float* b, std::int64_t count, std::int64_t n);
+
 // Products by cublasLt with the fastest of the algorithms that its heuristics propose for a
 // problem. REQUIRES: HasPeers().
 class LtMatmul {
@@ -28,8 +36,8 @@ class LtMatmul {
   LtMatmul(const MatmulProblem& like, bool tf32);
   ~LtMatmul();
 
-  // Enqueues a product that differs from `like` in places only. The first call tries the algorithms
-  // and takes much longer. False: the library has none for it.
+  // Enqueues a product that differs from `like` in places only, aligned as those of the first call,
+  // which tries the algorithms and takes much longer. False: the library has none for it.
   bool Launch(const MatmulProblem& problem, Stream& stream);
 
  private:

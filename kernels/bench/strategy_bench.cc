@@ -2,8 +2,10 @@
 // calls and the ceilings.
 //
 //   strategy_bench [--device=auto|cuda:0|cpu] [--max_exponent=30] [Google Benchmark's flags]
+//   strategy_bench [--device=...] --regret=PROBLEMS [--seed=1] [--operation=matmul] [--json=FILE]
 //
-// Names are operation/strategy/dtype/size, where operation is reduce_max and the like for
+// The second form is described in regret.h. Of the first one,
+// names are operation/strategy/dtype/size, where operation is reduce_max and the like for
 // reductions other than sums. Time is device time (manual time), from the first to the last step of
 // one operation, all of which the host has enqueued before it begins. Operands hold random normal
 // values and rotate through more than three times the largest L2, so that every pass reads memory.
@@ -11,185 +13,49 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "kernels/base/element.h"
 #include "kernels/batch.h"
 #include "kernels/bench/ceilings.h"
-#include "kernels/compute.h"
+#include "kernels/bench/regret.h"
+#include "kernels/bench/rig.h"
+#include "kernels/map_cost.h"
 #ifdef TESSERA_WITH_CUDA
-#include "kernels/bench/hold.h"
 #include "kernels/bench/peers.h"
 #endif
 
 namespace tessera::bench {
 namespace {
 
-// More than three times 60 MB, the L2 of an H200.
-constexpr std::size_t kRotation = std::size_t{256} << 20;
-constexpr std::size_t kAlignment = 256;
-
-[[noreturn]] void Die(const absl::Status& status) {
-  std::fprintf(stderr, "strategy_bench: %s\n", status.ToString().c_str());
-  std::exit(1);
+// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops: of
+// the problem itself, each input read once and each output written once. held: as in Rig::Time.
+void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
+          const std::function<void()>& launch, bool held = true) {
+  try {
+    const double enqueueing_us = rig.WarmUp(launch);
+    for (auto _ : state)
+      state.SetIterationTime(rig.Time(launch, held ? enqueueing_us : Rig::kIdle) * 1e-6);
+  } catch (const DeviceError& error) {
+    state.SkipWithError(error.what());
+    return;
+  }
+  using benchmark::Counter;
+  const auto iterations = static_cast<double>(state.iterations());
+  if (bytes > 0) state.counters["bytes_per_second"] = Counter(bytes * iterations, Counter::kIsRate);
+  if (flops > 0) state.counters["flops_per_second"] = Counter(flops * iterations, Counter::kIsRate);
 }
-
-template <class T>
-T OrDie(absl::StatusOr<T> value) {
-  if (!value.ok()) Die(value.status());
-  return *std::move(value);
-}
-
-// Device memory full of normal values of one type, from which operands are cut in turn.
-class Arena {
- public:
-  Arena(Stream& stream, DType dtype, std::size_t bytes)
-      : memory_(OrDie(Allocate(stream.device(), bytes + kRotation))) {
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal;
-    DispatchDType(dtype, [&](auto zero) {
-      using T = decltype(zero);
-      // Integers that differ, a hundred to a standard deviation.
-      constexpr float kScale = std::is_integral_v<T> ? 100.0F : 1.0F;
-      for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
-        const T value(kScale * normal(random));
-        std::memcpy(&block_[at], &value, sizeof value);
-      }
-    });
-    for (std::size_t at = 0; at < memory_.size(); at += block_.size()) {
-      const absl::Status status =
-          CopyToDevice(stream, static_cast<char*>(memory_.data()) + at, block_.data(),
-                       std::min(block_.size(), memory_.size() - at));
-      if (!status.ok()) Die(status);
-    }
-  }
-
-  // Makes Next begin at the front again.
-  void Rewind() { at_ = 0; }
-
-  // bytes of operand, elsewhere than the last ones.
-  void* Next(std::size_t bytes) {
-    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    if (at_ + bytes > memory_.size()) at_ = 0;
-    void* operand = static_cast<char*>(memory_.data()) + at_;
-    at_ += bytes;
-    return operand;
-  }
-
-  // The value of element i of an operand.
-  template <class T>
-  double Value(const void* operand, std::int64_t i) const {
-    const auto at = static_cast<std::size_t>(static_cast<const char*>(operand) -
-                                             static_cast<const char*>(memory_.data())) +
-                    static_cast<std::size_t>(i) * sizeof(T);
-    T value;
-    std::memcpy(&value, &block_[at % block_.size()], sizeof value);
-    return static_cast<double>(static_cast<ValueOf<T>>(value));
-  }
-
- private:
-  Memory memory_;
-  std::size_t at_ = 0;
-  // What the memory repeats.
-  std::vector<char> block_ = std::vector<char>(std::size_t{16} << 20);
-};
-
-class Rig {
- public:
-  explicit Rig(std::string_view name)
-      : device_(OrDie(OpenDevice(name))), stream_(OrDie(MakeStream(*device_))) {}
-
-  Device& device() { return *device_; }
-  Stream& stream() { return *stream_; }
-
-  // Operands of `bytes` a call in all; made on the first use and as large as any use needs.
-  void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
-  // Results go elsewhere: as operands of later calls they would grow out of all range.
-  void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
-  void* Output(std::size_t bytes) {
-    if (outputs_ == nullptr)
-      outputs_ = std::make_unique<Arena>(*stream_, DType::kF32, output_bytes_);
-    return outputs_->Next(bytes);
-  }
-  Arena& Operands(DType dtype) {
-    std::unique_ptr<Arena>& arena = arenas_[dtype];
-    if (arena == nullptr) arena = std::make_unique<Arena>(*stream_, dtype, needs_[dtype]);
-    return *arena;
-  }
-
-  // Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and
-  // flops: of the problem itself, each input read once and each output written once. held: the
-  // operation begins when the host has enqueued it.
-  void Time(benchmark::State& state, double bytes, double flops,
-            const std::function<void()>& launch, bool held = true) {
-    try {
-      stream_->Reset();
-      launch();
-      stream_->Synchronize();
-      const double enqueueing_us = EnqueueingTime(launch);
-      for (auto _ : state) {
-        stream_->Reset();
-        if (held) Hold(enqueueing_us);
-        stream_->StartTimer();
-        launch();
-        state.SetIterationTime(stream_->StopTimer() * 1e-6);
-      }
-    } catch (const DeviceError& error) {
-      state.SkipWithError(error.what());
-      return;
-    }
-    using benchmark::Counter;
-    const auto iterations = static_cast<double>(state.iterations());
-    if (bytes > 0)
-      state.counters["bytes_per_second"] = Counter(bytes * iterations, Counter::kIsRate);
-    if (flops > 0)
-      state.counters["flops_per_second"] = Counter(flops * iterations, Counter::kIsRate);
-  }
-
- private:
-  // How long the host needs to enqueue a launch that it has made before.
-  double EnqueueingTime(const std::function<void()>& launch) {
-    stream_->Reset();
-    const auto begin = std::chrono::steady_clock::now();
-    launch();
-    const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - begin;
-    stream_->Synchronize();
-    return us.count();
-  }
-
-  // Holds a CUDA device until the host has surely enqueued what took it so long before. Operations
-  // that wait for the device themselves are not worth waiting for.
-  void Hold([[maybe_unused]] double enqueueing_us) {
-#ifdef TESSERA_WITH_CUDA
-    if (device_->info().backend == Backend::kCuda)
-      LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
-#endif
-  }
-
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-  std::map<DType, std::size_t> needs_;
-  std::map<DType, std::unique_ptr<Arena>> arenas_;
-  std::size_t output_bytes_ = 0;
-  std::unique_ptr<Arena> outputs_;
-};
 
 std::string Join(std::initializer_list<std::string_view> parts, std::string_view separator) {
   std::string joined;
@@ -276,8 +142,8 @@ void RegisterDot(Rig& rig, DType dtype, std::int64_t n, Setting setting = Settin
           p.result = rig.stream().result();
           strategy.launch(p, rig.stream());
         };
-        rig.Time(state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), launch,
-                 setting != Setting::kLone);
+        Time(rig, state, 2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n),
+             launch, setting != Setting::kLone);
       },
       In(setting, DotProblem::kOperation), StrategiesIn<DotProblem>(setting));
 }
@@ -296,8 +162,8 @@ void RegisterReduce(Rig& rig, DType dtype, std::int64_t n, ReduceOp op, std::str
           p.result = rig.stream().result();
           strategy.launch(p, rig.stream());
         };
-        rig.Time(state, static_cast<double>(bytes), static_cast<double>(like.n), launch,
-                 setting != Setting::kLone);
+        Time(rig, state, static_cast<double>(bytes), static_cast<double>(like.n), launch,
+             setting != Setting::kLone);
       },
       In(setting, operation), StrategiesIn<ReduceProblem>(setting));
 }
@@ -328,7 +194,7 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
             }
             dot ? LaunchBatch(dots, rig.stream()) : LaunchBatch(sums, rig.stream());
           };
-          rig.Time(state, moved, moved / sizeof(float), launch);
+          Time(rig, state, moved, moved / sizeof(float), launch);
         })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
@@ -354,8 +220,8 @@ void RegisterPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] std::int64_t n,
             const void* x = rig.Operands(DType::kF32).Next(bytes);
             LaunchPeer(peer, rig.stream(), static_cast<const float*>(x), n);
           };
-          rig.Time(state, static_cast<double>(bytes), static_cast<double>(n), launch,
-                   setting != Setting::kLone);
+          Time(rig, state, static_cast<double>(bytes), static_cast<double>(n), launch,
+               setting != Setting::kLone);
         })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
@@ -369,11 +235,28 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   rig.NeedOutput(bytes);
   const AddProblem like{.dtype = dtype, .n = n};
   ForStrategies(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& strategy) {
-    rig.Time(state, 3.0 * static_cast<double>(bytes), static_cast<double>(like.n), [&] {
+    Time(rig, state, 3.0 * static_cast<double>(bytes), static_cast<double>(like.n), [&] {
       Arena& arena = rig.Operands(like.dtype);
       AddProblem p = like;
       p.a = arena.Next(bytes);
       p.b = arena.Next(bytes);
+      p.out = rig.Output(bytes);
+      strategy.launch(p, rig.stream());
+    });
+  });
+}
+
+// a * b + c.
+void RegisterMap(Rig& rig, DType dtype, std::int64_t n) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+  rig.Need(dtype, 3 * bytes);
+  rig.NeedOutput(bytes);
+  const MapProblem like = WarmUpMap(n, dtype, nullptr, nullptr);
+  ForStrategies(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& strategy) {
+    Time(rig, state, 4.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), [&] {
+      Arena& arena = rig.Operands(like.dtype);
+      MapProblem p = like;
+      for (std::size_t i = 0; i < 3; ++i) p.operands[i].data = arena.Next(bytes);
       p.out = rig.Output(bytes);
       strategy.launch(p, rig.stream());
     });
@@ -392,7 +275,7 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
       [&rig, like, bytes, out_bytes](auto& state, auto& strategy) {
         const auto count = static_cast<double>(like.n);
         const double flops = 2.0 * static_cast<double>(like.radius) * count;
-        rig.Time(state, static_cast<double>(bytes + out_bytes), flops, [&] {
+        Time(rig, state, static_cast<double>(bytes + out_bytes), flops, [&] {
           Arena& arena = rig.Operands(like.dtype);
           WindowSumProblem p = like;
           p.x = arena.Next(bytes);
@@ -416,7 +299,7 @@ void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
     ForStrategies(rig, like, absl::StrCat(side, rows ? "_rows" : "_columns"),
                   [&rig, like, bytes, out_bytes](auto& state, auto& strategy) {
                     const auto count = static_cast<double>(like.length * like.length);
-                    rig.Time(state, static_cast<double>(bytes), count, [&] {
+                    Time(rig, state, static_cast<double>(bytes), count, [&] {
                       Arena& arena = rig.Operands(like.dtype);
                       ReduceAxesProblem p = like;
                       p.x = arena.Next(bytes);
@@ -471,7 +354,7 @@ void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, do
   const double flops =
       2.0 * static_cast<double>(like.m) * static_cast<double>(like.n) * static_cast<double>(like.k);
   MatmulProblem p = like;
-  rig.Time(state, static_cast<double>(a_bytes + b_bytes + c_bytes), flops, [&] {
+  Time(rig, state, static_cast<double>(a_bytes + b_bytes + c_bytes), flops, [&] {
     Arena& arena = rig.Operands(like.dtype);
     p.a = arena.Next(a_bytes);
     p.b = arena.Next(b_bytes);
@@ -538,13 +421,13 @@ void RegisterCeilings(Rig& rig, bool gpu) {
         ->Unit(benchmark::kMicrosecond);
   };
   add(absl::StrCat("ceiling/read/f32/", bytes), [&rig, bytes](benchmark::State& state) {
-    rig.Time(state, static_cast<double>(bytes), 0, [&] {
+    Time(rig, state, static_cast<double>(bytes), 0, [&] {
       LaunchRead(rig.stream(), rig.Operands(DType::kF32).Next(bytes), bytes,
                  rig.stream().Scratch(16));
     });
   });
   add(absl::StrCat("ceiling/copy/f32/", bytes), [&rig, bytes](benchmark::State& state) {
-    rig.Time(state, 2.0 * static_cast<double>(bytes), 0, [&] {
+    Time(rig, state, 2.0 * static_cast<double>(bytes), 0, [&] {
       Arena& arena = rig.Operands(DType::kF32);
       void* from = arena.Next(bytes);
       LaunchCopy(rig.stream(), rig.Output(bytes), from, bytes);
@@ -553,7 +436,7 @@ void RegisterCeilings(Rig& rig, bool gpu) {
   for (bool wide : {false, true}) {
     add(wide ? "ceiling/fma/f64/0" : "ceiling/fma/f32/0", [&rig, wide](benchmark::State& state) {
       const double flops = LaunchFma(rig.stream(), wide, rig.stream().Scratch(16));
-      rig.Time(state, 0, flops, [&] { LaunchFma(rig.stream(), wide, rig.stream().Scratch(16)); });
+      Time(rig, state, 0, flops, [&] { LaunchFma(rig.stream(), wide, rig.stream().Scratch(16)); });
     });
   }
 }
@@ -570,6 +453,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterDot(rig, dtype, n);
       RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce");
       RegisterAdd(rig, dtype, n);
+      RegisterMap(rig, dtype, n);
       RegisterWindowSum(rig, dtype, n, 8);
       if (!f32) continue;
       RegisterPeers(rig, n);
@@ -643,9 +527,16 @@ int Main(int argc, char** argv) {
   std::vector<char*> arguments(argv, argv + argc);
   const std::string device = TakeFlag(arguments, "device", "auto");
   int max_exponent = 0;
-  if (!absl::SimpleAtoi(TakeFlag(arguments, "max_exponent", "0"), &max_exponent)) return 2;
+  RegretOptions regret;
+  if (!absl::SimpleAtoi(TakeFlag(arguments, "max_exponent", "0"), &max_exponent) ||
+      !absl::SimpleAtoi(TakeFlag(arguments, "regret", "0"), &regret.problems) ||
+      !absl::SimpleAtoi(TakeFlag(arguments, "seed", "1"), &regret.seed))
+    return 2;
+  regret.operation = TakeFlag(arguments, "operation", "");
+  regret.json = TakeFlag(arguments, "json", "");
   Rig rig(device);
-  const bool gpu = rig.device().info().backend == Backend::kCuda;
+  if (regret.problems > 0) return RunRegret(rig, regret);
+  const bool gpu = rig.gpu();
   if (max_exponent == 0) max_exponent = gpu ? 30 : 24;
 
   RegisterAll(rig, gpu, max_exponent);

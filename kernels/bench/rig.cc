@@ -1,0 +1,85 @@
+#include "kernels/bench/rig.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <type_traits>
+
+#ifdef TESSERA_WITH_CUDA
+#include "kernels/bench/hold.h"
+#endif
+
+namespace tessera::bench {
+namespace {
+
+// More than three times 60 MB, the L2 of an H200.
+constexpr std::size_t kRotation = std::size_t{256} << 20;
+constexpr std::size_t kAlignment = 256;
+
+}  // namespace
+
+Arena::Arena(Stream& stream, DType dtype, std::size_t bytes)
+    : memory_(OrDie(Allocate(stream.device(), bytes + kRotation))) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  DispatchDType(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    // Integers that differ, a hundred to a standard deviation.
+    constexpr float kScale = std::is_integral_v<T> ? 100.0F : 1.0F;
+    for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
+      const T value(kScale * normal(random));
+      std::memcpy(&block_[at], &value, sizeof value);
+    }
+  });
+  for (std::size_t at = 0; at < memory_.size(); at += block_.size()) {
+    const absl::Status status =
+        CopyToDevice(stream, static_cast<char*>(memory_.data()) + at, block_.data(),
+                     std::min(block_.size(), memory_.size() - at));
+    if (!status.ok()) Die(status);
+  }
+}
+
+void* Arena::Next(std::size_t bytes) {
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (at_ + bytes > memory_.size()) at_ = 0;
+  void* operand = static_cast<char*>(memory_.data()) + at_;
+  at_ += bytes;
+  return operand;
+}
+
+Arena& Rig::Operands(DType dtype) {
+  std::unique_ptr<Arena>& arena = arenas_[dtype];
+  if (arena == nullptr) arena = std::make_unique<Arena>(*stream_, dtype, needs_[dtype]);
+  return *arena;
+}
+
+void* Rig::Output(std::size_t bytes) {
+  if (outputs_ == nullptr) outputs_ = std::make_unique<Arena>(*stream_, DType::kF32, output_bytes_);
+  return outputs_->Next(bytes);
+}
+
+double Rig::WarmUp(const std::function<void()>& launch) {
+  stream_->Reset();
+  launch();
+  stream_->Synchronize();
+  stream_->Reset();
+  const auto begin = std::chrono::steady_clock::now();
+  launch();
+  const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - begin;
+  stream_->Synchronize();
+  return us.count();
+}
+
+double Rig::Time(const std::function<void()>& launch, [[maybe_unused]] double enqueueing_us) {
+  stream_->Reset();
+#ifdef TESSERA_WITH_CUDA
+  // Operations that wait for the device themselves are not worth waiting for.
+  if (gpu() && enqueueing_us != kIdle)
+    LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
+#endif
+  stream_->StartTimer();
+  launch();
+  return stream_->StopTimer();
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,101 @@
+// What benchmarks of strategies stand on: a device, operands that lie in other places at every call,
+// and the device's clock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/base/element.h"
+#include "kernels/compute.h"
+
+namespace tessera::bench {
+
+[[noreturn]] inline void Die(const absl::Status& status) {
+  std::fprintf(stderr, "strategy_bench: %s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+template <class T>
+T OrDie(absl::StatusOr<T> value) {
+  if (!value.ok()) Die(value.status());
+  return *std::move(value);
+}
+
+// Device memory full of normal values of one type, from which operands are cut in turn. It is larger
+// than they are by more than three times the largest L2, so that every operand is read from memory.
+class Arena {
+ public:
+  // bytes: of the operands of one call.
+  Arena(Stream& stream, DType dtype, std::size_t bytes);
+
+  // Makes Next begin at the front again.
+  void Rewind() { at_ = 0; }
+
+  // bytes of operand, aligned to 256, elsewhere than the last ones.
+  void* Next(std::size_t bytes);
+
+  // The value of element i of an operand.
+  template <class T>
+  double Value(const void* operand, std::int64_t i) const {
+    const auto at = static_cast<std::size_t>(static_cast<const char*>(operand) -
+                                             static_cast<const char*>(memory_.data())) +
+                    static_cast<std::size_t>(i) * sizeof(T);
+    T value;
+    std::memcpy(&value, &block_[at % block_.size()], sizeof value);
+    return static_cast<double>(static_cast<ValueOf<T>>(value));
+  }
+
+ private:
+  Memory memory_;
+  std::size_t at_ = 0;
+  // What the memory repeats.
+  std::vector<char> block_ = std::vector<char>(std::size_t{16} << 20);
+};
+
+class Rig {
+ public:
+  explicit Rig(std::string_view name)
+      : device_(OrDie(OpenDevice(name))), stream_(OrDie(MakeStream(*device_))) {}
+
+  Device& device() { return *device_; }
+  Stream& stream() { return *stream_; }
+  bool gpu() const { return device_->info().backend == Backend::kCuda; }
+
+  // Operands of `bytes` a call in all; made on the first use and as large as any use needs.
+  void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
+  Arena& Operands(DType dtype);
+  // Results go elsewhere: as operands of later calls they would grow out of all range.
+  void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
+  void* Output(std::size_t bytes);
+
+  // Runs launch(), which enqueues one operation, once, so that what it loads is there. Returns how
+  // many microseconds the host needs to enqueue it the next time. Throws DeviceError.
+  double WarmUp(const std::function<void()>& launch);
+
+  // Microseconds of device time from the first to the last step of one operation. It begins when the
+  // host, which needs so long to enqueue it, has done so: a kernel holds the device until then. kIdle:
+  // it begins on an idle device, as for a caller who waits for each answer, and what the host takes
+  // for a second kernel counts. Throws DeviceError.
+  double Time(const std::function<void()>& launch, double enqueueing_us);
+  static constexpr double kIdle = -1;
+
+ private:
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  std::map<DType, std::size_t> needs_;
+  std::map<DType, std::unique_ptr<Arena>> arenas_;
+  std::size_t output_bytes_ = 0;
+  std::unique_ptr<Arena> outputs_;
+};
+
+}  // namespace tessera::bench
