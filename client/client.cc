@@ -1,31 +1,23 @@
 #include "client/client.h"
 
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/support/byte_buffer.h>
-
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/async.h"
 #include "client/connection.h"
+#include "client/event_loop.h"
 #include "client/npy.h"
 #include "client/requests.h"
+#include "client/resident_buffer.h"
+#include "client/shared_transfers.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
-#include "tessera/v1/buffer.grpc.pb.h"
-#include "tessera/v1/compute.grpc.pb.h"
 
 namespace tessera {
 namespace {
-
-using Buffers = v1::BufferService::StubInterface;
-using Compute = v1::ComputeService::StubInterface;
-
-// Storing a result twice would create two versions of a buffer.
-bool Idempotent(const OperationOptions& options) { return !options.target.has_value(); }
 
 absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
                              std::uint64_t actual) {
@@ -47,38 +39,13 @@ absl::Status BadChecksum(const std::string& name, std::string_view field, std::u
        {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
 }
 
-// grpc.health.v1 has one string in its request and one enum in its response, too little to generate
-// code for.
-grpc::ByteBuffer HealthRequest(std::string_view service) {
-  std::string message;
-  if (!service.empty()) {
-    message += '\x0a';  // field 1, length-delimited
-    message += static_cast<char>(service.size());
-    message += service;
-  }
-  const grpc::Slice slice(message);
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-bool IsServing(const grpc::ByteBuffer& response) {
-  grpc::Slice slice;
-  if (!response.DumpToSingleSlice(&slice).ok()) return false;
-  // Field 1, varint: SERVING is 1.
-  return std::string_view(reinterpret_cast<const char*>(slice.begin()), slice.size()) ==
-         std::string_view("\x08\x01", 2);
-}
-
 }  // namespace
 
 class Client::Impl : public Connection {
  public:
-  explicit Impl(ClientOptions options)
-      : Connection(std::move(options)),
-        buffers_(v1::BufferService::NewStub(channel())),
-        compute_(v1::ComputeService::NewStub(channel())) {}
+  using Connection::Connection;
 
-  Buffers& buffers() { return *buffers_; }
-  Compute& compute() { return *compute_; }
+  SharedTransfers& shared() { return shared_; }
 
   // One stream that creates, fills and seals the buffer.
   absl::StatusOr<v1::Buffer> UploadWhole(const v1::CreateBufferRequest& create, std::uint64_t size,
@@ -88,8 +55,10 @@ class Client::Impl : public Connection {
                                           const Source& source, const UploadOptions& options);
   // What the server has under this name and version; 0: any.
   absl::StatusOr<v1::GetBufferResponse> Get(const std::string& name, std::uint64_t version,
-                                            const CallOptions& call);
-  absl::Status Delete(const std::string& name, std::uint64_t version, const CallOptions& call);
+                                            const CallOptions& call,
+                                            std::optional<std::size_t> server = std::nullopt);
+  absl::Status Delete(const std::string& name, std::uint64_t version, const CallOptions& call,
+                      std::optional<std::size_t> server = std::nullopt);
 
  private:
   struct Range {
@@ -110,6 +79,8 @@ class Client::Impl : public Connection {
     const std::uint64_t size;
     const Source& source;
     const UploadOptions& options;
+    const gpr_timespec deadline = After(options.timeout.value_or(absl::InfiniteDuration()));
+    std::size_t server = 0;                // that has the draft
     std::uint64_t version = 0;             // of the draft; 0: the stream creates the buffer
     std::vector<std::uint32_t> checksums;  // of chunk i, written by the one stream that sends it
     std::mutex mutex = {};
@@ -135,9 +106,10 @@ class Client::Impl : public Connection {
     }
   };
 
-  // Sends the bytes of the range on channel i, the first ones in `request`. range.begin, a multiple
-  // of the chunk, moves on to the first byte that gRPC has not taken.
-  absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer, std::size_t i,
+  // Sends the bytes of the range through the channel, the first ones in `request`. range.begin, a
+  // multiple of the chunk, moves on to the first byte that gRPC has not taken.
+  absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer,
+                                               const absl::StatusOr<Lease>& channel,
                                                v1::UploadRequest request, Range& range);
   // SendRange again after transient failures, from what the server already has.
   absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, Range range);
@@ -145,24 +117,22 @@ class Client::Impl : public Connection {
   absl::StatusOr<std::uint64_t> FirstMissing(const Transfer& transfer, Range range);
   absl::StatusOr<v1::Buffer> Seal(const Transfer& transfer);
 
-  const std::unique_ptr<Buffers> buffers_;
-  const std::unique_ptr<Compute> compute_;
+  SharedTransfers shared_{*this};
 };
 
 // --- Uploads -------------------------------------------------------------------------------------
 
-absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, std::size_t i,
+absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
+                                                           const absl::StatusOr<Lease>& channel,
                                                            v1::UploadRequest request,
                                                            Range& range) {
-  if (absl::Status status = Connect(After(absl::InfiniteDuration()), i); !status.ok()) {
-    return status;
-  }
+  if (!channel.ok()) return channel.status();
   const bool creates = request.has_spec();
-  const std::unique_ptr<Buffers> stub = v1::BufferService::NewStub(channel(i));
   grpc::ClientContext context;
+  context.set_deadline(transfer.deadline);
   v1::UploadResponse response;
-  const auto writer = stub->Upload(&context, &response);
   StallGuard guard(&context, options().stall_timeout);
+  const auto writer = (*channel)->buffers->Upload(&context, &response);
 
   absl::Status source_error;
   do {
@@ -199,7 +169,7 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, s
   absl::Status status = guard.Explain(FromGrpc(writer->Finish()));
   if (!source_error.ok()) return source_error;
   if (!status.ok()) return status;
-  CountReceived(response.ByteSizeLong());
+  Received((*channel)->server, response);
   const std::uint64_t version = response.buffer().version();
   if (!creates && version != transfer.version) {
     return VersionMismatch(transfer.name, transfer.version, version);
@@ -213,21 +183,26 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
   Transfer transfer(create.name(), size, source, upload);
   // Not idempotent: after a broken connection nobody knows whether the buffer is there. Of a server
   // that refused it, or had another checksum, one knows.
-  Retry retry(options(), false, options().stall_timeout);
+  Attempts attempts(*this, {.timeout = upload.timeout.value_or(absl::InfiniteDuration()),
+                            .patience = options().stall_timeout});
   for (;;) {
     Range range{0, size};
     v1::UploadRequest first;
     first.set_name(create.name());
     *first.mutable_spec() = create.spec();
-    absl::StatusOr<v1::UploadResponse> response = SendRange(transfer, 0, std::move(first), range);
+    const absl::StatusOr<Lease> channel = Connect(attempts);
+    if (channel.ok()) attempts.Begin(**channel);
+    absl::StatusOr<v1::UploadResponse> response =
+        SendRange(transfer, channel, std::move(first), range);
     if (response.ok()) return std::move(*response->mutable_buffer());
-    if (!retry.Wait(response.status())) return response.status();
+    absl::Status status = response.status();
+    if (!attempts.Wait(status)) return status;
     transfer.Report(-static_cast<std::int64_t>(range.begin));
   }
 }
 
 absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfer, Range range) {
-  const auto response = Get(transfer.name, transfer.version, {});
+  const auto response = Get(transfer.name, transfer.version, {}, transfer.server);
   if (!response.ok()) return response.status();
   const v1::Buffer& buffer = response->buffer();
   if (buffer.version() != transfer.version) {
@@ -255,7 +230,9 @@ absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, 
     first.set_name(transfer.name);
     first.set_version(transfer.version);
     first.set_offset(range.begin);
-    absl::Status status = SendRange(transfer, i, std::move(first), range).status();
+    absl::Status status =
+        SendRange(transfer, Connect(transfer.server, i, transfer.deadline), std::move(first), range)
+            .status();
     if (status.ok() || transfer.abandoned || !retry.Wait(status)) return status;
     transfer.resumed = true;
     const absl::StatusOr<std::uint64_t> missing = FirstMissing(transfer, whole);
@@ -272,12 +249,12 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
   request.set_name(transfer.name);
   request.set_version(transfer.version);
   if (transfer.options.checksums) request.set_crc32c(transfer.Checksum());
-  auto response = Call(buffers(), &Buffers::SealBuffer, request, true, std::nullopt);
+  auto response = Call(request, std::nullopt, transfer.server);
   if (ErrorReason(response.status()) == "CHECKSUM_UNKNOWN" && transfer.resumed) {
     // A broken stream's last message arrived after the server had been asked what it lacks, and
     // then a second time. Both had their own checksums.
     request.clear_crc32c();
-    response = Call(buffers(), &Buffers::SealBuffer, request, true, std::nullopt);
+    response = Call(request, std::nullopt, transfer.server);
   }
   absl::Status status = response.status();
   if (status.ok()) {
@@ -290,7 +267,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
     return VersionMismatch(transfer.name, transfer.version, buffer.version());
   }
   // The connection may have broken after the draft had been sealed.
-  if (auto now = Get(transfer.name, transfer.version, {.timeout = absl::Seconds(5)});
+  if (auto now =
+          Get(transfer.name, transfer.version, {.timeout = absl::Seconds(5)}, transfer.server);
       now.ok() && now->buffer().version() == transfer.version &&
       now->buffer().state() == v1::Buffer::STATE_READY) {
     return std::move(*now->mutable_buffer());
@@ -301,10 +279,12 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
 absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& upload) {
-  const auto created = Call(buffers(), &Buffers::CreateBuffer, create, false, std::nullopt);
+  Route route;
+  const auto created = Call(create, std::nullopt, std::nullopt, &route);
   if (!created.ok()) return created.status();
 
   Transfer transfer(create.name(), size, source, upload);
+  transfer.server = route.server;
   transfer.version = created->buffer().version();
   const std::uint64_t chunks = transfer.checksums.size();
   const std::uint64_t streams =
@@ -329,33 +309,41 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}).IgnoreError();
+  Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}, transfer.server)
+      .IgnoreError();
   return failure;
 }
 
 absl::StatusOr<v1::GetBufferResponse> Client::Impl::Get(const std::string& name,
                                                         std::uint64_t version,
-                                                        const CallOptions& call) {
+                                                        const CallOptions& call,
+                                                        std::optional<std::size_t> server) {
   v1::GetBufferRequest request;
   request.set_name(name);
   request.set_version(version);
-  return Call(buffers(), &Buffers::GetBuffer, request, true, call.timeout);
+  return Call(request, call.timeout, server);
 }
 
 absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version,
-                                  const CallOptions& call) {
+                                  const CallOptions& call, std::optional<std::size_t> server) {
   v1::DeleteBufferRequest request;
   request.set_name(name);
   request.set_version(version);
   if (version != 0) {
     // A server that does not know versions would delete all of the name.
-    const auto found = Get(name, version, call);
+    const auto found = Get(name, version, call, server);
     if (!found.ok()) return found.status();
     if (const std::uint64_t actual = found->buffer().version(); actual != version) {
       return VersionMismatch(name, version, actual);
     }
   }
-  return Call(buffers(), &Buffers::DeleteBuffer, request, false, call.timeout).status();
+  Route route;
+  absl::Status status = Call(request, call.timeout, server, &route).status();
+  // It was there, and an attempt whose answer was lost has deleted it.
+  if (route.attempts > 1 && version != 0 && ErrorReason(status) == "BUFFER_NOT_FOUND") {
+    return absl::OkStatus();
+  }
+  return status;
 }
 
 Source FromMemory(std::string_view bytes) {
@@ -365,6 +353,21 @@ Source FromMemory(std::string_view bytes) {
     return absl::OkStatus();
   };
 }
+
+namespace {
+
+v1::BufferSpec Spec(DType dtype, absl::Span<const std::int64_t> shape,
+                    const UploadOptions& options) {
+  v1::BufferSpec spec;
+  spec.set_dtype(ToMessage(dtype));
+  spec.mutable_shape()->Add(shape.begin(), shape.end());
+  if (options.ttl) *spec.mutable_ttl() = ToMessage(*options.ttl);
+  spec.set_replace(options.replace);
+  spec.set_device(options.device);
+  return spec;
+}
+
+}  // namespace
 
 absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
                                           absl::Span<const std::int64_t> shape,
@@ -378,22 +381,52 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
   }
   v1::CreateBufferRequest create;
   create.set_name(name);
-  v1::BufferSpec& spec = *create.mutable_spec();
-  spec.set_dtype(ToMessage(dtype));
-  spec.mutable_shape()->Add(shape.begin(), shape.end());
-  if (options.ttl) *spec.mutable_ttl() = ToMessage(*options.ttl);
-  spec.set_replace(options.replace);
-  spec.set_device(options.device);
+  *create.mutable_spec() = Spec(dtype, shape, options);
+  if (auto done = impl_->shared().TryUpload(create, *size, source, options))
+    return *std::move(done);
   if (options.streams > 1 && *size > options.chunk_bytes) {
     return impl_->UploadRanges(create, *size, source, options);
   }
   return impl_->UploadWhole(create, *size, source, options);
 }
 
+absl::StatusOr<SharedMemory> Client::MakeSharedMemory(std::size_t bytes) {
+  return impl_->shared().MakeMemory(bytes);
+}
+
+absl::StatusOr<v1::Buffer> Client::UploadShared(const std::string& name, DType dtype,
+                                                absl::Span<const std::int64_t> shape,
+                                                const SharedMemory& memory, std::size_t offset,
+                                                const UploadOptions& options) {
+  const absl::StatusOr<std::uint64_t> size = ArrayBytes(dtype, shape);
+  if (!size.ok()) return size.status();
+  v1::UploadSharedRequest request;
+  request.set_name(name);
+  *request.mutable_spec() = Spec(dtype, shape, options);
+  request.mutable_source()->set_region(memory.region());
+  request.mutable_source()->set_offset(offset);
+  request.mutable_source()->set_size(*size);
+  return impl_->shared().Upload(request);
+}
+
 // --- Downloads -----------------------------------------------------------------------------------
+
+absl::StatusOr<v1::DownloadSharedResponse> Client::DownloadShared(
+    const std::string& name, const SharedMemory& memory, std::size_t offset, std::size_t size,
+    std::uint64_t begin, std::uint64_t version) {
+  v1::DownloadSharedRequest request;
+  request.set_name(name);
+  request.set_version(version);
+  request.set_offset(begin);
+  request.mutable_target()->set_region(memory.region());
+  request.mutable_target()->set_offset(offset);
+  request.mutable_target()->set_size(size);
+  return impl_->shared().Download(request);
+}
 
 absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
                                             const DownloadOptions& options) {
+  if (auto done = impl_->shared().TryDownload(name, sink, options)) return *std::move(done);
   v1::DownloadRequest request;
   request.set_name(name);
   request.set_offset(options.offset);
@@ -429,20 +462,25 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
     received += response.data().size();
     return sink(*buffer, response.data());
   };
-  Retry retry(impl_->options(), true, impl_->options().stall_timeout);
+  Attempts attempts(*impl_, {.timeout = options.timeout.value_or(absl::InfiniteDuration()),
+                             .patience = impl_->options().stall_timeout,
+                             .idempotent = true});
   for (;;) {
-    if (absl::Status status = impl_->Connect(); !status.ok()) return status;
+    const absl::StatusOr<Lease> channel = impl_->Connect(attempts);
+    if (!channel.ok()) return channel.status();
+    attempts.Begin(**channel);
     grpc::ClientContext context;
+    context.set_deadline(attempts.deadline());
     impl_->CountSent(request.ByteSizeLong());
-    const auto reader = impl_->buffers().Download(&context, request);
     StallGuard guard(&context, impl_->options().stall_timeout);
+    const auto reader = (*channel)->buffers->Download(&context, request);
     v1::DownloadResponse response;
     absl::Status refused;  // by the sink, or by a check
     while (refused.ok() && reader->Read(&response)) {
       impl_->CountReceived(response.ByteSizeLong());
       const std::uint64_t before = received;
       refused = take(response);
-      if (received > before) retry.Progress();
+      if (received > before) attempts.Progress();
       guard.Progress();
     }
     if (!refused.ok()) context.TryCancel();
@@ -463,7 +501,10 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
     if (buffer && ErrorReason(status) == "VERSION_MISMATCH") {
       return changed;
     }
-    if (!retry.Wait(status)) return status;
+    if (buffer) attempts.Stay();
+    if (!attempts.Wait(status)) {
+      return impl_->ExplainMissing(status, attempts.route().server);
+    }
     request.set_offset(options.offset + received);
     request.set_limit(options.limit > 0 ? options.limit - received : 0);
     if (buffer) request.set_version(buffer->version());
@@ -494,9 +535,15 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<
 
 // --- Buffers -------------------------------------------------------------------------------------
 
-Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Client::Client(ClientOptions options) : impl_(std::make_shared<Impl>(std::move(options))) {}
 
-Client::~Client() = default;
+Client::~Client() { impl_->events().CancelAll(); }
+
+AsyncClient Client::Async() { return AsyncClient(impl_.get()); }
+
+ResidentBuffer Client::Hold(v1::Buffer buffer, const HoldOptions& options) {
+  return {impl_, std::move(buffer), options};
+}
 
 Traffic Client::traffic() const { return impl_->traffic(); }
 
@@ -505,8 +552,7 @@ absl::StatusOr<v1::Buffer> Client::CreateBuffer(const std::string& name, const v
   v1::CreateBufferRequest request;
   request.set_name(name);
   *request.mutable_spec() = spec;
-  auto response =
-      impl_->Call(impl_->buffers(), &Buffers::CreateBuffer, request, false, call.timeout);
+  auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -524,7 +570,7 @@ absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& p
   request.set_page_size(1000);
   request.set_prefix(prefix);
   do {
-    auto page = impl_->Call(impl_->buffers(), &Buffers::ListBuffers, request, true, call.timeout);
+    auto page = impl_->Call(request, call.timeout);
     if (!page.ok()) return page.status();
     for (v1::Buffer& buffer : *page->mutable_buffers()) buffers.push_back(std::move(buffer));
     request.set_page_token(page->next_page_token());
@@ -537,7 +583,7 @@ absl::StatusOr<v1::Buffer> Client::SealBuffer(const std::string& name, std::uint
   v1::SealBufferRequest request;
   request.set_name(name);
   request.set_version(version);
-  auto response = impl_->Call(impl_->buffers(), &Buffers::SealBuffer, request, true, call.timeout);
+  auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -548,8 +594,7 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
   v1::UpdateBufferRequest request;
   request.set_name(name);
   if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
-  auto response =
-      impl_->Call(impl_->buffers(), &Buffers::UpdateBuffer, request, true, call.timeout);
+  auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -575,7 +620,7 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
   if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
   request.set_replace(target.replace);
   request.set_device(device);
-  auto response = impl_->Call(impl_->buffers(), &Buffers::CopyBuffer, request, false, call.timeout);
+  auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }
@@ -584,45 +629,44 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
 
 absl::StatusOr<v1::DotResponse> Client::Dot(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
-  return impl_->Call(impl_->compute(), &Compute::Dot, DotRequest(a, b, options), true,
-                     options.timeout);
+  return impl_->Call(DotRequest(a, b, options), options.timeout);
 }
 
 absl::StatusOr<v1::ReduceResponse> Client::Reduce(ReduceOp op, const Operand& x,
                                                   absl::Span<const int> axes, bool keep_dims,
                                                   const OperationOptions& options) {
-  return impl_->Call(impl_->compute(), &Compute::Reduce,
-                     ReduceRequest(op, x, axes, keep_dims, options), Idempotent(options),
-                     options.timeout);
+  return impl_->Call(ReduceRequest(op, x, axes, keep_dims, options), options.timeout);
 }
 
 absl::StatusOr<v1::MatmulResponse> Client::Matmul(const Operand& a, const Operand& b,
                                                   bool transpose_a, bool transpose_b,
                                                   std::optional<DType> out_dtype,
                                                   const OperationOptions& options) {
-  return impl_->Call(impl_->compute(), &Compute::Matmul,
-                     MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
-                     Idempotent(options), options.timeout);
+  return impl_->Call(MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options),
+                     options.timeout);
 }
 
 absl::StatusOr<v1::AddResponse> Client::Add(const Operand& a, const Operand& b,
                                             const OperationOptions& options) {
-  return impl_->Call(impl_->compute(), &Compute::Add, AddRequest(a, b, options),
-                     Idempotent(options), options.timeout);
+  return impl_->Call(AddRequest(a, b, options), options.timeout);
 }
 
 absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::int64_t radius,
                                                         const OperationOptions& options) {
-  return impl_->Call(impl_->compute(), &Compute::WindowSum, WindowSumRequest(x, radius, options),
-                     Idempotent(options), options.timeout);
+  return impl_->Call(WindowSumRequest(x, radius, options), options.timeout);
+}
+
+absl::StatusOr<v1::MapResponse> Client::Map(absl::Span<const Operand> operands,
+                                            const v1::Expression& expression,
+                                            const OperationOptions& options) {
+  return impl_->Call(MapRequest(operands, expression, options), options.timeout);
 }
 
 absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,
                                                     const CallOptions& call) {
-  auto response = impl_->Call(impl_->compute(), &Compute::Execute, program.request(),
-                              !program.has_target(), call.timeout);
-  if (response.ok() && response->results_size() != program.request().steps_size())
-    return absl::InternalError("the server's answer does not have a result for every step");
+  auto response = impl_->Call(program.request(), call.timeout);
+  absl::Status status = CheckAnswer(program.request().steps_size(), response);
+  if (!status.ok()) return status;
   return response;
 }
 
@@ -643,42 +687,21 @@ absl::StatusOr<std::vector<v1::Strategy>> Client::ListStrategies(const std::stri
   v1::ListStrategiesRequest request;
   request.set_operation(operation);
   request.set_backend(backend);
-  auto response =
-      impl_->Call(impl_->compute(), &Compute::ListStrategies, request, true, call.timeout);
+  auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::vector<v1::Strategy>(response->strategies().begin(), response->strategies().end());
 }
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(const CallOptions& call) {
-  return impl_->Call(impl_->compute(), &Compute::GetServerInfo, v1::GetServerInfoRequest(), true,
-                     call.timeout);
+  return impl_->Call(v1::GetServerInfoRequest(), call.timeout);
 }
 
 absl::StatusOr<bool> Client::CheckHealth(const std::string& service, const CallOptions& call) {
-  constexpr std::size_t kMaxName = 127;  // longer lengths take more than one byte
-  if (service.size() > kMaxName) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
-                     "the service's name is too long");
-  }
-  grpc::GenericStub stub(impl_->channel());
-  const grpc::ByteBuffer request = HealthRequest(service);
-  grpc::ByteBuffer response;
-  const absl::Status status = impl_->Repeat(call.timeout, true, [&](grpc::ClientContext* context) {
-    std::mutex mutex;
-    std::condition_variable done;
-    std::optional<grpc::Status> result;
-    stub.UnaryCall(context, "/grpc.health.v1.Health/Check", {}, &request, &response,
-                   [&](grpc::Status answer) {
-                     const std::lock_guard lock(mutex);
-                     result = std::move(answer);
-                     done.notify_one();
-                   });
-    std::unique_lock lock(mutex);
-    done.wait(lock, [&] { return result.has_value(); });
-    return *result;
-  });
-  if (!status.ok()) return status;
-  return IsServing(response);
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
+  const auto response = impl_->Call(request, call.timeout);
+  if (!response.ok()) return response.status();
+  return response->status() == grpc::health::v1::HealthCheckResponse::SERVING;
 }
 
 }  // namespace tessera

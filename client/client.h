@@ -6,16 +6,20 @@
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
 // Errors are absl::Status with the server's reason and figures (kernels/base/error.h). The client
-// adds four reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST
-// (it broke during a call), STALLED (a transfer without progress for stall_timeout) and
-// BUFFER_CHANGED (replaced between two parts of one download). It answers with the server's
+// adds five reasons of its own: UNREACHABLE (no connection within connect_timeout), CONNECTION_LOST
+// (it broke during a call), SERVER_SILENT (no answer of any server within attempt_timeout), STALLED
+// (a transfer without progress for stall_timeout) and BUFFER_CHANGED (replaced between two parts of
+// one download). It answers with the server's
 // VERSION_MISMATCH when the server speaks of another version than it was asked about, and with
-// DATA_LOSS / BAD_CHECKSUM when bytes have changed on their way to it.
+// DATA_LOSS / BAD_CHECKSUM when bytes have changed on their way to it. A BUFFER_NOT_FOUND of a call
+// that reads buffers has metadata "server_start" when the server has been started again, and so has
+// lost its buffers, since this client first saw one of them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,16 +32,31 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/expression.h"
+#include "client/shared_memory.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
+#include "tessera/v1/shared_memory.pb.h"
 
 namespace tessera {
 
+class AsyncClient;
+class ResidentBuffer;
+
 struct ClientOptions {
-  std::string server = "127.0.0.1:50051";  // host:port or unix:/path
+  // host:port or unix:/path; several, separated by commas, that hold the same buffers: calls go to
+  // the first one that answers and stay there until it fails, then those that are safe to repeat to
+  // the next.
+  std::string server = "127.0.0.1:50051";
+  // Files in PEM. With tls_ca, whose certificate the server has to have, the connection is TLS;
+  // tls_cert and tls_key are what the client shows. Empty: without.
+  std::string tls_ca;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_server_name;  // that the server's certificate is for; empty: the host of `server`
   // Deadline of a unary call, retries included.
   absl::Duration timeout = absl::Seconds(60);
   // How long a call waits for a server that cannot be reached: one that starts a moment later is
@@ -49,6 +68,16 @@ struct ClientOptions {
   // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated, after the server's own
   // delay, until its deadline; a transfer for stall_timeout.
   bool retry_refused = true;
+  // Whether Upload and Download of some MiB go through memory that is shared with the server, where
+  // it is on this host and offers that (--shared-memory).
+  bool shared_memory = true;
+  // The most connections to a server that calls are spread over; further ones are opened as calls
+  // come while others are under way.
+  int connections = 4;
+  // With several servers: how long a call that is safe to repeat waits for the answer of one before
+  // it goes to another, for servers that hang and keep their connections. To be longer than any
+  // call takes.
+  absl::Duration attempt_timeout = absl::InfiniteDuration();
 };
 
 struct CallOptions {
@@ -70,6 +99,7 @@ struct Operand {
 
   std::variant<std::string, v1::Tensor, ProgramStep> source;
   std::optional<v1::View> view;
+  std::uint64_t version = 0;  // that the buffer must have; 0: any
 };
 
 // A new resident buffer for an array result.
@@ -86,8 +116,8 @@ struct OperationOptions {
   // Keeps an array result on the device; absent: the answer carries it, up to
   // Limits.max_inline_result_bytes.
   std::optional<ResultBuffer> target;
-  // Of a step of a program without a target: keeps an array result on the device, without a name, for
-  // later steps.
+  // Of a step of a program without a target: keeps an array result on the device, without a name,
+  // for later steps.
   bool scratch = false;
   std::optional<absl::Duration> timeout;  // absent: that of the client; unused in a program
 };
@@ -110,6 +140,19 @@ class Program {
   ProgramStep Add(const Operand& a, const Operand& b, const OperationOptions& options = {});
   ProgramStep WindowSum(const Operand& x, std::int64_t radius,
                         const OperationOptions& options = {});
+  ProgramStep Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+                  const OperationOptions& options = {});
+  ProgramStep Map(const std::vector<Operand>& operands, const Expr& expression,
+                  const OperationOptions& options = {}) {
+    return Map(operands, expression.ToMessage(), options);
+  }
+  // Gives a step a name, by which ProgramResults finds its answer (client/program_results.h); a
+  // name given twice means the later step.
+  ProgramStep Name(std::string name, ProgramStep step) {
+    names_.insert_or_assign(std::move(name), step);
+    return step;
+  }
+  const std::map<std::string, ProgramStep>& names() const { return names_; }
   // Asks for the ExecutionStats of every step.
   void WantStats() { request_.set_stats(true); }
 
@@ -122,6 +165,7 @@ class Program {
   v1::Step& Next() { return *request_.add_steps(); }
   ProgramStep Last() const { return {static_cast<std::uint32_t>(request_.steps_size() - 1)}; }
   v1::ExecuteRequest request_;
+  std::map<std::string, ProgramStep> names_;
 };
 
 // Fills out with the array's bytes [offset, offset + out.size()), row-major and little endian.
@@ -148,10 +192,12 @@ struct UploadOptions {
   // nothing else of that name.
   int streams = 1;
   // CRC-32C of every message and of the whole array, which the server checks. What arrives damaged
-  // is sent again.
+  // is sent again. Through shared memory there are no messages, and the buffer has no checksum.
   bool checksums = true;
   // Called with the bytes sent so far, from the sending threads, one at a time.
   std::function<void(std::uint64_t sent)> progress;
+  // Of the whole upload; absent: as long as it makes progress (ClientOptions::stall_timeout).
+  std::optional<absl::Duration> timeout;
 };
 
 struct DownloadOptions {
@@ -160,6 +206,12 @@ struct DownloadOptions {
   // Asks for the CRC-32C of every message and checks it, and that of the whole buffer when the
   // server knows it and the download is one of the whole. What arrives damaged is fetched again.
   bool checksums = true;
+  // Of the whole download; absent: as long as it makes progress (ClientOptions::stall_timeout).
+  std::optional<absl::Duration> timeout;
+};
+
+struct HoldOptions {
+  bool delete_with_handle = false;  // whether the buffer is deleted when its handle ends
 };
 
 // What the messages of a client have measured so far, without the framing of HTTP/2.
@@ -178,6 +230,8 @@ struct Traffic {
 class Client {
  public:
   explicit Client(ClientOptions options = {});
+  // Cancels the asynchronous calls under way and waits until their callbacks have returned; no
+  // blocking call may be under way.
   ~Client();
 
   // Reserves memory for a buffer that is filled by ranges; Upload does it by itself.
@@ -194,6 +248,22 @@ class Client {
   // Into out, which has exactly the size of the bytes asked for.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
                                       const DownloadOptions& options = {});
+  // Memory for transfers without a copy in this process, of a server on this host. UNIMPLEMENTED: it
+  // shares none; UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE, and the errors of RegisterRegionResponse.
+  absl::StatusOr<SharedMemory> MakeSharedMemory(std::size_t bytes);
+  // Creates a buffer from the memory's bytes from offset on, which are left alone meanwhile. Of the
+  // options ttl, replace and device.
+  absl::StatusOr<v1::Buffer> UploadShared(const std::string& name, DType dtype,
+                                          absl::Span<const std::int64_t> shape,
+                                          const SharedMemory& memory, std::size_t offset = 0,
+                                          const UploadOptions& options = {});
+  // Copies a buffer from byte `begin` on into [offset, offset + size) of the memory, as far as there
+  // are bytes: the answer's size.
+  absl::StatusOr<v1::DownloadSharedResponse> DownloadShared(const std::string& name,
+                                                            const SharedMemory& memory,
+                                                            std::size_t offset, std::size_t size,
+                                                            std::uint64_t begin = 0,
+                                                            std::uint64_t version = 0);
   absl::StatusOr<v1::GetBufferResponse> GetBuffer(const std::string& name,
                                                   std::uint64_t version = 0,
                                                   const CallOptions& call = {});
@@ -230,9 +300,25 @@ class Client {
                                       const OperationOptions& options = {});
   absl::StatusOr<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
                                                   const OperationOptions& options = {});
+  // The expression for each element of the operands, which are broadcast.
+  absl::StatusOr<v1::MapResponse> Map(absl::Span<const Operand> operands,
+                                      const v1::Expression& expression,
+                                      const OperationOptions& options = {});
+  absl::StatusOr<v1::MapResponse> Map(const std::vector<Operand>& operands, const Expr& expression,
+                                      const OperationOptions& options = {}) {
+    return Map(operands, expression.ToMessage(), options);
+  }
 
   // A result for every step, in order. OK as well where steps have failed, which StatusOf tells.
   absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
+  // Any number of Dots, or of whole Reduces, in programs of many steps of which several are under
+  // way at once: an answer for each, in order, or its own error. A call that fails is the error of
+  // all its steps. The timeout is that of each call.
+  std::vector<absl::StatusOr<v1::DotResponse>> Dots(
+      absl::Span<const std::pair<Operand, Operand>> pairs, const CallOptions& call = {});
+  std::vector<absl::StatusOr<v1::ReduceResponse>> Reduces(ReduceOp op,
+                                                          absl::Span<const Operand> operands,
+                                                          const CallOptions& call = {});
   // The error of a step, as a call of its own would have it; OK for a result.
   static absl::Status StatusOf(const v1::StepResult& result);
 
@@ -245,11 +331,16 @@ class Client {
   // takes operations.
   absl::StatusOr<bool> CheckHealth(const std::string& service = {}, const CallOptions& call = {});
 
+  // The same calls without waiting for their answers: client/async.h.
+  AsyncClient Async();
+  // Takes hold of a buffer, by its version: client/resident_buffer.h.
+  ResidentBuffer Hold(v1::Buffer buffer, const HoldOptions& options = {});
+
   Traffic traffic() const;
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // shared with what Hold has returned
 };
 
 }  // namespace tessera

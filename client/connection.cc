@@ -8,6 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/event_loop.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
@@ -20,6 +21,10 @@ constexpr absl::Duration kLongestDelay = absl::Seconds(10);
 // Well above what a server puts into a message: chunks of 1 MiB, and inline results, which it keeps
 // below gRPC's default of 4 MiB.
 constexpr int kMaxReceiveBytes = 8 << 20;
+// How long a call that failed at one server waits for others before it goes back to that one.
+constexpr absl::Duration kOtherServers = absl::Milliseconds(500);
+// How long a call waits for one of several servers before it looks at the next.
+constexpr absl::Duration kTurn = absl::Milliseconds(20);
 
 double Random(double low, double high) {
   thread_local std::minstd_rand random(std::random_device{}());
@@ -87,6 +92,10 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return error;
 }
 
+absl::Time ToTime(const google::protobuf::Timestamp& time) {
+  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
+}
+
 gpr_timespec After(absl::Duration duration) {
   // gpr counts nanoseconds in 64 bits.
   if (duration >= absl::Hours(24 * 36500)) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
@@ -124,29 +133,147 @@ bool Retry::Wait(const absl::Status& failure) {
   return pause.has_value();
 }
 
-std::shared_ptr<grpc::Channel> Connection::channel(std::size_t i) {
-  const std::lock_guard lock(mutex_);
-  while (channels_.size() <= i) {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
-    // Channels to one server share a connection unless each has its own pool.
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    // gRPC's own pauses grow to two minutes, far beyond the patience of connect_timeout.
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    channels_.push_back(
-        grpc::CreateCustomChannel(options_.server, grpc::InsecureChannelCredentials(), arguments));
-  }
-  return channels_[i];
+// --- Attempts ------------------------------------------------------------------------------------
+
+Attempts::Attempts(Connection& connection, const Plan& plan)
+    : connection_(connection),
+      plan_(plan),
+      deadline_(After(plan.timeout)),
+      retry_(connection.options(), plan.idempotent, plan.patience) {
+  route_.only = plan.only;
+  AwaitConnection();
 }
 
-absl::Status Connection::Connect(gpr_timespec deadline, std::size_t i) {
-  const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
-  if (channel(i)->WaitForConnected(limit)) return absl::OkStatus();
+void Attempts::AwaitConnection() {
+  connect_limit_ = gpr_time_min(deadline_, After(connection_.options().connect_timeout));
+  last_resort_ = After(kOtherServers);
+}
+
+std::optional<Lease> Attempts::Pick() {
+  const bool last_resort = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), last_resort_) >= 0;
+  return connection_.channels().Pick(route_, last_resort);
+}
+
+std::shared_ptr<grpc::Channel> Attempts::Awaited() {
+  return connection_.channels().Awaited(route_, turn_++);
+}
+
+gpr_timespec Attempts::WaitLimit() const {
+  if (!connection_.channels().HasChoice(route_)) return connect_limit_;
+  return gpr_time_min(connect_limit_, After(kTurn));
+}
+
+absl::Status Attempts::Unreachable() const {
+  if (absl::Status status = connection_.CheckCredentials(); !status.ok()) return status;
+  if (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) < 0) return absl::OkStatus();
+  const std::string servers = connection_.channels().Describe(route_);
   return MakeError(absl::StatusCode::kUnavailable, "UNREACHABLE",
-                   absl::StrCat("no server answers at ", options_.server),
-                   {{"server", options_.server}});
+                   absl::StrCat("no server answers at ", servers), {{"server", servers}});
+}
+
+void Attempts::Begin(const PooledChannel& channel) {
+  route_.server = channel.server;
+  ++route_.attempts;
+  if (plan_.stay) Stay();
+}
+
+gpr_timespec Attempts::AttemptDeadline() const {
+  if (!plan_.idempotent || !connection_.channels().HasChoice(route_)) return deadline_;
+  return gpr_time_min(deadline_, After(connection_.options().attempt_timeout));
+}
+
+std::optional<absl::Duration> Attempts::Pause(absl::Status& status) {
+  if (absl::IsDeadlineExceeded(status) && plan_.idempotent &&
+      connection_.channels().HasChoice(route_) &&
+      gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), deadline_) < 0) {
+    status = MakeError(absl::StatusCode::kUnavailable, "SERVER_SILENT",
+                       absl::StrCat("no answer for ",
+                                    absl::FormatDuration(connection_.options().attempt_timeout)));
+  }
+  const std::optional<absl::Duration> pause = retry_.Pause(status);
+  if (absl::IsUnavailable(status)) {
+    connection_.channels().Failed(route_.server);
+    route_.failed = route_.server;
+  }
+  AwaitConnection();
+  return pause;
+}
+
+bool Attempts::Wait(absl::Status& status) {
+  const std::optional<absl::Duration> pause = Pause(status);
+  if (pause.has_value()) absl::SleepFor(*pause);
+  return pause.has_value();
+}
+
+// --- Connections ---------------------------------------------------------------------------------
+
+Connection::Connection(ClientOptions options)
+    : options_(std::move(options)),
+      credentials_(MakeCredentials(options_)),
+      channels_(options_.server, options_.connections,
+                [this](const std::string& address) {
+                  grpc::ChannelArguments arguments;
+                  arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+                  // Channels to one server share a connection unless each has its own pool.
+                  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+                  // gRPC's own pauses grow to two minutes, far beyond the patience of
+                  // connect_timeout.
+                  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+                  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+                  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+                  if (!options_.tls_server_name.empty())
+                    arguments.SetSslTargetNameOverride(options_.tls_server_name);
+                  // One that never connects, where there are no credentials: what waits for it asks.
+                  const auto credentials = credentials_.ok()
+                                               ? *credentials_
+                                               : grpc::SslCredentials({.pem_root_certs = "none"});
+                  return grpc::CreateCustomChannel(address, credentials, arguments);
+                }),
+      events_(std::make_unique<EventLoop>()) {}
+
+Connection::~Connection() = default;
+
+bool Connection::MayHaveRestarted(const absl::Status& status, std::size_t server) const {
+  return absl::IsNotFound(status) && ErrorReason(status) == "BUFFER_NOT_FOUND" &&
+         channels_.first_buffer(server).has_value();
+}
+
+absl::Status Connection::WithRestart(const absl::Status& status, std::size_t server,
+                                     absl::Time start) const {
+  if (start <= *channels_.first_buffer(server)) return status;
+  const std::string since = absl::FormatTime(start, absl::UTCTimeZone());
+  absl::Status explained =
+      MakeError(status.code(), ErrorReason(status),
+                absl::StrCat(status.message(), "; the server was started again at ", since,
+                             ", which ended the buffers it had"));
+  for (const auto& [key, value] : ErrorMetadata(status)) SetErrorMetadata(explained, key, value);
+  SetErrorMetadata(explained, "server_start", since);
+  return explained;
+}
+
+absl::Status Connection::ExplainMissing(const absl::Status& status, std::size_t server) {
+  if (!MayHaveRestarted(status, server)) return status;
+  const auto info = Call(v1::GetServerInfoRequest(), kExplainTimeout, server);
+  return info.ok() ? WithRestart(status, server, ToTime(info->start_time())) : status;
+}
+
+absl::StatusOr<Lease> Connection::Connect(std::size_t server, std::size_t i,
+                                          gpr_timespec deadline) {
+  if (!credentials_.ok()) return credentials_.status();
+  PooledChannel& channel = channels_.channel(server, i);
+  const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
+  if (channel.channel->WaitForConnected(limit)) return Lease(&channel);
+  const std::string address = channels_.Describe({.only = server});
+  return MakeError(absl::StatusCode::kUnavailable, "UNREACHABLE",
+                   absl::StrCat("no server answers at ", address), {{"server", address}});
+}
+
+absl::StatusOr<Lease> Connection::Connect(Attempts& attempts) {
+  for (;;) {
+    if (std::optional<Lease> channel = attempts.Pick()) return *std::move(channel);
+    if (absl::Status status = attempts.Unreachable(); !status.ok()) return status;
+    attempts.Awaited()->WaitForConnected(attempts.WaitLimit());
+  }
 }
 
 StallGuard::StallGuard(grpc::ClientContext* context, absl::Duration timeout)

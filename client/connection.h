@@ -1,4 +1,4 @@
-// Beneath Client: channels to one server, the repetition of unary calls, and errors from the wire.
+// Beneath Client: the choice of a channel, the repetition of calls, and errors from the wire.
 // Not for users of the library.
 #pragma once
 
@@ -14,20 +14,25 @@
 #include <optional>
 #include <string_view>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/channels.h"
 #include "client/client.h"
+#include "client/credentials.h"
 
 namespace tessera {
 
 // The status of a call with the reason and metadata of its google.rpc.ErrorInfo, and the delay of
 // its RetryInfo as metadata "retry_delay_ms".
 absl::Status FromGrpc(const grpc::Status& status);
+
+absl::Time ToTime(const google::protobuf::Timestamp& time);
+
+// How long an answer waits for the reason why a buffer is missing.
+inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
 
 // A moment so far from now, by a clock that nobody sets.
 gpr_timespec After(absl::Duration duration);
@@ -62,60 +67,165 @@ class Retry {
   int failures_ = 0;
 };
 
+class Connection;
+class EventLoop;
+
+// The course of one call over its attempts: the next channel, how long to wait for one, and whether
+// a failure is final. The blocking and the asynchronous calls differ only in how they wait. Not
+// thread safe.
+class Attempts {
+ public:
+  struct Plan {
+    absl::Duration timeout;   // of all attempts together
+    absl::Duration patience;  // with one that makes no progress, as in Retry
+    bool idempotent = false;
+    bool stay = false;  // whether all attempts go to the server of the first one
+    std::optional<std::size_t> only = std::nullopt;  // no other server
+  };
+
+  Attempts(Connection& connection, const Plan& plan);
+
+  // A channel for the next attempt. Nothing: await a change of Awaited() until WaitLimit(), and ask
+  // again, or the status of Unreachable().
+  std::optional<Lease> Pick();
+  std::shared_ptr<grpc::Channel> Awaited();
+  gpr_timespec WaitLimit() const;
+  // UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed, and the errors of
+  // MakeCredentials at once; OK before.
+  absl::Status Unreachable() const;
+
+  // Before an attempt through the channel.
+  void Begin(const PooledChannel& channel);
+  // Of a unary call's attempt.
+  gpr_timespec AttemptDeadline() const;
+  // After an attempt that failed: how long to pause before the next one; nothing: `status` is
+  // final.
+  std::optional<absl::Duration> Pause(absl::Status& status);
+  // Sleeps so long. False, at once: the failure is final.
+  bool Wait(absl::Status& status);
+  void Progress() { retry_.Progress(); }
+  // From here on no other server than that of the last attempt.
+  void Stay() { route_.only = route_.server; }
+
+  const Route& route() const { return route_; }
+  gpr_timespec deadline() const { return deadline_; }
+
+ private:
+  void AwaitConnection();
+
+  Connection& connection_;
+  const Plan plan_;
+  const gpr_timespec deadline_;
+  Retry retry_;
+  Route route_;
+  std::size_t turn_ = 0;
+  gpr_timespec connect_limit_{};
+  gpr_timespec last_resort_{};  // from then on the server that failed will do
+};
+
 // Thread safe.
 class Connection {
  public:
-  explicit Connection(ClientOptions options) : options_(std::move(options)) {}
+  explicit Connection(ClientOptions options);
+  ~Connection();
 
   const ClientOptions& options() const { return options_; }
+  // Why no channel can connect: an error of MakeCredentials.
+  absl::Status CheckCredentials() const { return credentials_.status(); }
+  Channels& channels() { return channels_; }
+  // Of asynchronous calls.
+  EventLoop& events() { return *events_; }
 
-  // Channel number i; each has a connection of its own. Made when first asked for.
-  std::shared_ptr<grpc::Channel> channel(std::size_t i = 0);
+  // Channel number i to the server that calls go to; each has a connection of its own. Made when
+  // first asked for.
+  std::shared_ptr<grpc::Channel> channel(std::size_t i = 0) {
+    return channels_.channel(channels_.current(), i).channel;
+  }
 
-  // Waits until channel i is connected: UNAVAILABLE / UNREACHABLE after connect_timeout or at the
-  // deadline.
-  absl::Status Connect(gpr_timespec deadline = After(absl::InfiniteDuration()), std::size_t i = 0);
+  // Waits until channel i of a server is connected: UNAVAILABLE / UNREACHABLE after connect_timeout
+  // or at the deadline; the errors of MakeCredentials.
+  absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i,
+                                gpr_timespec deadline = After(absl::InfiniteDuration()));
+  // Waits until any server that the attempts may go to is connected.
+  absl::StatusOr<Lease> Connect(Attempts& attempts);
 
-  // Runs attempt(context) until it succeeds, fails for good, or the deadline comes.
+  // Runs attempt(context, channel) until it succeeds, fails for good, or the deadline comes.
   template <class Attempt>
-  absl::Status Repeat(std::optional<absl::Duration> timeout, bool idempotent, Attempt&& attempt) {
-    const absl::Duration limit = timeout.value_or(options_.timeout);
-    const gpr_timespec deadline = After(limit);
-    Retry retry(options_, idempotent, limit);
+  absl::Status Repeat(Attempts& attempts, Attempt&& attempt) {
     for (;;) {
-      if (absl::Status status = Connect(deadline); !status.ok()) return status;
+      absl::StatusOr<Lease> channel = Connect(attempts);
+      if (!channel.ok()) return channel.status();
       grpc::ClientContext context;
-      context.set_deadline(deadline);
-      absl::Status status = FromGrpc(attempt(&context));
-      if (status.ok() || !retry.Wait(status)) return status;
+      attempts.Begin(**channel);
+      context.set_deadline(attempts.AttemptDeadline());
+      absl::Status status = FromGrpc(attempt(&context, **channel));
+      if (status.ok() || !attempts.Wait(status)) return status;
     }
   }
 
-  // One unary call of a generated stub.
-  template <class Stub, class Request, class Response>
-  absl::StatusOr<Response> Call(
-      Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-      const Request& request, bool idempotent, std::optional<absl::Duration> timeout) {
-    Response response;
-    absl::Status status = Repeat(timeout, idempotent, [&](grpc::ClientContext* context) {
-      CountSent(request.ByteSizeLong());
-      return (stub.*method)(context, request, &response);
-    });
-    if (!status.ok()) return status;
-    CountReceived(response.ByteSizeLong());
+  template <class Request>
+  Attempts::Plan PlanOf(const Request& request, std::optional<absl::Duration> timeout,
+                        std::optional<std::size_t> only) const {
+    const absl::Duration limit = timeout.value_or(options_.timeout);
+    return {.timeout = limit,
+            .patience = limit,
+            .idempotent = IsSafeToRepeat(request),
+            .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
+            .only = only};
+  }
+
+  // One unary call; whether it is repeated, the table of client/methods.h says. only: of that
+  // server. route: where it went in the end.
+  template <class Request>
+  absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
+                                           std::optional<absl::Duration> timeout,
+                                           std::optional<std::size_t> only = std::nullopt,
+                                           Route* route = nullptr) {
+    using Unary = Method<Request>;
+    Attempts attempts(*this, PlanOf(request, timeout, only));
+    ResponseOf<Request> response;
+    const absl::Status status =
+        Repeat(attempts, [&](grpc::ClientContext* context, PooledChannel& channel) {
+          CountSent(request.ByteSizeLong());
+          return (channel.stub<typename Unary::Stub>().*Unary::kCall)(context, request, &response);
+        });
+    if (route != nullptr) *route = attempts.route();
+    if (!status.ok()) {
+      return kReadsBuffers<Request> ? ExplainMissing(status, attempts.route().server) : status;
+    }
+    Received(attempts.route().server, response);
     return response;
   }
 
+  // Whether BUFFER_NOT_FOUND may be due to a restart of the server, which its start would tell.
+  bool MayHaveRestarted(const absl::Status& status, std::size_t server) const;
+  // A BUFFER_NOT_FOUND says so, with metadata "server_start", if the server has been started again
+  // since it first told this client of a buffer. start: when that was.
+  absl::Status WithRestart(const absl::Status& status, std::size_t server, absl::Time start) const;
+  // Asks the server for it.
+  absl::Status ExplainMissing(const absl::Status& status, std::size_t server);
+
+  // Takes note of an answer.
+  template <class Response>
+  void Received(std::size_t server, const Response& response) {
+    CountReceived(response.ByteSizeLong());
+    if constexpr (requires { response.buffer().create_time(); }) {
+      if (response.buffer().has_create_time()) {
+        channels_.SawBuffer(server, ToTime(response.buffer().create_time()));
+      }
+    }
+  }
   void CountSent(std::size_t bytes) { sent_ += bytes; }
   void CountReceived(std::size_t bytes) { received_ += bytes; }
   Traffic traffic() const { return {sent_, received_}; }
 
  private:
   const ClientOptions options_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // guarded by mutex_
+  const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials_;
+  Channels channels_;
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};
+  const std::unique_ptr<EventLoop> events_;  // ends before the channels
 };
 
 // Cancels a stream that makes no progress for a time; an infinite one is no limit. The sides of a

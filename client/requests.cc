@@ -52,6 +52,7 @@ v1::Operand ToMessage(const Operand& operand) {
   v1::Operand proto;
   if (const auto* name = std::get_if<std::string>(&operand.source)) {
     proto.set_buffer(*name);
+    proto.set_version(operand.version);
   } else if (const auto* step = std::get_if<ProgramStep>(&operand.source)) {
     proto.set_step(step->number);
   } else {
@@ -99,6 +100,28 @@ v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
   return request;
 }
 
+v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
+                          const OperationOptions& options) {
+  v1::MapRequest request;
+  for (const Operand& operand : operands) *request.add_operands() = ToMessage(operand);
+  *request.mutable_expression() = expression;
+  SetOptions(options, request);
+  return request;
+}
+
+absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response) {
+  if (!response.ok()) return response.status();
+  if (response->results_size() == steps) return absl::OkStatus();
+  return absl::InternalError("the server's answer does not have a result for every step");
+}
+
+bool Stores(const v1::ExecuteRequest& request) {
+  return std::any_of(request.steps().begin(), request.steps().end(), [](const v1::Step& step) {
+    return Stores(step.reduce()) || Stores(step.matmul()) || Stores(step.add()) ||
+           Stores(step.window_sum()) || Stores(step.map());
+  });
+}
+
 // --- Programs ---
 
 ProgramStep Program::Dot(const Operand& a, const Operand& b, const OperationOptions& options) {
@@ -129,11 +152,12 @@ ProgramStep Program::WindowSum(const Operand& x, std::int64_t radius,
   return Last();
 }
 
-bool Program::has_target() const {
-  return std::any_of(request_.steps().begin(), request_.steps().end(), [](const v1::Step& step) {
-    return step.reduce().result().has_buffer() || step.matmul().result().has_buffer() ||
-           step.add().result().has_buffer() || step.window_sum().result().has_buffer();
-  });
+ProgramStep Program::Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+                         const OperationOptions& options) {
+  *Next().mutable_map() = MapRequest(operands, expression, options);
+  return Last();
 }
+
+bool Program::has_target() const { return Stores(request_); }
 
 }  // namespace tessera

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/client.h"
@@ -24,5 +26,17 @@ v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpo
 v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options);
 v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
                                       const OperationOptions& options);
+v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
+                          const OperationOptions& options);
+
+// INTERNAL: an answer without a result for every step; the error of one that has failed.
+absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response);
+
+// Whether the call makes a buffer.
+bool Stores(const v1::ExecuteRequest& request);
+template <class Request>
+auto Stores(const Request& request) -> decltype(request.result().has_buffer()) {
+  return request.result().has_buffer();
+}
 
 }  // namespace tessera

@@ -23,6 +23,7 @@
 #include "absl/types/span.h"
 #include "kernels/base/error.h"
 #include "kernels/device.h"
+#include "kernels/expression.h"
 #include "kernels/pace.h"
 #include "kernels/strategy.h"
 
@@ -70,6 +71,8 @@ absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
 // device. May wait for the device's work, and so may its end. RESOURCE_EXHAUSTED /
 // HOST_MEMORY_EXHAUSTED.
 absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes);
+// Device::RegisterHost. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std::size_t bytes);
 
 // Whether the device still answers: cheap enough to ask every second. UNAVAILABLE / DEVICE_LOST
 // when it does not, which device.lost() says from then on as well.
@@ -92,7 +95,10 @@ absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes);
 absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
 // The same of pieces, one behind the other.
 absl::Status CopyToDevice(Stream& stream, void* device, std::span<const HostBytes> pieces);
-// The bytes are in host on return. Copied once if host is in staging memory of the device.
+// host: staging memory of the device or memory that is registered, which stays until Synchronize.
+absl::Status CopyPinnedToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
+// The bytes are in host on return. Copied once if host is in staging memory of the device, or in
+// memory that is registered.
 absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes);
 // Fills device memory with zero bytes, in stream order.
 absl::Status Zero(Stream& stream, void* device, std::size_t bytes);
@@ -186,6 +192,9 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
                                      bool transpose_b, DType out_dtype);
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
+// Shapes of operands are broadcast as in NumPy.
+absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
+                                  absl::Span<const ExpressionNode> expression);
 
 // Each checks, chooses or finds the strategy, asks for the output, gathers strided operands where
 // the strategy needs contiguous ones, launches, and waits. out holds the result's type, computed
@@ -195,7 +204,7 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 //     that names no strategy falls back on ChooseInPlace: by configuration, never by load, since
 //     another strategy has other bits.
 //   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
-// Dot and Reduce by the strategies that are chosen on the CPU, Add, and copies take strided and
+// Dot and Reduce by the strategies that are chosen on the CPU, Add, Map, and copies take strided and
 // repeated operands as they are, or in pieces of bounded size.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
@@ -211,6 +220,9 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
                              const RunOptions& options);
 absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
                                    const Output& out, const RunOptions& options);
+absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
+                             absl::Span<const ExpressionNode> expression, const Output& out,
+                             const RunOptions& options);
 
 // Whether a Dot or a Reduce of these operands may be part of a batch: they are contiguous and short.
 bool FitsBatch(const View& operand);
@@ -293,7 +305,7 @@ struct StrategyInfo {
   bool chosen = false;     // for the reference problem, on any of the devices given
   std::string needs;       // when not available
   Cost cost;  // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side; windows:
-              // radius 8
+              // radius 8; map: a * b + c
   double roundoff = 0;
 };
 

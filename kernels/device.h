@@ -78,6 +78,10 @@ struct HostBytes {
 // Host memory with an owner, which may outlive its device.
 using StagingMemory = std::unique_ptr<void, void (*)(void*) noexcept>;
 
+// That copies of a device reach host memory of others without a detour, until it ends. May outlive
+// the device, not the memory.
+using HostRegistration = std::unique_ptr<void, void (*)(void*) noexcept>;
+
 // Thread safe, long-lived: outlives its streams and its memory.
 class Device {
  public:
@@ -95,6 +99,13 @@ class Device {
   // bytes > 0 of uninitialised host memory, aligned to 64, that copies of the device reach without a
   // detour. May wait for the device's work, and so may its end. Throws DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
+  // Makes copies of the device reach memory without a detour: bytes > 0, in whole pages that are
+  // there. One registration serves all devices of a backend: another one of the same memory may be
+  // empty, and has no effect beyond the first one. May wait for the device's work, and so may its
+  // end. Throws DeviceError.
+  virtual HostRegistration RegisterHost(void* /*memory*/, std::size_t /*bytes*/) {
+    return {nullptr, [](void*) noexcept {}};
+  }
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // Asks the device whether it still answers, in microseconds and without waiting for its work.
@@ -151,7 +162,13 @@ class Stream {
   // Copies the pieces, one behind the other. They may be in any memory, which may be reused on
   // return; the device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
-  // The bytes are in host on return. Copied once if host is in the device's staging memory.
+  // Copies from staging memory or memory that is registered, which stays as it is until Synchronize.
+  virtual void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
+    const HostBytes piece{host, bytes};
+    CopyToDevice(device, {&piece, 1});
+  }
+  // The bytes are in host on return. Copied once if host is in the device's staging memory, or in
+  // memory that is registered.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;

@@ -171,6 +171,13 @@ absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes) {
   return memory;
 }
 
+absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std::size_t bytes) {
+  HostRegistration registration(nullptr, nullptr);
+  absl::Status status = Guard(device, [&] { registration = device.RegisterHost(memory, bytes); });
+  if (!status.ok()) return status;
+  return registration;
+}
+
 absl::Status Probe(Device& device) {
   return Guard(device, [&] { device.Probe(); });
 }
@@ -202,6 +209,10 @@ absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::s
 
 absl::Status CopyToDevice(Stream& stream, void* device, std::span<const HostBytes> pieces) {
   return Guard(stream.device(), [&] { stream.CopyToDevice(device, pieces); });
+}
+
+absl::Status CopyPinnedToDevice(Stream& stream, void* device, const void* host, std::size_t bytes) {
+  return Guard(stream.device(), [&] { stream.CopyPinnedToDevice(device, host, bytes); });
 }
 
 absl::Status CopyToHost(Stream& stream, void* host, const void* device, std::size_t bytes) {

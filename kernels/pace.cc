@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/compute.h"
+#include "kernels/map_cost.h"
 
 namespace tessera {
 namespace {
@@ -54,7 +55,7 @@ constexpr int kFirstStrategy = [] {
   });
   return first;
 }();
-constexpr int kStrategies = kFirstStrategy<WindowSumProblem> + kStrategiesEach;
+constexpr int kStrategies = kFirstStrategy<MapProblem> + kStrategiesEach;
 
 // Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
 template <class Problem>
@@ -171,6 +172,11 @@ double LeastBytes(const AddProblem& p) {
 double LeastBytes(const WindowSumProblem& p) {
   return static_cast<double>(p.n) *
          static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
+}
+
+double LeastBytes(const MapProblem& p) {
+  return static_cast<double>(OperandBytes(p)) +
+         static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
 }
 
 double Bounded(double value, double least, double most) {

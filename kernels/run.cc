@@ -241,6 +241,7 @@ bool IsTrivial(const Problem&) {
   return false;
 }
 bool IsTrivial(const MatmulProblem& p) { return p.m == 0 || p.n == 0 || p.k == 0; }
+bool IsTrivial(const MapProblem& p) { return p.n == 0; }
 bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.
@@ -573,6 +574,51 @@ Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
 // Of a whole operand's value: ARG operations give the extreme one, which is of the operand's type.
 DType ScalarDType(ReduceOp op, DType dtype) { return IsArg(op) ? dtype : ResultDType(op, dtype); }
 
+// --- Shapes that are broadcast ------------------------------------------------------------------
+
+// The shape that all operands are stretched to: of each axis, counted from the last, the one extent
+// that is not 1.
+absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands) {
+  Shape shape;
+  for (const View& view : operands) shape.rank = std::max(shape.rank, view.shape.rank);
+  for (int i = 0; i < shape.rank; ++i) shape[i] = 1;
+  for (std::size_t operand = 0; operand < operands.size(); ++operand) {
+    const Shape& own = operands[operand].shape;
+    for (int i = 0; i < own.rank; ++i) {
+      std::int64_t& extent = shape[shape.rank - own.rank + i];
+      if (own[i] == extent || own[i] == 1) continue;
+      if (extent != 1) {
+        return Invalid("BAD_SHAPE",
+                       absl::StrCat("operand ", operand, " has shape ", ToString(own),
+                                    ", which does not go with ", ToString(shape)),
+                       {{"operand", absl::StrCat("operands[", operand, "]")},
+                        {"shape", ToString(own)},
+                        {"others", ToString(shape)}});
+      }
+      extent = own[i];
+    }
+  }
+  return shape;
+}
+
+// The view stretched to the shape, with strides of 0 where it repeats.
+View Broadcast(const View& view, const Shape& shape) {
+  View wide{.data = view.data, .dtype = view.dtype, .shape = shape, .strides = {}};
+  const auto rank = static_cast<std::size_t>(view.shape.rank);
+  const std::size_t before = static_cast<std::size_t>(shape.rank) - rank;
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (view.shape[static_cast<int>(i)] != 1) wide.strides[before + i] = view.strides[i];
+  }
+  return wide;
+}
+
+absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
+                                      absl::Span<const ExpressionNode> expression) {
+  std::vector<DType> dtypes;
+  for (const View& view : operands) dtypes.push_back(view.dtype);
+  return CompileExpression(expression, dtypes);
+}
+
 // --- Batches ------------------------------------------------------------------------------------
 
 template <class Problem>
@@ -774,6 +820,28 @@ absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t r
   const Operand operands[] = {{x, HasGaps(x), &problem.x}};
   return Execute(stream, problem, options, PlaceAt(out, &problem.out),
                  WholeLaunch<WindowSumProblem>{operands});
+}
+
+absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
+                                  absl::Span<const ExpressionNode> expression) {
+  const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
+  if (!program.ok()) return program.status();
+  const absl::StatusOr<Shape> shape = BroadcastShape(operands);
+  if (!shape.ok()) return shape.status();
+  return MakeArrayType(program->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+}
+
+absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
+                             absl::Span<const ExpressionNode> expression, const Output& out,
+                             const RunOptions& options) {
+  const absl::StatusOr<ArrayType> type = MapType(operands, expression);
+  if (!type.ok()) return type.status();
+  const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
+  if (!program.ok()) return program.status();
+  MapProblem problem{.dtype = type->dtype, .n = type->shape.elements(), .program = &*program};
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    problem.operands[i] = Broadcast(operands[i], type->shape);
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out), WholeLaunch<MapProblem>{});
 }
 
 void LaunchBatch(std::span<const DotProblem> problems, Stream& stream) {

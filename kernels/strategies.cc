@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
+#include "kernels/map_cost.h"
 
 #define ROWS_Dot(CPU, CUDA)    \
   CPU(Dot, CpuSerial)          \
@@ -82,6 +83,12 @@
   CUDA(WindowSum, Simple)         \
   CUDA(WindowSum, Shared)         \
   CUDA(WindowSum, RunningSum)
+
+#define ROWS_Map(CPU, CUDA) \
+  CPU(Map, CpuOneNode)      \
+  CPU(Map, CpuFused)        \
+  CUDA(Map, OneNode)        \
+  CUDA(Map, Fused)
 
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
@@ -215,6 +222,11 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
   return FirstOf({"simple", "cpu"}, problem, device);
 }
 
+template <>
+const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& device) {
+  return FirstOf({"fused"}, problem, device);
+}
+
 // The first-level cache serves small windows better than shared memory with its barriers; from
 // about this radius on, reading a window at all costs more than the passes that running_sum makes
 // over the array (measured in docs/measured).
@@ -272,6 +284,7 @@ std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
          list);
   Append(AddProblem{.n = kElements}, devices, list);
   Append(WindowSumProblem{.n = kElements, .radius = 8}, devices, list);
+  Append(ReferenceMap(kElements), devices, list);
   return list;
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/base/shape.h"
+#include "kernels/map.h"
 #include "kernels/roundoff.h"
 
 namespace tessera {
@@ -135,8 +136,20 @@ struct WindowSumProblem {
   Launch launch;
 };
 
+// out[i] = the program's value for element i of each operand, in row-major order of the result's
+// shape. Operands are views of that shape, whose strides are 0 where they repeat; out overlaps none.
+struct MapProblem {
+  static constexpr std::string_view kOperation = "map";
+  DType dtype = DType::kF32;  // of the result: program->dtype
+  std::int64_t n = 0;
+  const MapProgram* program = nullptr;
+  std::array<View, kMostOperands> operands{};
+  void* out = nullptr;
+  Launch launch;
+};
+
 // THE list of operations, in the order of the documents: X(Dot) for DotProblem.
-#define TESSERA_OPERATIONS(X) X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum)
+#define TESSERA_OPERATIONS(X) X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum) X(Map)
 
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>

@@ -9,6 +9,7 @@
 
 #include "kernels/compute.h"
 #include "kernels/guard.h"
+#include "kernels/map_cost.h"
 #include "kernels/matmul.h"
 
 namespace tessera {
@@ -93,6 +94,11 @@ WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bo
   p.x = arena.a.data();
   p.out = arena.out.data();
   return p;
+}
+
+template <>
+MapProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  return WarmUpMap(s.elements, dtype, arena.a.data(), arena.out.data());
 }
 
 // Whether the operation has problems of two kinds, at different rates: see IsNarrow in pace.cc.

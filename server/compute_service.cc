@@ -13,6 +13,7 @@
 #include "server/convert.h"
 #include "server/device_call.h"
 #include "server/execute_call.h"
+#include "server/map_message.h"
 #include "server/operations.h"
 #include "server/unary_call.h"
 
@@ -167,6 +168,7 @@ void ComputeService::Serve(CallQueues& queues) {
   operation("Add", &ComputeService::RequestAdd, Types<v1::AddRequest, v1::AddResponse>());
   operation("WindowSum", &ComputeService::RequestWindowSum,
             Types<v1::WindowSumRequest, v1::WindowSumResponse>());
+  operation("Map", &ComputeService::RequestMap, Types<v1::MapRequest, v1::MapResponse>());
   AcceptUnary<grpc::ByteBuffer, grpc::ByteBuffer>(
       queues, *this, &ComputeService::RequestExecute, [this](auto& exchange) {
         auto call = std::make_unique<ExecuteCall>(core_, exchange);

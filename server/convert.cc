@@ -82,7 +82,8 @@ v1::StepError ToStepError(const absl::Status& status) {
 }
 
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field) {
-  if (dtype != v1::DTYPE_UNSPECIFIED && v1::Dtype_IsValid(dtype)) return static_cast<DType>(dtype);
+  if (dtype != v1::DTYPE_UNSPECIFIED && dtype != v1::DTYPE_BOOL && v1::Dtype_IsValid(dtype))
+    return static_cast<DType>(dtype);
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
                    "the element type is missing or unknown",
                    {{"field", std::string(field)},

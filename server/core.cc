@@ -31,6 +31,12 @@ std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>
   return places;
 }
 
+std::vector<Device*> Pointers(const std::vector<std::unique_ptr<Device>>& devices) {
+  std::vector<Device*> pointers;
+  for (const std::unique_ptr<Device>& device : devices) pointers.push_back(device.get());
+  return pointers;
+}
+
 }  // namespace
 
 Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
@@ -39,6 +45,9 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       host_memory_(options_.host_memory),
       uploads_(options_.max_uploads),
       downloads_(options_.max_downloads),
+      shared_memory_(options_.shared_memory_limit),
+      shared_regions_(options_.max_shared_regions),
+      regions_(Pointers(devices_), shared_memory_, shared_regions_),
       store_(Places(devices_, options_.memory_limit), {.default_ttl = options_.default_ttl,
                                                        .max_ttl = options_.max_ttl,
                                                        .idle_draft = options_.upload_timeout,
@@ -154,6 +163,10 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
                                                {"downloads", usage(downloads_)},
                                                {"host_memory", usage(host_memory_)},
                                                {"uploads", usage(uploads_)}};
+  if (!options_.shared_memory.empty()) {
+    budgets["shared_memory"] = usage(shared_memory_);
+    budgets["shared_regions"] = usage(shared_regions_);
+  }
   if (connections_ != nullptr) {
     budgets["connections"] = {connections_->limit(), connections_->open()};
   }

@@ -21,6 +21,7 @@
 #include "server/executor.h"
 #include "server/listener.h"
 #include "server/options.h"
+#include "server/shared_region.h"
 #include "server/slots.h"
 
 namespace tessera {
@@ -65,6 +66,9 @@ class Core {
   Budget& host_memory() { return host_memory_; }
   Budget& uploads() { return uploads_; }
   Budget& downloads() { return downloads_; }
+  // Memory of clients that transfers may go to and come from.
+  SharedRegions& regions() { return regions_; }
+  const Budget& shared_memory() const { return shared_memory_; }
   // All budgets but those of a device, by name, for GetServerInfo.
   struct Usage {
     std::uint64_t limit = 0;
@@ -117,6 +121,9 @@ class Core {
   Budget host_memory_;
   Budget uploads_;
   Budget downloads_;
+  Budget shared_memory_;
+  Budget shared_regions_;
+  SharedRegions regions_;
   ConnectionTable* connections_ = nullptr;
   BufferStore store_;
   Admission admission_;

@@ -8,22 +8,73 @@
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "kernels/base/error.h"
+#include "kernels/map.h"
+#include "server/map_message.h"
 
 namespace tessera {
 namespace {
 
-// Steps of an ExecuteRequest, counted without making them. Of bytes that are no valid message some
+// What an ExecuteRequest repeats, counted without making it. Of bytes that are no valid message some
 // number: parsing them fails.
-std::uint32_t CountSteps(grpc::ByteBuffer bytes) {
-  using google::protobuf::internal::WireFormatLite;
-  grpc::ProtoBufferReader reader(&bytes);
-  google::protobuf::io::CodedInputStream in(&reader);
+struct Parts {
   std::uint32_t steps = 0;
+  MapParts maps;  // of all steps together
+};
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+// Passes over a field that is a message, with read(in) for what is in it.
+template <class Read>
+bool Within(CodedInputStream& in, const Read& read) {
+  std::uint32_t length = 0;
+  if (!in.ReadVarint32(&length)) return false;
+  const CodedInputStream::Limit outer = in.PushLimit(static_cast<int>(length));
+  if (!read(in) || in.BytesUntilLimit() > 0) return false;
+  in.PopLimit(outer);
+  return true;
+}
+
+// read(in) for each message in a field of that number, until the stream or its limit ends.
+template <class Read>
+bool ForMessages(CodedInputStream& in, int number, const Read& read) {
   while (const std::uint32_t tag = in.ReadTag()) {
-    if (WireFormatLite::GetTagFieldNumber(tag) == v1::ExecuteRequest::kStepsFieldNumber) ++steps;
-    if (!WireFormatLite::SkipField(&in, tag)) break;
+    const bool wanted =
+        WireFormatLite::GetTagFieldNumber(tag) == number &&
+        WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+    if (!(wanted ? Within(in, read) : WireFormatLite::SkipField(&in, tag))) return false;
   }
-  return steps;
+  return true;
+}
+
+Parts CountParts(grpc::ByteBuffer bytes) {
+  grpc::ProtoBufferReader reader(&bytes);
+  CodedInputStream all(&reader);
+  Parts parts;
+  ForMessages(all, v1::ExecuteRequest::kStepsFieldNumber, [&](CodedInputStream& step) {
+    ++parts.steps;
+    return ForMessages(step, v1::Step::kMapFieldNumber,
+                       [&](CodedInputStream& map) { return CountMapParts(map, parts.maps); });
+  });
+  return parts;
+}
+
+absl::Status CheckParts(const Parts& parts) {
+  if (parts.steps > kMaxSteps) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "TOO_MANY_STEPS",
+                     "the program has more steps than the server accepts",
+                     {{"field", "steps"},
+                      {"value", absl::StrCat(parts.steps)},
+                      {"limit", absl::StrCat(kMaxSteps)}});
+  }
+  if (parts.maps.operands > kMaxSteps * kMostOperands ||
+      parts.maps.nodes > kMaxSteps * kMostNodes) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+                     "the program's expressions have too many operands or nodes",
+                     {{"operands", absl::StrCat(parts.maps.operands)},
+                      {"nodes", absl::StrCat(parts.maps.nodes)}});
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -34,13 +85,7 @@ void ExecuteCall::Start(const grpc::ByteBuffer& request) {
 }
 
 absl::StatusOr<Device*> ExecuteCall::Prepare() {
-  const std::uint32_t count = CountSteps(request_);
-  if (count > kMaxSteps) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "TOO_MANY_STEPS",
-        "the program has more steps than the server accepts",
-        {{"field", "steps"}, {"value", absl::StrCat(count)}, {"limit", absl::StrCat(kMaxSteps)}});
-  }
+  if (absl::Status status = CheckParts(CountParts(request_)); !status.ok()) return status;
   arena_.emplace();
   auto* request = google::protobuf::Arena::CreateMessage<v1::ExecuteRequest>(&*arena_);
   grpc::ProtoBufferReader reader(&request_);

@@ -106,6 +106,14 @@ int PortOf(int fd) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
+// Whether other hosts can connect to a socket that listens.
+bool IsBeyondLoopback(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return !SourceOf(address).empty();
+}
+
 void SetPort(int port, sockaddr* address) {
   const std::uint16_t value = htons(static_cast<std::uint16_t>(port));
   if (address->sa_family == AF_INET6) {
@@ -321,6 +329,9 @@ absl::Status Listener::OpenTcp(const std::string& address) {
     if (!retry) break;
   }
   if (sockets.empty()) return CannotListen(address, error);
+  for (const int fd : sockets) {
+    if (beyond_loopback_.empty() && IsBeyondLoopback(fd)) beyond_loopback_ = address;
+  }
   sockets_.insert(sockets_.end(), sockets.begin(), sockets.end());
   addresses_.push_back(absl::StrCat(address.substr(0, colon), ":", PortOf(sockets[0])));
   return absl::OkStatus();

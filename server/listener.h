@@ -85,6 +85,9 @@ class Listener {
   // Where it listens, in the order of Open, with the ports that were taken for port 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
+  // The first address to which other hosts can connect; empty: only this host can.
+  const std::string& beyond_loopback() const { return beyond_loopback_; }
+
   // Serves, once, by handing connections to acceptor, whose gRPC server has started.
   void Start(std::unique_ptr<Acceptor> acceptor);
 
@@ -120,6 +123,7 @@ class Listener {
   void NoteRefused(std::string_view why);
 
   std::vector<std::string> addresses_;
+  std::string beyond_loopback_;
   ConnectionTable connections_;
   std::unique_ptr<Acceptor> acceptor_;
   int stop_ = -1;   // an eventfd, readable from Close on

@@ -1,6 +1,11 @@
 #include "server/operations.h"
 
+#include <algorithm>
+#include <array>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
@@ -141,6 +146,96 @@ absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& st
   return ArrayRun(RunWindowSum(stream, x[0], request.radius(), out, options));
 }
 
+// --- Map ---
+
+namespace {
+
+constexpr std::array<std::string_view, kMostOperands> kMapOperandNames = {
+    "operands[0]", "operands[1]", "operands[2]", "operands[3]",
+    "operands[4]", "operands[5]", "operands[6]", "operands[7]"};
+
+absl::StatusOr<std::optional<DType>> NodeDType(const v1::Expression::Node& node, int index) {
+  if (node.dtype() == v1::DTYPE_UNSPECIFIED) return std::nullopt;
+  if (node.dtype() == v1::DTYPE_BOOL) return DType::kBool;
+  absl::StatusOr<DType> dtype = FromProto(node.dtype(), "expression.nodes.dtype");
+  if (dtype.ok()) return *dtype;
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+                   absl::StrCat("node ", index, ": there is no such dtype"),
+                   {{"node", absl::StrCat(index)}});
+}
+
+absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int index) {
+  using Kind = ExpressionNode::Kind;
+  absl::StatusOr<std::optional<DType>> dtype = NodeDType(node, index);
+  if (!dtype.ok()) return dtype.status();
+  ExpressionNode out;
+  out.dtype = *dtype;
+  switch (node.value_case()) {
+    case v1::Expression::Node::kOperand:
+      out.kind = Kind::kOperand;
+      out.operand = node.operand();
+      break;
+    case v1::Expression::Node::kReal:
+      out.kind = Kind::kReal;
+      out.real = node.real();
+      break;
+    case v1::Expression::Node::kInteger:
+      out.kind = Kind::kInteger;
+      out.integer = node.integer();
+      break;
+    case v1::Expression::Node::kBoolean:
+      out.kind = Kind::kBoolean;
+      out.boolean = node.boolean();
+      break;
+    case v1::Expression::Node::kOp:
+      out.kind = Kind::kOperation;
+      // A value that this server does not know is none that the narrower type could take for another.
+      out.op = v1::MapOp_IsValid(node.op()) ? static_cast<MapOp>(node.op()) : MapOp{};
+      break;
+    case v1::Expression::Node::VALUE_NOT_SET:
+      break;
+  }
+  // One argument too many is enough to be refused.
+  const int arguments = std::min(node.args_size(), kMostArguments + 1);
+  out.args.assign(node.args().begin(), node.args().begin() + arguments);
+  return out;
+}
+
+absl::StatusOr<std::vector<ExpressionNode>> ToNodes(const v1::Expression& expression) {
+  std::vector<ExpressionNode> nodes;
+  const int count = std::min(expression.nodes_size(), kMostNodes + 1);
+  for (int i = 0; i < count; ++i) {
+    absl::StatusOr<ExpressionNode> node = ToNode(expression.nodes(i), i);
+    if (!node.ok()) return node.status();
+    nodes.push_back(*std::move(node));
+  }
+  return nodes;
+}
+
+}  // namespace
+
+NamedOperands OperandsOf(const v1::MapRequest& request) {
+  NamedOperands operands;
+  if (request.operands_size() > kMostOperands) return operands;
+  for (int i = 0; i < request.operands_size(); ++i)
+    operands.push_back({kMapOperandNames[static_cast<std::size_t>(i)], &request.operands(i)});
+  return operands;
+}
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::MapRequest& request, absl::Span<const View> x) {
+  const absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
+  if (!nodes.ok()) return nodes.status();
+  return ArrayOf(MapType(x, *nodes));
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options) {
+  const absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
+  if (!nodes.ok()) return nodes.status();
+  return ArrayRun(RunMap(stream, x, *nodes, out, options));
+}
+
 // --- All ---
 
 double LeastMicroseconds(absl::Span<const Source> sources, const Device& device) {
@@ -162,6 +257,32 @@ double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Sour
   const auto n = static_cast<double>(b.shape[request.transpose_b() ? 0 : 1]);
   const auto k = static_cast<double>(a.shape[request.transpose_a() ? 0 : 1]);
   return LeastMicroseconds(sources, device) + m * n * (2 * k + 8) / per_us;
+}
+
+// Operands that are broadcast make a result larger than all of them.
+double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
+                         const Device& device) {
+  std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis
+  extents.fill(1);
+  double element_bytes = 0;
+  for (const Source& source : sources) {
+    const Shape& shape = source.view.shape;
+    for (int i = 0; i < shape.rank; ++i) {
+      std::int64_t& extent = extents[static_cast<std::size_t>(i)];
+      extent = std::max(extent, shape[shape.rank - 1 - i]);
+    }
+    element_bytes = std::max(element_bytes, static_cast<double>(SizeOf(source.view.dtype)));
+  }
+  double elements = 1;
+  for (const std::int64_t extent : extents) elements *= static_cast<double>(extent);
+  const bool cuda = device.info().backend == Backend::kCuda;
+  double flops = 0;
+  for (const v1::Expression::Node& node : request.expression().nodes()) {
+    const MapOpInfo* info = InfoOf(static_cast<MapOp>(node.op()));
+    flops += info == nullptr ? 1 : info->flops;
+  }
+  return LeastMicroseconds(sources, device) + elements * element_bytes / (cuda ? 1e6 : 4e3) +
+         elements * flops / (cuda ? 5e6 : 5e3);
 }
 
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {

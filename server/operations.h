@@ -19,6 +19,8 @@ NamedOperands OperandsOf(const v1::ReduceRequest& request);
 NamedOperands OperandsOf(const v1::MatmulRequest& request);
 NamedOperands OperandsOf(const v1::AddRequest& request);
 NamedOperands OperandsOf(const v1::WindowSumRequest& request);
+// None of a request that has too many.
+NamedOperands OperandsOf(const v1::MapRequest& request);
 
 // An array; or a number, of which type is the array of rank 0 that later steps see.
 struct ResultType {
@@ -33,6 +35,7 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request, absl::
 absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest& request, absl::Span<const View> x);
 absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
                                         absl::Span<const View> x);
+absl::StatusOr<ResultType> ResultTypeOf(const v1::MapRequest& request, absl::Span<const View> x);
 
 // Runs it. Of the result a scalar has value and stats, an array, which goes to out, stats alone.
 // REQUIRES: ResultTypeOf is OK.
@@ -51,6 +54,9 @@ absl::StatusOr<ScalarResult> Run(const v1::AddRequest& request, Stream& stream,
 absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
                                  absl::Span<const View> x, const Output& out,
                                  const RunOptions& options);
+absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
+                                 absl::Span<const View> x, const Output& out,
+                                 const RunOptions& options);
 
 // Fills in a scalar result.
 void SetValue(const v1::DotRequest& request, const ScalarResult& result, v1::DotResponse& response);
@@ -62,8 +68,10 @@ void SetValue(const Request&, const ScalarResult&, Response&) {}
 
 // The least that a GPU or a core needs for the operation, in microseconds, whatever its strategy is:
 // its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or
-// 5 GFLOP/s. For problems that are small enough to be launched at once, hence of no great precision.
+// 5 GFLOP/s, nodes of an expression as a few of those. For problems that are small enough to be launched at once, hence of no great precision.
 double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
+                         const Device& device);
+double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
                          const Device& device);
 double LeastMicroseconds(absl::Span<const Source> sources, const Device& device);
 template <class Request>

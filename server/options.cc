@@ -57,6 +57,11 @@ CLI::Option* AddText(CLI::App& app, const std::string& flag, const std::string& 
       ->envname(EnvironmentName(flag));
 }
 
+CLI::Option* AddFile(CLI::App& app, const std::string& flag, const std::string& help,
+                     std::string& out) {
+  return app.add_option("--" + flag, out, help)->type_name("FILE")->envname(EnvironmentName(flag));
+}
+
 // A number of bytes from least to most.
 CLI::Option* AddBytes(CLI::App& app, const std::string& flag, const std::string& default_text,
                       const std::string& help, std::uint64_t least, std::uint64_t most,
@@ -173,6 +178,17 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->delimiter(',')
       ->take_all()
       ->envname(EnvironmentName("device"));
+  AddFile(app, "tls-cert",
+          "the server's certificate and those that lead to its CA, in PEM: serves by TLS; "
+          "read again when it changes",
+          options.tls_cert);
+  AddFile(app, "tls-key", "the key of --tls-cert, in PEM, without a password", options.tls_key);
+  AddFile(app, "tls-client-ca", "serves only clients with a certificate of these CAs, in PEM",
+          options.tls_client_ca);
+  app.add_flag("--insecure", options.insecure,
+               "serve other hosts without TLS: whoever reaches the address can read and delete "
+               "everything")
+      ->envname(EnvironmentName("insecure"));
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start",
           [&options](const std::string& text) -> std::string {
@@ -253,6 +269,15 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
             return text == "text" || text == "json" ? ""
                                                     : "'" + text + "' is neither text nor json";
           });
+  app.add_option("--shared-memory", options.shared_memory,
+                 "path of a socket where processes of this user share memory with the server, for "
+                 "transfers that need no messages")
+      ->type_name("PATH")
+      ->envname(EnvironmentName("shared-memory"));
+  AddBytes(app, "shared-memory-limit", "4Gi", "memory that all clients may share with the server",
+           4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
+  AddCount(app, "max-shared-regions", "regions of memory that clients may share at once",
+           std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
   bool no_warm_up = false;
   app.add_flag("--no-warm-up", no_warm_up,
                "be ready before kernels are loaded and rates are measured")
@@ -265,6 +290,12 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     *exit_code = app.exit(error, out, err) == 0 ? 0 : 1;
+    return std::nullopt;
+  }
+  if (options.tls_cert.empty() != options.tls_key.empty() ||
+      (options.tls_cert.empty() && !options.tls_client_ca.empty())) {
+    err << "--tls-cert and --tls-key go together, and --tls-client-ca with them\n";
+    *exit_code = 1;
     return std::nullopt;
   }
   options.reflection = !no_reflection;

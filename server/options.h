@@ -29,6 +29,12 @@ struct Options {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // host:port or unix:/path
   std::vector<std::string> devices = {"auto"};            // names for OpenDevice
 
+  // Files in PEM; empty: without.
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;  // whose certificates clients have to have
+  bool insecure = false;      // whether others than this host may come without TLS
+
   // Budgets. Sizes are bytes.
   MemoryLimit memory_limit;                             // of the buffers of each device
   std::uint64_t scratch_limit = 0;                      // of each device; 0: see ScratchLimit
@@ -60,6 +66,10 @@ struct Options {
   std::string log_level = "info";
   bool log_json = false;
   bool reflection = true;
+
+  std::string shared_memory;                       // path of a socket; empty: not offered
+  std::uint64_t shared_memory_limit = 4ull << 30;  // bytes of all regions
+  std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
 
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and

@@ -2,10 +2,16 @@
 
 #include <semaphore.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -24,6 +30,24 @@ constexpr absl::Duration kGrace = absl::Seconds(5);
 
 // How long the last lines of the log may take to be read.
 constexpr absl::Duration kLastLines = absl::Milliseconds(500);
+
+// Tells systemd, if it asked to be told (Type=notify), as sd_notify(3) does.
+void NotifySystemd(std::string_view state) {
+  const char* path = std::getenv("NOTIFY_SOCKET");
+  sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+  const std::size_t length = path == nullptr ? 0 : std::strlen(path);
+  if (length == 0 || length >= sizeof address.sun_path) return;
+  std::memcpy(address.sun_path, path, length);
+  if (path[0] == '@') address.sun_path[0] = '\0';  // an address that is not in the file system
+  const int descriptor = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return;
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
+  if (sendto(descriptor, state.data(), state.size(), MSG_NOSIGNAL,
+             reinterpret_cast<const sockaddr*>(&address), size) < 0) {
+    spdlog::warn("cannot tell systemd {}: {}", state, std::strerror(errno));
+  }
+  close(descriptor);
+}
 
 // From any thread, without waiting for others.
 [[noreturn]] void ExitNow(Server& server, int code) {
@@ -102,7 +126,9 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   Server& server = **started;
 
   serving = &server;
+  NotifySystemd("READY=1");
   const bool lost = server.Wait() == Server::Reason::kDeviceLost;
+  NotifySystemd("STOPPING=1");
   const absl::Duration limit = lost ? kGrace : options.drain_delay + options.drain_timeout + kGrace;
   std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitCutOff).detach();
   const bool idle = server.Drain();

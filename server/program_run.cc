@@ -44,6 +44,8 @@ absl::Status VisitRequest(const v1::Step& step, const F& f) {
       return f(step.add());
     case v1::Step::kWindowSum:
       return f(step.window_sum());
+    case v1::Step::kMap:
+      return f(step.map());
     case v1::Step::OPERATION_NOT_SET:
       break;
   }
@@ -66,6 +68,9 @@ v1::AddResponse& Response(const v1::AddRequest&, v1::StepResult& result) {
 }
 v1::WindowSumResponse& Response(const v1::WindowSumRequest&, v1::StepResult& result) {
   return *result.mutable_window_sum();
+}
+v1::MapResponse& Response(const v1::MapRequest&, v1::StepResult& result) {
+  return *result.mutable_map();
 }
 
 absl::Status StepFailed(std::uint32_t step) {

@@ -14,6 +14,7 @@
 #include "grpc/health/v1/health.pb.h"
 #include "kernels/base/error.h"
 #include "server/log.h"
+#include "server/tls.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -73,13 +74,22 @@ absl::Status Server::Listen() {
   builder.RegisterService(&buffer_service_);
   builder.RegisterService(&compute_service_);
   builder.RegisterService(&health_);
+  if (!options.shared_memory.empty()) {
+    absl::StatusOr<std::unique_ptr<SharedMemoryService>> shared = SharedMemoryService::Open(*core_);
+    if (!shared.ok()) return shared.status();
+    shared_memory_service_ = *std::move(shared);
+    builder.RegisterService(shared_memory_service_.get());
+  }
   if (options.reflection) {
     // Links the descriptor of the health service, which is referred to from nowhere else: clients
     // such as grpcurl and ghz can call a service only when reflection describes it.
     google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
-    reflection_ = std::make_unique<Reflection>(
-        std::vector<std::string>{v1::BufferService::service_full_name(),
-                                 v1::ComputeService::service_full_name(), "grpc.health.v1.Health"});
+    std::vector<std::string> services = {v1::BufferService::service_full_name(),
+                                         v1::ComputeService::service_full_name(),
+                                         "grpc.health.v1.Health"};
+    if (shared_memory_service_ != nullptr)
+      services.emplace_back(v1::SharedMemoryService::service_full_name());
+    reflection_ = std::make_unique<Reflection>(std::move(services));
   }
   builder.RegisterAsyncGenericService(&streams_);
   // Twice what clients may send: so that a message that is somewhat too large gets an answer with
@@ -106,9 +116,9 @@ absl::Status Server::Listen() {
       Listener::Open(options.listen, options.max_connections);
   if (!listener.ok()) return listener.status();
   listener_ = *std::move(listener);
+  if (absl::Status status = SetCredentials(); !status.ok()) return status;
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials_);
   queues_ = std::make_unique<CallQueues>(builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
@@ -116,10 +126,31 @@ absl::Status Server::Listen() {
   }
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
+  if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
   health_.Serve(*queues_);
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
   listener_->Start(std::move(acceptor));
+  return absl::OkStatus();
+}
+
+absl::Status Server::SetCredentials() {
+  const Options& options = core_->options();
+  if (!options.tls_cert.empty()) {
+    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tls =
+        MakeTlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca});
+    if (!tls.ok()) return tls.status();
+    credentials_ = *std::move(tls);
+    return absl::OkStatus();
+  }
+  const std::string& open = listener_->beyond_loopback();
+  if (!open.empty() && !options.insecure) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
+                     absl::StrCat("other hosts could connect to ", open,
+                                  " without TLS: give --tls-cert and --tls-key, or --insecure"),
+                     {{"address", open}});
+  }
+  credentials_ = grpc::InsecureServerCredentials();
   return absl::OkStatus();
 }
 
@@ -173,6 +204,7 @@ bool Server::Drain() {
                       [this] { return device_lost_; });
   }
   listener_->Close();
+  if (shared_memory_service_ != nullptr) shared_memory_service_->Close();
   core_->admission().Close();
   // gRPC cancels calls that meet its shutdown, which says nothing to their clients: those who call
   // all the time are told DRAINING before.

@@ -19,13 +19,16 @@
 #include "server/listener.h"
 #include "server/options.h"
 #include "server/reflection.h"
+#include "server/shared_memory_service.h"
 
 namespace tessera {
 
 // Thread safe, but for Drain and destruction, which one thread does.
 class Server {
  public:
-  // devices: at least one. UNAVAILABLE / CANNOT_LISTEN {address}, and the errors of the devices.
+  // devices: at least one. UNAVAILABLE / CANNOT_LISTEN {address}; FAILED_PRECONDITION /
+  // INSECURE_LISTENER {address} for one beyond loopback with neither TLS nor --insecure; the errors
+  // of MakeTlsCredentials and of the devices.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
@@ -53,11 +56,16 @@ class Server {
   bool Drain();
 
   // Removes the files of unix: listeners; for a process that ends without Drain.
-  void RemoveSockets() { listener_->RemoveSocketFiles(); }
+  void RemoveSockets() {
+    listener_->RemoveSocketFiles();
+    if (shared_memory_service_ != nullptr) shared_memory_service_->RemoveSocketFile();
+  }
 
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
+  // Of the addresses that are listened to.
+  absl::Status SetCredentials();
   void ServeStream(StreamExchange& exchange);
   // Tells the health service; with the mutex.
   void SetHealth();
@@ -67,12 +75,14 @@ class Server {
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
   ComputeService compute_service_;
+  std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null: without
   Health health_;
   std::unique_ptr<Reflection> reflection_;  // null: without
   // The methods that no service has registered: streams, health and reflection.
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
+  std::shared_ptr<grpc::ServerCredentials> credentials_;  // outlives server_, which asks them
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;

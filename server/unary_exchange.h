@@ -59,6 +59,18 @@ class UnaryExchange {
   std::atomic<Stage> stage_{Stage::kArriving};
 };
 
+// How a request is parsed, from bytes that are gone on return. false: it is no valid message. A
+// specialisation bounds what a request may repeat (server/map_message.h).
+template <class Request>
+struct RequestParser {
+  static bool Parse(grpc::ByteBuffer& bytes, Request& request) {
+    grpc::ProtoBufferReader reader(&bytes);
+    const bool parsed = request.ParseFromZeroCopyStream(&reader);
+    bytes.Clear();
+    return parsed;
+  }
+};
+
 // The messages of a call: in one block, in which small ones find all that they need.
 template <class Request, class Response>
 struct CallMessages {
@@ -68,12 +80,7 @@ struct CallMessages {
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 
-  bool Parse(grpc::ByteBuffer& bytes) {
-    grpc::ProtoBufferReader reader(&bytes);
-    const bool parsed = request.ParseFromZeroCopyStream(&reader);
-    bytes.Clear();
-    return parsed;
-  }
+  bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
   void Serialize(grpc::ByteBuffer& bytes) {
     bool owned = false;
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);

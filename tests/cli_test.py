@@ -344,6 +344,25 @@ class CliTest(CliCase):
         self.assertEqual((answer["dtype"], answer["data"]), ("i64", [3, 6, 5]))
         self.assertGreater(answer["stats"]["kernel_us"], 0)
 
+    def test_map(self):
+        x, y = np.arange(12.0).reshape(3, 4) - 5, np.array([1, 0, -2, 3], "<i4")
+        self.put("x", x)
+        self.put("y", y)
+        self.cli("map", "(a - b) * 2 + abs(c)", "x", "y", "x[:, 0:1]", "-o", "z.npy")
+        np.testing.assert_array_equal(np.load(self.folder / "z.npy"), (x - y) * 2 + abs(x[:, 0:1]))
+        out = self.cli("map", "f32(a // 3 ** 2)", "x", "--out", "z")
+        self.assertEqual(out, f"z: f32 [3, 4], 48 B on {OPTIONS.device}\n")
+        np.testing.assert_array_equal(self.get("z"), (x // 9).astype("<f4"))
+        answer = self.json("map", "where(a == 0 or not a < 2, -a, 0.5)", "y", "--timing")
+        self.assertEqual((answer["dtype"], answer["data"]), ("f64", [0.5, 0, 0.5, -3]))
+        self.assertGreater(answer["stats"]["kernel_us"], 0)
+        self.fails(4, "BAD_EXPRESSION", "--help", "map", "a +", "x")
+        path = self.program(
+            {"map": {"operands": ["x", "y"], "expression": "a * b", "result": "scratch"}},
+            {"map": {"operands": ["step:0"], "expression": "sqrt(abs(a))"}})
+        steps = self.json("run", path)["steps"]
+        np.testing.assert_allclose(steps[1]["data"], np.sqrt(abs(x * y)))
+
     def test_every_strategy_by_name(self):
         """Whole numbers, on which every type and every order of summation is exact."""
         random = np.random.default_rng(6)
@@ -357,6 +376,8 @@ class CliTest(CliCase):
             "matmul": (("matmul", "m", "m"), "data", (m @ m).tolist()),
             "add": (("add", "x", "x"), "data", (2 * x).tolist()),
             "window_sum": (("window-sum", "x", "--radius", "2"), "data", window.tolist()),
+            "map": (("map", "where(a > 0, a * 2, a)", "x"), "data",
+                    np.where(x > 0, 2 * x, x).tolist()),
         }
         rows = self.json("strategies")["strategies"]
         self.assertEqual({row["operation"] for row in rows}, set(calls))

@@ -428,7 +428,7 @@ TEST_F(ComputeServiceTest, ListStrategiesFilters) {
     EXPECT_NE(row.available(), !row.needs().empty()) << row.name();
     defaults += row.default_();
   }
-  EXPECT_EQ(defaults, 6) << "one an operation";
+  EXPECT_EQ(defaults, 7) << "one an operation";
   request.set_operation("dot");
   request.set_backend("cpu");
   response.Clear();

@@ -24,6 +24,7 @@ class FakeDevice final : public Device {
   enum class Step {
     kAllocate,
     kStaging,
+    kRegister,
     kBegin,
     kScratch,
     kCopyToDevice,
@@ -92,6 +93,10 @@ class FakeDevice final : public Device {
   StagingMemory MakeStaging(std::size_t bytes) override {
     Reach(Step::kStaging, bytes);
     return cpu_->MakeStaging(bytes);
+  }
+  HostRegistration RegisterHost(void* memory, std::size_t bytes) override {
+    Reach(Step::kRegister, bytes);
+    return cpu_->RegisterHost(memory, bytes);
   }
   std::unique_ptr<Stream> MakeStream() override;
   void Probe() override { Reach(Step::kProbe); }

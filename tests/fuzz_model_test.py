@@ -265,6 +265,7 @@ STEPS = {
     "Matmul": "matmul",
     "Add": "add",
     "WindowSum": "window_sum",
+    "Map": "map",
 }
 
 
@@ -1177,6 +1178,53 @@ class Fuzzer:
         if outcome.ok:
             self.check_stats(outcome.answer, strategy, versions)
 
+    def map(self):
+        """where(a < b, a - b, a + b), of an operand and a row of it that is broadcast."""
+        rng = self.rng
+        dtype = rng.choice(DTYPES)
+        fault = self.fault()
+        a, x, reasons, version = self.operand(dtype, fault=fault == "view")
+        y = random_array(rng, dtype, () if x is None or not x.ndim else x.shape[-1:])
+        args = {2: [0, 1], 3: [0, 1], 4: [0, 1], 5: [2, 3, 4]}
+        if fault == "dtype":
+            args[rng.choice((2, 3, 4, 5))], reasons = [rng.choice((0, 9))], ("BAD_EXPRESSION",)
+        elif fault == "shape":
+            y = random_array(rng, dtype, (1, 23))
+            if x is not None and (not x.ndim or x.shape[-1] == 1):
+                y = random_array(rng, dtype, (2, 0, 2) + (1,) * 7)  # of too high a rank
+            reasons = ("BAD_SHAPE",)
+        ops = {2: "LESS", 3: "SUBTRACT", 4: "ADD", 5: "WHERE"}
+        make = o.compute.Expression.Node
+        nodes = [make(operand=0), make(operand=1)]
+        nodes += [make(op="MAP_OP_" + ops[i], args=args[i]) for i in range(2, 6)]
+        target = self.target() if not reasons else (None, None, False, False, ())
+        strategy, launch, more = ("", None, ())
+        if not reasons and not target[4]:
+            strategy, launch, more = self.strategy("map", dtype)
+        outcome = self.client.attempt(
+            "Map",
+            operands=[a, o.inline(y)],
+            expression=o.compute.Expression(nodes=nodes),
+            strategy=strategy,
+            launch=launch,
+            result=target[0],
+        )
+        reasons = (*reasons, *more)
+        if x is None or reasons:
+            self.expect(outcome, *reasons)
+            return
+        first, second = wide(x, dtype), wide(y, dtype)
+        with np.errstate(all="ignore"):
+            exact = narrow(np.where(first < second, first - second, first + second), dtype)
+
+        def judge(actual, _):
+            got, want = wide(actual, dtype), wide(exact, dtype)
+            check(np.array_equal(got, want, equal_nan=dtype not in INTEGERS), got, "is not", want)
+
+        self.land(outcome, target, exact, dtype, judge, reasons)
+        if outcome.ok:
+            self.check_stats(outcome.answer, strategy, [version, 0])
+
     def matmul(self):
         rng = self.rng
         dtype = rng.choice((F32, F64, F16, BF16, I32, I32, I64))
@@ -1596,11 +1644,13 @@ class Fuzzer:
                 "Matmul",
                 "Add",
                 "WindowSum",
+                "Map",
             )
         )
         outcome = self.client.attempt(rpc)
         self.expect(
             outcome,
+            "BAD_EXPRESSION",
             "BAD_NAME",
             "BUFFER_NOT_FOUND",
             "BAD_OPERAND",
@@ -1629,6 +1679,7 @@ class Fuzzer:
         "matmul": 12,
         "reduce": 20,
         "window_sum": 8,
+        "map": 12,
         "large": 2,
         "bare": 1,
     }

@@ -56,6 +56,23 @@ TEST(Options, Defaults) {
   EXPECT_TRUE(parsed.options->reflection);
 }
 
+TEST(Options, TlsFilesGoTogether) {
+  const Parsed whole = Parse({"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"},
+                             {{"TESSERA_INSECURE", "1"}});
+  ASSERT_TRUE(whole.options.has_value()) << whole.err;
+  EXPECT_EQ(whole.options->tls_cert, "c");
+  EXPECT_EQ(whole.options->tls_key, "k");
+  EXPECT_EQ(whole.options->tls_client_ca, "a");
+  EXPECT_TRUE(whole.options->insecure);
+  EXPECT_FALSE(Parse({}).options->insecure);
+  for (const char* flag : {"--tls-cert", "--tls-key", "--tls-client-ca"}) {
+    const Parsed part = Parse({flag, "file"});
+    EXPECT_FALSE(part.options.has_value()) << flag;
+    EXPECT_EQ(part.exit_code, 1);
+    EXPECT_NE(part.err.find("go together"), std::string::npos) << part.err;
+  }
+}
+
 TEST(Options, Flags) {
   const Parsed parsed = Parse(
       {"--listen",        "0.0.0.0:1", "--listen",         "unix:/tmp/s", "--device",      "cuda:1",

@@ -29,18 +29,22 @@ MI = 1 << 20
 # Filled by make_stubs().
 buffers = None  # tessera.v1.buffer_pb2
 compute = None  # tessera.v1.compute_pb2
+shared = None  # tessera.v1.shared_memory_pb2
 buffer_grpc = None
 compute_grpc = None
+shared_grpc = None
 status_pb2 = None
 error_details_pb2 = None
 
 
 def make_stubs(folder):
     """Generates the Python modules of the protocol into folder and imports them."""
-    global buffers, compute, buffer_grpc, compute_grpc, status_pb2, error_details_pb2
+    global buffers, compute, shared, buffer_grpc, compute_grpc, shared_grpc
+    global status_pb2, error_details_pb2
     files = [
         "tessera/v1/buffer",
         "tessera/v1/compute",
+        "tessera/v1/shared_memory",
         "google/rpc/status",
         "google/rpc/error_details",
     ]
@@ -60,6 +64,8 @@ def make_stubs(folder):
     google.__path__.append(os.path.join(folder, "google"))
     buffers = importlib.import_module("tessera.v1.buffer_pb2")
     compute = importlib.import_module("tessera.v1.compute_pb2")
+    shared = importlib.import_module("tessera.v1.shared_memory_pb2")
+    shared_grpc = importlib.import_module("tessera.v1.shared_memory_pb2_grpc")
     buffer_grpc = importlib.import_module("tessera.v1.buffer_pb2_grpc")
     compute_grpc = importlib.import_module("tessera.v1.compute_pb2_grpc")
     status_pb2 = importlib.import_module("google.rpc.status_pb2")

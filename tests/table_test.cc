@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "kernels/map_cost.h"
 #include "kernels/pace.h"
 #include "tests/kernel_fixture.h"
 
@@ -138,6 +139,7 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
       {"cpu/matmul", "cpu_naive cpu_register_tiled cpu_cache_tiled cpu_library"},
       {"cpu/add", "cpu"},
       {"cpu/window_sum", "cpu"},
+      {"cpu/map", "one_node fused"},
 #ifdef TESSERA_WITH_CUDA
       {"cuda/dot",
        "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "
@@ -152,6 +154,7 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
        "skinny tensor_mma tensor_f64 tensor_tf32 tensor_bf16 tensor_f16 tensor_f32x3 cublas"},
       {"cuda/add", "simple"},
       {"cuda/window_sum", "simple shared running_sum"},
+      {"cuda/map", "one_node fused"},
 #endif
   };
   Device* cpu = TestDevice(Backend::kCpu);
@@ -190,6 +193,7 @@ TEST(TableTest, ModelsTakeEveryProblem) {
       {{}, {.outer = 1}, {.length = 5}, {.outer = 3, .length = 5, .inner = 7}});
   CheckModels<AddProblem>({{.n = 0}, {.n = 1}});
   CheckModels<WindowSumProblem>({{.n = 0}, {.n = 1}, {.n = 1000003, .radius = 1000002}});
+  CheckModels<MapProblem>({ReferenceMap(0), ReferenceMap(1), ReferenceMap(1000003)});
   for (std::int64_t m : {0, 1, 2, 33, 4099}) {
     for (std::int64_t n : {0, 1, 2, 33, 4099}) {
       for (std::int64_t k : {0, 1, 2, 33, 4099}) {
@@ -309,6 +313,7 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
     AppendModels<WindowSumProblem>({.n = 1000003, .radius = radius},
                                    absl::StrCat("n=1000003 radius=", radius), lines);
   }
+  AppendModels<MapProblem>(ReferenceMap(1000003), "a*b+c n=1000003", lines);
   AppendCopies(Backend::kCpu, lines);
 #ifdef TESSERA_WITH_CUDA
   AppendCopies(Backend::kCuda, lines);
@@ -411,8 +416,8 @@ TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {
     EXPECT_EQ(strategy.available, strategy.needs.empty()) << strategy.name;
     EXPECT_GT(strategy.cost.bytes, 0u) << strategy.name;
   }
-  EXPECT_EQ(defaults,
-            (std::set<std::string>{"add", "dot", "matmul", "reduce", "reduce_axes", "window_sum"}));
+  EXPECT_EQ(defaults, (std::set<std::string>{"add", "dot", "map", "matmul", "reduce", "reduce_axes",
+                                             "window_sum"}));
 }
 
 }  // namespace

@@ -397,8 +397,10 @@ void AddBench(CLI::App& app, Command& chosen) {
                        absl::Status (*run)(Bench&, const BenchFlags&)) {
     auto flags = std::make_shared<BenchFlags>();
     CLI::App* command = bench->add_subcommand(name, description);
-    command->add_option("--strategy", flags->strategies,
-                        "Algorithms to compare, as in a,b,c; default: all that run");
+    command
+        ->add_option("--strategy", flags->strategies,
+                     "Algorithms to compare, as in a,b,c; default: all that run")
+        ->type_name("STRATEGY");
     command->add_option("--repeat", flags->repeat, "Timed calls of each")
         ->check(CLI::Range(1, 100'000))
         ->capture_default_str();
@@ -416,8 +418,8 @@ void AddBench(CLI::App& app, Command& chosen) {
   const auto add_binary = [&](const char* name, const char* description,
                               absl::Status (*run)(Bench&, const BenchFlags&)) {
     auto [command, flags] = add(name, description, run);
-    command->add_option("a", flags->a, "First operand")->required();
-    command->add_option("b", flags->b, "Second operand")->required();
+    command->add_option("a", flags->a, "First operand")->type_name("OPERAND")->required();
+    command->add_option("b", flags->b, "Second operand")->type_name("OPERAND")->required();
     return std::make_pair(command, flags);
   };
   add_binary("dot", "Sum of the products of two arrays' elements", BenchDot);
@@ -426,7 +428,7 @@ void AddBench(CLI::App& app, Command& chosen) {
   reduce->add_option("op", reduce_flags->op, "The operation")
       ->required()
       ->check(CLI::IsMember(NamesOf(kAllReduceOps)));
-  reduce->add_option("x", reduce_flags->a, "The operand")->required();
+  reduce->add_option("x", reduce_flags->a, "The operand")->type_name("OPERAND")->required();
   reduce->add_option("--axes", reduce_flags->axes,
                      "Axes to fold, as in 0,1 or -1; default: all, to one number");
 
@@ -442,7 +444,9 @@ void AddBench(CLI::App& app, Command& chosen) {
 
   auto [window, window_flags] =
       add("window-sum", "Sums of the elements within a radius of each", BenchWindowSum);
-  window->add_option("x", window_flags->a, "The operand, of rank 1")->required();
+  window->add_option("x", window_flags->a, "The operand, of rank 1")
+      ->type_name("OPERAND")
+      ->required();
   window->add_option("--radius", window_flags->radius, "In elements")->required();
 }
 

@@ -117,13 +117,15 @@ absl::Status Put(Session& session, const PutFlags& flags) {
 void AddPut(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<PutFlags>();
   CLI::App* command = app.add_subcommand("put", "Upload an array");
-  auto* file = command->add_option("file", flags->file, "A .npy file");
-  command->add_option("--name", flags->name, "Name of the buffer; default: the file's");
+  auto* file = command->add_option("file", flags->file, "A .npy file")->type_name("FILE");
+  command->add_option("--name", flags->name, "Name of the buffer; default: the file's")
+      ->type_name("BUFFER");
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m; default: the server's")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of this name");
-  command->add_option("--device", flags->device,
-                      "Device that holds it; default: the server's first");
+  command
+      ->add_option("--device", flags->device, "Device that holds it; default: the server's first")
+      ->type_name("DEVICE");
   command
       ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
       ->check(CLI::Range(1, 64));
@@ -154,8 +156,9 @@ void AddGet(CLI::App& app, Command& chosen) {
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("get", "Download a buffer into a .npy file");
-  command->add_option("name", flags->name, "Name of the buffer")->required();
+  command->add_option("name", flags->name, "Name of the buffer")->type_name("BUFFER")->required();
   command->add_option("-o,--output", flags->file, "The file to write; - is standard output")
+      ->type_name("FILE")
       ->required();
   command->add_flag("--no-checksums", flags->no_checksums,
                     "Do not ask for a CRC-32C of the bytes, and check none");
@@ -207,7 +210,7 @@ absl::Status List(Session& session, const std::string& prefix) {
 void AddLs(CLI::App& app, Command& chosen) {
   auto prefix = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("ls", "List buffers");
-  command->add_option("prefix", *prefix, "Only names that begin so");
+  command->add_option("prefix", *prefix, "Only names that begin so")->type_name("BUFFER");
   command->callback(
       [prefix, &chosen] { chosen = [prefix](Session& s) { return List(s, *prefix); }; });
 }
@@ -241,7 +244,9 @@ void AddRm(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
       app.add_subcommand("rm", "Delete buffers, with what is being uploaded to them");
-  command->add_option("names", flags->names, "Names of the buffers")->required();
+  command->add_option("names", flags->names, "Names of the buffers")
+      ->type_name("BUFFER")
+      ->required();
   command
       ->add_option("--version", flags->version,
                    "Delete this version alone, a buffer or a draft; 'tessera info NAME' lists them")
@@ -282,11 +287,13 @@ void AddCp(CLI::App& app, Command& chosen) {
   CLI::App* command =
       app.add_subcommand("cp", "Copy a buffer, or a window of it, without leaving the server");
   command->add_option("source", flags->source, "NAME, NAME[slices] or NAME@OFFSET:SHAPE:STRIDES")
+      ->type_name("OPERAND")
       ->required();
-  command->add_option("name", flags->name, "The new buffer")->required();
+  command->add_option("name", flags->name, "The new buffer")->type_name("BUFFER")->required();
   command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
-  command->add_option("--device", flags->device, "Where it goes; default: the source's device");
+  command->add_option("--device", flags->device, "Where it goes; default: the source's device")
+      ->type_name("DEVICE");
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of that name");

@@ -75,6 +75,13 @@ auto Parse(const Values& values, std::string_view text) {
   return *std::find_if(values.begin(), values.end(), [&](auto v) { return Name(v) == text; });
 }
 
+// Takes the value as if it stood on the command line. Throws CLI::ParseError if it is a bad one.
+inline void SetOption(CLI::Option& option, const std::string& value) {
+  option.clear();
+  option.add_result(value);
+  option.run_callback();
+}
+
 // --- Interrupts ----------------------------------------------------------------------------------
 
 // While it lives, the first SIGINT, SIGTERM or SIGHUP lets a transfer end by itself, which undoes
@@ -119,9 +126,11 @@ void AddRm(CLI::App& app, Command& chosen);
 void AddCp(CLI::App& app, Command& chosen);
 void AddInfo(CLI::App& app, Command& chosen);
 void AddOperations(CLI::App& app, Command& chosen);
+void AddMap(CLI::App& app, Command& chosen);
 void AddRun(CLI::App& app, Command& chosen);
 void AddStrategies(CLI::App& app, Command& chosen);
 void AddBench(CLI::App& app, Command& chosen);
 void AddHealth(CLI::App& app, Command& chosen);
+void AddCompletion(CLI::App& app, Command& chosen);
 
 }  // namespace tessera

@@ -64,6 +64,7 @@ Rounding RoundingOf(DType dtype) {
       return {0x1p-53L, 0x1p-1074L};
     case DType::kI32:
     case DType::kI64:
+    case DType::kBool:
       break;
   }
   return {0, 0};

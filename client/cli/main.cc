@@ -21,12 +21,30 @@ int Main(int argc, char** argv) {
           "elements, as in x@0:540x1257:0x1), file:PATH.npy (travels with the request)\n\n") +
       std::string(ExitCodesText()));
 
-  std::string server = ClientOptions().server;
+  ClientOptions options;
+  std::string server = options.server;
   std::string timeout = "60s";
   bool json = false;
-  app.add_option("-s,--server", server, "Address: host:port or unix:/path")
+  app.add_option(
+         "-s,--server", server,
+         "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
+         "buffers: the first that answers")
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
+  app.add_option("--tls-ca", options.tls_ca,
+                 "CA of the server's certificate, in PEM: connects by TLS")
+      ->type_name("FILE")
+      ->envname("TESSERA_CLIENT_TLS_CA");
+  app.add_option("--tls-cert", options.tls_cert, "Certificate to show to the server, in PEM")
+      ->type_name("FILE")
+      ->envname("TESSERA_CLIENT_TLS_CERT");
+  app.add_option("--tls-key", options.tls_key, "Key of --tls-cert, in PEM")
+      ->type_name("FILE")
+      ->envname("TESSERA_CLIENT_TLS_KEY");
+  app.add_option("--tls-server-name", options.tls_server_name,
+                 "Name that the server's certificate is for, unless it is the host of --server")
+      ->type_name("NAME")
+      ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
   app.add_option("--timeout", timeout,
                  "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
       ->check(DurationCheck())
@@ -41,17 +59,18 @@ int Main(int argc, char** argv) {
   AddCp(app, command);
   AddInfo(app, command);
   AddOperations(app, command);
+  AddMap(app, command);
   AddRun(app, command);
   AddStrategies(app, command);
   AddBench(app, command);
   AddHealth(app, command);
+  AddCompletion(app, command);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsageExitCode;
   }
 
-  ClientOptions options;
   options.server = server;
   options.timeout = *ParseDuration(timeout);
   options.stall_timeout = options.timeout;

@@ -22,8 +22,10 @@ struct OperationFlags {
   bool timing = false;
 
   void Add(CLI::App& command) {
-    command.add_option("--strategy", strategy,
-                       "Algorithm, of 'tessera strategies'; default: the fastest");
+    command
+        .add_option("--strategy", strategy,
+                    "Algorithm, of 'tessera strategies'; default: the fastest")
+        ->type_name("STRATEGY");
     AddLaunch(command, launch);
     command.add_flag("--timing", timing,
                      "Measure the time on the device and print what the call cost");
@@ -46,9 +48,12 @@ struct ResultFlags {
   std::string ttl;
 
   void Add(CLI::App& command) {
-    auto* name = command.add_option("--out", out, "Keep the result on the device as this buffer");
-    auto* path = command.add_option("-o,--output", file,
-                                    "Save the result as a .npy file; - is standard output");
+    auto* name = command.add_option("--out", out, "Keep the result on the device as this buffer")
+                     ->type_name("BUFFER");
+    auto* path =
+        command
+            .add_option("-o,--output", file, "Save the result as a .npy file; - is standard output")
+            ->type_name("FILE");
     path->excludes(name);
     command.add_flag("--replace", replace, "Replace a buffer of the name given to --out")
         ->needs(name);

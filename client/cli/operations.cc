@@ -24,8 +24,8 @@ struct BinaryFlags {
   std::string out_dtype;
 
   void AddOperands(CLI::App& command) {
-    command.add_option("a", a, "First operand")->required();
-    command.add_option("b", b, "Second operand")->required();
+    command.add_option("a", a, "First operand")->type_name("OPERAND")->required();
+    command.add_option("b", b, "Second operand")->type_name("OPERAND")->required();
     operation.Add(command);
   }
 };
@@ -146,7 +146,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
   command->add_option("op", reduce->op, "The operation")
       ->required()
       ->check(CLI::IsMember(NamesOf(kAllReduceOps)));
-  command->add_option("x", reduce->x, "The operand")->required();
+  command->add_option("x", reduce->x, "The operand")->type_name("OPERAND")->required();
   command->add_option("--axes", reduce->axes,
                       "Axes to fold, as in 0,1 or -1; default: all, to one number");
   command->add_flag("--keep-dims", reduce->keep_dims, "Keep folded axes with extent 1");
@@ -167,7 +167,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
 
   auto window = std::make_shared<WindowSumFlags>();
   command = app.add_subcommand("window-sum", "Sums of the elements within a radius of each");
-  command->add_option("x", window->x, "The operand, of rank 1")->required();
+  command->add_option("x", window->x, "The operand, of rank 1")->type_name("OPERAND")->required();
   command->add_option("--radius", window->radius, "In elements")->required();
   window->operation.Add(*command);
   window->result.Add(*command);

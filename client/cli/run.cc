@@ -5,6 +5,8 @@
 //
 //   operands    "x[0]", "file:PATH.npy", "step:0" beside the messages {"buffer": "x"}, ...
 //   result      "scratch", or the name of a buffer, beside {"buffer": {"name": "y", "replace": true}}
+//   operands    a list of such words or messages, of map
+//   expression  "(a - b) * 2" beside {"nodes": [...]}
 //   op          "argmin" beside "REDUCE_OP_ARGMIN"
 //   out_dtype   "f32" beside "DTYPE_F32"
 #include <fstream>
@@ -18,6 +20,7 @@
 #include "client/cli/command.h"
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
+#include "client/expression_text.h"
 #include "client/requests.h"
 #include "google/protobuf/util/json_util.h"
 
@@ -29,17 +32,40 @@ absl::Status BadProgram(const std::string& path, const std::string& what) {
                    absl::StrCat(path, " is no program: ", what));
 }
 
+// Puts a message in the place of a word.
+absl::Status SetMessage(const google::protobuf::Message& message, Json& json) {
+  std::string text;
+  if (!google::protobuf::util::MessageToJsonString(message, &text).ok())
+    return absl::InternalError("a message cannot be written as JSON");
+  json = Json::parse(text);
+  return absl::OkStatus();
+}
+
+absl::Status ExpandOperand(Session& session, Json& json) {
+  if (!json.is_string()) return absl::OkStatus();
+  auto operand = ResolveOperand(session, json.get<std::string>());
+  return operand.ok() ? SetMessage(ToMessage(*operand), json) : operand.status();
+}
+
+absl::Status ExpandMap(Session& session, Json& request) {
+  if (request.contains("operands") && request["operands"].is_array()) {
+    for (Json& operand : request["operands"])
+      if (absl::Status status = ExpandOperand(session, operand); !status.ok()) return status;
+  }
+  if (!request.contains("expression") || !request["expression"].is_string())
+    return absl::OkStatus();
+  const auto expression = ParseExpression(request["expression"].get<std::string>());
+  return expression.ok() ? SetMessage(expression->ToMessage(), request["expression"])
+                         : expression.status();
+}
+
 // Replaces the words of the command line in the request of one step.
 absl::Status Expand(Session& session, Json& request) {
   for (const char* name : {"a", "b", "x"}) {
-    if (!request.contains(name) || !request[name].is_string()) continue;
-    auto operand = ResolveOperand(session, request[name].get<std::string>());
-    if (!operand.ok()) return operand.status();
-    std::string text;
-    if (!google::protobuf::util::MessageToJsonString(ToMessage(*operand), &text).ok())
-      return absl::InternalError("an operand cannot be written as JSON");
-    request[name] = Json::parse(text);
+    if (!request.contains(name)) continue;
+    if (absl::Status status = ExpandOperand(session, request[name]); !status.ok()) return status;
   }
+  if (absl::Status status = ExpandMap(session, request); !status.ok()) return status;
   const auto upper = [&](const char* name, const char* prefix) {
     if (!request.contains(name) || !request[name].is_string()) return;
     const std::string text = absl::AsciiStrToUpper(request[name].get<std::string>());
@@ -109,6 +135,9 @@ absl::Status ReportResult(Session& session, const v1::StepResult& result) {
     case v1::StepResult::kWindowSum:
       stats(result.window_sum());
       return array(result.window_sum());
+    case v1::StepResult::kMap:
+      stats(result.map());
+      return array(result.map());
     case v1::StepResult::kError:
     case v1::StepResult::RESULT_NOT_SET:
       break;
@@ -149,7 +178,7 @@ absl::Status Run(Session& session, const std::string& path) {
 void AddRun(CLI::App& app, Command& chosen) {
   auto path = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("run", "Run a program of operations from a JSON file");
-  command->add_option("file", *path, "The program")->required();
+  command->add_option("file", *path, "The program")->type_name("FILE")->required();
   command->callback([path, &chosen] { chosen = [path](Session& s) { return Run(s, *path); }; });
 }
 

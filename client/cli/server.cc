@@ -1,8 +1,12 @@
 // info, strategies and health.
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
@@ -76,7 +80,7 @@ absl::Status ServerInfo(Session& session) {
 void AddInfo(CLI::App& app, Command& chosen) {
   auto name = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("info", "Describe the server, or a buffer");
-  command->add_option("name", *name, "Name of a buffer");
+  command->add_option("name", *name, "Name of a buffer")->type_name("BUFFER");
   command->callback([name, &chosen] {
     chosen = [name](Session& s) { return name->empty() ? ServerInfo(s) : BufferInfo(s, *name); };
   });
@@ -109,14 +113,47 @@ absl::Status ListStrategies(Session& session, const std::string& operation) {
 void AddStrategies(CLI::App& app, Command& chosen) {
   auto operation = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("strategies", "List the algorithms");
-  command->add_option("operation", *operation,
-                      "dot, reduce, reduce_axes, matmul, add or window_sum; default: all");
+  command
+      ->add_option("operation", *operation,
+                   "dot, reduce, reduce_axes, matmul, add, window_sum or map; default: all")
+      ->type_name("OPERATION");
   command->callback([operation, &chosen] {
     chosen = [operation](Session& s) { return ListStrategies(s, *operation); };
   });
 }
 
 namespace {
+
+// The parts of a file of /proc, which end with a zero byte each.
+std::vector<std::string> ProcessStrings(int process, std::string_view file) {
+  std::ifstream in(
+      absl::StrCat("/proc/", process, "/", absl::string_view(file.data(), file.size())));
+  if (!in) {
+    throw CLI::ValidationError("--process", absl::StrCat("cannot read about process ", process));
+  }
+  std::vector<std::string> found;
+  for (std::string part; std::getline(in, part, '\0');) found.push_back(part);
+  return found;
+}
+
+// The first address that a server listens on: a flag of its command line, or its environment, over
+// which the flag wins. 0.0.0.0 and [::] lead to this host as well.
+std::string AddressOf(int process) {
+  constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
+  std::string listen = ClientOptions().server;
+  for (const std::string& variable : ProcessStrings(process, "environ")) {
+    if (!absl::StartsWith(variable, kVariable)) continue;
+    if (variable.size() > kVariable.size()) listen = variable.substr(kVariable.size());
+  }
+  const std::vector<std::string> words = ProcessStrings(process, "cmdline");
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    const bool apart = *word == kFlag && word + 1 != words.end();
+    if (!apart && !absl::StartsWith(*word, absl::StrCat(kFlag, "="))) continue;
+    listen = apart ? *(word + 1) : word->substr(kFlag.size() + 1);
+    break;
+  }
+  return listen.substr(0, listen.find(','));
+}
 
 absl::Status Health(Session& session, const std::string& service) {
   const auto serving = session.client.CheckHealth(service);
@@ -134,11 +171,21 @@ absl::Status Health(Session& session, const std::string& service) {
 
 void AddHealth(CLI::App& app, Command& chosen) {
   auto service = std::make_shared<std::string>("tessera.v1.ComputeService");
+  auto process = std::make_shared<int>(0);
   CLI::App* command = app.add_subcommand("health", "Ask whether the server takes operations");
   command->add_option("service", *service, "Name of the service; empty: the process")
       ->capture_default_str();
-  command->callback(
-      [service, &chosen] { chosen = [service](Session& s) { return Health(s, *service); }; });
+  command
+      ->add_option(
+          "--process", *process,
+          "Ask the server that runs on this host as the process PID, at the first address\n"
+          "of its flag or environment, instead of that of --server")
+      ->type_name("PID")
+      ->check(CLI::PositiveNumber);
+  command->callback([service, process, &app, &chosen] {
+    if (*process != 0) SetOption(*app.get_option("--server"), AddressOf(*process));
+    chosen = [service](Session& s) { return Health(s, *service); };
+  });
 }
 
 }  // namespace tessera

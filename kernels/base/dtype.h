@@ -9,7 +9,7 @@
 namespace tessera {
 
 // The values equal those of tessera.v1.Dtype on the wire.
-enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64 };
+enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64, kBool };
 
 struct DTypeInfo {
   DType dtype;
@@ -21,18 +21,20 @@ struct DTypeInfo {
 
 // THE list of element types, in the order of their values. What else an element type needs: its
 // C++ type (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value
-// of the protocol's enum.
-inline constexpr std::array<DTypeInfo, 6> kDTypeInfos = {{
+// of the protocol's enum. bool is the type of truth values inside expressions: no array has it.
+inline constexpr std::array<DTypeInfo, 7> kDTypeInfos = {{
     {DType::kF32, "f32", "<f4", 4, 0x1p-24},
     {DType::kF64, "f64", "<f8", 8, 0x1p-53},
     {DType::kF16, "f16", "<f2", 2, 0x1p-11},
     {DType::kBF16, "bf16", "|V2", 2, 0x1p-8},
     {DType::kI32, "i32", "<i4", 4, 0},
     {DType::kI64, "i64", "<i8", 8, 0},
+    {DType::kBool, "bool", "|b1", 1, 0},
 }};
 
+// Those of arrays.
 inline constexpr auto kAllDTypes = [] {
-  std::array<DType, kDTypeInfos.size()> all{};
+  std::array<DType, kDTypeInfos.size() - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
   return all;
 }();

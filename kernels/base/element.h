@@ -97,9 +97,9 @@ using ValueOf =
 template <class T>
 using WideOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 
-// Calls f(T{}) for the dtype's type.
+// Calls f(T{}) for the dtype's type. REQUIRES: dtype is not BOOL.
 template <class F>
-decltype(auto) DispatchDType(DType dtype, F&& f) {
+constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kF32:
       return f(float{});
@@ -112,6 +112,7 @@ decltype(auto) DispatchDType(DType dtype, F&& f) {
     case DType::kI32:
       return f(std::int32_t{});
     case DType::kI64:
+    case DType::kBool:
       break;
   }
   return f(std::int64_t{});

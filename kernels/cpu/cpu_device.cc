@@ -106,7 +106,9 @@ class CpuStream final : public Stream {
     if (bytes != 0) std::memcpy(host, device, bytes);
   }
 
-  void Zero(void* device, std::size_t bytes) override { std::memset(device, 0, bytes); }
+  void Zero(void* device, std::size_t bytes) override {
+    if (bytes != 0) std::memset(device, 0, bytes);
+  }
   void Gather(const View& view, void* out) override {
     switch (SizeOf(view.dtype)) {
       case 2:

@@ -79,6 +79,7 @@ class CudaDevice final : public Device {
   std::size_t AllocationBytes(std::size_t bytes) const override;
   void Free(void* memory) noexcept override;
   StagingMemory MakeStaging(std::size_t bytes) override;
+  HostRegistration RegisterHost(void* memory, std::size_t bytes) override;
   std::unique_ptr<Stream> MakeStream() override;
   void Probe() override;
 
@@ -141,6 +142,7 @@ class CudaStream final : public Stream {
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
   void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
   void CopyToDevice(void* device, std::span<const HostBytes> pieces) override;
+  void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
   void Zero(void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;

@@ -267,6 +267,27 @@ StagingMemory CudaDevice::MakeStaging(std::size_t bytes) {
   return {MakePinnedMemory(bytes).release(), [](void* memory) noexcept { CudaDeleter()(memory); }};
 }
 
+HostRegistration CudaDevice::RegisterHost(void* memory, std::size_t bytes) {
+  const auto unregister = [](void* registered) noexcept {
+    if (cudaHostUnregister(registered) != cudaSuccess) cudaGetLastError();
+  };
+  Use();
+  DismissPersistent();
+  const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+  if (error == cudaErrorHostMemoryAlreadyRegistered) {
+    // By another GPU, for all of them.
+    cudaGetLastError();
+    return {nullptr, unregister};
+  }
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw DeviceError(DeviceError::Kind::kOutOfHostMemory, "cudaHostRegister",
+                      cudaGetErrorName(error), bytes);
+  }
+  CheckCuda(error, "cudaHostRegister");
+  return {memory, unregister};
+}
+
 std::unique_ptr<Stream> CudaDevice::MakeStream() { return std::make_unique<CudaStream>(*this); }
 
 // --- Stream ---
@@ -380,6 +401,11 @@ void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
     CUDA_CHECK(cudaEventRecord(slot.done.get(), order()));
     to += size;
   }
+}
+
+void CudaStream::CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
+  device_.Use();
+  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, order()));
 }
 
 void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {

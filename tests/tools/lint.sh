@@ -51,6 +51,8 @@ lint() {
   step shellcheck "Shell scripts" shellcheck dev .ci/* "${scripts[@]}"
   step python-syntax "Syntax of Python files" /usr/bin/python3 -c \
     'import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]' "${python[@]}"
+  step mypy "Types of the Python client" \
+    bash -c 'cd client/python && /usr/bin/python3 -m mypy --cache-dir ../../.cache/mypy'
   find_buf
   step buf-lint "Protocol (buf lint)" "$buf" lint proto
   configure release

@@ -1,0 +1,145 @@
+// The calls of a client without waiting for their answers (Client::Async).
+//
+//   client.Async().Dot("x", "y", {}, [](absl::StatusOr<tessera::v1::DotResponse> answer) { ... });
+//   tessera::Future<tessera::v1::DotResponse> dot = client.Async().Dot("x", "y");
+//   ... dot.Get() ...
+//
+// Deadlines, repetitions and errors are those of the blocking calls. Callbacks run on a thread of
+// the client's own, one at a time and without a lock held, so they may begin other calls, and
+// should not block: until one returns, no other call of this form ends. Each runs exactly once,
+// with CANCELLED if AsyncCall::Cancel or the end of the client comes first.
+//
+// Thread safe. Not to be used after the client's end, which waits for all callbacks and so must not
+// happen in one.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+
+namespace tessera {
+
+class AsyncCallBase;
+class Connection;
+
+// A call under way. To let it go has no effect on the call. Thread safe.
+class AsyncCall {
+ public:
+  AsyncCall() = default;
+  explicit AsyncCall(std::weak_ptr<AsyncCallBase> call) : call_(std::move(call)) {}
+
+  // The call ends with CANCELLED, unless its answer is already there. Does not wait for that.
+  void Cancel() const;
+
+ private:
+  std::weak_ptr<AsyncCallBase> call_;
+};
+
+template <class Response>
+using Callback = std::function<void(absl::StatusOr<Response>)>;
+
+// An answer that is yet to come. To let it go has no effect on the call.
+template <class Response>
+class Future {
+ public:
+  Future(std::future<absl::StatusOr<Response>> answer, AsyncCall call)
+      : answer_(std::move(answer)), call_(std::move(call)) {}
+
+  // Waits for the answer; once only. Not in a callback.
+  absl::StatusOr<Response> Get() { return answer_.get(); }
+  bool IsReady() const {
+    return answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+  void Cancel() const { call_.Cancel(); }
+
+ private:
+  std::future<absl::StatusOr<Response>> answer_;
+  AsyncCall call_;
+};
+
+// Arguments are those of Client's method of that name.
+class AsyncClient {
+ public:
+  explicit AsyncClient(Connection* connection) : connection_(connection) {}
+
+  AsyncCall Dot(const Operand& a, const Operand& b, const OperationOptions& options,
+                Callback<v1::DotResponse> done);
+  AsyncCall Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes, bool keep_dims,
+                   const OperationOptions& options, Callback<v1::ReduceResponse> done);
+  AsyncCall Matmul(const Operand& a, const Operand& b, bool transpose_a, bool transpose_b,
+                   std::optional<DType> out_dtype, const OperationOptions& options,
+                   Callback<v1::MatmulResponse> done);
+  AsyncCall Add(const Operand& a, const Operand& b, const OperationOptions& options,
+                Callback<v1::AddResponse> done);
+  AsyncCall WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options,
+                      Callback<v1::WindowSumResponse> done);
+  AsyncCall Execute(const Program& program, const CallOptions& call,
+                    Callback<v1::ExecuteResponse> done);
+  AsyncCall GetBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
+                      Callback<v1::GetBufferResponse> done);
+  AsyncCall GetServerInfo(const CallOptions& call, Callback<v1::GetServerInfoResponse> done);
+
+  Future<v1::DotResponse> Dot(const Operand& a, const Operand& b,
+                              const OperationOptions& options = {}) {
+    return Promise<v1::DotResponse>([&](auto done) { return Dot(a, b, options, std::move(done)); });
+  }
+  Future<v1::ReduceResponse> Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
+                                    bool keep_dims = false, const OperationOptions& options = {}) {
+    return Promise<v1::ReduceResponse>(
+        [&](auto done) { return Reduce(op, x, axes, keep_dims, options, std::move(done)); });
+  }
+  Future<v1::MatmulResponse> Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
+                                    bool transpose_b = false,
+                                    std::optional<DType> out_dtype = std::nullopt,
+                                    const OperationOptions& options = {}) {
+    return Promise<v1::MatmulResponse>([&](auto done) {
+      return Matmul(a, b, transpose_a, transpose_b, out_dtype, options, std::move(done));
+    });
+  }
+  Future<v1::AddResponse> Add(const Operand& a, const Operand& b,
+                              const OperationOptions& options = {}) {
+    return Promise<v1::AddResponse>([&](auto done) { return Add(a, b, options, std::move(done)); });
+  }
+  Future<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
+                                          const OperationOptions& options = {}) {
+    return Promise<v1::WindowSumResponse>(
+        [&](auto done) { return WindowSum(x, radius, options, std::move(done)); });
+  }
+  Future<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {}) {
+    return Promise<v1::ExecuteResponse>(
+        [&](auto done) { return Execute(program, call, std::move(done)); });
+  }
+  Future<v1::GetBufferResponse> GetBuffer(const std::string& name, std::uint64_t version = 0,
+                                          const CallOptions& call = {}) {
+    return Promise<v1::GetBufferResponse>(
+        [&](auto done) { return GetBuffer(name, version, call, std::move(done)); });
+  }
+  Future<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {}) {
+    return Promise<v1::GetServerInfoResponse>(
+        [&](auto done) { return GetServerInfo(call, std::move(done)); });
+  }
+
+ private:
+  template <class Response, class Begin>
+  static Future<Response> Promise(Begin&& begin) {
+    auto promise = std::make_shared<std::promise<absl::StatusOr<Response>>>();
+    auto answer = promise->get_future();
+    AsyncCall call = begin(
+        [promise](absl::StatusOr<Response> response) { promise->set_value(std::move(response)); });
+    return {std::move(answer), std::move(call)};
+  }
+
+  Connection* connection_;
+};
+
+}  // namespace tessera

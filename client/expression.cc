@@ -1,0 +1,49 @@
+#include "client/expression.h"
+
+#include <map>
+#include <utility>
+
+namespace tessera {
+
+Expr::Expr(v1::Expression::Node node)
+    : data_(std::make_shared<const Data>(Data{std::move(node), {}})) {}
+
+Expr::Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype) {
+  v1::Expression::Node node;
+  node.set_op(static_cast<v1::MapOp>(op));
+  if (dtype) node.set_dtype(static_cast<v1::Dtype>(*dtype));
+  data_ = std::make_shared<const Data>(Data{std::move(node), std::move(args)});
+}
+
+Expr Element(std::uint32_t operand) {
+  v1::Expression::Node node;
+  node.set_operand(operand);
+  return Expr(std::move(node));
+}
+
+// Without recursion, which a long sum would take too deep: a node stays on the stack until all of its
+// arguments have been written.
+v1::Expression Expr::ToMessage() const {
+  v1::Expression message;
+  std::map<const Data*, std::uint32_t> written;
+  std::vector<const Data*> open = {data_.get()};
+  while (!open.empty()) {
+    const Data* const data = open.back();
+    bool ready = true;
+    for (const Expr& arg : data->args) {
+      if (written.contains(arg.data_.get())) continue;
+      open.push_back(arg.data_.get());
+      ready = false;
+    }
+    if (!ready) continue;
+    open.pop_back();
+    if (!written.try_emplace(data, static_cast<std::uint32_t>(message.nodes_size())).second)
+      continue;
+    v1::Expression::Node& node = *message.add_nodes();
+    node = data->node;
+    for (const Expr& arg : data->args) node.add_args(written[arg.data_.get()]);
+  }
+  return message;
+}
+
+}  // namespace tessera

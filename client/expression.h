@@ -1,0 +1,83 @@
+// Expressions for Map, written in C++:
+//
+//   const tessera::Expr x = tessera::Element(0), mean = tessera::Element(1);
+//   client.Map({"samples", "means"}, (x - mean) * 0.5);
+//
+// Nothing is computed here: an Expr is a small graph, which travels as a v1::Expression. What its
+// operations compute, and of which types they are, says MapOp in proto/tessera/v1/compute.proto.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/map_op.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace tessera {
+
+// A value for each element. Copies share what they consist of; what occurs twice is computed once.
+class Expr {
+ public:
+  // A constant; without a type it takes that of what it meets.
+  template <class T>
+  requires std::is_arithmetic_v<T> Expr(T value,  // NOLINT(google-explicit-constructor)
+                                        std::optional<DType> dtype = std::nullopt) {
+    v1::Expression::Node node;
+    if (dtype) node.set_dtype(static_cast<v1::Dtype>(*dtype));
+    if constexpr (std::is_same_v<T, bool>) {
+      node.set_boolean(value);
+    } else if constexpr (std::is_integral_v<T>) {
+      node.set_integer(static_cast<std::int64_t>(value));
+    } else {
+      node.set_real(static_cast<double>(value));
+    }
+    data_ = std::make_shared<const Data>(Data{std::move(node), {}});
+  }
+  // An operation, with as many arguments as it takes; dtype: of CAST.
+  Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
+
+  friend Expr Element(std::uint32_t operand);
+  // The nodes, each once, the expression itself last.
+  v1::Expression ToMessage() const;
+
+ private:
+  struct Data {
+    v1::Expression::Node node;  // but for its arguments
+    std::vector<Expr> args;
+  };
+  explicit Expr(v1::Expression::Node node);
+
+  std::shared_ptr<const Data> data_;
+};
+
+// The element of the operand of this index.
+Expr Element(std::uint32_t operand);
+
+inline Expr operator+(const Expr& a, const Expr& b) { return {MapOp::kAdd, {a, b}}; }
+inline Expr operator-(const Expr& a, const Expr& b) { return {MapOp::kSubtract, {a, b}}; }
+inline Expr operator*(const Expr& a, const Expr& b) { return {MapOp::kMultiply, {a, b}}; }
+inline Expr operator/(const Expr& a, const Expr& b) { return {MapOp::kDivide, {a, b}}; }
+inline Expr operator-(const Expr& a) { return {MapOp::kNegate, {a}}; }
+inline Expr operator==(const Expr& a, const Expr& b) { return {MapOp::kEqual, {a, b}}; }
+inline Expr operator!=(const Expr& a, const Expr& b) { return {MapOp::kNotEqual, {a, b}}; }
+inline Expr operator<(const Expr& a, const Expr& b) { return {MapOp::kLess, {a, b}}; }
+inline Expr operator<=(const Expr& a, const Expr& b) { return {MapOp::kLessEqual, {a, b}}; }
+inline Expr operator>(const Expr& a, const Expr& b) { return {MapOp::kGreater, {a, b}}; }
+inline Expr operator>=(const Expr& a, const Expr& b) { return {MapOp::kGreaterEqual, {a, b}}; }
+// Of truth values.
+inline Expr operator&(const Expr& a, const Expr& b) { return {MapOp::kAnd, {a, b}}; }
+inline Expr operator|(const Expr& a, const Expr& b) { return {MapOp::kOr, {a, b}}; }
+inline Expr operator^(const Expr& a, const Expr& b) { return {MapOp::kXor, {a, b}}; }
+inline Expr operator!(const Expr& a) { return {MapOp::kNot, {a}}; }
+
+inline Expr Where(const Expr& condition, const Expr& a, const Expr& b) {
+  return {MapOp::kWhere, {condition, a, b}};
+}
+inline Expr Cast(const Expr& a, DType dtype) { return {MapOp::kCast, {a}, dtype}; }
+
+}  // namespace tessera

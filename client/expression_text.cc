@@ -1,0 +1,220 @@
+#include "client/expression_text.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+struct Operator {
+  std::string_view text;
+  MapOp op;
+};
+
+// Operators of two arguments that associate to the left, level by level. Of those that begin alike the
+// longer one comes first.
+const std::array<std::vector<Operator>, 6>& Levels() {
+  static const auto& levels = *new std::array<std::vector<Operator>, 6>{{
+      {{"or", MapOp::kOr}},
+      {{"xor", MapOp::kXor}},
+      {{"and", MapOp::kAnd}},
+      {{"==", MapOp::kEqual},
+       {"!=", MapOp::kNotEqual},
+       {"<=", MapOp::kLessEqual},
+       {"<", MapOp::kLess},
+       {">=", MapOp::kGreaterEqual},
+       {">", MapOp::kGreater}},
+      {{"+", MapOp::kAdd}, {"-", MapOp::kSubtract}},
+      {{"//", MapOp::kFloorDivide},
+       {"*", MapOp::kMultiply},
+       {"/", MapOp::kDivide},
+       {"%", MapOp::kRemainder}},
+  }};
+  return levels;
+}
+constexpr std::size_t kComparisons = 3;
+
+bool IsWordCharacter(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+// Recursive descent. After an error nothing more is read: status_ says where it was.
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text) {}
+
+  absl::StatusOr<Expr> Parse() {
+    Expr expression = Level(0);
+    SkipSpace();
+    if (status_.ok() && at_ < text_.size()) Fail("an operator or the end is missing");
+    if (!status_.ok()) return status_;
+    return expression;
+  }
+
+ private:
+  // An expression has 64 nodes; parentheses may be some more.
+  static constexpr int kDeepest = 256;
+
+  Expr Fail(std::string_view what) {
+    if (status_.ok()) {
+      status_ = MakeError(
+          absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+          absl::StrCat("the expression cannot be read from character ", at_, " on: ", Absl(what)),
+          {{"position", absl::StrCat(at_)}});
+    }
+    at_ = text_.size();
+    return 0;
+  }
+
+  void SkipSpace() {
+    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) ++at_;
+  }
+
+  // A sign, or a whole word.
+  bool Take(std::string_view token) {
+    SkipSpace();
+    if (text_.substr(at_, token.size()) != token) return false;
+    const std::size_t end = at_ + token.size();
+    if (IsWordCharacter(token.back()) && end < text_.size() && IsWordCharacter(text_[end]))
+      return false;
+    if (token == "*" && text_.substr(at_, 2) == "**") return false;
+    at_ = end;
+    return true;
+  }
+  void Expect(std::string_view token) {
+    if (!Take(token)) Fail(absl::StrCat("'", Absl(token), "' is missing"));
+  }
+
+  Expr Level(std::size_t level) {
+    if (level == kComparisons && Take("not")) return Nested([&] { return !Level(level); });
+    if (level == Levels().size()) return Negated();
+    Expr left = Level(level + 1);
+    while (status_.ok()) {
+      const std::optional<MapOp> op = TakeOperator(Levels()[level]);
+      if (!op) break;
+      left = Expr(*op, {left, Level(level + 1)});
+      if (level == kComparisons) break;
+    }
+    return left;
+  }
+
+  std::optional<MapOp> TakeOperator(const std::vector<Operator>& operators) {
+    for (const Operator& candidate : operators)
+      if (Take(candidate.text)) return candidate.op;
+    return std::nullopt;
+  }
+
+  // -a ** b is -(a ** b), and a ** -b ** c is a ** (-(b ** c)).
+  Expr Negated() {
+    if (Take("-")) return Nested([&] { return Minus(Negated()); });
+    Expr base = Primary();
+    if (Take("**")) return Nested([&] { return Expr(MapOp::kPower, {base, Negated()}); });
+    return base;
+  }
+
+  // A constant has its sign: a node less.
+  static Expr Minus(const Expr& value) {
+    const v1::Expression message = value.ToMessage();
+    const v1::Expression::Node& node = message.nodes(message.nodes_size() - 1);
+    if (node.has_integer()) return -node.integer();  // what is written has no sign of its own
+    if (node.has_real()) return -node.real();
+    return -value;
+  }
+
+  template <class F>
+  Expr Nested(F f) {
+    if (depth_ >= kDeepest) return Fail("it is nested too deep");
+    ++depth_;
+    Expr value = f();
+    --depth_;
+    return value;
+  }
+
+  Expr Primary() {
+    if (Take("(")) {
+      return Nested([&] {
+        Expr inner = Level(0);
+        Expect(")");
+        return inner;
+      });
+    }
+    SkipSpace();
+    if (at_ == text_.size()) return Fail("an operand is missing");
+    const char c = text_[at_];
+    if (std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.') return Number();
+    if (IsWordCharacter(c)) return Word();
+    return Fail("neither an operand nor a number");
+  }
+
+  Expr Number() {
+    const std::size_t begin = at_;
+    bool real = false;
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      const bool exponent = c == 'e' || c == 'E';
+      if (std::isdigit(static_cast<unsigned char>(c)) == 0 && c != '.' && !exponent) break;
+      real |= c == '.' || exponent;
+      ++at_;
+      if (exponent && at_ < text_.size() && (text_[at_] == '+' || text_[at_] == '-')) ++at_;
+    }
+    const absl::string_view digits = Absl(text_.substr(begin, at_ - begin));
+    std::int64_t integer = 0;
+    if (!real && absl::SimpleAtoi(digits, &integer)) return integer;
+    double value = 0;
+    if (real && absl::SimpleAtod(digits, &value)) return value;
+    at_ = begin;
+    return Fail(real ? "no number" : "an integer of more than 64 bits");
+  }
+
+  Expr Word() {
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && IsWordCharacter(text_[at_])) ++at_;
+    const std::string_view word = text_.substr(begin, at_ - begin);
+    if (word.size() == 1 && word[0] >= 'a' && word[0] <= 'h')
+      return Element(static_cast<std::uint32_t>(word[0] - 'a'));
+    if (word == "true") return true;
+    if (word == "false") return false;
+    if (word == "inf") return std::numeric_limits<double>::infinity();
+    if (word == "nan") return std::numeric_limits<double>::quiet_NaN();
+    for (const DTypeInfo& info : kDTypeInfos)
+      if (word == info.name) return Nested([&] { return Call(MapOp::kCast, 1, info.dtype); });
+    for (const MapOpInfo& info : kMapOpInfos) {
+      if (word == info.name && info.rule != MapRule::kCast)
+        return Nested([&] { return Call(info.op, info.arguments, std::nullopt); });
+    }
+    at_ = begin;
+    return Fail(absl::StrCat("there is no '", Absl(word), "'"));
+  }
+
+  Expr Call(MapOp op, int arguments, std::optional<DType> dtype) {
+    std::vector<Expr> args;
+    Expect("(");
+    for (int i = 0; i < arguments && status_.ok(); ++i) {
+      if (i > 0) Expect(",");
+      args.push_back(Level(0));
+    }
+    Expect(")");
+    return Expr(op, std::move(args), dtype);
+  }
+
+  const std::string_view text_;
+  std::size_t at_ = 0;
+  int depth_ = 0;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::StatusOr<Expr> ParseExpression(std::string_view text) { return Parser(text).Parse(); }
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+// The answers of a program by the steps that gave them:
+//
+//   tessera::Program program;
+//   const auto scores = program.Matmul("queries", "items", false, true, {}, {.scratch = true});
+//   program.Name("best", program.Reduce(tessera::ReduceOp::kMax, scores));
+//   absl::StatusOr<tessera::ProgramResults> results =
+//       tessera::ProgramResults::Execute(client, program);
+//   absl::StatusOr<double> best = results->Real("best");
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "kernels/base/dtype.h"
+
+namespace tessera {
+
+// A step by its number or by the name that Program::Name has given it.
+struct StepKey {
+  StepKey(ProgramStep step) : key(step) {}               // NOLINT(google-explicit-constructor)
+  StepKey(const char* name) : key(std::string(name)) {}  // NOLINT(google-explicit-constructor)
+  StepKey(std::string name) : key(std::move(name)) {}    // NOLINT(google-explicit-constructor)
+
+  std::variant<ProgramStep, std::string> key;
+};
+
+// Every method fails with the error of the step; with INVALID_ARGUMENT / UNKNOWN_STEP {step} for
+// one that the program does not have; with FAILED_PRECONDITION / OTHER_RESULT where the step gave
+// something else than is asked for. Thread safe as long as it is const.
+class ProgramResults {
+ public:
+  // Client::Execute, whose errors it has.
+  static absl::StatusOr<ProgramResults> Execute(Client& client, const Program& program,
+                                                const CallOptions& call = {});
+  // response: as of Client::Execute or AsyncClient::Execute with this program.
+  ProgramResults(const Program& program, v1::ExecuteResponse response)
+      : names_(program.names()), response_(std::move(response)) {}
+
+  const v1::ExecuteResponse& response() const { return response_; }
+  absl::Status StatusOf(const StepKey& step) const;
+  // The number of a Dot or a whole Reduce. Integers beyond 2^53 are rounded.
+  absl::StatusOr<double> Real(const StepKey& step) const;
+  // The number of one with integer operands, ALL or ANY.
+  absl::StatusOr<std::int64_t> Integer(const StepKey& step) const;
+  // Of ARGMIN or ARGMAX without axes: where the extremum is.
+  absl::StatusOr<std::int64_t> Index(const StepKey& step) const;
+  // An array in the answer.
+  absl::StatusOr<v1::Tensor> Tensor(const StepKey& step) const;
+  // A new buffer, for a step with a target.
+  absl::StatusOr<v1::Buffer> Buffer(const StepKey& step) const;
+  // The elements of an array in the answer, row-major. T: float, double, std::int32_t or
+  // std::int64_t, that of the array.
+  template <class T>
+  absl::StatusOr<std::vector<T>> Values(const StepKey& step) const;
+
+ private:
+  absl::StatusOr<const v1::StepResult*> Find(const StepKey& step) const;
+  absl::StatusOr<v1::Scalar> Scalar(const StepKey& step) const;
+  absl::StatusOr<v1::Tensor> TensorOf(const StepKey& step, v1::Dtype dtype) const;
+
+  std::map<std::string, ProgramStep> names_;
+  v1::ExecuteResponse response_;
+};
+
+template <class T>
+absl::StatusOr<std::vector<T>> ProgramResults::Values(const StepKey& step) const {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>);
+  constexpr v1::Dtype kDtype = std::is_same_v<T, float>          ? v1::DTYPE_F32
+                               : std::is_same_v<T, double>       ? v1::DTYPE_F64
+                               : std::is_same_v<T, std::int32_t> ? v1::DTYPE_I32
+                                                                 : v1::DTYPE_I64;
+  const absl::StatusOr<v1::Tensor> tensor = TensorOf(step, kDtype);
+  if (!tensor.ok()) return tensor.status();
+  std::vector<T> values(tensor->data().size() / sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), tensor->data().data(), values.size() * sizeof(T));
+  }
+  return values;
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+// A handle of one version of a resident buffer, from Client::Hold:
+//
+//   absl::StatusOr<tessera::v1::MatmulResponse> product =
+//       client.Matmul("a", "b", false, false, {}, {.target = tessera::ResultBuffer{"scores"}});
+//   tessera::ResidentBuffer scores = client.Hold(product->buffer(), {.delete_with_handle = true});
+//   client.Reduce(tessera::ReduceOp::kMax, scores);  // of this version, or VERSION_MISMATCH
+//
+// A handle may outlive its client: it shares the connections.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/client.h"
+
+namespace tessera {
+
+class Connection;
+
+// Move-only; not thread safe. Empty after a move, Delete or Release.
+class ResidentBuffer {
+ public:
+  ResidentBuffer() = default;
+  ResidentBuffer(std::shared_ptr<Connection> connection, v1::Buffer buffer,
+                 const HoldOptions& options);
+  ResidentBuffer(ResidentBuffer&& other) noexcept;
+  ResidentBuffer& operator=(ResidentBuffer&& other) noexcept;
+  // If asked for, begins to delete this version of the buffer, and no other one of its name,
+  // without waiting for that. The end of the connections waits, for at most five seconds. A server
+  // that does not answer keeps the buffer: give it a ttl where that matters.
+  ~ResidentBuffer();
+
+  explicit operator bool() const { return connection_ != nullptr; }
+  // As the server described it when it was taken hold of.
+  const v1::Buffer& info() const { return buffer_; }
+  const std::string& name() const { return buffer_.name(); }
+  std::uint64_t version() const { return buffer_.version(); }
+
+  // This version of the buffer, whole. Calls fail with VERSION_MISMATCH once it has been replaced.
+  operator Operand() const;  // NOLINT(google-explicit-constructor)
+
+  // Deletes this version and waits for it; the handle is empty when that has succeeded. NOT_FOUND /
+  // BUFFER_NOT_FOUND, FAILED_PRECONDITION / VERSION_MISMATCH: it is gone already, or another is
+  // there.
+  absl::Status Delete(const CallOptions& call = {});
+  // Lets the buffer stay.
+  v1::Buffer Release();
+
+ private:
+  void End();
+
+  std::shared_ptr<Connection> connection_;  // null: empty
+  v1::Buffer buffer_;
+  bool delete_ = false;
+};
+
+}  // namespace tessera

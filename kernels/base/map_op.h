@@ -1,0 +1,114 @@
+// The operations of an expression (Map) and what holds of each whatever computes it. Standard library
+// only.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+// The values equal those of tessera.v1.MapOp on the wire.
+enum class MapOp : std::uint8_t {
+  kAdd = 1,
+  kSubtract,
+  kMultiply,
+  kDivide,
+  kFloorDivide,
+  kRemainder,
+  kPower,
+  kMinimum,
+  kMaximum,
+  kFma,
+  kClip,
+  kNegate,
+  kAbs,
+  kSign,
+  kFloor,
+  kCeil,
+  kTrunc,
+  kRound,
+  kSqrt,
+  kExp,
+  kLog,
+  kTanh,
+  kEqual,
+  kNotEqual,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kAnd,
+  kOr,
+  kXor,
+  kNot,
+  kWhere,
+  kCast,
+};
+
+// Which types the arguments may have, and which the result has.
+enum class MapRule : std::uint8_t {
+  kNumbers,     // one type of numbers for all, and for the result
+  kReals,       // the same, where integers become F64
+  kComparison,  // one type for all; the result is BOOL
+  kLogic,       // BOOL alone
+  kSelect,      // BOOL first; one type for the others and the result
+  kCast,        // any; the type that the node names
+};
+
+struct MapOpInfo {
+  MapOp op;
+  std::string_view name;  // as the CLI and the documents spell it
+  int arguments;
+  MapRule rule;
+  int flops;  // what it costs, in additions, by the cost model
+};
+
+// THE list, in the order of the values. What an operation computes: kernels/map_math.h.
+inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
+    {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},
+    {MapOp::kSubtract, "subtract", 2, MapRule::kNumbers, 1},
+    {MapOp::kMultiply, "multiply", 2, MapRule::kNumbers, 1},
+    {MapOp::kDivide, "divide", 2, MapRule::kReals, 4},
+    {MapOp::kFloorDivide, "floor_divide", 2, MapRule::kNumbers, 32},
+    {MapOp::kRemainder, "remainder", 2, MapRule::kNumbers, 32},
+    {MapOp::kPower, "power", 2, MapRule::kNumbers, 64},
+    {MapOp::kMinimum, "minimum", 2, MapRule::kNumbers, 1},
+    {MapOp::kMaximum, "maximum", 2, MapRule::kNumbers, 1},
+    {MapOp::kFma, "fma", 3, MapRule::kNumbers, 8},
+    {MapOp::kClip, "clip", 3, MapRule::kNumbers, 2},
+    {MapOp::kNegate, "negate", 1, MapRule::kNumbers, 1},
+    {MapOp::kAbs, "abs", 1, MapRule::kNumbers, 1},
+    {MapOp::kSign, "sign", 1, MapRule::kNumbers, 2},
+    {MapOp::kFloor, "floor", 1, MapRule::kNumbers, 2},
+    {MapOp::kCeil, "ceil", 1, MapRule::kNumbers, 2},
+    {MapOp::kTrunc, "trunc", 1, MapRule::kNumbers, 2},
+    {MapOp::kRound, "round", 1, MapRule::kNumbers, 2},
+    {MapOp::kSqrt, "sqrt", 1, MapRule::kReals, 8},
+    {MapOp::kExp, "exp", 1, MapRule::kReals, 16},
+    {MapOp::kLog, "log", 1, MapRule::kReals, 16},
+    {MapOp::kTanh, "tanh", 1, MapRule::kReals, 32},
+    {MapOp::kEqual, "equal", 2, MapRule::kComparison, 1},
+    {MapOp::kNotEqual, "not_equal", 2, MapRule::kComparison, 1},
+    {MapOp::kLess, "less", 2, MapRule::kComparison, 1},
+    {MapOp::kLessEqual, "less_equal", 2, MapRule::kComparison, 1},
+    {MapOp::kGreater, "greater", 2, MapRule::kComparison, 1},
+    {MapOp::kGreaterEqual, "greater_equal", 2, MapRule::kComparison, 1},
+    {MapOp::kAnd, "and", 2, MapRule::kLogic, 1},
+    {MapOp::kOr, "or", 2, MapRule::kLogic, 1},
+    {MapOp::kXor, "xor", 2, MapRule::kLogic, 1},
+    {MapOp::kNot, "not", 1, MapRule::kLogic, 1},
+    {MapOp::kWhere, "where", 3, MapRule::kSelect, 1},
+    {MapOp::kCast, "cast", 1, MapRule::kCast, 1},
+}};
+
+inline constexpr int kMostArguments = 3;
+
+// Null for a value that is none of the list.
+constexpr const MapOpInfo* InfoOf(MapOp op) {
+  const auto i = static_cast<std::size_t>(op) - 1;
+  return i < kMapOpInfos.size() ? &kMapOpInfos[i] : nullptr;
+}
+
+}  // namespace tessera

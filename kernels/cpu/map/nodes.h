@@ -1,0 +1,132 @@
+// The instructions of an expression on a CPU, each for a block of elements: loops that become vector
+// instructions, over registers that stay in the first-level cache.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/gather.h"
+#include "kernels/map_math.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// Elements of a block: with 4 registers of 8 bytes each half of a first-level cache.
+inline constexpr std::int64_t kMapBlock = 512;
+// A register's bytes for each element, whatever its type.
+inline constexpr std::int64_t kCellBytes = 8;
+
+// A problem's operands as they are read.
+struct MapOperands {
+  explicit MapOperands(const MapProblem& p) {
+    for (std::size_t i = 0; i < views.size(); ++i) views[i] = Merged(p.operands[i]);
+  }
+  std::array<View, kMostOperands> views;
+};
+
+inline bool IsWhole(const View& merged) {
+  return merged.shape.rank == 0 || (merged.shape.rank == 1 && merged.strides[0] == 1);
+}
+
+// Registers of one block: where each may be written, and where its values are, which is elsewhere
+// for an operand that is read in place.
+struct MapRegisters {
+  std::array<void*, kMostRegisters> memory;
+  std::array<const void*, kMostRegisters> at;
+};
+
+// Elements [first, first + count) of a view, count <= kMapBlock.
+template <class Element>
+void LoadBlock(const View& view, std::int64_t first, std::int64_t count, void* memory,
+               const void** at) {
+  using Value = ValueOf<Element>;
+  const Element* source = static_cast<const Element*>(view.data) + first;
+  std::array<Element, kMapBlock> gathered;
+  if (!IsWhole(view)) {
+    source = gathered.data();
+    GatherRange(view, first, count, gathered.data());
+  } else if constexpr (std::is_same_v<Element, Value>) {
+    *at = source;
+    return;
+  }
+  auto* values = static_cast<Value*>(memory);
+  for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<Value>(source[i]);
+}
+
+template <class From>
+void ConvertBlock(const From* from, DType to, std::int64_t count, void* memory) {
+  DispatchElement(to, [&]<class To>(To) {
+    auto* values = static_cast<ValueOf<To>*>(memory);
+    for (std::int64_t i = 0; i < count; ++i) values[i] = RoundTo<To>(from[i]);
+  });
+}
+
+template <class T>
+void WhereBlock(const bool* condition, const T* a, const T* b, std::int64_t count, T* out) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = condition[i] ? a[i] : b[i];
+}
+
+template <class T>
+void ApplyBlock(const Instruction& in, const MapRegisters& r, std::int64_t count, void* memory) {
+  const auto at = [&](std::uint8_t reg) { return static_cast<const T*>(r.at[reg]); };
+  if (in.op == MapOp::kWhere) {
+    WhereBlock(static_cast<const bool*>(r.at[in.a]), at(in.b), at(in.c), count,
+               static_cast<T*>(memory));
+    return;
+  }
+  DispatchMapOp(in.op, [&](auto o) {
+    constexpr MapOp kOp = o();
+    if constexpr (kHasMapOp<kOp, T>) {
+      constexpr int kArguments = InfoOf(kOp)->arguments;
+      const T* a = at(in.a);
+      const T* b = kArguments > 1 ? at(in.b) : a;
+      const T* c = kArguments > 2 ? at(in.c) : a;
+      auto* out = static_cast<decltype(Apply<kOp>(T{}, T{}, T{}))*>(memory);
+      for (std::int64_t i = 0; i < count; ++i) out[i] = Apply<kOp>(a[i], b[i], c[i]);
+    }
+  });
+}
+
+// One instruction for elements [first, first + count), count <= kMapBlock, which leaves its result
+// in `memory` or, of an operand, in place.
+inline void RunInstruction(const MapProblem& p, const MapOperands& operands, const Instruction& in,
+                           std::int64_t first, std::int64_t count, MapRegisters& r, void* memory) {
+  r.at[in.out] = memory;
+  switch (in.kind) {
+    case Instruction::Kind::kLoad:
+      DispatchDType(in.dtype, [&]<class T>(T) {
+        LoadBlock<T>(operands.views[in.a], first, count, memory, &r.at[in.out]);
+      });
+      break;
+    case Instruction::Kind::kConstant:
+      DispatchValue(in.type, [&]<class T>(T value) {
+        std::memcpy(&value, &p.program->constants[in.a].bits, sizeof value);
+        std::fill_n(static_cast<T*>(memory), count, value);
+      });
+      break;
+    case Instruction::Kind::kConvert:
+      DispatchValue(in.type, [&]<class T>(T) {
+        ConvertBlock(static_cast<const T*>(r.at[in.a]), in.dtype, count, memory);
+      });
+      break;
+    case Instruction::Kind::kApply:
+      DispatchValue(in.type, [&]<class T>(T) { ApplyBlock<T>(in, r, count, memory); });
+      break;
+  }
+}
+
+// The result's values at `from` as elements [first, first + count) of out.
+inline void StoreBlock(const MapProblem& p, const void* from, std::int64_t first,
+                       std::int64_t count) {
+  DispatchDType(p.dtype, [&]<class T>(T) {
+    T* out = static_cast<T*>(p.out) + first;
+    const auto* values = static_cast<const ValueOf<T>*>(from);
+    if (static_cast<const void*>(out) == from) return;
+    for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(values[i]);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,155 @@
+// The instructions of an expression in a kernel: what its strategies share. All threads of a launch
+// run the same instruction, so that decoding it diverges nowhere.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/map_math.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// How the operands of a problem are walked: axes that one stride walks through in all of them are
+// one, and extents of 1 are gone.
+struct MapLayout {
+  int rank = 0;
+  std::int64_t extents[kMaxRank]{};
+  struct Operand {
+    const void* data;
+    bool whole;  // element i stands at i
+    std::int64_t strides[kMaxRank];
+  } operands[kMostOperands]{};
+};
+
+inline MapLayout LayoutOf(const MapProblem& p) {
+  MapLayout layout;
+  const int operands = p.program->operands;
+  const auto stride = [&](int operand, int axis) {
+    return p.operands[static_cast<std::size_t>(operand)].strides[static_cast<std::size_t>(axis)];
+  };
+  const Shape& shape = p.operands[0].shape;
+  for (int axis = 0; axis < shape.rank; ++axis) {
+    if (shape[axis] == 1) continue;
+    bool joins = layout.rank > 0;
+    for (int i = 0; i < operands && joins; ++i)
+      joins = layout.operands[i].strides[layout.rank - 1] == shape[axis] * stride(i, axis);
+    if (!joins) layout.extents[layout.rank++] = 1;
+    layout.extents[layout.rank - 1] *= shape[axis];
+    for (int i = 0; i < operands; ++i)
+      layout.operands[i].strides[layout.rank - 1] = stride(i, axis);
+  }
+  for (int i = 0; i < operands; ++i) {
+    const View& view = p.operands[static_cast<std::size_t>(i)];
+    layout.operands[i].data = view.data;
+    layout.operands[i].whole = view.contiguous();
+  }
+  return layout;
+}
+
+// Where element i of an operand stands. Divisions of 32 bits cost a quarter of those of 64.
+__device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout::Operand& operand,
+                                        std::int64_t i) {
+  if (operand.whole) return i;
+  std::int64_t offset = 0;
+#pragma unroll
+  for (int axis = kMaxRank - 1; axis >= 0; --axis) {
+    if (axis >= layout.rank) continue;
+    const std::int64_t extent = layout.extents[axis];
+    const bool narrow = ((i | extent) >> 32) == 0;
+    const std::int64_t quotient =
+        narrow ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(extent) : i / extent;
+    offset += (i - quotient * extent) * operand.strides[axis];
+    i = quotient;
+  }
+  return offset;
+}
+
+// Calls f(T{}) for the type of the values, leaving out those that take more than kBytes.
+template <int kBytes, class F>
+__device__ void DispatchFitting(ValueType type, F f) {
+  DispatchValue(type, [&](auto t) {
+    if constexpr (sizeof(t) <= kBytes) f(t);
+  });
+}
+template <int kBytes, class F>
+__device__ void DispatchFittingElement(DType dtype, F f) {
+  DispatchElement(dtype, [&](auto t) {
+    if constexpr (sizeof(t) <= kBytes) f(t);
+  });
+}
+
+// One instruction for the elements of a thread. Registers: Get<T>(register, j), Set(register, j,
+// value) for element j of kEach, of which no value takes more than kBytes. at(j): the element's index
+// in the result; in(j): whether there is such an element.
+template <int kEach, int kBytes, class Registers, class At, class In>
+__device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
+                               const MapConstant* constants, Registers& r, At at, In inside) {
+  switch (in.kind) {
+    case Instruction::Kind::kLoad:
+      DispatchFittingElement<kBytes>(in.dtype, [&](auto t) {
+        using T = decltype(t);
+        const MapLayout::Operand& operand = layout.operands[in.a];
+        const auto* data = static_cast<const T*>(operand.data);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          if (inside(j))
+            r.Set(in.out, j, static_cast<ValueOf<T>>(data[OffsetOf(layout, operand, at(j))]));
+        }
+      });
+      break;
+    case Instruction::Kind::kConstant:
+      DispatchFitting<kBytes>(in.type, [&](auto value) {
+        std::memcpy(&value, &constants[in.a].bits, sizeof value);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j)
+          if (inside(j)) r.Set(in.out, j, value);
+      });
+      break;
+    case Instruction::Kind::kConvert:
+      DispatchFitting<kBytes>(in.type, [&](auto from) {
+        using From = decltype(from);
+        DispatchFittingElement<kBytes>(in.dtype, [&](auto to) {
+          using To = decltype(to);
+#pragma unroll
+          for (int j = 0; j < kEach; ++j)
+            if (inside(j)) r.Set(in.out, j, RoundTo<To>(r.template Get<From>(in.a, j)));
+        });
+      });
+      break;
+    case Instruction::Kind::kApply:
+      DispatchFitting<kBytes>(in.type, [&](auto t) {
+        using T = decltype(t);
+        if (in.op == MapOp::kWhere) {
+#pragma unroll
+          for (int j = 0; j < kEach; ++j) {
+            if (inside(j))
+              r.Set(in.out, j, r.template Get<T>(r.template Get<bool>(in.a, j) ? in.b : in.c, j));
+          }
+          return;
+        }
+        DispatchMapOp(in.op, [&](auto o) {
+          constexpr MapOp kOp = decltype(o)::value;
+          if constexpr (kHasMapOp<kOp, T>) {
+            constexpr int kArguments = InfoOf(kOp)->arguments;
+            // Long functions once, in a loop, and short ones as often as there are elements.
+            constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
+#pragma unroll kUnrolled
+            for (int j = 0; j < kEach; ++j) {
+              if (!inside(j)) continue;
+              const T a = r.template Get<T>(in.a, j);
+              const T b = kArguments > 1 ? r.template Get<T>(in.b, j) : a;
+              const T c = kArguments > 2 ? r.template Get<T>(in.c, j) : a;
+              r.Set(in.out, j, Apply<kOp>(a, b, c));
+            }
+          }
+        });
+      });
+      break;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,103 @@
+// Map, a kernel for each node of the expression: what calls of a library's elementwise functions do,
+// and why chains of them are slow. Every value but the last is an array in device memory, written by
+// one kernel and read by the next.
+//
+// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and beyond that 8 bytes
+// an element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256. Scratch
+// memory: an array for each value that is needed at one time.
+//
+// Right for any n and block size: threads do not meet, and those beyond the end do nothing; kernels
+// of a stream run in order.
+#include "kernels/cuda/map/interpreter.cuh"
+#include "kernels/map_cost.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint32_t kBlock = 256;
+// Of a value in its array, whatever its type.
+constexpr std::int64_t kCellBytes = 8;
+
+std::uint64_t ScratchOf(const MapProblem& p) {
+  const std::uint64_t cells = static_cast<std::uint64_t>(p.program->registers) * kCellBytes;
+  const auto n = static_cast<std::uint64_t>(p.n);
+  return n > UINT64_MAX / cells ? UINT64_MAX : n * cells;
+}
+
+// The arrays, at the element of a thread.
+struct ArrayRegisters {
+  char* arrays;
+  std::int64_t n;
+  std::int64_t i;
+
+  template <class T>
+  __device__ T* At(int reg) const {
+    return reinterpret_cast<T*>(arrays + reg * n * kCellBytes) + i;
+  }
+  template <class T>
+  __device__ T Get(int reg, int) const {
+    return *At<T>(reg);
+  }
+  template <class T>
+  __device__ void Set(int reg, int, T value) {
+    *At<T>(reg) = value;
+  }
+};
+
+__global__ void __launch_bounds__(kAnyBlockSize.max)
+    MapOneNode(Instruction in, const __grid_constant__ MapLayout layout, MapConstant constant,
+               std::int64_t n, char* arrays) {
+  const std::int64_t i = GridThread();
+  if (i >= n) return;
+  ArrayRegisters r = {arrays, n, i};
+  in.a = in.kind == Instruction::Kind::kConstant ? 0 : in.a;
+  RunInstruction<1, kCellBytes>(
+      in, layout, &constant, r, [&](int) { return i; }, [](int) { return true; });
+}
+
+// The result's values as elements.
+__global__ void __launch_bounds__(kAnyBlockSize.max)
+    MapStore(int reg, DType dtype, std::int64_t n, char* arrays, void* out) {
+  const std::int64_t i = GridThread();
+  if (i >= n) return;
+  const ArrayRegisters r = {arrays, n, i};
+  DispatchElement(dtype, [&](auto t) {
+    using T = decltype(t);
+    static_cast<T*>(out)[i] = static_cast<T>(r.template Get<ValueOf<T>>(reg, 0));
+  });
+}
+
+void Enqueue(const MapProblem& p, Stream& stream) {
+  if (p.n == 0) return;
+  CudaStream& cuda = Cuda(stream);
+  const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
+  const MapLayout layout = LayoutOf(p);
+  auto* arrays = static_cast<char*>(stream.Scratch(static_cast<std::size_t>(ScratchOf(p))));
+  for (const Instruction& in : *p.program) {
+    MapConstant constant;
+    if (in.kind == Instruction::Kind::kConstant) constant = p.program->constants[in.a];
+    MapOneNode<<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(in, layout, constant, p.n,
+                                                                   arrays);
+    CUDA_CHECK_LAUNCH(MapOneNode);
+  }
+  MapStore<<<grid.blocks, grid.block_size, 0, cuda.handle()>>>((p.program->end() - 1)->out, p.dtype,
+                                                               p.n, arrays, p.out);
+  CUDA_CHECK_LAUNCH(MapStore);
+}
+
+}  // namespace
+
+extern constexpr Strategy<MapProblem> kMapOneNode = {
+    .name = "one_node",
+    .summary = "one kernel for each node, with arrays of intermediate values",
+    .source = "how chains of array functions are evaluated",
+    .backend = Backend::kCuda,
+    .deterministic = true,
+    .limits = {.block_size = kAnyBlockSize},
+    .roundoff = MapRoundoff,
+    .cost = PassEachCost,
+    .launch = Enqueue,
+    .scratch = ScratchOf,
+};
+
+}  // namespace tessera

@@ -1,0 +1,98 @@
+// An expression as the strategies of Map run it: typed instructions on registers, one value an
+// element each. kernels/expression.h makes it from what a request says. Standard library only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/map_op.h"
+
+namespace tessera {
+
+inline constexpr int kMostOperands = 8;
+inline constexpr int kMostNodes = 64;
+
+// What a register holds. Elements of 16 bits are F32 there, rounded to their own type.
+enum class ValueType : std::uint8_t { kF32, kF64, kI32, kI64, kBool };
+
+constexpr ValueType ValueTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return ValueType::kF64;
+    case DType::kI32:
+      return ValueType::kI32;
+    case DType::kI64:
+      return ValueType::kI64;
+    case DType::kBool:
+      return ValueType::kBool;
+    default:
+      return ValueType::kF32;
+  }
+}
+
+// Whether elements in memory are what registers hold.
+constexpr bool IsStoredAsValue(DType dtype) {
+  return dtype != DType::kF16 && dtype != DType::kBF16;
+}
+
+// Calls f(T{}) for the type of the values.
+template <class F>
+constexpr decltype(auto) DispatchValue(ValueType type, F&& f) {
+  switch (type) {
+    case ValueType::kF32:
+      return f(float{});
+    case ValueType::kF64:
+      return f(double{});
+    case ValueType::kI32:
+      return f(std::int32_t{});
+    case ValueType::kI64:
+      return f(std::int64_t{});
+    case ValueType::kBool:
+      break;
+  }
+  return f(bool{});
+}
+
+// One instruction. Registers are named by their numbers.
+struct Instruction {
+  enum class Kind : std::uint8_t {
+    kLoad,      // out = operand a
+    kConstant,  // out = constant a
+    kConvert,   // out = a, of `type`, rounded to the element type `dtype`
+    kApply,     // out = op(a, b, c) on values of `type`; the condition of WHERE is BOOL
+  };
+  Kind kind = Kind::kLoad;
+  MapOp op{};
+  ValueType type{};
+  DType dtype{};
+  std::uint8_t out = 0, a = 0, b = 0, c = 0;
+};
+
+// A constant's value as a register holds it: the bits, beginning with the first byte.
+struct MapConstant {
+  std::uint64_t bits = 0;
+};
+
+// A node needs a conversion for each argument and one for its result, besides itself.
+inline constexpr int kMostInstructions = (kMostArguments + 2) * kMostNodes;
+// Values of nodes, and what a node needs for the moment.
+inline constexpr int kMostRegisters = kMostNodes + kMostArguments + 1;
+
+// The last instruction leaves the result in its register, of type ValueTypeOf(dtype).
+struct MapProgram {
+  DType dtype = DType::kF32;  // of the result
+  int operands = 0;
+  std::array<DType, kMostOperands> operand_dtypes{};
+  int instructions = 0;
+  int registers = 0;
+  int flops = 0;      // of one element, by the cost model
+  bool wide = false;  // whether some value takes 64 bits
+  std::array<Instruction, kMostInstructions> code{};
+  std::array<MapConstant, kMostInstructions> constants{};
+
+  const Instruction* begin() const { return code.data(); }
+  const Instruction* end() const { return code.data() + instructions; }
+};
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// What a Map costs, by the model that its strategies share.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// Bytes of the operands, each element once however often it is repeated.
+std::uint64_t OperandBytes(const MapProblem& p);
+
+// One pass over memory: operands once, the result once.
+Cost OnePassCost(const MapProblem& p);
+
+// A pass for each instruction: its arguments, and its result.
+Cost PassEachCost(const MapProblem& p);
+
+// Bound of the rounding of the result to its own type; what leads to it has no sum to be bounded by.
+double MapRoundoff(const MapProblem& p);
+
+// a * b + c over n elements of F32, for estimates and lists.
+MapProblem ReferenceMap(std::int64_t n);
+
+// The same with an operand of so many elements of the type at x, thrice, and a result there; for
+// warming up.
+MapProblem WarmUpMap(std::int64_t n, DType dtype, const void* x, void* out);
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#include "server/map_message.h"
+
+#include "google/protobuf/wire_format_lite.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+#include "kernels/map.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+// Fields of that number in a message that ends where the stream or its limit does.
+bool CountFields(CodedInputStream& in, int field, std::uint32_t& count) {
+  while (const std::uint32_t tag = in.ReadTag()) {
+    if (WireFormatLite::GetTagFieldNumber(tag) == field) ++count;
+    if (!WireFormatLite::SkipField(&in, tag)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool CountMapParts(CodedInputStream& in, MapParts& parts) {
+  while (const std::uint32_t tag = in.ReadTag()) {
+    const int field = WireFormatLite::GetTagFieldNumber(tag);
+    if (field == v1::MapRequest::kOperandsFieldNumber) ++parts.operands;
+    if (field == v1::MapRequest::kExpressionFieldNumber &&
+        WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+      std::uint32_t length = 0;
+      if (!in.ReadVarint32(&length)) return false;
+      const CodedInputStream::Limit outer = in.PushLimit(static_cast<int>(length));
+      if (!CountFields(in, v1::Expression::kNodesFieldNumber, parts.nodes)) return false;
+      if (in.BytesUntilLimit() > 0) return false;
+      in.PopLimit(outer);
+    } else if (!WireFormatLite::SkipField(&in, tag)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool RequestParser<v1::MapRequest>::Parse(grpc::ByteBuffer& bytes, v1::MapRequest& request) {
+  MapParts parts;
+  {
+    grpc::ByteBuffer same = bytes;
+    grpc::ProtoBufferReader reader(&same);
+    CodedInputStream in(&reader);
+    CountMapParts(in, parts);  // of what is no valid message, some number: parsing it fails
+  }
+  bool parsed = true;
+  if (parts.operands > kMostOperands) {
+    while (request.operands_size() <= kMostOperands) request.add_operands();
+  } else if (parts.nodes > kMostNodes) {
+    while (request.expression().nodes_size() <= kMostNodes)
+      request.mutable_expression()->add_nodes();
+  } else {
+    grpc::ProtoBufferReader reader(&bytes);
+    parsed = request.ParseFromZeroCopyStream(&reader);
+  }
+  bytes.Clear();
+  return parsed;
+}
+
+}  // namespace tessera

@@ -1,0 +1,289 @@
+#include "server/region_listener.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "server/log.h"
+#include "spdlog/spdlog.h"
+#include "tessera/v1/shared_memory.pb.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+using Clock = std::chrono::steady_clock;
+
+// From a connection to its packet.
+constexpr std::chrono::seconds kHandshake{5};
+
+// How long connections wait when none can be accepted.
+constexpr std::chrono::milliseconds kPause{100};
+
+// Connections accepted before the others are looked at.
+constexpr int kBatch = 64;
+
+// The most descriptors that Linux takes in one message (SCM_MAX_FD).
+constexpr std::size_t kMostDescriptors = 253;
+
+absl::Status CannotListen(const std::string& path, const std::string& why) {
+  return MakeError(StatusCode::kUnavailable, "CANNOT_LISTEN",
+                   absl::StrCat("cannot listen on ", path, ": ", why), {{"address", path}});
+}
+
+absl::Status BadPacket(std::string_view field, std::string_view message) {
+  return MakeError(StatusCode::kInvalidArgument, "BAD_REGION", message,
+                   {{"field", std::string(field)}});
+}
+
+// An answer is one packet, for which an empty socket has room.
+void Send(int fd, const v1::RegisterRegionResponse& answer) {
+  const std::string packet = answer.SerializeAsString();
+  // Whoever has left notices by itself.
+  static_cast<void>(send(fd, packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
+}
+
+void SendError(int fd, const absl::Status& status) {
+  LogFailedCall("RegisterRegion", "shared memory", status);
+  v1::RegisterRegionResponse answer;
+  answer.set_code(static_cast<int>(status.code()));
+  answer.set_message(std::string(status.message()));
+  answer.set_reason(ErrorReason(status));
+  for (const auto& [key, value] : ErrorMetadata(status)) (*answer.mutable_metadata())[key] = value;
+  Send(fd, answer);
+}
+
+// One packet and what came with it.
+struct Packet {
+  std::string data;
+  std::vector<Descriptor> files;
+  bool cut = false;  // it was longer
+};
+
+// Nothing: there is no packet yet. An empty one without files: the connection is over.
+std::optional<Packet> Receive(int fd) {
+  char data[RegionListener::kGreeting.size()];
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))];
+  iovec place = {data, sizeof(data)};
+  msghdr message{};
+  message.msg_iov = &place;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (size < 0) {
+    if (errno == EAGAIN || errno == EINTR) return std::nullopt;
+    return Packet();
+  }
+  Packet packet{.data = std::string(data, static_cast<std::size_t>(size)),
+                .cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0};
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int file = -1;
+      std::memcpy(&file, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      packet.files.emplace_back(file);
+    }
+  }
+  return packet;
+}
+
+}  // namespace
+
+struct RegionListener::Connection {
+  explicit Connection(int fd) : socket(fd) {}
+  const Descriptor socket;
+  const Clock::time_point deadline = Clock::now() + kHandshake;  // while it has not spoken
+  bool spoken = false;
+  std::mutex mutex;
+  bool over = false;  // guarded by mutex, as is token
+  std::string token;  // of its region, once there is one
+};
+
+absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(const std::string& path,
+                                                                     std::size_t max_connections,
+                                                                     SharedRegions& regions,
+                                                                     Chores& chores) {
+  std::string absolute = path;
+  if (path.empty() || path.front() != '/') {
+    const std::unique_ptr<char, void (*)(void*)> folder(getcwd(nullptr, 0), std::free);
+    if (folder == nullptr) return CannotListen(path, std::strerror(errno));
+    absolute = absl::StrCat(folder.get(), "/", path);
+  }
+  std::unique_ptr<RegionListener> listener(
+      new RegionListener(std::move(absolute), max_connections, regions, chores));
+  if (absl::Status status = listener->Listen(); !status.ok()) return status;
+  listener->thread_ = std::thread(&RegionListener::Run, listener.get());
+  return listener;
+}
+
+absl::Status RegionListener::Listen() {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  if (path_.size() >= sizeof(name.sun_path))
+    return CannotListen(path_, std::strerror(ENAMETOOLONG));
+  std::memcpy(name.sun_path, path_.data(), path_.size());
+  const auto* address = reinterpret_cast<const sockaddr*>(&name);
+  const auto make = [] {
+    return Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  };
+  // The mode that the file will have: between bind and a later chmod others could connect.
+  const auto bind_private = [&](const Descriptor& fd) {
+    return fchmod(fd.get(), S_IRUSR | S_IWUSR) == 0 && bind(fd.get(), address, sizeof(name)) == 0;
+  };
+  listening_ = make();
+  wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (listening_.get() < 0 || wake_.get() < 0) return CannotListen(path_, std::strerror(errno));
+  bool bound = bind_private(listening_);
+  if (!bound && errno == EADDRINUSE) {
+    // What a server leaves that was killed.
+    const Descriptor probe = make();
+    struct stat file;
+    if (lstat(path_.c_str(), &file) == 0 && S_ISSOCK(file.st_mode) &&
+        connect(probe.get(), address, sizeof(name)) != 0 && errno == ECONNREFUSED) {
+      unlink(path_.c_str());
+      bound = bind_private(listening_);
+    } else {
+      errno = EADDRINUSE;
+    }
+  }
+  if (!bound || listen(listening_.get(), SOMAXCONN) != 0)
+    return CannotListen(path_, std::strerror(errno));
+  struct stat file;
+  if (lstat(path_.c_str(), &file) == 0) {
+    has_file_ = true;
+    device_ = file.st_dev;
+    inode_ = file.st_ino;
+  }
+  return absl::OkStatus();
+}
+
+RegionListener::~RegionListener() {
+  ending_ = true;
+  Close();
+  if (thread_.joinable()) thread_.join();
+  for (const auto& connection : connections_) End(*connection);
+}
+
+void RegionListener::Close() {
+  closed_ = true;
+  RemoveSocketFile();
+  eventfd_write(wake_.get(), 1);
+}
+
+void RegionListener::RemoveSocketFile() {
+  const std::lock_guard lock(file_mutex_);
+  struct stat file;
+  if (std::exchange(has_file_, false) && lstat(path_.c_str(), &file) == 0 &&
+      file.st_dev == device_ && file.st_ino == inode_) {
+    unlink(path_.c_str());
+  }
+}
+
+void RegionListener::Run() {
+  bool paused = false;
+  std::vector<pollfd> waits;
+  while (!ending_) {
+    if (closed_) listening_ = Descriptor();
+    waits.assign({{wake_.get(), POLLIN, 0}, {paused ? -1 : listening_.get(), POLLIN, 0}});
+    Clock::time_point next = paused ? Clock::now() + kPause : Clock::time_point::max();
+    for (const auto& connection : connections_) {
+      waits.push_back({connection->socket.get(), POLLIN, 0});
+      if (!connection->spoken) next = std::min(next, connection->deadline);
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
+    const bool forever = next == Clock::time_point::max();
+    poll(waits.data(), waits.size(),
+         forever ? -1 : static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    eventfd_t ignored = 0;
+    if (waits[0].revents != 0) eventfd_read(wake_.get(), &ignored);
+    paused = false;
+    const Clock::time_point now = Clock::now();
+    std::size_t i = 2;
+    std::erase_if(connections_, [&](const std::shared_ptr<Connection>& connection) {
+      const bool heard = waits[i++].revents != 0;
+      const bool late = !connection->spoken && now >= connection->deadline;
+      if (heard ? Serve(connection) : !late) return false;
+      End(*connection);
+      return true;
+    });
+    if (waits[1].revents != 0) paused = !AcceptSome();
+  }
+}
+
+bool RegionListener::AcceptSome() {
+  for (int i = 0; i < kBatch; ++i) {
+    const int fd = accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      return errno == EAGAIN;
+    }
+    auto connection = std::make_shared<Connection>(fd);
+    if (connections_.size() < max_connections_) connections_.push_back(std::move(connection));
+  }
+  return true;
+}
+
+bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
+  std::optional<Packet> packet = Receive(connection->socket.get());
+  if (!packet.has_value()) return true;
+  // The end, or more than a client has to say.
+  if (connection->spoken || (packet->data.empty() && packet->files.empty())) return false;
+  connection->spoken = true;
+  absl::Status status;
+  if (packet->cut || packet->data != kGreeting) {
+    status = BadPacket("packet", "the packet is not what registers a region");
+  } else if (packet->files.size() != 1) {
+    status = BadPacket("descriptor", "the packet does not carry one descriptor");
+  } else {
+    status = SharedRegions::CheckFile(packet->files.front());
+  }
+  if (status.ok()) status = Register(connection, std::move(packet->files.front()));
+  if (!status.ok()) SendError(connection->socket.get(), status);
+  return status.ok();
+}
+
+absl::Status RegionListener::Register(const std::shared_ptr<Connection>& connection,
+                                      Descriptor file) {
+  if (closed_) return MakeError(StatusCode::kUnavailable, "DRAINING", "the server stops");
+  return chores_.Submit(
+      [&regions = regions_, &chores = chores_, connection, file = std::move(file)] {
+        absl::StatusOr<std::string> token = regions.Add(file);
+        const std::lock_guard lock(connection->mutex);
+        if (!token.ok()) {
+          // The client closes, or this side when the server ends.
+          SendError(connection->socket.get(), token.status());
+          shutdown(connection->socket.get(), SHUT_RDWR);
+          return;
+        }
+        if (connection->over) {
+          chores.Release(regions.Remove(*token));
+          return;
+        }
+        connection->token = *token;
+        v1::RegisterRegionResponse answer;
+        answer.set_region(*token);
+        Send(connection->socket.get(), answer);
+      });
+}
+
+void RegionListener::End(Connection& connection) {
+  const std::lock_guard lock(connection.mutex);
+  connection.over = true;
+  if (!connection.token.empty()) chores_.Release(regions_.Remove(connection.token));
+}
+
+}  // namespace tessera

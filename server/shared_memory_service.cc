@@ -1,0 +1,54 @@
+#include "server/shared_memory_service.h"
+
+#include <utility>
+
+#include "server/shared_transfer.h"
+#include "server/unary_call.h"
+
+namespace tessera {
+namespace {
+
+// Connections that register a region, beside those that have one.
+constexpr std::size_t kHandshakes = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(Core& core) {
+  const Options& options = core.options();
+  absl::StatusOr<std::unique_ptr<RegionListener>> listener =
+      RegionListener::Open(options.shared_memory, options.max_shared_regions + kHandshakes,
+                           core.regions(), core.chores());
+  if (!listener.ok()) return listener.status();
+  return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(core, *std::move(listener)));
+}
+
+void SharedMemoryService::Serve(CallQueues& queues) {
+  AcceptUnary<v1::GetSharedMemoryRequest, v1::GetSharedMemoryResponse>(
+      queues, *this, &SharedMemoryService::RequestGetSharedMemory, [this](auto& exchange) {
+        Answer(core_, "GetSharedMemory", exchange, [&] {
+          v1::GetSharedMemoryResponse& answer = exchange.response();
+          answer.set_socket_path(listener_->path());
+          answer.set_limit_bytes(core_.shared_memory().limit());
+          answer.set_used_bytes(core_.shared_memory().used());
+          return absl::OkStatus();
+        });
+      });
+  AcceptUnary<v1::UploadSharedRequest, v1::UploadSharedResponse>(
+      queues, *this, &SharedMemoryService::RequestUploadShared, [this](auto& exchange) {
+        auto call = std::make_unique<SharedUpload>(core_, exchange);
+        SharedUpload& started = *call;
+        exchange.Serve(std::move(call));
+        started.Start(exchange.request().ByteSizeLong(), exchange.request().source(),
+                      core_.uploads(), "TOO_MANY_UPLOADS");
+      });
+  AcceptUnary<v1::DownloadSharedRequest, v1::DownloadSharedResponse>(
+      queues, *this, &SharedMemoryService::RequestDownloadShared, [this](auto& exchange) {
+        auto call = std::make_unique<SharedDownload>(core_, exchange);
+        SharedDownload& started = *call;
+        exchange.Serve(std::move(call));
+        started.Start(exchange.request().ByteSizeLong(), exchange.request().target(),
+                      core_.downloads(), "TOO_MANY_DOWNLOADS");
+      });
+}
+
+}  // namespace tessera

@@ -1,0 +1,201 @@
+#include "server/shared_transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "server/buffer_messages.h"
+#include "server/device_call.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+// Takes a PCIe 5 link a millisecond: waiting for its end costs a hundredth of that.
+constexpr std::uint64_t kPiece = std::uint64_t{64} << 20;
+
+// How many pieces a call moves before others have their turn.
+constexpr int kPiecesARun = 16;
+
+absl::Status BadMessage(std::string_view field, std::uint64_t value) {
+  return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                   "an upload that creates a buffer fills all of it, and gets its version from the "
+                   "server",
+                   {{"field", std::string(field)}, {"value", absl::StrCat(value)}});
+}
+
+}  // namespace
+
+// --- SharedTransfer ----------------------------------------------------------------------------
+
+void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
+                           std::string_view too_many) {
+  const absl::Status status =
+      Guarded([&] { return Check(request_bytes, range, streams, too_many); });
+  if (!status.ok()) Conclude(status);
+}
+
+absl::Status SharedTransfer::Check(std::size_t request_bytes, const v1::RegionRange& range,
+                                   Budget& streams, std::string_view too_many) {
+  if (absl::Status accepted = Accept(request_bytes); !accepted.ok()) return accepted;
+  absl::StatusOr<Charge> stream = Charge::TakeOne(
+      streams, too_many, "as many such transfers are in progress as the server accepts");
+  if (!stream.ok()) return stream.status();
+  stream_ = *std::move(stream);
+  absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
+      core().regions().Find(range.region());
+  if (!region.ok()) return region.status();
+  region_ = *std::move(region);
+  memory_ = region_->At(range.offset(), range.size());
+  if (memory_ == nullptr) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
+                     "the range is not inside its region",
+                     {{"field", "region"},
+                      {"offset", absl::StrCat(range.offset())},
+                      {"size", absl::StrCat(range.size())},
+                      {"limit", absl::StrCat(region_->size())}});
+  }
+  return core().chores().Submit([this] { Begin(); });
+}
+
+void SharedTransfer::Begin() {
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    if (cancelled_) return CallerLeft();
+    const absl::StatusOr<Extent> extent = Open();
+    if (!extent.ok()) return extent.status();
+    size_ = extent->size;
+    executor_ = &core().transfers(*extent->device);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return Conclude(status);
+  if (size_ == 0) return Conclude(Guarded([&] { return Close(); }));
+  if (const absl::Status queued = executor_.load()->Submit(*this); !queued.ok()) Conclude(queued);
+}
+
+void SharedTransfer::Run(Stream& stream) {
+  absl::Status status;
+  Executor& executor = *executor_;
+  for (int piece = 1; status.ok() && moved_ < size_; ++piece) {
+    const std::uint64_t size = std::min(kPiece, size_ - moved_);
+    status = cancelled_ ? CallerLeft() : Guarded([&] { return Move(stream, moved_, size); });
+    moved_ += size;
+    if (status.ok() && moved_ < size_ && (piece == kPiecesARun || executor.waiting() > 0)) {
+      status = executor.Submit(*this);
+      if (status.ok()) return;
+    }
+  }
+  if (status.ok()) {
+    status = core().chores().Submit([this] { Conclude(Guarded([&] { return Close(); })); });
+    if (status.ok()) return;
+  }
+  Conclude(status);
+}
+
+void SharedTransfer::Conclude(const absl::Status& status) {
+  Release(status);
+  core().chores().Release(std::move(region_));
+  stream_ = Charge();
+  End(status);
+}
+
+void SharedTransfer::OnCancel() {
+  cancelled_ = true;
+  Executor* const executor = executor_;
+  if (executor != nullptr && executor->Cancel(*this)) Conclude(CallerLeft());
+}
+
+// --- SharedUpload ------------------------------------------------------------------------------
+
+absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
+  const std::uint64_t size = request_.source().size();
+  absl::StatusOr<std::shared_ptr<Draft>> draft;
+  if (request_.has_spec()) {
+    if (request_.version() != 0) return BadMessage("version", request_.version());
+    if (request_.offset() != 0) return BadMessage("offset", request_.offset());
+    absl::StatusOr<BufferSpec> spec = MakeSpec(request_.name(), request_.spec(), core());
+    if (!spec.ok()) return spec.status();
+    if (spec->type.bytes() != size) {
+      return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
+                       "the range does not have the size of the buffer that it fills",
+                       {{"field", "source.size"},
+                        {"size", absl::StrCat(size)},
+                        {"expected", absl::StrCat(spec->type.bytes())}});
+    }
+    spec->kind = Draft::Kind::kStream;
+    draft = core().store().Create(*spec);
+  } else {
+    draft = core().store().FindDraft(request_.name(), request_.version());
+  }
+  if (!draft.ok()) return draft.status();
+  draft_ = *std::move(draft);
+  return Extent{&draft_->buffer().device(), size};
+}
+
+absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
+  const std::uint64_t offset = request_.offset() + begin;
+  absl::StatusOr<void*> to = core().store().BeginWrite(*draft_, offset, size);
+  if (!to.ok()) return to.status();
+  const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);
+  // Also after a copy that failed: part of it may still be under way to memory that is about to
+  // be freed.
+  const absl::Status arrived = Synchronize(stream);
+  core().store().EndWrite(*draft_, offset, size, copied.ok() && arrived.ok());
+  return copied.ok() ? arrived : copied;
+}
+
+absl::Status SharedUpload::Close() {
+  auto fill = [&]() -> absl::Status {
+    if (!request_.has_spec()) {
+      if (absl::Status status = core().store().CheckOpen(*draft_); !status.ok()) return status;
+      SetBuffer(core().store().Describe(*draft_), response_.mutable_buffer());
+      return absl::OkStatus();
+    }
+    absl::StatusOr<BufferInfo> info = core().store().Seal(*draft_);
+    if (!info.ok()) return info.status();
+    SetBuffer(*info, response_.mutable_buffer());
+    return absl::OkStatus();
+  };
+  return Fill(response_, fill);
+}
+
+void SharedUpload::Release(const absl::Status& status) {
+  if (draft_ == nullptr) return;
+  if (!status.ok() && request_.has_spec()) core().store().Discard(*draft_);
+  core().chores().Release(std::move(draft_));
+}
+
+// --- SharedDownload ----------------------------------------------------------------------------
+
+absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
+  absl::StatusOr<BufferInfo> info = core().store().Find(request_.name(), request_.version());
+  if (!info.ok()) return info.status();
+  buffer_ = info->buffer;
+  const std::uint64_t size = buffer_->type().bytes();
+  if (request_.offset() > size) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
+                     "the download begins beyond the end of the buffer",
+                     {{"field", "offset"},
+                      {"offset", absl::StrCat(request_.offset())},
+                      {"size", absl::StrCat(request_.target().size())},
+                      {"limit", absl::StrCat(size)}});
+  }
+  response_.set_size(std::min(request_.target().size(), size - request_.offset()));
+  SetBuffer(*info, response_.mutable_buffer());
+  return Extent{&buffer_->device(), response_.size()};
+}
+
+absl::Status SharedDownload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
+  return CopyToHost(stream, memory() + begin,
+                    static_cast<const char*>(buffer_->data()) + request_.offset() + begin, size);
+}
+
+absl::Status SharedDownload::Close() {
+  auto fill = [] { return absl::OkStatus(); };
+  return Fill(response_, fill);
+}
+
+void SharedDownload::Release(const absl::Status&) { core().chores().Release(std::move(buffer_)); }
+
+}  // namespace tessera

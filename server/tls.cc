@@ -1,0 +1,190 @@
+#include "server/tls.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <fstream>
+#include <mutex>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "grpc/grpc.h"
+#include "grpc/grpc_security.h"
+#include "kernels/base/error.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLargestFile = std::size_t{1} << 20;
+
+template <auto release>
+struct Release {
+  template <class T>
+  void operator()(T* object) const {
+    release(object);
+  }
+};
+using Bio = std::unique_ptr<BIO, Release<BIO_free_all>>;
+using Certificate = std::unique_ptr<X509, Release<X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Release<EVP_PKEY_free>>;
+
+absl::Status Bad(const std::string& file, std::string_view why) {
+  ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CERTIFICATE",
+                   absl::StrCat("cannot use ", file, " for TLS: ", Absl(why)), {{"file", file}});
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& file) {
+  struct stat status {};
+  if (stat(file.c_str(), &status) != 0) return Bad(file, "there is no such file");
+  if (!S_ISREG(status.st_mode)) return Bad(file, "it is no regular file");
+  std::ifstream in(file, std::ios::binary);
+  std::string text(kLargestFile + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.empty()) return Bad(file, "it cannot be read, or is empty");
+  if (text.size() > kLargestFile) return Bad(file, "it is larger than 1 MiB");
+  return text;
+}
+
+Bio Open(const std::string& text) {
+  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+// The first one.
+Certificate ParseCertificate(const std::string& text) {
+  return Certificate(PEM_read_bio_X509(Open(text).get(), nullptr, nullptr, nullptr));
+}
+
+// A key that has a password is not asked for it.
+Key ParseKey(const std::string& text) {
+  const auto no_password = [](char*, int, int, void*) { return -1; };
+  return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
+}
+
+// What tells one content of a file from another without reading it.
+using Stamp = std::tuple<dev_t, ino_t, off_t, std::int64_t, std::int64_t>;
+
+Stamp StampOf(const std::string& file) {
+  struct stat status {};
+  if (file.empty() || stat(file.c_str(), &status) != 0) return {};
+  return {status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+          status.st_mtim.tv_nsec};
+}
+
+// What gRPC asks for the certificate. Thread safe.
+class CertificateSource {
+ public:
+  explicit CertificateSource(TlsFiles files) : files_(std::move(files)) {}
+
+  // Reads the files, and keeps what they hold for Fetch if it can be used.
+  absl::Status Load() {
+    const std::lock_guard lock(mutex_);
+    return LoadLocked();
+  }
+
+  static grpc_ssl_certificate_config_reload_status Fetch(
+      void* source, grpc_ssl_server_certificate_config** config) {
+    return static_cast<CertificateSource*>(source)->FetchInto(config);
+  }
+
+ private:
+  grpc_ssl_certificate_config_reload_status FetchInto(grpc_ssl_server_certificate_config** config) {
+    const std::lock_guard lock(mutex_);
+    if (StampsNow() != stamps_) {
+      const absl::Status status = LoadLocked();
+      if (status.ok()) {
+        spdlog::info("TLS: the files have changed and are in use");
+      } else {
+        const absl::string_view message = status.message();
+        spdlog::error("TLS: {}; the certificate in use stays",
+                      std::string_view(message.data(), message.size()));
+      }
+    }
+    if (!std::exchange(fresh_, false)) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    const grpc_ssl_pem_key_cert_pair pair = {key_.c_str(), certificate_.c_str()};
+    // gRPC 1.51 aborts without roots, also where it asks no client for a certificate and so never
+    // uses them: some certificate has to stand there.
+    const std::string& roots = client_ca_.empty() ? certificate_ : client_ca_;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+  }
+
+  absl::Status LoadLocked() {
+    stamps_ = StampsNow();  // before the contents: what changes meanwhile is read again
+    absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
+    if (!certificate.ok()) return certificate.status();
+    absl::StatusOr<std::string> key = ReadFile(files_.key);
+    if (!key.ok()) return key.status();
+    const Certificate parsed = ParseCertificate(*certificate);
+    if (parsed == nullptr) return Bad(files_.certificate, "it holds no certificate in PEM");
+    const Key parsed_key = ParseKey(*key);
+    if (parsed_key == nullptr) return Bad(files_.key, "it holds no key in PEM without a password");
+    if (X509_check_private_key(parsed.get(), parsed_key.get()) != 1)
+      return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
+    std::string client_ca;
+    if (!files_.client_ca.empty()) {
+      absl::StatusOr<std::string> text = ReadFile(files_.client_ca);
+      if (!text.ok()) return text.status();
+      if (ParseCertificate(*text) == nullptr)
+        return Bad(files_.client_ca, "it holds no certificate in PEM");
+      client_ca = *std::move(text);
+    }
+    certificate_ = *std::move(certificate);
+    key_ = *std::move(key);
+    client_ca_ = std::move(client_ca);
+    fresh_ = true;
+    return absl::OkStatus();
+  }
+
+  std::array<Stamp, 3> StampsNow() const {
+    return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.client_ca)};
+  }
+
+  const TlsFiles files_;
+  std::mutex mutex_;
+  std::array<Stamp, 3> stamps_;  // when the files were last read
+  std::string certificate_;
+  std::string key_;
+  std::string client_ca_;
+  bool fresh_ = false;  // gRPC has not got them yet
+};
+
+// gRPC's C++ interface has no credentials that ask for their certificate.
+class TlsCredentials final : public grpc::ServerCredentials {
+ public:
+  TlsCredentials(std::unique_ptr<CertificateSource> source, bool with_clients)
+      : source_(std::move(source)),
+        credentials_(grpc_ssl_server_credentials_create_with_options(
+            grpc_ssl_server_credentials_create_options_using_config_fetcher(
+                with_clients ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                             : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+                &CertificateSource::Fetch, source_.get()))) {}
+
+  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {}
+
+ private:
+  int AddPortToServer(const std::string& address, grpc_server* server) override {
+    return grpc_server_add_http2_port(server, address.c_str(), credentials_.get());
+  }
+
+  const std::unique_ptr<CertificateSource> source_;
+  const std::unique_ptr<grpc_server_credentials, Release<grpc_server_credentials_release>>
+      credentials_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(const TlsFiles& files) {
+  auto source = std::make_unique<CertificateSource>(files);
+  if (absl::Status status = source->Load(); !status.ok()) return status;
+  return std::make_shared<TlsCredentials>(std::move(source), !files.client_ca.empty());
+}
+
+}  // namespace tessera

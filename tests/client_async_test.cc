@@ -1,0 +1,331 @@
+// The client's asynchronous calls, and the handles of buffers.
+#include "client/async.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "client/program_results.h"
+#include "client/resident_buffer.h"
+#include "kernels/base/error.h"
+#include "tests/client_fixture.h"
+#include "tests/fake_device.h"
+
+namespace tessera {
+namespace {
+
+class AsyncTest : public ::testing::Test {
+ protected:
+  AsyncTest() : server_(TcpOptions()), client_(FastOptions(server_.address())) {
+    EXPECT_TRUE(PutFloats(client_, "x", {1, 2, 3}).ok());
+  }
+
+  TestServer server_;
+  Client client_;
+};
+
+TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
+  Future<v1::DotResponse> dot = client_.Async().Dot("x", "x");
+  Future<v1::ReduceResponse> sum = client_.Async().Reduce(ReduceOp::kSum, "x");
+  Future<v1::AddResponse> twice = client_.Async().Add("x", "x");
+  Future<v1::WindowSumResponse> window = client_.Async().WindowSum("x", 1);
+  Future<v1::MatmulResponse> product = client_.Async().Matmul("x", "x");
+  Future<v1::GetBufferResponse> buffer = client_.Async().GetBuffer("x");
+  Future<v1::GetServerInfoResponse> info = client_.Async().GetServerInfo();
+  Program program;
+  program.Dot("x", "x");
+  Future<v1::ExecuteResponse> answers = client_.Async().Execute(program);
+
+  EXPECT_EQ(dot.Get()->value().real(), 14);
+  EXPECT_EQ(sum.Get()->value().real(), 6);
+  EXPECT_EQ(twice.Get()->tensor().data(), Floats({2, 4, 6}).data());
+  EXPECT_EQ(window.Get()->tensor().data(), Floats({3, 6, 5}).data());
+  EXPECT_EQ(ErrorReason(product.Get().status()), "BAD_SHAPE");
+  EXPECT_EQ(buffer.Get()->buffer().name(), "x");
+  EXPECT_EQ(info.Get()->devices_size(), 1);
+  EXPECT_EQ(answers.Get()->results(0).dot().value().real(), 14);
+
+  absl::Notification done;
+  double value = 0;
+  client_.Async().Dot("x", "x", {}, [&](absl::StatusOr<v1::DotResponse> answer) {
+    value = answer.ok() ? answer->value().real() : -1;
+    done.Notify();
+  });
+  done.WaitForNotification();
+  EXPECT_EQ(value, 14);
+}
+
+TEST_F(AsyncTest, ManyAtOnceFromManyThreads) {
+  constexpr int kThreads = 16, kCalls = 200;
+  std::atomic<int> right{0}, ended{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kCalls; ++i) {
+        client_.Async().Dot("x", "x", {}, [&](const absl::StatusOr<v1::DotResponse>& answer) {
+          if (answer.ok() && answer->value().real() == 14) ++right;
+          ++ended;
+        });
+        if (i % 50 == 0) EXPECT_TRUE(client_.Dot("x", "x").ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(Eventually([&] { return ended == kThreads * kCalls; }));
+  EXPECT_EQ(right, kThreads * kCalls);
+}
+
+TEST_F(AsyncTest, ACallbackMayBeginTheNextCall) {
+  absl::Notification done;
+  int left = 100;
+  Callback<v1::DotResponse> next = [&](const absl::StatusOr<v1::DotResponse>& answer) {
+    if (!answer.ok() || --left == 0) return done.Notify();
+    client_.Async().Dot("x", "x", {}, next);
+  };
+  client_.Async().Dot("x", "x", {}, next);
+  done.WaitForNotification();
+  EXPECT_EQ(left, 0);
+}
+
+TEST_F(AsyncTest, ErrorsAreThoseOfBlockingCalls) {
+  const absl::Status blocking = client_.Dot("x", "nothing").status();
+  EXPECT_EQ(client_.Async().Dot("x", "nothing").Get().status(), blocking);
+  EXPECT_EQ(ErrorReason(blocking), "BUFFER_NOT_FOUND");
+}
+
+TEST_F(AsyncTest, TheirTrafficCounts) {
+  const Traffic before = client_.traffic();
+  ASSERT_TRUE(client_.Async().Dot("x", "x").Get().ok());
+  EXPECT_GT(client_.traffic().sent_bytes, before.sent_bytes);
+  EXPECT_GT(client_.traffic().received_bytes, before.received_bytes);
+}
+
+TEST(AsyncWithoutServer, EndsAfterItsConnectTimeoutOrWhenItIsCancelled) {
+  ClientOptions options = FastOptions("127.0.0.1:" + std::to_string(FreePort()));
+  options.connect_timeout = absl::Milliseconds(300);
+  Client client(options);
+  EXPECT_EQ(ErrorReason(client.Async().Dot("x", "x").Get().status()), "UNREACHABLE");
+
+  options.connect_timeout = absl::Seconds(60);
+  Client patient(options);
+  Future<v1::DotResponse> dot = patient.Async().Dot("x", "x");
+  const absl::Time start = absl::Now();
+  dot.Cancel();
+  EXPECT_EQ(dot.Get().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+// A server whose one worker waits for the test.
+class BusyAsyncTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto device = std::make_unique<FakeDevice>();
+    device_ = device.get();
+    Options options = TcpOptions();
+    options.workers = 1;
+    options.queue = 1;
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::move(device));
+    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    client_ = std::make_unique<Client>(FastOptions(server_->address()));
+    ASSERT_TRUE(PutFloats(*client_, "x", {1, 2, 3}).ok());
+    device_->Close(FakeDevice::Step::kBegin);
+  }
+  void TearDown() override { device_->Open(); }
+
+  FakeDevice* device_ = nullptr;
+  std::unique_ptr<TestServer> server_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(BusyAsyncTest, ACallEndsAtItsDeadline) {
+  const absl::Time start = absl::Now();
+  const auto answer = client_->Async().Dot("x", "x", {.timeout = absl::Milliseconds(200)}).Get();
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+TEST_F(BusyAsyncTest, ACallIsCancelledOnTheServerToo) {
+  Future<v1::DotResponse> running = client_->Async().Dot("x", "x");
+  Future<v1::DotResponse> waiting = client_->Async().Dot("x", "x");
+  ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
+  waiting.Cancel();
+  EXPECT_EQ(waiting.Get().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(Eventually([&] { return server_->Info().waiting() == 0; }));
+  device_->Open();
+  EXPECT_TRUE(running.Get().ok());
+}
+
+TEST_F(BusyAsyncTest, ARefusedCallIsRepeatedWhenThereIsRoom) {
+  std::vector<Future<v1::DotResponse>> calls;
+  for (int i = 0; i < 8; ++i) calls.push_back(client_->Async().Dot("x", "x"));
+  ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
+  absl::SleepFor(absl::Milliseconds(200));
+  device_->Open();
+  for (auto& call : calls) EXPECT_TRUE(call.Get().ok());
+}
+
+// The call under way and one that waits for room.
+TEST_F(BusyAsyncTest, TheEndOfTheClientCancelsWhatIsUnderWay) {
+  std::atomic<int> cancelled{0};
+  for (int i = 0; i < 4; ++i) {
+    client_->Async().Dot("x", "x", {}, [&](const absl::StatusOr<v1::DotResponse>& answer) {
+      absl::SleepFor(absl::Milliseconds(20));
+      // Either it was cancelled or, refused before, it is not tried again.
+      if (!answer.ok()) ++cancelled;
+    });
+  }
+  ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
+  const absl::Time start = absl::Now();
+  client_.reset();
+  EXPECT_EQ(cancelled, 4) << "every callback has returned";
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+// --- Programs ------------------------------------------------------------------------------------
+
+class ProgramResultsTest : public AsyncTest {};
+
+TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
+  Program program;
+  const ProgramStep twice = program.Name("twice", program.Add("x", "x"));
+  program.Name("length", program.Dot("x", twice));
+  const ProgramStep last = program.Reduce(ReduceOp::kArgMax, "x");
+  const ProgramStep all = program.Reduce(ReduceOp::kAll, "x");
+  const ProgramStep kept = program.Add("x", "x", {.target = ResultBuffer{"kept"}});
+  program.Name("wrong", program.Dot("x", "nothing"));
+  const auto results = ProgramResults::Execute(client_, program);
+  ASSERT_TRUE(results.ok()) << results.status();
+
+  EXPECT_THAT(*results->Values<float>("twice"), ::testing::ElementsAre(2, 4, 6));
+  EXPECT_EQ(results->Tensor(twice)->shape(0), 3);
+  EXPECT_EQ(*results->Real("length"), 28);
+  EXPECT_EQ(*results->Index(last), 2);
+  EXPECT_EQ(*results->Real(last), 3);
+  EXPECT_EQ(*results->Integer(all), 1);
+  EXPECT_EQ(*results->Real(all), 1);
+  EXPECT_EQ(results->Buffer(kept)->name(), "kept");
+  EXPECT_TRUE(results->StatusOf(kept).ok());
+
+  EXPECT_EQ(ErrorReason(results->StatusOf("wrong")), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(results->Real("wrong").status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(results->Real("who").status()), "UNKNOWN_STEP");
+  EXPECT_EQ(ErrorReason(results->Real(ProgramStep{6}).status()), "UNKNOWN_STEP");
+  for (const absl::Status& status :
+       {results->Real(twice).status(), results->Integer("length").status(),
+        results->Index(twice).status(), results->Values<double>(twice).status(),
+        results->Values<float>(kept).status(), results->Buffer(twice).status(),
+        results->Tensor("length").status()}) {
+    EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
+  }
+}
+
+// More than one call of each kind takes.
+TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
+  constexpr int kCount = 5500;
+  std::vector<std::pair<Operand, Operand>> pairs;
+  std::vector<Operand> operands;
+  for (int i = 0; i < kCount; ++i) {
+    const Operand mine = Floats({static_cast<float>(i), 1, 1});
+    pairs.emplace_back(i == 17 ? Operand("nothing") : mine, "x");
+    operands.push_back(i == 23 ? Operand("nothing") : mine);
+  }
+  const auto dots = client_.Dots(pairs);
+  const auto sums = client_.Reduces(ReduceOp::kSum, operands);
+  ASSERT_EQ(dots.size(), pairs.size());
+  ASSERT_EQ(sums.size(), operands.size());
+  for (int i = 0; i < kCount; ++i) {
+    const auto k = static_cast<std::size_t>(i);
+    if (i == 17) {
+      EXPECT_EQ(ErrorReason(dots[k].status()), "BUFFER_NOT_FOUND");
+    } else {
+      ASSERT_TRUE(dots[k].ok()) << dots[k].status();
+      EXPECT_EQ(dots[k]->value().real(), i + 5);
+    }
+    if (i == 23) {
+      EXPECT_EQ(ErrorReason(sums[k].status()), "BUFFER_NOT_FOUND");
+    } else {
+      ASSERT_TRUE(sums[k].ok()) << sums[k].status();
+      EXPECT_EQ(sums[k]->value().real(), i + 2);
+    }
+  }
+  EXPECT_TRUE(client_.Dots({}).empty());
+  for (const auto& dot : client_.Dots(pairs, {.timeout = absl::ZeroDuration()})) {
+    EXPECT_FALSE(dot.ok());
+  }
+}
+
+// --- Handles -------------------------------------------------------------------------------------
+
+class HandleTest : public AsyncTest {
+ protected:
+  ResidentBuffer Make(const std::string& name, bool delete_with_handle) {
+    const auto buffer = PutFloats(client_, name, {1, 2});
+    EXPECT_TRUE(buffer.ok()) << buffer.status();
+    return client_.Hold(*buffer, {.delete_with_handle = delete_with_handle});
+  }
+  bool Exists(const std::string& name) { return client_.GetBuffer(name).ok(); }
+};
+
+TEST_F(HandleTest, DeletesWithTheHandleIfAskedTo) {
+  {
+    const ResidentBuffer kept = Make("kept", false);
+    const ResidentBuffer deleted = Make("deleted", true);
+    EXPECT_EQ(client_.Dot(kept, deleted)->value().real(), 5);
+  }
+  EXPECT_TRUE(Eventually([&] { return !Exists("deleted"); }));
+  EXPECT_TRUE(Exists("kept"));
+}
+
+TEST_F(HandleTest, MeansItsOwnVersionAndNoOther) {
+  {
+    const ResidentBuffer handle = Make("y", true);
+    ASSERT_TRUE(PutFloats(client_, "y", {5}).ok());
+    EXPECT_EQ(ErrorReason(client_.Dot(handle, handle).status()), "VERSION_MISMATCH");
+  }
+  Client(FastOptions(server_.address()));
+  absl::SleepFor(absl::Milliseconds(200));
+  EXPECT_TRUE(Exists("y"));
+}
+
+TEST_F(HandleTest, Moves) {
+  ResidentBuffer first = Make("a", true);
+  ResidentBuffer second = std::move(first);
+  EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(second.name(), "a");
+  second = Make("b", true);
+  EXPECT_TRUE(Eventually([&] { return !Exists("a"); }));
+  EXPECT_TRUE(Exists("b"));
+  const v1::Buffer released = second.Release();
+  EXPECT_FALSE(second);
+  EXPECT_EQ(released.name(), "b");
+  second = Make("c", false);
+  EXPECT_TRUE(Exists("b"));
+  EXPECT_TRUE(second.Delete().ok());
+  EXPECT_FALSE(second);
+  EXPECT_FALSE(Exists("c"));
+  EXPECT_FALSE(second.Delete().ok());
+}
+
+TEST_F(HandleTest, MayOutliveItsClient) {
+  ResidentBuffer handle;
+  {
+    Client client(FastOptions(server_.address()));
+    const auto buffer = PutFloats(client, "y", {1});
+    ASSERT_TRUE(buffer.ok());
+    handle = client.Hold(*buffer, {.delete_with_handle = true});
+  }
+  EXPECT_TRUE(Exists("y"));
+  handle = {};
+  EXPECT_FALSE(Exists("y")) << "the end of the connections has waited for it";
+}
+
+}  // namespace
+}  // namespace tessera

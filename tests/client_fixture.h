@@ -1,0 +1,132 @@
+// What the suites of the client library share: options, servers as processes, and values.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/client.h"
+#include "tests/test_server.h"
+
+extern char** environ;
+
+namespace tessera {
+
+inline Options TcpOptions() {
+  Options options = TestOptions();
+  options.listen = {"127.0.0.1:0"};
+  return options;
+}
+
+inline ClientOptions FastOptions(const std::string& address) {
+  ClientOptions options;
+  options.server = address;
+  options.timeout = absl::Seconds(20);
+  options.connect_timeout = absl::Seconds(5);
+  return options;
+}
+
+inline std::string Pattern(std::size_t bytes) {
+  std::string data(bytes, '\0');
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 251);
+  return data;
+}
+
+template <class T>
+std::string Bytes(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+template <class T>
+std::vector<T> Values(const v1::Tensor& tensor) {
+  std::vector<T> values(tensor.data().size() / sizeof(T));
+  std::memcpy(values.data(), tensor.data().data(), tensor.data().size());
+  return values;
+}
+
+// Uploads floats.
+inline absl::StatusOr<v1::Buffer> PutFloats(Client& client, const std::string& name,
+                                            const std::vector<float>& values) {
+  const std::string bytes = Bytes(values);
+  return client.Upload(name, DType::kF32, {static_cast<std::int64_t>(values.size())},
+                       FromMemory(bytes), {.replace = true});
+}
+
+// A small inline array.
+inline v1::Tensor Floats(const std::vector<float>& values) {
+  v1::Tensor tensor;
+  tensor.set_dtype(v1::DTYPE_F32);
+  tensor.add_shape(static_cast<std::int64_t>(values.size()));
+  tensor.set_data(Bytes(values));
+  return tensor;
+}
+
+// A port of this host that nobody has at the moment.
+inline int FreePort() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
+#ifdef TESSERA_SERVER
+// The server as a process of its own, to be killed, stopped and started again at its address.
+class ServerProcess {
+ public:
+  explicit ServerProcess(std::vector<std::string> flags = {})
+      : address_("127.0.0.1:" + std::to_string(FreePort())), flags_(std::move(flags)) {
+    Start();
+  }
+  ~ServerProcess() { End(SIGKILL); }
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  const std::string& address() const { return address_; }
+
+  // Returns when it answers.
+  void Start() {
+    std::vector<std::string> words = {TESSERA_SERVER, "--listen", address_,      "--device", "cpu",
+                                      "--workers",    "2",        "--log-level", "off"};
+    words.insert(words.end(), flags_.begin(), flags_.end());
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    ASSERT_EQ(::posix_spawn(&pid_, TESSERA_SERVER, nullptr, nullptr, arguments.data(), environ), 0);
+    ClientOptions options = FastOptions(address_);
+    options.connect_timeout = absl::Seconds(30);
+    ASSERT_TRUE(Client(options).GetServerInfo().ok());
+  }
+  // SIGSTOP: it hangs; SIGCONT: it goes on.
+  void Signal(int signal) const { ::kill(pid_, signal); }
+  // Ends it, and waits until it has ended.
+  void End(int signal) {
+    if (pid_ == 0) return;
+    ::kill(pid_, signal);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  const std::string address_;
+  const std::vector<std::string> flags_;
+  pid_t pid_ = 0;
+};
+#endif
+
+}  // namespace tessera

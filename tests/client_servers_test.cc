@@ -1,0 +1,213 @@
+// The client library with servers that are killed, hang, drain and come back, alone and of two.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/async.h"
+#include "kernels/base/error.h"
+#include "tests/client_fixture.h"
+
+namespace tessera {
+namespace {
+
+// Calls from several threads until it ends, each of which must succeed and be right.
+class Load {
+ public:
+  Load(Client& client, int threads) {
+    for (int t = 0; t < threads; ++t) threads_.emplace_back([this, &client] { Run(client); });
+  }
+  ~Load() { End(); }
+  void End() {
+    ending_ = true;
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) thread.join();
+    }
+  }
+  int calls() const { return calls_; }
+  int failures() const { return failures_; }
+
+ private:
+  void Run(Client& client) {
+    while (!ending_) {
+      const auto blocking = client.Dot(Floats({1, 2, 3}), Floats({1, 2, 3}));
+      const auto async = client.Async().Dot(Floats({1, 2, 3}), Floats({1, 2, 3})).Get();
+      for (const auto& answer : {blocking, async}) {
+        ++calls_;
+        if (answer.ok() && answer->value().real() == 14) continue;
+        if (++failures_ <= 5) ADD_FAILURE() << answer.status();
+      }
+    }
+  }
+
+  std::atomic<bool> ending_{false};
+  std::atomic<int> calls_{0};
+  std::atomic<int> failures_{0};
+  std::vector<std::thread> threads_;
+};
+
+TEST(TwoServers, NoCallIsLostWhenOneIsKilledUnderLoad) {
+  ServerProcess a, b;
+  Client client(FastOptions(a.address() + "," + b.address()));
+  Load load(client, 4);
+  for (ServerProcess* server : {&a, &b, &a}) {
+    const int before = load.calls();
+    EXPECT_TRUE(Eventually([&] { return load.calls() > before + 200; }));
+    server->End(SIGKILL);
+    const int killed = load.calls();
+    EXPECT_TRUE(Eventually([&] { return load.calls() > killed + 200; }));
+    server->Start();
+  }
+  load.End();
+  EXPECT_EQ(load.failures(), 0);
+}
+
+TEST(TwoServers, NoCallIsLostInARollingRestart) {
+  ServerProcess a, b;
+  Client client(FastOptions(a.address() + "," + b.address()));
+  Load load(client, 4);
+  for (ServerProcess* server : {&a, &b}) {
+    const int before = load.calls();
+    EXPECT_TRUE(Eventually([&] { return load.calls() > before + 200; }));
+    server->End(SIGTERM);
+    server->Start();
+  }
+  load.End();
+  EXPECT_EQ(load.failures(), 0);
+}
+
+TEST(TwoServers, OneThatHangsIsLeftForTheOther) {
+  ServerProcess a, b;
+  ClientOptions options = FastOptions(a.address() + "," + b.address());
+  options.attempt_timeout = absl::Milliseconds(500);
+  Client client(options);
+  ASSERT_TRUE(client.GetServerInfo().ok());
+  a.Signal(SIGSTOP);
+  const absl::Time start = absl::Now();
+  EXPECT_TRUE(client.Dot(Floats({1}), Floats({1})).ok());
+  EXPECT_TRUE(client.Async().Dot(Floats({1}), Floats({1})).Get().ok());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  a.Signal(SIGCONT);
+}
+
+TEST(TwoServers, TheFirstOneMayBeMissing) {
+  ServerProcess b;
+  Client client(FastOptions("127.0.0.1:" + std::to_string(FreePort()) + ", " + b.address()));
+  const absl::Time start = absl::Now();
+  EXPECT_TRUE(client.GetServerInfo().ok());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+  EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
+}
+
+// Nobody knows whether the one that was killed has made the buffer.
+TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
+  ServerProcess a, b;
+  Client client(FastOptions(a.address() + "," + b.address()));
+  ASSERT_TRUE(client.GetServerInfo().ok());
+  a.Signal(SIGSTOP);
+  std::thread killer([&] {
+    absl::SleepFor(absl::Milliseconds(300));
+    a.End(SIGKILL);
+  });
+  v1::BufferSpec spec;
+  spec.set_dtype(v1::DTYPE_F32);
+  EXPECT_EQ(ErrorReason(client.CreateBuffer("x", spec).status()), "CONNECTION_LOST");
+  killer.join();
+  EXPECT_EQ(ErrorReason(client.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
+}
+
+TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {
+  ServerProcess server;
+  Client client(FastOptions(server.address()));
+  ASSERT_TRUE(client.GetServerInfo().ok());
+  server.Signal(SIGSTOP);
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(client.GetServerInfo({.timeout = absl::Milliseconds(300)}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(
+      client.Async().GetServerInfo({.timeout = absl::Milliseconds(300)}).Get().status().code(),
+      absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  server.Signal(SIGCONT);
+}
+
+TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
+  ServerProcess server;
+  Client client(FastOptions(server.address()));
+  const auto start = [](const absl::Status& status) {
+    EXPECT_EQ(ErrorReason(status), "BUFFER_NOT_FOUND") << status;
+    return ErrorMetadata(status)["server_start"];
+  };
+  ASSERT_TRUE(PutFloats(client, "x", {1}).ok());
+  EXPECT_EQ(start(client.Dot("x", "nothing").status()), "");
+  EXPECT_EQ(start(client.Async().Dot("x", "nothing").Get().status()), "");
+  server.End(SIGKILL);
+  server.Start();
+  EXPECT_NE(start(client.Dot("x", "x").status()), "");
+  EXPECT_NE(start(client.Async().Dot("x", "x").Get().status()), "");
+  std::string out(4, 0);
+  EXPECT_NE(start(client.Download("x", absl::MakeSpan(out)).status()), "");
+  EXPECT_EQ(ErrorMetadata(client.Dot("x", "x").status())["name"], "x");
+}
+
+TEST(OneServer, TheExampleOfTheReadme) {
+  ServerProcess server;
+  const std::string command = std::string(TESSERA_README_EXAMPLE) + " " + server.address();
+  FILE* const output = ::popen(command.c_str(), "r");
+  ASSERT_NE(output, nullptr);
+  std::string line(200, '\0');
+  line.resize(std::fread(line.data(), 1, line.size(), output));
+  EXPECT_EQ(::pclose(output), 0);
+  EXPECT_EQ(line, "250000 by fixed_tree, the square of 500\n");
+  EXPECT_TRUE(Client(FastOptions(server.address())).ListBuffers()->empty());
+}
+
+TEST(OneServer, TransfersToOneThatHangsEnd) {
+  ServerProcess server;
+  ClientOptions options = FastOptions(server.address());
+  options.stall_timeout = absl::Milliseconds(300);
+  Client client(options);
+  const std::vector<float> values(4 << 20, 1.0f);
+  ASSERT_TRUE(PutFloats(client, "x", values).ok());
+  server.Signal(SIGSTOP);
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");
+  std::vector<char> out(values.size() * sizeof(float));
+  EXPECT_EQ(ErrorReason(client.Download("x", absl::MakeSpan(out)).status()), "STALLED");
+  EXPECT_EQ(client.Download("x", absl::MakeSpan(out), {.timeout = absl::Milliseconds(100)})
+                .status()
+                .code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  server.Signal(SIGCONT);
+}
+
+TEST(OneServer, CallsSpreadOverConnectionsWhileOthersAreUnderWay) {
+  TestServer server(TcpOptions());
+  Client watcher(FastOptions(server.address()));
+  const auto connections = [&] {
+    const auto info = watcher.GetServerInfo();
+    for (const v1::Budget& budget : info->budgets()) {
+      if (budget.name() == "connections") return static_cast<int>(budget.used()) - 1;
+    }
+    return -1;
+  };
+  ClientOptions options = FastOptions(server.address());
+  options.connections = 3;
+  Client client(options);
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(client.GetServerInfo().ok());
+  EXPECT_EQ(connections(), 1) << "one caller needs no more";
+  {
+    Load load(client, 16);
+    EXPECT_TRUE(Eventually([&] { return connections() == 3; }));
+    EXPECT_LE(connections(), 3);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

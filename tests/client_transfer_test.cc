@@ -1,0 +1,374 @@
+// The client library with connections that break on demand, and servers that start again.
+#include "client/client.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/error.h"
+#include "tests/client_fixture.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::SizeIs;
+
+TEST(Reconnecting, WaitsForAServerThatStartsLater) {
+  tessera::Options options = TcpOptions();
+  std::string address;
+  {
+    TestServer first(options);
+    address = first.address();
+  }
+  ClientOptions impatient = FastOptions(address);
+  impatient.connect_timeout = absl::Milliseconds(200);
+  Client client(impatient);
+  const absl::Status refused = client.GetServerInfo().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(refused), "UNREACHABLE");
+  EXPECT_EQ(ErrorMetadata(refused)["server"], address);
+
+  Client patient(FastOptions(address));
+  std::thread caller([&] { EXPECT_TRUE(patient.GetServerInfo().ok()); });
+  absl::SleepFor(absl::Milliseconds(300));
+  options.listen = {address};
+  TestServer second(options);
+  caller.join();
+}
+
+TEST(Reconnecting, SaysWhichBuffersAreGoneAfterARestart) {
+  tessera::Options options = TcpOptions();
+  auto server = std::make_unique<TestServer>(options);
+  options.listen = {server->address()};
+  Client client(FastOptions(server->address()));
+  const std::string data = Bytes<float>({1, 2, 3});
+  ASSERT_TRUE(client.Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
+  ASSERT_TRUE(client.Dot("x", "x").ok());
+  server.reset();
+  server = std::make_unique<TestServer>(options);
+  const absl::Status status = client.Dot("x", "x").status();
+  EXPECT_EQ(ErrorReason(status), "BUFFER_NOT_FOUND");
+  ASSERT_TRUE(client.Upload("x", DType::kF32, {3}, FromMemory(data)).ok());
+  EXPECT_TRUE(client.Dot("x", "x").ok());
+}
+
+// The server's versions go on where those of the one before it ended.
+TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
+  tessera::Options options = TcpOptions();
+  options.drain_timeout = absl::Milliseconds(100);
+  auto server = std::make_unique<TestServer>(options);
+  options.listen = {server->address()};
+  const std::string data = Pattern(64 << 20);  // more than lies between the two when one stops
+  const auto upload = [&](const std::string& bytes) {
+    Client client(FastOptions(options.listen[0]));
+    return client.Upload("x", DType::kF32, {16 << 20}, FromMemory(bytes)).status();
+  };
+  ASSERT_TRUE(upload(data).ok());
+  Client client(FastOptions(options.listen[0]));
+  bool restarted = false;
+  const auto buffer = client.Download("x", [&](const v1::Buffer&, std::string_view bytes) {
+    if (bytes.empty() || std::exchange(restarted, true)) return absl::OkStatus();
+    server.reset();
+    server = std::make_unique<TestServer>(options);
+    return upload(std::string(data.rbegin(), data.rend()));
+  });
+  EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
+}
+
+TEST(ServerWithVersions, AnAbandonedDraftIsNotInTheWay) {
+  TestServer server(TcpOptions());
+  Client client(FastOptions(server.address()));
+  const std::string data = Pattern(64 << 10);
+  ASSERT_TRUE(client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data)).ok());
+  v1::BufferSpec spec;
+  spec.set_dtype(v1::DTYPE_F32);
+  spec.add_shape(16 << 10);
+  spec.set_replace(true);
+  const auto left = client.CreateBuffer("x", spec);
+  ASSERT_TRUE(left.ok()) << left.status();
+  UploadOptions options;
+  options.replace = true;
+  options.chunk_bytes = 4096;
+  for (int streams : {1, 3}) {
+    options.streams = streams;
+    const auto buffer = client.Upload("x", DType::kF32, {16 << 10}, FromMemory(data), options);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(buffer->crc32c(), Crc32c(data.data(), data.size()));
+  }
+  // A failure takes its own draft along and nothing else.
+  options.streams = 3;
+  const auto failed = client.Upload(
+      "x", DType::kF32, {16 << 10},
+      [](std::uint64_t offset, absl::Span<char>) {
+        return offset < 40'000 ? absl::OkStatus() : absl::DataLossError("the disk broke");
+      },
+      options);
+  EXPECT_EQ(failed.status(), absl::DataLossError("the disk broke"));
+  const auto seen = client.GetBuffer("x");
+  ASSERT_TRUE(seen.ok()) << seen.status();
+  EXPECT_EQ(seen->buffer().state(), v1::Buffer::STATE_READY);
+  ASSERT_THAT(seen->drafts(), SizeIs(1));
+  EXPECT_EQ(seen->drafts(0).version(), left->version());
+  EXPECT_TRUE(client.DeleteBuffer("x", left->version()).ok());
+  EXPECT_THAT(client.GetBuffer("x")->drafts(), SizeIs(0));
+}
+
+// Forwards TCP connections to a server and cuts the first `cuts` of them that carry so many bytes
+// in one direction. One that a slow machine gives up before it carried data does not count.
+class CuttingProxy {
+ public:
+  enum class Direction { kToServer, kToClient };
+
+  CuttingProxy(const std::string& server, Direction direction, std::size_t bytes, int cuts)
+      : direction_(direction), bytes_(bytes), cuts_(cuts) {
+    target_.sin_family = AF_INET;
+    target_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    target_.sin_port =
+        htons(static_cast<std::uint16_t>(std::stoi(server.substr(server.rfind(':') + 1))));
+    sockaddr_in any = target_;
+    any.sin_port = 0;
+    socklen_t size = sizeof(any);
+    listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT_EQ(::bind(listener_, reinterpret_cast<sockaddr*>(&any), size), 0);
+    EXPECT_EQ(::listen(listener_, 16), 0);
+    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&any), &size);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(any.sin_port));
+    acceptor_ = std::thread([this] { Accept(); });
+  }
+  ~CuttingProxy() {
+    ending_ = true;
+    acceptor_.join();
+    for (std::thread& thread : connections_) thread.join();
+    ::close(listener_);
+  }
+  const std::string& address() const { return address_; }
+  // How many connections it has cut.
+  int cut() const { return cut_; }
+
+ private:
+  void Accept() {
+    while (!ending_) {
+      pollfd ready{listener_, POLLIN, 0};
+      if (::poll(&ready, 1, 20) <= 0) continue;
+      const int client = ::accept(listener_, nullptr, nullptr);
+      const int server = ::socket(AF_INET, SOCK_STREAM, 0);
+      if (::connect(server, reinterpret_cast<sockaddr*>(&target_), sizeof(target_)) != 0) {
+        ADD_FAILURE() << "the proxy does not reach the server";
+      }
+      connections_.emplace_back([this, client, server] { Forward(client, server); });
+    }
+  }
+
+  void Forward(int client, int server) {
+    std::array<char, 65536> block;
+    std::size_t seen = 0;
+    std::array<pollfd, 2> ends = {pollfd{client, POLLIN, 0}, pollfd{server, POLLIN, 0}};
+    bool open = true;
+    while (open && !ending_) {
+      ::poll(ends.data(), ends.size(), 20);
+      for (std::size_t i = 0; i < ends.size() && open; ++i) {
+        if (ends[i].revents == 0) continue;
+        const ssize_t n = ::read(ends[i].fd, block.data(), block.size());
+        if (n <= 0) open = false;
+        for (ssize_t done = 0; open && done < n;) {
+          const ssize_t m = ::send(ends[1 - i].fd, block.data() + done,
+                                   static_cast<std::size_t>(n - done), MSG_NOSIGNAL);
+          if (m <= 0) open = false;
+          done += std::max<ssize_t>(m, 0);
+        }
+        if (open && (direction_ == Direction::kToServer) == (i == 0)) {
+          const bool counted = seen >= bytes_;
+          seen += static_cast<std::size_t>(n);
+          if (!counted && seen >= bytes_ && cuts_-- > 0) {
+            // What a side has not read by the end of its connection is lost to it.
+            absl::SleepFor(absl::Milliseconds(50));
+            open = false;
+            ++cut_;
+          }
+        }
+      }
+    }
+    ::close(client);
+    ::close(server);
+  }
+
+  const Direction direction_;
+  const std::size_t bytes_;
+  std::atomic<int> cuts_;
+  std::atomic<int> cut_{0};
+  std::atomic<bool> ending_{false};
+  sockaddr_in target_{};
+  int listener_ = -1;
+  std::string address_;
+  std::vector<std::thread> connections_;  // of the acceptor's thread until it has ended
+  std::thread acceptor_;
+};
+
+TEST(BrokenConnection, AnUploadOfSeveralStreamsResumes) {
+  for (bool replace : {false, true}) {
+    TestServer server(TcpOptions());
+    const std::string data = Pattern(8 << 20);
+    if (replace) {
+      Client direct(FastOptions(server.address()));
+      ASSERT_TRUE(direct.Upload("x", DType::kF32, {1}, FromMemory(data)).ok());
+    }
+    CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 3);
+    Client client(FastOptions(proxy.address()));
+    UploadOptions options;
+    options.chunk_bytes = 64 << 10;
+    options.streams = 3;
+    options.replace = replace;
+    std::uint64_t sent = 0;
+    options.progress = [&](std::uint64_t bytes) { sent = bytes; };
+    const auto buffer = client.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(proxy.cut(), 3);
+    EXPECT_EQ(sent, data.size());
+    std::string back(data.size(), '\0');
+    ASSERT_TRUE(client.Download("x", absl::MakeSpan(back)).ok());
+    EXPECT_TRUE(back == data);
+  }
+}
+
+TEST(BrokenConnection, AnUploadOfOneStreamLeavesNothing) {
+  TestServer server(TcpOptions());
+  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 1);
+  Client client(FastOptions(proxy.address()));
+  const std::string data = Pattern(8 << 20);
+  const auto whole = FromMemory(data);
+  UploadOptions options;
+  options.chunk_bytes = 64 << 10;
+  const auto buffer = client.Upload(
+      "x", DType::kF32, {2 << 20},
+      [&](std::uint64_t offset, absl::Span<char> out) {
+        // The connection breaks when the server has begun.
+        if (offset == 512 << 10) {
+          EXPECT_TRUE(Eventually([&] { return server.used_bytes() == Charged(data.size()); }));
+        }
+        return whole(offset, out);
+      },
+      options);
+  EXPECT_EQ(ErrorReason(buffer.status()), "CONNECTION_LOST") << buffer.status();
+  EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
+}
+
+TEST(BrokenConnection, ADownloadResumes) {
+  TestServer server(TcpOptions());
+  const std::string data = Pattern(8 << 20);
+  Client direct(FastOptions(server.address()));
+  ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
+  constexpr std::uint64_t kMost = 7 << 20, kFirst = (1 << 20) + 12;
+  for (const auto& [offset, limit] : {std::pair<std::uint64_t, std::uint64_t>{0, 0},
+                                      {0, kMost},
+                                      {kFirst, 0},
+                                      {kFirst, kMost - kFirst}}) {
+    CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, 2);
+    Client client(FastOptions(proxy.address()));
+    DownloadOptions range;
+    range.offset = offset;
+    range.limit = limit;
+    std::string back(limit == 0 ? data.size() - offset : limit, '\0');
+    const auto buffer = client.Download("x", absl::MakeSpan(back), range);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(proxy.cut(), 2);
+    EXPECT_TRUE(back == data.substr(offset, back.size()));
+  }
+}
+
+// More breaks than are suffered in a row, each after some progress.
+TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
+  constexpr int kBreaks = 7;
+  TestServer server(TcpOptions());
+  const std::string data = Pattern(16 << 20);
+  UploadOptions options;
+  options.chunk_bytes = 64 << 10;
+  options.streams = 2;
+  CuttingProxy up(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2 * kBreaks);
+  const auto buffer = Client(FastOptions(up.address()))
+                          .Upload("x", DType::kF32, {4 << 20}, FromMemory(data), options);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  CuttingProxy down(server.address(), CuttingProxy::Direction::kToClient, 2 << 20, kBreaks);
+  std::string back(data.size(), '\0');
+  const auto fetched = Client(FastOptions(down.address())).Download("x", absl::MakeSpan(back));
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  EXPECT_EQ(down.cut(), kBreaks);
+  EXPECT_TRUE(back == data);
+}
+
+TEST(BrokenConnection, AReplacedBufferIsNotMixedWithTheOldOne) {
+  TestServer server(TcpOptions());
+  const std::string data = Pattern(8 << 20);
+  Client direct(FastOptions(server.address()));
+  ASSERT_TRUE(direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data)).ok());
+  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToClient, 4 << 20, 1);
+  Client client(FastOptions(proxy.address()));
+  bool replaced = false;
+  const auto buffer = client.Download("x", [&](const v1::Buffer&, std::string_view bytes) {
+    if (bytes.empty() || std::exchange(replaced, true)) return absl::OkStatus();
+    UploadOptions options;
+    options.replace = true;
+    return direct.Upload("x", DType::kF32, {2 << 20}, FromMemory(data), options).status();
+  });
+  EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
+}
+
+TEST(BrokenConnection, AnInfiniteLimitIsNone) {
+  TestServer server(TcpOptions());
+  ClientOptions options = FastOptions(server.address());
+  options.timeout = absl::InfiniteDuration();
+  options.stall_timeout = absl::InfiniteDuration();
+  Client client(options);
+  const std::string data = Pattern(4000);
+  for (int streams : {1, 2}) {
+    UploadOptions upload;
+    upload.chunk_bytes = 1024;
+    upload.streams = streams;
+    upload.replace = true;
+    const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
+      absl::SleepFor(absl::Milliseconds(20));
+      return FromMemory(data)(offset, out);
+    };
+    const auto buffer = client.Upload("x", DType::kF32, {1000}, slow, upload);
+    EXPECT_TRUE(buffer.ok()) << buffer.status();
+  }
+  std::string back(data.size(), '\0');
+  EXPECT_TRUE(client.Download("x", absl::MakeSpan(back)).ok());
+  EXPECT_TRUE(back == data);
+}
+
+TEST(BrokenConnection, ATransferThatStandsStillEnds) {
+  TestServer server(TcpOptions());
+  ClientOptions options = FastOptions(server.address());
+  options.stall_timeout = absl::Milliseconds(300);
+  Client client(options);
+  const std::string data = Pattern(4000);
+  UploadOptions upload;
+  upload.chunk_bytes = 1024;
+  const auto buffer = client.Upload(
+      "x", DType::kF32, {1000},
+      [&](std::uint64_t offset, absl::Span<char> out) {
+        if (offset > 0) absl::SleepFor(absl::Seconds(1));
+        return FromMemory(data)(offset, out);
+      },
+      upload);
+  EXPECT_EQ(buffer.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ErrorReason(buffer.status()), "STALLED");
+}
+
+}  // namespace
+}  // namespace tessera

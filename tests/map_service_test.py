@@ -1,0 +1,673 @@
+#!/usr/bin/env python3
+"""Map as an outsider sees it: every operation in every type against a model in NumPy, by every
+strategy; views, broadcasting, types that meet, programs, and requests that are refused.
+
+usage: map_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+
+import numpy as np
+
+import outsider as o
+
+RNG = np.random.default_rng(20261124)
+F32, F64, F16, BF16, I32, I64, BOOL = range(1, 8)
+NUMBERS = (F32, F64, F16, BF16, I32, I64)
+NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool"}
+# What values of a type are computed in.
+VALUES = {F32: "f4", F64: "f8", F16: "f4", BF16: "f4", I32: "i4", I64: "i8", BOOL: "?"}
+INTEGERS = (I32, I64)
+
+
+# --- The model ------------------------------------------------------------------------------------
+
+
+def round_to(dtype, values):
+    """Values of F32 rounded to 16 bits, as values of F32."""
+    if dtype == F16:
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    if dtype == BF16:
+        bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+        up = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return np.where(np.isnan(values), values, up.astype(np.uint32).view(np.float32))
+    return values
+
+
+def promote(a, b):
+    if a == b or b == BOOL:
+        return a
+    if a == BOOL:
+        return b
+    if {a, b} <= set(INTEGERS):
+        return I64
+    if a in INTEGERS or b in INTEGERS or F64 in (a, b):
+        return F64
+    return F32
+
+
+def cast(values, source, target):
+    """As CopyBuffer casts."""
+    if target == BOOL:
+        return values != 0
+    if target in INTEGERS:
+        if source == BOOL or source in INTEGERS:
+            limits = np.iinfo(VALUES[target])
+            return np.clip(values.astype(np.int64), limits.min, limits.max).astype(VALUES[target])
+        exact = np.trunc(values.astype(np.longdouble))
+        limits = np.iinfo(VALUES[target])
+        low, high = np.longdouble(limits.min), np.longdouble(limits.max)
+        exact = np.where(np.isnan(exact), 0, np.clip(exact, low, high))
+        # Through Python's integers: no cast of NumPy's is exact at the ends of the range.
+        return np.array([int(x) for x in exact.ravel()], VALUES[target]).reshape(values.shape)
+    if target == F16:
+        return values.astype(np.float16).astype(np.float32)
+    if target == BF16:
+        # All values that the tests cast so are values of F32.
+        single = values.astype(np.float32)
+        assert np.array_equal(single.astype(values.dtype), values, equal_nan=values.dtype.kind == "f")
+        return round_to(BF16, single)
+    return values.astype(VALUES[target])
+
+
+def integer_power(a, b):
+    result = np.zeros_like(a)
+    bits = 8 * a.dtype.itemsize
+    for i, (x, y) in enumerate(zip(a.tolist(), b.tolist())):
+        if y >= 0:
+            power = pow(x, y, 1 << bits)
+            result[i] = power - (1 << bits) if power >> (bits - 1) else power
+        else:
+            result[i] = {1: 1, -1: 1 if y % 2 == 0 else -1}.get(x, 0)
+    return result
+
+
+def exactly(function):
+    """The function in extended precision, rounded to the type of the values."""
+    return lambda *x: function(*(v.astype(np.longdouble) for v in x)).astype(x[0].dtype)
+
+
+def sign(a):
+    return np.where(np.isnan(a), a, np.sign(a)) if a.dtype.kind == "f" else np.sign(a)
+
+
+def fma(a, b, c):
+    if a.dtype.kind == "i":
+        return a * b + c
+    if a.dtype == np.float32:
+        # The product is exact in F64; the sum's rounding there is repaired by extended precision.
+        return (a.astype(np.longdouble) * b.astype(np.longdouble) + c).astype(np.float32)
+    return None  # only with operands for which every step is exact
+
+
+def same(a, *rest):
+    return a
+
+
+def minimum(a, b):
+    return np.where((a <= b) | (a != a), a, b)
+
+
+def maximum(a, b):
+    return np.where((a >= b) | (a != a), a, b)
+
+
+def rounding(function):
+    return lambda a: a if a.dtype.kind == "i" else function(a)
+
+
+MODEL = {  # name: (arguments, rule, function)
+    "ADD": (2, "numbers", np.add),
+    "SUBTRACT": (2, "numbers", np.subtract),
+    "MULTIPLY": (2, "numbers", np.multiply),
+    "DIVIDE": (2, "reals", np.divide),
+    "FLOOR_DIVIDE": (2, "numbers", np.floor_divide),
+    "REMAINDER": (2, "numbers", np.remainder),
+    "POWER": (2, "numbers", None),
+    "MINIMUM": (2, "numbers", minimum),
+    "MAXIMUM": (2, "numbers", maximum),
+    "FMA": (3, "numbers", fma),
+    "CLIP": (3, "numbers", lambda a, b, c: minimum(maximum(a, b), c)),
+    "NEGATE": (1, "numbers", np.negative),
+    "ABS": (1, "numbers", np.abs),
+    "SIGN": (1, "numbers", sign),
+    "FLOOR": (1, "numbers", rounding(np.floor)),
+    "CEIL": (1, "numbers", rounding(np.ceil)),
+    "TRUNC": (1, "numbers", rounding(np.trunc)),
+    "ROUND": (1, "numbers", rounding(np.rint)),
+    "SQRT": (1, "reals", np.sqrt),
+    "EXP": (1, "reals", exactly(np.exp)),
+    "LOG": (1, "reals", exactly(np.log)),
+    "TANH": (1, "reals", exactly(np.tanh)),
+    "EQUAL": (2, "comparison", np.equal),
+    "NOT_EQUAL": (2, "comparison", np.not_equal),
+    "LESS": (2, "comparison", np.less),
+    "LESS_EQUAL": (2, "comparison", np.less_equal),
+    "GREATER": (2, "comparison", np.greater),
+    "GREATER_EQUAL": (2, "comparison", np.greater_equal),
+    "AND": (2, "logic", np.logical_and),
+    "OR": (2, "logic", np.logical_or),
+    "XOR": (2, "logic", np.logical_xor),
+    "NOT": (1, "logic", np.logical_not),
+}
+FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
+
+
+def apply(op, types, values):
+    """The type and the values of an operation on values of these types."""
+    _, rule, function = MODEL[op]
+    common = types[0]
+    for other in types[1:]:
+        common = promote(common, other)
+    if rule == "reals" and common in INTEGERS:
+        common = F64
+    values = [v.astype(VALUES[common]) for v in values]
+    if op == "POWER":
+        function = integer_power if common in INTEGERS else exactly(np.power)
+    with np.errstate(all="ignore"):
+        result = function(*values)
+    if rule in ("comparison", "logic"):
+        return BOOL, result
+    return common, round_to(common, result)
+
+
+def stored(dtype, values):
+    """Values as elements: of bf16 their bits."""
+    if dtype == BF16:
+        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype({F16: "f2"}.get(dtype, VALUES[dtype]))
+
+
+def loaded(dtype, elements):
+    if dtype == BF16:
+        return (elements.astype(np.uint32) << 16).view(np.float32)
+    return elements.astype(VALUES[dtype])
+
+
+def ulps(dtype, got, want):
+    """How far apart they are at most, in units in the last place of the type."""
+    bits, least = {F32: (24, -149), F64: (53, -1074), F16: (11, -24), BF16: (8, -133)}[dtype]
+    got, want = got.astype(np.longdouble).ravel(), want.astype(np.longdouble).ravel()
+    finite = np.isfinite(want)
+    assert np.array_equal(got[~finite], want[~finite], equal_nan=True), (got, want)
+    got, want = got[finite], want[finite]
+    assert np.isfinite(got).all()
+    if not len(want):
+        return 0
+    _, exponent = np.frexp(want)
+    unit = np.ldexp(np.longdouble(1), np.maximum(exponent - bits, least))
+    return float((np.abs(got - want) / unit).max())
+
+
+# --- Requests -------------------------------------------------------------------------------------
+
+
+def operand(i):
+    return dict(operand=i)
+
+
+def real(x, dtype=0):
+    return dict(real=x, dtype=dtype)
+
+
+def integer(x, dtype=0):
+    return dict(integer=x, dtype=dtype)
+
+
+def boolean(x):
+    return dict(boolean=x)
+
+
+def node(op, *args, dtype=0):
+    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
+
+
+def expression(*nodes):
+    return o.compute.Expression(nodes=[o.compute.Expression.Node(**n) for n in nodes])
+
+
+def tensors(*pairs):
+    """Operands of (dtype, elements)."""
+    result = []
+    for dtype, elements in pairs:
+        message = o.tensor(elements)
+        message.dtype = dtype
+        result.append(o.compute.Operand(tensor=message))
+    return result
+
+
+def strategies(client):
+    kind = "cuda" if o.Program.device.startswith("cuda") else "cpu"
+    listed = client.call("ListStrategies", operation="map", backend=kind).strategies
+    return [s.name for s in listed if s.available]
+
+
+def answer(client, operands, nodes, **more):
+    tensor = client.call("Map", operands=operands, expression=expression(*nodes), **more).tensor
+    return tensor.dtype, loaded(tensor.dtype, o.to_numpy(tensor))
+
+
+def expect(got, want, context):
+    assert got.dtype == want.dtype and got.shape == want.shape, (context, got, want)
+    equal = got == want
+    if got.dtype.kind == "f":  # the signs of zeros count, those of NaN do not
+        equal &= np.signbit(got) == np.signbit(want)
+        equal |= np.isnan(got) & np.isnan(want)
+    at = np.flatnonzero(~equal)[:5]
+    assert not len(at), (at, got.ravel()[at], want.ravel()[at], got.dtype, context)
+
+
+def specials(dtype):
+    if dtype in INTEGERS:
+        limits = np.iinfo(VALUES[dtype])
+        return [0, 1, -1, 2, -2, 3, -7, 10, limits.max, limits.min, limits.max - 1, limits.min + 1]
+    tiny, large = {F32: (1e-45, 3e38), F64: (5e-324, 1e308), F16: (6e-8, 6e4), BF16: (1e-40, 3e38)}[
+        dtype
+    ]
+    return [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, -0.5, 3.75, tiny, -tiny, large, -large]  + [
+        np.inf, -np.inf, np.nan]
+
+
+def pairs_of(dtype, count=3):
+    """Vectors in which specials and random values of the type meet each other."""
+    some = np.array(specials(dtype), VALUES[dtype])
+    if dtype in INTEGERS:
+        random = RNG.integers(-50, 50, 60).astype(VALUES[dtype])
+    else:
+        random = RNG.normal(0, 3, 60).astype(VALUES[dtype])
+    with np.errstate(all="ignore"):
+        values = round_to(dtype, np.concatenate([some, random]))
+    a = np.repeat(values, len(values))
+    b = np.tile(values, len(values))
+    return [a, b, RNG.permutation(a)][:count]
+
+
+# --- Results --------------------------------------------------------------------------------------
+
+
+def test_every_operation_in_every_type(server, client):
+    rows = strategies(client)
+    assert "fused" in rows and "one_node" in rows
+    for op, (count, rule, _) in MODEL.items():
+        if rule == "logic" or op == "FMA":
+            continue
+        for dtype in NUMBERS:
+            values = pairs_of(dtype, count)
+            kind, want = apply(op, [dtype] * count, values)
+            nodes = [operand(i) for i in range(count)] + [node(op, *range(count))]
+            if kind == BOOL:
+                nodes.append(node("CAST", count, dtype=I32))
+                kind, want = I32, want.astype(np.int32)
+            operands = tensors(*((dtype, stored(dtype, v)) for v in values))
+            for row in rows:
+                context = (op, NAMES[dtype], row)
+                got_kind, got = answer(client, operands, nodes, strategy=row)
+                assert got_kind == kind, context
+                if op in FUNCTIONS and kind not in INTEGERS:
+                    with np.errstate(all="ignore"):
+                        apart = ulps(kind, got, want)
+                    assert apart <= 2, (context, apart)
+                else:
+                    expect(got, want, context)
+
+
+def test_fma_rounds_once(server, client):
+    """Where the product does not fit the type, and nothing else would be left of it."""
+    for dtype, one in ((F32, np.float32(1 + 2**-12)), (F64, np.float64(1 + 2**-27))):
+        rest = 2**-24 if dtype == F32 else 2**-54
+        x = np.full(100, one, VALUES[dtype])
+        product = np.full(100, one * one, VALUES[dtype])
+        nodes = [operand(0), operand(0), operand(1), node("NEGATE", 2), node("FMA", 0, 1, 3)]
+        for row in strategies(client):
+            _, got = answer(client, tensors((dtype, x), (dtype, product)), nodes, strategy=row)
+            assert (got == rest).all(), (dtype, row, got[0])
+    for dtype in NUMBERS:
+        a, b, c = (RNG.integers(-9, 10, 500).astype(VALUES[dtype]) for _ in range(3))
+        nodes = [operand(0), operand(1), operand(2), node("FMA", 0, 1, 2)]
+        operands = tensors(*((dtype, stored(dtype, v)) for v in (a, b, c)))
+        expect(answer(client, operands, nodes)[1], a * b + c, NAMES[dtype])
+
+
+def test_products_and_sums_are_not_contracted(server, client):
+    a, b, c = (RNG.normal(0, 1, 5000).astype(np.float32) for _ in range(3))
+    nodes = [operand(0), operand(1), operand(2), node("MULTIPLY", 0, 1), node("ADD", 3, 2)]
+    for row in strategies(client):
+        expect(answer(client, tensors((F32, a), (F32, b), (F32, c)), nodes, strategy=row)[1],
+               a * b + c, row)
+
+
+def test_types_that_meet(server, client):
+    some = {}
+    for dtype in NUMBERS:
+        some[dtype] = round_to(dtype, RNG.integers(-20, 20, 99).astype(VALUES[dtype]))
+    for a in NUMBERS:
+        for b in NUMBERS:
+            for op in ("ADD", "DIVIDE", "MAXIMUM", "LESS"):
+                kind, want = apply(op, [a, b], [some[a], some[b]])
+                nodes = [operand(0), operand(1), node(op, 0, 1)]
+                if kind == BOOL:
+                    nodes.append(node("CAST", 2, dtype=F64))
+                    kind, want = F64, want.astype(np.float64)
+                operands = tensors((a, stored(a, some[a])), (b, stored(b, some[b])))
+                for row in strategies(client):
+                    got_kind, got = answer(client, operands, nodes, strategy=row)
+                    assert got_kind == kind, (op, NAMES[a], NAMES[b])
+                    expect(got, want, (op, NAMES[a], NAMES[b], row))
+
+
+def test_casts(server, client):
+    for source in NUMBERS:
+        values = pairs_of(source, 1)[0]
+        if source in (F64, I64):  # where a model of bf16 needs values of F32
+            with np.errstate(all="ignore"):
+                values = values.astype(np.float32).astype(VALUES[source])
+        for target in NUMBERS + (BOOL,):
+            with np.errstate(all="ignore"):
+                if target == BF16 and source in INTEGERS:
+                    values = np.clip(values, -(2**24), 2**24)
+                want = cast(values, source, target)
+            nodes = [operand(0), node("CAST", 0, dtype=target)]
+            if target == BOOL:
+                nodes.append(node("CAST", 1, dtype=source))
+                want = round_to(source, want.astype(VALUES[source]))
+            for row in strategies(client):
+                _, got = answer(client, tensors((source, stored(source, values))), nodes,
+                                strategy=row)
+                expect(got, want, (NAMES[source], NAMES[target], row))
+
+
+def test_constants_take_the_type_of_what_they_meet(server, client):
+    for dtype in NUMBERS:
+        x = round_to(dtype, RNG.integers(-9, 9, 50).astype(VALUES[dtype]))
+        operands = tensors((dtype, stored(dtype, x)))
+        kind, got = answer(client, operands, [operand(0), integer(3), node("MULTIPLY", 0, 1)])
+        assert kind == dtype
+        expect(got, round_to(dtype, x * x.dtype.type(3)), NAMES[dtype])
+        kind, got = answer(client, operands, [operand(0), real(0.1), node("MULTIPLY", 0, 1)])
+        if dtype in INTEGERS:
+            assert kind == F64
+            expect(got, x * np.float64(0.1), NAMES[dtype])
+        else:
+            tenth = round_to(dtype, np.array(0.1, VALUES[dtype]))
+            assert kind == dtype
+            expect(got, round_to(dtype, x * tenth), NAMES[dtype])
+        kind, got = answer(client, operands, [operand(0), integer(3, I64), node("ADD", 0, 1)])
+        assert kind == promote(dtype, I64)
+    # Alone they are I64 and F64, and one value is repeated.
+    x = tensors((F32, np.zeros((2, 3), np.float32)))
+    kind, got = answer(client, x, [integer(-(2**63))])
+    assert kind == I64 and got.shape == (2, 3) and (got == -(2**63)).all()
+    kind, got = answer(client, x, [real(0.1), real(0.2), node("ADD", 0, 1)])
+    assert kind == F64 and (got == 0.1 + 0.2).all()
+
+
+def test_where_and_logic(server, client):
+    for dtype in NUMBERS:
+        a, b = (v[:3000] for v in pairs_of(dtype, 2))
+        operands = tensors((dtype, stored(dtype, a)), (dtype, stored(dtype, b)))
+        less, zero = a < b, b == 0
+        for op, want in (("AND", less & zero), ("OR", less | zero), ("XOR", less ^ zero)):
+            nodes = [operand(0), operand(1), integer(0), node("LESS", 0, 1), node("EQUAL", 1, 2),
+                     node(op, 3, 4), node("NOT", 5), node("WHERE", 6, 0, 1)]
+            for row in strategies(client):
+                kind, got = answer(client, operands, nodes, strategy=row)
+                assert kind == dtype
+                expect(got, np.where(~want, a, b), (op, NAMES[dtype], row))
+
+
+def test_views_and_broadcasting(server, client):
+    x = RNG.integers(-99, 99, (6, 7, 8)).astype(np.float32)
+    client.put("x", x)
+    row, column = np.arange(8, dtype=np.int32), np.arange(7, dtype=np.float64)[:, None]
+    scalar = np.array(3, np.int64)
+    nodes = [operand(0), operand(1), operand(2), operand(3), node("MULTIPLY", 0, 1),
+             node("ADD", 4, 2), node("SUBTRACT", 5, 3)]
+    for row_name in strategies(client):
+        operands = [o.resident("x"), o.inline(row), o.inline(column), o.inline(scalar)]
+        kind, got = answer(client, operands, nodes, strategy=row_name)
+        assert kind == F64
+        expect(got, x.astype(np.float64) * row + column - 3, row_name)
+        # Transposed, reversed, with gaps, repeated.
+        for window, want in (
+            (o.view([8, 7, 6], [1, 8, 56]), x.transpose(2, 1, 0)),
+            (o.view([6, 7, 8], [-56, -8, -1], x.size - 1), x[::-1, ::-1, ::-1]),
+            (o.view([3, 7, 4], [112, 8, 2], 1), x[::2, :, 1::2]),
+            (o.view([5, 8], [0, 1], 8), np.broadcast_to(x[0, 1], (5, 8))),
+            (o.view([], [], 11), x.ravel()[11]),
+            (o.view([0, 5], [1, 1]), np.zeros((0, 5), np.float32)),
+        ):
+            _, got = answer(client, [o.resident("x", window)],
+                            [operand(0), real(2.0), node("MULTIPLY", 0, 1)], strategy=row_name)
+            expect(got, np.asarray(want * np.float32(2)), (row_name, window))
+
+
+def test_long_arrays_of_every_size(server, client):
+    for n in (1, 2, 511, 512, 513, 65535, 65536, 65537, 300001):
+        x = RNG.normal(0, 1, n).astype(np.float32)
+        client.put("long", x, replace=True)
+        nodes = [operand(0), real(0.5), node("SUBTRACT", 0, 1), node("MULTIPLY", 2, 2)]
+        for row in strategies(client):
+            client.call("Map", operands=[o.resident("long")], expression=expression(*nodes),
+                        strategy=row, result=o.into("result", replace=True))
+            got = np.frombuffer(client.download("result"), np.float32)
+            expect(got, (x - np.float32(0.5)) ** 2, (n, row))
+
+
+def random_nodes(operands, count):
+    """A list of nodes, with the types and values that the model has for them."""
+    nodes, values = [], []
+    for i, (dtype, elements) in enumerate(operands):
+        nodes.append(operand(i))
+        values.append((dtype, elements))
+    ops = [op for op in MODEL if op not in FUNCTIONS and op != "FMA"]
+    while len(nodes) < count:
+        op = ops[RNG.integers(len(ops))]
+        arguments, rule, _ = MODEL[op]
+        args = [int(RNG.integers(len(nodes))) for _ in range(arguments)]
+        types = [values[a][0] for a in args]
+        if rule == "logic" and set(types) != {BOOL}:
+            continue
+        if rule in ("numbers", "reals") and set(types) == {BOOL}:
+            continue
+        nodes.append(node(op, *args))
+        values.append(apply(op, types, [values[a][1] for a in args]))
+    if values[-1][0] == BOOL:
+        nodes.append(node("CAST", len(nodes) - 1, dtype=I32))
+        values.append((I32, values[-1][1].astype(np.int32)))
+    return nodes, values
+
+
+def test_random_expressions(server, client):
+    for _ in range(120):
+        operands = []
+        for dtype in RNG.choice(NUMBERS, RNG.integers(1, 9)):
+            dtype = int(dtype)
+            operands.append((dtype, RNG.permutation(pairs_of(dtype, 1)[0])[:700]))
+        nodes, values = random_nodes(operands, int(RNG.integers(9, 63)))
+        inputs = tensors(*((dtype, stored(dtype, v)) for dtype, v in operands))
+        for row in strategies(client):
+            kind, got = answer(client, inputs, nodes, strategy=row)
+            assert kind == values[-1][0]
+            expect(got, values[-1][1], (row, nodes))
+
+
+def test_steps_of_a_program(server, client):
+    """Standardised columns: the mean and the deviation stay on the device."""
+    x = RNG.normal(5, 3, (400, 12))
+    client.put("x", x)
+    scratch = o.compute.Result(scratch=True)
+    reduce = lambda op: o.compute.Step(reduce=o.compute.ReduceRequest(
+        x=o.resident("x"), op="REDUCE_OP_" + op, axes=[0], result=scratch))
+    nodes = [operand(0), operand(1), operand(2), node("SUBTRACT", 0, 1), node("SQRT", 2),
+             node("DIVIDE", 3, 4)]
+    standard = o.compute.MapRequest(
+        operands=[o.resident("x"), o.compute.Operand(step=0), o.compute.Operand(step=1)],
+        expression=expression(*nodes), result=o.into("standard"))
+    total = o.compute.MapRequest(
+        operands=[o.compute.Operand(step=2)],
+        expression=expression(operand(0), node("ABS", 0), node("SQRT", 1)))
+    bad = o.compute.MapRequest(operands=[o.compute.Operand(step=2)],
+                               expression=expression(operand(0), node("AND", 0, 0)))
+    results = client.call("Execute", steps=[
+        reduce("MEAN"), reduce("VARIANCE"), o.compute.Step(map=standard),
+        o.compute.Step(map=total), o.compute.Step(map=bad)]).results
+    want = (x - x.mean(0)) / np.sqrt(x.var(0))
+    got = np.frombuffer(client.download("standard"), np.float64).reshape(x.shape)
+    assert np.allclose(got, want, rtol=1e-12)
+    assert np.array_equal(o.to_numpy(results[3].map.tensor), np.sqrt(np.abs(got)))
+    assert results[4].error.reason == "BAD_EXPRESSION" and results[4].error.metadata["node"] == "1"
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+def test_bad_expressions_say_which_node(server, client):
+    x = tensors((F32, np.ones(3, np.float32)), (I32, np.ones(3, np.int32)))
+    a, b = operand(0), operand(1)
+    cases = [
+        (1, [a, {}]),
+        (0, [operand(2)]),
+        (1, [a, dict(op=99)]),
+        (1, [a, dict(op=258)]),  # whose low byte is that of an operation
+        (1, [a, dict(op=0)]),
+        (1, [a, node("ADD", 0)]),
+        (1, [a, node("ADD", 0, 0, 0)]),
+        (1, [a, node("SQRT", *([0] * 100000))]),
+        (1, [a, node("ADD", 0, 1)]),
+        (1, [a, node("ADD", 0, 2**32 - 1)]),
+        (1, [a, node("NOT", 0)]),
+        (2, [a, b, node("WHERE", 0, 0, 1)]),
+        (1, [a, node("CAST", 0)]),
+        (1, [a, node("CAST", 0, dtype=55)]),
+        (1, [a, node("EQUAL", 0, 0)]),
+        (2, [a, node("EQUAL", 0, 0), node("ADD", 1, 1)]),
+        (1, [a, real(1.5, I32), node("ADD", 0, 1)]),
+        (1, [a, integer(2**31, I32), node("ADD", 0, 1)]),
+        (2, [b, integer(2**31), node("ADD", 0, 1)]),
+        (1, [a, integer(1, BOOL), node("ADD", 0, 1)]),
+        (1, [a, dict(boolean=True, dtype=F32), node("ADD", 0, 1)]),
+        (0, [dict(real=1.0, dtype=-1), a]),
+    ]
+    for row in strategies(client) + [""]:
+        for place, nodes in cases:
+            outcome = client.attempt("Map", operands=x, expression=expression(*nodes), strategy=row)
+            assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), (
+                nodes[:3], outcome)
+            assert outcome.metadata["node"] == str(place), (nodes[:3], outcome)
+
+
+def test_counts_and_shapes(server, client):
+    x = tensors((F32, np.ones(3, np.float32)))
+    chain = [operand(0)] + [node("ADD", i, i) for i in range(63)]
+    assert client.attempt("Map", operands=x, expression=expression(*chain)).ok
+    for operands, nodes in ((x, chain + [node("ADD", 63, 0)]), (x, []), ([], [operand(0)]),
+                            (x * 9, [operand(0)])):
+        outcome = client.attempt("Map", operands=operands, expression=expression(*nodes))
+        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+        step = o.compute.Step(map=o.compute.MapRequest(
+            operands=operands, expression=expression(*nodes)))
+        outcome = o.Outcome.of_step(client.call("Execute", steps=[step]).results[0])
+        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+    eight = tensors(*((I64, np.full(3, i)) for i in range(8)))
+    nodes = [operand(i) for i in range(8)] + [node("ADD", 0, 1)]
+    nodes += [node("ADD", 7 + i, i + 1) for i in range(1, 7)]
+    assert (answer(client, eight, nodes)[1] == 28).all()
+    clash = tensors((F32, np.ones((2, 3), np.float32)), (F32, np.ones(2, np.float32)))
+    outcome = client.attempt("Map", operands=clash,
+                             expression=expression(operand(0), operand(1), node("ADD", 0, 1)))
+    assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_SHAPE"), outcome
+    assert outcome.metadata["operand"] == "operands[1]", outcome
+    # No array is of truth values.
+    outcome = client.attempt("CreateBuffer", name="b", spec=o.buffers.BufferSpec(dtype=BOOL, shape=[3]))
+    assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_DTYPE"), outcome
+
+
+def test_millions_of_nodes_take_no_memory(server, client):
+    """Empty nodes take two bytes each on the wire."""
+    path = "/tessera.v1.ComputeService/"
+    raw = lambda rpc: client.channel.unary_unary(path + rpc)
+    nodes = b"\x0a\x00" * (1 << 20)
+    length = lambda n: bytes((n >> 7 * i & 127) | (128 if n >> 7 * (i + 1) else 0)
+                             for i in range(5) if i == 0 or n >> 7 * i)
+    within = lambda tag, data: bytes([tag]) + length(len(data)) + data
+    for body in (within(0x12, nodes), nodes):  # nodes of an expression, and operands
+        before = server.peak_rss()
+        for rpc, request in (("Map", body), ("Execute", within(0x0A, within(0x32, body)))):
+            outcome = o.outcome_of(lambda: raw(rpc)(request, timeout=30))
+            assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+        assert server.peak_rss() - before < 32 * o.MI, server.peak_rss() - before
+    # Lengths that lie.
+    for request in (b"\x12\xff\xff\xff\xff\x0f", b"\x12\x05\x0a\x00", b"\x12\x02\x0a\x7f"):
+        assert not o.outcome_of(lambda: raw("Map")(request, timeout=30)).ok
+        assert not o.outcome_of(lambda: raw("Execute")(within(0x0A, within(0x32, request)),
+                                                       timeout=30)).ok
+
+
+def test_results_larger_than_everything(server, client):
+    """A few bytes that are broadcast: no time and no memory is spent on what cannot be."""
+    one = o.tensor(np.ones(1, np.float32))
+    def stretched(*shape):
+        return o.compute.Operand(tensor=one, view=o.view(shape, [0] * len(shape)))
+    nodes = [operand(0), operand(1), node("ADD", 0, 1)]
+    begin = time.monotonic()
+    for n, reasons in ((1 << 32, ("BAD_SHAPE",)), (1 << 20, ("OPERATION_TOO_LONG",
+                       "RESULT_TOO_LARGE", "QUOTA_EXCEEDED", "SCRATCH_EXHAUSTED",
+                       "HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED"))):
+        for row in strategies(client) + [""]:
+            for where in (None, o.into("huge")):
+                outcome = client.attempt(
+                    "Map", operands=[stretched(n, 1), stretched(1, n)],
+                    expression=expression(*nodes), strategy=row, result=where)
+                assert outcome.reason in reasons, outcome
+    assert time.monotonic() - begin < 10
+    assert client.names() == []
+
+
+FLAGS = ("--memory-limit", "512Mi", "--scratch-limit", "128Mi")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
+    tests = {
+        name: test
+        for name, test in globals().items()
+        if name.startswith("test_")
+        and (not arguments.names or any(part in name for part in arguments.names))
+    }
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        for name, test in tests.items():
+            begin = time.monotonic()
+            server = o.Server(folder, *FLAGS)
+            try:
+                client = server.client()
+                test(server, client)
+                client.close()
+                check_end = server.stop()
+                assert check_end in (0, None), f"the server ended with {check_end}"
+                verdict = "ok"
+            except Exception:
+                verdict = "FAILED"
+                failed += 1
+                traceback.print_exc()
+                print(server.log()[-2000:])
+                server.kill()
+            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
+    return 0 if tests and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,444 @@
+// Every strategy of Map, from the table: operations and types against a model of their own in
+// extended precision, views, broadcasting, sizes, alignment, launches, and the bits of both devices.
+#include <cmath>
+#include <functional>
+
+#include "kernels/expression.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+using Kind = ExpressionNode::Kind;
+
+ExpressionNode In(std::uint32_t operand) { return {.kind = Kind::kOperand, .operand = operand}; }
+ExpressionNode Real(double value) { return {.kind = Kind::kReal, .real = value}; }
+ExpressionNode Integer(std::int64_t value) { return {.kind = Kind::kInteger, .integer = value}; }
+ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
+                  std::optional<DType> dtype = std::nullopt) {
+  return {.kind = Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
+}
+// The operation on as many operands as it takes.
+std::vector<ExpressionNode> Alone(MapOp op) {
+  std::vector<ExpressionNode> nodes;
+  std::vector<std::uint32_t> args;
+  for (int i = 0; i < InfoOf(op)->arguments; ++i) {
+    args.push_back(static_cast<std::uint32_t>(i));
+    nodes.push_back(In(args.back()));
+  }
+  nodes.push_back(Op(op, args));
+  return nodes;
+}
+
+std::string ReasonOf(const absl::StatusOr<MapProgram>& program) {
+  return ErrorReason(program.status());
+}
+
+class MapTest : public testing::TestWithParam<StrategyCase> {
+ protected:
+  // f(T{}) for the type of the case.
+  template <class F>
+  void ForType(F f) {
+    DispatchDType(GetParam().dtype, f);
+  }
+  Stream& stream() { return TestStream(GetParam().backend); }
+
+  // Out's elements of the expression's result.
+  template <class Out>
+  std::vector<Out> Run(const std::vector<View>& views, const std::vector<ExpressionNode>& nodes,
+                       const Launch& launch = {}) {
+    const absl::StatusOr<ArrayType> type = MapType(views, nodes);
+    EXPECT_TRUE(type.ok()) << type.status();
+    if (!type.ok()) return {};
+    EXPECT_EQ(type->dtype, DTypeOf<Out>());
+    DeviceArray<Out> out(stream(), type->shape.elements());
+    const auto stats =
+        RunMap(stream(), views, nodes, out.data(), {.strategy = GetParam().name, .launch = launch});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    return out.Values();
+  }
+};
+
+template <class T>
+std::vector<T> SpecialValues() {
+  using V = ValueOf<T>;
+  using Limits = std::numeric_limits<V>;
+  std::vector<T> values;
+  for (double x : {0.0, 1.0, -1.0, 2.0, -3.0, 7.0, -10.0}) values.push_back(static_cast<T>(V(x)));
+  if constexpr (std::is_integral_v<T>) {
+    for (V x : {Limits::max(), Limits::min(), V(Limits::max() - 1)}) values.push_back(x);
+  } else {
+    for (V x : {V(-0.0), V(0.5), V(-2.5), V(1.5), Limits::infinity(), -Limits::infinity(),
+                Limits::quiet_NaN(), Limits::denorm_min(), V(6e4), V(-6e-8)})
+      values.push_back(static_cast<T>(x));
+  }
+  Random random(7);
+  for (int i = 0; i < 30; ++i) values.push_back(Element<T>(3 * random.Normal()));
+  return values;
+}
+
+// All pairs of special values, as two vectors.
+template <class T>
+std::pair<std::vector<T>, std::vector<T>> SpecialPairs() {
+  const std::vector<T> values = SpecialValues<T>();
+  std::vector<T> a, b;
+  for (T x : values) {
+    for (T y : values) {
+      a.push_back(x);
+      b.push_back(y);
+    }
+  }
+  return {a, b};
+}
+
+// Equal to the last bit, but for which NaN it is.
+template <class T>
+bool Same(T a, T b) {
+  const long double x = Exact(a), y = Exact(b);
+  if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && std::isnan(y);
+  return x == y && std::signbit(x) == std::signbit(y);
+}
+
+template <class T>
+void ExpectSame(const std::vector<T>& got, const std::vector<T>& want, std::string_view what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(Same(got[i], want[i]))
+        << what << " of element " << i << ": " << static_cast<double>(Exact(got[i])) << ", not "
+        << static_cast<double>(Exact(want[i]));
+  }
+}
+
+// Holds every sum and product of integers.
+__extension__ typedef __int128 Wide;
+
+// --- Results --------------------------------------------------------------------------------------
+
+// Sums, differences, products, quotients and roots are those of extended precision, rounded: its 64
+// bits are more than twice those of F32 and 16-bit types; of F64 the host's own operations are.
+template <class T>
+T RoundedOnce(const std::function<long double(long double, long double)>& exact,
+              const std::function<double(double, double)>& f64, T a, T b) {
+  if constexpr (std::is_same_v<T, double>) return f64(a, b);
+  return T(static_cast<float>(exact(Exact(a), Exact(b))));
+}
+
+TEST_P(MapTest, ArithmeticIsRoundedOnce) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    if constexpr (!std::is_integral_v<T>) {
+      const auto [a, b] = SpecialPairs<T>();
+      DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
+      const auto n = static_cast<std::int64_t>(a.size());
+      const auto check = [&](MapOp op, auto f) {
+        std::vector<T> want;
+        for (std::size_t i = 0; i < a.size(); ++i)
+          want.push_back(RoundedOnce<T>([&](long double x, long double y) { return f(x, y); },
+                                        [&](double x, double y) { return f(x, y); }, a[i], b[i]));
+        std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n)};
+        views.resize(static_cast<std::size_t>(InfoOf(op)->arguments));
+        ExpectSame(Run<T>(views, Alone(op)), want, InfoOf(op)->name);
+      };
+      check(MapOp::kAdd, [](auto x, auto y) { return x + y; });
+      check(MapOp::kSubtract, [](auto x, auto y) { return x - y; });
+      check(MapOp::kMultiply, [](auto x, auto y) { return x * y; });
+      check(MapOp::kDivide, [](auto x, auto y) { return x / y; });
+      check(MapOp::kSqrt, [](auto x, auto) { return std::sqrt(x); });
+      check(MapOp::kFloor, [](auto x, auto) { return std::floor(x); });
+      check(MapOp::kRound, [](auto x, auto) { return std::nearbyint(x); });
+      check(MapOp::kNegate, [](auto x, auto) { return -x; });
+      check(MapOp::kMaximum, [](auto x, auto y) { return std::isnan(x) || x >= y ? x : y; });
+      da.ExpectUnchanged(a);
+      db.ExpectUnchanged(b);
+    }
+  });
+}
+
+TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_integral_v<T>) {
+      const auto [a, b] = SpecialPairs<T>();
+      DeviceArray<T> da(stream(), a), db(stream(), b);
+      const auto n = static_cast<std::int64_t>(a.size());
+      const auto check = [&](MapOp op, auto f) {
+        std::vector<T> want;
+        // 128 bits hold every product; the cast keeps the low ones.
+        for (std::size_t i = 0; i < a.size(); ++i)
+          want.push_back(static_cast<T>(f(static_cast<Wide>(a[i]), static_cast<Wide>(b[i]))));
+        ExpectSame(Run<T>({VectorView(da.data(), n), VectorView(db.data(), n)}, Alone(op)), want,
+                   InfoOf(op)->name);
+      };
+      const auto floor_divide = [](Wide x, Wide y) {
+        if (y == 0) return Wide{0};
+        const Wide q = x / y;
+        return q * y != x && (x < 0) != (y < 0) ? q - 1 : q;
+      };
+      check(MapOp::kAdd, [](Wide x, Wide y) { return x + y; });
+      check(MapOp::kMultiply, [](Wide x, Wide y) { return x * y; });
+      check(MapOp::kFloorDivide, floor_divide);
+      check(MapOp::kRemainder,
+            [&](Wide x, Wide y) { return y == 0 ? Wide{0} : x - y * floor_divide(x, y); });
+      check(MapOp::kMinimum, [](Wide x, Wide y) { return std::min(x, y); });
+    }
+  });
+}
+
+TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    if constexpr (!std::is_integral_v<T>) {
+      std::vector<T> a, b;
+      Random random(3);
+      for (int i = 0; i < (WatchedClosely() ? 300 : 100000); ++i) {
+        a.push_back(Element<T>(std::exp(6 * random.Normal())));
+        b.push_back(Element<T>(4 * random.Normal()));
+      }
+      DeviceArray<T> da(stream(), a), db(stream(), b);
+      const auto n = static_cast<std::int64_t>(a.size());
+      const double unit = 2 * UnitRoundoff(DTypeOf<T>());
+      const auto check = [&](MapOp op, const DeviceArray<T>& x, auto f) {
+        std::vector<View> views = {VectorView(x.data(), n), VectorView(db.data(), n)};
+        views.resize(static_cast<std::size_t>(InfoOf(op)->arguments));
+        const std::vector<T> got = Run<T>(views, Alone(op));
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const long double want = f(i);
+          // Beyond the range of normal numbers there are other tests.
+          if (std::abs(want) > 6e4L || std::abs(want) < 6.2e-5L) continue;
+          ASSERT_LE(std::abs(Exact(got[i]) - want), 2 * unit * std::abs(want))
+              << InfoOf(op)->name << " " << static_cast<double>(Exact(a[i]));
+        }
+      };
+      check(MapOp::kExp, db, [&](std::size_t i) { return std::exp(Exact(b[i])); });
+      check(MapOp::kTanh, db, [&](std::size_t i) { return std::tanh(Exact(b[i])); });
+      check(MapOp::kLog, da, [&](std::size_t i) { return std::log(Exact(a[i])); });
+      check(MapOp::kPower, da, [&](std::size_t i) { return std::pow(Exact(a[i]), Exact(b[i])); });
+    }
+  });
+}
+
+// (a - b) * a, compared and chosen from: steps of the type itself, each rounded.
+template <class T>
+T Reference(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    const T product = static_cast<T>((static_cast<U>(a) - static_cast<U>(b)) * static_cast<U>(a));
+    return product < a ? b : product;
+  } else {
+    using V = ValueOf<T>;
+    const T difference = T(static_cast<V>(a) - static_cast<V>(b));
+    const T product = T(static_cast<V>(difference) * static_cast<V>(a));
+    return static_cast<V>(product) < static_cast<V>(a) ? b : product;
+  }
+}
+std::vector<ExpressionNode> ReferenceNodes() {
+  return {In(0),
+          In(1),
+          Op(MapOp::kSubtract, {0, 1}),
+          Op(MapOp::kMultiply, {2, 0}),
+          Op(MapOp::kLess, {3, 0}),
+          Op(MapOp::kWhere, {4, 1, 3})};
+}
+template <class T>
+std::vector<T> References(const std::vector<T>& a, const std::vector<T>& b) {
+  std::vector<T> want;
+  for (std::size_t i = 0; i < a.size(); ++i) want.push_back(Reference(a[i], b[i]));
+  return want;
+}
+
+TEST_P(MapTest, SizesAlignmentsAndLaunches) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    for (std::int64_t n : AwkwardSizes()) {
+      const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
+      DeviceArray<T> da(stream(), a, 1), db(stream(), b, 2);
+      const std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n)};
+      const std::vector<T> want = References(a, b);
+      ExpectSame(Run<T>(views, ReferenceNodes()), want, absl::StrCat(n));
+      if (n != 4099) continue;
+      for (const Launch& launch : Launches(StrategyOf<MapProblem>(GetParam()).limits))
+        ExpectSame(Run<T>(views, ReferenceNodes(), launch), want, absl::StrCat(launch.block_size));
+    }
+  });
+}
+
+TEST_P(MapTest, ViewsAndBroadcasting) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    constexpr std::int64_t kRows = 37, kColumns = 29;
+    const std::vector<T> a = NormalVector<T>(kRows * kColumns, 1), b = NormalVector<T>(kRows, 2);
+    DeviceArray<T> da(stream(), a), db(stream(), b);
+    // a transposed and backwards along its rows, and a row of b.
+    View x = WholeView({DTypeOf<T>(), MakeShape({kColumns, kRows})}, da.data() + kColumns - 1);
+    x.strides[0] = -1;
+    x.strides[1] = kColumns;
+    const View y = VectorView(db.data(), kRows);
+    std::vector<T> left, right;
+    for (std::int64_t i = 0; i < kColumns; ++i) {
+      for (std::int64_t j = 0; j < kRows; ++j) {
+        left.push_back(a[static_cast<std::size_t>(j * kColumns + kColumns - 1 - i)]);
+        right.push_back(b[static_cast<std::size_t>(j)]);
+      }
+    }
+    ExpectSame(Run<T>({x, y}, ReferenceNodes()), References(left, right), "views");
+    // A column beside a row, in three dimensions of which one is 1.
+    View column = WholeView({DTypeOf<T>(), MakeShape({kRows, 1, 1})}, db.data());
+    const View row = VectorView(da.data(), kColumns);
+    left.clear();
+    right.clear();
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      for (std::int64_t j = 0; j < kColumns; ++j) {
+        left.push_back(b[static_cast<std::size_t>(i)]);
+        right.push_back(a[static_cast<std::size_t>(j)]);
+      }
+    }
+    ExpectSame(Run<T>({column, row}, ReferenceNodes()), References(left, right), "broadcast");
+    // One element for all.
+    const View one = WholeView({DTypeOf<T>(), {}}, da.data() + 5);
+    std::vector<T> repeated(b.size(), a[5]);
+    ExpectSame(Run<T>({one, y}, ReferenceNodes()), References(repeated, b), "scalar");
+    ExpectSame(Run<T>({one}, {In(0)}), {a[5]}, "nothing but a scalar");
+    column.shape[0] = 0;
+    ExpectSame(Run<T>({column, row}, ReferenceNodes()), {}, "empty");
+  });
+}
+
+// Programs of every length, whose values all stay alive until the end.
+TEST_P(MapTest, LongProgramsWithManyRegisters) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    const std::vector<T> a(600, Element<T>(0.001));
+    DeviceArray<T> da(stream(), a);
+    const View x = VectorView(da.data(), 600);
+    for (std::uint32_t chain : {1u, 5u, 11u, 31u}) {
+      std::vector<ExpressionNode> nodes = {In(0)};
+      for (std::uint32_t i = 0; i < chain; ++i) nodes.push_back(Op(MapOp::kAdd, {i, 0}));
+      std::uint32_t sum = chain;
+      for (std::uint32_t i = chain; i-- > 0;) {
+        nodes.push_back(Op(MapOp::kMaximum, {sum, i}));
+        sum = static_cast<std::uint32_t>(nodes.size() - 1);
+      }
+      T want = a[0];
+      for (std::uint32_t i = 0; i < chain; ++i)
+        want = T(static_cast<ValueOf<T>>(want) + static_cast<ValueOf<T>>(a[0]));
+      ExpectSame(Run<T>({x}, nodes), std::vector<T>(a.size(), want), absl::StrCat(chain));
+    }
+  });
+}
+
+TEST_P(MapTest, TypesThatMeetAndConstants) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    const std::vector<T> a = NormalVector<T>(1000, 1);
+    const std::vector<std::int32_t> b = NormalVector<std::int32_t>(1000, 2);
+    DeviceArray<T> da(stream(), a);
+    DeviceArray<std::int32_t> db(stream(), b);
+    const std::vector<View> views = {VectorView(da.data(), 1000), VectorView(db.data(), 1000)};
+    std::vector<double> quotients;
+    for (std::size_t i = 0; i < a.size(); ++i)
+      quotients.push_back(static_cast<double>(Exact(a[i])) / b[i]);
+    if (DTypeOf<T>() != DType::kF64)  // an integer and a float, or two integers, divide in F64
+      ExpectSame(Run<double>(views, Alone(MapOp::kDivide)), quotients, "divide");
+    std::vector<T> larger;
+    for (T x : a) larger.push_back(Exact(x) > 2 ? x : Element<T>(0));
+    ExpectSame(Run<T>(views, {In(0), Integer(2), Op(MapOp::kGreater, {0, 1}), Integer(0),
+                              Op(MapOp::kWhere, {2, 0, 3})}),
+               larger, "where");
+    std::vector<std::int64_t> cut;
+    for (T x : a) cut.push_back(static_cast<std::int64_t>(Exact(x)));
+    ExpectSame(Run<std::int64_t>(views, {In(0), Op(MapOp::kCast, {0}, DType::kI64)}), cut, "cast");
+    if constexpr (!std::is_integral_v<T>) {
+      std::vector<T> scaled;
+      const auto tenth = static_cast<ValueOf<T>>(T(static_cast<ValueOf<T>>(0.1)));
+      for (T x : a) scaled.push_back(T(static_cast<ValueOf<T>>(x) * tenth));
+      ExpectSame(Run<T>(views, {In(0), Real(0.1), Op(MapOp::kMultiply, {0, 1})}), scaled, "scale");
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, MapTest, testing::ValuesIn(StrategyCases<MapProblem>()),
+                         CaseName);
+
+// Operations whose bits are promised, on both devices.
+TEST(MapDevices, SameBits) {
+  TESSERA_NEED_DEVICE(Backend::kCuda);
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&](auto t) {
+      using T = decltype(t);
+      const auto pairs = SpecialPairs<T>();
+      const auto n = static_cast<std::int64_t>(pairs.first.size());
+      const auto run = [&](Backend backend, const std::vector<ExpressionNode>& nodes) {
+        Stream& stream = TestStream(backend);
+        DeviceArray<T> a(stream, pairs.first), b(stream, pairs.second), out(stream, n);
+        const View x = VectorView(a.data(), n), y = VectorView(b.data(), n);
+        EXPECT_TRUE(RunMap(stream, {x, y}, nodes, out.data(), {}).ok());
+        return out.Values();
+      };
+      for (const MapOpInfo& info : kMapOpInfos) {
+        const bool differs = info.op == MapOp::kExp || info.op == MapOp::kLog ||
+                             info.op == MapOp::kTanh ||
+                             (info.op == MapOp::kPower && !std::is_integral_v<T>);
+        if (info.rule != MapRule::kNumbers || differs) continue;
+        std::vector<std::uint32_t> args = {0, 1, 1};
+        args.resize(static_cast<std::size_t>(info.arguments));
+        const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(info.op, args)};
+        ExpectSame(run(Backend::kCuda, nodes), run(Backend::kCpu, nodes), info.name);
+      }
+    });
+  }
+}
+
+// --- Checks ---------------------------------------------------------------------------------------
+
+TEST(ExpressionTest, TypesThatMeet) {
+  EXPECT_EQ(Promote(DType::kF16, DType::kBF16), DType::kF32);
+  EXPECT_EQ(Promote(DType::kF16, DType::kF32), DType::kF32);
+  EXPECT_EQ(Promote(DType::kI32, DType::kF32), DType::kF64);
+  EXPECT_EQ(Promote(DType::kI32, DType::kI64), DType::kI64);
+  EXPECT_EQ(Promote(DType::kBool, DType::kBF16), DType::kBF16);
+  for (DType a : kAllDTypes)
+    for (DType b : kAllDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
+}
+
+TEST(ExpressionTest, WhatIsNotNeededIsNotComputed) {
+  const auto program =
+      CompileExpression({In(0), Op(MapOp::kExp, {0}), Op(MapOp::kAdd, {0, 0})}, {DType::kF32});
+  ASSERT_TRUE(program.ok());
+  EXPECT_EQ(program->instructions, 2);
+}
+
+TEST(ExpressionTest, RegistersAreUsedAgain) {
+  std::vector<ExpressionNode> nodes = {In(0)};
+  for (std::uint32_t i = 0; i + 1 < kMostNodes; ++i) nodes.push_back(Op(MapOp::kAdd, {i, i}));
+  const auto program = CompileExpression(nodes, {DType::kF32});
+  ASSERT_TRUE(program.ok());
+  EXPECT_EQ(program->registers, 2);
+  EXPECT_FALSE(program->wide);
+}
+
+TEST(ExpressionTest, ErrorsNameTheNode) {
+  const auto node = [](const std::vector<ExpressionNode>& nodes) {
+    const auto program = CompileExpression(nodes, {DType::kF32});
+    EXPECT_EQ(ReasonOf(program), "BAD_EXPRESSION");
+    return ErrorMetadata(program.status())["node"];
+  };
+  EXPECT_EQ(node({}), "");
+  EXPECT_EQ(node(std::vector<ExpressionNode>(kMostNodes + 1, In(0))), "");
+  EXPECT_EQ(node({In(1)}), "0");
+  EXPECT_EQ(node({In(0), Op(MapOp::kAdd, {0})}), "1");
+  EXPECT_EQ(node({In(0), Op(MapOp::kAdd, {0, 1})}), "1");
+  EXPECT_EQ(node({In(0), Op(MapOp{}, {0})}), "1");
+  EXPECT_EQ(node({In(0), Op(MapOp::kNot, {0}), In(0)}), "1");
+  EXPECT_EQ(node({In(0), Op(MapOp::kCast, {0})}), "1");
+  EXPECT_EQ(node({In(0), Op(MapOp::kLess, {0, 0})}), "1");
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,281 @@
+// The client library with a server that shares memory: it chooses it by itself, and goes on without.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/client.h"
+#include "kernels/base/error.h"
+#include "tessera/v1/shared_memory.grpc.pb.h"
+#include "tests/fake_device.h"
+#include "tests/test_server.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMib = std::size_t{1} << 20;
+// Of client/shared_transfers.cc.
+constexpr std::size_t kLeast = 4 * kMib;
+constexpr std::size_t kSlot = 16 * kMib;
+
+std::string SocketPath() {
+  return testing::TempDir() + "/shared_client_" + std::to_string(getpid()) + ".sock";
+}
+
+tessera::Options SharedOptions() {
+  tessera::Options options = TestOptions();
+  options.listen = {"127.0.0.1:0"};
+  options.shared_memory = SocketPath();
+  return options;
+}
+
+std::string Pattern(std::size_t bytes) {
+  std::string data(bytes, '\0');
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 251);
+  return data;
+}
+
+class SharedClientTest : public ::testing::Test {
+ protected:
+  explicit SharedClientTest(const tessera::Options& options = SharedOptions())
+      : device_(new FakeDevice),
+        server_(options, Devices()),
+        client_({.server = server_.address()}) {}
+
+  std::vector<std::unique_ptr<Device>> Devices() {
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.emplace_back(device_);
+    return devices;
+  }
+  absl::StatusOr<v1::Buffer> Put(const std::string& name, const std::string& data,
+                                 const UploadOptions& options = {}) {
+    return client_.Upload(name, DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
+                          FromMemory(data), options);
+  }
+  std::string Get(const std::string& name, const DownloadOptions& options = {}) {
+    std::string data;
+    const auto buffer = client_.Download(
+        name,
+        [&](const v1::Buffer&, std::string_view bytes) {
+          data += bytes;
+          return absl::OkStatus();
+        },
+        options);
+    EXPECT_TRUE(buffer.ok()) << buffer.status();
+    return data;
+  }
+  // What the messages of gRPC have carried since the last time.
+  std::uint64_t Wire() {
+    const Traffic now = client_.traffic();
+    const std::uint64_t all = now.sent_bytes + now.received_bytes;
+    return all - std::exchange(wire_, all);
+  }
+
+  FakeDevice* const device_;  // the server's
+  TestServer server_;
+  Client client_;
+  std::uint64_t wire_ = 0;
+};
+
+TEST_F(SharedClientTest, LargeArraysLeaveTheWireAlone) {
+  for (const std::size_t size : {kLeast, kSlot - 4, kSlot, kSlot + 4, 2 * kSlot, 5 * kSlot + 12}) {
+    const std::string data = Pattern(size);
+    std::uint64_t sent = 0;
+    UploadOptions options;
+    options.replace = true;
+    options.progress = [&](std::uint64_t bytes) { sent = bytes; };
+    const auto buffer = Put("x", data, options);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(buffer->state(), v1::Buffer::STATE_READY);
+    EXPECT_EQ(sent, size);
+    EXPECT_TRUE(Get("x") == data) << size;
+    EXPECT_LT(Wire(), 16 << 10);
+    EXPECT_TRUE(Get("x", {.offset = 4}) == data.substr(4));
+    const DownloadOptions window{.offset = 8, .limit = size - 16};
+    EXPECT_TRUE(Get("x", window) == data.substr(8, size - 16));
+    Wire();
+  }
+}
+
+TEST_F(SharedClientTest, SmallOnesAndOthersDoNot) {
+  const std::string small = Pattern(kLeast - 4);
+  ASSERT_TRUE(Put("small", small).ok());
+  EXPECT_GT(Wire(), small.size());
+  EXPECT_TRUE(Get("small") == small);
+  EXPECT_GT(Wire(), small.size());
+  const std::string large = Pattern(kLeast);
+  Client unwilling({.server = server_.address(), .shared_memory = false});
+  ASSERT_TRUE(
+      unwilling
+          .Upload("large", DType::kI32, {static_cast<std::int64_t>(kLeast / 4)}, FromMemory(large))
+          .ok());
+  EXPECT_GT(unwilling.traffic().sent_bytes, large.size());
+  EXPECT_TRUE(Get("large") == large);
+}
+
+TEST_F(SharedClientTest, SourcesAreAskedInOrderByOneThreadAtATime) {
+  const std::size_t size = 4 * kSlot;
+  std::atomic<int> inside = 0;
+  std::uint64_t next = 0;
+  const auto source = [&](std::uint64_t offset, absl::Span<char> out) {
+    EXPECT_EQ(inside.fetch_add(1), 0);
+    EXPECT_EQ(offset, std::exchange(next, offset + out.size()));
+    std::memset(out.data(), 1, out.size());
+    --inside;
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(client_.Upload("x", DType::kI32, {size / 4}, source).ok());
+  EXPECT_EQ(next, size);
+}
+
+TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
+  const auto source = [](std::uint64_t offset, absl::Span<char>) {
+    return offset >= 2 * kSlot ? absl::AbortedError("enough") : absl::OkStatus();
+  };
+  const auto failed = client_.Upload("x", DType::kI32, {kSlot}, source);
+  EXPECT_EQ(failed.status().message(), "enough");
+  const std::string data = Pattern(2 * kSlot);
+  for (const std::size_t size : {kSlot, 2 * kSlot}) {
+    device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
+    const auto broken = Put("x", data.substr(0, size));
+    EXPECT_EQ(ErrorReason(broken.status()), "CUDA_ERROR") << broken.status();
+  }
+  EXPECT_TRUE(client_.ListBuffers()->empty());
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
+  EXPECT_TRUE(Put("x", data).ok());
+}
+
+TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {
+  const std::string data = Pattern(2 * kSlot);
+  ASSERT_TRUE(Put("x", data).ok());
+  EXPECT_EQ(ErrorReason(Put("x", data).status()), "BUFFER_EXISTS");
+  EXPECT_EQ(ErrorReason(Put("x", data.substr(0, kLeast)).status()), "BUFFER_EXISTS");
+  EXPECT_EQ(ErrorReason(Put("no spaces", data).status()), "BAD_NAME");
+  const auto none = [](const v1::Buffer&, std::string_view) { return absl::OkStatus(); };
+  EXPECT_EQ(ErrorReason(client_.Download("y", none).status()), "BUFFER_NOT_FOUND");
+  EXPECT_EQ(ErrorReason(client_.Download("x", none, {.offset = data.size() + 1}).status()),
+            "BAD_RANGE");
+  const auto stop = [](const v1::Buffer&, std::string_view bytes) {
+    return bytes.empty() ? absl::OkStatus() : absl::AbortedError("enough");
+  };
+  EXPECT_EQ(client_.Download("x", stop).status().message(), "enough");
+  device_->Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
+  EXPECT_EQ(ErrorReason(client_.Download("x", none).status()), "CUDA_ERROR");
+  EXPECT_TRUE(Get("x") == data);
+}
+
+TEST_F(SharedClientTest, MoreTransfersThanSlots) {
+  const std::string data = Pattern(kSlot + kMib);
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 6; ++i) {
+    threads.emplace_back([&, i] {
+      const std::string name = "x" + std::to_string(i);
+      UploadOptions replace;
+      replace.replace = true;
+      for (int round = 0; round < 3; ++round) {
+        EXPECT_TRUE(Put(name, data, replace).ok());
+        EXPECT_TRUE(Get(name) == data);
+      }
+    });
+  }
+}
+
+TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
+  constexpr std::size_t kSize = 192 * kMib;  // three pieces
+  const absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(kSize);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const auto stub = v1::SharedMemoryService::NewStub(server_.channel());
+  v1::UploadSharedRequest request;
+  request.set_name("x");
+  request.mutable_spec()->set_dtype(v1::DTYPE_I32);
+  request.mutable_spec()->add_shape(kSize / 4);
+  request.mutable_source()->set_region(memory->region());
+  request.mutable_source()->set_size(kSize);
+  device_->Close(FakeDevice::Step::kCopyToDevice);
+  grpc::ClientContext context;
+  std::jthread caller([&] {
+    v1::UploadSharedResponse response;
+    EXPECT_EQ(stub->UploadShared(&context, request, &response).error_code(),
+              grpc::StatusCode::CANCELLED);
+  });
+  device_->WaitForBlocked(1);
+  context.TryCancel();
+  caller.join();
+  absl::SleepFor(absl::Milliseconds(100));  // until the server has heard of it
+  device_->Open();
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
+  EXPECT_EQ(device_->Count(FakeDevice::Step::kCopyToDevice), 1);
+}
+
+TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
+  absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(3 * kMib + 1);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  ASSERT_EQ(memory->bytes().size(), 3 * kMib + 4096);
+  const std::string data = Pattern(kMib);
+  std::memcpy(memory->bytes().data() + 100, data.data(), data.size());
+  const auto buffer = client_.UploadShared("x", DType::kI32, {kMib / 4}, *memory, 100);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_TRUE(Get("x") == data);
+  const auto got = client_.DownloadShared("x", *memory, kMib + 100, 2 * kMib, 8);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->size(), kMib - 8);
+  EXPECT_EQ(std::memcmp(memory->bytes().data() + kMib + 100, data.data() + 8, kMib - 8), 0);
+  const auto outside = client_.DownloadShared("x", *memory, 3 * kMib, kMib);
+  EXPECT_EQ(ErrorReason(outside.status()), "BAD_RANGE");
+  const SharedMemory moved = *std::move(memory);
+  EXPECT_TRUE(moved.connected());
+}
+
+TEST(SharedClient, GoesOnWithoutSharedMemory) {
+  tessera::Options options = SharedOptions();
+  options.shared_memory.clear();
+  TestServer server(options);
+  Client client({.server = server.address()});
+  const std::string data = Pattern(2 * kSlot);
+  ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot / 2}, FromMemory(data)).ok());
+  std::string got(data.size(), '\0');
+  ASSERT_TRUE(client.Download("x", absl::MakeSpan(got)).ok());
+  EXPECT_TRUE(got == data);
+  EXPECT_EQ(client.MakeSharedMemory(1).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(SharedClient, GoesOnWhereTheServerHasNoRoom) {
+  tessera::Options options = SharedOptions();
+  options.shared_memory_limit = kMib;
+  TestServer server(options);
+  Client client({.server = server.address()});
+  const std::string data = Pattern(kSlot);
+  ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot / 4}, FromMemory(data)).ok());
+  EXPECT_GT(client.traffic().sent_bytes, data.size());
+  EXPECT_EQ(ErrorReason(client.MakeSharedMemory(2 * kMib).status()), "SHARED_MEMORY_EXHAUSTED");
+}
+
+TEST(SharedClient, FindsANewServer) {
+  tessera::Options options = SharedOptions();
+  auto server = std::make_unique<TestServer>(options);
+  options.listen = {server->address()};
+  Client client({.server = server->address()});
+  const std::string data = Pattern(kSlot);
+  ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot / 4}, FromMemory(data)).ok());
+  absl::StatusOr<SharedMemory> memory = client.MakeSharedMemory(kMib);
+  ASSERT_TRUE(memory.ok() && memory->connected());
+  server.reset();
+  EXPECT_FALSE(memory->connected());
+  server = std::make_unique<TestServer>(options);
+  const std::uint64_t before = client.traffic().sent_bytes;
+  const auto buffer = client.Upload("x", DType::kI32, {kSlot / 4}, FromMemory(data));
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_LT(client.traffic().sent_bytes - before, 16 << 10);
+  const auto lost = client.UploadShared("y", DType::kI32, {1}, *memory);
+  EXPECT_EQ(ErrorReason(lost.status()), "REGION_NOT_FOUND") << lost.status();
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,823 @@
+#!/usr/bin/env python3
+"""Shared memory as an outsider sees it: contents against NumPy, the socket's promises, and what is
+left behind by clients that lie, hang, or die.
+
+usage: shared_memory_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
+"""
+
+import argparse
+import ctypes
+import fcntl
+import mmap
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+RNG = np.random.default_rng(20261124)
+MIB = 1 << 20
+PIECE = 64 * MIB
+PAGE = 4096
+GREETING = b"tessera.v1"
+HANDSHAKE_S = 5
+
+SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
+SEALS = SEAL_SHRINK | SEAL_GROW
+MFD_HUGETLB = 4
+
+LIMIT = 512 * MIB
+REGIONS = 8
+HANDSHAKES = 64
+FLAGS = (
+    *("--memory-limit", "1Gi", "--max-uploads", "4", "--max-downloads", "4"),
+    *("--shared-memory-limit", str(LIMIT), "--max-shared-regions", str(REGIONS)),
+    "--no-warm-up",
+)
+
+
+# --- Clients --------------------------------------------------------------------------------------
+
+
+def make_file(size, seals=SEALS, allocate=True, flags=os.MFD_ALLOW_SEALING):
+    """A file as the protocol asks for, and its mapping."""
+    file = os.memfd_create("region", flags | os.MFD_CLOEXEC)
+    os.ftruncate(file, size)
+    if allocate and size:
+        os.posix_fallocate(file, 0, size)
+    memory = mmap.mmap(file, size) if size else None
+    if seals:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file, memory
+
+
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+
+
+def fallocate(file, mode, offset, size):
+    """The system's, whose modes Python does not offer."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_int(file), ctypes.c_int(mode), ctypes.c_long(offset), ctypes.c_long(size))
+    if libc.fallocate(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def punch(file, offset, size):
+    fallocate(file, KEEP_SIZE | PUNCH_HOLE, offset, size)
+
+
+def connect(path, timeout=20):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(timeout)
+    connection.connect(str(path))
+    return connection
+
+
+def register(path, files, greeting=GREETING):
+    """The connection and the server's answer; None: it has closed."""
+    connection = connect(path)
+    socket.send_fds(connection, [greeting], files)
+    packet = connection.recv(65536)
+    return connection, o.shared.RegisterRegionResponse.FromString(packet) if packet else None
+
+
+def registers(path):
+    """Whether the server takes a region now."""
+    file, _ = make_file(PAGE)
+    try:
+        connection, answer = register(path, [file])
+        connection.close()
+        return answer is not None
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+class Region:
+    """Memory that this process shares with the server."""
+
+    def __init__(self, path, size):
+        self.file, self.memory = make_file(size)
+        self.connection, answer = register(path, [self.file])
+        assert answer is not None and len(answer.region) == 16, answer
+        self.token = answer.region
+        self.bytes = np.frombuffer(self.memory, np.uint8)
+
+    def range(self, offset, size):
+        return o.shared.RegionRange(region=self.token, offset=offset, size=size)
+
+    def close(self):
+        self.connection.close()
+        os.close(self.file)
+
+
+def call(client, rpc, timeout=60, **fields):
+    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
+    return getattr(stub, rpc)(getattr(o.shared, rpc + "Request")(**fields), timeout=timeout)
+
+
+def attempt(client, rpc, **fields):
+    return o.outcome_of(lambda: call(client, rpc, **fields))
+
+
+def refused(outcome, code, reason, **metadata):
+    assert (outcome.code, outcome.reason) == (code, reason), outcome
+    for key, value in metadata.items():
+        assert outcome.metadata.get(key) == str(value), (key, value, outcome)
+
+
+def rejected(answer, reason, field=None):
+    assert answer is not None and not answer.region and answer.reason == reason, answer
+    assert field is None or answer.metadata["field"] == field, answer
+
+
+# --- What a server holds --------------------------------------------------------------------------
+
+
+def descriptors(server):
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
+def mapped_regions(server):
+    maps = pathlib.Path(f"/proc/{server.pid}/maps").read_text(encoding="ascii", errors="replace")
+    return maps.count("memfd:region")
+
+
+def is_clean(server, client):
+    """Whether no region is left; the budgets come back with the last byte."""
+    return (
+        mapped_regions(server) == 0
+        and client.budget("shared_memory").used == 0
+        and client.budget("shared_regions").used == 0
+        and client.budget("uploads").used == 0
+        and client.budget("downloads").used == 0
+    )
+
+
+def path_of(server):
+    return server.shared_path
+
+
+# --- Transfers ------------------------------------------------------------------------------------
+
+
+def test_contents_of_every_size(server, client):
+    """Around pages and pieces, at odd places of the region, there and back."""
+    region = Region(path_of(server), 2 * PIECE + MIB)
+    sizes = [0, 1, 3, PAGE - 1, PAGE, PAGE + 1, 5 * MIB + 7]
+    sizes += [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1]
+    for size in sizes:
+        count = size // 2
+        data = RNG.integers(0, 256, 2 * count, np.uint8)
+        at = int(RNG.integers(0, 1000))
+        region.bytes[at : at + data.size] = data
+        spec = o.buffers.BufferSpec(dtype=3, shape=[count], replace=True)
+        source = region.range(at, data.size)
+        buffer = call(client, "UploadShared", name="x", spec=spec, source=source).buffer
+        assert buffer.state == 2 and buffer.size_bytes == data.size, buffer
+        assert data.size == 0 or not buffer.HasField("crc32c")
+        assert client.download("x") == data.tobytes(), size
+        region.bytes[:] = 0xEE
+        answer = call(client, "DownloadShared", name="x", target=region.range(at + 1, data.size))
+        assert answer.size == data.size and answer.buffer.version == buffer.version
+        assert np.array_equal(region.bytes[at + 1 : at + 1 + data.size], data), size
+        assert np.all(region.bytes[: at + 1] == 0xEE)
+        assert np.all(region.bytes[at + 1 + data.size :] == 0xEE), size
+    region.close()
+
+
+def test_ranges_of_a_draft(server, client):
+    """Ranges in any order, with those of streams between them; the seal sees every byte."""
+    region = Region(path_of(server), MIB)
+    data = RNG.integers(0, 256, 4 * MIB, np.uint8)
+    draft = client.call(
+        "CreateBuffer", name="d", spec=o.buffers.BufferSpec(dtype=5, shape=[MIB])
+    ).buffer
+    bounds = [0, 1, PAGE, MIB - 3, MIB, 2 * MIB + 5, 3 * MIB, 4 * MIB]
+    ranges = list(zip(bounds, bounds[1:]))
+    RNG.shuffle(ranges)
+    for i, (begin, end) in enumerate(ranges):
+        for at in range(begin, end, MIB):
+            size = min(end - at, MIB)
+            if i % 3 == 2:
+                message = dict(name="d", offset=at, data=data[at : at + size].tobytes())
+                client.upload([dict(message, version=draft.version)])
+                continue
+            region.bytes[:size] = data[at : at + size]
+            answer = call(
+                client,
+                "UploadShared",
+                name="d",
+                version=draft.version,
+                offset=at,
+                source=region.range(0, size),
+            )
+            assert answer.buffer.state == 1 and answer.buffer.version == draft.version
+    sealed = client.call("SealBuffer", name="d", version=draft.version).buffer
+    assert sealed.state == 2
+    assert client.download("d") == data.tobytes()
+    # Windows of it.
+    for offset, size in ((0, 1), (4 * MIB - 1, 1), (17, 999_999), (3 * MIB + 1, MIB)):
+        region.bytes[:] = 0
+        target = region.range(0, size)
+        answer = call(client, "DownloadShared", name="d", offset=offset, target=target)
+        expected = data[offset : offset + size]
+        assert answer.size == expected.size
+        assert np.array_equal(region.bytes[: expected.size], expected)
+        assert np.all(region.bytes[expected.size :] == 0)
+    answer = call(client, "DownloadShared", name="d", offset=4 * MIB, target=region.range(0, MIB))
+    assert answer.size == 0
+    region.close()
+
+
+def test_results_are_those_of_numpy(server, client):
+    """An operation on what came from a region, and its result into it."""
+    region = Region(path_of(server), 8 * MIB)
+    floats = np.frombuffer(region.memory, np.float32)
+    a = RNG.standard_normal(MIB).astype(np.float32)
+    floats[:MIB] = a
+    spec = o.buffers.BufferSpec(dtype=1, shape=[MIB])
+    call(client, "UploadShared", name="a", spec=spec, source=region.range(0, 4 * MIB))
+    operand = o.resident("a")
+    client.call("Add", a=operand, b=operand, result=o.into("b"))
+    call(client, "DownloadShared", name="b", target=region.range(4 * MIB, 4 * MIB))
+    assert np.array_equal(floats[MIB:], a + a)
+    region.close()
+
+
+def test_replacing_and_names(server, client):
+    """Creation is that of Upload: names, replacement, devices, lifetimes, quota."""
+    region = Region(path_of(server), MIB)
+    source = region.range(0, 4)
+
+    def upload(name="n", source=source, **spec):
+        spec = o.buffers.BufferSpec(**{"dtype": 1, "shape": [1], **spec})
+        return attempt(client, "UploadShared", name=name, spec=spec, source=source)
+
+    first = upload()
+    assert first.ok, first
+    refused(upload(), "ALREADY_EXISTS", "BUFFER_EXISTS")
+    second = upload(replace=True)
+    assert second.ok and second.answer.buffer.version > first.answer.buffer.version
+    refused(upload(name="no spaces"), "INVALID_ARGUMENT", "BAD_NAME")
+    refused(upload(name="m", dtype=0), "INVALID_ARGUMENT", "BAD_DTYPE")
+    refused(upload(name="m", shape=[-1]), "INVALID_ARGUMENT", "BAD_SHAPE")
+    refused(upload(name="m", device="tpu:0"), "INVALID_ARGUMENT", "BAD_DEVICE")
+    refused(upload(name="m", shape=[2]), "INVALID_ARGUMENT", "BAD_RANGE", size=4, expected=8)
+    refused(upload(name="m", shape=[0]), "INVALID_ARGUMENT", "BAD_RANGE", size=4, expected=0)
+    refused(upload(name="m", shape=[1 << 40]), "INVALID_ARGUMENT", "BAD_RANGE")
+    ttl = upload(name="t", ttl={"seconds": 3600})
+    assert ttl.ok and ttl.answer.buffer.HasField("expire_time")
+    spec = o.buffers.BufferSpec(dtype=1, shape=[1])
+    for more, field in ((dict(version=7), "version"), (dict(offset=4), "offset")):
+        outcome = attempt(client, "UploadShared", name="m", spec=spec, source=source, **more)
+        refused(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", field=field)
+    assert sorted(client.names()) == ["n", "t"]
+    # Drafts.
+    into = dict(source=source)
+    refused(attempt(client, "UploadShared", name="m", **into), "NOT_FOUND", "BUFFER_NOT_FOUND")
+    sealed = attempt(client, "UploadShared", name="n", **into)
+    refused(sealed, "FAILED_PRECONDITION", "BUFFER_SEALED")
+    draft = client.create("m", np.zeros(2, np.float32))
+    wrong = attempt(client, "UploadShared", name="m", version=draft.version + 1, **into)
+    refused(wrong, "FAILED_PRECONDITION", "VERSION_MISMATCH")
+    for offset in (5, 8, 1 << 63, (1 << 64) - 1, (1 << 64) - 4):
+        outcome = attempt(client, "UploadShared", name="m", offset=offset, **into)
+        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE")
+    # Downloads.
+    target = region.range(0, 4)
+    outcome = attempt(client, "DownloadShared", name="m", target=target)
+    refused(outcome, "FAILED_PRECONDITION", "BUFFER_NOT_READY")
+    outcome = attempt(client, "DownloadShared", name="?", target=target)
+    refused(outcome, "NOT_FOUND", "BUFFER_NOT_FOUND")
+    outcome = attempt(client, "DownloadShared", name="n", version=1, target=target)
+    refused(outcome, "FAILED_PRECONDITION", "VERSION_MISMATCH")
+    for offset in (5, 1 << 63, (1 << 64) - 1):
+        outcome = attempt(client, "DownloadShared", name="n", offset=offset, target=target)
+        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", limit=4)
+    region.close()
+
+
+def test_ranges_outside_of_the_region(server, client):
+    region = Region(path_of(server), 16 * PAGE)
+    size = 16 * PAGE
+    bad = [(0, size + 1), (1, size), (size, 1), (size + 1, 0), (1 << 63, 0), (1 << 63, 1 << 63)]
+    bad += [((1 << 64) - 1, 1), (1, (1 << 64) - 1), ((1 << 64) - 4, 8), (0, (1 << 64) - 1)]
+    client.put("x", np.arange(4, dtype=np.float32))
+    spec = o.buffers.BufferSpec(dtype=1, shape=[1])
+    for offset, length in bad:
+        outside = region.range(offset, length)
+        outcome = attempt(client, "UploadShared", name="y", spec=spec, source=outside)
+        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", offset=offset, size=length, limit=size)
+        outcome = attempt(client, "DownloadShared", name="x", target=outside)
+        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", offset=offset, size=length, limit=size)
+    assert client.names() == ["x"]
+    region.close()
+
+
+def test_tokens(server, client):
+    """Nobody finds a region without its token, or after its end."""
+    region = Region(path_of(server), PAGE)
+    other = Region(path_of(server), PAGE)
+    assert region.token != other.token
+    client.put("x", np.ones(1, np.float32))
+    tokens = [b"", b"\0" * 16, b"\xff" * 16, region.token[:15], region.token + b"\0", b"x" * 4096]
+    for i in range(16 * 8):
+        near = bytearray(region.token)
+        near[i // 8] ^= 1 << i % 8
+        tokens.append(bytes(near))
+    for token in tokens:
+        target = o.shared.RegionRange(region=token, size=4)
+        outcome = attempt(client, "DownloadShared", name="x", target=target)
+        refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
+    region.connection.close()
+    assert eventually(lambda: mapped_regions(server) == 1, 5)
+    outcome = attempt(client, "DownloadShared", name="x", target=region.range(0, 4))
+    refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
+    assert attempt(client, "DownloadShared", name="x", target=other.range(0, 4)).ok
+    other.close()
+
+
+# --- The socket -----------------------------------------------------------------------------------
+
+
+def test_files_that_are_no_region(server, client):
+    path = path_of(server)
+    before = descriptors(server)
+
+    def check(files, reason="BAD_REGION", field=None, greeting=GREETING):
+        connection, answer = register(path, files, greeting)
+        rejected(answer, reason, field)
+        assert connection.recv(1) == b"", "a refused connection stays"
+        connection.close()
+        return answer
+
+    good, _ = make_file(PAGE)
+    check([], field="descriptor")
+    check([good] * 2, field="descriptor")
+    check([good] * 253, field="descriptor")
+    check([good], greeting=b"tessera.v2", field="packet")
+    check([good], greeting=GREETING + b"!", field="packet")
+    check([good], greeting=b"\0" * 60000, field="packet")
+    read_end, write_end = os.pipe()
+    pair = socket.socketpair()
+    with tempfile.TemporaryFile() as on_disk:
+        on_disk.truncate(PAGE)
+        null = os.open("/dev/zero", os.O_RDWR)
+        for file in (read_end, write_end, pair[0].fileno(), on_disk.fileno(), null):
+            check([file], field="file")
+        os.close(null)
+    with open(f"/dev/shm/tessera_test_{os.getpid()}", "w+b") as in_shm:
+        os.unlink(in_shm.name)
+        in_shm.truncate(PAGE)
+        check([in_shm.fileno()], field="seals")  # it can never be sealed
+    for seals in (0, SEAL_GROW, SEAL_SHRINK, SEALS | SEAL_SEAL, SEALS | SEAL_FUTURE_WRITE):
+        check([make_file(PAGE, seals)[0]], field="seals")
+    written = os.memfd_create("region", os.MFD_ALLOW_SEALING)
+    os.ftruncate(written, PAGE)
+    fcntl.fcntl(written, fcntl.F_ADD_SEALS, SEALS | SEAL_WRITE)
+    check([written], field="seals")
+    for size in (0, 1, PAGE - 1, PAGE + 1, 3 * PAGE - 8):
+        check([make_file(size)[0]], field="size")
+    check([make_file(LIMIT + PAGE, allocate=False)[0]], "SHARED_MEMORY_EXHAUSTED")
+    check([make_file(1 << 45, allocate=False)[0]], "SHARED_MEMORY_EXHAUSTED")
+    check([make_file(4 * PAGE, allocate=False)[0]], field="allocation")
+    read_only = os.open(f"/proc/self/fd/{good}", os.O_RDONLY)
+    check([read_only], field="file")
+    punched, _ = make_file(4 * PAGE, seals=0)
+    punch(punched, PAGE, PAGE)
+    fcntl.fcntl(punched, fcntl.F_ADD_SEALS, SEALS)
+    check([punched], field="allocation")
+    huge = os.memfd_create("region", os.MFD_ALLOW_SEALING | MFD_HUGETLB)
+    os.ftruncate(huge, 2 * MIB)
+    fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
+    assert "normal pages" in check([huge], field="file").message
+    assert eventually(lambda: descriptors(server) <= before, 5), (before, descriptors(server))
+    # Memory behind the end makes up for a hole in the count of blocks alone: the server fills it.
+    tricky, _ = make_file(4 * PAGE, seals=0)
+    fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
+    punch(tricky, PAGE, 2 * PAGE)
+    fcntl.fcntl(tricky, fcntl.F_ADD_SEALS, SEALS)
+    connection, answer = register(path, [tricky])
+    if answer.region:
+        source = o.shared.RegionRange(region=answer.region, size=4 * PAGE)
+        spec = o.buffers.BufferSpec(dtype=5, shape=[PAGE])
+        call(client, "UploadShared", name="x", spec=spec, source=source)
+        assert client.download("x") == b"\0" * 4 * PAGE
+    connection.close()
+    region = Region(path, PAGE)  # it serves on
+    region.close()
+
+
+def test_nobody_takes_pages_away(server, client):
+    """A registered file can be neither cut nor punched, nor written but through its mapping."""
+    region = Region(path_of(server), 16 * PAGE)
+    region.bytes[:] = 7
+
+    def fails(work):
+        try:
+            work()
+        except OSError:
+            return True
+        return False
+
+    assert fails(lambda: os.ftruncate(region.file, 0))
+    assert fails(lambda: os.ftruncate(region.file, 32 * PAGE))
+    assert fails(lambda: punch(region.file, 0, 16 * PAGE))
+    assert fails(lambda: os.pwrite(region.file, b"x", 0))
+    assert fails(lambda: mmap.mmap(region.file, PAGE))
+    assert fails(lambda: region.memory.madvise(mmap.MADV_REMOVE))
+    assert fails(lambda: fcntl.fcntl(region.file, fcntl.F_ADD_SEALS, SEAL_WRITE))
+    region.memory.madvise(mmap.MADV_DONTNEED)
+    assert np.all(region.bytes == 7)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[4 * PAGE])
+    call(client, "UploadShared", name="x", spec=spec, source=region.range(0, 16 * PAGE))
+    assert client.download("x") == b"\7" * (16 * PAGE)
+    region.close()
+
+
+def test_garbage_and_silence(server, client):
+    path = path_of(server)
+    before = descriptors(server)
+    for packet in (b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", o.PREFACE, os.urandom(100_000)):
+        connection = connect(path)
+        connection.send(packet)
+        answer = connection.recv(65536)
+        assert answer == b"" or not o.shared.RegisterRegionResponse.FromString(answer).region
+        connection.close()
+    # A registered one that goes on to talk loses its region.
+    region = Region(path, PAGE)
+    region.connection.send(b"hello")
+    assert region.connection.recv(1) == b""
+    assert eventually(lambda: is_clean(server, client), 5)
+    # Another one that registers twice.
+    region = Region(path, PAGE)
+    socket.send_fds(region.connection, [GREETING], [region.file] * 100)
+    assert region.connection.recv(1) == b""
+    # Silent ones are closed in time, while others are served.
+    begin = time.monotonic()
+    silent = [connect(path) for _ in range(20)]
+    Region(path, PAGE).close()
+    assert time.monotonic() - begin < HANDSHAKE_S
+    for connection in silent:
+        assert connection.recv(1) == b""
+    assert HANDSHAKE_S - 0.5 < time.monotonic() - begin < HANDSHAKE_S + 3
+    assert eventually(lambda: descriptors(server) <= before, 5), (before, descriptors(server))
+
+
+def test_many_connections(server, client):
+    """A thousand at once: those beyond the limit are closed, and nobody else notices."""
+    path = path_of(server)
+    before = descriptors(server)
+    connections = [connect(path) for _ in range(1000)]
+    assert client.dot_of_ones() == 1
+    assert eventually(lambda: descriptors(server) <= before + REGIONS + HANDSHAKES, 2)
+    for connection in connections:
+        connection.close()
+    assert eventually(lambda: descriptors(server) <= before, 5)
+    Region(path, PAGE).close()
+
+
+def test_limits(server, client):
+    path = path_of(server)
+    regions = [Region(path, PAGE) for _ in range(REGIONS)]
+    connection, answer = register(path, [make_file(PAGE)[0]])
+    rejected(answer, "TOO_MANY_REGIONS")
+    assert answer.metadata["limit"] == str(REGIONS)
+    assert client.budget("shared_regions").used == REGIONS
+    assert client.budget("shared_memory").used == REGIONS * PAGE
+    regions.pop().close()
+    connection.close()
+    assert eventually(lambda: client.budget("shared_regions").used == REGIONS - 1, 5)
+    big, _ = make_file(LIMIT, allocate=False)
+    connection, answer = register(path, [big])
+    rejected(answer, "SHARED_MEMORY_EXHAUSTED")
+    assert answer.metadata["requested"] == str(LIMIT) and answer.metadata["total"] == str(LIMIT)
+    for region in regions:
+        region.close()
+    assert eventually(lambda: is_clean(server, client), 5)
+
+
+def test_permissions(server, client):
+    path = path_of(server)
+    assert os.stat(path).st_mode & 0o777 == 0o600, oct(os.stat(path).st_mode)
+    info = call(client, "GetSharedMemory")
+    assert info.socket_path == str(path) and info.limit_bytes == LIMIT and info.used_bytes == 0
+
+
+# --- Ends -----------------------------------------------------------------------------------------
+
+
+def test_a_region_that_ends_during_a_transfer(server, client):
+    """The transfer goes on to its end; the memory goes with it."""
+    region = Region(path_of(server), 256 * MIB)
+    region.bytes[:] = 3
+    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB])
+    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
+    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
+    future = stub.UploadShared.future(request, timeout=60)
+    assert eventually(lambda: client.names() == ["x"], 5, 0.001)
+    region.connection.close()
+    outcome = o.outcome_of(future)
+    assert outcome.ok, outcome
+    answer = client.download("x", offset=255 * MIB)
+    assert answer == b"\3" * MIB
+    assert eventually(lambda: is_clean(server, client), 5)
+    region.close()
+
+
+def test_cancelled_transfers(server, client):
+    """Callers that leave, and deadlines: nothing stays, and drafts that were created go."""
+    region = Region(path_of(server), 256 * MIB)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB], replace=True)
+    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
+    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
+    for i in range(12):
+        if i % 2:
+            outcome = o.outcome_of(lambda: stub.UploadShared(request, timeout=0.002 * i))
+            assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
+        else:
+            future = stub.UploadShared.future(request, timeout=60)
+            time.sleep(0.004 * i)
+            future.cancel()
+            if not future.cancelled():
+                assert future.exception() is None
+        assert eventually(lambda: client.budget("uploads").used == 0, 10)
+        if client.names():
+            buffer = client.call("GetBuffer", name="x")
+            assert buffer.buffer.state == 2 and not buffer.drafts
+            client.call("DeleteBuffer", name="x")
+    assert eventually(lambda: client.device().buffer_used_bytes == 0, 5)
+    region.close()
+    assert eventually(lambda: is_clean(server, client), 5)
+
+
+# A process without threads of its own, which forks clients that register a region and live until
+# they are killed. For each line that it reads it writes a line: pid, and the answer in hexadecimal.
+NURSERY = """
+import fcntl, mmap, os, socket, sys, time
+path, size, greeting = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
+for line in sys.stdin:
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            file = os.memfd_create("region", os.MFD_ALLOW_SEALING)
+            os.posix_fallocate(file, 0, size)
+            memory = mmap.mmap(file, size)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, %d)
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.connect(path)
+            if line == "early\\n":
+                os.write(write_end, b"-")
+            socket.send_fds(connection, [greeting], [file])
+            answer = connection.recv(65536)
+            if line != "early\\n":
+                os.write(write_end, answer)
+            time.sleep(60)
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    answer = os.read(read_end, 65536)
+    os.close(read_end)
+    print(child, answer.hex(), flush=True)
+    sys.stdin.readline()
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    print("dead", flush=True)
+""" % SEALS
+
+
+def test_clients_that_are_killed(server, client):
+    """At any point of a handshake or a transfer: no descriptor, mapping or byte is left."""
+    before = descriptors(server)
+    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[4 * MIB], replace=True)
+    window = 0.01  # how long a client may live; follows the outcomes, so that both are seen
+    outcomes = {True: 0, False: 0}
+    arguments = [sys.executable, "-c", NURSERY, str(path_of(server)), str(16 * MIB), "tessera.v1"]
+    pipe = subprocess.PIPE
+    nursery = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+    for i in range(200):
+        nursery.stdin.write("registered\n" if i % 2 else "early\n")
+        _, answer = nursery.stdout.readline().split()
+        future = None
+        if i % 2:
+            answer = o.shared.RegisterRegionResponse.FromString(bytes.fromhex(answer))
+            source = o.shared.RegionRange(region=answer.region, size=16 * MIB)
+            request = o.shared.UploadSharedRequest(name="x", spec=spec, source=source)
+            future = stub.UploadShared.future(request, timeout=60)
+        time.sleep(RNG.uniform(0, window if future else 0.02))
+        nursery.stdin.write("kill\n")
+        assert nursery.stdout.readline() == "dead\n"
+        if future:
+            outcome = o.outcome_of(future)
+            assert outcome.ok or outcome.reason == "REGION_NOT_FOUND", outcome
+            outcomes[outcome.ok] += 1
+            window *= 0.7 if outcome.ok else 1.4
+    nursery.stdin.close()
+    assert nursery.wait(10) == 0
+    assert min(outcomes.values()) > 10, outcomes
+    assert eventually(lambda: is_clean(server, client), 10)
+    assert eventually(lambda: descriptors(server) <= before, 10), (before, descriptors(server))
+    client.call("DeleteBuffer", name="x")
+    assert eventually(lambda: client.device().buffer_used_bytes == 0, 10)
+    assert client.dot_of_ones() == 1
+
+
+def test_writers_during_transfers(server, client):
+    """A client that writes all the time gets some of its own bytes, and the server lives."""
+    region = Region(path_of(server), 32 * MIB)
+    stop = threading.Event()
+
+    def scribble():
+        value = 0
+        while not stop.is_set():
+            value = (value + 1) & 255
+            region.bytes[:] = value
+
+    writer = threading.Thread(target=scribble)
+    writer.start()
+    spec = o.buffers.BufferSpec(dtype=5, shape=[8 * MIB], replace=True)
+    for _ in range(10):
+        source = region.range(0, 32 * MIB)
+        assert attempt(client, "UploadShared", name="x", spec=spec, source=source).ok
+        assert attempt(client, "DownloadShared", name="x", target=source).ok
+    stop.set()
+    writer.join()
+    assert client.dot_of_ones() == 1
+    region.close()
+
+
+def test_many_transfers_at_once(server, client):
+    """As many as the limits have, of several regions; the others are told so."""
+    regions = [Region(path_of(server), 8 * MIB) for _ in range(4)]
+    wrong, too_many = [], []
+
+    def work(i):
+        region = regions[i % 4]
+        mine = server.client()
+        spec = o.buffers.BufferSpec(dtype=5, shape=[MIB], replace=True)
+        at = (i // 4) * 4 * MIB
+        for round_ in range(10):
+            region.bytes[at : at + 4 * MIB] = i * 10 + round_
+            source = region.range(at, 4 * MIB)
+            outcome = attempt(mine, "UploadShared", name=f"m{i}", spec=spec, source=source)
+            if not outcome.ok and outcome.reason == "TOO_MANY_UPLOADS":
+                too_many.append(outcome)
+                continue
+            region.bytes[at : at + 4 * MIB] = 0xFF
+            got = attempt(mine, "DownloadShared", name=f"m{i}", target=source)
+            if got.reason == "TOO_MANY_DOWNLOADS":
+                too_many.append(got)
+            elif not got.ok or np.any(region.bytes[at : at + 4 * MIB] != i * 10 + round_):
+                wrong.append((i, outcome, got))
+
+    o.in_threads(8, work)
+    assert not wrong, wrong[:3]
+    for outcome in too_many:
+        assert outcome.code == "RESOURCE_EXHAUSTED", outcome
+    for region in regions:
+        region.close()
+
+
+def test_no_service_without_the_flag(server, client):
+    other = o.Server(pathlib.Path(path_of(server)).parent, "--no-warm-up")
+    try:
+        outcome = attempt(other.client(), "GetSharedMemory")
+        assert outcome.code == "UNIMPLEMENTED", outcome
+    finally:
+        other.kill()
+
+
+def test_restart(server, client):
+    """A socket that a killed server left is taken over; one in use is not. Tokens do not survive."""
+    path = path_of(server)
+    region = Region(path, PAGE)
+    folder = pathlib.Path(path).parent
+    flags = ("--shared-memory", path, *FLAGS)
+    try:
+        o.Server(folder, *flags).kill()
+        raise RuntimeError("two servers share a socket")
+    except AssertionError:
+        pass
+    server.process.kill()
+    server.process.wait()
+    assert region.connection.recv(1) == b"" and os.path.exists(path)
+    second = o.Server(folder, *flags)
+    try:
+        mine = second.client()
+        mine.put("x", np.ones(1, np.float32))
+        outcome = attempt(mine, "DownloadShared", name="x", target=region.range(0, 4))
+        refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
+        again = Region(path, PAGE)
+        assert attempt(mine, "DownloadShared", name="x", target=again.range(0, 4)).ok
+        assert second.stop() == 0 and not os.path.exists(path)
+        assert again.connection.recv(1) == b""
+    finally:
+        second.kill()
+
+
+def test_drain(server, client):
+    """What is under way ends; nothing else begins, and the socket is gone."""
+    path = path_of(server)
+    region = Region(path, 256 * MIB)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB])
+    stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
+    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
+    future = stub.UploadShared.future(request, timeout=60)
+    assert eventually(lambda: client.names() == ["x"], 5, 0.001)
+    server.signal()
+    outcome = o.outcome_of(future)
+    assert outcome.ok, outcome
+    assert server.wait(20) == 0
+    assert not os.path.exists(path)
+    region.close()
+
+
+def test_few_descriptors(server, client):
+    """A server without descriptors refuses and recovers."""
+    folder = pathlib.Path(path_of(server)).parent
+    path = str(folder / "few.sock")
+    few = o.Server(folder, "--shared-memory", path, *FLAGS, prefix=("prlimit", "--nofile=96"))
+    try:
+        mine = few.client()
+        mine.put("x", np.ones(1, np.float32))
+        held = []
+        for _ in range(80):
+            connection = connect(path)
+            held.append(connection)
+        file, _ = make_file(PAGE)
+        for connection in held:
+            try:
+                socket.send_fds(connection, [GREETING], [file] * 20)
+            except OSError:
+                pass
+        for connection in held:
+            connection.close()
+        assert eventually(lambda: mine.dot_of_ones() == 1, 5)
+        assert eventually(lambda: registers(path), 5)
+        region = Region(path, PAGE)
+        assert attempt(mine, "DownloadShared", name="x", target=region.range(0, 4)).ok
+        region.close()
+    finally:
+        few.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
+    tests = {
+        name: test
+        for name, test in globals().items()
+        if name.startswith("test_")
+        and (not arguments.names or any(part in name for part in arguments.names))
+    }
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        for name, test in tests.items():
+            begin = time.monotonic()
+            path = os.path.join(folder, "shared.sock")
+            server = o.Server(folder, "--shared-memory", path, *FLAGS)
+            server.shared_path = path
+            try:
+                client = server.client()
+                client.dot_of_ones()  # its connection is there from here on
+                test(server, client)
+                client.close()
+                if server.alive():
+                    code = server.stop()
+                    assert code == 0, f"the server ended with {code}"
+                    assert not os.path.exists(path), "the socket stays"
+                verdict = "ok"
+            except Exception:
+                verdict = "FAILED"
+                failed += 1
+                traceback.print_exc()
+                print(server.log()[-2000:])
+            finally:
+                server.kill()
+            if os.path.exists(path):
+                os.unlink(path)
+            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
+    return 0 if tests and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+// Regions of shared memory: which files become one, what they cost, and when they end.
+#include "server/shared_region.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "tests/fake_device.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+// A client's file with its mapping.
+class File {
+ public:
+  explicit File(std::size_t size, int seals = kSeals, bool allocated = true)
+      : size_(size), file_(memfd_create("tessera_test_region", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+    EXPECT_EQ(ftruncate(file_.get(), static_cast<off_t>(size)), 0);
+    if (allocated && size > 0) {
+      EXPECT_EQ(fallocate(file_.get(), 0, 0, static_cast<off_t>(size)), 0);
+    }
+    if (size > 0) {
+      memory_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+    }
+    EXPECT_EQ(fcntl(file_.get(), F_ADD_SEALS, seals), 0);
+  }
+  ~File() {
+    if (memory_ != MAP_FAILED) munmap(memory_, size_);
+  }
+  const Descriptor& descriptor() const { return file_; }
+  char* data() const { return static_cast<char*>(memory_); }
+
+ private:
+  const std::size_t size_;
+  Descriptor file_;
+  void* memory_ = MAP_FAILED;
+};
+
+// How often this process has files of the test mapped, its own mappings included.
+int Mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:tessera_test_region") != line.npos) ++count;
+  }
+  return count;
+}
+
+class SharedRegionTest : public ::testing::Test {
+ protected:
+  void ExpectRefused(const Descriptor& file, const std::string& reason,
+                     const std::string& field = "") {
+    const int mapped = Mappings();
+    const absl::StatusOr<std::string> token = regions_.Add(file);
+    ASSERT_FALSE(token.ok());
+    EXPECT_EQ(ErrorReason(token.status()), reason) << token.status();
+    if (!field.empty()) EXPECT_EQ(ErrorMetadata(token.status())["field"], field);
+    EXPECT_EQ(bytes_.used(), 0);
+    EXPECT_EQ(count_.used(), 0);
+    EXPECT_EQ(Mappings(), mapped);
+  }
+
+  FakeDevice first_, second_;
+  Budget bytes_{16 * kPage};
+  Budget count_{3};
+  SharedRegions regions_{{&first_, &second_}, bytes_, count_};
+};
+
+TEST_F(SharedRegionTest, IsTheClientsMemory) {
+  const File file(2 * kPage);
+  const absl::StatusOr<std::string> token = regions_.Add(file.descriptor());
+  ASSERT_TRUE(token.ok()) << token.status();
+  EXPECT_EQ(token->size(), SharedRegions::kTokenBytes);
+  const auto region = regions_.Find(*token);
+  ASSERT_TRUE(region.ok()) << region.status();
+  std::strcpy(file.data() + kPage, "from the client");
+  EXPECT_STREQ((*region)->At(kPage, 16), "from the client");
+  std::strcpy((*region)->At(0, 16), "from the server");
+  EXPECT_STREQ(file.data(), "from the server");
+  EXPECT_EQ(first_.Count(FakeDevice::Step::kRegister), 1);
+  EXPECT_EQ(second_.Count(FakeDevice::Step::kRegister), 1);
+}
+
+TEST_F(SharedRegionTest, RangesAreCheckedIn64Bits) {
+  const File file(2 * kPage);
+  const auto region = regions_.Find(*regions_.Add(file.descriptor()));
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+  const auto inside = [&](std::uint64_t offset, std::uint64_t size) {
+    return (*region)->At(offset, size) != nullptr;
+  };
+  EXPECT_TRUE(inside(0, 0));
+  EXPECT_TRUE(inside(0, 2 * kPage));
+  EXPECT_TRUE(inside(2 * kPage, 0));
+  EXPECT_TRUE(inside(2 * kPage - 1, 1));
+  EXPECT_FALSE(inside(0, 2 * kPage + 1));
+  EXPECT_FALSE(inside(2 * kPage, 1));
+  EXPECT_FALSE(inside(2 * kPage + 1, 0));
+  EXPECT_FALSE(inside(1, kMost));
+  EXPECT_FALSE(inside(kMost, 1));
+  EXPECT_FALSE(inside(kMost, kMost));
+  EXPECT_FALSE(inside(kMost - kPage + 1, 2 * kPage));
+}
+
+TEST_F(SharedRegionTest, TakesFilesThatCannotLosePages) {
+  ExpectRefused(File(kPage, 0).descriptor(), "BAD_REGION", "seals");
+  ExpectRefused(File(kPage, F_SEAL_GROW).descriptor(), "BAD_REGION", "seals");
+  ExpectRefused(File(kPage, F_SEAL_SHRINK).descriptor(), "BAD_REGION", "seals");
+  ExpectRefused(File(kPage, kSeals | F_SEAL_SEAL).descriptor(), "BAD_REGION", "seals");
+  ExpectRefused(File(kPage, kSeals | F_SEAL_FUTURE_WRITE).descriptor(), "BAD_REGION", "seals");
+  ExpectRefused(File(0).descriptor(), "BAD_REGION", "size");
+  ExpectRefused(File(kPage + 1).descriptor(), "BAD_REGION", "size");
+  ExpectRefused(File(4 * kPage, kSeals, /*allocated=*/false).descriptor(), "BAD_REGION",
+                "allocation");
+  ExpectRefused(Descriptor(open("/dev/null", O_RDWR | O_CLOEXEC)), "BAD_REGION", "file");
+  ExpectRefused(Descriptor(open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), "BAD_REGION", "file");
+}
+
+TEST_F(SharedRegionTest, SealsTheFileAgainstHolesAndNewWriters) {
+  const File file(4 * kPage);
+  ASSERT_TRUE(regions_.Add(file.descriptor()).ok());
+  const int fd = file.descriptor().get();
+  EXPECT_NE(ftruncate(fd, 0), 0);
+  EXPECT_NE(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPage), 0);
+  EXPECT_NE(madvise(file.data(), kPage, MADV_REMOVE), 0);
+  EXPECT_EQ(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  EXPECT_NE(write(fd, "x", 1), 1);
+  file.data()[0] = 'x';  // the mapping that there was still writes
+}
+
+TEST_F(SharedRegionTest, AFileIsRegisteredOnce) {
+  const File file(kPage);
+  ASSERT_TRUE(regions_.Add(file.descriptor()).ok());
+  EXPECT_EQ(ErrorReason(regions_.Add(file.descriptor()).status()), "BAD_REGION");
+}
+
+TEST_F(SharedRegionTest, MemoryAndCountAreBounded) {
+  ExpectRefused(File(17 * kPage).descriptor(), "SHARED_MEMORY_EXHAUSTED");
+  const File a(8 * kPage), b(8 * kPage), c(kPage), d(kPage), e(kPage);
+  const auto first = regions_.Add(a.descriptor());
+  const auto second = regions_.Add(b.descriptor());
+  ASSERT_TRUE(first.ok() && second.ok());
+  const absl::Status full = regions_.Add(c.descriptor()).status();
+  EXPECT_EQ(ErrorReason(full), "SHARED_MEMORY_EXHAUSTED");
+  EXPECT_EQ(ErrorMetadata(full)["requested"], std::to_string(kPage));
+  EXPECT_EQ(ErrorMetadata(full)["free"], "0");
+  EXPECT_EQ(ErrorMetadata(full)["total"], std::to_string(16 * kPage));
+  regions_.Remove(*first);
+  ASSERT_TRUE(regions_.Add(c.descriptor()).ok());
+  ASSERT_TRUE(regions_.Add(d.descriptor()).ok());
+  const absl::Status many = regions_.Add(e.descriptor()).status();
+  EXPECT_EQ(ErrorReason(many), "TOO_MANY_REGIONS");
+  EXPECT_EQ(ErrorMetadata(many)["limit"], "3");
+}
+
+TEST_F(SharedRegionTest, EndsWithItsLastUser) {
+  const int before = Mappings();
+  std::shared_ptr<const SharedRegion> user;
+  {
+    const File file(kPage);
+    const std::string token = *regions_.Add(file.descriptor());
+    std::strcpy(file.data(), "kept");
+    user = *regions_.Find(token);
+    EXPECT_NE(regions_.Remove(token), nullptr);
+    EXPECT_EQ(regions_.Remove(token), nullptr);
+    EXPECT_EQ(ErrorReason(regions_.Find(token).status()), "REGION_NOT_FOUND");
+  }
+  EXPECT_STREQ(user->At(0, 5), "kept");
+  EXPECT_EQ(bytes_.used(), kPage);
+  EXPECT_EQ(Mappings(), before + 1);
+  user.reset();
+  EXPECT_EQ(bytes_.used(), 0);
+  EXPECT_EQ(count_.used(), 0);
+  EXPECT_EQ(Mappings(), before);
+}
+
+TEST_F(SharedRegionTest, ADeviceThatCannotPinLeavesNothing) {
+  second_.Fail(FakeDevice::Step::kRegister, DeviceError::Kind::kOutOfHostMemory);
+  const File file(kPage);
+  ExpectRefused(file.descriptor(), "HOST_MEMORY_EXHAUSTED");
+}
+
+TEST_F(SharedRegionTest, NoTokenIsGivenTwiceOrGuessed) {
+  std::set<std::string> tokens;
+  for (int i = 0; i < 100; ++i) {
+    const File file(kPage);
+    const std::string token = *regions_.Add(file.descriptor());
+    EXPECT_TRUE(tokens.insert(token).second);
+    for (std::string other : {token.substr(1), token + "x", std::string(), std::string(16, '\0')})
+      EXPECT_FALSE(regions_.Find(other).ok());
+    regions_.Remove(token);
+  }
+}
+
+TEST_F(SharedRegionTest, ManyThreadsAddFindAndRemove) {
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        const File file(kPage);
+        const absl::StatusOr<std::string> token = regions_.Add(file.descriptor());
+        ASSERT_TRUE(token.ok()) << token.status();
+        file.data()[7] = 'x';
+        EXPECT_EQ(*(*regions_.Find(*token))->At(7, 1), 'x');
+        EXPECT_NE(regions_.Remove(*token), nullptr);
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(bytes_.used(), 0);
+  EXPECT_EQ(Mappings(), 0);
+}
+
+}  // namespace
+}  // namespace tessera

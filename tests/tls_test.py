@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""TLS from outside: certificates made by openssl, clients of grpcio, files replaced under a server
+that runs, and what is refused at the start.
+
+usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import grpc
+import numpy as np
+
+import outsider as o
+
+CLI = None
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+class Authority:
+    """A CA in a folder of its own."""
+
+    def __init__(self, folder, name):
+        self.folder = pathlib.Path(folder) / name
+        self.folder.mkdir()
+        self.cert, self.key = self.folder / "ca.pem", self.folder / "ca.key"
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-days", "2", "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.cert)
+
+    def issue(self, name, days=2):
+        """Paths of a certificate for 127.0.0.1 and of its key."""
+        base = self.folder / name
+        request, cert, key = (base.with_suffix(suffix) for suffix in (".csr", ".pem", ".key"))
+        extensions = base.with_suffix(".ext")
+        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+        openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key,
+                "-CAcreateserial", "-days", str(days), "-extfile", extensions, "-out", cert)
+        return cert, key
+
+
+def replace(path, content):
+    """As certificates are renewed: another file under the same name."""
+    fresh = path.with_suffix(".fresh")
+    fresh.write_bytes(content)
+    os.replace(fresh, path)
+
+
+class TlsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.root = tempfile.TemporaryDirectory()
+        o.make_stubs(cls.root.name)
+        cls.ca = Authority(cls.root.name, "home")
+        cls.foreign = Authority(cls.root.name, "foreign")
+        cls.pair = cls.ca.issue("server")
+        cls.client_pair = cls.ca.issue("client")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.root.cleanup()
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root.name))
+        self.cert, self.key = self.folder / "cert.pem", self.folder / "key.pem"
+        self.install(self.pair)
+
+    def install(self, pair):
+        replace(self.cert, pair[0].read_bytes())
+        replace(self.key, pair[1].read_bytes())
+
+    def serve(self, *flags):
+        server = o.Server(
+            self.folder, *map(str, ["--tls-cert", self.cert, "--tls-key", self.key, *flags])
+        )
+        self.addCleanup(server.kill)
+        return server
+
+    def dot(self, server, ca=None, pair=None):
+        """How a call ends on a connection of its own."""
+        files = [(ca or self.ca).cert, *(pair[::-1] if pair else ())]
+        channel = grpc.secure_channel(
+            server.address,
+            grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
+            options=[("grpc.use_local_subchannel_pool", 1)],
+        )
+        one = o.inline(np.ones(1, np.float32))
+        request = o.compute.DotRequest(a=one, b=one)
+        outcome = o.outcome_of(
+            lambda: o.compute_grpc.ComputeServiceStub(channel).Dot(request, timeout=20)
+        )
+        channel.close()
+        return outcome.code
+
+    def refused(self, *flags):
+        """What a server says that does not start."""
+        command = [o.Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        return ended.stdout + ended.stderr
+
+    def test_only_tls_to_the_right_ca_is_served(self):
+        server = self.serve()
+        self.assertEqual(self.dot(server), "OK")
+        self.assertEqual(self.dot(server, ca=self.foreign), "UNAVAILABLE")
+        plain = server.client()
+        self.assertEqual(plain.attempt("GetServerInfo", timeout=20).code, "UNAVAILABLE")
+
+    def test_clients_need_a_certificate_of_the_client_ca(self):
+        server = self.serve("--tls-client-ca", self.ca.cert)
+        self.assertEqual(self.dot(server, pair=self.client_pair), "OK")
+        self.assertEqual(self.dot(server), "UNAVAILABLE")
+        self.assertEqual(self.dot(server, pair=self.foreign.issue("client")), "UNAVAILABLE")
+        expired = self.ca.issue("expired", days=-1)
+        self.assertEqual(self.dot(server, pair=expired), "UNAVAILABLE")
+
+    def test_changed_files_are_used_without_a_restart(self):
+        server = self.serve()
+        self.assertEqual(self.dot(server), "OK")
+        self.install(self.foreign.issue("renewed"))
+        self.assertEqual(self.dot(server, ca=self.foreign), "OK")
+        self.assertEqual(self.dot(server), "UNAVAILABLE")
+
+    def test_connections_stay_when_files_change(self):
+        server = self.serve()
+        channel = grpc.secure_channel(
+            server.address, grpc.ssl_channel_credentials(self.ca.cert.read_bytes())
+        )
+        info = o.compute_grpc.ComputeServiceStub(channel).GetServerInfo
+        info(o.compute.GetServerInfoRequest(), timeout=20)
+        self.install(self.foreign.issue("another"))
+        self.assertEqual(self.dot(server, ca=self.foreign), "OK")
+        info(o.compute.GetServerInfoRequest(), timeout=20)
+        channel.close()
+
+    def test_broken_files_leave_the_certificate_in_use(self):
+        server = self.serve()
+        other_key = self.ca.issue("other")[1].read_bytes()
+        for path, content, said in (
+            (self.cert, b"rubbish", "it holds no certificate in PEM"),
+            (self.key, other_key, "it is not the key of"),
+            (self.key, b"", "it cannot be read, or is empty"),
+        ):
+            with self.subTest(said):
+                replace(path, content)
+                for _ in range(3):
+                    self.assertEqual(self.dot(server), "OK")
+                self.assertTrue(o.eventually(lambda: said in server.log(), 5))
+                self.assertEqual(server.log().count(said), 1)
+                self.install(self.pair)
+                self.assertEqual(self.dot(server), "OK")
+        path = self.cert
+        path.unlink()
+        self.assertEqual(self.dot(server), "OK")
+
+    def test_keys_stay_out_of_the_log(self):
+        server = self.serve()
+        body = self.key.read_text().splitlines()[1]
+        replace(self.key, self.ca.issue("log")[1].read_bytes())
+        self.dot(server)
+        server.stop()
+        self.assertNotIn(body, server.log())
+        self.assertNotIn("BEGIN", server.log())
+
+    def test_files_that_cannot_be_used_are_refused_at_the_start(self):
+        missing = self.folder / "missing"
+        address = ("--listen", "127.0.0.1:0")
+        said = self.refused(*address, "--tls-cert", missing, "--tls-key", self.key)
+        self.assertIn(f"cannot use {missing} for TLS: there is no such file", said)
+        other_key = self.ca.issue("start")[1]
+        said = self.refused(*address, "--tls-cert", self.cert, "--tls-key", other_key)
+        self.assertIn("it is not the key of", said)
+        said = self.refused(*address, "--tls-cert", self.cert)
+        self.assertIn("--tls-cert and --tls-key go together", said)
+        said = self.refused(*address, "--tls-client-ca", self.cert)
+        self.assertIn("--tls-cert and --tls-key go together", said)
+
+    def test_other_hosts_need_tls_or_a_flag_that_says_otherwise(self):
+        said = self.refused("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
+        self.assertIn("other hosts could connect to 0.0.0.0:0 without TLS", said)
+        self.assertIn("--insecure", said)
+
+    def test_the_command_line_speaks_tls(self):
+        server = self.serve("--tls-client-ca", self.ca.cert)
+        cert, key = self.client_pair
+        whole = ["--tls-ca", self.ca.cert, "--tls-cert", cert, "--tls-key", key]
+        for flags, served in (
+            (whole, True),
+            ([*whole, "--tls-server-name", "localhost"], True),
+            ([*whole, "--tls-server-name", "elsewhere"], False),
+            (whole[:2], False),
+            (["--tls-ca", self.folder / "missing"], False),
+            (whole[2:], False),
+        ):
+            with self.subTest(flags):
+                command = [CLI, "--server", server.address, "--timeout", "3s", *flags, "ls"]
+                ended = subprocess.run(map(str, command), capture_output=True, timeout=60)
+                self.assertEqual(ended.returncode == 0, served, ended.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    unittest.main(argv=[sys.argv[0], *rest])
