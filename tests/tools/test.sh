@@ -41,10 +41,11 @@ run_suites() {
   results=$root/build/$preset/results
   rm -rf "$results"
   mkdir -p "$results"
+  if [[ $preset == asan ]]; then selection=(-LE clients); fi
   if [[ $preset == tsan ]]; then
     # Suites that cross gRPC (tests/CMakeLists.txt says why they cannot) stay out, and so do the
     # threads of OpenBLAS, whose hand-made synchronisation ThreadSanitizer takes for races.
-    selection=(-LE grpc)
+    selection=(-LE "grpc|clients")
     export OPENBLAS_NUM_THREADS=1
     # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
