@@ -130,10 +130,15 @@ absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(st
 }
 
 bool SharedTransfers::Lost(const absl::Status& status, const Slots& slots) {
-  if (ErrorReason(status) != "REGION_NOT_FOUND" && !absl::IsUnimplemented(status)) return false;
-  const std::lock_guard lock(mutex_);
-  if (memory_ == slots.memory()) memory_ = nullptr;
-  return true;
+  const bool gone = ErrorReason(status) == "REGION_NOT_FOUND" || absl::IsUnimplemented(status);
+  // The call has ended here; the server may still be at it.
+  const bool in_use =
+      absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) || absl::IsUnavailable(status);
+  if (gone || in_use) {
+    const std::lock_guard lock(mutex_);
+    if (memory_ == slots.memory()) memory_ = nullptr;
+  }
+  return gone;
 }
 
 // --- Uploads -------------------------------------------------------------------------------------
@@ -279,6 +284,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     if (received == size) break;
     part = ahead ? next.get() : fetch(0, received);
     if (!part.ok()) {
+      Lost(part.status(), **slots);
       if (ErrorReason(part.status()) != "VERSION_MISMATCH") return part.status();
       return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
                        absl::StrCat("'", name, "' was replaced during its download"));

@@ -45,8 +45,8 @@ class SharedTransfers {
   absl::Status Prepare();  // with the mutex
   // Whether a transfer of size bytes (0: not known) is worth a slot, and there is one.
   absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size);
-  // Whether a transfer failed because the server does not know the memory any more, which is then
-  // made anew.
+  // Whether a call failed because the server does not know the memory any more. The memory is made
+  // anew then, and where the call ended here while the server may still use its slot.
   bool Lost(const absl::Status& status, const Slots& slots);
 
   // Fills a draft through the slots.

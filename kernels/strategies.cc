@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 #include "kernels/map_cost.h"
+#include "kernels/tuning.h"
 
 #define ROWS_Dot(CPU, CUDA)    \
   CPU(Dot, CpuSerial)          \
@@ -88,7 +89,8 @@
   CPU(Map, CpuOneNode)      \
   CPU(Map, CpuFused)        \
   CUDA(Map, OneNode)        \
-  CUDA(Map, Fused)
+  CUDA(Map, Fused)          \
+  CUDA(Map, Vectorized)
 
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
@@ -169,46 +171,26 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
   return FirstOf({"axis", "cpu_axis"}, problem, device);
 }
 
-// By what was measured on an H200 (docs/measured): f32 beside few rows or columns is bound by
-// memory, which `skinny` reads at its pace for one vector and `skinny_tma` for more; products of a
-// few steps along k are, too, and `outer_product` writes them at its pace; other products of 16-bit
-// operands go to the tensor cores, where our strategies keep up with the library within a few
-// percent, for some shapes only within about a fifth, and are far ahead of it for ragged ones;
-// unless there are few rows or columns, or few results of long sums, for which it needs 0.6
-// to 0.95 of our time. To the tensor cores go also those of f32 that are large enough to repay the
-// splitting of the operands. From kLongF32 steps along k on the bound of `tensor_f32x3` is below
-// that of plain f32 sums. f32 operands are never rounded to less: `tensor_tf32` and `tensor_bf16`
-// take them only when they are named.
+// On a GPU by what random products took (kernels/tuning.h), as long as the error bound is no larger
+// than that of the library or what stands in for it: f32 operands are never rounded to less, and
+// `tensor_tf32` and `tensor_bf16` take them only when they are named. On the CPU `cpu_cache_tiled` is
+// five times as fast as Debian's OpenBLAS on 16 cores, as fast within a sixth on 2; the library is
+// better with few rows or columns.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
-  constexpr std::int64_t kFew = 16, kFewTma = 32, kMany = 128;
-  constexpr std::int64_t kManyF32 = 256, kLongF32 = 256;
-  constexpr std::int64_t kFewResults = 1 << 19, kLong = 2048;
-  // With half the bytes to write, in 16 bits the tensor cores are ahead from fewer steps on.
-  const std::int64_t short_k = SizeOf(problem.dtype) == 2 ? 4 : 8;
-  constexpr double kLargeF32 = 0x1p28;
-  const std::int64_t least = std::min(problem.m, problem.n);
-  const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
-                          static_cast<double>(problem.k);
-  const bool few_long = problem.m * problem.n <= kFewResults && problem.k >= kLong;
-  // Strategies of whole packs of 16 bytes: without them the library takes twice as long and more.
-  const bool packs = (problem.lda | problem.ldb) % 8 == 0;
-  std::string_view best, otherwise;
-  if (problem.dtype == DType::kF32) {
-    if (least > 1 && least <= kFewTma) best = "skinny_tma";
-    if (least <= kFew) otherwise = "skinny";
-    if (least >= kManyF32 && problem.k >= kLongF32 && products >= kLargeF32) best = "tensor_f32x3";
-  } else if (least >= kMany && !(few_long && packs)) {
-    if (problem.dtype == DType::kBF16) best = "tensor_bf16";
-    if (problem.dtype == DType::kF16) best = "tensor_f16";
+  if (device.info().backend == Backend::kCpu) {
+    constexpr std::int64_t kMany = 128;
+    return std::min(problem.m, problem.n) >= kMany
+               ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
+               : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
-  if (least > kFewTma && problem.k <= short_k) best = "outer_product";
-  if (const auto* strategy = FirstOf({best, otherwise}, problem, device)) return strategy;
-  if (const auto* strategy = ChooseInPlace(problem, device)) return strategy;
-  // Five times as fast as Debian's OpenBLAS on 16 cores, as fast within a sixth on 2; the library
-  // is better with few rows or columns.
-  return least >= kMany ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
-                        : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
+  std::string_view own = "tensor_f32x3";
+  if (problem.dtype == DType::kBF16) own = "tensor_bf16";
+  if (problem.dtype == DType::kF16) own = "tensor_f16";
+  const auto* fast = FirstOf({TunedStrategy(problem), "cublas", own}, problem, device);
+  const auto* any = ChooseInPlace(problem, device);
+  if (fast == nullptr || any == nullptr) return any;
+  return fast->roundoff(problem) <= any->roundoff(problem) ? fast : any;
 }
 
 template <>
@@ -224,7 +206,7 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
 
 template <>
 const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& device) {
-  return FirstOf({"fused"}, problem, device);
+  return FirstOf({"vectorized", "fused"}, problem, device);
 }
 
 // The first-level cache serves small windows better than shared memory with its barriers; from

@@ -626,36 +626,6 @@ TEST(MatmulLibrary, LongProductsAreDoneInSlabs) {
   }
 }
 
-// On Hopper the tensor cores take 16-bit products, unless there are few rows or columns, or few
-// results of long sums whose rows the library can read in packs.
-TEST(MatmulChoice, Of16BitsOnHopper) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"tensor_bf16", Backend::kCuda, DType::kBF16}));
-  TESSERA_NEED_STRATEGY(MatmulProblem, (StrategyCase{"cublas", Backend::kCuda, DType::kBF16}));
-  const Device& device = *TestDevice(Backend::kCuda);
-  const auto choice = [&](DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
-                          std::int64_t more_pitch = 0) {
-    return Choose(MatmulProblem{.dtype = dtype,
-                                .out_dtype = dtype,
-                                .m = m,
-                                .n = n,
-                                .k = k,
-                                .lda = k + more_pitch,
-                                .ldb = n + more_pitch},
-                  device)
-        ->name;
-  };
-  for (const auto& [dtype, ours] :
-       {std::pair(DType::kBF16, "tensor_bf16"), std::pair(DType::kF16, "tensor_f16")}) {
-    EXPECT_EQ(choice(dtype, 4096, 4096, 4096), ours);
-    EXPECT_EQ(choice(dtype, 128, 8192, 8192), ours);
-    EXPECT_EQ(choice(dtype, 127, 8192, 8192), "cublas");
-    EXPECT_EQ(choice(dtype, 512, 512, 512), ours);
-    EXPECT_EQ(choice(dtype, 512, 512, 4096), "cublas");
-    EXPECT_EQ(choice(dtype, 512, 512, 4096, 1), ours);
-    EXPECT_EQ(choice(dtype, 4096, 4096, 4), "outer_product");
-  }
-}
-
 // Where the estimate by a reciprocal is closest to the next quotient: just below multiples.
 TEST(MatmulPieces, QuotientsAreExact) {
   constexpr int kMost = std::numeric_limits<int>::max();

@@ -8,6 +8,7 @@ import importlib
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -54,7 +55,7 @@ def make_stubs(folder):
             f"-I{PROTO}",
             f"--python_out={folder}",
             f"--grpc_python_out={folder}",
-            "--plugin=protoc-gen-grpc_python=/usr/bin/grpc_python_plugin",
+            f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}",
             *(f"{PROTO}/{name}.proto" for name in files),
         ],
         check=True,

@@ -214,6 +214,26 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
   EXPECT_EQ(device_->Count(FakeDevice::Step::kCopyToDevice), 1);
 }
 
+TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
+  const std::string old = Pattern(kSlot), data(kSlot, 'd');
+  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
+  ASSERT_TRUE(Put("old", old).ok());
+  device_->Close(FakeDevice::Step::kCopyToHost);
+  std::string got(kSlot, '\0');
+  EXPECT_FALSE(hasty.Download("old", absl::MakeSpan(got)).ok());
+  device_->WaitForBlocked(1);
+  // The server goes on with what nobody waits for any more when the next array is in its slot.
+  const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
+    std::memcpy(to.data(), data.data() + offset, to.size());
+    device_->Open();
+    absl::SleepFor(absl::Milliseconds(200));
+    return absl::OkStatus();
+  };
+  const auto buffer = hasty.Upload("new", DType::kI32, {kSlot / 4}, source);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_TRUE(Get("new") == data);
+}
+
 TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {
   absl::StatusOr<SharedMemory> memory = client_.MakeSharedMemory(3 * kMib + 1);
   ASSERT_TRUE(memory.ok()) << memory.status();

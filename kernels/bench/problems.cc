@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/batch.h"
 #include "kernels/matmul.h"
+#include "kernels/tuning.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/bench/peers.h"
 #endif
@@ -109,16 +110,23 @@ RandomProblem Problems::Next(const std::string& operation) {
 
 RandomProblem Problems::Matmul() {
   MatmulProblem p;
-  p.dtype = OneOf({DType::kF32, DType::kF32, DType::kBF16, DType::kBF16, DType::kF16, DType::kF64});
+  p.dtype = OneOf({DType::kF32, DType::kF32, DType::kBF16, DType::kBF16, DType::kF16, DType::kF16,
+                   DType::kF64, DType::kF64, DType::kI32});
   p.out_dtype = p.dtype;
   const auto size = static_cast<double>(SizeOf(p.dtype));
   std::int64_t a_rows = 0, b_rows = 0;
   double bytes = 0, flops = 0;
+  // Extents of many products in use are multiples of 64, and their matrices lie as allocated.
+  const bool round = Chance(0.25);
+  const auto extent = [&] {
+    const std::int64_t extent = Extent(0x1p15);
+    return round && extent > 64 ? (extent + 63) / 64 * 64 : extent;
+  };
   do {
-    p.m = Extent(0x1p15), p.n = Extent(0x1p15), p.k = Extent(0x1p15);
+    p.m = extent(), p.n = extent(), p.k = extent();
     p.transpose_a = Chance(0.5), p.transpose_b = Chance(0.5);
     const auto pitch = [&](std::int64_t columns) {
-      if (Chance(0.5)) return columns;
+      if (round || Chance(0.5)) return columns;
       return Chance(0.5) ? (columns + 7) / 8 * 8 : columns + OneOf<std::int64_t>({1, 5, 8, 64});
     };
     p.lda = pitch(p.transpose_a ? p.m : p.k), p.ldb = pitch(p.transpose_b ? p.k : p.n);
@@ -126,7 +134,7 @@ RandomProblem Problems::Matmul() {
     bytes = size * static_cast<double>(std::max(a_rows * p.lda + b_rows * p.ldb, p.m * p.n));
     flops = 2.0 * static_cast<double>(p.m * p.n) * static_cast<double>(p.k);
   } while (bytes > most_bytes_ || flops > most_flops_);
-  const std::int64_t a_off = Offset(), b_off = Offset();
+  const std::int64_t a_off = round ? 0 : Offset(), b_off = round ? 0 : Offset();
 
   RandomProblem out{.operation = "matmul", .dtype = std::string(Name(p.dtype))};
   out.shape = absl::StrCat(p.m, " x ", p.n, " x ", p.k, p.transpose_a ? " a^T" : "",
@@ -140,9 +148,13 @@ RandomProblem Problems::Matmul() {
     q.b = Place(rig_, q.dtype, b_rows * q.ldb, b_off);
     q.c = rig_.Output(static_cast<std::size_t>(q.m * q.n) * SizeOf(q.out_dtype));
   };
+  MatmulProblem placed = p;
+  place(placed);
+  const MatmulFeatures features = FeaturesOf(placed);
+  out.features.assign(features.begin(), features.end());
   AddStrategies(out, p, place);
 #ifdef TESSERA_WITH_CUDA
-  if (HasVendor(rig_)) {
+  if (HasVendor(rig_) && !IsInteger(p.dtype)) {
     auto library = std::make_shared<LtMatmul>(p, false);
     out.candidates.push_back(
         {.name = "cublaslt", .vendor = true, .launch = [this, p, place, library] {

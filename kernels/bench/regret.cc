@@ -10,13 +10,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/bench/problems.h"
 
 namespace tessera::bench {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Strategies whose first time is more than so many times the best get no further ones.
+// Strategies whose first time is more than so many times the best get no further ones: it stands for
+// both of their times.
 constexpr double kHopeless = 2;
 constexpr int kRounds = 7;
 constexpr int kLongRounds = 3;  // of what takes longer than
@@ -60,7 +62,8 @@ std::vector<Timing> TimeAll(Rig& rig, const std::vector<Candidate>& candidates) 
   }
   std::vector<Timing> timings(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (!lone[i].empty()) timings[i] = {Median(lone[i]), Median(held[i])};
+    timings[i] =
+        lone[i].empty() ? Timing{first[i], first[i]} : Timing{Median(lone[i]), Median(held[i])};
   }
   return timings;
 }
@@ -171,8 +174,10 @@ void Write(const std::vector<Outcome>& outcomes, Rig& rig, const RegretOptions& 
   const char* separator = "\n";
   for (const Outcome& o : outcomes) {
     out << separator
-        << absl::StrFormat(R"(  {"operation": "%s", "dtype": "%s", "shape": "%s", "times": [)",
-                           o.problem.operation, o.problem.dtype, o.problem.shape);
+        << absl::StrFormat(
+               R"(  {"operation": "%s", "dtype": "%s", "shape": "%s", "features": [%s], "times": [)",
+               o.problem.operation, o.problem.dtype, o.problem.shape,
+               absl::StrJoin(o.problem.features, ", "));
     const char* comma = "";
     for (const Candidate& candidate : o.problem.candidates) {
       const Timing& timing = o.Of(&candidate);

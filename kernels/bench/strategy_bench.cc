@@ -31,6 +31,7 @@
 #include "kernels/bench/ceilings.h"
 #include "kernels/bench/regret.h"
 #include "kernels/bench/rig.h"
+#include "kernels/expression.h"
 #include "kernels/map_cost.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/bench/peers.h"
@@ -246,21 +247,79 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   });
 }
 
-// a * b + c.
-void RegisterMap(Rig& rig, DType dtype, std::int64_t n) {
-  const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
-  rig.Need(dtype, 3 * bytes);
+// An expression that is timed beside a * b + c.
+struct MapCase {
+  std::string_view name;
+  int operands;
+  std::vector<ExpressionNode> nodes;
+};
+
+const std::vector<MapCase>& MapCases() {
+  using Kind = ExpressionNode::Kind;
+  const auto in = [](std::uint32_t i) {
+    return ExpressionNode{.kind = Kind::kOperand, .operand = i};
+  };
+  const auto real = [](double x) { return ExpressionNode{.kind = Kind::kReal, .real = x}; };
+  const auto op = [](MapOp o, std::vector<std::uint32_t> args) {
+    return ExpressionNode{.kind = Kind::kOperation, .op = o, .args = std::move(args)};
+  };
+  static const auto& cases = *new std::vector<MapCase>{
+      // 2 a + 1
+      {"scale",
+       1,
+       {in(0), real(2), real(1), op(MapOp::kMultiply, {0, 1}), op(MapOp::kAdd, {3, 2})}},
+      // (a - b)^2
+      {"distance", 2, {in(0), in(1), op(MapOp::kSubtract, {0, 1}), op(MapOp::kMultiply, {2, 2})}},
+      // a < b ? c : d
+      {"where",
+       4,
+       {in(0), in(1), in(2), in(3), op(MapOp::kLess, {0, 1}), op(MapOp::kWhere, {4, 2, 3})}},
+      // a / 2 (1 + tanh(0.79788456 (a + 0.044715 a^3)))
+      {"gelu",
+       1,
+       {in(0), op(MapOp::kMultiply, {0, 0}), op(MapOp::kMultiply, {1, 0}), real(0.044715),
+        op(MapOp::kMultiply, {2, 3}), op(MapOp::kAdd, {0, 4}), real(0.79788456),
+        op(MapOp::kMultiply, {5, 6}), op(MapOp::kTanh, {7}), real(1), op(MapOp::kAdd, {8, 9}),
+        real(0.5), op(MapOp::kMultiply, {0, 11}), op(MapOp::kMultiply, {12, 10})}},
+  };
+  return cases;
+}
+
+// map: a * b + c.
+void RegisterMap(Rig& rig, const MapProblem& like, std::string_view operation) {
+  const auto bytes = static_cast<std::size_t>(like.n) * SizeOf(like.dtype);
+  const int operands = like.program->operands;
+  rig.Need(like.dtype, static_cast<std::size_t>(operands) * bytes);
   rig.NeedOutput(bytes);
+  ForStrategies(
+      rig, like, absl::StrCat(like.n),
+      [&rig, like, bytes, operands](auto& state, auto& strategy) {
+        Time(rig, state, (operands + 1.0) * static_cast<double>(bytes),
+             static_cast<double>(like.program->flops) * static_cast<double>(like.n), [&] {
+               Arena& arena = rig.Operands(like.dtype);
+               MapProblem p = like;
+               for (int i = 0; i < operands; ++i)
+                 p.operands[static_cast<std::size_t>(i)].data = arena.Next(bytes);
+               p.out = rig.Output(bytes);
+               strategy.launch(p, rig.stream());
+             });
+      },
+      operation);
+}
+
+void RegisterMaps(Rig& rig, DType dtype, std::int64_t n, bool all) {
   const MapProblem like = WarmUpMap(n, dtype, nullptr, nullptr);
-  ForStrategies(rig, like, absl::StrCat(n), [&rig, like, bytes](auto& state, auto& strategy) {
-    Time(rig, state, 4.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(like.n), [&] {
-      Arena& arena = rig.Operands(like.dtype);
-      MapProblem p = like;
-      for (std::size_t i = 0; i < 3; ++i) p.operands[i].data = arena.Next(bytes);
-      p.out = rig.Output(bytes);
-      strategy.launch(p, rig.stream());
-    });
-  });
+  RegisterMap(rig, like, MapProblem::kOperation);
+  if (!all || IsInteger(dtype)) return;
+  for (const MapCase& c : MapCases()) {
+    const std::vector<DType> dtypes(static_cast<std::size_t>(c.operands), dtype);
+    const absl::StatusOr<MapProgram> program = CompileExpression(c.nodes, dtypes);
+    if (!program.ok()) std::abort();
+    MapProblem p = like;
+    p.program = new MapProgram(*program);  // as long as the process lives
+    for (std::size_t i = 3; i < dtypes.size(); ++i) p.operands[i] = p.operands[0];
+    RegisterMap(rig, p, Join({MapProblem::kOperation, c.name}, "_"));
+  }
 }
 
 void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radius) {
@@ -453,7 +512,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterDot(rig, dtype, n);
       RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce");
       RegisterAdd(rig, dtype, n);
-      RegisterMap(rig, dtype, n);
+      RegisterMaps(rig, dtype, n, exponent == 16 || exponent == 22 || exponent == top);
       RegisterWindowSum(rig, dtype, n, 8);
       if (!f32) continue;
       RegisterPeers(rig, n);

@@ -55,9 +55,8 @@ __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout
                                         std::int64_t i) {
   if (operand.whole) return i;
   std::int64_t offset = 0;
-#pragma unroll
-  for (int axis = kMaxRank - 1; axis >= 0; --axis) {
-    if (axis >= layout.rank) continue;
+#pragma unroll 1
+  for (int axis = layout.rank - 1; axis >= 0; --axis) {
     const std::int64_t extent = layout.extents[axis];
     const bool narrow = ((i | extent) >> 32) == 0;
     const std::int64_t quotient =

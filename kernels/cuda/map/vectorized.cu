@@ -1,0 +1,483 @@
+// Map in one pass, with values in registers: what `fused` keeps in local memory, numbered at run time,
+// lies here in registers proper.
+//
+// Registers cannot be numbered at run time: an instruction names them in its own bits. A branch can
+// choose between instructions, though, and it costs a warp a few cycles however many elements it
+// moves: a thread computes eight. So a value is found by a switch over kRegisters places, each of
+// which copies one register's eight elements. Three things more keep memory busy:
+//   - Operands are in registers of their own from the start, and all their loads are under way before
+//     the first instruction waits for one; constants take no register.
+//   - Elements are loaded and stored four at a time (two, where some value takes 64 bits), where they
+//     lie side by side and aligned. A warp still takes neighbouring elements: a thread's eight are two
+//     groups, a block's width apart.
+//   - Where an operand repeats along the last axis, or its rows are whole groups, a group is found by
+//     one division an axis, not four.
+//
+// Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 512 blocks of 256; 2 instructions a
+// thread, of about 60 cycles each for eight elements.
+//
+// Right for any n and block size: threads do not meet. In a block that reaches beyond the end, and for
+// operands of any other strides or alignment, elements are loaded one by one. Programs with more than
+// kMostCode instructions, or with more values at a time than there are registers, are left to `fused`.
+#include <algorithm>
+#include <array>
+
+#include "kernels/cuda/map/interpreter.cuh"
+#include "kernels/map_cost.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint32_t kBlock = 256;
+constexpr int kGroups = 2;
+constexpr int kRegisters = 6;
+constexpr int kMostCode = 48;  // operations, and constants
+
+// Elements of a group, in values of this size: 16 bytes.
+template <class Cell>
+constexpr int kWidth = 16 / static_cast<int>(sizeof(Cell));
+template <class Cell>
+constexpr int kEach = kGroups* kWidth<Cell>;
+
+// What an instruction reads or writes: a register below kRegisters, or constant i at kConstant + i.
+constexpr int kConstant = kRegisters;
+constexpr int kNothing = 255;
+static_assert(kConstant + kMostCode < kNothing);
+
+// How a group of an operand's elements is found.
+enum class Walk : std::uint8_t {
+  kUnused,
+  kGroup,     // they lie side by side, aligned as a whole
+  kRepeated,  // they are one
+  kEach,      // one by one
+};
+
+// The program as an argument of the kernel: its loads are gone, since operand i is in register i.
+struct RegisterProgram {
+  MapLayout layout;
+  Walk walks[kMostOperands]{};
+  DType operand_dtypes[kMostOperands]{};
+  std::uint8_t sizes[kMostOperands]{};  // of an element, in bytes
+  DType dtype{};                        // of the result
+  std::uint8_t size = 0;
+  bool aligned = false;  // the result, as a whole group
+  std::uint8_t result = 0;
+  int instructions = 0;
+  Instruction code[kMostCode]{};
+  MapConstant constants[kMostCode]{};
+};
+
+// Instructions and constants of the program with registers assigned by a linear scan: a value gives
+// its register back with its last use. False: some limit does not suffice.
+bool Assign(const MapProgram& p, RegisterProgram* out) {
+  if (p.operands > kRegisters) return false;
+  // Values: the operands, then what each instruction makes.
+  constexpr int kMostValues = kMostOperands + kMostInstructions;
+  std::array<int, kMostValues> last_use;
+  std::array<int, kMostValues> place{};  // a register or constant of `out`
+  std::array<int, kMostRegisters> value_in{};
+  last_use.fill(-1);
+  const auto made_by = [&](int i) {
+    const Instruction& in = p.code[static_cast<std::size_t>(i)];
+    return in.kind == Instruction::Kind::kLoad ? in.a : kMostOperands + i;
+  };
+  const auto arguments = [](const Instruction& in) {
+    if (in.kind == Instruction::Kind::kConvert) return 1;
+    return in.kind == Instruction::Kind::kApply ? InfoOf(in.op)->arguments : 0;
+  };
+  const auto argument = [](auto& in, int i) -> auto& {
+    return i == 0 ? in.a : i == 1 ? in.b : in.c;
+  };
+
+  for (int i = 0; i < p.instructions; ++i) {
+    const Instruction& in = p.code[static_cast<std::size_t>(i)];
+    for (int j = 0; j < arguments(in); ++j) last_use[value_in[argument(in, j)]] = i;
+    value_in[in.out] = made_by(i);
+  }
+  const int result = made_by(p.instructions - 1);
+  last_use[result] = p.instructions;
+
+  std::array<bool, kRegisters> taken{};
+  for (int i = 0; i < p.operands; ++i) {
+    place[i] = i;
+    taken[i] = last_use[i] >= 0;
+    if (!taken[i]) out->walks[i] = Walk::kUnused;
+  }
+  int constants = 0;
+  for (int i = 0; i < p.instructions; ++i) {
+    const Instruction& in = p.code[static_cast<std::size_t>(i)];
+    const int value = made_by(i);
+    if (in.kind == Instruction::Kind::kConstant) {
+      if (constants == kMostCode) return false;
+      out->constants[constants] = p.constants[in.a];
+      place[value] = kConstant + constants++;
+    } else if (in.kind != Instruction::Kind::kLoad) {
+      if (out->instructions == kMostCode) return false;
+      Instruction& made = out->code[out->instructions++] = in;
+      made.b = made.c = kNothing;
+      for (int j = 0; j < arguments(in); ++j) {
+        const int read = value_in[argument(in, j)];
+        argument(made, j) = static_cast<std::uint8_t>(place[read]);
+      }
+      for (int j = 0; j < arguments(in); ++j) {
+        const int read = value_in[argument(in, j)];
+        if (last_use[read] == i && place[read] < kRegisters) taken[place[read]] = false;
+      }
+      const auto free = std::find(taken.begin(), taken.end(), false);
+      if (free == taken.end()) return false;
+      *free = true;
+      place[value] = static_cast<int>(free - taken.begin());
+      made.out = static_cast<std::uint8_t>(place[value]);
+    }
+    value_in[in.out] = value;
+  }
+  out->result = static_cast<std::uint8_t>(place[result]);
+  return true;
+}
+
+bool IsAligned(const void* data, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+}
+
+Walk WalkOf(const MapLayout& layout, const MapLayout::Operand& operand, DType dtype, int width) {
+  const int last = layout.rank - 1;
+  const bool aligned = IsAligned(operand.data, width * SizeOf(dtype));
+  if (operand.whole) return aligned ? Walk::kGroup : Walk::kEach;
+  const auto outer_are = [&](auto holds) {
+    return std::all_of(operand.strides, operand.strides + last, holds);
+  };
+  if (operand.strides[last] == 0) {
+    if (layout.extents[last] % width == 0) return Walk::kRepeated;
+    return outer_are([](std::int64_t s) { return s == 0; }) ? Walk::kRepeated : Walk::kEach;
+  }
+  const bool rows = operand.strides[last] == 1 && layout.extents[last] % width == 0 &&
+                    outer_are([&](std::int64_t s) { return s % width == 0; });
+  return rows && aligned ? Walk::kGroup : Walk::kEach;
+}
+
+// --- Cells: what a register holds of one element ---
+
+template <class Cell, class T>
+__device__ Cell ToCell(T value) {
+  if constexpr (std::is_same_v<T, bool>) return value ? 1 : 0;
+  Cell cell = 0;
+  std::memcpy(&cell, &value, sizeof value);
+  return cell;
+}
+template <class T, class Cell>
+__device__ T FromCell(Cell cell) {
+  if constexpr (std::is_same_v<T, bool>) return cell != 0;
+  T value;
+  std::memcpy(&value, &cell, sizeof value);
+  return value;
+}
+
+template <class Cell>
+using Cells = Cell[kEach<Cell>];
+
+// Elements of a group side by side, as bits.
+template <class Bits, class Cell>
+struct alignas(sizeof(Bits) * kWidth<Cell>) Group {
+  Bits elements[kWidth<Cell>];
+};
+
+// Calls f(Bits{}) for elements of so many bytes.
+template <class Cell, class F>
+__device__ __forceinline__ void DispatchSize(int size, F f) {
+  switch (size) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      if constexpr (sizeof(Cell) == 8) return f(std::uint64_t{});
+  }
+}
+
+// The bits of elements of 16 bits as F32, and back; those of other types are what registers hold.
+template <class Cell>
+__device__ void Widen(DType dtype, Cells<Cell>& cells) {
+  DispatchElement(dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int j = 0; j < kEach<Cell>; ++j)
+        cells[j] = ToCell<Cell>(static_cast<float>(FromCell<T>(cells[j])));
+    }
+  });
+}
+template <class Cell>
+__device__ void Narrow(DType dtype, Cells<Cell>& cells) {
+  DispatchElement(dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int j = 0; j < kEach<Cell>; ++j)
+        cells[j] = ToCell<Cell>(static_cast<T>(FromCell<float>(cells[j])));
+    }
+  });
+}
+
+// --- Registers, chosen at run time ---
+
+template <int kRegister, class Cell>
+__device__ __forceinline__ void CopyOut(const Cells<Cell> (&registers)[kRegisters],
+                                        Cells<Cell>& to) {
+#pragma unroll
+  for (int j = 0; j < kEach<Cell>; ++j) to[j] = registers[kRegister][j];
+}
+template <int kRegister, class Cell>
+__device__ __forceinline__ void CopyIn(const Cells<Cell>& from,
+                                       Cells<Cell> (&registers)[kRegisters]) {
+#pragma unroll
+  for (int j = 0; j < kEach<Cell>; ++j) registers[kRegister][j] = from[j];
+}
+
+// A case each; as many as kRegisters.
+#define TESSERA_EACH_REGISTER(X) X(0) X(1) X(2) X(3) X(4) X(5)
+
+template <class Cell>
+__device__ __forceinline__ void Read(const Cells<Cell> (&registers)[kRegisters], int place,
+                                     const MapConstant* constants, Cells<Cell>& to) {
+  switch (place) {
+#define TESSERA_CASE(k)              \
+  case k:                            \
+    CopyOut<k, Cell>(registers, to); \
+    break;
+    TESSERA_EACH_REGISTER(TESSERA_CASE)
+#undef TESSERA_CASE
+    case kNothing:
+      break;
+    default: {
+      const auto cell = static_cast<Cell>(constants[place - kConstant].bits);
+#pragma unroll
+      for (int j = 0; j < kEach<Cell>; ++j) to[j] = cell;
+    }
+  }
+}
+
+template <class Cell>
+__device__ __forceinline__ void Write(const Cells<Cell>& from, int place,
+                                      Cells<Cell> (&registers)[kRegisters]) {
+  switch (place) {
+#define TESSERA_CASE(k)               \
+  case k:                             \
+    CopyIn<k, Cell>(from, registers); \
+    break;
+    TESSERA_EACH_REGISTER(TESSERA_CASE)
+#undef TESSERA_CASE
+  }
+}
+
+// --- One instruction ---
+
+// Functions of many instructions are there once, in a loop, and short ones as often as there are
+// elements.
+constexpr int kLongFlops = 8;
+
+template <MapOp kOp, class T, class Cell>
+__device__ __forceinline__ void ApplyToAll(const Cells<Cell>& a, const Cells<Cell>& b,
+                                           const Cells<Cell>& c, Cells<Cell>& out) {
+  const auto apply = [](Cell x, Cell y, Cell z) {
+    return ToCell<Cell>(Apply<kOp>(FromCell<T>(x), FromCell<T>(y), FromCell<T>(z)));
+  };
+  if constexpr (InfoOf(kOp)->flops > kLongFlops) {
+    // Elements numbered at run time lie in local memory: copies of them, not the registers.
+    Cells<Cell> x, y;
+#pragma unroll
+    for (int j = 0; j < kEach<Cell>; ++j) {
+      x[j] = a[j];
+      y[j] = b[j];
+    }
+#pragma unroll 1
+    for (int j = 0; j < kEach<Cell>; ++j) x[j] = apply(x[j], y[j], 0);
+#pragma unroll
+    for (int j = 0; j < kEach<Cell>; ++j) out[j] = x[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < kEach<Cell>; ++j) out[j] = apply(a[j], b[j], c[j]);
+  }
+}
+
+template <class Cell>
+__device__ __forceinline__ void Compute(const Instruction& in, const Cells<Cell>& a,
+                                        const Cells<Cell>& b, const Cells<Cell>& c,
+                                        Cells<Cell>& out) {
+  constexpr int kBytes = sizeof(Cell);
+  if (in.kind == Instruction::Kind::kApply && in.op == MapOp::kWhere) {
+#pragma unroll
+    for (int j = 0; j < kEach<Cell>; ++j) out[j] = FromCell<bool>(a[j]) ? b[j] : c[j];
+    return;
+  }
+  DispatchFitting<kBytes>(in.type, [&](auto t) {
+    using T = decltype(t);
+    if (in.kind == Instruction::Kind::kConvert) {
+      DispatchFittingElement<kBytes>(in.dtype, [&](auto to) {
+        using To = decltype(to);
+#pragma unroll
+        for (int j = 0; j < kEach<Cell>; ++j) out[j] = ToCell<Cell>(RoundTo<To>(FromCell<T>(a[j])));
+      });
+      return;
+    }
+    DispatchMapOp(in.op, [&](auto o) {
+      constexpr MapOp kOp = decltype(o)::value;
+      if constexpr (kHasMapOp<kOp, T>) ApplyToAll<kOp, T, Cell>(a, b, c, out);
+    });
+  });
+}
+
+// --- The kernel ---
+
+template <class Cell>
+__global__ void __launch_bounds__(kBlock, 2)
+    MapVectorized(const __grid_constant__ RegisterProgram p, std::int64_t n, void* out) {
+  constexpr int kW = kWidth<Cell>;
+  const std::int64_t block = std::int64_t{blockIdx.x} * (std::int64_t{blockDim.x} * kEach<Cell>);
+  // The first element of a group of this thread.
+  const auto first = [&](int g) {
+    return block + (std::int64_t{g} * blockDim.x + threadIdx.x) * kW;
+  };
+  const bool whole = block + std::int64_t{blockDim.x} * kEach<Cell> <= n;
+  Cells<Cell> registers[kRegisters] = {};
+  const auto by_group = [&](int i) { return whole && p.walks[i] == Walk::kGroup; };
+  // Bits alone, so that nothing waits for one operand before the next one's loads are under way.
+#pragma unroll
+  for (int i = 0; i < kRegisters; ++i) {
+    if (!by_group(i)) continue;
+    const MapLayout::Operand& operand = p.layout.operands[i];
+    std::int64_t at[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) at[g] = OffsetOf(p.layout, operand, first(g));
+    DispatchSize<Cell>(p.sizes[i], [&](auto bits) {
+      using Bits = decltype(bits);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const auto group = *reinterpret_cast<const Group<Bits, Cell>*>(
+            static_cast<const Bits*>(operand.data) + at[g]);
+        std::memcpy(&registers[i][g * kW], &group, sizeof group);
+      }
+    });
+  }
+#pragma unroll
+  for (int i = 0; i < kRegisters; ++i) {
+    if (p.walks[i] == Walk::kUnused || by_group(i)) continue;
+    const MapLayout::Operand& operand = p.layout.operands[i];
+    Cells<Cell> cells = {};
+    const int step = p.walks[i] == Walk::kRepeated ? kW : 1;
+#pragma unroll 1
+    for (int j = 0; j < kEach<Cell>; j += step) {
+      const std::int64_t element = first(j / kW) + j % kW;
+      if (element >= n) continue;
+      const std::int64_t at = OffsetOf(p.layout, operand, element);
+      DispatchSize<Cell>(p.sizes[i], [&](auto bits) {
+        const Cell cell = static_cast<const decltype(bits)*>(operand.data)[at];
+        for (int k = 0; k < step; ++k) cells[j + k] = cell;
+      });
+    }
+#pragma unroll
+    for (int j = 0; j < kEach<Cell>; ++j) registers[i][j] = cells[j];
+  }
+#pragma unroll
+  for (int i = 0; i < kRegisters; ++i) {
+    if (by_group(i)) {
+      DispatchSize<Cell>(p.sizes[i], [&](auto bits) {
+        using Bits = decltype(bits);
+        if constexpr (sizeof(Bits) < sizeof(Cell)) {
+#pragma unroll
+          for (int g = 0; g < kGroups; ++g) {
+            Group<Bits, Cell> group;
+            std::memcpy(&group, &registers[i][g * kW], sizeof group);
+#pragma unroll
+            for (int j = 0; j < kW; ++j) registers[i][g * kW + j] = group.elements[j];
+          }
+        }
+      });
+    }
+    if (p.sizes[i] == 2) Widen<Cell>(p.operand_dtypes[i], registers[i]);
+  }
+
+  Cells<Cell> a = {}, b = {}, c = {}, value;
+  for (int i = 0; i < p.instructions; ++i) {
+    const Instruction in = p.code[i];
+    Read<Cell>(registers, in.a, p.constants, a);
+    Read<Cell>(registers, in.b, p.constants, b);
+    Read<Cell>(registers, in.c, p.constants, c);
+    Compute<Cell>(in, a, b, c, value);
+    Write<Cell>(value, in.out, registers);
+  }
+
+  Read<Cell>(registers, p.result, p.constants, value);
+  if (p.size == 2) Narrow<Cell>(p.dtype, value);
+  DispatchSize<Cell>(p.size, [&](auto bits) {
+    using Bits = decltype(bits);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      Group<Bits, Cell> group;
+#pragma unroll
+      for (int j = 0; j < kW; ++j) group.elements[j] = static_cast<Bits>(value[g * kW + j]);
+      Bits* const to = static_cast<Bits*>(out) + first(g);
+      if (whole && p.aligned) {
+        *reinterpret_cast<Group<Bits, Cell>*>(to) = group;
+      } else {
+#pragma unroll
+        for (int j = 0; j < kW; ++j)
+          if (first(g) + j < n) to[j] = group.elements[j];
+      }
+    }
+  });
+}
+
+#undef TESSERA_EACH_REGISTER
+
+template <class Cell>
+void Launch(const MapProblem& p, CudaStream& stream) {
+  RegisterProgram program;
+  program.layout = LayoutOf(p);
+  program.dtype = p.dtype;
+  program.size = static_cast<std::uint8_t>(SizeOf(p.dtype));
+  program.aligned = IsAligned(p.out, kWidth<Cell> * SizeOf(p.dtype));
+  for (int i = 0; i < p.program->operands; ++i) {
+    const DType dtype = p.program->operand_dtypes[static_cast<std::size_t>(i)];
+    program.operand_dtypes[i] = dtype;
+    program.sizes[i] = static_cast<std::uint8_t>(SizeOf(dtype));
+    program.walks[i] = WalkOf(program.layout, program.layout.operands[i], dtype, kWidth<Cell>);
+  }
+  Assign(*p.program, &program);
+  const Grid grid = MakeGrid(p.n, p.launch, kBlock, kEach<Cell>);
+  MapVectorized<Cell><<<grid.blocks, grid.block_size, 0, stream.handle()>>>(program, p.n, p.out);
+  CUDA_CHECK_LAUNCH(MapVectorized);
+}
+
+void Enqueue(const MapProblem& p, Stream& stream) {
+  if (p.n == 0) return;
+  if (p.program->wide) {
+    Launch<std::uint64_t>(p, Cuda(stream));
+  } else {
+    Launch<std::uint32_t>(p, Cuda(stream));
+  }
+}
+
+std::string Refuses(const MapProblem& p) {
+  RegisterProgram program;
+  if (Assign(*p.program, &program)) return "";
+  return "at most 48 operations and 48 constants, and 6 values at a time";
+}
+
+}  // namespace
+
+extern constexpr Strategy<MapProblem> kMapVectorized = {
+    .name = "vectorized",
+    .summary = "one pass with values in registers, four elements a load",
+    .source = "loop fusion, with an interpreter in place of a compiler",
+    .backend = Backend::kCuda,
+    .deterministic = true,
+    .limits = {.block_size = {kWarpSize, kBlock}},
+    .roundoff = MapRoundoff,
+    .cost = OnePassCost,
+    .launch = Enqueue,
+    .refuses = Refuses,
+};
+
+}  // namespace tessera
