@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/bench/problems.h"
 
 namespace tessera::bench {
@@ -169,8 +171,10 @@ void Print(const std::vector<Outcome>& outcomes) {
 // Every candidate's times, so that other choices can be judged from the file.
 void Write(const std::vector<Outcome>& outcomes, Rig& rig, const RegretOptions& options) {
   std::ofstream out(options.json);
-  out << absl::StrFormat(R"({"device": "%s", "model": "%s", "seed": %d, "rows": [)",
-                         rig.device().info().name, rig.device().info().model, options.seed);
+  out << absl::StrFormat(R"({"device": "%s", "model": "%s", "date": "%s", "seed": %d, "rows": [)",
+                         rig.device().info().name, rig.device().info().model,
+                         absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()),
+                         options.seed);
   const char* separator = "\n";
   for (const Outcome& o : outcomes) {
     out << separator

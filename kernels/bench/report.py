@@ -31,6 +31,7 @@ import math
 import pathlib
 import re
 import statistics
+import statistics
 
 import pages
 from pages import MEASURED, ROOT, markdown, rate_text, time_text
@@ -398,6 +399,34 @@ def targets_table(data, operation):
     return markdown(["what", "aim", "measured", ""], lines, data.note(data.rows))
 
 
+def regret_table(name):
+    """How defaults did on random problems: docs/measured/NAME.json, written by strategy_bench."""
+    run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+    groups = collections.defaultdict(list)
+    for row in run["rows"]:
+        strategies = [t["us"] for t in row["times"] if not t.get("call")]
+        chosen = next(t["us"] for t in row["times"] if t.get("chosen"))
+        vendor = min((t["us"] for t in row["times"] if t.get("vendor")), default=None)
+        operation = row["operation"] if row["operation"] == "matmul" else "sums and dots"
+        if row["operation"].startswith("batch"):
+            operation = "batches"
+        band = "-" if vendor is None else "below 30 us" if vendor < 30 else "30 us and more"
+        groups[operation, band].append((chosen, vendor, min(strategies)))
+    lines = []
+    for (operation, band), found in sorted(groups.items(), key=lambda item: item[0]):
+        regret = 100 * statistics.mean(chosen / best - 1 for chosen, _, best in found)
+        line = [operation, band, str(len(found))]
+        if band != "-":
+            ratios = [chosen / vendor for chosen, vendor, _ in found]
+            line += [f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.2f}"]
+            line += [str(sum(ratio > 1.05 for ratio in ratios))]
+        lines.append(line + ["-"] * (6 - len(line)) + [f"{regret:.1f} %"])
+    head = ["operation", "the vendor's time", "problems", "our time over it (geometric mean)"]
+    head += ["at worst", "above 1.05", "above our own best, on average"]
+    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 turns, idle device."
+    return markdown(head, lines, note)
+
+
 def ladder(data, operation, dtype, size, table):
     """A page's own table, with the last cell of each strategy's line filled in."""
 
@@ -477,6 +506,11 @@ def rendered(page):
     text = page.read_text(encoding="utf-8")
     text = re.sub(
         r"(?s)(<!-- measured: (\S+) (\S+) (\S+) -->).*?(<!-- end -->)", measured, text
+    )
+    text = re.sub(
+        r"(?s)(<!-- regret: (\S+) -->).*?(<!-- end -->)",
+        lambda match: f"{match[1]}\n{regret_table(match[2])}{match[3]}",
+        text,
     )
     return re.sub(
         r"(?s)(<!-- ladder: (\S+) (\S+) (\S+) (.+?) -->)(.*?)(<!-- end -->)", filled, text
