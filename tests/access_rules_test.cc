@@ -69,7 +69,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {Line("write a/b"), "a tenant's name is"},
       {Line("write " + std::string(65, 'a')), "a tenant's name is"},
       {Line("write a disk=1"), "a quota is bytes=SIZE"},
-      {Line("write a bytes"), "a quota is bytes=SIZE"},
+      {Line("write a bytes"), "bytes is a size"},
       {Line("write a bytes="), "bytes is a size"},
       {Line("write a bytes=50%"), "bytes is a size"},
       {Line("write a calls=-1"), "buffers and calls are whole numbers"},
