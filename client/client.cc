@@ -129,6 +129,7 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
   if (!channel.ok()) return channel.status();
   const bool creates = request.has_spec();
   grpc::ClientContext context;
+  Authorize(context);
   context.set_deadline(transfer.deadline);
   v1::UploadResponse response;
   StallGuard guard(&context, options().stall_timeout);
@@ -470,6 +471,7 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
     if (!channel.ok()) return channel.status();
     attempts.Begin(**channel);
     grpc::ClientContext context;
+    impl_->Authorize(context);
     context.set_deadline(attempts.deadline());
     impl_->CountSent(request.ByteSizeLong());
     StallGuard guard(&context, impl_->options().stall_timeout);

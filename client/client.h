@@ -57,6 +57,10 @@ struct ClientOptions {
   std::string tls_cert;
   std::string tls_key;
   std::string tls_server_name;  // that the server's certificate is for; empty: the host of `server`
+  // Says to a server with --tokens who calls: the token, or a file that holds it, which is read again
+  // after a second. Empty: none. A token needs TLS where it leaves this host.
+  std::string token;
+  std::string token_file;
   // Deadline of a unary call, retries included.
   absl::Duration timeout = absl::Seconds(60);
   // How long a call waits for a server that cannot be reached: one that starts a moment later is

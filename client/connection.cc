@@ -210,6 +210,7 @@ bool Attempts::Wait(absl::Status& status) {
 Connection::Connection(ClientOptions options)
     : options_(std::move(options)),
       credentials_(MakeCredentials(options_)),
+      authorization_(options_),
       channels_(options_.server, options_.connections,
                 [this](const std::string& address) {
                   grpc::ChannelArguments arguments;
@@ -224,7 +225,7 @@ Connection::Connection(ClientOptions options)
                   if (!options_.tls_server_name.empty())
                     arguments.SetSslTargetNameOverride(options_.tls_server_name);
                   // One that never connects, where there are no credentials: what waits for it asks.
-                  const auto credentials = credentials_.ok()
+                  const auto credentials = CheckCredentials().ok()
                                                ? *credentials_
                                                : grpc::SslCredentials({.pem_root_certs = "none"});
                   return grpc::CreateCustomChannel(address, credentials, arguments);
@@ -259,7 +260,7 @@ absl::Status Connection::ExplainMissing(const absl::Status& status, std::size_t 
 
 absl::StatusOr<Lease> Connection::Connect(std::size_t server, std::size_t i,
                                           gpr_timespec deadline) {
-  if (!credentials_.ok()) return credentials_.status();
+  if (absl::Status status = CheckCredentials(); !status.ok()) return status;
   PooledChannel& channel = channels_.channel(server, i);
   const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
   if (channel.channel->WaitForConnected(limit)) return Lease(&channel);

@@ -130,8 +130,12 @@ class Connection {
   ~Connection();
 
   const ClientOptions& options() const { return options_; }
-  // Why no channel can connect: an error of MakeCredentials.
-  absl::Status CheckCredentials() const { return credentials_.status(); }
+  // Why no call can be made: an error of MakeCredentials or of Authorization.
+  absl::Status CheckCredentials() const {
+    return credentials_.ok() ? authorization_.status() : credentials_.status();
+  }
+  // Says who calls, before a call begins.
+  void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
   Channels& channels() { return channels_; }
   // Of asynchronous calls.
   EventLoop& events() { return *events_; }
@@ -156,6 +160,7 @@ class Connection {
       absl::StatusOr<Lease> channel = Connect(attempts);
       if (!channel.ok()) return channel.status();
       grpc::ClientContext context;
+      Authorize(context);
       attempts.Begin(**channel);
       context.set_deadline(attempts.AttemptDeadline());
       absl::Status status = FromGrpc(attempt(&context, **channel));
@@ -222,6 +227,7 @@ class Connection {
  private:
   const ClientOptions options_;
   const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials_;
+  Authorization authorization_;
   Channels channels_;
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> received_{0};

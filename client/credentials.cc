@@ -1,12 +1,19 @@
 #include "client/credentials.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -27,7 +34,71 @@ absl::Status ReadFile(const std::string& file, std::string& text) {
   return absl::OkStatus();
 }
 
+constexpr std::size_t kLongestToken = 1024;
+constexpr std::chrono::seconds kTokenAge{1};
+
+// The metadata of a token; file: where it comes from.
+absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
+  token = absl::StripAsciiWhitespace(token);
+  if (token.empty() || token.size() > kLongestToken ||
+      !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
+    return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);
+  return absl::StrCat("Bearer ", token);
+}
+
+// Whether what is sent to an address stays on this host. 0.0.0.0 and [::] lead here as well.
+bool StaysHere(absl::string_view address) {
+  if (absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:"))
+    return true;
+  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"})
+    if (absl::ConsumePrefix(&address, scheme)) break;
+  while (absl::ConsumePrefix(&address, "/")) {
+  }
+  const absl::string_view host = address.substr(0, address.rfind(':'));
+  if (host == "localhost" || host == "0.0.0.0" || host == "[::1]" || host == "[::]") return true;
+  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
+  return parts.size() == 4 && parts[0] == "127" &&
+         std::all_of(host.begin(), host.end(),
+                     [](unsigned char c) { return c == '.' || absl::ascii_isdigit(c); });
+}
+
 }  // namespace
+
+Authorization::Authorization(const ClientOptions& options) : file_(options.token_file) {
+  std::string token = options.token;
+  if (!file_.empty()) status_ = ReadFile(file_, token);
+  has_token_ = !token.empty() || !file_.empty();
+  if (!has_token_ || !status_.ok()) return;
+  if (options.tls_ca.empty()) {
+    for (const absl::string_view address : absl::StrSplit(options.server, ',')) {
+      if (StaysHere(address)) continue;
+      status_ =
+          Bad(absl::StrCat("a token would be sent in clear to ", address, ", which needs tls_ca"),
+              file_);
+      return;
+    }
+  }
+  absl::StatusOr<std::string> value = Bearer(token, file_);
+  status_ = value.status();
+  if (value.ok()) value_ = *std::move(value);
+  read_ = std::chrono::steady_clock::now();
+}
+
+void Authorization::AddTo(grpc::ClientContext& context) {
+  if (!has_token_) return;
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (!file_.empty() && now - read_ >= kTokenAge) {
+    read_ = now;
+    std::string token;
+    // A file that is just being replaced leaves the token that is there.
+    if (ReadFile(file_, token).ok()) {
+      if (absl::StatusOr<std::string> value = Bearer(token, file_); value.ok())
+        value_ = *std::move(value);
+    }
+  }
+  context.AddMetadata("authorization", value_);
+}
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
     const ClientOptions& options) {

@@ -44,6 +44,7 @@ std::optional<absl::Status> AsyncCallBase::Connect() {
     state_ = State::kCalling;
     attempts_.Begin(**channel_);
     context_.emplace();
+    connection_.Authorize(*context_);
     context_->set_deadline(attempts_.AttemptDeadline());
     Send(&*context_, **channel_);
     return std::nullopt;

@@ -13,6 +13,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
+#include "server/log.h"
 #include "server/unary_call.h"
 
 namespace tessera {
@@ -47,33 +48,39 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
 }  // namespace
 
 bool BufferService::ServeStream(std::string_view method, StreamExchange& exchange) {
-  const auto begin = [&]<class Call>(LiveCalls<Call>& live) {
-    Call& call = live.Add(std::make_shared<Call>(core_, live, exchange));
+  const auto begin = [&]<class Call>(std::string_view name, LiveCalls<Call>& live) {
+    const absl::StatusOr<Caller> caller = core_.access().Admit(name, exchange.context());
+    if (!caller.ok()) {
+      LogFailedCall(name, exchange.context().peer(), caller.status());
+      exchange.Refuse(ToGrpc(caller.status()));
+      return true;
+    }
+    Call& call = live.Add(std::make_shared<Call>(core_, *caller->tenant, live, exchange));
     exchange.Serve(call);
     call.Begin();
     return true;
   };
-  if (method == "/tessera.v1.BufferService/Upload") return begin(uploads_);
-  if (method == "/tessera.v1.BufferService/Download") return begin(downloads_);
+  if (method == "/tessera.v1.BufferService/Upload") return begin("Upload", uploads_);
+  if (method == "/tessera.v1.BufferService/Download") return begin("Download", downloads_);
   return false;
 }
 
 void BufferService::Serve(CallQueues& queues) {
   const auto serve = [&]<class Request, class Response>(
-                         auto ask,
+                         std::string_view method, auto ask,
                          void (BufferService::*handle)(UnaryExchangeOf<Request, Response>&)) {
-    AcceptUnary<Request, Response>(queues, *this, ask,
+    AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
                                    [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
                                      (this->*handle)(exchange);
                                    });
   };
-  serve(&BufferService::RequestCreateBuffer, &BufferService::CreateBuffer);
-  serve(&BufferService::RequestGetBuffer, &BufferService::GetBuffer);
-  serve(&BufferService::RequestListBuffers, &BufferService::ListBuffers);
-  serve(&BufferService::RequestSealBuffer, &BufferService::SealBuffer);
-  serve(&BufferService::RequestUpdateBuffer, &BufferService::UpdateBuffer);
-  serve(&BufferService::RequestCopyBuffer, &BufferService::CopyBuffer);
-  serve(&BufferService::RequestDeleteBuffer, &BufferService::DeleteBuffer);
+  serve("CreateBuffer", &BufferService::RequestCreateBuffer, &BufferService::CreateBuffer);
+  serve("GetBuffer", &BufferService::RequestGetBuffer, &BufferService::GetBuffer);
+  serve("ListBuffers", &BufferService::RequestListBuffers, &BufferService::ListBuffers);
+  serve("SealBuffer", &BufferService::RequestSealBuffer, &BufferService::SealBuffer);
+  serve("UpdateBuffer", &BufferService::RequestUpdateBuffer, &BufferService::UpdateBuffer);
+  serve("CopyBuffer", &BufferService::RequestCopyBuffer, &BufferService::CopyBuffer);
+  serve("DeleteBuffer", &BufferService::RequestDeleteBuffer, &BufferService::DeleteBuffer);
 }
 
 void BufferService::EndIdleStreams(absl::Time now) {
@@ -85,22 +92,24 @@ void BufferService::CreateBuffer(
     UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange) {
   const v1::CreateBufferRequest* request = &exchange.request();
   v1::CreateBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CreateBuffer", exchange, [this, request, response]() -> absl::Status {
-    absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
-    if (!spec.ok()) return spec.status();
-    absl::StatusOr<std::shared_ptr<Draft>> draft = core_.store().Create(*spec);
-    if (!draft.ok()) return draft.status();
-    SetBuffer(core_.store().Describe(**draft), response->mutable_buffer());
-    return absl::OkStatus();
-  });
+  AnswerLater(core_, "CreateBuffer", exchange,
+              [this, request, response](const Caller& caller) -> absl::Status {
+                absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
+                if (!spec.ok()) return spec.status();
+                absl::StatusOr<std::shared_ptr<Draft>> draft = caller.tenant->store().Create(*spec);
+                if (!draft.ok()) return draft.status();
+                SetBuffer(caller.tenant->store().Describe(**draft), response->mutable_buffer());
+                return absl::OkStatus();
+              });
 }
 
 void BufferService::GetBuffer(
     UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange) {
   const v1::GetBufferRequest* request = &exchange.request();
   v1::GetBufferResponse* response = &exchange.response();
-  Answer(core_, "GetBuffer", exchange, [&]() -> absl::Status {
-    absl::StatusOr<BufferInfo> info = core_.store().Get(request->name(), request->version());
+  Answer(core_, "GetBuffer", exchange, [&](const Caller& caller) -> absl::Status {
+    absl::StatusOr<BufferInfo> info =
+        caller.tenant->store().Get(request->name(), request->version());
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
     for (const Range& range : info->missing) {
@@ -108,7 +117,7 @@ void BufferService::GetBuffer(
       out->set_begin(range.begin);
       out->set_end(range.end);
     }
-    for (const BufferInfo& draft : core_.store().Drafts(request->name())) {
+    for (const BufferInfo& draft : caller.tenant->store().Drafts(request->name())) {
       SetBuffer(draft, response->add_drafts());
     }
     return absl::OkStatus();
@@ -119,7 +128,7 @@ void BufferService::ListBuffers(
     UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange) {
   const v1::ListBuffersRequest* request = &exchange.request();
   v1::ListBuffersResponse* response = &exchange.response();
-  Answer(core_, "ListBuffers", exchange, [&]() -> absl::Status {
+  Answer(core_, "ListBuffers", exchange, [&](const Caller& caller) -> absl::Status {
     if (request->page_size() < 0 || request->page_size() > kLargestPage) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
                        {{"field", "page_size"},
@@ -134,7 +143,7 @@ void BufferService::ListBuffers(
       if (!name.ok()) return name.status();
       after = *std::move(name);
     }
-    std::vector<BufferInfo> infos = core_.store().List(request->prefix(), after, size + 1);
+    std::vector<BufferInfo> infos = caller.tenant->store().List(request->prefix(), after, size + 1);
     if (infos.size() > size) {
       infos.pop_back();
       response->set_next_page_token(PageToken(infos.back().buffer->name(), request->prefix()));
@@ -148,26 +157,27 @@ void BufferService::SealBuffer(
     UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange) {
   const v1::SealBufferRequest* request = &exchange.request();
   v1::SealBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "SealBuffer", exchange, [this, request, response]() -> absl::Status {
-    std::optional<std::uint32_t> checksum;
-    if (request->has_crc32c()) checksum = request->crc32c();
-    absl::StatusOr<BufferInfo> info =
-        core_.store().Seal(request->name(), request->version(), checksum);
-    if (!info.ok()) return info.status();
-    SetBuffer(*info, response->mutable_buffer());
-    return absl::OkStatus();
-  });
+  AnswerLater(core_, "SealBuffer", exchange,
+              [this, request, response](const Caller& caller) -> absl::Status {
+                std::optional<std::uint32_t> checksum;
+                if (request->has_crc32c()) checksum = request->crc32c();
+                absl::StatusOr<BufferInfo> info =
+                    caller.tenant->store().Seal(request->name(), request->version(), checksum);
+                if (!info.ok()) return info.status();
+                SetBuffer(*info, response->mutable_buffer());
+                return absl::OkStatus();
+              });
 }
 
 void BufferService::UpdateBuffer(
     UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange) {
   const v1::UpdateBufferRequest* request = &exchange.request();
   v1::UpdateBufferResponse* response = &exchange.response();
-  Answer(core_, "UpdateBuffer", exchange, [&]() -> absl::Status {
+  Answer(core_, "UpdateBuffer", exchange, [&](const Caller& caller) -> absl::Status {
     std::optional<absl::Duration> ttl;
     if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
     absl::StatusOr<BufferInfo> info =
-        core_.store().SetTtl(request->name(), request->version(), ttl);
+        caller.tenant->store().SetTtl(request->name(), request->version(), ttl);
     if (!info.ok()) return info.status();
     SetBuffer(*info, response->mutable_buffer());
     return absl::OkStatus();
@@ -186,8 +196,7 @@ class CopyCall final : public DeviceCall {
 
  private:
   absl::StatusOr<Device*> Prepare() override {
-    absl::StatusOr<BufferInfo> source =
-        core().store().Find(request_.source(), request_.source_version());
+    absl::StatusOr<BufferInfo> source = store().Find(request_.source(), request_.source_version());
     if (!source.ok()) return source.status();
     source_ = source->buffer;
     const ArrayType& type = source_->type();
@@ -222,7 +231,7 @@ class CopyCall final : public DeviceCall {
   }
 
   absl::Status RunOn(Stream& stream) override {
-    ResultDraft copy(core().store(), spec_);
+    ResultDraft copy(store(), spec_);
     absl::StatusOr<void*> memory = copy.Open();
     if (!memory.ok()) return memory.status();
     const RunOptions options{.pace = &core().pace(stream.device()),
@@ -264,8 +273,8 @@ void BufferService::CopyBuffer(
 void BufferService::DeleteBuffer(
     UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange) {
   const v1::DeleteBufferRequest* request = &exchange.request();
-  AnswerLater(core_, "DeleteBuffer", exchange, [this, request] {
-    return core_.store().Delete(request->name(), request->version());
+  AnswerLater(core_, "DeleteBuffer", exchange, [request](const Caller& caller) {
+    return caller.tenant->store().Delete(request->name(), request->version());
   });
 }
 

@@ -165,12 +165,29 @@ std::string ToString(const std::vector<Range>& ranges) {
 }
 
 BufferStore::BufferStore(const std::vector<Place>& places, const Limits& limits)
+    : BufferStore(
+          [&] {
+            auto shared = std::make_shared<Shared>(limits.buffers);
+            for (const Place& place : places)
+              shared->bytes.emplace(place.device, std::make_unique<Budget>(place.limit));
+            return shared;
+          }(),
+          limits) {}
+
+BufferStore::BufferStore(std::shared_ptr<Shared> shared, const Limits& limits)
     : limits_(limits),
-      count_(limits.buffers),
+      shared_(std::move(shared)),
       last_version_(static_cast<std::uint64_t>(absl::ToUnixMicros(absl::Now()))) {
-  for (const Place& place : places) {
-    budgets_.emplace(place.device, std::make_unique<Budget>(place.limit));
-  }
+  for (const auto& [device, budget] : shared_->bytes) own_bytes_.try_emplace(device);
+}
+
+std::unique_ptr<BufferStore> BufferStore::MakeAnother() const {
+  return std::unique_ptr<BufferStore>(new BufferStore(shared_, limits_));
+}
+
+void BufferStore::SetQuotas(std::uint64_t bytes, std::uint64_t buffers) {
+  for (auto& [device, quota] : own_bytes_) quota.SetLimit(bytes);
+  own_count_.SetLimit(buffers);
 }
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spec) {
@@ -186,14 +203,25 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   }
 
   std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, *spec.device, version));
-  absl::StatusOr<Charge> count =
-      Charge::TakeOne(count_, "TOO_MANY_BUFFERS", "the server holds as many buffers as it may");
-  if (!count.ok()) return count.status();
-  buffer->count_ = *std::move(count);
   const auto bytes = static_cast<std::size_t>(spec.type.bytes());
+  const std::uint64_t allocated = spec.device->AllocationBytes(bytes);
+  // A store's own limits come first: whoever has reached them learns nothing of the others.
   absl::StatusOr<Charge> charge =
-      Charge::Take(*budgets_.at(spec.device), spec.device->AllocationBytes(bytes), "QUOTA_EXCEEDED",
-                   "the buffers of this device would take more than the server allows");
+      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
+                      "the tenant holds as many buffers as its quota of buffers allows");
+  if (!charge.ok()) return charge.status();
+  buffer->own_count_ = *std::move(charge);
+  charge = own_bytes_.at(spec.device)
+               .Take(allocated, "TENANT_QUOTA_EXCEEDED", "bytes",
+                     "the tenant's buffers would take more than its quota of bytes allows");
+  if (!charge.ok()) return charge.status();
+  buffer->own_bytes_ = *std::move(charge);
+  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
+                           "the server holds as many buffers as it may");
+  if (!charge.ok()) return charge.status();
+  buffer->count_ = *std::move(charge);
+  charge = Charge::Take(*shared_->bytes.at(spec.device), allocated, "QUOTA_EXCEEDED",
+                        "the buffers of this device would take more than the server allows");
   if (!charge.ok()) return charge.status();
   buffer->bytes_ = *std::move(charge);
   absl::StatusOr<Memory> memory = Allocate(*spec.device, bytes);

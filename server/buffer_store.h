@@ -58,9 +58,12 @@ class Buffer {
   std::uint64_t version_;
   const absl::Time create_time_ = SteadyNow();
   std::optional<std::uint32_t> checksum_;
-  // The memory goes first, and only then it counts as free.
+  // The memory goes first, and only then it counts as free: of what all stores share, and of what
+  // this one may have.
   Charge count_;
   Charge bytes_;
+  Charge own_count_;
+  Charge own_bytes_;
   Memory memory_;
 };
 
@@ -165,10 +168,17 @@ class BufferStore {
     std::size_t ranges = 4096;        // that a draft's bytes may be in
   };
   BufferStore(const std::vector<Place>& places, const Limits& limits);
+  // A store with names of its own, whose buffers count together with those of this one.
+  std::unique_ptr<BufferStore> MakeAnother() const;
+
+  // What this store alone may hold from now on, beside the limits of all: bytes on each device, and
+  // buffers. What it holds stays.
+  void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
   // Takes the memory. A draft that does not replace claims its name against others of its kind.
   // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
-  // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED.
+  // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
+  // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
 
   // The draft that anyone may write: of that version, or the only one of its name (version 0).
@@ -234,8 +244,12 @@ class BufferStore {
   // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
-  const Budget& budget(const Device& device) const { return *budgets_.at(&device); }
-  const Budget& count() const { return count_; }
+  // Of all stores together.
+  const Budget& budget(const Device& device) const { return *shared_->bytes.at(&device); }
+  const Budget& count() const { return shared_->count; }
+  // Of this one.
+  const Quota& own_bytes(const Device& device) const { return own_bytes_.at(&device); }
+  const Quota& own_count() const { return own_count_; }
 
  private:
   struct Ready {
@@ -272,9 +286,18 @@ class BufferStore {
 
   absl::StatusOr<absl::Duration> CheckTtl(std::optional<absl::Duration> ttl) const;
 
+  // What the stores of a server have together.
+  struct Shared {
+    explicit Shared(std::uint64_t buffers) : count(buffers) {}
+    std::map<const Device*, std::unique_ptr<Budget>> bytes;
+    Budget count;
+  };
+  BufferStore(std::shared_ptr<Shared> shared, const Limits& limits);
+
   const Limits limits_;
-  std::map<const Device*, std::unique_ptr<Budget>> budgets_;
-  Budget count_;
+  const std::shared_ptr<Shared> shared_;
+  std::map<const Device*, Quota> own_bytes_;
+  Quota own_count_;
 
   std::mutex mutex_;
   ReadyMap ready_;

@@ -1,7 +1,9 @@
 // A share of a budget, held by whoever uses what it counts.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -40,6 +42,26 @@ class Charge {
   Charge(Budget& budget, std::uint64_t amount) : budget_(&budget), amount_(amount) {}
   Budget* budget_ = nullptr;
   std::uint64_t amount_ = 0;
+};
+
+inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+
+// A budget of one tenant, whose limit may change. Thread safe; outlives its charges.
+class Quota {
+ public:
+  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. Several who come at once for the
+  // last of it may all be refused. name: of the quota.
+  absl::StatusOr<Charge> Take(std::uint64_t amount, std::string_view reason, std::string_view name,
+                              std::string_view message);
+
+  // From now on. What is held stays, also where it is more than that.
+  void SetLimit(std::uint64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
+  std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
+  std::uint64_t used() const { return taken_.used(); }
+
+ private:
+  Budget taken_{kUnlimited};
+  std::atomic<std::uint64_t> limit_{kUnlimited};
 };
 
 }  // namespace tessera

@@ -52,7 +52,10 @@ class OperationCall final : public DeviceCall {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RESULT",
                        "scratch memory is for the steps of a program", {{"field", "result"}});
     }
-    absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), core().store());
+    if (DestinationOf(request_).has_buffer()) {
+      if (absl::Status status = RequireWrite(); !status.ok()) return status;
+    }
+    absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), store());
     if (!sources.ok()) return sources.status();
     sources_ = *std::move(sources);
     absl::StatusOr<Device*> device = DeviceOf(sources_);
@@ -124,7 +127,7 @@ class OperationCall final : public DeviceCall {
     absl::StatusOr<BufferSpec> spec =
         MakeSpec(DestinationOf(request_).buffer(), type, stream.device());
     if (!spec.ok()) return spec.status();
-    ResultDraft draft(core().store(), *std::move(spec));
+    ResultDraft draft(store(), *std::move(spec));
     const auto open = [&] { return draft.Open(); };
     absl::StatusOr<ScalarResult> result = RunWith(stream, views, open);
     if (!result.ok()) return result;
@@ -152,13 +155,14 @@ struct Types {};
 void ComputeService::Serve(CallQueues& queues) {
   const auto operation = [&]<class Request, class Response>(std::string_view method, auto ask,
                                                             Types<Request, Response>) {
-    AcceptUnary<Request, Response>(
-        queues, *this, ask, [this, method](UnaryExchangeOf<Request, Response>& exchange) {
-          auto call = std::make_unique<OperationCall<Request, Response>>(core_, method, exchange);
-          OperationCall<Request, Response>& started = *call;
-          exchange.Serve(std::move(call));
-          started.Start(exchange.request().ByteSizeLong());
-        });
+    AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
+                                   [this, method](UnaryExchangeOf<Request, Response>& exchange) {
+                                     auto call = std::make_unique<OperationCall<Request, Response>>(
+                                         core_, method, exchange);
+                                     OperationCall<Request, Response>& started = *call;
+                                     exchange.Serve(std::move(call));
+                                     started.Start(exchange.request().ByteSizeLong());
+                                   });
   };
   operation("Dot", &ComputeService::RequestDot, Types<v1::DotRequest, v1::DotResponse>());
   operation("Reduce", &ComputeService::RequestReduce,
@@ -170,17 +174,18 @@ void ComputeService::Serve(CallQueues& queues) {
             Types<v1::WindowSumRequest, v1::WindowSumResponse>());
   operation("Map", &ComputeService::RequestMap, Types<v1::MapRequest, v1::MapResponse>());
   AcceptUnary<grpc::ByteBuffer, grpc::ByteBuffer>(
-      queues, *this, &ComputeService::RequestExecute, [this](auto& exchange) {
+      queues, *this, &ComputeService::RequestExecute, AdmitTo(core_, "Execute"),
+      [this](auto& exchange) {
         auto call = std::make_unique<ExecuteCall>(core_, exchange);
         ExecuteCall& started = *call;
         exchange.Serve(std::move(call));
         started.Start(exchange.request());
       });
   AcceptUnary<v1::ListStrategiesRequest, v1::ListStrategiesResponse>(
-      queues, *this, &ComputeService::RequestListStrategies,
+      queues, *this, &ComputeService::RequestListStrategies, AdmitTo(core_, "ListStrategies"),
       [this](auto& exchange) { ListStrategies(exchange); });
   AcceptUnary<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
-      queues, *this, &ComputeService::RequestGetServerInfo,
+      queues, *this, &ComputeService::RequestGetServerInfo, AdmitTo(core_, "GetServerInfo"),
       [this](auto& exchange) { GetServerInfo(exchange); });
 }
 
@@ -188,7 +193,8 @@ void ComputeService::ListStrategies(
     UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange) {
   AnswerLater(
       core_, "ListStrategies", exchange,
-      [this, request = &exchange.request(), response = &exchange.response()]() -> absl::Status {
+      [this, request = &exchange.request(),
+       response = &exchange.response()](const Caller&) -> absl::Status {
         std::vector<Device*> devices;
         for (const std::unique_ptr<Device>& device : core_.devices())
           devices.push_back(device.get());
@@ -239,51 +245,74 @@ void ComputeService::ListStrategies(
 
 void ComputeService::GetServerInfo(
     UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange) {
-  AnswerLater(core_, "GetServerInfo", exchange, [this, response = &exchange.response()] {
-    const Options& options = core_.options();
-    response->set_version(TESSERA_VERSION);
-    for (const std::unique_ptr<Device>& device : core_.devices()) {
-      const DeviceInfo& info = device->info();
-      const Budget& budget = core_.store().budget(*device);
-      v1::Device* out = response->add_devices();
-      out->set_name(info.name);
-      out->set_model(info.model);
-      out->set_backend(std::string(Name(info.backend)));
-      out->set_compute_capability(info.compute_capability);
-      out->set_multiprocessors(info.multiprocessors);
-      out->set_memory_total_bytes(info.memory_bytes);
-      out->set_memory_free_bytes(device->lost() ? 0 : device->FreeBytes());
-      out->set_buffer_limit_bytes(budget.limit());
-      out->set_buffer_used_bytes(budget.used());
-      out->set_workers(core_.compute(*device).workers());
-      out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
-      out->set_scratch_limit_bytes(core_.scratch(*device).limit());
-      out->set_scratch_used_bytes(core_.scratch(*device).used());
-    }
-    for (const auto& [name, budget] : core_.Budgets()) {
-      v1::Budget* out = response->add_budgets();
-      out->set_name(std::string(name));
-      out->set_limit(budget.limit);
-      out->set_used(budget.used);
-    }
-    v1::Limits* limits = response->mutable_limits();
-    limits->set_max_message_bytes(options.max_message);
-    limits->set_max_inline_result_bytes(kMaxInlineResult);
-    limits->set_queue_length(options.queue);
-    if (options.default_ttl != absl::InfiniteDuration()) {
-      *limits->mutable_default_ttl() = ToProto(options.default_ttl);
-    }
-    if (options.max_ttl != absl::InfiniteDuration()) {
-      *limits->mutable_max_ttl() = ToProto(options.max_ttl);
-    }
-    *limits->mutable_max_operation() = ToProto(absl::Seconds(options.max_operation_seconds));
-    *limits->mutable_max_slow_operation() =
-        ToProto(absl::Seconds(options.max_slow_operation_seconds));
-    limits->set_max_ranges(static_cast<std::uint32_t>(options.max_ranges));
-    limits->set_max_steps(kMaxSteps);
-    *response->mutable_start_time() = ToProto(core_.start_time());
-    return absl::OkStatus();
-  });
+  AnswerLater(
+      core_, "GetServerInfo", exchange,
+      [this, response = &exchange.response()](const Caller& caller) {
+        const bool whole = caller.role == Role::kAdmin;
+        const BufferStore& own = caller.tenant->store();
+        const Options& options = core_.options();
+        response->set_version(TESSERA_VERSION);
+        for (const std::unique_ptr<Device>& device : core_.devices()) {
+          const DeviceInfo& info = device->info();
+          const Budget& budget = core_.tenants().budget(*device);
+          v1::Device* out = response->add_devices();
+          out->set_name(info.name);
+          out->set_model(info.model);
+          out->set_backend(std::string(Name(info.backend)));
+          out->set_compute_capability(info.compute_capability);
+          out->set_multiprocessors(info.multiprocessors);
+          out->set_memory_total_bytes(info.memory_bytes);
+          out->set_workers(core_.compute(*device).workers());
+          out->set_scratch_limit_bytes(core_.scratch(*device).limit());
+          if (whole) {
+            out->set_memory_free_bytes(device->lost() ? 0 : device->FreeBytes());
+            out->set_buffer_limit_bytes(budget.limit());
+            out->set_buffer_used_bytes(budget.used());
+            out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
+            out->set_scratch_used_bytes(core_.scratch(*device).used());
+          } else {
+            // What others have is not for everyone to see.
+            const std::uint64_t used = own.own_bytes(*device).used();
+            const std::uint64_t limit = std::min(budget.limit(), own.own_bytes(*device).limit());
+            out->set_memory_free_bytes(limit - std::min(limit, used));
+            out->set_buffer_limit_bytes(limit);
+            out->set_buffer_used_bytes(used);
+          }
+        }
+        const auto add_budget = [&](std::string_view name, std::uint64_t limit,
+                                    std::uint64_t used) {
+          v1::Budget* out = response->add_budgets();
+          out->set_name(std::string(name));
+          out->set_limit(limit);
+          out->set_used(used);
+        };
+        if (whole) {
+          for (const auto& [name, budget] : core_.Budgets())
+            add_budget(name, budget.limit, budget.used);
+        } else {
+          const Quota &buffers = own.own_count(), &calls = caller.tenant->calls();
+          add_budget("buffers", std::min(core_.tenants().count().limit(), buffers.limit()),
+                     buffers.used());
+          add_budget("calls", calls.limit(), calls.used());
+        }
+        v1::Limits* limits = response->mutable_limits();
+        limits->set_max_message_bytes(options.max_message);
+        limits->set_max_inline_result_bytes(kMaxInlineResult);
+        limits->set_queue_length(options.queue);
+        if (options.default_ttl != absl::InfiniteDuration()) {
+          *limits->mutable_default_ttl() = ToProto(options.default_ttl);
+        }
+        if (options.max_ttl != absl::InfiniteDuration()) {
+          *limits->mutable_max_ttl() = ToProto(options.max_ttl);
+        }
+        *limits->mutable_max_operation() = ToProto(absl::Seconds(options.max_operation_seconds));
+        *limits->mutable_max_slow_operation() =
+            ToProto(absl::Seconds(options.max_slow_operation_seconds));
+        limits->set_max_ranges(static_cast<std::uint32_t>(options.max_ranges));
+        limits->set_max_steps(kMaxSteps);
+        *response->mutable_start_time() = ToProto(core_.start_time());
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace tessera

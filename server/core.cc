@@ -48,11 +48,11 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
-      store_(Places(devices_, options_.memory_limit), {.default_ttl = options_.default_ttl,
-                                                       .max_ttl = options_.max_ttl,
-                                                       .idle_draft = options_.upload_timeout,
-                                                       .buffers = options_.max_buffers,
-                                                       .ranges = options_.max_ranges}),
+      tenants_(Places(devices_, options_.memory_limit), {.default_ttl = options_.default_ttl,
+                                                         .max_ttl = options_.max_ttl,
+                                                         .idle_draft = options_.upload_timeout,
+                                                         .buffers = options_.max_buffers,
+                                                         .ranges = options_.max_ranges}),
       chores_(kChoreThreads, options_.queue) {}
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
@@ -70,6 +70,9 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     }
   }
   std::unique_ptr<Core> core(new Core(options, std::move(devices)));
+  absl::StatusOr<std::unique_ptr<Access>> access = Access::Open(options.tokens, core->tenants_);
+  if (!access.ok()) return access.status();
+  core->access_ = *std::move(access);
   for (const std::unique_ptr<Device>& device : core->devices_) {
     absl::StatusOr<Device*> first = core->FindDevice(device->info().name);
     if (!first.ok()) return first.status();
@@ -77,8 +80,8 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
                        absl::StrCat("device ", device->info().name, " is named twice"));
     }
-    auto place = std::make_unique<Place>(options.ScratchLimit(core->store_.budget(*device).limit()),
-                                         *device);
+    auto place = std::make_unique<Place>(
+        options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
     auto compute = Executor::Start(
         *device,
@@ -146,20 +149,22 @@ absl::Status Core::CheckSize(std::uint64_t bytes) const {
                     {"limit", absl::StrCat(options_.max_message)}});
 }
 
-absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes) {
+absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes, Tenant& tenant) {
   absl::StatusOr<Admission::Ticket> ticket = admission_.Enter();
   if (!ticket.ok()) return ticket.status();
   if (absl::Status status = CheckSize(request_bytes); !status.ok()) return status;
+  absl::StatusOr<Charge> call = tenant.BeginCall();
+  if (!call.ok()) return call.status();
   absl::StatusOr<Charge> memory =
       Charge::Take(host_memory_, request_bytes, "HOST_MEMORY_EXHAUSTED",
                    "the messages that the server works on take all memory it has for them");
   if (!memory.ok()) return memory.status();
-  return Accepted{*std::move(ticket), *std::move(memory)};
+  return Accepted{*std::move(ticket), *std::move(memory), *std::move(call)};
 }
 
 std::map<std::string_view, Core::Usage> Core::Budgets() const {
   const auto usage = [](const Budget& budget) { return Usage{budget.limit(), budget.used()}; };
-  std::map<std::string_view, Usage> budgets = {{"buffers", usage(store_.count())},
+  std::map<std::string_view, Usage> budgets = {{"buffers", usage(tenants_.count())},
                                                {"downloads", usage(downloads_)},
                                                {"host_memory", usage(host_memory_)},
                                                {"uploads", usage(uploads_)}};

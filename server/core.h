@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
+#include "server/access.h"
 #include "server/admission.h"
 #include "server/answers.h"
 #include "server/buffer_store.h"
@@ -23,6 +24,7 @@
 #include "server/options.h"
 #include "server/shared_region.h"
 #include "server/slots.h"
+#include "server/tenant.h"
 
 namespace tessera {
 
@@ -35,7 +37,11 @@ class Core {
 
   const Options& options() const { return options_; }
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
-  BufferStore& store() { return store_; }
+  Tenants& tenants() { return tenants_; }
+  const Tenants& tenants() const { return tenants_; }
+  // Who may call, as whom.
+  Access& access() { return *access_; }
+  const Access& access() const { return *access_; }
   Admission& admission() { return admission_; }
   Chores& chores() { return chores_; }
   Answers& answers() { return answers_; }
@@ -92,9 +98,11 @@ class Core {
   struct Accepted {
     Admission::Ticket ticket;
     Charge memory;
+    Charge call;  // of the tenant's
   };
-  // UNAVAILABLE / DRAINING; the errors of CheckSize; RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes);
+  // UNAVAILABLE / DRAINING; the errors of CheckSize and Tenant::BeginCall; RESOURCE_EXHAUSTED /
+  // HOST_MEMORY_EXHAUSTED.
+  absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes, Tenant& tenant);
 
   // Whether an operation or a transfer has held its worker for longer than --watchdog.
   bool Stuck() const;
@@ -125,7 +133,8 @@ class Core {
   Budget shared_regions_;
   SharedRegions regions_;
   ConnectionTable* connections_ = nullptr;
-  BufferStore store_;
+  Tenants tenants_;
+  std::unique_ptr<Access> access_;
   Admission admission_;
   Answers answers_;
   Chores chores_;

@@ -15,7 +15,8 @@ namespace tessera {
 // stream to stop when it runs.
 class DeviceCall : public UnaryCall, private Task {
  public:
-  using UnaryCall::UnaryCall;
+  DeviceCall(Core& core, std::string_view method, UnaryExchange& exchange)
+      : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
   // On the thread that brought the call, once. The request, of so many bytes on the wire,
   // lives until the call has ended.
   void Start(std::size_t bytes);

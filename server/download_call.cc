@@ -111,6 +111,9 @@ absl::Status DownloadCall::Open() {
   absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
   if (!ticket.ok()) return ticket.status();
   ticket_ = *std::move(ticket);
+  absl::StatusOr<Charge> call = tenant_.BeginCall();
+  if (!call.ok()) return call.status();
+  call_ = *std::move(call);
   absl::StatusOr<Charge> stream =
       Charge::TakeOne(core_.downloads(), "TOO_MANY_DOWNLOADS",
                       "as many downloads are in progress as the server accepts");
@@ -121,7 +124,7 @@ absl::Status DownloadCall::Open() {
                    "there is no memory for another stream of messages");
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
-  absl::StatusOr<BufferInfo> info = core_.store().Find(request_.name(), request_.version());
+  absl::StatusOr<BufferInfo> info = tenant_.store().Find(request_.name(), request_.version());
   if (!info.ok()) return info.status();
   buffer_ = info->buffer;
   const std::uint64_t size = buffer_->type().bytes();
@@ -268,6 +271,7 @@ void DownloadCall::End() {
   core_.chores().Release(std::move(buffer_));
   stream_ = Charge();
   memory_ = Charge();
+  call_ = Charge();
   Finish(ToGrpc(status_));
 }
 

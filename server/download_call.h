@@ -25,8 +25,8 @@ class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
  public:
-  DownloadCall(Core& core, LiveCalls<DownloadCall>& live, StreamExchange& exchange)
-      : StreamCall(exchange), core_(core), live_(live) {}
+  DownloadCall(Core& core, Tenant& tenant, LiveCalls<DownloadCall>& live, StreamExchange& exchange)
+      : StreamCall(exchange), Task(tenant.number()), core_(core), tenant_(tenant), live_(live) {}
 
   // Once the service knows the call.
   void Begin() { StartRead(&message_); }
@@ -80,9 +80,11 @@ class DownloadCall final : public StreamCall,
   void End();
 
   Core& core_;
+  Tenant& tenant_;
   LiveCalls<DownloadCall>& live_;
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;
+  Charge call_;  // of the tenant's
   Charge stream_;
   Charge memory_;
   Executor* executor_ = nullptr;

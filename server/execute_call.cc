@@ -95,7 +95,10 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "the message is no valid ExecuteRequest", {{"field", "message"}});
   }
-  program_.emplace(core(), *request);
+  program_.emplace(core(), store(), *request);
+  if (program_->Stores()) {
+    if (absl::Status status = RequireWrite(); !status.ok()) return status;
+  }
   absl::StatusOr<Device*> device = program_->Prepare();
   absl::Status charged = ChargeAnswer(arena_->SpaceAllocated() + program_->memory());
   return charged.ok() ? device : charged;

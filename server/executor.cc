@@ -79,27 +79,29 @@ absl::Status Executor::RunOrSubmit(Task& task) {
   Lane* lane = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (first_ == nullptr && long_running_ == 0 && !idle_.empty()) {
+    if (active_.empty() && long_running_ == 0 && !idle_.empty()) {
       NoteArrival();
       task.stop_.store(false, std::memory_order_relaxed);
       task.short_ = true;
+      least_used_ = std::max(least_used_, QueueOf(task.share_).used);
       lane = TakeLane(task);
     } else {
       status = Enqueue(task, /*is_short=*/true, wake);
     }
   }
   if (lane != nullptr) {
-    Run(task, *lane);
+    const std::size_t share = task.share_;
+    const std::int64_t took = Run(task, *lane);
     const std::lock_guard lock(mutex_);
-    wake = GiveBack(*lane, /*is_short=*/true);
+    wake = GiveBack(*lane, /*is_short=*/true, share, took);
   }
   if (wake) wake_.notify_one();
   return status;
 }
 
 absl::Status Executor::Enqueue(Task& task, bool is_short, bool& wake) {
-  const std::size_t length = waiting_.load(std::memory_order_relaxed);
-  if (length >= settings_.queue_length) {
+  Queue& queue = QueueOf(task.share_);
+  if (queue.length >= settings_.queue_length) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
         "the device has as much work waiting as the server accepts",
@@ -109,13 +111,34 @@ absl::Status Executor::Enqueue(Task& task, bool is_short, bool& wake) {
   task.stop_.store(false, std::memory_order_relaxed);
   task.queued_ = true;
   task.short_ = is_short;
-  task.before_ = last_;
+  task.before_ = queue.last;
   task.behind_ = nullptr;
-  (last_ == nullptr ? first_ : last_->behind_) = &task;
-  last_ = &task;
-  waiting_.store(length + 1, std::memory_order_release);
-  wake = !polling_ || length > 0;
+  if (queue.length == 0) {
+    queue.used = std::max(queue.used, least_used_);
+    active_.push_back(&queue);
+  }
+  (queue.last == nullptr ? queue.first : queue.last->behind_) = &task;
+  queue.last = &task;
+  ++queue.length;
+  const std::size_t waiting = waiting_.load(std::memory_order_relaxed);
+  waiting_.store(waiting + 1, std::memory_order_release);
+  wake = !polling_ || waiting > 0;
   return absl::OkStatus();
+}
+
+Executor::Queue& Executor::QueueOf(std::size_t share) {
+  while (queues_.size() <= share) queues_.emplace_back();
+  return queues_[share];
+}
+
+Task* Executor::First() {
+  if (active_.empty()) return nullptr;
+  const auto next =
+      std::min_element(active_.begin(), active_.end(),
+                       [](const Queue* a, const Queue* b) { return a->used < b->used; });
+  std::rotate(next, next + 1, active_.end());  // among equals it is the last from now on
+  least_used_ = std::max(least_used_, active_.back()->used);
+  return active_.back()->first;
 }
 
 void Executor::NoteArrival() {
@@ -133,10 +156,11 @@ Executor::Lane* Executor::TakeLane(const Task& task) {
   return lane;
 }
 
-bool Executor::GiveBack(Lane& lane, bool is_short) {
+bool Executor::GiveBack(Lane& lane, bool is_short, std::size_t share, std::int64_t took) {
   if (!is_short) --long_running_;
+  QueueOf(share).used += took;
   idle_.push_back(&lane);
-  return first_ != nullptr;
+  return !active_.empty();
 }
 
 bool Executor::Cancel(Task& task) {
@@ -158,19 +182,23 @@ std::chrono::steady_clock::duration Executor::LongestRun() const {
 }
 
 void Executor::Unlink(Task& task) {
-  (task.before_ == nullptr ? first_ : task.before_->behind_) = task.behind_;
-  (task.behind_ == nullptr ? last_ : task.behind_->before_) = task.before_;
+  Queue& queue = QueueOf(task.share_);
+  (task.before_ == nullptr ? queue.first : task.before_->behind_) = task.behind_;
+  (task.behind_ == nullptr ? queue.last : task.behind_->before_) = task.before_;
+  if (--queue.length == 0) std::erase(active_, &queue);
   task.before_ = task.behind_ = nullptr;
   task.queued_ = false;
   waiting_.store(waiting_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
 }
 
-void Executor::Run(Task& task, Lane& lane) {
-  lane.busy_since.store(Ticks(), std::memory_order_relaxed);
+std::int64_t Executor::Run(Task& task, Lane& lane) {
+  const std::int64_t begin = Ticks();
+  lane.busy_since.store(begin, std::memory_order_relaxed);
   lane.stream->WatchStop(&task.stop_);
   task.Run(*lane.stream);
   lane.stream->WatchStop(nullptr);
   lane.busy_since.store(0, std::memory_order_relaxed);
+  return Ticks() - begin;
 }
 
 void Executor::Work() {
@@ -178,21 +206,23 @@ void Executor::Work() {
   std::unique_lock lock(mutex_);
   while (Task* task = Next(lock, lane)) {
     const bool is_short = task->short_;
+    const std::size_t share = task->share_;
+    std::int64_t took = 0;
     lock.unlock();
     if (device_.lost()) {
       task->Refuse(DeviceLostError(device_));
     } else {
-      Run(*task, *lane);
+      took = Run(*task, *lane);
     }
     lock.lock();
-    GiveBack(*lane, is_short);  // and looks for what waits
+    GiveBack(*lane, is_short, share, took);  // and looks for what waits
   }
 }
 
 Task* Executor::Next(std::unique_lock<std::mutex>& lock, Lane*& lane) {
-  if (first_ == nullptr && !stopping_ && !polling_) Poll(lock);
-  wake_.wait(lock, [this] { return first_ != nullptr ? !idle_.empty() : stopping_; });
-  Task* task = first_;
+  if (active_.empty() && !stopping_ && !polling_) Poll(lock);
+  wake_.wait(lock, [this] { return !active_.empty() ? !idle_.empty() : stopping_; });
+  Task* task = First();
   if (task == nullptr) return nullptr;
   Unlink(*task);
   lane = TakeLane(*task);

@@ -1,5 +1,5 @@
-// Runs work on one device: a bounded queue, a few streams, and as many threads to drive them. Short
-// work may also run on the thread that brings it.
+// Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
+// drive them. Short work may also run on the thread that brings it.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -22,7 +23,9 @@ namespace tessera {
 // One piece of work for a device. It may be submitted again once it has run.
 class Task {
  public:
-  Task() = default;
+  // share: whose turn the task takes, a small number. Where tasks of several wait, the one goes first
+  // whose share has had least of the streams' time.
+  explicit Task(std::size_t share = 0) : share_(share) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
@@ -37,7 +40,8 @@ class Task {
   // Instead of Run, on a thread of the executor: the device is lost.
   virtual void Refuse(const absl::Status& status) = 0;
 
-  // These belong to the executor's mutex. The queue is a list through the tasks themselves, so that
+  const std::size_t share_;
+  // These belong to the executor's mutex. A queue is a list through the tasks themselves, so that
   // one can leave from its middle.
   Task* before_ = nullptr;
   Task* behind_ = nullptr;
@@ -55,7 +59,7 @@ class Executor {
  public:
   struct Settings {
     int workers = 1;
-    // How many tasks may wait, besides the ones that run.
+    // How many tasks of a share may wait, besides the ones that run.
     std::size_t queue_length = 1;
     // How long a thread without work polls at most before it sleeps; waking a sleeping thread costs
     // more than a small operation. Only as long as tasks have come at such intervals, on average.
@@ -99,6 +103,16 @@ class Executor {
     std::atomic<std::int64_t> busy_since{0};
   };
 
+  // The tasks of one share that wait, in the order in which they came.
+  struct Queue {
+    Task* first = nullptr;
+    Task* last = nullptr;
+    std::size_t length = 0;
+    // The time that its tasks have had, in ticks of the steady clock. A share that comes back begins
+    // where the others are: it saves nothing up.
+    std::int64_t used = 0;
+  };
+
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
   void Work();
@@ -106,14 +120,17 @@ class Executor {
   // With the mutex.
   Task* Next(std::unique_lock<std::mutex>& lock, Lane*& lane);
   void Poll(std::unique_lock<std::mutex>& lock);
-  // Without the mutex.
-  void Run(Task& task, Lane& lane);
+  // Without the mutex. How long it took, in ticks of the steady clock.
+  std::int64_t Run(Task& task, Lane& lane);
   // With the mutex.
   absl::Status Enqueue(Task& task, bool is_short, bool& wake);
+  Queue& QueueOf(std::size_t share);
+  // The task that is next, if any waits.
+  Task* First();
   void Unlink(Task& task);
   Lane* TakeLane(const Task& task);
-  // Whether a thread has to be woken for what waits. is_short: Task::short_ of what ran.
-  bool GiveBack(Lane& lane, bool is_short);
+  // Whether a thread has to be woken for what waits. is_short, share, took: of what ran.
+  bool GiveBack(Lane& lane, bool is_short, std::size_t share, std::int64_t took);
   void NoteArrival();
 
   Device& device_;
@@ -121,12 +138,15 @@ class Executor {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  Task* first_ = nullptr;
-  Task* last_ = nullptr;
+  std::deque<Queue> queues_;  // by share
+  // Those with tasks; where two have had the same, the one that waits longer comes first.
+  std::vector<Queue*> active_;
+  // What the share that went last had had by then.
+  std::int64_t least_used_ = 0;
   bool stopping_ = false;
   // At most one thread polls at a time: it takes the next task without being woken.
   bool polling_ = false;
-  // The queue's length, to read without the mutex: for the polling thread, and for waiting().
+  // The length of all queues, to read without the mutex: for the polling thread, and for waiting().
   std::atomic<std::size_t> waiting_{0};
   std::vector<Lane*> idle_;
   int long_running_ = 0;

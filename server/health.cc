@@ -111,7 +111,7 @@ void Health::Set(const std::string& service, bool serving) {
 
 void Health::Serve(CallQueues& queues) {
   AcceptUnary<v1::HealthCheckRequest, v1::HealthCheckResponse>(
-      queues, *this, &Health::RequestCheck, [this](auto& exchange) {
+      queues, *this, &Health::RequestCheck, /*admit=*/nullptr, [this](auto& exchange) {
         const std::string& service = exchange.request().service();
         Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
         {

@@ -187,8 +187,14 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
           options.tls_client_ca);
   app.add_flag("--insecure", options.insecure,
                "serve other hosts without TLS: whoever reaches the address can read and delete "
-               "everything")
+               "everything, and with --tokens whoever sees the traffic reads the tokens")
       ->envname(EnvironmentName("insecure"));
+  AddFile(
+      app, "tokens",
+      "serves only callers with a token of this file, which has a line for each: its SHA-256, a "
+      "role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); read again "
+      "when it changes",
+      options.tokens);
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start",
           [&options](const std::string& text) -> std::string {

@@ -34,6 +34,7 @@ struct Options {
   std::string tls_key;
   std::string tls_client_ca;  // whose certificates clients have to have
   bool insecure = false;      // whether others than this host may come without TLS
+  std::string tokens;         // file of who may call (server/access.h); empty: everyone
 
   // Budgets. Sizes are bytes.
   MemoryLimit memory_limit;                             // of the buffers of each device

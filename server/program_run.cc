@@ -115,7 +115,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
       wanted.push_back({operand.buffer(), operand.version()});
     }
   }
-  core_.store().FindAll(absl::MakeSpan(wanted));
+  store_.FindAll(absl::MakeSpan(wanted));
   Device* device = nullptr;
   auto found = wanted.begin();
   for (Step& step : steps_) {
@@ -159,6 +159,18 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
     }
     return status;
   });
+}
+
+bool ProgramRun::Stores() const {
+  const auto stores = [](const v1::Step& step) {
+    bool found = false;
+    VisitRequest(step, [&](const auto& request) {
+      found = DestinationOf(request).has_buffer();
+      return absl::OkStatus();
+    }).IgnoreError();
+    return found;
+  };
+  return std::any_of(request_.steps().begin(), request_.steps().end(), stores);
 }
 
 // --- Checks ---
@@ -277,7 +289,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
 absl::Status ProgramRun::OpenDraft(Step& step, const v1::BufferTarget& target, Device& device) {
   absl::StatusOr<BufferSpec> spec = MakeSpec(target, step.result.type, device);
   if (!spec.ok()) return spec.status();
-  step.draft = std::make_unique<ResultDraft>(core_.store(), *std::move(spec));
+  step.draft = std::make_unique<ResultDraft>(store_, *std::move(spec));
   absl::StatusOr<void*> memory = step.draft->Open();
   if (memory.ok()) step.memory = *memory;
   return memory.status();

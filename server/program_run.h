@@ -23,10 +23,15 @@ inline constexpr std::uint32_t kMaxSteps = 4096;
 
 // In this order: Prepare, Run once, Answer. A step that fails keeps its Status to itself and to
 // those that need its result; what concerns the whole program is the Status of these functions. One
-// thread at a time. Core and request outlive it.
+// thread at a time. Core, store and request outlive it.
 class ProgramRun {
  public:
-  ProgramRun(Core& core, const v1::ExecuteRequest& request) : core_(core), request_(request) {}
+  // store: the caller's.
+  ProgramRun(Core& core, BufferStore& store, const v1::ExecuteRequest& request)
+      : core_(core), store_(store), request_(request) {}
+
+  // Whether a step leaves a buffer behind.
+  bool Stores() const;
 
   // Finds all buffers, as they are at one moment: the device to run on.
   absl::StatusOr<Device*> Prepare();
@@ -88,6 +93,7 @@ class ProgramRun {
                           v1::StepResult& result);
 
   Core& core_;
+  BufferStore& store_;
   const v1::ExecuteRequest& request_;
   std::vector<Step> steps_;
   double expected_seconds_ = 0;

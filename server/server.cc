@@ -31,6 +31,9 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 
 // How often free host memory is looked at, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
+
+// How often the file of tokens is looked at.
+constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to
@@ -57,7 +60,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   if (!core.ok()) return core.status();
   for (const std::unique_ptr<Device>& device : (*core)->devices()) {
     spdlog::info("device {} ({}): {} MiB for buffers, {} workers, queue of {}", device->info().name,
-                 device->info().model, (*core)->store().budget(*device).limit() >> 20,
+                 device->info().model, (*core)->tenants().budget(*device).limit() >> 20,
                  options.workers, options.queue);
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
@@ -145,10 +148,15 @@ absl::Status Server::SetCredentials() {
   }
   const std::string& open = listener_->beyond_loopback();
   if (!open.empty() && !options.insecure) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
-                     absl::StrCat("other hosts could connect to ", open,
-                                  " without TLS: give --tls-cert and --tls-key, or --insecure"),
-                     {{"address", open}});
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
+        absl::StrCat("other hosts could connect to ", open, " without TLS",
+                     core_->access().by_token() ? ", and tokens would be sent in clear" : "",
+                     ": give --tls-cert and --tls-key, or --insecure"),
+        {{"address", open}});
+  }
+  if (!open.empty() && core_->access().by_token()) {
+    spdlog::warn("{} has no TLS: whoever sees the traffic to it can read the tokens", open);
   }
   credentials_ = grpc::InsecureServerCredentials();
   return absl::OkStatus();
@@ -232,18 +240,22 @@ void Server::SetHealth() {
 }
 
 void Server::Tend() {
-  absl::Time next_trim = SteadyNow();
+  absl::Time next_trim = SteadyNow(), next_reload = next_trim;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
     const absl::Time now = SteadyNow();
-    for (std::shared_ptr<const void>& doomed : core_->store().Sweep(now)) {
+    for (std::shared_ptr<const void>& doomed : core_->tenants().Sweep(now)) {
       core_->chores().Release(std::move(doomed));
     }
     buffer_service_.EndIdleStreams(now);
     if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
     core_->answers().CancelUnread(now, core_->options().download_timeout);
     LogDroppedLines();
+    if (now >= next_reload) {
+      next_reload = now + kReloadInterval;
+      core_->access().Reload();
+    }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
       // A full queue gives the host's memory back another time.

@@ -24,17 +24,20 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(C
 
 void SharedMemoryService::Serve(CallQueues& queues) {
   AcceptUnary<v1::GetSharedMemoryRequest, v1::GetSharedMemoryResponse>(
-      queues, *this, &SharedMemoryService::RequestGetSharedMemory, [this](auto& exchange) {
-        Answer(core_, "GetSharedMemory", exchange, [&] {
+      queues, *this, &SharedMemoryService::RequestGetSharedMemory,
+      AdmitTo(core_, "GetSharedMemory"), [this](auto& exchange) {
+        Answer(core_, "GetSharedMemory", exchange, [&](const Caller& caller) {
           v1::GetSharedMemoryResponse& answer = exchange.response();
           answer.set_socket_path(listener_->path());
           answer.set_limit_bytes(core_.shared_memory().limit());
-          answer.set_used_bytes(core_.shared_memory().used());
+          // Of others than its tenant it tells only an admin.
+          if (caller.role == Role::kAdmin) answer.set_used_bytes(core_.shared_memory().used());
           return absl::OkStatus();
         });
       });
   AcceptUnary<v1::UploadSharedRequest, v1::UploadSharedResponse>(
-      queues, *this, &SharedMemoryService::RequestUploadShared, [this](auto& exchange) {
+      queues, *this, &SharedMemoryService::RequestUploadShared, AdmitTo(core_, "UploadShared"),
+      [this](auto& exchange) {
         auto call = std::make_unique<SharedUpload>(core_, exchange);
         SharedUpload& started = *call;
         exchange.Serve(std::move(call));
@@ -42,7 +45,8 @@ void SharedMemoryService::Serve(CallQueues& queues) {
                       core_.uploads(), "TOO_MANY_UPLOADS");
       });
   AcceptUnary<v1::DownloadSharedRequest, v1::DownloadSharedResponse>(
-      queues, *this, &SharedMemoryService::RequestDownloadShared, [this](auto& exchange) {
+      queues, *this, &SharedMemoryService::RequestDownloadShared, AdmitTo(core_, "DownloadShared"),
+      [this](auto& exchange) {
         auto call = std::make_unique<SharedDownload>(core_, exchange);
         SharedDownload& started = *call;
         exchange.Serve(std::move(call));

@@ -157,10 +157,13 @@ std::shared_ptr<const SharedRegion> SharedRegions::Remove(std::string_view token
 }
 
 absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedRegions::Find(
-    std::string_view token) const {
+    std::string_view token, const Tenant* tenant) const {
   const std::lock_guard lock(mutex_);
-  const auto it = regions_.find(Absl(token));
-  if (it != regions_.end()) return it->second;
+  if (const auto it = regions_.find(Absl(token)); it != regions_.end()) {
+    const Tenant*& owner = it->second->tenant_;
+    if (owner == nullptr) owner = tenant;
+    if (owner == tenant) return it->second;
+  }
   return MakeError(StatusCode::kNotFound, "REGION_NOT_FOUND",
                    "no connection has a region of this token");
 }

@@ -17,6 +17,8 @@
 
 namespace tessera {
 
+class Tenant;
+
 // A descriptor that is closed in the end. Movable.
 class Descriptor {
  public:
@@ -58,6 +60,8 @@ class SharedRegion {
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;
   std::vector<HostRegistration> registrations_;
+  // Null: nobody has asked for it yet. Guarded by the mutex of the regions.
+  mutable const Tenant* tenant_ = nullptr;
 };
 
 // The regions that requests can name. Thread safe.
@@ -84,8 +88,10 @@ class SharedRegions {
   // user.
   std::shared_ptr<const SharedRegion> Remove(std::string_view token);
 
-  // NOT_FOUND / REGION_NOT_FOUND.
-  absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(std::string_view token) const;
+  // A region belongs to the first who asks for it; to others it is not there. NOT_FOUND /
+  // REGION_NOT_FOUND.
+  absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(std::string_view token,
+                                                           const Tenant* tenant = nullptr) const;
 
  private:
   const std::vector<Device*> devices_;

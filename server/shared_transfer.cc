@@ -45,7 +45,7 @@ absl::Status SharedTransfer::Check(std::size_t request_bytes, const v1::RegionRa
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      core().regions().Find(range.region());
+      core().regions().Find(range.region(), caller().tenant);
   if (!region.ok()) return region.status();
   region_ = *std::move(region);
   memory_ = region_->At(range.offset(), range.size());
@@ -124,9 +124,9 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
                         {"expected", absl::StrCat(spec->type.bytes())}});
     }
     spec->kind = Draft::Kind::kStream;
-    draft = core().store().Create(*spec);
+    draft = store().Create(*spec);
   } else {
-    draft = core().store().FindDraft(request_.name(), request_.version());
+    draft = store().FindDraft(request_.name(), request_.version());
   }
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
@@ -135,24 +135,24 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
 
 absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
   const std::uint64_t offset = request_.offset() + begin;
-  absl::StatusOr<void*> to = core().store().BeginWrite(*draft_, offset, size);
+  absl::StatusOr<void*> to = store().BeginWrite(*draft_, offset, size);
   if (!to.ok()) return to.status();
   const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);
   // Also after a copy that failed: part of it may still be under way to memory that is about to
   // be freed.
   const absl::Status arrived = Synchronize(stream);
-  core().store().EndWrite(*draft_, offset, size, copied.ok() && arrived.ok());
+  store().EndWrite(*draft_, offset, size, copied.ok() && arrived.ok());
   return copied.ok() ? arrived : copied;
 }
 
 absl::Status SharedUpload::Close() {
   auto fill = [&]() -> absl::Status {
     if (!request_.has_spec()) {
-      if (absl::Status status = core().store().CheckOpen(*draft_); !status.ok()) return status;
-      SetBuffer(core().store().Describe(*draft_), response_.mutable_buffer());
+      if (absl::Status status = store().CheckOpen(*draft_); !status.ok()) return status;
+      SetBuffer(store().Describe(*draft_), response_.mutable_buffer());
       return absl::OkStatus();
     }
-    absl::StatusOr<BufferInfo> info = core().store().Seal(*draft_);
+    absl::StatusOr<BufferInfo> info = store().Seal(*draft_);
     if (!info.ok()) return info.status();
     SetBuffer(*info, response_.mutable_buffer());
     return absl::OkStatus();
@@ -162,14 +162,14 @@ absl::Status SharedUpload::Close() {
 
 void SharedUpload::Release(const absl::Status& status) {
   if (draft_ == nullptr) return;
-  if (!status.ok() && request_.has_spec()) core().store().Discard(*draft_);
+  if (!status.ok() && request_.has_spec()) store().Discard(*draft_);
   core().chores().Release(std::move(draft_));
 }
 
 // --- SharedDownload ----------------------------------------------------------------------------
 
 absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
-  absl::StatusOr<BufferInfo> info = core().store().Find(request_.name(), request_.version());
+  absl::StatusOr<BufferInfo> info = store().Find(request_.name(), request_.version());
   if (!info.ok()) return info.status();
   buffer_ = info->buffer;
   const std::uint64_t size = buffer_->type().bytes();

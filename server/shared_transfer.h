@@ -21,7 +21,8 @@ namespace tessera {
 // happens to its connection.
 class SharedTransfer : public UnaryCall, private Task {
  public:
-  using UnaryCall::UnaryCall;
+  SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange)
+      : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
   // On the thread that brought the call, once. streams: the budget it counts against.
   void Start(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
              std::string_view too_many);

@@ -3,25 +3,21 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
-#include <sys/stat.h>
 
 #include <array>
-#include <fstream>
 #include <mutex>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/base/error.h"
+#include "server/watched_file.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t kLargestFile = std::size_t{1} << 20;
 
 template <auto release>
 struct Release {
@@ -41,16 +37,10 @@ absl::Status Bad(const std::string& file, std::string_view why) {
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& file) {
-  struct stat status {};
-  if (stat(file.c_str(), &status) != 0) return Bad(file, "there is no such file");
-  if (!S_ISREG(status.st_mode)) return Bad(file, "it is no regular file");
-  std::ifstream in(file, std::ios::binary);
-  std::string text(kLargestFile + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
-  if (text.empty()) return Bad(file, "it cannot be read, or is empty");
-  if (text.size() > kLargestFile) return Bad(file, "it is larger than 1 MiB");
-  return text;
+  absl::StatusOr<std::string> text = ReadWatched(file);
+  if (text.ok()) return text;
+  const absl::string_view why = text.status().message();
+  return Bad(file, std::string_view(why.data(), why.size()));
 }
 
 Bio Open(const std::string& text) {
@@ -66,16 +56,6 @@ Certificate ParseCertificate(const std::string& text) {
 Key ParseKey(const std::string& text) {
   const auto no_password = [](char*, int, int, void*) { return -1; };
   return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
-}
-
-// What tells one content of a file from another without reading it.
-using Stamp = std::tuple<dev_t, ino_t, off_t, std::int64_t, std::int64_t>;
-
-Stamp StampOf(const std::string& file) {
-  struct stat status {};
-  if (file.empty() || stat(file.c_str(), &status) != 0) return {};
-  return {status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-          status.st_mtim.tv_nsec};
 }
 
 // What gRPC asks for the certificate. Thread safe.
@@ -143,13 +123,13 @@ class CertificateSource {
     return absl::OkStatus();
   }
 
-  std::array<Stamp, 3> StampsNow() const {
+  std::array<FileStamp, 3> StampsNow() const {
     return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.client_ca)};
   }
 
   const TlsFiles files_;
   std::mutex mutex_;
-  std::array<Stamp, 3> stamps_;  // when the files were last read
+  std::array<FileStamp, 3> stamps_;  // when the files were last read
   std::string certificate_;
   std::string key_;
   std::string client_ca_;

@@ -8,7 +8,7 @@ namespace tessera {
 UnaryCall::~UnaryCall() { core_.answers().Remove(answer_); }
 
 absl::Status UnaryCall::Accept(std::size_t request_bytes) {
-  absl::StatusOr<Core::Accepted> accepted = core_.Accept(request_bytes);
+  absl::StatusOr<Core::Accepted> accepted = core_.Accept(request_bytes, *caller().tenant);
   if (!accepted.ok()) return accepted.status();
   accepted_ = *std::move(accepted);
   return absl::OkStatus();
@@ -26,7 +26,20 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 void UnaryCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall(method_, exchange_.context().peer(), status);
   core_.answers().Add(answer_, exchange_.context().c_call());
+  accepted_.call = Charge();  // a client that has its answer may make its next call
   exchange_.Finish(ToGrpc(status));
+}
+
+UnaryExchange::Admit AdmitTo(const Core& core, std::string_view method) {
+  return [&core, method](UnaryExchange& exchange) {
+    const absl::StatusOr<Caller> caller = core.access().Admit(method, exchange.context());
+    if (caller.ok()) {
+      exchange.set_caller(*caller);
+      return grpc::Status::OK;
+    }
+    LogFailedCall(method, exchange.context().peer(), caller.status());
+    return ToGrpc(caller.status());
+  };
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Unary calls, from their acceptance until their answers have been sent.
+// Unary calls of callers that the server knows, from their acceptance until their answers have been sent.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,15 @@ namespace tessera {
 // answer that nobody takes for --download-timeout ends the call.
 class UnaryCall {
  public:
+  // REQUIRES: the exchange has been admitted.
   UnaryCall(Core& core, std::string_view method, UnaryExchange& exchange)
       : core_(core), method_(method), exchange_(exchange) {}
   virtual ~UnaryCall();
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
-  // UNAVAILABLE / DRAINING; the errors of Core::CheckSize; RESOURCE_EXHAUSTED /
+  const Caller& caller() const { return exchange_.caller(); }
+  // UNAVAILABLE / DRAINING; the errors of Core::CheckSize and Tenant::BeginCall; RESOURCE_EXHAUSTED /
   // HOST_MEMORY_EXHAUSTED.
   absl::Status Accept(std::size_t request_bytes);
   // Host memory for an answer, and for what leads to it, of so many bytes in all: RESOURCE_EXHAUSTED
@@ -33,7 +35,7 @@ class UnaryCall {
   // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
   // whose objects take more than their encoding. What there is no memory for is freed at once.
   template <class Response, class Body>
-  absl::Status Fill(Response& answer, Body& body) {
+  absl::Status Fill(Response& answer, const Body& body) {
     absl::Status status = body();
     if (!status.ok()) return status;
     status = ChargeAnswer(answer.SpaceUsedLong() + answer.ByteSizeLong());
@@ -47,6 +49,12 @@ class UnaryCall {
 
  protected:
   Core& core() const { return core_; }
+  // The caller's.
+  BufferStore& store() const { return caller().tenant->store(); }
+  // For what a request that has one stores. The errors of Caller::Require.
+  absl::Status RequireWrite() const {
+    return caller().Require(Role::kWrite, method_, "a result that is stored");
+  }
 
  private:
   Core& core_;
@@ -57,18 +65,23 @@ class UnaryCall {
   Answers::Entry answer_;
 };
 
-// A unary call that only looks things up: body() gives its Status, and fills the response, at once.
+// Admits to a method those who have the role for it, and logs who has not.
+UnaryExchange::Admit AdmitTo(const Core& core, std::string_view method);
+
+// A unary call that only looks things up: body(caller) gives its Status, and fills the response, at
+// once.
 template <class Request, class Response, class Body>
 void Answer(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange,
             Body body) {
   UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
   call.End(Guarded([&]() -> absl::Status {
     absl::Status status = call.Accept(exchange.request().ByteSizeLong());
-    return status.ok() ? call.Fill(exchange.response(), body) : status;
+    const auto fill = [&] { return body(call.caller()); };
+    return status.ok() ? call.Fill(exchange.response(), fill) : status;
   }));
 }
 
-// A unary call that may take or free memory, or ask the system: body() runs on a thread of the
+// A unary call that may take or free memory, or ask the system: body(caller) runs on a thread of the
 // chores. Request and response live until the call is done.
 template <class Request, class Response, class Body>
 void AnswerLater(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange,
@@ -79,7 +92,8 @@ void AnswerLater(Core& core, std::string_view method, UnaryExchangeOf<Request, R
       return accepted;
     return core.chores().Submit(
         [&call, &response = exchange.response(), body = std::move(body)]() mutable {
-          call.End(Guarded([&] { return call.Fill(response, body); }));
+          const auto fill = [&] { return body(call.caller()); };
+          call.End(Guarded([&] { return call.Fill(response, fill); }));
         });
   });
   if (!status.ok()) call.End(status);

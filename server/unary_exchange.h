@@ -12,6 +12,7 @@
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "server/access.h"
 #include "server/call_queues.h"
 
 namespace tessera {
@@ -27,6 +28,10 @@ class UnaryExchange {
   UnaryExchange& operator=(const UnaryExchange&) = delete;
 
   grpc::ServerContext& context() { return context_; }
+  // Whether a call is to be handled, before its message is parsed: if OK, it has set the caller.
+  using Admit = std::function<grpc::Status(UnaryExchange&)>;
+  const Caller& caller() const { return caller_; }
+  void set_caller(const Caller& caller) { caller_ = caller; }
   // Holds the call until the exchange ends, and tells it when the client leaves before it has its
   // answer. What is answered at once needs none.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
@@ -53,6 +58,7 @@ class UnaryExchange {
 
   QueueEventOf<UnaryExchange> done_{this, &UnaryExchange::OnDone};
   grpc::ServerContext context_;
+  Caller caller_;
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
   enum class Stage { kArriving, kHandled, kCancelled };
@@ -121,9 +127,10 @@ class UnaryExchangeOf final : public UnaryExchange {
   struct Method {
     using Ask = std::function<void(grpc::ServerContext*, grpc::ByteBuffer*, Writer*,
                                    grpc::ServerCompletionQueue*, void*)>;
-    Method(Ask a, std::function<void(UnaryExchangeOf&)> h)
-        : ask(std::move(a)), handle(std::move(h)) {}
+    Method(Ask a, Admit d, std::function<void(UnaryExchangeOf&)> h)
+        : ask(std::move(a)), admit(std::move(d)), handle(std::move(h)) {}
     const Ask ask;
+    const Admit admit;  // none: everyone
     const std::function<void(UnaryExchangeOf&)> handle;
   };
 
@@ -135,7 +142,10 @@ class UnaryExchangeOf final : public UnaryExchange {
  private:
   void Handle() override {
     new UnaryExchangeOf(method_, queue_);
-    if (messages_.Parse(bytes_)) {
+    const grpc::Status admitted = method_->admit ? method_->admit(*this) : grpc::Status::OK;
+    if (!admitted.ok()) {
+      Finish(admitted);
+    } else if (messages_.Parse(bytes_)) {
       method_->handle(*this);
     } else {
       Finish({grpc::StatusCode::UNIMPLEMENTED, ""});
@@ -150,21 +160,21 @@ class UnaryExchangeOf final : public UnaryExchange {
   const CallQueue::User user_{queue_};
 };
 
-// Accepts the calls of one method from the queues of a built server: handle(exchange) each, on a
-// thread of a queue, which it must not keep for long. ask: Service::RequestMethod of a raw method.
-// The service outlives the queues.
+// Accepts the calls of one method from the queues of a built server: handle(exchange) each that is
+// admitted, on a thread of a queue, which it must not keep for long. ask: Service::RequestMethod of
+// a raw method. The service outlives the queues.
 template <class Request, class Response, class Service, class Asker, class Handle>
 void AcceptUnary(CallQueues& queues, Service& service,
                  void (Asker::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,
                                     grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>*,
                                     grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*),
-                 Handle handle) {
+                 UnaryExchange::Admit admit, Handle handle) {
   using Exchange = UnaryExchangeOf<Request, Response>;
   const auto method = std::make_shared<const typename Exchange::Method>(
       [&service, ask](grpc::ServerContext* context, grpc::ByteBuffer* request,
                       typename Exchange::Writer* writer, grpc::ServerCompletionQueue* queue,
                       void* tag) { (service.*ask)(context, request, writer, queue, queue, tag); },
-      std::move(handle));
+      std::move(admit), std::move(handle));
   queues.Accept([&](CallQueue& queue) { new Exchange(method, queue); });
 }
 

@@ -26,6 +26,9 @@ void UploadCall::Begin() {
     absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
     if (!ticket.ok()) return ticket.status();
     ticket_ = *std::move(ticket);
+    absl::StatusOr<Charge> call = tenant_.BeginCall();
+    if (!call.ok()) return call.status();
+    call_ = *std::move(call);
     absl::StatusOr<Charge> stream =
         Charge::TakeOne(core_.uploads(), "TOO_MANY_UPLOADS",
                         "as many uploads are in progress as the server accepts");
@@ -79,7 +82,7 @@ void UploadCall::EndIfIdle(absl::Time now) {
                          "no message has come for longer than the server waits",
                          {{"limit", absl::FormatDuration(core_.options().upload_timeout)}});
     } else if (draft_ != nullptr) {
-      status = core_.store().CheckOpen(*draft_);
+      status = tenant_.store().CheckOpen(*draft_);
     }
     if (status.ok()) return;
     busy_ = true;
@@ -187,9 +190,9 @@ absl::Status UploadCall::Open() {
     absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, core_);
     if (!spec.ok()) return spec.status();
     spec->kind = Draft::Kind::kStream;
-    draft = core_.store().Create(*spec);
+    draft = tenant_.store().Create(*spec);
   } else {
-    draft = core_.store().FindDraft(name_, version_);
+    draft = tenant_.store().FindDraft(name_, version_);
   }
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
@@ -245,14 +248,14 @@ absl::Status UploadCall::Copy(Stream& stream) {
   std::optional<std::uint32_t> checksum;
   if (size == 0) {
     absl::Status status = CheckChecksum(checksum);
-    return status.ok() ? core_.store().CheckOpen(*draft_) : status;
+    return status.ok() ? tenant_.store().CheckOpen(*draft_) : status;
   }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
   if (!follows) {
     if (absl::Status status = EndWrite(stream); !status.ok()) return status;
   }
-  absl::StatusOr<void*> memory = follows ? core_.store().ExtendWrite(*draft_, position_, size)
-                                         : core_.store().BeginWrite(*draft_, position_, size);
+  absl::StatusOr<void*> memory = follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
+                                         : tenant_.store().BeginWrite(*draft_, position_, size);
   if (!memory.ok()) return memory.status();
   if (!follows) write_ = Write{.begin = position_};
   if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
@@ -293,14 +296,14 @@ absl::Status UploadCall::EndWrite(Stream& stream) {
   const Write write = *write_;
   write_.reset();
   if (write.size == 0) {
-    core_.store().AbandonWrite(*draft_);
+    tenant_.store().AbandonWrite(*draft_);
     return absl::OkStatus();
   }
   // Also after a copy that failed: part of it may still be under way to memory that is about to
   // be freed.
   absl::Status arrived = Synchronize(stream);
-  core_.store().EndWrite(*draft_, write.begin, write.size, arrived.ok() && !write.failed,
-                         write.checksum);
+  tenant_.store().EndWrite(*draft_, write.begin, write.size, arrived.ok() && !write.failed,
+                           write.checksum);
   return arrived;
 }
 
@@ -311,7 +314,7 @@ absl::Status UploadCall::Close() {
   }
   BufferInfo info;
   if (creates_) {
-    info = core_.store().Describe(*draft_);
+    info = tenant_.store().Describe(*draft_);
     if (!info.missing.empty()) {
       return MakeError(StatusCode::kInvalidArgument, "MISSING_DATA",
                        "the stream ended before the buffer was full",
@@ -319,7 +322,7 @@ absl::Status UploadCall::Close() {
                         {"size", absl::StrCat(info.buffer->type().bytes())},
                         {"missing", ToString(info.missing)}});
     }
-    absl::StatusOr<BufferInfo> sealed = core_.store().Seal(*draft_, buffer_checksum_);
+    absl::StatusOr<BufferInfo> sealed = tenant_.store().Seal(*draft_, buffer_checksum_);
     if (!sealed.ok()) {
       absl::Status status = sealed.status();
       if (absl::IsDataLoss(status)) SetErrorMetadata(status, "field", "buffer_crc32c");
@@ -327,8 +330,8 @@ absl::Status UploadCall::Close() {
     }
     info = *std::move(sealed);
   } else {
-    if (absl::Status status = core_.store().CheckOpen(*draft_); !status.ok()) return status;
-    info = core_.store().Describe(*draft_);
+    if (absl::Status status = tenant_.store().CheckOpen(*draft_); !status.ok()) return status;
+    info = tenant_.store().Describe(*draft_);
   }
   v1::UploadResponse response;
   SetBuffer(info, response.mutable_buffer());
@@ -342,12 +345,13 @@ void UploadCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall("Upload", context().peer(), status);
   message_.Clear();
   if (draft_ != nullptr) {
-    if (!status.ok() && creates_) core_.store().Discard(*draft_);
+    if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
     core_.chores().Release(std::move(draft_));
   }
   stream_ = Charge();
   memory_ = Charge();
   ahead_ = Charge();
+  call_ = Charge();
   if (status.ok()) {
     FinishWith(response_);
   } else {

@@ -24,8 +24,8 @@ namespace tessera {
 // it, and none while it waits for the client.
 class UploadCall final : public StreamCall, private Task {
  public:
-  UploadCall(Core& core, LiveCalls<UploadCall>& live, StreamExchange& exchange)
-      : StreamCall(exchange), core_(core), live_(live) {}
+  UploadCall(Core& core, Tenant& tenant, LiveCalls<UploadCall>& live, StreamExchange& exchange)
+      : StreamCall(exchange), Task(tenant.number()), core_(core), tenant_(tenant), live_(live) {}
 
   // Once the service knows the call.
   void Begin();
@@ -88,9 +88,11 @@ class UploadCall final : public StreamCall, private Task {
   void End(const absl::Status& status);
 
   Core& core_;
+  Tenant& tenant_;
   LiveCalls<UploadCall>& live_;
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
+  Charge call_;  // of the tenant's
   Charge stream_;
   Charge memory_;  // for the message in hand, or the one that the call waits for
   Charge ahead_;   // for the one behind it

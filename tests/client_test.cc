@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/async.h"
 #include "client/connection.h"
 #include "kernels/base/error.h"
 #include "tests/client_fixture.h"
 #include "tests/fake_device.h"
+#include "tests/temporary_file.h"
 
 namespace tessera {
 namespace {
@@ -394,6 +396,59 @@ TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
   device_->Open();
   for (std::thread& thread : busy) thread.join();
   EXPECT_EQ(answered, 4);
+}
+
+// --- Tokens --------------------------------------------------------------------------------------
+
+TEST(ClientTokenTest, EveryKindOfCallSendsTheToken) {
+  const TemporaryFile tokens(
+      "1f6076e3a47ba1ded08025ffe06e57af217c14f9407f33fba50f99b1c7019387 write a\n");
+  Options options = TcpOptions();
+  options.tokens = tokens.path();
+  TestServer server(options);
+  const TemporaryFile file("a-token\n");
+  ClientOptions by_value = FastOptions(server.address()), by_file = by_value;
+  by_value.token = "a-token";
+  by_file.token_file = file.path();
+  for (const ClientOptions& with : {by_value, by_file}) {
+    Client client(with);
+    ASSERT_TRUE(PutFloats(client, "x", {1, 2, 3}).ok());
+    const auto dot = client.Dot("x", "x");
+    ASSERT_TRUE(dot.ok()) << dot.status();
+    EXPECT_EQ(dot->value().real(), 14);
+    EXPECT_TRUE(client.Async().Dot("x", "x").Get().ok());
+    std::size_t bytes = 0;
+    EXPECT_TRUE(client
+                    .Download("x",
+                              [&](const v1::Buffer&, std::string_view data) {
+                                bytes += data.size();
+                                return absl::OkStatus();
+                              })
+                    .ok());
+    EXPECT_EQ(bytes, 12u);
+  }
+  Client without(FastOptions(server.address()));
+  EXPECT_EQ(ErrorReason(without.Dot("x", "x").status()), "BAD_TOKEN");
+  EXPECT_EQ(ErrorReason(PutFloats(without, "x", {1}).status()), "BAD_TOKEN");
+  EXPECT_EQ(ErrorReason(without.Async().Dot("x", "x").Get().status()), "BAD_TOKEN");
+}
+
+TEST(ClientTokenTest, TokensStayOnThisHostWithoutTls) {
+  for (const char* here : {"127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/nowhere",
+                           "127.0.0.1:1,127.8.9.10:2", "dns:///localhost:1", "0.0.0.0:1"}) {
+    ClientOptions options = FastOptions(here);
+    options.connect_timeout = absl::Milliseconds(1);
+    options.token = "secret";
+    EXPECT_EQ(ErrorReason(Client(options).Dot("x", "x").status()), "UNREACHABLE") << here;
+  }
+  for (const char* elsewhere : {"10.0.0.1:1", "127.0.0.1:1,gpu:2", "127.example.org.com:1",
+                                "localhost.example.org:1", "[2001:db8::1]:1"}) {
+    ClientOptions options = FastOptions(elsewhere);
+    options.token = "secret";
+    const absl::Status status = Client(options).Dot("x", "x").status();
+    EXPECT_EQ(ErrorReason(status), "BAD_CREDENTIALS") << elsewhere;
+    EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr("secret")));
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -28,7 +29,9 @@ std::unique_ptr<Executor> Start(Device& device, int workers, std::size_t queue,
 // A task that is what its functions are.
 class TestTask final : public Task {
  public:
-  explicit TestTask(std::function<void(Stream&)> run = [](Stream&) {}) : run_(std::move(run)) {}
+  explicit TestTask(
+      std::function<void(Stream&)> run = [](Stream&) {}, std::size_t share = 0)
+      : Task(share), run_(std::move(run)) {}
   int runs() const { return runs_; }
   absl::Status refused() const { return refused_; }
 
@@ -105,6 +108,82 @@ TEST(ExecutorTest, QueueIsExactAndInOrder) {
     blocker.Release();
   }
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2})) << "what was accepted runs, even at the end";
+}
+
+// Tasks of shares, which note their share when they run, on one worker that is held until all are
+// queued.
+class SharesTest : public testing::Test {
+ protected:
+  void SubmitFor(std::size_t share, int count, milliseconds duration) {
+    for (int i = 0; i < count; ++i) {
+      tasks_.emplace_back(
+          [this, share, duration](Stream&) {
+            order_.push_back(share);
+            std::this_thread::sleep_for(duration);
+          },
+          share);
+      ASSERT_TRUE(executor_->Submit(tasks_.back()).ok());
+    }
+  }
+  // Runs all, and says in which order.
+  std::vector<std::size_t> Order() {
+    blocker_.Release();
+    executor_.reset();
+    return order_;
+  }
+
+  FakeDevice device_;
+  Blocker blocker_;
+  std::deque<TestTask> tasks_;
+  std::vector<std::size_t> order_;
+  std::unique_ptr<Executor> executor_ = [this] {
+    auto executor = Start(device_, 1, 100);
+    EXPECT_TRUE(executor->Submit(blocker_.task()).ok());
+    blocker_.WaitUntilRunning();
+    return executor;
+  }();
+};
+
+TEST_F(SharesTest, TakeTurns) {
+  SubmitFor(1, 20, milliseconds(2));
+  SubmitFor(2, 3, milliseconds(2));
+  SubmitFor(7, 3, milliseconds(2));
+  const std::vector<std::size_t> order = Order();
+  ASSERT_EQ(order.size(), 26u);
+  // Whoever came later waits for a turn of each, not for the others' queue.
+  const auto last = [&](std::size_t share) {
+    return std::find(order.rbegin(), order.rend(), share).base() - order.begin();
+  };
+  EXPECT_LE(last(2), 17);
+  EXPECT_LE(last(7), 17);
+}
+
+TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
+  SubmitFor(1, 8, milliseconds(60));
+  SubmitFor(2, 20, milliseconds(1));
+  const std::vector<std::size_t> order = Order();
+  // The second share's tasks together take a third of the time of one of the first.
+  const auto second = std::count(order.begin(), order.begin() + 22, std::size_t{2});
+  EXPECT_GE(second, 18);
+}
+
+TEST(ExecutorTest, AQueueThatIsFullIsThatOfOneShare) {
+  FakeDevice device;
+  Blocker blocker;
+  TestTask first([](Stream&) {}, 1), more([](Stream&) {}, 1), other([](Stream&) {}, 2);
+  auto executor = Start(device, 1, 1);
+  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+  blocker.WaitUntilRunning();
+  EXPECT_TRUE(executor->Submit(first).ok());
+  EXPECT_EQ(ErrorReason(executor->Submit(more)), "QUEUE_FULL");
+  EXPECT_TRUE(executor->Submit(other).ok());
+  EXPECT_EQ(executor->waiting(), 2u);
+  EXPECT_TRUE(executor->Cancel(first));
+  EXPECT_TRUE(executor->Submit(more).ok());
+  blocker.Release();
+  executor.reset();
+  EXPECT_EQ(first.runs(), 0);
+  EXPECT_EQ(more.runs() + other.runs(), 2);
 }
 
 TEST(ExecutorTest, WhatIsCancelledLeavesTheQueueAtOnce) {

@@ -182,7 +182,7 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   for (const char* flag :
        {"--listen", "--device", "--memory-limit", "--queue", "--workers", "--max-message",
         "--default-ttl", "--max-ttl", "--upload-timeout", "--drain-delay", "--drain-timeout",
-        "--log-level", "--log-format", "--config", "--no-reflection", "--version"}) {
+        "--log-level", "--log-format", "--config", "--no-reflection", "--version", "--tokens"}) {
     EXPECT_NE(help.out.find(flag), std::string::npos) << flag;
   }
   const Parsed version = Parse({"--version"});

@@ -1,5 +1,6 @@
 // The command line client, `tessera`: global options, one subcommand, and what its end looks like.
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <string>
 
@@ -45,6 +46,12 @@ int Main(int argc, char** argv) {
                  "Name that the server's certificate is for, unless it is the host of --server")
       ->type_name("NAME")
       ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
+  // A token itself is no option: a command line is there for all processes to see.
+  app.add_option("--token-file", options.token_file,
+                 "File with the token that says who calls; without it TESSERA_TOKEN of the\n"
+                 "environment is the token")
+      ->type_name("FILE")
+      ->envname("TESSERA_TOKEN_FILE");
   app.add_option("--timeout", timeout,
                  "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
       ->check(DurationCheck())
@@ -64,6 +71,7 @@ int Main(int argc, char** argv) {
   AddStrategies(app, command);
   AddBench(app, command);
   AddHealth(app, command);
+  AddToken(app, command);
   AddCompletion(app, command);
   try {
     app.parse(argc, argv);
@@ -71,6 +79,9 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kUsageExitCode;
   }
 
+  if (const char* token = std::getenv("TESSERA_TOKEN");
+      options.token_file.empty() && token != nullptr)
+    options.token = token;
   options.server = server;
   options.timeout = *ParseDuration(timeout);
   options.stall_timeout = options.timeout;

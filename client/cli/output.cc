@@ -437,6 +437,14 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return "other calls hold the server's memory, or this one needs more than there is; "
            "'tessera --json info' shows the limits";
   }
+  if (reason == "BAD_TOKEN")
+    return "TESSERA_TOKEN or --token-file gives the token; the server's operator makes one";
+  if (reason == "ROLE_TOO_SMALL")
+    return "it takes a token with the role " + figure("needed") +
+           "; the server's operator makes one";
+  if (reason == "TENANT_QUOTA_EXCEEDED")
+    return "'tessera rm NAME' makes room; the server's operator sets the quotas";
+  if (reason == "TOO_MANY_CALLS") return "try again when other calls of this tenant have ended";
   if (reason == "TOO_MANY_BUFFERS") return "'tessera rm NAME' makes room";
   if (reason == "QUEUE_FULL") return "the server is busy; try again, or give a longer --timeout";
   if (reason == "DEVICE_MISMATCH") {

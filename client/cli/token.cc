@@ -1,0 +1,62 @@
+// token: makes one for a server with --tokens.
+#include <openssl/evp.h>
+#include <sys/random.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/command.h"
+
+namespace tessera {
+namespace {
+
+// Nobody guesses 256 bits.
+constexpr std::size_t kTokenBytes = 32;
+
+absl::Status MakeToken(Session& session, const std::string& role, const std::string& tenant) {
+  std::string random(kTokenBytes, '\0');
+  if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+    return absl::InternalError(absl::StrCat("getrandom: ", std::strerror(errno)));
+  const std::string token = absl::StrCat("tessera_", absl::WebSafeBase64Escape(random));
+  std::string hash(EVP_MAX_MD_SIZE, '\0');
+  unsigned int size = 0;
+  if (EVP_Digest(token.data(), token.size(), reinterpret_cast<unsigned char*>(hash.data()), &size,
+                 EVP_sha256(), nullptr) != 1)
+    return absl::InternalError("OpenSSL has no SHA-256");
+  hash.resize(size);
+  const std::string line = absl::StrCat(absl::BytesToHexString(hash), " ", role, " ", tenant);
+  if (session.json) {
+    session.document = {{"token", token}, {"line", line}};
+    return absl::OkStatus();
+  }
+  std::cout << "token, for the caller: " << token << "\nline, for the file of --tokens: " << line
+            << '\n';
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddToken(CLI::App& app, Command& chosen) {
+  auto role = std::make_shared<std::string>("write");
+  auto tenant = std::make_shared<std::string>("default");
+  CLI::App* command = app.add_subcommand(
+      "token", "Make a token, and the line that lets it in at a server with --tokens");
+  command->add_option("--role", *role, "What it may do: read, write or admin")
+      ->type_name("ROLE")
+      ->check(CLI::IsMember({"read", "write", "admin"}))
+      ->capture_default_str();
+  command->add_option("--tenant", *tenant, "Whose buffers it reaches")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->callback([role, tenant, &chosen] {
+    chosen = [=](Session& s) { return MakeToken(s, *role, *tenant); };
+  });
+}
+
+}  // namespace tessera

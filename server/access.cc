@@ -1,0 +1,318 @@
+#include "server/access.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kernels/base/error.h"
+#include "server/options.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+
+constexpr MethodRule kMethods[] = {
+    // BufferService. A buffer is made, written, changed or deleted: write.
+    {"CreateBuffer", Role::kWrite},
+    {"Upload", Role::kWrite},
+    {"SealBuffer", Role::kWrite},
+    {"UpdateBuffer", Role::kWrite},
+    {"CopyBuffer", Role::kWrite},
+    {"DeleteBuffer", Role::kWrite},
+    {"GetBuffer", Role::kRead},
+    {"ListBuffers", Role::kRead},
+    {"Download", Role::kRead},
+    // ComputeService. A result that is stored needs write, which the handlers see to.
+    {"Dot", Role::kRead},
+    {"Reduce", Role::kRead},
+    {"Matmul", Role::kRead},
+    {"Add", Role::kRead},
+    {"WindowSum", Role::kRead},
+    {"Map", Role::kRead},
+    {"Execute", Role::kRead},
+    {"ListStrategies", Role::kRead},
+    // Of others than its tenant it tells only an admin.
+    {"GetServerInfo", Role::kRead},
+    // SharedMemoryService.
+    {"GetSharedMemory", Role::kRead},
+    {"UploadShared", Role::kWrite},
+    {"DownloadShared", Role::kRead},
+};
+
+constexpr std::size_t kLongestTenant = 64;
+constexpr std::size_t kLongestToken = 1024;
+constexpr std::string_view kScheme = "bearer ";
+
+absl::Status Bad(std::size_t line, std::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", Absl(why)));
+}
+
+std::optional<TokenHash> ParseHash(absl::string_view text) {
+  TokenHash hash;
+  if (text.size() != 2 * hash.size() ||
+      !std::all_of(text.begin(), text.end(), absl::ascii_isxdigit))
+    return std::nullopt;
+  const std::string bytes = absl::HexStringToBytes(text);
+  std::memcpy(hash.data(), bytes.data(), hash.size());
+  return hash;
+}
+
+std::optional<Role> ParseRole(absl::string_view text) {
+  for (const Role role : {Role::kRead, Role::kWrite, Role::kAdmin})
+    if (Absl(Name(role)) == text) return role;
+  return std::nullopt;
+}
+
+bool IsTenantName(absl::string_view text) {
+  return !text.empty() && text.size() <= kLongestTenant &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+// "bytes=4Gi". Nothing: what is wrong with it is said in *why.
+bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits('=', 1));
+  const auto& [name, value] = parts;
+  std::uint64_t* quota = name == "bytes"     ? &quotas.bytes
+                         : name == "buffers" ? &quotas.buffers
+                         : name == "calls"   ? &quotas.calls
+                                             : nullptr;
+  if (quota == nullptr) {
+    *why = "a quota is bytes=SIZE, buffers=N or calls=N";
+    return false;
+  }
+  std::uint64_t number = 0;
+  if (name == "bytes") {
+    const absl::StatusOr<MemoryLimit> size = ParseMemoryLimit({value.data(), value.size()});
+    if (!size.ok() || size->bytes == 0) {
+      *why = "bytes is a size such as 500M or 4Gi";
+      return false;
+    }
+    number = size->bytes;
+  } else if (!absl::SimpleAtoi(value, &number)) {
+    *why = "buffers and calls are whole numbers";
+    return false;
+  }
+  if (*quota != kUnlimited && *quota != number) {
+    *why = "the tenant has another value of this quota already";
+    return false;
+  }
+  *quota = number;
+  return true;
+}
+
+std::uint64_t NextGeneration() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+// false: OpenSSL cannot. The algorithm is looked up once, and the state is the thread's: each look-up
+// of OpenSSL 3 takes a lock of the process.
+bool Sha256(grpc::string_ref text, TokenHash& hash) {
+  struct Free {
+    void operator()(EVP_MD_CTX* state) const { EVP_MD_CTX_free(state); }
+  };
+  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  thread_local const std::unique_ptr<EVP_MD_CTX, Free> state(EVP_MD_CTX_new());
+  return algorithm != nullptr && state != nullptr &&
+         EVP_DigestInit_ex2(state.get(), algorithm, nullptr) == 1 &&
+         EVP_DigestUpdate(state.get(), text.data(), text.size()) == 1 &&
+         EVP_DigestFinal_ex(state.get(), hash.data(), nullptr) == 1;
+}
+
+// The token of a call; nothing: there is none, or more than one.
+std::optional<grpc::string_ref> TokenOf(const grpc::ServerContext& context) {
+  const auto [first, end] = context.client_metadata().equal_range("authorization");
+  if (first == end || std::next(first) != end) return std::nullopt;
+  const grpc::string_ref value = first->second;
+  if (value.size() <= kScheme.size() || value.size() > kScheme.size() + kLongestToken ||
+      !absl::StartsWithIgnoreCase({value.data(), value.size()}, Absl(kScheme)))
+    return std::nullopt;
+  return value.substr(kScheme.size());
+}
+
+}  // namespace
+
+std::string_view Name(Role role) {
+  switch (role) {
+    case Role::kRead:
+      return "read";
+    case Role::kWrite:
+      return "write";
+    case Role::kAdmin:
+      return "admin";
+    case Role::kNone:
+      break;
+  }
+  return "none";
+}
+
+absl::Span<const MethodRule> MethodRules() { return kMethods; }
+
+Role RoleFor(std::string_view method) {
+  for (const MethodRule& rule : kMethods)
+    if (rule.method == method) return rule.role;
+  return Role::kAdmin;
+}
+
+absl::Status Caller::Require(Role needed, std::string_view method, std::string_view what) const {
+  if (role >= needed) return absl::OkStatus();
+  return MakeError(StatusCode::kPermissionDenied, "ROLE_TOO_SMALL",
+                   absl::StrCat(Absl(what), " needs the role ", Absl(Name(needed)),
+                                ", and the token has ", Absl(Name(role))),
+                   {{"method", std::string(method)},
+                    {"role", std::string(Name(role))},
+                    {"needed", std::string(Name(needed))}});
+}
+
+absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
+  TokenFile file;
+  std::set<TokenHash> seen;
+  std::size_t number = 0;
+  for (absl::string_view line : absl::StrSplit(Absl(text), '\n')) {
+    ++number;
+    line = line.substr(0, line.find('#'));
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
+    if (words.empty()) continue;
+    if (words.size() < 3) return Bad(number, "it is not SHA-256, role and tenant");
+    const std::optional<TokenHash> hash = ParseHash(words[0]);
+    if (!hash.has_value()) return Bad(number, "the first word is no SHA-256 in 64 hex digits");
+    const std::optional<Role> role = ParseRole(words[1]);
+    if (!role.has_value()) return Bad(number, "the role is none of read, write and admin");
+    if (!IsTenantName(words[2]))
+      return Bad(number, "a tenant's name is 1 to 64 characters of [a-zA-Z0-9._-]");
+    const std::string tenant(words[2]);
+    if (!seen.insert(*hash).second) return Bad(number, "the token has a line already");
+    Quotas& quotas = file.quotas[tenant];
+    for (std::size_t i = 3; i < words.size(); ++i)
+      if (std::string_view why; !ParseQuota(words[i], quotas, &why)) return Bad(number, why);
+    file.tokens.push_back({*hash, *role, tenant});
+  }
+  if (file.tokens.empty()) return absl::InvalidArgumentError("it holds no token");
+  return file;
+}
+
+// --- Access --------------------------------------------------------------------------------------
+
+// Immutable.
+class Access::Table {
+ public:
+  Table(const TokenFile& file, Tenants& tenants) {
+    for (const TokenFile::Line& line : file.tokens)
+      entries_[KeyOf(line.hash)].push_back({line.hash, {&tenants.Named(line.tenant), line.role}});
+  }
+
+  // Null: nobody has that token. What the time tells is a part of the hash of what was sent.
+  const Caller* Find(const TokenHash& hash) const {
+    const auto found = entries_.find(KeyOf(hash));
+    if (found == entries_.end()) return nullptr;
+    for (const Entry& entry : found->second)
+      if (CRYPTO_memcmp(entry.hash.data(), hash.data(), hash.size()) == 0) return &entry.caller;
+    return nullptr;
+  }
+
+ private:
+  struct Entry {
+    TokenHash hash;
+    Caller caller;
+  };
+  static std::uint64_t KeyOf(const TokenHash& hash) {
+    std::uint64_t key = 0;
+    std::memcpy(&key, hash.data(), sizeof key);
+    return key;
+  }
+
+  absl::flat_hash_map<std::uint64_t, std::vector<Entry>> entries_;
+};
+
+absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Tenants& tenants) {
+  std::unique_ptr<Access> access(new Access(file, tenants));
+  if (access->by_token()) {
+    if (absl::Status status = access->Load(); !status.ok()) return status;
+  }
+  return access;
+}
+
+absl::Status Access::Load() {
+  stamp_ = StampOf(file_);  // before the contents: what changes meanwhile is read again
+  absl::StatusOr<std::string> text = ReadWatched(file_, /*refuse_writable=*/true);
+  absl::StatusOr<TokenFile> tokens;
+  if (text.ok()) {
+    tokens = ParseTokens(*text);
+  } else {
+    tokens = text.status();
+  }
+  if (!tokens.ok()) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_TOKENS",
+                     absl::StrCat("cannot use ", file_, " for tokens: ", tokens.status().message()),
+                     {{"file", file_}});
+  }
+  for (const auto& [name, quotas] : tokens->quotas) tenants_.Named(name).SetQuotas(quotas);
+  auto table = std::make_shared<const Table>(*tokens, tenants_);
+  const std::lock_guard lock(mutex_);
+  table_ = std::move(table);
+  generation_.store(NextGeneration(), std::memory_order_release);
+  return absl::OkStatus();
+}
+
+void Access::Reload() {
+  if (!by_token() || StampOf(file_) == stamp_) return;
+  const absl::Status status = Load();
+  if (status.ok()) {
+    spdlog::info("tokens: the file has changed and is in use");
+  } else {
+    const absl::string_view message = status.message();
+    spdlog::error("tokens: {}; the tokens in use stay",
+                  std::string_view(message.data(), message.size()));
+  }
+}
+
+const Access::Table& Access::Current() const {
+  // Each thread keeps the table that it has last seen, so that no count is shared by all.
+  thread_local std::uint64_t generation = 0;
+  thread_local std::shared_ptr<const Table> table;
+  if (generation != generation_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(mutex_);
+    table = table_;
+    generation = generation_.load(std::memory_order_relaxed);
+  }
+  return *table;
+}
+
+absl::StatusOr<Caller> Access::Admit(std::string_view method,
+                                     const grpc::ServerContext& context) const {
+  if (!by_token()) return Caller{&tenants_.unnamed(), Role::kAdmin};
+  const Caller* caller = nullptr;
+  if (const std::optional<grpc::string_ref> token = TokenOf(context); token.has_value()) {
+    TokenHash hash;
+    if (Sha256(*token, hash)) caller = Current().Find(hash);
+  }
+  if (caller == nullptr) {
+    return MakeError(StatusCode::kUnauthenticated, "BAD_TOKEN",
+                     "the call needs a token that this server knows, as metadata "
+                     "'authorization: Bearer TOKEN'");
+  }
+  if (absl::Status status = caller->Require(RoleFor(method), method, method); !status.ok())
+    return status;
+  return *caller;
+}
+
+}  // namespace tessera

@@ -1,0 +1,107 @@
+// Who may call what: the tokens of --tokens, the roles that they give, and the tenants that they
+// belong to.
+//
+// The file has a line for each token, and says nothing that lets anyone in:
+//
+//   # SHA-256 of the token                                          role   tenant  quotas
+//   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write  vision  bytes=4Gi calls=64
+//
+// A quota (bytes, buffers or calls) is that of the tenant, and may stand in any line of it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "grpcpp/server_context.h"
+#include "server/tenant.h"
+#include "server/watched_file.h"
+
+namespace tessera {
+
+// Each may do what those before it may.
+enum class Role { kNone, kRead, kWrite, kAdmin };
+
+std::string_view Name(Role role);
+
+// The least role that a method needs. Those of the health service and of reflection, which need
+// none, are not among them.
+struct MethodRule {
+  std::string_view method;
+  Role role;
+};
+absl::Span<const MethodRule> MethodRules();
+// The role that a method needs; one without a rule needs kAdmin.
+Role RoleFor(std::string_view method);
+
+// Whom a call comes from.
+struct Caller {
+  Tenant* tenant = nullptr;
+  Role role = Role::kNone;
+
+  // PERMISSION_DENIED / ROLE_TOO_SMALL {method, role, needed} unless the caller has the role. what:
+  // what needs it, as the message begins.
+  absl::Status Require(Role needed, std::string_view method, std::string_view what) const;
+};
+
+using TokenHash = std::array<unsigned char, 32>;  // SHA-256
+
+struct TokenFile {
+  struct Line {
+    TokenHash hash;
+    Role role;
+    std::string tenant;
+  };
+  std::vector<Line> tokens;
+  std::map<std::string, Quotas> quotas;  // of every tenant that a line names
+};
+
+// INVALID_ARGUMENT with a message that begins with the number of the line, and never quotes it.
+absl::StatusOr<TokenFile> ParseTokens(std::string_view text);
+
+// Thread safe. Finding a caller takes no lock; calls go on as whom they began.
+class Access {
+ public:
+  // file: empty: everyone is the unnamed tenant's admin. INVALID_ARGUMENT / BAD_TOKENS {file} for one
+  // that cannot be used. The tenants outlive it.
+  static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);
+
+  // Whether callers need tokens.
+  bool by_token() const { return !file_.empty(); }
+
+  // Of the token in a call's metadata. UNAUTHENTICATED / BAD_TOKEN, in the same words whatever is
+  // wrong with it; PERMISSION_DENIED / ROLE_TOO_SMALL.
+  absl::StatusOr<Caller> Admit(std::string_view method, const grpc::ServerContext& context) const;
+
+  // Reads the file again if it has changed. One that cannot be used is logged, and what is in use
+  // stays. Not for several threads at once.
+  void Reload();
+
+ private:
+  // The tokens in use.
+  class Table;
+
+  Access(std::string file, Tenants& tenants) : file_(std::move(file)), tenants_(tenants) {}
+  absl::Status Load();
+  const Table& Current() const;
+
+  const std::string file_;
+  Tenants& tenants_;
+  FileStamp stamp_;  // when the file was last read
+  // Differs from that of every other table of the process.
+  std::atomic<std::uint64_t> generation_{0};
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Table> table_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#include "server/tenant.h"
+
+#include <utility>
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+void Tenant::SetQuotas(const Quotas& quotas) {
+  store_->SetQuotas(quotas.bytes, quotas.buffers);
+  calls_.SetLimit(quotas.calls);
+}
+
+absl::StatusOr<Charge> Tenant::BeginCall() {
+  return calls_.Take(1, "TOO_MANY_CALLS", "calls",
+                     "the tenant has as many calls in flight as its quota of calls allows");
+}
+
+Tenants::Tenants(const std::vector<BufferStore::Place>& places, const BufferStore::Limits& limits)
+    : unnamed_(std::make_unique<Tenant>("", 0, std::make_unique<BufferStore>(places, limits))) {}
+
+Tenant& Tenants::Named(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Tenant>& tenant = named_[name];
+  if (tenant == nullptr)
+    tenant = std::make_unique<Tenant>(name, named_.size(), unnamed_->store().MakeAnother());
+  return *tenant;
+}
+
+std::vector<std::shared_ptr<const void>> Tenants::Sweep(absl::Time now) {
+  std::vector<std::shared_ptr<const void>> doomed = unnamed_->store().Sweep(now);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, tenant] : named_) {
+    for (std::shared_ptr<const void>& one : tenant->store().Sweep(now))
+      doomed.push_back(std::move(one));
+  }
+  return doomed;
+}
+
+}  // namespace tessera

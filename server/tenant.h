@@ -1,0 +1,80 @@
+// The parties that share a server: each has names, quotas and a turn at the devices of its own.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/buffer_store.h"
+#include "server/charge.h"
+
+namespace tessera {
+
+// What a tenant may hold at once; kUnlimited: as much as the server has.
+struct Quotas {
+  std::uint64_t bytes = kUnlimited;    // of buffers, on each device
+  std::uint64_t buffers = kUnlimited;  // those being written included
+  std::uint64_t calls = kUnlimited;    // that have no answer yet
+};
+
+// Thread safe.
+class Tenant {
+ public:
+  // number: counts the tenants of a server from 0.
+  Tenant(std::string name, std::size_t number, std::unique_ptr<BufferStore> store)
+      : name_(std::move(name)), number_(number), store_(std::move(store)) {}
+  Tenant(const Tenant&) = delete;
+  Tenant& operator=(const Tenant&) = delete;
+
+  // Empty: the tenant of a server that knows no others.
+  const std::string& name() const { return name_; }
+  std::size_t number() const { return number_; }
+  BufferStore& store() { return *store_; }
+  const Quota& calls() const { return calls_; }
+
+  // From now on; what is held stays.
+  void SetQuotas(const Quotas& quotas);
+  // A call in flight, until what is returned ends. RESOURCE_EXHAUSTED / TOO_MANY_CALLS {quota,
+  // requested, used, limit}.
+  absl::StatusOr<Charge> BeginCall();
+
+ private:
+  const std::string name_;
+  const std::size_t number_;
+  const std::unique_ptr<BufferStore> store_;
+  Quota calls_;
+};
+
+// All of them. Thread safe. A tenant stays to the end, because others hold on to its buffers.
+class Tenants {
+ public:
+  // The memory of the devices, which is all tenants' together, and the limits of a store.
+  Tenants(const std::vector<BufferStore::Place>& places, const BufferStore::Limits& limits);
+
+  // Who calls where nobody has to say so.
+  Tenant& unnamed() { return *unnamed_; }
+  // Made when first asked for.
+  Tenant& Named(const std::string& name);
+
+  // Of all buffers together.
+  const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
+  const Budget& count() const { return unnamed_->store().count(); }
+
+  // BufferStore::Sweep of every tenant.
+  std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
+
+ private:
+  const std::unique_ptr<Tenant> unnamed_;
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<Tenant>> named_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,177 @@
+// The file of tokens, and the rules of roles.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+#include "server/access.h"
+#include "tessera/v1/buffer.pb.h"
+#include "tessera/v1/compute.pb.h"
+#include "tessera/v1/shared_memory.pb.h"
+#include "tests/fake_device.h"
+
+namespace tessera {
+namespace {
+
+const std::string kHash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+const std::string kOther = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+
+std::string Line(const std::string& rest) { return absl::StrCat(kHash, " ", rest, "\n"); }
+
+TEST(ParseTokens, ReadsHashRoleAndTenant) {
+  const auto file = ParseTokens(absl::StrCat("# who\n\n  ", Line("write vision  # of the lab"),
+                                             "\t\r\n", kOther, "\tadmin\tops-1.x_y"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->tokens.size(), 2u);
+  EXPECT_EQ(file->tokens[0].hash[0], 0x2b);
+  EXPECT_EQ(file->tokens[0].hash[31], 0x5b);
+  EXPECT_EQ(file->tokens[0].role, Role::kWrite);
+  EXPECT_EQ(file->tokens[0].tenant, "vision");
+  EXPECT_EQ(file->tokens[1].role, Role::kAdmin);
+  EXPECT_EQ(file->tokens[1].tenant, "ops-1.x_y");
+  EXPECT_EQ(file->quotas.at("vision").bytes, kUnlimited);
+}
+
+TEST(ParseTokens, DigitsOfAHashMayBeUpperCase) {
+  std::string upper = kHash;
+  for (char& c : upper) c = static_cast<char>(std::toupper(c));
+  const auto lower = ParseTokens(Line("read a"));
+  const auto file = ParseTokens(absl::StrCat(upper, " read a"));
+  ASSERT_TRUE(file.ok() && lower.ok());
+  EXPECT_EQ(file->tokens[0].hash, lower->tokens[0].hash);
+}
+
+TEST(ParseTokens, QuotasAreTheTenants) {
+  const auto file = ParseTokens(absl::StrCat(Line("read a bytes=4Gi calls=64 bytes=4Gi"), kOther,
+                                             " write a buffers=0 calls=64"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const Quotas& quotas = file->quotas.at("a");
+  EXPECT_EQ(quotas.bytes, std::uint64_t{4} << 30);
+  EXPECT_EQ(quotas.buffers, 0u);
+  EXPECT_EQ(quotas.calls, 64u);
+}
+
+TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
+  const std::string secret = "a-token-where-its-hash-belongs";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", "it holds no token"},
+      {"# nobody\n", "it holds no token"},
+      {secret, "line 1: it is not SHA-256, role and tenant"},
+      {absl::StrCat("\n", secret, " write a"), "line 2: the first word is no SHA-256"},
+      {absl::StrCat(kHash.substr(1), " write a"), "the first word is no SHA-256"},
+      {absl::StrCat(kHash, "00 write a"), "the first word is no SHA-256"},
+      {absl::StrCat("zz", kHash.substr(2), " write a"), "the first word is no SHA-256"},
+      {Line("Write a"), "the role is none of"},
+      {Line("none a"), "the role is none of"},
+      {Line("write a/b"), "a tenant's name is"},
+      {Line("write " + std::string(65, 'a')), "a tenant's name is"},
+      {Line("write a disk=1"), "a quota is bytes=SIZE"},
+      {Line("write a bytes"), "bytes is a size"},
+      {Line("write a bytes="), "bytes is a size"},
+      {Line("write a bytes=50%"), "bytes is a size"},
+      {Line("write a calls=-1"), "buffers and calls are whole numbers"},
+      {Line("write a calls=1.5"), "buffers and calls are whole numbers"},
+      {Line("write a calls=1 calls=2"), "another value of this quota"},
+      {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"), "line 2: the tenant has"},
+      {absl::StrCat(Line("write a"), Line("read b")), "line 2: the token has a line already"},
+  };
+  for (const auto& [text, said] : cases) {
+    const absl::Status status = ParseTokens(text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    const std::string message(status.message());
+    EXPECT_NE(message.find(said), std::string::npos) << text << ": " << message;
+    for (const std::string& word : {secret, kHash, kHash.substr(1, 8)})
+      EXPECT_EQ(message.find(word), std::string::npos) << message;
+  }
+}
+
+TEST(MethodRules, EveryMethodOfTheProtocolHasOne) {
+  std::set<std::string> methods, rules;
+  for (const auto* file :
+       {v1::GetBufferRequest::descriptor()->file(), v1::DotRequest::descriptor()->file(),
+        v1::RegionRange::descriptor()->file()}) {
+    for (int s = 0; s < file->service_count(); ++s)
+      for (int m = 0; m < file->service(s)->method_count(); ++m)
+        EXPECT_TRUE(methods.insert(file->service(s)->method(m)->name()).second);
+  }
+  for (const MethodRule& rule : MethodRules()) {
+    EXPECT_TRUE(rules.insert(std::string(rule.method)).second) << rule.method;
+    EXPECT_EQ(RoleFor(rule.method), rule.role);
+    EXPECT_NE(rule.role, Role::kNone);
+  }
+  EXPECT_EQ(methods, rules);
+  EXPECT_EQ(RoleFor("NoSuchMethod"), Role::kAdmin);
+}
+
+TEST(CallerTest, ARoleCanWhatSmallerOnesCan) {
+  const std::vector<Role> roles = {Role::kNone, Role::kRead, Role::kWrite, Role::kAdmin};
+  for (const Role has : roles) {
+    for (const Role needed : roles) {
+      const absl::Status status = Caller{nullptr, has}.Require(needed, "Upload", "Upload");
+      EXPECT_EQ(status.ok(), has >= needed);
+      if (status.ok()) continue;
+      EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+      EXPECT_EQ(ErrorReason(status), "ROLE_TOO_SMALL");
+      EXPECT_EQ(ErrorMetadata(status)["needed"], std::string(Name(needed)));
+    }
+  }
+}
+
+class TenantsTest : public testing::Test {
+ protected:
+  absl::StatusOr<std::shared_ptr<Draft>> Create(Tenant& tenant, const std::string& name,
+                                                std::int64_t floats) {
+    return tenant.store().Create(
+        {.name = name, .type = *MakeArrayType(DType::kF32, {floats}), .device = &device_});
+  }
+
+  FakeDevice device_;
+  Tenants tenants_{{{&device_, 1 << 20}}, {.buffers = 3}};
+};
+
+TEST_F(TenantsTest, StoresHaveNamesOfTheirOwnAndLimitsInCommon) {
+  Tenant &a = tenants_.Named("a"), &b = tenants_.Named("b");
+  EXPECT_EQ(&a, &tenants_.Named("a"));
+  EXPECT_EQ((std::set<std::size_t>{tenants_.unnamed().number(), a.number(), b.number()}),
+            (std::set<std::size_t>{0, 1, 2}));
+  const auto first = Create(a, "x", 10), second = Create(b, "x", 10), third = Create(b, "y", 10);
+  ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+  EXPECT_EQ(tenants_.count().used(), 3u);
+  EXPECT_EQ(a.store().own_count().used(), 1u);
+  EXPECT_EQ(b.store().own_count().used(), 2u);
+  EXPECT_EQ(a.store().own_bytes(device_).used() + b.store().own_bytes(device_).used(),
+            tenants_.budget(device_).used());
+  EXPECT_EQ(ErrorReason(Create(a, "y", 10).status()), "TOO_MANY_BUFFERS");
+  EXPECT_EQ(b.store().List("", "", 10).size(), 2u);
+  ASSERT_TRUE(b.store().Delete("x", 0).ok());
+  EXPECT_TRUE(a.store().Get("x", 0).ok());
+}
+
+TEST_F(TenantsTest, QuotasLimitOneTenant) {
+  Tenant &a = tenants_.Named("a"), &b = tenants_.Named("b");
+  a.SetQuotas({.bytes = 4096, .buffers = 1, .calls = 1});
+  const absl::Status bytes = Create(a, "x", 2000).status();
+  EXPECT_EQ(ErrorReason(bytes), "TENANT_QUOTA_EXCEEDED");
+  EXPECT_EQ(ErrorMetadata(bytes)["quota"], "bytes");
+  EXPECT_EQ(ErrorMetadata(bytes)["used"], "0");
+  EXPECT_TRUE(Create(b, "x", 2000).ok());
+  const auto one = Create(a, "x", 10);
+  ASSERT_TRUE(one.ok()) << one.status();
+  const absl::Status buffers = Create(a, "y", 10).status();
+  EXPECT_EQ(ErrorMetadata(buffers)["quota"], "buffers");
+  EXPECT_EQ(ErrorMetadata(buffers)["used"], "1");
+  EXPECT_EQ(ErrorMetadata(buffers)["limit"], "1");
+
+  absl::StatusOr<Charge> call = a.BeginCall();
+  ASSERT_TRUE(call.ok());
+  EXPECT_EQ(ErrorReason(a.BeginCall().status()), "TOO_MANY_CALLS");
+  EXPECT_TRUE(b.BeginCall().ok());
+  *call = Charge();
+  EXPECT_TRUE(a.BeginCall().ok());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,670 @@
+#!/usr/bin/env python3
+"""Who may call, from outside: every method with every role, tenants that are blind to each other,
+quotas, files that change under a server that runs, tokens that are wrong, and where none may appear.
+
+usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
+"""
+
+import argparse
+import array
+import collections
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import pathlib
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import grpc
+import numpy as np
+
+import outsider as o
+
+CLI = None
+PIECE = np.arange(4, dtype=np.float32)
+ROLES = ("read", "write", "admin")
+
+# The least role that each method of the protocol needs.
+NEEDED = {
+    "CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
+    "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
+    "DeleteBuffer": "write",
+    "Dot": "read", "Reduce": "read", "Matmul": "read", "Add": "read", "WindowSum": "read",
+    "Map": "read", "Execute": "read", "ListStrategies": "read", "GetServerInfo": "read",
+    "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
+}
+
+
+class Bearer(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+):
+    """Adds metadata to every call."""
+
+    def __init__(self, *metadata):
+        self.metadata = metadata
+
+    def _with(self, details):
+        Details = collections.namedtuple(
+            "Details", ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression")
+        )
+
+        class Call(Details, grpc.ClientCallDetails):
+            pass
+
+        return Call(
+            details.method,
+            details.timeout,
+            [*(details.metadata or ()), *self.metadata],
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+
+    def intercept_unary_unary(self, go_on, details, request):
+        return go_on(self._with(details), request)
+
+    def intercept_unary_stream(self, go_on, details, request):
+        return go_on(self._with(details), request)
+
+    def intercept_stream_unary(self, go_on, details, requests):
+        return go_on(self._with(details), requests)
+
+
+class Caller(o.Client):
+    """A client with a token, or with any metadata."""
+
+    def __init__(self, server, token=None, metadata=()):
+        super().__init__(server.address)
+        if token is not None:
+            metadata = (("authorization", f"Bearer {token}"), *metadata)
+        self.plain = self.channel
+        self.channel = grpc.intercept_channel(self.plain, Bearer(*metadata))
+        self.b = o.buffer_grpc.BufferServiceStub(self.channel)
+        self.c = o.compute_grpc.ComputeServiceStub(self.channel)
+        self.s = o.shared_grpc.SharedMemoryServiceStub(self.channel)
+        server.clients.append(self)
+
+    def close(self):
+        self.plain.close()
+
+    def reason(self, rpc, **fields):
+        return self.attempt(rpc, **fields).reason
+
+    def shared(self, rpc, timeout=20, **fields):
+        request = getattr(o.shared, rpc + "Request")(**fields)
+        return o.outcome_of(lambda: getattr(self.s, rpc)(request, timeout=timeout))
+
+
+def line_of(token, role="write", tenant="one", *quotas):
+    return " ".join([hashlib.sha256(token.encode()).hexdigest(), role, tenant, *quotas])
+
+
+def replace(path, text):
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text(text)
+    fresh.chmod(0o644)
+    os.replace(fresh, path)
+
+
+class Region:
+    """Memory that is shared with a server."""
+
+    def __init__(self, path):
+        file = os.memfd_create("region", os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, mmap.PAGESIZE)
+        os.posix_fallocate(file, 0, mmap.PAGESIZE)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self.memory = mmap.mmap(file, mmap.PAGESIZE)
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.settimeout(20)
+        self.connection.connect(str(path))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))
+        self.connection.sendmsg([b"tessera.v1"], [rights])
+        self.token = o.shared.RegisterRegionResponse.FromString(self.connection.recv(65536)).region
+        os.close(file)
+
+    def range(self, size):
+        return o.shared.RegionRange(region=self.token, offset=0, size=size)
+
+
+class AccessTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.root = tempfile.TemporaryDirectory()
+        o.make_stubs(cls.root.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.root.cleanup()
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root.name))
+        self.file = self.folder / "tokens"
+
+    def serve(self, *lines, flags=()):
+        """A server that knows the lines' tokens."""
+        replace(self.file, "".join(line + "\n" for line in lines))
+        server = o.Server(self.folder, "--no-warm-up", "--tokens", str(self.file), *map(str, flags))
+        self.addCleanup(server.kill)
+        return server
+
+    def refused(self, *flags):
+        """What a server says that does not start."""
+        command = [o.Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        return ended.stdout + ended.stderr
+
+    def every_method(self, caller):
+        """How each method of the protocol ends, by name."""
+        x = o.resident("x")
+        requests = {
+            "CreateBuffer": dict(name="made", spec=o.spec_of(PIECE, replace=True)),
+            "GetBuffer": dict(name="x"),
+            "ListBuffers": {},
+            "SealBuffer": dict(name="x"),
+            "UpdateBuffer": dict(name="x"),
+            "CopyBuffer": dict(source="x", name="copy", replace=True),
+            "DeleteBuffer": dict(name="nothing"),
+            "Dot": dict(a=x, b=x),
+            "Reduce": dict(op=o.compute.REDUCE_OP_SUM, x=x),
+            "Matmul": dict(a=x, b=x),
+            "Add": dict(a=x, b=x),
+            "WindowSum": dict(x=x, radius=1),
+            "Map": dict(operands=[x]),
+            "Execute": {},
+            "ListStrategies": {},
+            "GetServerInfo": {},
+        }
+        ends = {rpc: caller.attempt(rpc, **fields) for rpc, fields in requests.items()}
+        ends["Upload"] = caller.try_upload(
+            [dict(name="up", spec=o.spec_of(PIECE, replace=True), data=PIECE.tobytes())]
+        )
+        ends["Download"] = o.outcome_of(lambda: caller.download("x"))
+        for rpc in ("GetSharedMemory", "UploadShared", "DownloadShared"):
+            ends[rpc] = caller.shared(rpc)
+        return ends
+
+    # --- Roles ---
+
+    def test_the_table_of_roles_names_every_method(self):
+        methods = set()
+        for module in (o.buffers, o.compute, o.shared):
+            for service in module.DESCRIPTOR.services_by_name.values():
+                methods.update(service.methods_by_name)
+        self.assertEqual(methods, set(NEEDED))
+
+    def test_every_method_with_every_role(self):
+        tokens = {role: secrets.token_urlsafe() for role in ROLES}
+        server = self.serve(
+            *(line_of(token, role) for role, token in tokens.items()),
+            flags=("--shared-memory", self.folder / "shared"),
+        )
+        Caller(server, tokens["write"]).put("x", PIECE)
+        for i, role in enumerate(ROLES):
+            for rpc, end in self.every_method(Caller(server, tokens[role])).items():
+                with self.subTest(rpc, role=role):
+                    if ROLES.index(NEEDED[rpc]) <= i:
+                        self.assertNotIn(end.code, ("UNAUTHENTICATED", "PERMISSION_DENIED"), end)
+                    else:
+                        self.assertEqual(
+                            (end.code, end.reason), ("PERMISSION_DENIED", "ROLE_TOO_SMALL"), end
+                        )
+                        self.assertIn(f"needs the role {NEEDED[rpc]}", end.text)
+        for rpc, end in self.every_method(Caller(server)).items():
+            with self.subTest(rpc, role=None):
+                self.assertEqual((end.code, end.reason), ("UNAUTHENTICATED", "BAD_TOKEN"), end)
+
+    def test_results_that_are_stored_need_write(self):
+        server = self.serve(line_of("r", "read"), line_of("w"))
+        reader, writer = Caller(server, "r"), Caller(server, "w")
+        writer.put("x", PIECE)
+        x, out = o.resident("x"), o.into("out", replace=True)
+        step = o.compute.Step(add=o.compute.AddRequest(a=x, b=x, result=out))
+        plain = o.compute.Step(add=o.compute.AddRequest(a=x, b=x))
+        for rpc, fields in (
+            ("Add", dict(a=x, b=x, result=out)),
+            ("WindowSum", dict(x=x, radius=1, result=out)),
+            ("Execute", dict(steps=[plain, step])),
+        ):
+            with self.subTest(rpc):
+                end = reader.attempt(rpc, **fields)
+                self.assertEqual((end.code, end.reason), ("PERMISSION_DENIED", "ROLE_TOO_SMALL"))
+                self.assertTrue(writer.attempt(rpc, **fields).ok)
+        self.assertTrue(reader.attempt("Execute", steps=[plain]).ok)
+        self.assertEqual(sorted(writer.names()), ["out", "x"])
+
+    def test_health_and_reflection_need_no_token(self):
+        server = self.serve(line_of("t"))
+        self.assertEqual(server.client().health(), 1)
+        reflect = server.client().channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )
+        answers = reflect(iter([b"\x3a\x00"]), timeout=20)  # list_services: ""
+        self.assertIn(b"tessera.v1.BufferService", next(answers))
+
+    # --- Tokens ---
+
+    def test_wrong_tokens_are_all_refused_in_the_same_words(self):
+        token = "the-right-token"
+        server = self.serve(line_of(token))
+        hashed = hashlib.sha256(token.encode()).hexdigest()
+        wrong = [
+            (),
+            *(
+                (("authorization", value),)
+                for value in (
+                    "", "Bearer", "Bearer ", "bearer", "Basic " + token, token, "Bearer " + hashed,
+                    "Bearer " + token[:-1], "Bearer " + token + "x", "Bearer  " + token,
+                    "Bearer " + token.upper(), "Bearer " + "x" * 2000,
+                )
+            ),
+            (("authorization", "Bearer " + token), ("authorization", "Bearer " + token)),
+            (("authorization", "Bearer x"), ("authorization", "Bearer " + token)),
+            (("authorization-bin", token.encode()),),
+            (("x-authorization", "Bearer " + token),),
+        ]
+        said = set()
+        for metadata in wrong:
+            caller = Caller(server, metadata=metadata)
+            for end in (caller.attempt("ListBuffers"), caller.try_upload([dict(name="x")])):
+                self.assertEqual((end.code, end.reason), ("UNAUTHENTICATED", "BAD_TOKEN"), metadata)
+                said.add(end.text)
+        self.assertEqual(len(said), 1, said)
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            caller = Caller(server, metadata=(("authorization", f"{scheme} {token}"),))
+            self.assertTrue(caller.attempt("ListBuffers").ok)
+
+    def test_a_request_is_not_looked_at_before_its_caller_is_known(self):
+        server = self.serve(line_of("t"))
+        raw = Caller(server).channel.unary_unary("/tessera.v1.ComputeService/Dot")
+        end = o.outcome_of(lambda: raw(b"\xff" * 100, timeout=20))
+        self.assertEqual(end.code, "UNAUTHENTICATED")
+
+    def test_without_the_flag_nobody_needs_a_token(self):
+        server = o.Server(self.folder, "--no-warm-up")
+        self.addCleanup(server.kill)
+        for caller in (Caller(server), Caller(server, "anything")):
+            self.assertEqual(caller.dot_of_ones(), 1)
+            caller.put("x", PIECE, replace=True)
+        self.assertGreater(len(Caller(server).info().budgets), 2)
+
+    def test_secrets_stay_out_of_logs_and_answers(self):
+        right, wrong = secrets.token_urlsafe(), secrets.token_urlsafe()
+        server = self.serve(line_of(right, "read"), flags=("--log-level", "trace"))
+        said = []
+        for token in (right, wrong):
+            caller = Caller(server, token)
+            said.append(repr(caller.try_upload([dict(name="x")])))
+            said.append(repr(caller.attempt("GetBuffer", name="x")))
+        replace(self.file, f"{right} write one\n")  # a token where its hash belongs
+        self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 10))
+        self.assertEqual(Caller(server, right).reason("ListBuffers"), "")
+        server.stop()
+        hashed = hashlib.sha256(right.encode()).hexdigest()
+        for text in (server.log(), *said):
+            for secret in (right, wrong, hashed, hashed[:12]):
+                self.assertNotIn(secret, text)
+
+    # --- The file ---
+
+    def test_a_changed_file_is_used_without_a_restart(self):
+        server = self.serve(line_of("first"))
+        first, second = Caller(server, "first"), Caller(server, "second")
+        first.put("x", PIECE)
+        self.assertEqual(second.reason("ListBuffers"), "BAD_TOKEN")
+        replace(self.file, f"# renewed\n{line_of('second', 'read')}  # for the second\n")
+        self.assertTrue(o.eventually(lambda: second.attempt("ListBuffers").ok, 10))
+        self.assertEqual(first.reason("ListBuffers"), "BAD_TOKEN")
+        self.assertEqual(second.names(), ["x"], "buffers are the tenant's, not the token's")
+        self.assertEqual(second.reason("DeleteBuffer", name="x"), "ROLE_TOO_SMALL")
+
+    def test_calls_in_progress_go_on_when_their_token_goes(self):
+        server = self.serve(line_of("first"))
+        sent = threading.Event()
+
+        def messages():
+            yield o.buffers.UploadRequest(
+                name="x", spec=o.spec_of(PIECE), data=PIECE.tobytes()[:8]
+            )
+            sent.wait(30)
+            yield o.buffers.UploadRequest(data=PIECE.tobytes()[8:])
+
+        upload = Caller(server, "first").b.Upload.future(messages(), timeout=60)
+        other = Caller(server, "second")
+        replace(self.file, line_of("second") + "\n")
+        self.assertTrue(o.eventually(lambda: other.attempt("ListBuffers").ok, 10))
+        sent.set()
+        self.assertEqual(upload.result().buffer.name, "x")
+
+    def test_a_bad_file_leaves_the_tokens_in_use(self):
+        server = self.serve(line_of("t"))
+        caller = Caller(server, "t")
+        for text, said in (
+            ("rubbish\n", "line 1: it is not SHA-256, role and tenant"),
+            (line_of("t") + "\n" + line_of("u", "root") + "\n", "line 2: the role is none of"),
+            ("# nobody\n", "it holds no token"),
+        ):
+            with self.subTest(said):
+                replace(self.file, text)
+                self.assertTrue(o.eventually(lambda: said in server.log(), 10), server.log())
+                self.assertTrue(caller.attempt("ListBuffers").ok)
+        replace(self.file, line_of("t") + "\n")
+        self.file.chmod(0o666)
+        writable = "its group or others may write it"
+        self.assertTrue(o.eventually(lambda: writable in server.log(), 10), server.log())
+        self.file.unlink()
+        self.assertTrue(o.eventually(lambda: "there is no such file" in server.log(), 10))
+        self.assertTrue(caller.attempt("ListBuffers").ok)
+        time.sleep(2.5)
+        self.assertEqual(server.log().count("there is no such file"), 1)
+
+    def test_files_that_cannot_be_used_are_refused_at_the_start(self):
+        address = ("--listen", "127.0.0.1:0", "--tokens", self.file)
+        self.assertIn("there is no such file", self.refused(*address))
+        replace(self.file, line_of("t") + "\n" + line_of("t", "read") + "\n")
+        self.assertIn("line 2: the token has a line already", self.refused(*address))
+        for mode in (0o664, 0o646):
+            replace(self.file, line_of("t") + "\n")
+            self.file.chmod(mode)
+            self.assertIn("its group or others may write it", self.refused(*address))
+
+    def test_tokens_in_clear_beyond_this_host_need_a_flag(self):
+        replace(self.file, line_of("t") + "\n")
+        beyond = ("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
+        said = self.refused(*beyond, "--tokens", self.file)
+        self.assertIn("tokens would be sent in clear", said)
+        self.assertIn("--insecure", said)
+        server = self.serve(line_of("t"), flags=("--listen", "0.0.0.0:0", "--insecure"))
+        self.assertIn("whoever sees the traffic to it can read the tokens", server.log())
+
+    # --- Tenants ---
+
+    def two(self, *quotas, flags=()):
+        """Clients of two tenants, and the server."""
+        server = self.serve(
+            line_of("a", "write", "anna", *quotas), line_of("b", "write", "bert"),
+            line_of("admin", "admin", "staff"), flags=flags,
+        )
+        return Caller(server, "a"), Caller(server, "b"), server
+
+    def test_names_are_a_tenants_own(self):
+        anna, bert, _ = self.two()
+        anna.put("x", PIECE)
+        bert.put("x", 2 * PIECE)
+        np.testing.assert_array_equal(np.frombuffer(anna.download("x"), np.float32), PIECE)
+        np.testing.assert_array_equal(np.frombuffer(bert.download("x"), np.float32), 2 * PIECE)
+        x = o.resident("x")
+        self.assertEqual(anna.call("Dot", a=x, b=x).value.real, 14)
+        self.assertEqual(bert.call("Dot", a=x, b=x).value.real, 56)
+        anna.call("DeleteBuffer", name="x")
+        self.assertEqual(anna.names(), [])
+        self.assertEqual(bert.names(), ["x"])
+
+    def test_tenants_are_blind_to_each_other(self):
+        anna, bert, _ = self.two()
+        made = anna.put("secret", PIECE)
+        draft = anna.create("sketch", PIECE)
+        x, y = o.resident("secret"), o.resident("nothing")
+
+        def seen(name, operand):
+            """All that bert is told, with the name taken out."""
+            step = o.compute.Step(dot=o.compute.DotRequest(a=operand, b=operand))
+            ends = [
+                bert.attempt("GetBuffer", name=name),
+                bert.attempt("GetBuffer", name=name, version=made.version),
+                bert.attempt("SealBuffer", name=name),
+                bert.attempt("SealBuffer", name=name, version=draft.version),
+                bert.attempt("UpdateBuffer", name=name),
+                bert.attempt("DeleteBuffer", name=name),
+                bert.attempt("DeleteBuffer", name=name, version=made.version),
+                bert.attempt("CopyBuffer", source=name, name="copy"),
+                bert.attempt("Dot", a=operand, b=operand),
+                bert.attempt("Add", a=operand, b=operand),
+                bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
+                bert.try_upload([dict(name=name, data=b"1234")]),
+                o.outcome_of(lambda: bert.download(name)),
+            ]
+            texts = [repr((end.code, end.reason, end.text)) for end in ends]
+            result = bert.call("Execute", steps=[step]).results[0]
+            texts.append(repr((result.error.code, result.error.reason, result.error.message)))
+            listed = bert.call("ListBuffers", prefix=name)
+            texts.append(repr(listed))
+            return [text.replace(name, "NAME") for text in texts]
+
+        self.assertEqual(seen("secret", x), seen("nothing", y))
+        self.assertEqual(seen("sketch", o.resident("sketch")), seen("nothing", y))
+        # Nor does taking the name tell anything.
+        self.assertEqual(bert.create("secret", PIECE).name, "secret")
+        self.assertEqual(anna.names(), ["secret", "sketch"])
+
+    def test_server_info_shows_an_admin_all_and_others_their_own(self):
+        anna, bert, server = self.two("bytes=1Mi", "buffers=7")
+        before = bert.info()
+        anna.put("x", np.zeros(1000, np.float32))
+        after = bert.info()
+        self.assertEqual(before, after)
+        info = anna.info()
+        self.assertGreaterEqual(info.devices[0].buffer_used_bytes, 4000)
+        self.assertEqual(info.devices[0].buffer_limit_bytes, 1 << 20)
+        self.assertEqual(anna.budget("buffers").limit, 7)
+        self.assertEqual(anna.budget("buffers").used, 1)
+        staff = Caller(server, "admin")
+        self.assertGreaterEqual(staff.info().devices[0].buffer_used_bytes, 4000)
+        self.assertEqual(staff.budget("buffers").used, 1)
+        self.assertEqual(staff.names(), [])
+
+    def test_shared_memory_belongs_to_a_tenant(self):
+        path = self.folder / "shared"
+        anna, bert, server = self.two(flags=("--shared-memory", path))
+        region, size = Region(path), PIECE.nbytes
+        self.addCleanup(region.connection.close)
+        region.memory[:size] = PIECE.tobytes()
+        up = dict(name="x", spec=o.spec_of(PIECE), source=region.range(size))
+        self.assertTrue(anna.shared("UploadShared", **up).ok)
+        bert.put("x", 2 * PIECE)
+        theirs = bert.shared("DownloadShared", name="x", target=region.range(size))
+        gone = bert.shared(
+            "DownloadShared", name="x", target=o.shared.RegionRange(region=b"0" * 16, size=size)
+        )
+        self.assertEqual(theirs.reason, "REGION_NOT_FOUND")
+        self.assertEqual((theirs.code, theirs.text), (gone.code, gone.text))
+        self.assertEqual(bert.shared("UploadShared", **up).reason, "REGION_NOT_FOUND")
+        self.assertEqual(region.memory[:size], PIECE.tobytes())
+        self.assertTrue(anna.shared("DownloadShared", name="x", target=region.range(size)).ok)
+        self.assertEqual(anna.shared("GetSharedMemory").answer.used_bytes, 0)
+        self.assertGreater(
+            Caller(server, "admin").shared("GetSharedMemory").answer.used_bytes, 0
+        )
+
+    # --- Quotas ---
+
+    def test_quota_of_bytes(self):
+        anna, bert, _ = self.two("bytes=64Ki")
+        block = np.zeros(8 << 10, np.float32)  # 32 KiB
+        anna.put("x", block)
+        anna.put("y", block)
+        end = anna.attempt("CreateBuffer", name="z", spec=o.spec_of(block))
+        self.assertEqual((end.code, end.reason), ("RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED"))
+        self.assertEqual(end.metadata["quota"], "bytes")
+        self.assertEqual(end.metadata["limit"], str(64 << 10))
+        for figure in ("quota of bytes", "65536", "32768"):
+            self.assertIn(figure, end.text)
+        x = o.resident("x")
+        end = anna.attempt("Add", a=x, b=x, result=o.into("sum"))
+        self.assertEqual(end.reason, "TENANT_QUOTA_EXCEEDED")
+        for name in "xyz":
+            bert.put(name, block)
+        anna.call("DeleteBuffer", name="y")
+        anna.put("z", block)
+
+    def test_quota_of_buffers(self):
+        anna, bert, _ = self.two("buffers=2")
+        anna.create("draft", PIECE)
+        anna.put("x", PIECE)
+        end = anna.try_upload([dict(name="y", spec=o.spec_of(PIECE), data=PIECE.tobytes())])
+        self.assertEqual((end.code, end.reason), ("RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED"))
+        self.assertEqual((end.metadata["quota"], end.metadata["limit"]), ("buffers", "2"))
+        for name in "xyz":
+            bert.put(name, PIECE)
+
+    def test_quota_of_calls(self):
+        anna, bert, _ = self.two()
+        hold = threading.Event()
+
+        def messages(name):
+            yield o.buffers.UploadRequest(name=name, spec=o.spec_of(PIECE))
+            hold.wait(30)
+
+        uploads = [anna.b.Upload.future(messages(name), timeout=60) for name in "xy"]
+        self.assertTrue(o.eventually(lambda: anna.names() == ["x", "y"], 20))
+        replace(
+            self.file,
+            f"{line_of('a', 'write', 'anna', 'calls=2')}\n{line_of('b', 'write', 'bert')}\n",
+        )
+        self.assertTrue(o.eventually(lambda: anna.reason("ListBuffers") == "TOO_MANY_CALLS", 10))
+        end = anna.attempt("ListBuffers")
+        self.assertEqual((end.code, end.metadata["limit"]), ("RESOURCE_EXHAUSTED", "2"))
+        self.assertIn("quota of calls", end.text)
+        end = o.outcome_of(lambda: anna.download("x"))
+        self.assertEqual(end.reason, "TOO_MANY_CALLS")
+        self.assertTrue(bert.attempt("ListBuffers").ok)
+        hold.set()
+        for upload in uploads:
+            upload.exception()
+        # One after the other, none counts twice.
+        for _ in range(300):
+            self.assertTrue(anna.attempt("ListBuffers").ok)
+
+    def test_quotas_follow_the_file(self):
+        anna, _, server = self.two("buffers=1")
+        anna.put("x", PIECE)
+        self.assertEqual(
+            anna.reason("CreateBuffer", name="y", spec=o.spec_of(PIECE)), "TENANT_QUOTA_EXCEEDED"
+        )
+        replace(self.file, line_of("a", "write", "anna", "buffers=2") + "\n")
+        self.assertTrue(o.eventually(lambda: anna.budget("buffers").limit == 2, 10))
+        anna.create("y", PIECE)
+        replace(self.file, line_of("a", "write", "anna", "buffers=1") + "\n")
+        self.assertTrue(o.eventually(lambda: anna.budget("buffers").limit == 1, 10))
+        self.assertEqual(anna.names(), ["x", "y"], "what is there stays")
+        self.assertEqual(
+            anna.reason("CreateBuffer", name="z", spec=o.spec_of(PIECE)), "TENANT_QUOTA_EXCEEDED"
+        )
+
+    # --- Turns ---
+
+    def test_a_tenant_that_floods_leaves_others_their_turn(self):
+        flags = ("--workers", "1", "--queue", "40", "--max-slow-operation-seconds", "60")
+        anna, bert, _ = self.two(flags=flags)
+        side = 500
+        anna.put("m", np.ones((side, side), np.float32))
+        m = o.resident("m")
+        fields = dict(a=m, b=m, strategy="cpu_naive", result=o.into("p", replace=True))
+        if anna.attempt("Matmul", **fields).reason == "UNKNOWN_STRATEGY":
+            names = [
+                s.name
+                for s in anna.call("ListStrategies", operation="matmul", backend="cpu").strategies
+            ]
+            fields["strategy"] = names[0]
+        began = time.monotonic()
+        anna.call("Matmul", **fields)
+        one = time.monotonic() - began
+        flood = [anna.future("Matmul", timeout=300, **fields) for _ in range(60)]
+        self.assertTrue(o.eventually(lambda: any(f.done() for f in flood), 60))
+        # Anna's queue is full, which is hers alone.
+        refused = [f for f in flood if f.done() and f.exception() is not None]
+        self.assertTrue(o.eventually(lambda: [f for f in flood if f.done() and f.exception()], 30))
+        for _ in range(3):
+            self.assertEqual(bert.dot_of_ones(), 1)
+        left = sum(not f.done() for f in flood)
+        for f in flood:
+            f.cancel()
+        # Three calls of bert's took the time of a few of anna's, of which 40 waited.
+        self.assertGreater(left, 20, f"{one:.3f} s each, {len(refused)} refused")
+
+    # --- The command line ---
+
+    def run_cli(self, server, *arguments, token=None, token_file=None, address=None):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        if token is not None:
+            environment["TESSERA_TOKEN"] = token
+        flags = ("--token-file", str(token_file)) if token_file else ()
+        where = ("--server", address or server.address) if server or address else ()
+        return subprocess.run(
+            [CLI, *where, "--timeout", "10s", *flags, *map(str, arguments)],
+            capture_output=True, text=True, timeout=60, env=environment,
+        )
+
+    def test_the_command_line_sends_a_token(self):
+        server = self.serve(line_of("from-env", "write", "one"), line_of("from-file", "read", "two"))
+        np.save(self.folder / "x.npy", PIECE)
+        put = ("put", self.folder / "x.npy", "--name", "x")
+        self.assertEqual(self.run_cli(server, *put, token="from-env").returncode, 0)
+        listed = self.run_cli(server, "--json", "ls", token="from-env")
+        self.assertEqual([b["name"] for b in json.loads(listed.stdout)["buffers"]], ["x"])
+        path = self.folder / "token"
+        path.write_text("from-file\n")
+        listed = self.run_cli(server, "--json", "ls", token_file=path, token="from-env")
+        self.assertEqual(json.loads(listed.stdout)["buffers"], [], "the file is of another tenant")
+        ended = self.run_cli(server, *put, token_file=path)
+        self.assertNotEqual(ended.returncode, 0)
+        self.assertIn("ROLE_TOO_SMALL", ended.stderr)
+        self.assertIn("the role write", ended.stderr)
+        ended = self.run_cli(server, "ls")
+        self.assertIn("BAD_TOKEN", ended.stderr)
+        self.assertIn("TESSERA_TOKEN", ended.stderr)
+        self.assertEqual(self.run_cli(server, "health", token="x").returncode, 0)
+
+    def test_the_command_line_keeps_tokens_to_itself(self):
+        server, token = self.serve(line_of("t")), "very-secret-token"
+        for arguments in (("--help",), ("ls", "--help"), ("ls",), ("--json", "ls"), ("info",)):
+            ended = self.run_cli(server, *arguments, token=token)
+            self.assertNotIn(token, ended.stdout + ended.stderr)
+        ended = self.run_cli(None, "ls", token=token, address="gpu.example.org:50051")
+        self.assertNotEqual(ended.returncode, 0)
+        self.assertIn("in clear", ended.stderr)
+        self.assertNotIn(token, ended.stderr)
+        for bad in ("two words", "caf\u00e9"):
+            ended = self.run_cli(server, "ls", token=bad)
+            self.assertIn("BAD_CREDENTIALS", ended.stderr)
+            self.assertNotIn(bad, ended.stderr)
+        ended = self.run_cli(server, "ls", token_file=self.folder / "missing")
+        self.assertIn("BAD_CREDENTIALS", ended.stderr)
+
+    def test_the_command_line_makes_tokens(self):
+        made = [
+            json.loads(self.run_cli(None, "--json", "token", *flags).stdout)
+            for flags in ((), ("--role", "read", "--tenant", "vision"))
+        ]
+        self.assertNotEqual(made[0]["token"], made[1]["token"])
+        self.assertEqual(made[1]["line"], line_of(made[1]["token"], "read", "vision"))
+        server = self.serve(*(one["line"] for one in made))
+        self.assertTrue(Caller(server, made[0]["token"]).attempt("ListBuffers").ok)
+        self.assertEqual(
+            Caller(server, made[1]["token"]).reason("DeleteBuffer", name="x"), "ROLE_TOO_SMALL"
+        )
+        plain = self.run_cli(None, "token")
+        token, line = (text.split(": ", 1)[1] for text in plain.stdout.splitlines())
+        self.assertEqual(line, line_of(token, "write", "default"))
+        self.assertNotEqual(self.run_cli(None, "token", "--role", "root").returncode, 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    unittest.main(argv=[sys.argv[0], *rest])
