@@ -52,6 +52,7 @@ class OperationCall final : public DeviceCall {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RESULT",
                        "scratch memory is for the steps of a program", {{"field", "result"}});
     }
+    NoteStrategy(request_.strategy());
     absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), core().store());
     if (!sources.ok()) return sources.status();
     sources_ = *std::move(sources);
@@ -82,7 +83,10 @@ class OperationCall final : public DeviceCall {
     if (!result.ok()) return result.status();
     v1::ExecutionStats& stats = *response_.mutable_stats();
     SetStats(result->stats, stream.device(), sources_, stats);
+    NoteStrategy(result->stats.strategy);
+    if (request_.timing()) NoteKernel(result->stats.kernel_us);
     stats.set_queue_us(queue_us());
+    stats.set_total_us(total_us());
     return absl::OkStatus();
   }
 

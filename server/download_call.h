@@ -81,6 +81,7 @@ class DownloadCall final : public StreamCall,
 
   Core& core_;
   LiveCalls<DownloadCall>& live_;
+  const absl::Time accept_time_ = SteadyNow();
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;
   Charge stream_;

@@ -21,7 +21,9 @@ namespace tessera {
 // happens to its connection.
 class SharedTransfer : public UnaryCall, private Task {
  public:
-  using UnaryCall::UnaryCall;
+  SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,
+                 Metrics::Direction direction)
+      : UnaryCall(core, method, exchange), direction_(direction) {}
   // On the thread that brought the call, once. streams: the budget it counts against.
   void Start(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
              std::string_view too_many);
@@ -55,6 +57,7 @@ class SharedTransfer : public UnaryCall, private Task {
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 
+  const Metrics::Direction direction_;
   Charge stream_;
   std::shared_ptr<const SharedRegion> region_;
   char* memory_ = nullptr;
@@ -69,7 +72,7 @@ class SharedUpload final : public SharedTransfer {
  public:
   SharedUpload(Core& core,
                UnaryExchangeOf<v1::UploadSharedRequest, v1::UploadSharedResponse>& exchange)
-      : SharedTransfer(core, "UploadShared", exchange),
+      : SharedTransfer(core, "UploadShared", exchange, Metrics::Direction::kUpload),
         request_(exchange.request()),
         response_(exchange.response()) {}
 
@@ -89,7 +92,7 @@ class SharedDownload final : public SharedTransfer {
  public:
   SharedDownload(Core& core,
                  UnaryExchangeOf<v1::DownloadSharedRequest, v1::DownloadSharedResponse>& exchange)
-      : SharedTransfer(core, "DownloadShared", exchange),
+      : SharedTransfer(core, "DownloadShared", exchange, Metrics::Direction::kDownload),
         request_(exchange.request()),
         response_(exchange.response()) {}
 

@@ -25,7 +25,16 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 
 void UnaryCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall(method_, exchange_.context().peer(), status);
-  core_.answers().Add(answer_, exchange_.context().c_call());
+  const absl::Time end = end_time();
+  core_.answers().Add(answer_, exchange_.context().c_call(), end);
+  const bool begun = begin_time_ != absl::InfinitePast();
+  core_.metrics().Count({.rpc = method_,
+                         .strategy = strategy_,
+                         .total = end - accept_time_,
+                         .begun = begun,
+                         .queue = begun ? begin_time_ - accept_time_ : absl::ZeroDuration(),
+                         .run = begun ? end - begin_time_ : absl::ZeroDuration()},
+                        status);
   exchange_.Finish(ToGrpc(status));
 }
 

@@ -89,6 +89,7 @@ class UploadCall final : public StreamCall, private Task {
 
   Core& core_;
   LiveCalls<UploadCall>& live_;
+  const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
   Charge stream_;
@@ -120,6 +121,7 @@ class UploadCall final : public StreamCall, private Task {
     bool failed = false;
   };
   std::optional<Write> write_;
+  std::uint64_t arrived_ = 0;  // bytes that Run has brought to the device
 };
 
 }  // namespace tessera
