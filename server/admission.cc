@@ -14,6 +14,11 @@ absl::StatusOr<Admission::Ticket> Admission::Enter() {
   return Ticket(this);
 }
 
+int Admission::in_progress() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
 void Admission::Exit() {
   const std::lock_guard lock(mutex_);
   if (--calls_ == 0 && closed_) idle_.notify_all();

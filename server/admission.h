@@ -34,11 +34,12 @@ class Admission {
   void Close();
   // Waits until no call is in progress; false when the time is over before.
   bool WaitIdle(absl::Duration timeout);
+  int in_progress() const;
 
  private:
   void Exit();
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool closed_ = false;
   int calls_ = 0;

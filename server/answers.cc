@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "grpc/grpc.h"
-#include "server/clock.h"
 
 namespace tessera {
 
@@ -19,10 +18,10 @@ void Answers::Unlink(Entry& entry) {
   (entry.behind == nullptr ? last_ : entry.behind->before) = entry.before;
 }
 
-void Answers::Add(Entry& entry, grpc_call* call) {
+void Answers::Add(Entry& entry, grpc_call* call, absl::Time now) {
   const std::lock_guard lock(mutex_);
   entry.call = call;
-  entry.since = SteadyNow();
+  entry.since = now;
   Append(entry);
 }
 

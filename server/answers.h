@@ -21,7 +21,7 @@ class Answers {
   };
 
   // From the moment at which a call has its answer until it is done.
-  void Add(Entry& entry, grpc_call* call);
+  void Add(Entry& entry, grpc_call* call, absl::Time now);
   void Remove(Entry& entry);
 
   // Breaks off the calls whose answers have not been taken for longer than limit.
@@ -32,7 +32,7 @@ class Answers {
   void Unlink(Entry& entry);
 
   std::mutex mutex_;
-  // By time, the oldest first.
+  // By time, but for the moments between a clock's reading and Add; the oldest first.
   Entry* first_ = nullptr;
   Entry* last_ = nullptr;
 };

@@ -52,6 +52,7 @@ bool BufferService::ServeStream(std::string_view method, StreamExchange& exchang
     const absl::StatusOr<Caller> caller = core_.access().Admit(name, exchange.context());
     if (!caller.ok()) {
       LogFailedCall(name, exchange.context().peer(), caller.status());
+      core_.metrics().Count({.rpc = name}, caller.status());
       exchange.Refuse(ToGrpc(caller.status()));
       return true;
     }

@@ -239,6 +239,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   const absl::Time now = SteadyNow();
   if (absl::Status status = CheckFree(spec, now); !status.ok()) return status;
   drafts_[spec.name].emplace(version, draft);
+  CountWriting(draft->buffer(), 1);
   if (draft->kind_ == Draft::Kind::kRanges) {
     draft->last_use_ = now;
     draft->idle_place_ = idle_.insert(idle_.end(), draft.get());
@@ -368,6 +369,7 @@ absl::StatusOr<BufferInfo> BufferStore::SealLocked(Draft& draft,
   buffer.version_ = version;
   buffer.checksum_ = actual;
   ready.buffer = draft.buffer_;
+  CountReady(buffer, 1);
   ready.draft_version = draft_version;
   SetExpiry(buffer.name(), ready, Expiry(now, draft.ttl_));
   return Info(ready);
@@ -603,12 +605,14 @@ void BufferStore::SetExpiry(const std::string& name, Ready& ready, absl::Time ex
 
 void BufferStore::Unlink(ReadyMap::iterator it, Doomed& doomed) {
   expiries_.erase({it->second.expire_time, it->first});
+  CountReady(*it->second.buffer, -1);
   doomed.push_back(std::move(it->second.buffer));
   ready_.erase(it);
 }
 
 void BufferStore::Unlink(Draft& draft, Draft::State state, Doomed& doomed) {
   draft.state_ = state;
+  CountWriting(draft.buffer(), -1);
   if (draft.kind_ == Draft::Kind::kRanges) idle_.erase(draft.idle_place_);
   const auto drafts = drafts_.find(draft.buffer_->name());
   const auto it = drafts->second.find(draft.buffer_->version_);
@@ -621,6 +625,23 @@ void BufferStore::Touch(Draft& draft, absl::Time now) {
   if (draft.kind_ != Draft::Kind::kRanges || draft.state_ != Draft::State::kOpen) return;
   draft.last_use_ = now;
   idle_.splice(idle_.end(), idle_, draft.idle_place_);
+}
+
+void BufferStore::CountReady(const Buffer& buffer, int change) {
+  Tally& tally = tallies_[&buffer.device()];
+  tally.ready += change;
+  tally.ready_bytes += change * buffer.type().bytes();
+}
+
+void BufferStore::CountWriting(const Buffer& buffer, int change) {
+  Tally& tally = tallies_[&buffer.device()];
+  tally.writing += change;
+  tally.writing_bytes += change * buffer.type().bytes();
+}
+
+BufferStore::Tally BufferStore::tally(const Device& device) {
+  const std::lock_guard lock(mutex_);
+  return tallies_[&device];
 }
 
 BufferInfo BufferStore::Info(const Ready& ready) {

@@ -244,6 +244,15 @@ class BufferStore {
   // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
+  // The buffers of a device that have a name, drafts of results included, and their bytes.
+  struct Tally {
+    std::uint64_t ready = 0;
+    std::uint64_t ready_bytes = 0;
+    std::uint64_t writing = 0;
+    std::uint64_t writing_bytes = 0;
+  };
+  Tally tally(const Device& device);
+
   // Of all stores together.
   const Budget& budget(const Device& device) const { return *shared_->bytes.at(&device); }
   const Budget& count() const { return shared_->count; }
@@ -281,6 +290,9 @@ class BufferStore {
   void Unlink(ReadyMap::iterator it, Doomed& doomed);
   void Unlink(Draft& draft, Draft::State state, Doomed& doomed);
   void Touch(Draft& draft, absl::Time now);
+  // One more, or with -1 one less, of the device's buffers.
+  void CountReady(const Buffer& buffer, int change);
+  void CountWriting(const Buffer& buffer, int change);
   static BufferInfo Info(const Ready& ready);
   static BufferInfo Info(const Draft& draft);
 
@@ -302,6 +314,7 @@ class BufferStore {
   std::mutex mutex_;
   ReadyMap ready_;
   DraftMap drafts_;
+  std::map<const Device*, Tally> tallies_;
   std::uint64_t last_version_;
   std::set<std::pair<absl::Time, std::string_view>> expiries_;  // the names are ready_'s keys
   std::list<Draft*> idle_;  // drafts of kRanges, the one that was used longest ago first

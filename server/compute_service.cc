@@ -52,6 +52,7 @@ class OperationCall final : public DeviceCall {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RESULT",
                        "scratch memory is for the steps of a program", {{"field", "result"}});
     }
+    NoteStrategy(request_.strategy());
     if (DestinationOf(request_).has_buffer()) {
       if (absl::Status status = RequireWrite(); !status.ok()) return status;
     }
@@ -85,7 +86,10 @@ class OperationCall final : public DeviceCall {
     if (!result.ok()) return result.status();
     v1::ExecutionStats& stats = *response_.mutable_stats();
     SetStats(result->stats, stream.device(), sources_, stats);
+    NoteStrategy(result->stats.strategy);
+    if (request_.timing()) NoteKernel(result->stats.kernel_us);
     stats.set_queue_us(queue_us());
+    stats.set_total_us(total_us());
     return absl::OkStatus();
   }
 

@@ -21,6 +21,7 @@
 #include "server/chores.h"
 #include "server/executor.h"
 #include "server/listener.h"
+#include "server/metrics.h"
 #include "server/options.h"
 #include "server/shared_region.h"
 #include "server/slots.h"
@@ -45,6 +46,7 @@ class Core {
   Admission& admission() { return admission_; }
   Chores& chores() { return chores_; }
   Answers& answers() { return answers_; }
+  Metrics& metrics() { return metrics_; }
   absl::Time start_time() const { return start_time_; }
 
   // Runs the operations on a device of devices().
@@ -83,6 +85,7 @@ class Core {
   std::map<std::string_view, Usage> Budgets() const;
   // Adds the budget "connections"; before the first call comes. The table outlives the core's use.
   void WatchConnections(ConnectionTable& connections) { connections_ = &connections; }
+  const ConnectionTable* connections() const { return connections_; }  // null before
 
   // The rates of a device's strategies, and what they say about how long a call will take.
   Pace& pace(const Device& device) { return places_.at(&device)->pace; }
@@ -135,6 +138,7 @@ class Core {
   ConnectionTable* connections_ = nullptr;
   Tenants tenants_;
   std::unique_ptr<Access> access_;
+  Metrics metrics_;
   Admission admission_;
   Answers answers_;
   Chores chores_;

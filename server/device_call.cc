@@ -16,7 +16,6 @@ void DeviceCall::Start(std::size_t bytes) {
     if (!device.ok()) return device.status();
     Executor& executor = core().compute(**device);
     const bool is_short = IsShort(**device);
-    accept_time_ = SteadyNow();
     executor_ = &executor;
     if (is_short) {
       const CallQueue::Leave leave;
@@ -31,7 +30,7 @@ void DeviceCall::Start(std::size_t bytes) {
 }
 
 void DeviceCall::Run(Stream& stream) {
-  queue_us_ = absl::ToDoubleMicroseconds(SteadyNow() - accept_time_);
+  NoteBegin();
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
   const absl::Status ended = EndRequest(stream);

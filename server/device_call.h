@@ -21,10 +21,6 @@ class DeviceCall : public UnaryCall, private Task {
   // lives until the call has ended.
   void Start(std::size_t bytes);
 
- protected:
-  // Time from acceptance to the begin on the stream, in microseconds.
-  double queue_us() const { return queue_us_; }
-
  private:
   // Checks the request as far as that needs no stream: the device to run on.
   virtual absl::StatusOr<Device*> Prepare() = 0;
@@ -42,8 +38,6 @@ class DeviceCall : public UnaryCall, private Task {
   void OnCancel() final;
 
   std::atomic<Executor*> executor_{nullptr};
-  absl::Time accept_time_;
-  double queue_us_ = 0;
 };
 
 // What a call ends with whose client has left: CANCELLED.

@@ -197,9 +197,12 @@ absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
       ++slots_;
     }
     char* data = lease->slot.data();
+    const absl::Time begin = SteadyNow();
     absl::Status status =
         CopyToHost(stream, data, static_cast<const char*>(buffer_->data()) + position_, size);
     if (!status.ok()) return status;
+    core_.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream, size,
+                                  SteadyNow() - begin);
     if (request_.checksums()) header_.set_crc32c(Crc32c(data, size));
     const grpc::Slice slices[] = {grpc::Slice(WithDataOf(header_, size)),
                                   grpc::Slice(data, size, &Lease::End, lease.release())};
@@ -268,6 +271,7 @@ void DownloadCall::OnSlotFree() {
 
 void DownloadCall::End() {
   if (!status_.ok()) LogFailedCall("Download", context().peer(), status_);
+  core_.metrics().Count({.rpc = "Download", .total = SteadyNow() - accept_time_}, status_);
   core_.chores().Release(std::move(buffer_));
   stream_ = Charge();
   memory_ = Charge();

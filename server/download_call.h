@@ -82,6 +82,7 @@ class DownloadCall final : public StreamCall,
   Core& core_;
   Tenant& tenant_;
   LiveCalls<DownloadCall>& live_;
+  const absl::Time accept_time_ = SteadyNow();
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;
   Charge call_;  // of the tenant's

@@ -112,6 +112,7 @@ absl::Status ExecuteCall::RunOn(Stream& stream) {
   answer->set_queue_us(queue_us());
   status = program_->Answer(stream, *answer);
   if (!status.ok()) return status;
+  answer->set_total_us(total_us());
   bool owned = false;
   const grpc::Status written =
       grpc::SerializationTraits<v1::ExecuteResponse>::Serialize(*answer, &response_, &owned);

@@ -147,6 +147,69 @@ std::size_t RaiseDescriptorLimit() {
   return limit.rlim_cur;
 }
 
+absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  if (colon == address.npos) return CannotListen(address, "it has no port");
+  std::string host = address.substr(0, colon);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != host.npos) {
+    return CannotListen(address, "an IPv6 address stands in brackets");
+  }
+
+  addrinfo hints{};
+  hints.ai_flags = AI_PASSIVE;  // no host: every address
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* resolved = nullptr;
+  const int wrong = getaddrinfo(host.empty() ? nullptr : host.c_str(), address.c_str() + colon + 1,
+                                &hints, &resolved);
+  if (wrong != 0) return CannotListen(address, std::string(gai_strerror(wrong)));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(resolved, freeaddrinfo);
+  std::vector<const addrinfo*> found;
+  std::set<std::string> seen;  // a name may have one address twice
+  for (const addrinfo* it = resolved; it != nullptr; it = it->ai_next) {
+    if (seen.emplace(reinterpret_cast<const char*>(it->ai_addr), it->ai_addrlen).second) {
+      found.push_back(it);
+    }
+  }
+
+  std::vector<int> sockets;
+  int error = EADDRNOTAVAIL;
+  for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
+    bool taken = false;
+    int port = 0;  // that the first address got; the others are to have the same
+    for (const addrinfo* it : found) {
+      sockaddr_storage name{};
+      std::memcpy(&name, it->ai_addr, it->ai_addrlen);
+      auto* generic = reinterpret_cast<sockaddr*>(&name);
+      if (port != 0) SetPort(port, generic);
+      // "[::]" alone is every IPv4 address too.
+      const int fd = ListenOn(generic, it->ai_addrlen, found.size() > 1);
+      if (fd >= 0) {
+        sockets.push_back(fd);
+        port = PortOf(fd);
+        continue;
+      }
+      error = errno;
+      // Names tell of addresses that this machine does not have: localhost without IPv6.
+      if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) continue;
+      taken = true;
+      break;
+    }
+    if (!taken) break;
+    // The port that was free on one address is taken on another.
+    const bool retry = !sockets.empty() && error == EADDRINUSE && address.substr(colon + 1) == "0";
+    CloseAll(sockets);
+    if (!retry) break;
+  }
+  if (sockets.empty()) return CannotListen(address, error);
+  TcpSockets opened;
+  opened.beyond_loopback = std::any_of(sockets.begin(), sockets.end(), IsBeyondLoopback);
+  opened.address = absl::StrCat(address.substr(0, colon), ":", PortOf(sockets[0]));
+  opened.sockets = std::move(sockets);
+  return opened;
+}
+
 std::string SourceOf(const sockaddr_storage& peer) {
   const auto bytes = [](const void* data, std::size_t size) {
     return std::string(static_cast<const char*>(data), size);
@@ -274,66 +337,11 @@ absl::Status Listener::OpenUnix(const std::string& address) {
 }
 
 absl::Status Listener::OpenTcp(const std::string& address) {
-  const std::size_t colon = address.rfind(':');
-  if (colon == address.npos) return CannotListen(address, "it has no port");
-  std::string host = address.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  } else if (host.find(':') != host.npos) {
-    return CannotListen(address, "an IPv6 address stands in brackets");
-  }
-
-  addrinfo hints{};
-  hints.ai_flags = AI_PASSIVE;  // no host: every address
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* resolved = nullptr;
-  const int wrong = getaddrinfo(host.empty() ? nullptr : host.c_str(), address.c_str() + colon + 1,
-                                &hints, &resolved);
-  if (wrong != 0) return CannotListen(address, std::string(gai_strerror(wrong)));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(resolved, freeaddrinfo);
-  std::vector<const addrinfo*> found;
-  std::set<std::string> seen;  // a name may have one address twice
-  for (const addrinfo* it = resolved; it != nullptr; it = it->ai_next) {
-    if (seen.emplace(reinterpret_cast<const char*>(it->ai_addr), it->ai_addrlen).second) {
-      found.push_back(it);
-    }
-  }
-
-  std::vector<int> sockets;
-  int error = EADDRNOTAVAIL;
-  for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
-    bool taken = false;
-    int port = 0;  // that the first address got; the others are to have the same
-    for (const addrinfo* it : found) {
-      sockaddr_storage name{};
-      std::memcpy(&name, it->ai_addr, it->ai_addrlen);
-      auto* generic = reinterpret_cast<sockaddr*>(&name);
-      if (port != 0) SetPort(port, generic);
-      // "[::]" alone is every IPv4 address too.
-      const int fd = ListenOn(generic, it->ai_addrlen, found.size() > 1);
-      if (fd >= 0) {
-        sockets.push_back(fd);
-        port = PortOf(fd);
-        continue;
-      }
-      error = errno;
-      // Names tell of addresses that this machine does not have: localhost without IPv6.
-      if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) continue;
-      taken = true;
-      break;
-    }
-    if (!taken) break;
-    // The port that was free on one address is taken on another.
-    const bool retry = !sockets.empty() && error == EADDRINUSE && address.substr(colon + 1) == "0";
-    CloseAll(sockets);
-    if (!retry) break;
-  }
-  if (sockets.empty()) return CannotListen(address, error);
-  for (const int fd : sockets) {
-    if (beyond_loopback_.empty() && IsBeyondLoopback(fd)) beyond_loopback_ = address;
-  }
-  sockets_.insert(sockets_.end(), sockets.begin(), sockets.end());
-  addresses_.push_back(absl::StrCat(address.substr(0, colon), ":", PortOf(sockets[0])));
+  absl::StatusOr<TcpSockets> opened = ListenTcp(address);
+  if (!opened.ok()) return opened.status();
+  if (opened->beyond_loopback && beyond_loopback_.empty()) beyond_loopback_ = address;
+  sockets_.insert(sockets_.end(), opened->sockets.begin(), opened->sockets.end());
+  addresses_.push_back(std::move(opened->address));
   return absl::OkStatus();
 }
 

@@ -25,6 +25,17 @@ namespace tessera {
 // Lets the process have as many descriptors as it may, and returns how many that is.
 std::size_t RaiseDescriptorLimit();
 
+// Sockets that listen on one "host:port", where host may be a name, an IPv4 address or an IPv6
+// address in brackets and port 0 takes a free one. A name that has several addresses is listened to
+// on all that this machine has. They do not block, and belong to the caller.
+struct TcpSockets {
+  std::vector<int> sockets;      // at least one
+  std::string address;           // with the port that was taken for port 0
+  bool beyond_loopback = false;  // whether other hosts can connect
+};
+// UNAVAILABLE / CANNOT_LISTEN {address}.
+absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
+
 // Whom a connection counts against: an IPv4 address, or the network (/64) of an IPv6 address, as
 // bytes. Empty for this host itself: unix sockets and loopback addresses.
 std::string SourceOf(const sockaddr_storage& peer);
@@ -73,10 +84,8 @@ class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  // Listens on every address: "host:port", where host may be a name, an IPv4 address or an IPv6
-  // address in brackets and port 0 takes a free one; "unix:/path" or "unix:///path". A name that
-  // has several addresses is listened to on all that this machine has. Who connects waits until
-  // Start. max_connections: at least 1; fewer when the process may not have so many descriptors.
+  // Listens on every address: "host:port" as of ListenTcp; "unix:/path" or "unix:///path". Who
+  // connects waits until Start. max_connections: at least 1; fewer when the process may not have so many descriptors.
   // UNAVAILABLE / CANNOT_LISTEN {address}.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
                                                         std::size_t max_connections);

@@ -265,6 +265,11 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
               false, options.drain_delay);
   AddDuration(app, "drain-timeout", "30s", "how long calls in progress may take to end after that",
               false, options.drain_timeout);
+  app.add_option("--metrics-listen", options.metrics_listen,
+                 "host:port for metrics by HTTP: /metrics for Prometheus, /healthz, and a page for "
+                 "people; without TLS; port 0 takes a free one")
+      ->type_name("ADDRESS")
+      ->envname(EnvironmentName("metrics-listen"));
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off")
       ->type_name("LEVEL")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))

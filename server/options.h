@@ -64,6 +64,7 @@ struct Options {
   absl::Duration watchdog = absl::Minutes(2);
   absl::Duration drain_delay = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
+  std::string metrics_listen;  // host:port of the metrics by HTTP; empty: without
   std::string log_level = "info";
   bool log_json = false;
   bool reflection = true;

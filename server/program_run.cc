@@ -470,6 +470,9 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
     room -= std::min<std::uint64_t>(room, error.ByteSizeLong() + kFraming);
     *response.mutable_results(static_cast<int>(i))->mutable_error() = std::move(error);
   }
+  const auto failed = static_cast<std::uint64_t>(
+      std::count_if(steps_.begin(), steps_.end(), [](const Step& s) { return !s.status.ok(); }));
+  core_.metrics().CountSteps(steps_.size() - failed, failed);
   return absl::OkStatus();
 }
 

@@ -14,6 +14,8 @@
 #include "grpc/health/v1/health.pb.h"
 #include "kernels/base/error.h"
 #include "server/log.h"
+#include "server/metrics_text.h"
+#include "server/status_page.h"
 #include "server/tls.h"
 #include "spdlog/spdlog.h"
 
@@ -66,6 +68,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   std::unique_ptr<Server> server(new Server(*std::move(core)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   server->SetHealth();
+  if (server->http_ != nullptr) {
+    spdlog::info("metrics at http://{}/", server->http_->address());
+    if (server->http_->beyond_loopback())
+      spdlog::warn("other hosts can read the metrics: they have no TLS, and ask nobody who he is");
+  }
   server->tender_ = std::thread(&Server::Tend, server.get());
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   return server;
@@ -115,6 +122,12 @@ absl::Status Server::Listen() {
       static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
                                               std::numeric_limits<int>::max())));
 
+  if (!options.metrics_listen.empty()) {
+    absl::StatusOr<std::unique_ptr<HttpListener>> http = HttpListener::Open(
+        options.metrics_listen, [this](std::string_view path) { return ServeHttp(path); });
+    if (!http.ok()) return http.status();
+    http_ = *std::move(http);
+  }
   absl::StatusOr<std::unique_ptr<Listener>> listener =
       Listener::Open(options.listen, options.max_connections);
   if (!listener.ok()) return listener.status();
@@ -167,10 +180,26 @@ void Server::ServeStream(StreamExchange& exchange) {
   if (buffer_service_.ServeStream(method, exchange) || health_.ServeStream(method, exchange) ||
       (reflection_ != nullptr && reflection_->Serve(method, exchange)))
     return;
+  core_->metrics().Count({.rpc = "other"}, absl::UnimplementedError(""));
   exchange.Refuse({grpc::StatusCode::UNIMPLEMENTED, "the server has no such method"});
 }
 
+HttpAnswer Server::ServeHttp(std::string_view path) {
+  if (path == "/metrics") {
+    return {.type = "text/plain; version=0.0.4; charset=utf-8",
+            .body = MetricsText(*core_, ready_)};
+  }
+  if (path == "/") {
+    return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
+  }
+  if (path == "/healthz") {
+    return ready_ ? HttpAnswer{.body = "ready\n"} : HttpAnswer{.code = 503, .body = "not ready\n"};
+  }
+  return {.code = 404, .body = "not found: there are /, /metrics and /healthz\n"};
+}
+
 Server::~Server() {
+  http_.reset();
   if (server_ != nullptr) Drain();
   {
     const std::lock_guard lock(mutex_);
@@ -234,6 +263,7 @@ bool Server::Drain() {
 
 void Server::SetHealth() {
   const bool ready = !draining_ && !stuck_ && !device_lost_;
+  ready_ = ready;
   health_.Set(v1::BufferService::service_full_name(), ready);
   health_.Set(v1::ComputeService::service_full_name(), ready);
   health_.Set("", !device_lost_);

@@ -1,6 +1,7 @@
 // The server as a whole: listeners, services, health, and an orderly end.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include "server/compute_service.h"
 #include "server/core.h"
 #include "server/health.h"
+#include "server/http_listener.h"
 #include "server/listener.h"
 #include "server/options.h"
 #include "server/reflection.h"
@@ -37,6 +39,9 @@ class Server {
 
   // Where it listens, with the ports that were taken for port 0.
   const std::vector<std::string>& addresses() const { return listener_->addresses(); }
+
+  // Where metrics are, with the port that was taken for port 0; empty: nowhere.
+  std::string metrics_address() const { return http_ == nullptr ? "" : http_->address(); }
 
   // A connection without a socket. No call may be made on it after Drain: that crashes in
   // gRPC 1.51.
@@ -67,6 +72,7 @@ class Server {
   // Of the addresses that are listened to.
   absl::Status SetCredentials();
   void ServeStream(StreamExchange& exchange);
+  HttpAnswer ServeHttp(std::string_view path);
   // Tells the health service; with the mutex.
   void SetHealth();
   // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
@@ -94,7 +100,9 @@ class Server {
   bool draining_ = false;
   bool stuck_ = false;  // a worker is
   bool ending_ = false;
+  std::atomic<bool> ready_{false};  // what the health service says of the services
   std::thread tender_;
+  std::unique_ptr<HttpListener> http_;  // null: without; goes before what it tells of
 };
 
 }  // namespace tessera

@@ -79,7 +79,11 @@ void SharedTransfer::Run(Stream& stream) {
   Executor& executor = *executor_;
   for (int piece = 1; status.ok() && moved_ < size_; ++piece) {
     const std::uint64_t size = std::min(kPiece, size_ - moved_);
+    const absl::Time begin = SteadyNow();
     status = cancelled_ ? CallerLeft() : Guarded([&] { return Move(stream, moved_, size); });
+    if (status.ok()) {
+      core().metrics().CountTransfer(direction_, Metrics::Way::kShared, size, SteadyNow() - begin);
+    }
     moved_ += size;
     if (status.ok() && moved_ < size_ && (piece == kPiecesARun || executor.waiting() > 0)) {
       status = executor.Submit(*this);

@@ -21,8 +21,11 @@ namespace tessera {
 // happens to its connection.
 class SharedTransfer : public UnaryCall, private Task {
  public:
-  SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange)
-      : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
+  SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,
+                 Metrics::Direction direction)
+      : UnaryCall(core, method, exchange),
+        Task(exchange.caller().tenant->number()),
+        direction_(direction) {}
   // On the thread that brought the call, once. streams: the budget it counts against.
   void Start(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
              std::string_view too_many);
@@ -56,6 +59,7 @@ class SharedTransfer : public UnaryCall, private Task {
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 
+  const Metrics::Direction direction_;
   Charge stream_;
   std::shared_ptr<const SharedRegion> region_;
   char* memory_ = nullptr;
@@ -70,7 +74,7 @@ class SharedUpload final : public SharedTransfer {
  public:
   SharedUpload(Core& core,
                UnaryExchangeOf<v1::UploadSharedRequest, v1::UploadSharedResponse>& exchange)
-      : SharedTransfer(core, "UploadShared", exchange),
+      : SharedTransfer(core, "UploadShared", exchange, Metrics::Direction::kUpload),
         request_(exchange.request()),
         response_(exchange.response()) {}
 
@@ -90,7 +94,7 @@ class SharedDownload final : public SharedTransfer {
  public:
   SharedDownload(Core& core,
                  UnaryExchangeOf<v1::DownloadSharedRequest, v1::DownloadSharedResponse>& exchange)
-      : SharedTransfer(core, "DownloadShared", exchange),
+      : SharedTransfer(core, "DownloadShared", exchange, Metrics::Direction::kDownload),
         request_(exchange.request()),
         response_(exchange.response()) {}
 

@@ -27,10 +27,16 @@ Tenant& Tenants::Named(const std::string& name) {
   return *tenant;
 }
 
-std::vector<std::shared_ptr<const void>> Tenants::Sweep(absl::Time now) {
-  std::vector<std::shared_ptr<const void>> doomed = unnamed_->store().Sweep(now);
+std::vector<Tenant*> Tenants::All() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [name, tenant] : named_) {
+  std::vector<Tenant*> all = {unnamed_.get()};
+  for (const auto& [name, tenant] : named_) all.push_back(tenant.get());
+  return all;
+}
+
+std::vector<std::shared_ptr<const void>> Tenants::Sweep(absl::Time now) {
+  std::vector<std::shared_ptr<const void>> doomed;
+  for (Tenant* tenant : All()) {
     for (std::shared_ptr<const void>& one : tenant->store().Sweep(now))
       doomed.push_back(std::move(one));
   }

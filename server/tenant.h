@@ -68,6 +68,9 @@ class Tenants {
   const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
   const Budget& count() const { return unnamed_->store().count(); }
 
+  // The unnamed one first.
+  std::vector<Tenant*> All();
+
   // BufferStore::Sweep of every tenant.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 

@@ -25,12 +25,21 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 
 void UnaryCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall(method_, exchange_.context().peer(), status);
-  core_.answers().Add(answer_, exchange_.context().c_call());
+  const absl::Time end = end_time();
+  core_.answers().Add(answer_, exchange_.context().c_call(), end);
+  const bool begun = begin_time_ != absl::InfinitePast();
+  core_.metrics().Count({.rpc = method_,
+                         .strategy = strategy_,
+                         .total = end - accept_time_,
+                         .begun = begun,
+                         .queue = begun ? begin_time_ - accept_time_ : absl::ZeroDuration(),
+                         .run = begun ? end - begin_time_ : absl::ZeroDuration()},
+                        status);
   accepted_.call = Charge();  // a client that has its answer may make its next call
   exchange_.Finish(ToGrpc(status));
 }
 
-UnaryExchange::Admit AdmitTo(const Core& core, std::string_view method) {
+UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
   return [&core, method](UnaryExchange& exchange) {
     const absl::StatusOr<Caller> caller = core.access().Admit(method, exchange.context());
     if (caller.ok()) {
@@ -38,6 +47,7 @@ UnaryExchange::Admit AdmitTo(const Core& core, std::string_view method) {
       return grpc::Status::OK;
     }
     LogFailedCall(method, exchange.context().peer(), caller.status());
+    core.metrics().Count({.rpc = method}, caller.status());
     return ToGrpc(caller.status());
   };
 }

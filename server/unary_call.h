@@ -42,7 +42,8 @@ class UnaryCall {
     if (!status.ok()) answer = Response();
     return status;
   }
-  // With the answer in place. Once; the call may not be touched afterwards. Logs what failed.
+  // With the answer in place. Once; the call may not be touched afterwards. Counts it, and logs what
+  // failed.
   void End(const absl::Status& status);
   // The client has left, or its deadline has passed; the call may have ended.
   virtual void OnCancel() {}
@@ -56,17 +57,40 @@ class UnaryCall {
     return caller().Require(Role::kWrite, method_, "a result that is stored");
   }
 
+  // What is measured of a call. The strategy, if any, that it asks for or that ran: the text outlives
+  // the call's End.
+  void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
+  // It begins on a worker, now.
+  void NoteBegin() { begin_time_ = SteadyNow(); }
+  // What the device's clock says, if anything.
+  void NoteKernel(double microseconds) {
+    core_.metrics().CountKernel(method_, strategy_, microseconds);
+  }
+  // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is when
+  // this is first called, or when End is.
+  double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
+  double total_us() { return absl::ToDoubleMicroseconds(end_time() - accept_time_); }
+
  private:
+  absl::Time end_time() {
+    if (end_time_ == absl::InfinitePast()) end_time_ = SteadyNow();
+    return end_time_;
+  }
+
   Core& core_;
   const std::string_view method_;
   UnaryExchange& exchange_;
+  const absl::Time accept_time_ = SteadyNow();
+  absl::Time begin_time_ = absl::InfinitePast();  // until it begins
+  absl::Time end_time_ = absl::InfinitePast();    // until it ends
+  std::string_view strategy_;
   Core::Accepted accepted_;
   Charge answer_memory_;
   Answers::Entry answer_;
 };
 
-// Admits to a method those who have the role for it, and logs who has not.
-UnaryExchange::Admit AdmitTo(const Core& core, std::string_view method);
+// Admits to a method those who have the role for it, and logs and counts who has not.
+UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
 // A unary call that only looks things up: body(caller) gives its Status, and fills the response, at
 // once.

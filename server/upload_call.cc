@@ -201,6 +201,8 @@ absl::Status UploadCall::Open() {
 
 void UploadCall::Run(Stream& stream) {
   const Executor& transfers = core_.transfers(draft_->buffer().device());
+  const absl::Time begin = SteadyNow();
+  arrived_ = 0;
   absl::Status status;
   for (int message = 1;; ++message) {
     status = Guarded([&] { return Copy(stream); });
@@ -211,6 +213,8 @@ void UploadCall::Run(Stream& stream) {
   }
   const absl::Status ended = EndWrite(stream);
   if (status.ok()) status = ended;
+  core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_,
+                                SteadyNow() - begin);
   if (status.ok()) {
     PassOn();
   } else {
@@ -302,8 +306,9 @@ absl::Status UploadCall::EndWrite(Stream& stream) {
   // Also after a copy that failed: part of it may still be under way to memory that is about to
   // be freed.
   absl::Status arrived = Synchronize(stream);
-  tenant_.store().EndWrite(*draft_, write.begin, write.size, arrived.ok() && !write.failed,
-                           write.checksum);
+  const bool done = arrived.ok() && !write.failed;
+  tenant_.store().EndWrite(*draft_, write.begin, write.size, done, write.checksum);
+  if (done) arrived_ += write.size;
   return arrived;
 }
 
@@ -343,6 +348,7 @@ absl::Status UploadCall::Close() {
 
 void UploadCall::End(const absl::Status& status) {
   if (!status.ok()) LogFailedCall("Upload", context().peer(), status);
+  core_.metrics().Count({.rpc = "Upload", .total = SteadyNow() - accept_time_}, status);
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);

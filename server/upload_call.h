@@ -90,6 +90,7 @@ class UploadCall final : public StreamCall, private Task {
   Core& core_;
   Tenant& tenant_;
   LiveCalls<UploadCall>& live_;
+  const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
   Charge call_;  // of the tenant's
@@ -122,6 +123,7 @@ class UploadCall final : public StreamCall, private Task {
     bool failed = false;
   };
   std::optional<Write> write_;
+  std::uint64_t arrived_ = 0;  // bytes that Run has brought to the device
 };
 
 }  // namespace tessera

@@ -106,10 +106,15 @@ class KubernetesTest(unittest.TestCase):
         (container,) = pod["containers"]
         environment = {entry["name"]: entry["value"] for entry in container["env"]}
         self.assertLessEqual(set(environment), variables())
-        (port,) = container["ports"]
+        port, metrics = container["ports"]
         self.assertEqual(environment["TESSERA_LISTEN"], f"0.0.0.0:{port['containerPort']}")
-        for service in self.kind("Service"):
-            self.assertEqual([p["targetPort"] for p in service["spec"]["ports"]], [port["name"]])
+        self.assertEqual(environment["TESSERA_METRICS_LISTEN"], f"0.0.0.0:{metrics['containerPort']}")
+        targets = [[p["targetPort"] for p in s["spec"]["ports"]] for s in self.kind("Service")]
+        # Prometheus asks every instance, once.
+        self.assertEqual(targets, [[port["name"], metrics["name"]], [port["name"]]])
+        (policy,) = self.kind("NetworkPolicy")
+        open_ports = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
+        self.assertEqual(open_ports, {port["name"], metrics["name"]})
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             self.assertEqual(container[probe]["grpc"]["port"], port["containerPort"])
         drain = sum(

@@ -106,6 +106,14 @@ TEST(Options, ADrainMayTakeNoTime) {
   EXPECT_EQ(parsed.options->drain_delay, absl::ZeroDuration());
 }
 
+TEST(Options, MetricsAreOffUnlessAskedFor) {
+  EXPECT_EQ(Parse({}).options->metrics_listen, "");
+  EXPECT_EQ(Parse({"--metrics-listen", "localhost:0"}).options->metrics_listen, "localhost:0");
+  const Parsed parsed = Parse({}, {{"TESSERA_METRICS_LISTEN", "127.0.0.1:9464"}});
+  ASSERT_TRUE(parsed.options.has_value()) << parsed.err;
+  EXPECT_EQ(parsed.options->metrics_listen, "127.0.0.1:9464");
+}
+
 TEST(Options, FlagsOfConnections) {
   const Parsed parsed =
       Parse({"--max-connections", "9", "--max-streams", "5", "--connection-idle", "0"});

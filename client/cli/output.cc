@@ -337,6 +337,7 @@ Json ToJson(const v1::ExecutionStats& stats) {
   json["operand_versions"] =
       std::vector<std::uint64_t>(stats.operand_versions().begin(), stats.operand_versions().end());
   json["queue_us"] = stats.queue_us();
+  json["total_us"] = stats.total_us();
   return json;
 }
 

@@ -168,6 +168,7 @@ absl::Status Run(Session& session, const std::string& path) {
   if (session.json) {
     session.document["device"] = response->device();
     session.document["queue_us"] = response->queue_us();
+    session.document["total_us"] = response->total_us();
     session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
   }
   return first_error;

@@ -57,7 +57,9 @@ cat >"$work/placed.yaml" <<<'{gpus: 2, gpuResource: nvidia.com/mig-3g.40gb, node
   tolerations: [{key: nvidia.com/gpu, operator: Exists}], podLabels: {team: a}, podAnnotations: {b: c},
   image: {pullSecrets: [{name: registry}]}, affinity: {podAntiAffinity: {}}, service: {type: LoadBalancer, annotations: {d: e}},
   networkPolicy: {from: [{namespaceSelector: {}}]}, serviceAccount: {annotations: {f: g}}}'
-cat >"$work/bare.yaml" <<<'{podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, resources: {}}'
+cat >"$work/watched.yaml" <<<'{metrics: {from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}],
+  serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}}, prometheusRule: {enabled: true}}}'
+cat >"$work/bare.yaml" <<<'{metrics: {enabled: false}, podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, resources: {}}'
 
 {
   echo "# One Tessera instance on a GPU, without Helm. tests/by_hand/chart.sh --write makes it from the chart in helm/tessera."
@@ -71,7 +73,7 @@ cmp "$work/kubernetes.yaml" deploy/kubernetes.yaml || fail "deploy/kubernetes.ya
 
 npm install --no-audit --no-fund --silent --prefix "$modules" \
   kubernetes-models@5.1.0 @kubernetes-models/prometheus-operator@6.0.0
-for values in default cpu tls placed bare; do
+for values in default cpu tls placed watched bare; do
   say "$values: $(head -c 80 "$work/$values.yaml" | head -n 1)"
   valid "$work/$values.yaml" || fail "the schema refuses it"
   render "$work/$values.yaml" >"$work/out.yaml"

@@ -47,6 +47,14 @@ func merge(base, other map[string]interface{}) {
 	}
 }
 
+// files is a folder of the chart, as templates read it.
+type files string
+
+func (chart files) Get(name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(string(chart), name))
+	return string(text), err
+}
+
 func main() {
 	if len(os.Args) < 3 {
 		check(fmt.Errorf("usage: helm_template NAME CHART [VALUES]"))
@@ -62,6 +70,7 @@ func main() {
 		"Chart": map[string]interface{}{
 			"Name": about["name"], "Version": about["version"], "AppVersion": about["appVersion"],
 		},
+		"Files": files(chart),
 		"Release": map[string]interface{}{
 			"Name": os.Args[1], "Namespace": "default", "Service": "Helm",
 		},

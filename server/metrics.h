@@ -1,0 +1,159 @@
+// What the server counts about itself while it serves, for server/metrics_text.h to write down.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/compute.h"
+
+namespace tessera {
+
+// Grows only. Relaxed: a reader may see two counters at slightly different moments.
+class Counter {
+ public:
+  void Add(std::uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
+  std::uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> value_{0};
+};
+
+// Durations in buckets. Thread safe, without locks.
+class Histogram {
+ public:
+  // Upper ends of the buckets, inclusive, in nanoseconds: 1 us to 10 s. One more bucket has the rest.
+  static constexpr std::array<std::int64_t, 22> kBounds = {
+      1'000,         2'500,         5'000,         10'000,        25'000,      50'000,
+      100'000,       250'000,       500'000,       1'000'000,     2'500'000,   5'000'000,
+      10'000'000,    25'000'000,    50'000'000,    100'000'000,   250'000'000, 500'000'000,
+      1'000'000'000, 2'500'000'000, 5'000'000'000, 10'000'000'000};
+
+  void Add(absl::Duration duration);
+  // How many fell into bucket i of kBounds.size() + 1.
+  std::uint64_t bucket(std::size_t i) const { return buckets_[i].value(); }
+  // Of all durations.
+  std::uint64_t nanoseconds() const { return nanoseconds_.value(); }
+
+ private:
+  std::array<Counter, kBounds.size() + 1> buckets_;
+  Counter nanoseconds_;
+};
+
+// Thread safe. Nothing here waits for a lock or reads a clock on behalf of calls that go well.
+class Metrics {
+ public:
+  static constexpr std::size_t kCodes = 17;  // of gRPC
+  // The methods, and "other": those that the server does not have.
+  static constexpr std::array<std::string_view, 22> kRpcs = {"Dot",
+                                                             "Reduce",
+                                                             "Matmul",
+                                                             "Add",
+                                                             "WindowSum",
+                                                             "Map",
+                                                             "Execute",
+                                                             "CreateBuffer",
+                                                             "Upload",
+                                                             "Download",
+                                                             "GetBuffer",
+                                                             "ListBuffers",
+                                                             "SealBuffer",
+                                                             "UpdateBuffer",
+                                                             "CopyBuffer",
+                                                             "DeleteBuffer",
+                                                             "ListStrategies",
+                                                             "GetServerInfo",
+                                                             "GetSharedMemory",
+                                                             "UploadShared",
+                                                             "DownloadShared",
+                                                             "other"};
+
+  // Strategies that are not in the list never get a series of their own.
+  explicit Metrics(const std::vector<StrategyInfo>& strategies);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  struct Call {
+    std::string_view rpc;
+    std::string_view strategy;  // that ran or was asked for; empty: none
+    absl::Duration total;       // from acceptance to the answer
+    // Of a call that has begun on a worker.
+    bool begun = false;
+    absl::Duration queue;  // from acceptance to the begin
+    absl::Duration run;    // from the begin to the answer
+  };
+  // Once for each call, before its answer leaves.
+  void Count(const Call& call, const absl::Status& status);
+  // What the device's clock says, for a request that asks for it.
+  void CountKernel(std::string_view rpc, std::string_view strategy, double microseconds);
+  void CountSteps(std::uint64_t ok, std::uint64_t failed);
+
+  enum class Direction { kUpload, kDownload };
+  enum class Way { kStream, kShared };
+  // Bytes that have arrived, and how long their copy between host and device took.
+  void CountTransfer(Direction direction, Way way, std::uint64_t bytes, absl::Duration copy);
+
+  // --- For whoever writes them down -------------------------------------------------------------
+
+  // Calls of one method with one strategy.
+  struct Series {
+    std::string_view rpc;
+    std::string strategy;  // "none" where there was none
+    std::array<Counter, kCodes> calls;
+    Histogram kernel;
+  };
+  struct Phases {
+    Histogram total;
+    Histogram queue;
+    Histogram run;
+  };
+  // Failed calls with one code and one reason.
+  struct Failure {
+    absl::StatusCode code;
+    std::string reason;
+    Counter count;
+    std::atomic<std::int64_t> last_ms{0};  // since 1970; 0: never
+  };
+  struct Transfer {
+    Counter bytes;
+    Histogram copy;
+  };
+
+  const std::vector<std::unique_ptr<Series>>& series() const { return series_; }
+  const Phases& phases(std::size_t rpc) const { return phases_[rpc]; }
+  std::vector<const Failure*> Failures() const;
+  const Transfer& transfer(Direction direction, Way way) const {
+    return transfers_[static_cast<int>(direction)][static_cast<int>(way)];
+  }
+  const Counter& steps_ok() const { return steps_ok_; }
+  const Counter& steps_failed() const { return steps_failed_; }
+
+ private:
+  // Reasons are constants of the program; this is more than there are.
+  static constexpr std::size_t kMostFailures = 256;
+
+  static std::size_t IndexOf(std::string_view rpc);
+  Series& Find(std::size_t rpc, std::string_view strategy);
+  Failure& FindFailure(absl::StatusCode code, std::string_view reason);
+
+  std::vector<std::unique_ptr<Series>> series_;
+  // Of a method: without strategy, then those with one.
+  std::array<std::vector<Series*>, kRpcs.size()> of_rpc_;
+  std::array<Phases, kRpcs.size()> phases_;
+  Transfer transfers_[2][2];
+  Counter steps_ok_;
+  Counter steps_failed_;
+  // Filled from the begin; one that is there stays.
+  std::array<std::atomic<Failure*>, kMostFailures> failures_{};
+  Failure other_failure_{absl::StatusCode::kUnknown, "OTHER", {}, {}};
+};
+
+}  // namespace tessera

@@ -1,0 +1,675 @@
+#!/usr/bin/env python3
+"""Metrics from outside: what a scrape says equals the calls that were made, clients of HTTP that
+lie or dawdle cost nobody else an answer, and alerts and dashboard name metrics that exist.
+
+usage: metrics_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+import grpc
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+DEPLOY = o.ROOT / "deploy"
+RULES = DEPLOY / "helm" / "tessera" / "files" / "rules.yaml"
+RULES_TEST = DEPLOY / "monitoring" / "rules_test.yaml"
+DASHBOARD = DEPLOY / "monitoring" / "dashboard.json"
+ONES = np.ones(1000, np.float32)
+
+folder = None  # of the stubs and logs
+
+
+# --- A scrape -------------------------------------------------------------------------------------
+
+LABEL = r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\[\\"n])*"'
+SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (\S+)")
+
+
+class Scrape:
+    """The text format 0.0.4, held to its rules."""
+
+    def __init__(self, text):
+        self.types, self.samples = {}, {}
+        helped, current, finished = set(), None, set()
+        assert text.endswith("\n")
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                assert name not in helped, f"two HELP of {name}"
+                helped.add(name)
+            elif line.startswith("# TYPE "):
+                _, _, name, kind = line.split(" ")
+                assert kind in ("counter", "gauge", "histogram") and name in helped, line
+                assert name not in self.types, f"two TYPE of {name}"
+                assert (kind == "counter") == name.endswith("_total"), line
+                if current:
+                    finished.add(current)
+                self.types[name], current = kind, name
+            else:
+                match = SAMPLE.fullmatch(line)
+                assert match, line
+                name, labels, value = match.groups()
+                base = name
+                if self.types[current] == "histogram":
+                    base = re.sub("_(bucket|sum|count)$", "", name)
+                assert base == current, f"{name} among the samples of {current}"
+                pairs = tuple(sorted(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels or "")))
+                assert (name, pairs) not in self.samples, f"twice: {line}"
+                self.samples[name, pairs] = float(value)
+        self._check_histograms()
+
+    def _check_histograms(self):
+        rows = {}
+        for (name, pairs), value in self.samples.items():
+            if name.endswith("_bucket"):
+                labels = dict(pairs)
+                bound = float(labels.pop("le"))
+                key = name.removesuffix("_bucket"), tuple(sorted(labels.items()))
+                rows.setdefault(key, []).append((bound, value))
+        for (name, pairs), buckets in rows.items():
+            buckets.sort()
+            counts = [count for _, count in buckets]
+            assert counts == sorted(counts), (name, pairs, "is not cumulative")
+            assert buckets[-1][0] == float("inf")
+            assert counts[-1] == self.samples[name + "_count", pairs]
+            assert self.samples[name + "_sum", pairs] >= 0
+
+    def names(self):
+        return {name for name, _ in self.samples}
+
+    def sum(self, name, **labels):
+        wanted = set(labels.items())
+        return sum(value for (sample, pairs), value in self.samples.items()
+                   if sample == name and wanted <= set(pairs))
+
+    def values(self, name, label):
+        return {dict(pairs)[label] for n, pairs in self.samples if n == name}
+
+
+def metrics_address(server):
+    return re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+
+
+def get(address, path="/metrics", timeout=20):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout) as answer:
+        return answer.read().decode()
+
+
+def http_socket(address, timeout=20):
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=timeout)
+
+
+def read_all(connection):
+    text = b""
+    while True:
+        more = connection.recv(65536)
+        if not more:
+            return text
+        text += more
+
+
+def talk(address, request):
+    """The whole answer to these bytes."""
+    with http_socket(address) as connection:
+        connection.sendall(request)
+        return read_all(connection)
+
+
+class MetricsCase(unittest.TestCase):
+    def serve(self, *flags):
+        server = o.Server(folder, "--metrics-listen", "127.0.0.1:0", "--no-warm-up",
+                          "--memory-limit", "256Mi", *flags)
+        self.addCleanup(server.kill)
+        self.address = metrics_address(server)
+        self.client = server.client()
+        return server
+
+    def scrape(self):
+        return Scrape(get(self.address))
+
+    def assert_grown(self, before, after, name, by, **labels):
+        self.assertEqual(after.sum(name, **labels) - before.sum(name, **labels), by, (name, labels))
+
+
+# --- What is counted ------------------------------------------------------------------------------
+
+
+class CountsTest(MetricsCase):
+    def test_requests_by_method_strategy_and_code(self):
+        self.serve()
+        c, x = self.client, o.resident("x")
+        c.put("x", ONES)
+        before = self.scrape()
+        for _ in range(7):
+            self.assertTrue(c.attempt("Dot", a=x, b=x, strategy="fixed_tree").ok)
+        for _ in range(3):
+            self.assertTrue(c.attempt("Reduce", x=x, op="REDUCE_OP_SUM", axes=[0]).ok)
+        self.assertTrue(c.attempt("Add", a=x, b=x, result=o.into("y")).ok)
+        for _ in range(2):
+            self.assertEqual(c.attempt("Dot", a=x, b=o.resident("none")).code, "NOT_FOUND")
+        c.info()
+        after = self.scrape()
+        grown = lambda by, **labels: self.assert_grown(
+            before, after, "tessera_requests_total", by, **labels)
+        grown(7, rpc="Dot", strategy="fixed_tree", code="OK")
+        grown(2, rpc="Dot", code="NOT_FOUND")
+        grown(3, rpc="Reduce", code="OK")
+        grown(1, rpc="Add", code="OK")
+        grown(1, rpc="GetServerInfo", code="OK")
+        grown(14)
+        for phase, by in (("request", 9), ("queue", 7), ("run", 7)):
+            self.assert_grown(before, after, f"tessera_{phase}_seconds_count", by, rpc="Dot")
+        for phase in ("request", "queue", "run"):
+            self.assertGreater(after.sum(f"tessera_{phase}_seconds_sum", rpc="Dot"), 0)
+        total, queue, run = (after.sum(f"tessera_{phase}_seconds_sum", rpc="Reduce")
+                             for phase in ("request", "queue", "run"))
+        self.assertAlmostEqual(total, queue + run, delta=1e-6)
+
+    def test_every_code_is_counted_with_its_reason(self):
+        self.serve("--upload-timeout", "500ms")
+        c, x = self.client, o.resident("x")
+        c.put("x", ONES)
+        c.create("draft", ONES)
+        before = self.scrape()
+        silent = threading.Event()
+
+        def one_message(name):
+            yield o.buffers.UploadRequest(name=name, spec=o.spec_of(ONES))
+            silent.wait(20)
+
+        outcomes = [
+            c.attempt("Dot", a=x, b=x),
+            c.attempt("Dot", a=x, b=x, strategy="no-such-strategy"),
+            c.attempt("GetBuffer", name="none"),
+            c.attempt("CreateBuffer", name="x", spec=o.spec_of(ONES)),
+            c.attempt("Dot", a=x, b=o.resident("draft")),
+            c.attempt("CreateBuffer", name="big",
+                      spec=o.buffers.BufferSpec(dtype=1, shape=[1 << 40])),
+            c.try_upload([dict(name="y", spec=o.spec_of(ONES), data=ONES.tobytes(), crc32c=1)]),
+            o.outcome_of(lambda: c.b.Upload(one_message("idle"), timeout=20)),
+        ]
+        codes = [outcome.code for outcome in outcomes]
+        self.assertEqual(codes, ["OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS",
+                                 "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DATA_LOSS",
+                                 "DEADLINE_EXCEEDED"])
+        silent.set()
+        with self.assertRaises(grpc.RpcError):
+            c.channel.unary_unary("/tessera.v1.ComputeService/NoSuchMethod")(b"", timeout=20)
+        after = self.scrape()
+        for outcome in outcomes:
+            self.assert_grown(before, after, "tessera_requests_total", codes.count(outcome.code),
+                              code=outcome.code)
+            if not outcome.ok:
+                self.assert_grown(before, after, "tessera_errors_total", 1, code=outcome.code,
+                                  reason=outcome.reason)
+                last = after.sum("tessera_error_last_timestamp_seconds", reason=outcome.reason)
+                self.assertLess(abs(last - time.time()), 60)
+        self.assert_grown(before, after, "tessera_requests_total", 1, rpc="other",
+                          code="UNIMPLEMENTED")
+        calls = after.sum("tessera_requests_total")
+        failed = calls - after.sum("tessera_requests_total", code="OK")
+        self.assertEqual(after.sum("tessera_errors_total"), failed)
+        # The client leaves.
+        silent.clear()
+        call = c.b.Upload.future(one_message("left"), timeout=20)
+        self.assertTrue(eventually(
+            lambda: self.scrape().sum("tessera_budget_used", budget="uploads") == 1, 10))
+        call.cancel()
+        self.assertTrue(eventually(
+            lambda: self.scrape().sum("tessera_errors_total", code="CANCELLED") == 1, 10))
+        silent.set()
+
+    def test_unknown_strategies_become_no_labels(self):
+        self.serve()
+        x = o.inline(ONES)
+        known = {s.name for s in self.client.call("ListStrategies").strategies} | {"none"}
+        for i in range(50):
+            self.client.attempt("Dot", a=x, b=x, strategy=f"s{i}\"\n")
+        after = self.scrape()
+        self.assertLessEqual(after.values("tessera_requests_total", "strategy"), known)
+        self.assertEqual(after.sum("tessera_requests_total", rpc="Dot", strategy="none",
+                                   code="INVALID_ARGUMENT"), 50)
+        self.assertEqual(after.sum("tessera_errors_total", reason="UNKNOWN_STRATEGY"), 50)
+
+    def test_times_of_an_answer(self):
+        self.serve()
+        x = o.inline(ONES)
+        before = self.scrape()
+        begin = time.monotonic()
+        stats = self.client.call("Dot", a=x, b=x).stats
+        wall_us = (time.monotonic() - begin) * 1e6
+        self.assertGreater(stats.queue_us, 0)
+        self.assertGreater(stats.total_us, stats.queue_us)
+        self.assertLess(stats.total_us, wall_us)
+        after = self.scrape()
+        grown = after.sum("tessera_request_seconds_sum") - before.sum("tessera_request_seconds_sum")
+        self.assertAlmostEqual(grown * 1e6, stats.total_us, delta=0.01)
+        slow = np.ones((600, 600), np.float32)
+        self.client.put("a", slow)
+        stats = self.client.call("Matmul", a=o.resident("a"), b=o.resident("a"),
+                                 timing=True, result=o.into("c")).stats
+        self.assertGreaterEqual(stats.total_us, stats.queue_us + stats.kernel_us)
+        timed = self.scrape()
+        labels = dict(rpc="Matmul", strategy=stats.strategy)
+        self.assertEqual(timed.sum("tessera_kernel_seconds_count", **labels), 1)
+        self.assertAlmostEqual(
+            timed.sum("tessera_kernel_seconds_sum", **labels) * 1e6, stats.kernel_us, delta=0.01)
+        self.assertEqual(timed.sum("tessera_kernel_seconds_count"), 1)
+
+        program = self.client.call("Execute", steps=[
+            o.compute.Step(dot=o.compute.DotRequest(a=x, b=x)),
+            o.compute.Step(dot=o.compute.DotRequest(a=x, b=o.resident("none")))])
+        self.assertGreater(program.total_us, program.queue_us)
+        after = self.scrape()
+        self.assertEqual(after.sum("tessera_program_steps_total", result="ok"), 1)
+        self.assertEqual(after.sum("tessera_program_steps_total", result="failed"), 1)
+
+    def test_buffers_and_transfers(self):
+        self.serve()
+        data = np.ones(3 << 20, np.uint8).view(np.float32)
+        self.client.upload([dict(name="x", spec=o.spec_of(data), data=data.tobytes()[: 1 << 20]),
+                            dict(data=data.tobytes()[1 << 20 :])])
+        self.client.create("draft", ONES)
+        self.assertEqual(len(self.client.download("x", offset=5)), data.nbytes - 5)
+        one = self.scrape()
+        self.assertEqual(one.sum("tessera_buffers", state="ready"), 1)
+        self.assertEqual(one.sum("tessera_buffer_bytes", state="ready"), data.nbytes)
+        self.assertEqual(one.sum("tessera_buffers", state="writing"), 1)
+        self.assertEqual(one.sum("tessera_buffer_bytes", state="writing"), ONES.nbytes)
+        device = self.client.device()
+        self.assertEqual(one.sum("tessera_buffer_memory_used_bytes"), device.buffer_used_bytes)
+        self.assertEqual(one.sum("tessera_buffer_memory_limit_bytes"), device.buffer_limit_bytes)
+        self.assertEqual(
+            one.sum("tessera_transfer_bytes_total", direction="upload", via="stream"), data.nbytes)
+        self.assertEqual(one.sum("tessera_transfer_bytes_total", direction="download"),
+                         data.nbytes - 5)
+        for direction in ("upload", "download"):
+            self.assertGreater(one.sum("tessera_copy_seconds_count", direction=direction), 0)
+        # A name that is replaced, a draft that is sealed, names that are deleted or expire.
+        self.client.put("x", ONES, replace=True)
+        self.client.call("DeleteBuffer", name="draft")
+        two = self.scrape()
+        self.assertEqual(two.sum("tessera_buffers", state="ready"), 1)
+        self.assertEqual(two.sum("tessera_buffer_bytes", state="ready"), ONES.nbytes)
+        self.assertEqual(two.sum("tessera_buffers", state="writing"), 0)
+        self.client.call("UpdateBuffer", name="x", ttl={"nanos": 1000})
+        self.assertTrue(eventually(lambda: self.scrape().sum("tessera_buffers") == 0, 10))
+        gone = self.scrape()
+        self.assertEqual(gone.sum("tessera_buffer_bytes"), 0)
+        self.assertEqual(gone.sum("tessera_buffer_memory_used_bytes"), 0)
+
+    def test_what_waits_and_runs(self):
+        if o.Program.device != "cpu":
+            self.skipTest("its products would be over at once")
+        self.serve("--workers", "1", "--inline", "0", "--queue", "2")
+        side = np.ones((1000, 1000), np.float32)
+        self.client.put("a", side)
+        a = o.resident("a")
+
+        def product(name):
+            return self.client.future(
+                "Matmul", a=a, b=a, strategy="cpu_naive", result=o.into(name))
+
+        calls = [product("c0")]
+        self.assertTrue(eventually(
+            lambda: self.scrape().sum("tessera_longest_run_seconds") > 0, 20))
+        calls += [product("c1"), product("c2")]
+        self.assertTrue(eventually(lambda: self.scrape().sum("tessera_queue_length") == 2, 20))
+        full = self.client.attempt("Dot", a=a, b=a)
+        now = self.scrape()
+        self.assertEqual(full.reason, "QUEUE_FULL")
+        self.assertEqual(now.sum("tessera_errors_total", reason="QUEUE_FULL"), 1)
+        self.assertGreater(now.sum("tessera_longest_run_seconds"), 0)
+        self.assertEqual(now.sum("tessera_queue_limit"), 2)
+        # A call is in progress until gRPC has sent its answer.
+        self.assertTrue(eventually(
+            lambda: self.scrape().sum("tessera_calls_in_progress") == 3, 10))
+        for call in calls:
+            call.result(timeout=60)
+        self.assertEqual(self.scrape().sum("tessera_queue_length"), 0)
+        for name in ("tessera_longest_run_seconds", "tessera_calls_in_progress"):
+            self.assertTrue(eventually(lambda: self.scrape().sum(name) == 0, 10), name)
+
+    def test_every_method_has_a_name(self):
+        self.serve("--shared-memory", os.path.join(folder, "shared.sock"))
+        methods = {}
+        for file in (o.buffers, o.compute, o.shared):
+            for service in file.DESCRIPTOR.services_by_name.values():
+                for method in service.methods:
+                    methods[method.name] = f"/{service.full_name}/{method.name}"
+        self.assertGreater(len(methods), 19)
+        for path in methods.values():
+            # Neither a stream of one empty message nor an empty request is valid, for most of them.
+            call = self.client.channel.stream_stream(path)
+            try:
+                list(call(iter([b""]), timeout=20))
+            except grpc.RpcError:
+                pass
+        self.assertEqual(self.scrape().values("tessera_requests_total", "rpc"), set(methods))
+
+    def test_of_many_callers_no_call_is_lost(self):
+        self.serve()
+        self.client.put("x", ONES)
+        x = o.resident("x")
+
+        def call(_):
+            for _ in range(200):
+                self.client.call("Dot", a=x, b=x)
+
+        stop = threading.Event()
+        scrapes = []
+
+        def scrape():
+            while not stop.is_set():
+                scrapes.append(self.scrape().sum("tessera_requests_total", rpc="Dot"))
+
+        scraper = threading.Thread(target=scrape)
+        scraper.start()
+        try:
+            o.in_threads(8, call)
+        finally:
+            stop.set()
+            scraper.join()
+        self.assertEqual(self.scrape().sum("tessera_requests_total", rpc="Dot", code="OK"), 1600)
+        self.assertEqual(scrapes, sorted(scrapes))
+
+    def test_the_server(self):
+        self.serve()
+        now = self.scrape()
+        info = self.client.info()
+        self.assertEqual(now.values("tessera_build_info", "version"), {info.version})
+        self.assertEqual(now.values("tessera_device_info", "device"), {o.Program.device})
+        self.assertEqual(now.values("tessera_device_info", "model"), {info.devices[0].model})
+        self.assertEqual(now.sum("tessera_ready"), 1)
+        self.assertLess(abs(now.sum("process_start_time_seconds") - info.start_time.seconds), 2)
+        self.assertGreater(now.sum("process_resident_memory_bytes"), 1 << 20)
+        budgets = {budget.name: budget.limit for budget in info.budgets}
+        for name, limit in budgets.items():
+            self.assertEqual(now.sum("tessera_budget_limit", budget=name), limit)
+
+
+# --- HTTP -----------------------------------------------------------------------------------------
+
+
+class HttpTest(MetricsCase):
+    def setUp(self):
+        self.server = self.serve()
+
+    def assert_code(self, request, code):
+        answer = talk(self.address, request)
+        self.assertRegex(answer, rb"^HTTP/1\.1 %d " % code, request[:80])
+        head, _, body = answer.partition(b"\r\n\r\n")
+        length = int(re.search(rb"Content-Length: (\d+)", head)[1])
+        if not request.startswith(b"HEAD"):
+            self.assertEqual(len(body), length)
+        else:
+            self.assertEqual(body, b"")
+        return head, body
+
+    def test_pages(self):
+        head, body = self.assert_code(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200)
+        self.assertIn(b"Content-Type: text/plain; version=0.0.4", head)
+        Scrape(body.decode())
+        head, body = self.assert_code(b"GET /?a=b HTTP/1.1\r\nhost: x\r\n\r\n", 200)
+        self.assertIn(b"Content-Type: text/html", head)
+        self.assertIn(b"</html>", body)
+        links = set(re.findall(rb"https?://[^\"' ]+", body))
+        self.assertEqual(links, {b"http://www.w3.org/2000/svg"})
+        self.assert_code(b"GET /healthz HTTP/1.0\r\n\r\n", 200)
+        head, _ = self.assert_code(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200)
+        self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 1000)
+
+    def test_what_it_refuses(self):
+        host = b"Host: x\r\n\r\n"
+        for request, code in (
+            (b"GET /none HTTP/1.1\r\n" + host, 404),
+            (b"GET /metrics/ HTTP/1.1\r\n" + host, 404),
+            (b"GET /../etc/passwd HTTP/1.1\r\n" + host, 404),
+            (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n" + host + b"abc", 405),
+            (b"DELETE / HTTP/1.1\r\n" + host, 405),
+            (b"GET  HTTP/1.1\r\n" + host, 400),
+            (b"GET metrics HTTP/1.1\r\n" + host, 400),
+            (b"GET / / HTTP/1.1\r\n" + host, 400),
+            (b"G\x00T / HTTP/1.1\r\n" + host, 400),
+            (b"GET / HTTP/1.1\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: x\r\n" + host, 400),
+            (b"GET / HTTP/1.1\r\nno colon\r\n" + host, 400),
+            (b"GET / HTTP/1.1\r\nSpace : x\r\n" + host, 400),
+            (b"GET / HTTP/1.1\r\n folded\r\n" + host, 400),
+            (b"hello\r\n\r\n", 400),
+            (b"\r\n\r\n", 400),
+            (o.PREFACE, 505),
+            (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n" + host, 431),
+            (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 2000 + host, 431),
+            (b"x" * 100_000, 431),
+        ):
+            with self.subTest(request[:60]):
+                self.assert_code(request, code)
+        rng = np.random.default_rng(7)
+        for size in rng.integers(1, 20000, 100):
+            with http_socket(self.address) as connection:
+                try:
+                    connection.sendall(rng.bytes(size))
+                except OSError:
+                    pass  # it has had enough
+        self.scrape()
+
+    def test_a_request_in_pieces(self):
+        with http_socket(self.address) as connection:
+            for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
+                connection.sendall(bytes([byte]))
+                time.sleep(0.002)
+            self.assertIn(b"200 OK", read_all(connection))
+
+    def test_others_are_served_beside_slow_senders_and_readers(self):
+        held = []
+        memory = self.server.rss()
+        try:
+            for i in range(200):
+                connection = http_socket(self.address)
+                held.append(connection)
+                if i % 2:
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # and no more
+                else:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # reads nothing
+            for _ in range(20):
+                self.assertEqual(get(self.address, "/healthz", timeout=5), "ready\n")
+                self.scrape()
+            open_now = len(os.listdir(f"/proc/{self.server.pid}/fd"))
+            self.assertLess(self.server.rss() - memory, 64 << 20)
+            self.assertTrue(eventually(
+                lambda: len(os.listdir(f"/proc/{self.server.pid}/fd")) <= open_now - 30, 40),
+                "what dawdles is closed in the end")
+        finally:
+            for connection in held:
+                connection.close()
+        self.assertEqual(self.client.dot_of_ones(), 1)
+
+    def test_clients_that_leave(self):
+        for i in range(300):
+            connection = http_socket(self.address)
+            if i % 3:
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.close()
+        self.scrape()
+        self.assertTrue(self.server.alive())
+
+
+class LifeTest(MetricsCase):
+    def test_off_unless_asked_for(self):
+        server = o.Server(folder, "--no-warm-up")
+        self.addCleanup(server.kill)
+        self.assertNotIn("metrics", server.log())
+
+    def test_an_environment_variable_is_enough(self):
+        environment = {**os.environ, "TESSERA_METRICS_LISTEN": "localhost:0"}
+        process = subprocess.Popen(
+            [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device,
+             "--no-warm-up"], env=environment, stderr=subprocess.PIPE, text=True)
+        try:
+            for line in process.stderr:
+                if "metrics at http://localhost:" in line:
+                    break
+            else:
+                self.fail("it does not say where")
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
+    def test_a_port_that_is_taken(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            ended = subprocess.run(
+                [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device,
+                 "--no-warm-up", "--metrics-listen", address],
+                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn(f"cannot listen on {address}", ended.stderr)
+
+    def test_it_tells_of_a_drain(self):
+        server = self.serve("--drain-delay", "20s")
+        server.signal()
+        self.assertTrue(eventually(lambda: self.scrape().sum("tessera_ready") == 0, 10))
+        with self.assertRaises(urllib.error.HTTPError) as failed:
+            get(self.address, "/healthz")
+        self.assertEqual(failed.exception.code, 503)
+        failed.exception.close()
+        self.assertEqual(self.client.dot_of_ones(), 1)  # it still serves
+        server.kill()
+
+    def test_other_hosts_are_warned_of(self):
+        server = o.Server(folder, "--no-warm-up", "--metrics-listen", "0.0.0.0:0")
+        self.addCleanup(server.kill)
+        self.assertIn("other hosts can read the metrics", server.log())
+
+
+# --- Prometheus, alerts and dashboard -------------------------------------------------------------
+
+
+class DeployedTest(MetricsCase):
+    def test_every_metric_that_is_named_exists(self):
+        self.serve()
+        x = o.resident("x")
+        self.client.put("x", ONES)
+        self.client.call("Dot", a=x, b=x, timing=True)
+        self.client.download("x")
+        self.client.attempt("GetBuffer", name="none")
+        scrape = self.scrape()
+        known = scrape.names() | set(scrape.types)
+        text = "".join(path.read_text() for path in (RULES, RULES_TEST, DASHBOARD))
+        named = set(re.findall(r"\b(?:tessera|process)_[a-z_]+\b", text))
+        self.assertGreater(len(named), 15)
+        self.assertEqual(named - known, set())
+        documented = set(re.findall(r"^\| `((?:tessera|process)_\w+)`", (
+            o.ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+        self.assertEqual(documented, set(scrape.types))
+        page = get(self.address, "/")
+        self.assertEqual(set(re.findall(r'"((?:tessera|process)_[a-z_]+)"', page))
+                         - known - {name.removesuffix("_bucket") for name in known}, set())
+
+    def test_every_alert_is_documented_and_tested(self):
+        alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
+        documented = set(re.findall(r"^\| `(Tessera\w+)`", (
+            o.ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+        self.assertEqual(alerts, documented)
+        raised = set(re.findall(r"alertname: (\w+)\s+exp_alerts", RULES_TEST.read_text()))
+        self.assertEqual(alerts, raised)
+
+    def test_dashboard(self):
+        board = json.loads(DASHBOARD.read_text())
+        ids = [panel["id"] for panel in board["panels"]]
+        self.assertEqual(len(ids), len(set(ids)))
+        self.assertGreater(len(ids), 8)
+        cells = set()
+        for panel in board["panels"]:
+            place = panel["gridPos"]
+            for column in range(place["x"], place["x"] + place["w"]):
+                for row in range(place["y"], place["y"] + place["h"]):
+                    self.assertLess(column, 24)
+                    self.assertNotIn((column, row), cells, panel["title"])
+                    cells.add((column, row))
+            for target in panel.get("targets", []):
+                self.assertIn("instance", target["expr"], panel["title"])
+
+    @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (package prometheus)")
+    def test_promtool(self):
+        for command in (["check", "rules", RULES], ["test", "rules", RULES_TEST]):
+            run = subprocess.run(["promtool", *map(str, command)], cwd=DEPLOY / "monitoring",
+                                 capture_output=True, text=True, timeout=120)
+            self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.serve()
+        self.client.dot_of_ones()
+        run = subprocess.run(["promtool", "check", "metrics"], input=get(self.address),
+                             capture_output=True, text=True, timeout=120)
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
+
+    @unittest.skipUnless(shutil.which("prometheus"), "prometheus is not installed")
+    def test_a_real_prometheus(self):
+        self.serve()
+        for _ in range(5):
+            self.client.dot_of_ones()
+        with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+            free.close()
+            place = pathlib.Path(place)
+            (place / "prometheus.yml").write_text(
+                f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
+                f"rule_files: [{RULES}]\n"
+                f"scrape_configs: [{{job_name: tessera, "
+                f"static_configs: [{{targets: ['{self.address}']}}]}}]\n")
+            process = subprocess.Popen(
+                ["prometheus", f"--config.file={place}/prometheus.yml",
+                 f"--storage.tsdb.path={place}/data", f"--web.listen-address=127.0.0.1:{port}"],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                def query(path):
+                    try:
+                        return json.loads(get(f"127.0.0.1:{port}", path))["data"]
+                    except (OSError, ValueError):
+                        return None
+
+                def dots():
+                    found = query("/api/v1/query?query=sum(tessera_requests_total"
+                                  "%7Brpc=%22Dot%22,code=%22OK%22%7D)")
+                    return found and found["result"] and float(found["result"][0]["value"][1]) == 5
+
+                self.assertTrue(eventually(dots, 60, pause=0.5))
+                self.assertEqual(query("/api/v1/query?query=up")["result"][0]["value"][1], "1")
+                self.assertTrue(eventually(lambda: {
+                    rule["health"] for group in query("/api/v1/rules")["groups"]
+                    for rule in group["rules"]} == {"ok"}, 60, pause=0.5))
+            finally:
+                process.terminate()
+                process.wait(30)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu")
+    programs, rest = parser.parse_known_args()
+    o.Program.path, o.Program.device = os.path.abspath(programs.server), programs.device
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        unittest.main(argv=[sys.argv[0], *rest])
