@@ -9,6 +9,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/log.h"
+#include "server/peer.h"
 
 namespace tessera {
 namespace {
@@ -342,7 +343,7 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall("Upload", context().peer(), status);
+  if (!status.ok()) LogFailedCall("Upload", PeerText(context(), tenant_), status);
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
