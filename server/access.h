@@ -3,8 +3,8 @@
 //
 // The file has a line for each token, and says nothing that lets anyone in:
 //
-//   # SHA-256 of the token                                          role   tenant  quotas
-//   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write  vision  bytes=4Gi calls=64
+//   # SHA-256 of the token, role, tenant, quotas
+//   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write vision bytes=4Gi calls=64
 //
 // A quota (bytes, buffers or calls) is that of the tenant, and may stand in any line of it.
 #pragma once
@@ -72,8 +72,8 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text);
 // Thread safe. Finding a caller takes no lock; calls go on as whom they began.
 class Access {
  public:
-  // file: empty: everyone is the unnamed tenant's admin. INVALID_ARGUMENT / BAD_TOKENS {file} for one
-  // that cannot be used. The tenants outlive it.
+  // file: empty: everyone is the unnamed tenant's admin. INVALID_ARGUMENT / BAD_TOKENS {file} for
+  // one that cannot be used. The tenants outlive it.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);
 
   // Whether callers need tokens.

@@ -2,6 +2,7 @@
 
 #include "server/convert.h"
 #include "server/log.h"
+#include "server/peer.h"
 
 namespace tessera {
 
@@ -24,7 +25,7 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 }
 
 void UnaryCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall(method_, exchange_.context().peer(), status);
+  if (!status.ok()) LogFailedCall(method_, PeerText(exchange_.context(), *caller().tenant), status);
   const absl::Time end = end_time();
   core_.answers().Add(answer_, exchange_.context().c_call(), end);
   const bool begun = begin_time_ != absl::InfinitePast();

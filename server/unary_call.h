@@ -1,4 +1,5 @@
-// Unary calls of callers that the server knows, from their acceptance until their answers have been sent.
+// Unary calls of callers that the server knows, from their acceptance until their answers have been
+// sent.
 #pragma once
 
 #include <cstddef>

@@ -9,6 +9,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/log.h"
+#include "server/peer.h"
 
 namespace tessera {
 namespace {
@@ -347,7 +348,7 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall("Upload", context().peer(), status);
+  if (!status.ok()) LogFailedCall("Upload", PeerText(context(), tenant_), status);
   core_.metrics().Count({.rpc = "Upload", .total = SteadyNow() - accept_time_}, status);
   message_.Clear();
   if (draft_ != nullptr) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Who may call, from outside: every method with every role, tenants that are blind to each other,
-quotas, files that change under a server that runs, tokens that are wrong, and where none may appear.
+quotas, files that change under a server that runs, tokens that are wrong, and where none may be
+seen.
 
 usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -55,7 +56,8 @@ class Bearer(
 
     def _with(self, details):
         Details = collections.namedtuple(
-            "Details", ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression")
+            "Details",
+            ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression"),
         )
 
         class Call(Details, grpc.ClientCallDetails):
@@ -413,7 +415,7 @@ class AccessTest(unittest.TestCase):
         self.assertEqual(bert.names(), ["x"])
 
     def test_tenants_are_blind_to_each_other(self):
-        anna, bert, _ = self.two()
+        anna, bert, server = self.two()
         made = anna.put("secret", PIECE)
         draft = anna.create("sketch", PIECE)
         x, y = o.resident("secret"), o.resident("nothing")
@@ -445,6 +447,7 @@ class AccessTest(unittest.TestCase):
 
         self.assertEqual(seen("secret", x), seen("nothing", y))
         self.assertEqual(seen("sketch", o.resident("sketch")), seen("nothing", y))
+        self.assertTrue(o.eventually(lambda: " (tenant bert): NOT_FOUND" in server.log(), 5))
         # Nor does taking the name tell anything.
         self.assertEqual(bert.create("secret", PIECE).name, "secret")
         self.assertEqual(anna.names(), ["secret", "sketch"])
@@ -608,7 +611,9 @@ class AccessTest(unittest.TestCase):
         )
 
     def test_the_command_line_sends_a_token(self):
-        server = self.serve(line_of("from-env", "write", "one"), line_of("from-file", "read", "two"))
+        server = self.serve(
+            line_of("from-env", "write", "one"), line_of("from-file", "read", "two")
+        )
         np.save(self.folder / "x.npy", PIECE)
         put = ("put", self.folder / "x.npy", "--name", "x")
         self.assertEqual(self.run_cli(server, *put, token="from-env").returncode, 0)
