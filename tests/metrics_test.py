@@ -319,8 +319,9 @@ class CountsTest(MetricsCase):
     def test_what_waits_and_runs(self):
         if o.Program.device != "cpu":
             self.skipTest("its products would be over at once")
-        self.serve("--workers", "1", "--inline", "0", "--queue", "2")
-        side = np.ones((1000, 1000), np.float32)
+        self.serve("--workers", "1", "--inline", "0", "--queue", "2",
+                   "--max-slow-operation-seconds", "300")
+        side = np.ones((800, 800), np.float32)
         self.client.put("a", side)
         a = o.resident("a")
 
@@ -415,7 +416,7 @@ class HttpTest(MetricsCase):
 
     def assert_code(self, request, code):
         answer = talk(self.address, request)
-        self.assertRegex(answer, rb"^HTTP/1\.1 %d " % code, request[:80])
+        self.assertEqual(answer[:13], b"HTTP/1.1 %d " % code, request[:80])
         head, _, body = answer.partition(b"\r\n\r\n")
         length = int(re.search(rb"Content-Length: (\d+)", head)[1])
         if not request.startswith(b"HEAD"):
