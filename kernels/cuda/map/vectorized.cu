@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/cuda/map/chained.cuh"
 #include "kernels/cuda/map/interpreter.cuh"
 #include "kernels/map_cost.h"
 
@@ -451,7 +452,7 @@ void Launch(const MapProblem& p, CudaStream& stream) {
 }
 
 void Enqueue(const MapProblem& p, Stream& stream) {
-  if (p.n == 0) return;
+  if (p.n == 0 || chained::LaunchChain(p, Cuda(stream))) return;
   if (p.program->wide) {
     Launch<std::uint64_t>(p, Cuda(stream));
   } else {
