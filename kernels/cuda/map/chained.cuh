@@ -1,8 +1,7 @@
 // Chains: expressions whose every step takes what the step before it made, and operands and constants,
 // as a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a). They are most of what is asked for, and need
 // no registers that are numbered at run time: a thread has its elements of up to kInputs operands, and
-// one value each. What a step reads is chosen by selects, which cost instructions but no waiting; a
-// branch remains for the operation itself.
+// one value each, and branches choose what a step reads and does.
 //
 // Elements of one type throughout, that lie as those of the result do, or are one element for all, and
 // arrays that begin at multiples of 16 bytes. Right for any n and block size: threads do not meet, and
@@ -31,7 +30,7 @@ inline constexpr std::uint8_t kNothing = 255;
 struct Step {
   MapOp op{};
   bool rounds = false;  // to the elements' type
-  std::uint8_t arguments[kMostArguments] = {kPrevious, kPrevious, kPrevious};
+  std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 
 struct Input {
@@ -168,6 +167,41 @@ __device__ __forceinline__ void ApplyToAll(const V (&a)[kN], const V (&b)[kN], c
   }
 }
 
+template <class V, int kN>
+__device__ __forceinline__ void Copy(const V (&from)[kN], V (&to)[kN]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j) to[j] = from[j];
+}
+
+// What a step reads. Branches choose between copies of registers: selects would become addresses in
+// local memory.
+template <class V, int kInputs, int kN>
+__device__ __forceinline__ void Read(const V (&x)[kInputs][kN], const V (&value)[kN],
+                                     std::uint8_t from, const MapConstant* constants, V (&to)[kN]) {
+  switch (from) {
+    case 0:
+      return Copy(x[0], to);
+    case 1:
+      return Copy(x[1], to);
+    case 2:
+      if constexpr (kInputs > 2) Copy(x[2], to);
+      return;
+    case 3:
+      if constexpr (kInputs > 3) Copy(x[3], to);
+      return;
+    case kPrevious:
+      return Copy(value, to);
+    case kNothing:
+      return;
+    default: {
+      V constant;
+      std::memcpy(&constant, &constants[from - kConstant].bits, sizeof constant);
+#pragma unroll
+      for (int j = 0; j < kN; ++j) to[j] = constant;
+    }
+  }
+}
+
 template <class T, int kInputs>
 __global__ void __launch_bounds__(kBlock)
     MapChained(const __grid_constant__ Chain p, std::int64_t n, T* out) {
@@ -203,25 +237,13 @@ __global__ void __launch_bounds__(kBlock)
   }
 
   V value[kN] = {};
-  const auto read = [&](std::uint8_t from, V(&to)[kN]) {
-    V constant;
-    std::memcpy(&constant, &p.constant[from >= kConstant ? from - kConstant : 0].bits,
-                sizeof constant);
-#pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      V v = from >= kConstant ? constant : value[j];
-#pragma unroll
-      for (int i = 0; i < kInputs; ++i) v = from == i ? x[i][j] : v;
-      to[j] = v;
-    }
-  };
 #pragma unroll 1
   for (int i = 0; i < p.steps; ++i) {
     const Step& step = p.step[i];
-    V a[kN], b[kN], c[kN];
-    read(step.arguments[0], a);
-    read(step.arguments[1], b);
-    read(step.arguments[2], c);
+    V a[kN] = {}, b[kN] = {}, c[kN] = {};
+    Read(x, value, step.arguments[0], p.constant, a);
+    Read(x, value, step.arguments[1], p.constant, b);
+    Read(x, value, step.arguments[2], p.constant, c);
     if (step.op == MapOp::kWhere) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) value[j] = a[j] != V{} ? b[j] : c[j];
@@ -265,6 +287,8 @@ inline bool LaunchChain(const MapProblem& p, CudaStream& stream) {
     if constexpr (!std::is_same_v<T, bool>) {
       if (chain.inputs <= 2) {
         Launch<T, 2>(p, chain, stream);
+      } else if (chain.inputs == 3) {
+        Launch<T, 3>(p, chain, stream);
       } else {
         Launch<T, kMostInputs>(p, chain, stream);
       }
