@@ -125,7 +125,7 @@ std::uint64_t NextGeneration() {
 
 // false: OpenSSL cannot. The algorithm is looked up once, and the state is the thread's: each
 // look-up of OpenSSL 3 takes a lock of the process.
-bool Sha256(grpc::string_ref text, TokenHash& hash) {
+bool Sha256(const grpc::string_ref& text, TokenHash& hash) {
   struct Free {
     void operator()(EVP_MD_CTX* state) const { EVP_MD_CTX_free(state); }
   };

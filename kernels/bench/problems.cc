@@ -51,8 +51,8 @@ Problems::Problems(Rig& rig, std::uint64_t seed)
 }
 
 std::int64_t Problems::Extent(double most) {
-  return static_cast<std::int64_t>(
-      std::exp2(std::uniform_real_distribution<double>(0, std::log2(most))(random_)) + 0.5);
+  return std::llround(
+      std::exp2(std::uniform_real_distribution<double>(0, std::log2(most))(random_)));
 }
 
 template <class T>
@@ -250,7 +250,8 @@ RandomProblem Problems::ReduceAxes() {
 
 // Many short Dots, as a program launches them.
 RandomProblem Problems::Batch() {
-  const std::int64_t n = Extent(kBatchBytes / 4), count = Extent(4096);
+  constexpr std::int64_t kMost = kBatchBytes / 4;
+  const std::int64_t n = Extent(kMost), count = Extent(4096);
   RandomProblem out{.operation = "batch", .dtype = "f32"};
   out.shape = absl::StrCat(count, " dots of ", n);
   out.candidates.push_back(
