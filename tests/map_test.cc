@@ -1,7 +1,13 @@
 // Every strategy of Map, from the table: operations and types against a model of their own in
 // extended precision, views, broadcasting, sizes, alignment, launches, and the bits of both devices.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <iterator>
+#include <numeric>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/expression.h"
 #include "tests/kernel_fixture.h"
@@ -344,6 +350,101 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
       }
       ExpectSame(Run<T>({x}, nodes), std::vector<T>(a.size(), want), absl::StrCat(chain));
     }
+  });
+}
+
+// Random graphs of operations, in which values wait for later ones, against one loop a node.
+TEST_P(MapTest, RandomExpressions) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    using V = ValueOf<T>;
+    const auto wrapped = [](V a, V b, auto f) {
+      if constexpr (std::is_integral_v<V>) {
+        using U = std::make_unsigned_t<V>;
+        return static_cast<V>(f(static_cast<U>(a), static_cast<U>(b)));
+      } else {
+        return f(a, b);
+      }
+    };
+    const auto apply = [&](MapOp op, V a, V b) -> V {
+      switch (op) {
+        case MapOp::kAdd:
+          return wrapped(a, b, [](auto x, auto y) { return x + y; });
+        case MapOp::kSubtract:
+          return wrapped(a, b, [](auto x, auto y) { return x - y; });
+        case MapOp::kMultiply:
+          return wrapped(a, b, [](auto x, auto y) { return x * y; });
+        case MapOp::kMinimum:
+          return a != a || b != b ? a + b : std::min(a, b);
+        case MapOp::kMaximum:
+          return a != a || b != b ? a + b : std::max(a, b);
+        default:
+          return std::is_integral_v<V> ? wrapped(0, a, [](auto x, auto y) { return x - y; }) : -a;
+      }
+    };
+    constexpr MapOp kOps[] = {MapOp::kAdd,     MapOp::kSubtract, MapOp::kMultiply,
+                              MapOp::kMinimum, MapOp::kMaximum,  MapOp::kNegate};
+    Random random(17);
+    const auto below = [&](std::size_t n) {
+      return static_cast<std::uint32_t>(random.Bits() % static_cast<std::uint64_t>(n));
+    };
+    int taken = 0;
+    for (std::uint64_t round = 0; round < 60; ++round) {
+      const std::int64_t n =
+          std::array<std::int64_t, 8>{1, 3, 8, 31, 256, 1000, 2051, 4099}[below(8)];
+      const std::uint32_t operands = 1 + below(5);
+      std::vector<DeviceArray<T>> arrays;
+      std::vector<View> views;
+      std::vector<ExpressionNode> nodes;
+      std::vector<std::vector<T>> values;  // of a node, one each or one for all
+      arrays.reserve(operands);
+      for (std::uint32_t i = 0; i < operands; ++i) {
+        const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;
+        values.push_back(NormalVector<T>(length, 100 * round + i));
+        arrays.emplace_back(stream(), values.back());
+        views.push_back(VectorView(arrays.back().data(), length));
+        nodes.push_back(In(i));
+      }
+      values.push_back({T(V{2})});
+      nodes.push_back(Integer(2));
+      const auto at = [&](std::uint32_t node, std::int64_t i) {
+        const std::vector<T>& v = values[node];
+        return static_cast<V>(v[v.size() == 1 ? 0 : static_cast<std::size_t>(i)]);
+      };
+      const auto constant = operands;
+      const std::uint32_t steps = 1 + below(12);
+      std::vector<std::uint32_t> numbers(nodes.size());  // nodes that are no truth values
+      std::iota(numbers.begin(), numbers.end(), 0u);
+      for (std::uint32_t step = 0; step < steps; ++step) {
+        const auto latest = static_cast<std::uint32_t>(nodes.size() - 1);
+        const auto any = [&] { return numbers[below(numbers.size())]; };
+        std::uint32_t a = latest == constant || below(3) == 0 ? any() : latest, b = any();
+        if (a == constant) a = 0;
+        std::vector<T> result;
+        if (below(5) == 0) {  // a < 2 ? a : b
+          for (std::int64_t i = 0; i < n; ++i)
+            result.push_back(T(at(a, i) < V{2} ? at(a, i) : at(b, i)));
+          nodes.push_back(Op(MapOp::kLess, {a, constant}));
+          values.emplace_back();
+          nodes.push_back(Op(MapOp::kWhere, {latest + 1, a, b}));
+        } else {
+          const MapOp op = kOps[below(std::size(kOps))];
+          for (std::int64_t i = 0; i < n; ++i) result.push_back(T(apply(op, at(a, i), at(b, i))));
+          nodes.push_back(op == MapOp::kNegate ? Op(op, {a}) : Op(op, {a, b}));
+        }
+        values.push_back(std::move(result));
+        numbers.push_back(static_cast<std::uint32_t>(nodes.size() - 1));
+      }
+      if (!Takes(views, nodes)) continue;
+      ++taken;
+      std::vector<T> want = values.back();
+      const absl::StatusOr<ArrayType> type = MapType(views, nodes);
+      ASSERT_TRUE(type.ok()) << type.status();
+      want.resize(static_cast<std::size_t>(type->shape.elements()));
+      ExpectSame(Run<T>(views, nodes), want, absl::StrCat("round ", round));
+    }
+    EXPECT_GT(taken, 30);
   });
 }
 

@@ -1,7 +1,8 @@
 // Chains: expressions whose every step takes what the step before it made, and operands and constants,
-// as a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a). They are most of what is asked for, and need
-// no registers that are numbered at run time: a thread has its elements of up to kInputs operands, and
-// one value each, and branches choose what a step reads and does.
+// as a * b + c, (a - b)^2, where(a < b, c, d), or exp(2 a), and those where one value at a time has to
+// wait for a later step, as the half of a GELU. They are most of what is asked for, and need no
+// registers that are numbered at run time: a thread has its elements of up to kInputs operands, of the
+// last value, and perhaps of the one that waits, and branches choose what a step reads and does.
 //
 // Elements of one type throughout, that lie as those of the result do, or are one element for all, and
 // arrays that begin at multiples of 16 bytes. Right for any n and block size: threads do not meet, and
@@ -22,14 +23,18 @@ inline constexpr int kMostSteps = 16;
 inline constexpr int kMostConstants = 8;
 inline constexpr int kMostInputs = 4;
 
-// What a step reads: operand i of the chain, what the step before made, or constant i.
+// What a step reads: operand i of the chain, what the step before made, the value that waits, or
+// constant i; while a chain is made, also what step i made.
 inline constexpr std::uint8_t kPrevious = kMostInputs;
-inline constexpr std::uint8_t kConstant = kMostInputs + 1;
+inline constexpr std::uint8_t kSaved = kMostInputs + 1;
+inline constexpr std::uint8_t kConstant = kMostInputs + 2;
+inline constexpr std::uint8_t kStep = kConstant + kMostConstants;
 inline constexpr std::uint8_t kNothing = 255;
 
 struct Step {
   MapOp op{};
   bool rounds = false;  // to the elements' type
+  bool saves = false;   // from then on what it made is the value that waits
   std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 
@@ -41,6 +46,7 @@ struct Input {
 struct Chain {
   int inputs = 0;
   int steps = 0;
+  bool saves = false;
   Input input[kMostInputs];
   Step step[kMostSteps];
   MapConstant constant[kMostConstants];
@@ -54,6 +60,31 @@ inline bool IsOne(const View& view) {
 }
 
 inline bool IsAligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
+
+// Names what steps made by where it is when it is read. False: two values would have to wait.
+inline bool Place(Chain* chain) {
+  std::array<int, kMostSteps> last_use;
+  last_use.fill(-1);
+  for (int i = 0; i < chain->steps; ++i) {
+    for (std::uint8_t from : chain->step[i].arguments)
+      if (from != kNothing && from >= kStep) last_use[from - kStep] = i;
+  }
+  int saved = -1;
+  for (int i = 0; i < chain->steps; ++i) {
+    Step& step = chain->step[i];
+    for (std::uint8_t& from : step.arguments) {
+      if (from == kNothing || from < kStep) continue;
+      const int made = from - kStep;
+      if (made != i - 1 && made != saved) return false;
+      from = made == i - 1 ? kPrevious : kSaved;
+    }
+    if (last_use[i] <= i + 1) continue;
+    if (saved >= 0 && last_use[saved] > i) return false;
+    saved = i;
+    step.saves = chain->saves = true;
+  }
+  return true;
+}
 
 // Whether the problem is a chain, which is then in *chain.
 inline bool Match(const MapProblem& p, Chain* chain) {
@@ -76,12 +107,7 @@ inline bool Match(const MapProblem& p, Chain* chain) {
     input_of[i] = static_cast<std::uint8_t>(chain->inputs++);
     return true;
   };
-  // From now on the register has the last step's value, and none has the one before it.
-  const auto made = [&](int out) {
-    std::replace(in_register.begin(), in_register.end(), kPrevious, kNothing);
-    in_register[static_cast<std::size_t>(out)] = kPrevious;
-  };
-
+  const auto last = [&] { return static_cast<std::uint8_t>(kStep + chain->steps - 1); };
   for (int i = 0; i < program.instructions; ++i) {
     const Instruction& in = program.code[static_cast<std::size_t>(i)];
     switch (in.kind) {
@@ -95,9 +121,12 @@ inline bool Match(const MapProblem& p, Chain* chain) {
         in_register[in.out] = static_cast<std::uint8_t>(kConstant + constants++);
         break;
       case Instruction::Kind::kConvert:
-        if (in_register[in.a] != kPrevious || in.type != type || in.dtype != p.dtype) return false;
+        if (chain->steps == 0 || in_register[in.a] != last() || in.type != type ||
+            in.dtype != p.dtype)
+          return false;
         chain->step[chain->steps - 1].rounds = true;
-        made(in.out);
+        in_register[in.a] = kNothing;
+        in_register[in.out] = last();
         break;
       case Instruction::Kind::kApply: {
         if (chain->steps == kMostSteps || in.type != type || type == ValueType::kBool) return false;
@@ -108,12 +137,13 @@ inline bool Match(const MapProblem& p, Chain* chain) {
           step.arguments[j] = in_register[arguments[j]];
           if (step.arguments[j] == kNothing) return false;
         }
-        made(in.out);
+        in_register[in.out] = last();
         break;
       }
     }
   }
-  return chain->steps > 0 && in_register[program.code[program.instructions - 1].out] == kPrevious;
+  return chain->steps > 0 && in_register[program.code[program.instructions - 1].out] == last() &&
+         Place(chain);
 }
 
 // 16 bytes of elements.
@@ -177,7 +207,8 @@ __device__ __forceinline__ void Copy(const V (&from)[kN], V (&to)[kN]) {
 // local memory.
 template <class V, int kInputs, int kN>
 __device__ __forceinline__ void Read(const V (&x)[kInputs][kN], const V (&value)[kN],
-                                     std::uint8_t from, const MapConstant* constants, V (&to)[kN]) {
+                                     const V (&saved)[kN], std::uint8_t from,
+                                     const MapConstant* constants, V (&to)[kN]) {
   switch (from) {
     case 0:
       return Copy(x[0], to);
@@ -191,6 +222,8 @@ __device__ __forceinline__ void Read(const V (&x)[kInputs][kN], const V (&value)
       return;
     case kPrevious:
       return Copy(value, to);
+    case kSaved:
+      return Copy(saved, to);
     case kNothing:
       return;
     default: {
@@ -202,7 +235,7 @@ __device__ __forceinline__ void Read(const V (&x)[kInputs][kN], const V (&value)
   }
 }
 
-template <class T, int kInputs>
+template <class T, int kInputs, bool kSaves>
 __global__ void __launch_bounds__(kBlock)
     MapChained(const __grid_constant__ Chain p, std::int64_t n, T* out) {
   using V = ValueOf<T>;
@@ -236,14 +269,14 @@ __global__ void __launch_bounds__(kBlock)
     for (int j = 0; j < kN; ++j) x[i][j] = static_cast<V>(raw[i][j / kW].elements[j % kW]);
   }
 
-  V value[kN] = {};
+  V value[kN] = {}, saved[kN] = {};
 #pragma unroll 1
   for (int i = 0; i < p.steps; ++i) {
     const Step& step = p.step[i];
     V a[kN] = {}, b[kN] = {}, c[kN] = {};
-    Read(x, value, step.arguments[0], p.constant, a);
-    Read(x, value, step.arguments[1], p.constant, b);
-    Read(x, value, step.arguments[2], p.constant, c);
+    Read(x, value, kSaves ? saved : value, step.arguments[0], p.constant, a);
+    Read(x, value, kSaves ? saved : value, step.arguments[1], p.constant, b);
+    Read(x, value, kSaves ? saved : value, step.arguments[2], p.constant, c);
     if (step.op == MapOp::kWhere) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) value[j] = a[j] != V{} ? b[j] : c[j];
@@ -259,6 +292,9 @@ __global__ void __launch_bounds__(kBlock)
         for (int j = 0; j < kN; ++j) value[j] = RoundTo<T>(value[j]);
       }
     }
+    if constexpr (kSaves) {
+      if (step.saves) Copy(value, saved);
+    }
   }
 
 #pragma unroll
@@ -270,28 +306,30 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-template <class T, int kInputs>
+template <class T, int kInputs, bool kSaves>
 void Launch(const MapProblem& p, const Chain& chain, CudaStream& stream) {
   const Grid grid = MakeGrid(p.n, p.launch, kBlock, kEach<T>);
-  MapChained<T, kInputs>
+  MapChained<T, kInputs, kSaves>
       <<<grid.blocks, grid.block_size, 0, stream.handle()>>>(chain, p.n, static_cast<T*>(p.out));
   CUDA_CHECK_LAUNCH(MapChained);
 }
 
-// Whether the problem is a chain, whose kernel is launched then.
+// Whether the problem is a chain, whose kernel is launched then: one with no more registers than it
+// needs.
 inline bool LaunchChain(const MapProblem& p, CudaStream& stream) {
   Chain chain;
   if (!Match(p, &chain)) return false;
-  DispatchElement(p.dtype, [&](auto t) {
+  DispatchDType(p.dtype, [&](auto t) {
     using T = decltype(t);
-    if constexpr (!std::is_same_v<T, bool>) {
-      if (chain.inputs <= 2) {
-        Launch<T, 2>(p, chain, stream);
-      } else if (chain.inputs == 3) {
-        Launch<T, 3>(p, chain, stream);
-      } else {
-        Launch<T, kMostInputs>(p, chain, stream);
-      }
+    if (chain.saves) {
+      chain.inputs <= 2 ? Launch<T, 2, true>(p, chain, stream)
+                        : Launch<T, kMostInputs, true>(p, chain, stream);
+    } else if (chain.inputs <= 2) {
+      Launch<T, 2, false>(p, chain, stream);
+    } else if (chain.inputs == 3) {
+      Launch<T, 3, false>(p, chain, stream);
+    } else {
+      Launch<T, kMostInputs, false>(p, chain, stream);
     }
   });
   return true;
