@@ -222,6 +222,8 @@ Connection::Connection(ClientOptions options)
                   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+                  // A proxy named by the environment would read what is not encrypted, tokens too.
+                  if (options_.tls_ca.empty()) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
                   if (!options_.tls_server_name.empty())
                     arguments.SetSslTargetNameOverride(options_.tls_server_name);
                   // One that never connects, where there are no credentials: what waits for it asks.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
+#include <ios>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,13 +24,18 @@ absl::Status Bad(std::string_view message, const std::string& file) {
                    {{"file", file}});
 }
 
+constexpr std::size_t kLargestFile = std::size_t{1} << 20;
+
 absl::Status ReadFile(const std::string& file, std::string& text) {
   if (file.empty()) return absl::OkStatus();
   std::ifstream in(file, std::ios::binary);
-  text.assign(std::istreambuf_iterator<char>(in), {});
+  text.assign(kLargestFile + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
   if (in.bad() || text.empty()) {
     return Bad(absl::StrCat("cannot read ", file, ", or it is empty"), file);
   }
+  if (text.size() > kLargestFile) return Bad(absl::StrCat(file, " is larger than 1 MiB"), file);
   return absl::OkStatus();
 }
 

@@ -26,13 +26,16 @@ absl::StatusOr<Charge> Charge::TakeOne(Budget& budget, std::string_view reason,
 
 absl::StatusOr<Charge> Quota::Take(std::uint64_t amount, std::string_view reason,
                                    std::string_view name, std::string_view message) {
-  absl::StatusOr<Charge> charge = Charge::Take(taken_, amount, reason, message);
-  const std::uint64_t limit = this->limit(), used = taken_.used();
-  if (charge.ok() && used <= limit) return charge;
+  const std::uint64_t limit = this->limit();
+  if (limit == kUnlimited) return Charge::Take(taken_, amount, reason, message);
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t used = taken_.used();
+  if (amount <= limit && used <= limit - amount)
+    return Charge::Take(taken_, amount, reason, message);
   return MakeError(absl::StatusCode::kResourceExhausted, reason, message,
                    {{"quota", std::string(name)},
                     {"requested", absl::StrCat(amount)},
-                    {"used", absl::StrCat(charge.ok() ? used - amount : used)},
+                    {"used", absl::StrCat(used)},
                     {"limit", absl::StrCat(limit)}});
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -49,8 +50,7 @@ inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::
 // A budget of one tenant, whose limit may change. Thread safe; outlives its charges.
 class Quota {
  public:
-  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. Several who come at once for the
-  // last of it may all be refused. name: of the quota.
+  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. name: of the quota.
   absl::StatusOr<Charge> Take(std::uint64_t amount, std::string_view reason, std::string_view name,
                               std::string_view message);
 
@@ -60,6 +60,7 @@ class Quota {
   std::uint64_t used() const { return taken_.used(); }
 
  private:
+  std::mutex mutex_;  // one takes at a time, where there is a limit
   Budget taken_{kUnlimited};
   std::atomic<std::uint64_t> limit_{kUnlimited};
 };

@@ -13,7 +13,6 @@
 #include "server/convert.h"
 #include "server/device_call.h"
 #include "server/log.h"
-#include "server/peer.h"
 
 namespace tessera {
 namespace {
@@ -271,7 +270,7 @@ void DownloadCall::OnSlotFree() {
 }
 
 void DownloadCall::End() {
-  if (!status_.ok()) LogFailedCall("Download", PeerText(context(), tenant_), status_);
+  if (!status_.ok()) LogFailedCall("Download", peer_, status_);
   core_.metrics().Count({.rpc = "Download", .total = SteadyNow() - accept_time_}, status_);
   core_.chores().Release(std::move(buffer_));
   stream_ = Charge();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -11,6 +12,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
+#include "server/peer.h"
 #include "server/slots.h"
 #include "server/stream_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -26,7 +28,12 @@ class DownloadCall final : public StreamCall,
                            private Task {
  public:
   DownloadCall(Core& core, Tenant& tenant, LiveCalls<DownloadCall>& live, StreamExchange& exchange)
-      : StreamCall(exchange), Task(tenant.number()), core_(core), tenant_(tenant), live_(live) {}
+      : StreamCall(exchange),
+        Task(tenant.number()),
+        core_(core),
+        tenant_(tenant),
+        live_(live),
+        peer_(PeerText(context(), tenant)) {}
 
   // Once the service knows the call.
   void Begin() { StartRead(&message_); }
@@ -82,6 +89,7 @@ class DownloadCall final : public StreamCall,
   Core& core_;
   Tenant& tenant_;
   LiveCalls<DownloadCall>& live_;
+  const std::string peer_;  // which gRPC forgets when the connection breaks
   const absl::Time accept_time_ = SteadyNow();
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;

@@ -27,6 +27,13 @@ constexpr int kFailureLinesPerSecond = 10;
 constexpr std::size_t kQueuedLines = 4096;
 constexpr std::size_t kLongestText = 512;
 
+// Of one kind of failures, in the second that began at `window`.
+struct FailureLines {
+  std::chrono::steady_clock::time_point window;
+  int written = 0;
+  std::int64_t suppressed = 0;
+};
+
 void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
   constexpr std::string_view kHex = "0123456789abcdef";
   out.push_back('"');
@@ -134,25 +141,28 @@ void FlushLog(absl::Duration limit) {
 }
 
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status) {
+  // Callers without rights hide nobody's failures, and no caller those of the server.
   static std::mutex mutex;
-  static std::chrono::steady_clock::time_point window;
-  static int written = 0;
-  static std::int64_t suppressed = 0;
+  static FailureLines without_rights, of_server, others;
+  FailureLines* lines = &others;
+  if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;
+  if (absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status))
+    lines = &of_server;
 
   std::int64_t left_out = 0;
   {
     const std::lock_guard lock(mutex);
     const auto now = std::chrono::steady_clock::now();
-    if (now - window >= std::chrono::seconds(1)) {
-      window = now;
-      written = 0;
-      left_out = std::exchange(suppressed, 0);
+    if (now - lines->window >= std::chrono::seconds(1)) {
+      lines->window = now;
+      lines->written = 0;
+      left_out = std::exchange(lines->suppressed, 0);
     }
-    if (written == kFailureLinesPerSecond) {
-      ++suppressed;
+    if (lines->written == kFailureLinesPerSecond) {
+      ++lines->suppressed;
       return;
     }
-    ++written;
+    ++lines->written;
   }
   if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
   spdlog::warn("{} from {}: {} {}: {}", method, Printable(peer, kLongestText),

@@ -20,8 +20,9 @@ void LogDroppedLines();
 // Waits until every line has been written, but no longer than limit.
 void FlushLog(absl::Duration limit);
 
-// One line for a call that was refused or failed. At most ten such lines a second are written; the
-// next line after that says how many were left out. Thread safe.
+// One line for a call that was refused or failed. At most ten such lines a second are written of each
+// kind: of callers without rights, of failures of the server itself (INTERNAL, DATA_LOSS, UNKNOWN), and of
+// others; the next line after that says how many were left out. Thread safe.
 void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status);
 
 }  // namespace tessera

@@ -236,7 +236,7 @@ void WriteDevices(Core& core, Writer& out) {
     out.Sample({{"device", name}, {"queue", "compute"}}, core.compute(*device).waiting());
     out.Sample({{"device", name}, {"queue", "transfers"}}, core.transfers(*device).waiting());
   }
-  each("tessera_queue_limit", "Operations that may wait for a worker.",
+  each("tessera_queue_limit", "Operations that may wait for a worker, of each tenant.",
        [&](const Device&) { return core.options().queue; });
   each("tessera_workers", "Threads that run operations.",
        [&](const Device& device) { return core.compute(device).workers(); });

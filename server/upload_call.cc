@@ -9,7 +9,6 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/log.h"
-#include "server/peer.h"
 
 namespace tessera {
 namespace {
@@ -348,7 +347,7 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall("Upload", PeerText(context(), tenant_), status);
+  if (!status.ok()) LogFailedCall("Upload", peer_, status);
   core_.metrics().Count({.rpc = "Upload", .total = SteadyNow() - accept_time_}, status);
   message_.Clear();
   if (draft_ != nullptr) {

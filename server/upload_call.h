@@ -13,6 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/core.h"
 #include "server/live_calls.h"
+#include "server/peer.h"
 #include "server/stream_call.h"
 #include "server/upload_message.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -25,7 +26,12 @@ namespace tessera {
 class UploadCall final : public StreamCall, private Task {
  public:
   UploadCall(Core& core, Tenant& tenant, LiveCalls<UploadCall>& live, StreamExchange& exchange)
-      : StreamCall(exchange), Task(tenant.number()), core_(core), tenant_(tenant), live_(live) {}
+      : StreamCall(exchange),
+        Task(tenant.number()),
+        core_(core),
+        tenant_(tenant),
+        live_(live),
+        peer_(PeerText(context(), tenant)) {}
 
   // Once the service knows the call.
   void Begin();
@@ -90,6 +96,7 @@ class UploadCall final : public StreamCall, private Task {
   Core& core_;
   Tenant& tenant_;
   LiveCalls<UploadCall>& live_;
+  const std::string peer_;  // which gRPC forgets when the connection breaks
   const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;

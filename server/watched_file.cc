@@ -1,11 +1,17 @@
 #include "server/watched_file.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
-#include <fstream>
+#include <string>
+#include <system_error>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace tessera {
 namespace {
@@ -22,15 +28,28 @@ FileStamp StampOf(const std::string& file) {
 }
 
 absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_writable) {
+  // Not blocked by what may have taken its place, and of the file that is read.
+  const int fd = open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0 && errno == ENOENT) return absl::InvalidArgumentError("there is no such file");
+  if (fd < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it cannot be opened: ", std::error_code(errno, std::generic_category()).message()));
+  }
+  const absl::Cleanup closer = [fd] { close(fd); };
   struct stat status {};
-  if (stat(file.c_str(), &status) != 0) return absl::InvalidArgumentError("there is no such file");
+  if (fstat(fd, &status) != 0) return absl::InvalidArgumentError("it cannot be looked at");
   if (!S_ISREG(status.st_mode)) return absl::InvalidArgumentError("it is no regular file");
   if (refuse_writable && (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return absl::InvalidArgumentError("its group or others may write it");
-  std::ifstream in(file, std::ios::binary);
   std::string text(kLargestFile + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
+  std::size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t more = read(fd, text.data() + size, text.size() - size);
+    if (more < 0 && errno == EINTR) continue;
+    if (more <= 0) break;
+    size += static_cast<std::size_t>(more);
+  }
+  text.resize(size);
   if (text.empty()) return absl::InvalidArgumentError("it cannot be read, or is empty");
   if (text.size() > kLargestFile) return absl::InvalidArgumentError("it is larger than 1 MiB");
   return text;

@@ -512,6 +512,28 @@ class AccessTest(unittest.TestCase):
         anna.call("DeleteBuffer", name="y")
         anna.put("z", block)
 
+    def test_what_is_refused_takes_no_quota(self):
+        anna, _, _ = self.two("bytes=64Ki")
+        stop = threading.Event()
+
+        def ask_for_too_much(caller):
+            while not stop.is_set():
+                reason = caller.reason("CreateBuffer", name="big", spec=huge)
+                self.assertEqual(reason, "TENANT_QUOTA_EXCEEDED")
+
+        huge = o.buffers.BufferSpec(dtype=1, shape=[1 << 40])
+        threads = [threading.Thread(target=ask_for_too_much, args=(anna,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(500):
+                anna.create("small", PIECE)
+                anna.call("DeleteBuffer", name="small")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
     def test_quota_of_buffers(self):
         anna, bert, _ = self.two("buffers=2")
         anna.create("draft", PIECE)
@@ -645,8 +667,23 @@ class AccessTest(unittest.TestCase):
             ended = self.run_cli(server, "ls", token=bad)
             self.assertIn("BAD_CREDENTIALS", ended.stderr)
             self.assertNotIn(bad, ended.stderr)
-        ended = self.run_cli(server, "ls", token_file=self.folder / "missing")
-        self.assertIn("BAD_CREDENTIALS", ended.stderr)
+        for path in (self.folder / "missing", self.folder, "/dev/zero"):
+            ended = self.run_cli(server, "ls", token_file=path)
+            self.assertGreater(ended.returncode, 0, ended.stderr)
+            self.assertIn("BAD_CREDENTIALS", ended.stderr)
+
+    def test_a_proxy_of_the_environment_sees_no_token(self):
+        server = self.serve(line_of("t"))
+        proxy = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(proxy.close)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            os.environ[name] = address
+            self.addCleanup(os.environ.pop, name)
+        ended = self.run_cli(server, "ls", token="t")
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        proxy.settimeout(0)
+        self.assertRaises(BlockingIOError, proxy.accept)
 
     def test_the_command_line_makes_tokens(self):
         made = [
@@ -664,6 +701,10 @@ class AccessTest(unittest.TestCase):
         token, line = (text.split(": ", 1)[1] for text in plain.stdout.splitlines())
         self.assertEqual(line, line_of(token, "write", "default"))
         self.assertNotEqual(self.run_cli(None, "token", "--role", "root").returncode, 0)
+        for tenant in ("", "a b", "a #b", "a\nb", "a/b", 65 * "x"):
+            ended = self.run_cli(None, "token", "--tenant", tenant)
+            self.assertGreater(ended.returncode, 0, tenant)
+            self.assertEqual(ended.stdout, "")
 
 
 if __name__ == "__main__":

@@ -95,6 +95,19 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
   EXPECT_EQ(written + counted, 17) << text;
 }
 
+TEST(LogTest, CallersWithoutRightsHideNobodysFailures) {
+  const std::string text = Logged(false, [] {
+    for (int i = 0; i < 100; ++i) {
+      LogFailedCall("Stranger", "peer", absl::UnauthenticatedError("no token"));
+      LogFailedCall("Careless", "peer", absl::InvalidArgumentError("no name"));
+    }
+    LogFailedCall("Damaged", "peer", absl::DataLossError("bad checksum"));
+  });
+  EXPECT_THAT(text, testing::HasSubstr("Stranger"));
+  EXPECT_THAT(text, testing::HasSubstr("Careless"));
+  EXPECT_THAT(text, testing::HasSubstr("Damaged"));
+}
+
 // Standard error is a pipe that is full and that nobody reads: whoever logs goes on.
 TEST(LogTest, NobodyWaitsForAReader) {
   int ends[2];

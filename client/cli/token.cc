@@ -2,6 +2,7 @@
 #include <openssl/evp.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
@@ -53,6 +55,15 @@ void AddToken(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command->add_option("--tenant", *tenant, "Whose buffers it reaches")
       ->type_name("NAME")
+      ->check(
+          [](const std::string& name) {
+            const bool fits = !name.empty() && name.size() <= 64 &&
+                              std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                                return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+                              });
+            return fits ? "" : "a tenant is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'";
+          },
+          "")
       ->capture_default_str();
   command->callback([role, tenant, &chosen] {
     chosen = [=](Session& s) { return MakeToken(s, *role, *tenant); };

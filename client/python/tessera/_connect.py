@@ -109,6 +109,9 @@ class Options:
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
+        if not self.secure:
+            # One named by the environment would read what is not encrypted, tokens too.
+            options.append(("grpc.enable_http_proxy", 0))
         if self.tls_server_name:
             options.append(("grpc.ssl_target_name_override", self.tls_server_name))
         return options
