@@ -106,8 +106,8 @@ bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
       return false;
     }
     number = size->bytes;
-  } else if (!absl::SimpleAtoi(value, &number) || number == 0) {
-    *why = "buffers and calls are whole numbers from 1";
+  } else if (!absl::SimpleAtoi(value, &number)) {
+    *why = "buffers and calls are whole numbers";
     return false;
   }
   if (*quota != kUnlimited && *quota != number) {
