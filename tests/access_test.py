@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 import grpc
 import numpy as np
@@ -159,14 +160,6 @@ class AccessTest(unittest.TestCase):
         server = o.Server(self.folder, "--no-warm-up", "--tokens", str(self.file), *map(str, flags))
         self.addCleanup(server.kill)
         return server
-
-    def refused(self, *flags):
-        """What a server says that does not start."""
-        command = [o.Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-        self.assertEqual(ended.returncode, 1, ended.stderr)
-        return ended.stdout + ended.stderr
 
     def every_method(self, caller):
         """How each method of the protocol ends, by name."""
@@ -374,18 +367,18 @@ class AccessTest(unittest.TestCase):
 
     def test_files_that_cannot_be_used_are_refused_at_the_start(self):
         address = ("--listen", "127.0.0.1:0", "--tokens", self.file)
-        self.assertIn("there is no such file", self.refused(*address))
+        self.assertIn("there is no such file", o.refused(*address))
         replace(self.file, line_of("t") + "\n" + line_of("t", "read") + "\n")
-        self.assertIn("line 2: the token has a line already", self.refused(*address))
+        self.assertIn("line 2: the token has a line already", o.refused(*address))
         for mode in (0o664, 0o646):
             replace(self.file, line_of("t") + "\n")
             self.file.chmod(mode)
-            self.assertIn("its group or others may write it", self.refused(*address))
+            self.assertIn("its group or others may write it", o.refused(*address))
 
     def test_tokens_in_clear_beyond_this_host_need_a_flag(self):
         replace(self.file, line_of("t") + "\n")
         beyond = ("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
-        said = self.refused(*beyond, "--tokens", self.file)
+        said = o.refused(*beyond, "--tokens", self.file)
         self.assertIn("tokens would be sent in clear", said)
         self.assertIn("--insecure", said)
         server = self.serve(line_of("t"), flags=("--listen", "0.0.0.0:0", "--insecure"))
@@ -677,10 +670,11 @@ class AccessTest(unittest.TestCase):
         proxy = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(proxy.close)
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-            os.environ[name] = address
-            self.addCleanup(os.environ.pop, name)
-        ended = self.run_cli(server, "ls", token="t")
+        names = ("http_proxy", "https_proxy", "grpc_proxy")
+        with unittest.mock.patch.dict(os.environ, {name: address for name in names}):
+            for name in ("no_proxy", "no_grpc_proxy"):
+                os.environ.pop(name, None)
+            ended = self.run_cli(server, "ls", token="t")
         self.assertEqual(ended.returncode, 0, ended.stderr)
         proxy.settimeout(0)
         self.assertRaises(BlockingIOError, proxy.accept)

@@ -424,6 +424,15 @@ class Server:
             self.process.stdout.close()
 
 
+def refused(*flags):
+    """What a server says that does not start."""
+    command = [Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 1, ended.stderr
+    return ended.stdout + ended.stderr
+
+
 def eventually(condition, seconds, pause=0.02):
     """Whether the condition comes true in time; its last value otherwise is falsy."""
     give_up = time.monotonic() + seconds

@@ -101,14 +101,6 @@ class TlsTest(unittest.TestCase):
         channel.close()
         return outcome.code
 
-    def refused(self, *flags):
-        """What a server says that does not start."""
-        command = [o.Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-        self.assertEqual(ended.returncode, 1, ended.stderr)
-        return ended.stdout + ended.stderr
-
     def test_only_tls_to_the_right_ca_is_served(self):
         server = self.serve()
         self.assertEqual(self.dot(server), "OK")
@@ -175,18 +167,18 @@ class TlsTest(unittest.TestCase):
     def test_files_that_cannot_be_used_are_refused_at_the_start(self):
         missing = self.folder / "missing"
         address = ("--listen", "127.0.0.1:0")
-        said = self.refused(*address, "--tls-cert", missing, "--tls-key", self.key)
+        said = o.refused(*address, "--tls-cert", missing, "--tls-key", self.key)
         self.assertIn(f"cannot use {missing} for TLS: there is no such file", said)
         other_key = self.ca.issue("start")[1]
-        said = self.refused(*address, "--tls-cert", self.cert, "--tls-key", other_key)
+        said = o.refused(*address, "--tls-cert", self.cert, "--tls-key", other_key)
         self.assertIn("it is not the key of", said)
-        said = self.refused(*address, "--tls-cert", self.cert)
+        said = o.refused(*address, "--tls-cert", self.cert)
         self.assertIn("--tls-cert and --tls-key go together", said)
-        said = self.refused(*address, "--tls-client-ca", self.cert)
+        said = o.refused(*address, "--tls-client-ca", self.cert)
         self.assertIn("--tls-cert and --tls-key go together", said)
 
     def test_other_hosts_need_tls_or_a_flag_that_says_otherwise(self):
-        said = self.refused("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
+        said = o.refused("--listen", "127.0.0.1:0", "--listen", "0.0.0.0:0")
         self.assertIn("other hosts could connect to 0.0.0.0:0 without TLS", said)
         self.assertIn("--insecure", said)
 

@@ -1,6 +1,8 @@
 // Map in one pass, with values in registers: what `fused` keeps in local memory, numbered at run time,
 // lies here in registers proper.
 //
+// Chains of operations have kernels with fewer registers (chained.cuh); this file is for the rest.
+//
 // Registers cannot be numbered at run time: an instruction names them in its own bits. A branch can
 // choose between instructions, though, and it costs a warp a few cycles however many elements it
 // moves: a thread computes eight. So a value is found by a switch over kRegisters places, each of
