@@ -21,6 +21,8 @@ constexpr std::size_t kLeastSlots = 6;
 
 // Memory of the CPU device takes about as long to find as the wire does to fill it.
 constexpr int kChoreThreads = 4;
+// They take microseconds, mostly: so many are a moment's, whatever the queues of devices hold.
+constexpr std::size_t kWaitingChores = 1024;
 
 std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
                                        const MemoryLimit& limit) {
@@ -54,7 +56,7 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
                                                          .idle_draft = options_.upload_timeout,
                                                          .buffers = options_.max_buffers,
                                                          .ranges = options_.max_ranges}),
-      chores_(kChoreThreads, options_.queue) {}
+      chores_(kChoreThreads, kWaitingChores) {}
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {

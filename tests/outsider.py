@@ -296,11 +296,20 @@ class Program:
     # Whether flags that its help does not list are left out, to try the tests on an older server.
     known_flags_only = False
     _help = None
+    _sanitized = None
 
     @classmethod
     def sanitized(cls):
         """Whether it was built with AddressSanitizer."""
-        return b"__asan_init" in pathlib.Path(cls.path).read_bytes()
+        if cls._sanitized is None:
+            cls._sanitized = b"__asan_init" in pathlib.Path(cls.path).read_bytes()
+        return cls._sanitized
+
+    @classmethod
+    def patience(cls):
+        """How many times longer than a plain server this one may take: servers side by side under a
+        sanitizer share few cores."""
+        return 5 if cls.sanitized() else 1
 
     @classmethod
     def flags(cls, flags):
@@ -435,7 +444,7 @@ def refused(*flags):
 
 def eventually(condition, seconds, pause=0.02):
     """Whether the condition comes true in time; its last value otherwise is falsy."""
-    give_up = time.monotonic() + seconds
+    give_up = time.monotonic() + seconds * Program.patience()
     while True:
         value = condition()
         if value or time.monotonic() > give_up:

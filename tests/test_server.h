@@ -73,7 +73,11 @@ class TestServer {
   v1::Device Info(int device = 0) {
     grpc::ClientContext context;
     v1::GetServerInfoResponse response;
-    EXPECT_TRUE(compute_->GetServerInfo(&context, {}, &response).ok());
+    const grpc::Status status = compute_->GetServerInfo(&context, {}, &response);
+    if (!status.ok()) {
+      ADD_FAILURE() << status.error_message();
+      return {};
+    }
     return response.devices(device);
   }
   std::uint64_t used_bytes(int device = 0) { return Info(device).buffer_used_bytes(); }
