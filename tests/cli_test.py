@@ -4,10 +4,12 @@
 import argparse
 import fcntl
 import io
+import itertools
 import json
 import os
 import pathlib
 import pty
+import random
 import signal
 import socket
 import struct
@@ -23,10 +25,19 @@ import numpy as np
 OPTIONS = None
 
 
+# Below those that Linux gives to whoever asks for any port.
+PORTS = itertools.cycle(random.sample(range(10000, 32000), 1000))
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    while True:
+        with socket.socket() as s:
+            port = next(PORTS)
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 class Server:

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -72,17 +73,23 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
-// A port of this host that nobody has at the moment.
+// A port of this host that nobody has at the moment, and that no socket gets that asks for any port:
+// it is below those that Linux gives away. Processes begin at different ones.
 inline int FreePort() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(socket);
-  return ntohs(address.sin_port);
+  constexpr int kFirst = 10000, kPorts = 22000;
+  static std::atomic<int> next{static_cast<int>(::getpid()) * 61 % kPorts};
+  while (true) {
+    const int port = kFirst + next++ % kPorts;
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool is_free =
+        ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+    ::close(socket);
+    if (is_free) return port;
+  }
 }
 
 #ifdef TESSERA_SERVER

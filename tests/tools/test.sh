@@ -58,6 +58,7 @@ run_suites() {
   OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     GTEST_OUTPUT="xml:$results/" GTEST_BRIEF=1 \
     ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
+    LSAN_OPTIONS=suppressions=$root/tests/lsan.supp:print_suppressions=0 \
     UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=allocator_may_return_null=1:suppressions=$root/tests/tsan.supp \
     "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
