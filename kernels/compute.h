@@ -35,7 +35,8 @@ namespace tessera {
 // driver, no GPU or a CPU build leave "cpu" alone.
 std::vector<std::string> VisibleDevices();
 
-// "cpu", "cuda" (the first GPU), "cuda:N", or "auto" (the first GPU, else the CPU).
+// "cpu", "cuda" (the first GPU), "cuda:N", "auto" (the first GPU, else the CPU), or "cpu:N": one of
+// any number of devices that stand for many GPUs where there are none.
 // INVALID_ARGUMENT / BAD_DEVICE for a malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE,
 // with the cause.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
@@ -246,7 +247,7 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
 // The same to memory of another device, by way of the host and in pieces of a few MiB, of which
 // `from` has one in its scratch memory. view is on the device of `from`, out on that of `to`; both
-// streams are the caller's for the call. Looks at from.stopped() between pieces.
+// streams are the caller's for the call. Looks at stopped() of both between pieces.
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options = {});
 

@@ -120,17 +120,25 @@ std::vector<std::string> VisibleDevices() {
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name) {
   if (name == "cpu" || (name == "auto" && GpuCount() == 0)) return OpenCpuDevice();
   if (name == "cuda" || name == "auto") return OpenGpu(0);
-  constexpr std::string_view kPrefix = "cuda:";
-  if (name.substr(0, kPrefix.size()) == kPrefix) {
+  const std::size_t colon = name.find(':');
+  const std::string_view family = name.substr(0, colon);
+  if (colon != std::string_view::npos && (family == "cpu" || family == "cuda")) {
+    const char* const begin = name.data() + colon + 1;
+    const char* const end = name.data() + name.size();
     int ordinal = 0;
-    const char* end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, ordinal);
-    if (error == std::errc() && stop == end && ordinal >= 0) return OpenGpu(ordinal);
+    const auto [stop, error] = std::from_chars(begin, end, ordinal);
+    // Spelled in one way alone: it is the device's name.
+    if (error == std::errc() && ordinal >= 0 &&
+        std::string_view(begin, end) == absl::StrCat(ordinal)) {
+      if (family == "cpu") return OpenCpuDevice(std::string(name));
+      return OpenGpu(ordinal);
+    }
   }
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
-                   absl::StrCat("device '", std::string(name),
-                                "' is none of auto, cpu, cuda, cuda:0, cuda:1, ..."),
-                   {{"device", std::string(name)}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
+      absl::StrCat("device '", std::string(name),
+                   "' is none of auto, cpu, cpu:0, cpu:1, ..., cuda, cuda:0, cuda:1, ..."),
+      {{"device", std::string(name)}});
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device) {

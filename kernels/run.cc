@@ -936,7 +936,7 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
       const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
       from.CopyToHost(chunk.data(), source, bytes);
       sent = CopyToDevice(to, At(out, piece.first, dtype), chunk.data(), bytes);
-      return sent.ok() && !from.stopped();
+      return sent.ok() && !from.stopped() && !to.stopped();
     });
   });
   // What is in flight may still write to out.

@@ -59,12 +59,13 @@ class OperationCall final : public DeviceCall {
     absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), store());
     if (!sources.ok()) return sources.status();
     sources_ = *std::move(sources);
-    absl::StatusOr<Device*> device = DeviceOf(sources_);
-    if (device.ok() && *device == nullptr) return core().devices().front().get();
-    return device;
+    Device* const device = DeviceOf(sources_);
+    return device != nullptr ? device : core().devices().front().get();
   }
 
   bool IsShort(const Device& device) const override {
+    for (const Source& source : sources_)
+      if (source.IsElsewhere(device)) return false;
     const absl::Duration limit = core().options().inline_time;
     return limit > absl::ZeroDuration() && request_.strategy().empty() && !request_.timing() &&
            LeastMicroseconds(request_, sources_, device) <= absl::ToDoubleMicroseconds(limit);
@@ -73,7 +74,7 @@ class OperationCall final : public DeviceCall {
   absl::Status RunOn(Stream& stream) override {
     Views views;
     for (const Source& source : sources_) {
-      absl::StatusOr<View> view = PlaceOnStream(source, stream);
+      absl::StatusOr<View> view = PlaceOnStream(core(), source, stream);
       if (!view.ok()) return view.status();
       views.push_back(*view);
     }

@@ -24,11 +24,21 @@ constexpr int kChoreThreads = 4;
 // They take microseconds, mostly: so many are a moment's, whatever the queues of devices hold.
 constexpr std::size_t kWaitingChores = 1024;
 
+// What buffers may take of a device: devices of the CPU share the host's memory.
+std::uint64_t FreeBytes(const Device& device, const std::vector<std::unique_ptr<Device>>& devices) {
+  const std::uint64_t free = device.FreeBytes();
+  if (device.info().backend != Backend::kCpu) return free;
+  const auto sharing = std::count_if(devices.begin(), devices.end(), [](const auto& other) {
+    return other->info().backend == Backend::kCpu;
+  });
+  return free / static_cast<std::uint64_t>(sharing);
+}
+
 std::vector<BufferStore::Place> Places(const std::vector<std::unique_ptr<Device>>& devices,
                                        const MemoryLimit& limit) {
   std::vector<BufferStore::Place> places;
   for (const std::unique_ptr<Device>& device : devices) {
-    places.push_back({device.get(), limit.Resolve(device->FreeBytes())});
+    places.push_back({device.get(), limit.Resolve(FreeBytes(*device, devices))});
   }
   return places;
 }
@@ -61,7 +71,7 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
   for (const std::unique_ptr<Device>& device : devices) {
-    const std::uint64_t free = device->FreeBytes();
+    const std::uint64_t free = FreeBytes(*device, devices);
     const std::uint64_t limit = options.memory_limit.Resolve(free);
     if (limit > free) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",

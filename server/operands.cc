@@ -1,5 +1,6 @@
 #include "server/operands.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -7,10 +8,35 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "server/convert.h"
+#include "server/core.h"
 
 namespace tessera {
 
 using absl::StatusCode;
+
+namespace {
+
+// The bytes of a view from its lowest element to its highest.
+struct Extent {
+  std::uint64_t begin = 0;  // as an address, like the view's
+  std::uint64_t end = 0;
+  std::uint64_t bytes() const { return end - begin; }
+};
+
+Extent ExtentOf(const View& view) {
+  const auto first = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(view.data));
+  if (view.elements() == 0) return {first, first};
+  std::int64_t lowest = 0, highest = 0;
+  for (int i = 0; i < view.shape.rank; ++i) {
+    const std::int64_t reach = (view.shape[i] - 1) * view.strides[static_cast<std::size_t>(i)];
+    (reach < 0 ? lowest : highest) += reach;
+  }
+  const auto size = static_cast<std::int64_t>(SizeOf(view.dtype));
+  return {first + static_cast<std::uint64_t>(lowest * size),
+          first + static_cast<std::uint64_t>((highest + 1) * size)};
+}
+
+}  // namespace
 
 absl::Status OfOperand(const Named& named, const absl::Status& status) {
   const std::string name(named.name);
@@ -62,35 +88,70 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   return sources;
 }
 
-absl::StatusOr<Device*> DeviceOf(absl::Span<const Source> sources) {
-  const Buffer* first = nullptr;
-  for (const Source& source : sources) {
-    const Buffer* buffer = source.buffer.get();
-    if (first == nullptr) first = buffer;
-    if (buffer != nullptr && &buffer->device() != &first->device()) {
-      return MakeError(StatusCode::kFailedPrecondition, "DEVICE_MISMATCH",
-                       "the operands live on different devices; copy one to the other's",
-                       {{first->name(), first->device().info().name},
-                        {buffer->name(), buffer->device().info().name}});
-    }
+void DeviceBytes::Add(Device& device, std::uint64_t bytes) {
+  const auto found = std::find_if(bytes_.begin(), bytes_.end(),
+                                  [&](const auto& entry) { return entry.first == &device; });
+  if (found == bytes_.end()) {
+    bytes_.emplace_back(&device, bytes);
+  } else {
+    found->second += bytes;
   }
-  return first != nullptr ? &first->device() : nullptr;
 }
 
-absl::StatusOr<View> PlaceOnStream(const Source& source, Stream& stream) {
-  const void* begin = nullptr;
-  if (source.buffer != nullptr) {
-    begin = source.buffer->data();
+Device* DeviceBytes::Most() const {
+  const auto most =
+      std::max_element(bytes_.begin(), bytes_.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == bytes_.end() ? nullptr : most->first;
+}
+
+Device* DeviceOf(absl::Span<const Source> sources) {
+  DeviceBytes bytes;
+  for (const Source& source : sources) {
+    if (source.buffer != nullptr) bytes.Add(source.buffer->device(), ExtentOf(source.view).bytes());
+  }
+  return bytes.Most();
+}
+
+absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
+                            std::uint64_t bytes, Stream& stream, void* out) {
+  Device& device = buffer.device();
+  const DType dtype = buffer.type().dtype;
+  const View view{.data = static_cast<const char*>(buffer.data()) + offset,
+                  .dtype = dtype,
+                  .shape = {.rank = 1, .dims = {static_cast<std::int64_t>(bytes / SizeOf(dtype))}},
+                  .strides = {1}};
+  const RunOptions options{.pace = &core.pace(device),
+                           .max_seconds = core.options().max_operation_seconds};
+  const Core::Bridge bridge = core.BridgeTo(device);
+  return RunCopyAcross(bridge.stream, view, dtype, stream, out, options);
+}
+
+absl::StatusOr<View> PlaceOnStream(Core& core, const Source& source, Stream& stream) {
+  View view = source.view;
+  const auto begin_at = [&](const void* begin) {
+    view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);
+  };
+  if (source.IsElsewhere(stream.device())) {
+    const Extent extent = ExtentOf(view);
+    absl::StatusOr<void*> memory = Scratch(stream, extent.bytes());
+    if (!memory.ok()) return memory.status();
+    absl::Status status =
+        FetchElsewhere(core, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
+    if (!status.ok()) return OfOperand(source.named, status);
+    // The first element is not the lowest where a stride is negative.
+    const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;
+    view.data = *memory == nullptr ? nullptr : static_cast<const char*>(*memory) + first;
+  } else if (source.buffer != nullptr) {
+    begin_at(source.buffer->data());
   } else {
     const std::string& data = source.named.operand->tensor().data();
     absl::StatusOr<void*> memory = Scratch(stream, data.size());
     if (!memory.ok()) return memory.status();
     absl::Status status = CopyToDevice(stream, *memory, data.data(), data.size());
     if (!status.ok()) return status;
-    begin = *memory;
+    begin_at(*memory);
   }
-  View view = source.view;
-  view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);
   return view;
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -14,6 +15,8 @@
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
+
+class Core;
 
 // An operand of a request, under the name that errors call it by.
 struct Named {
@@ -28,8 +31,12 @@ struct Source {
   std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
   ArrayType type;
   View view;                 // as if the array began at address 0
-  std::uint64_t offset = 0;  // of an inline operand in the memory of a program
+  std::uint64_t offset = 0;  // of an operand that moves to the memory of a program
 
+  // Whether it is resident on another device.
+  bool IsElsewhere(const Device& device) const {
+    return buffer != nullptr && &buffer->device() != &device;
+  }
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }
 };
 using Sources = absl::InlinedVector<Source, 2>;
@@ -44,12 +51,29 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 // All operands of a call, as they are at one moment, and checked with their views.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
 
-// The one device of those operands that are resident, null when none is. FAILED_PRECONDITION /
-// DEVICE_MISMATCH.
-absl::StatusOr<Device*> DeviceOf(absl::Span<const Source> sources);
+// Adds up what a call needs of each device, to run where the fewest bytes have to move.
+class DeviceBytes {
+ public:
+  void Add(Device& device, std::uint64_t bytes);
+  // That with the most bytes, of several the one added first; null when none has been.
+  Device* Most() const;
+
+ private:
+  absl::InlinedVector<std::pair<Device*, std::uint64_t>, 2> bytes_;
+};
+
+// The device that has most bytes of the resident operands, of several the one of the first operand;
+// null when none is resident.
+Device* DeviceOf(absl::Span<const Source> sources);
+
+// Copies bytes of a buffer of another device, from one element to another, to memory of the
+// stream's. Errors of RunCopyAcross, and DEVICE_LOST of either device.
+absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
+                            std::uint64_t bytes, Stream& stream, void* out);
 
 // The operand on the stream's device. Inline data moves to scratch: in a message it has no
-// alignment to rely on.
-absl::StatusOr<View> PlaceOnStream(const Source& source, Stream& stream);
+// alignment to rely on. So does what another device has: all from the operand's first element to
+// its last.
+absl::StatusOr<View> PlaceOnStream(Core& core, const Source& source, Stream& stream);
 
 }  // namespace tessera

@@ -172,8 +172,9 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->delimiter(',')
       ->take_all()
       ->envname(EnvironmentName("listen"));
-  app.add_option("--device", options.devices,
-                 "auto, cuda, cuda:N or cpu; repeatable; the first is where buffers go by default")
+  app.add_option(
+         "--device", options.devices,
+         "auto, cuda, cuda:N, cpu or cpu:N; repeatable; the first is where buffers go by default")
       ->type_name("DEVICE")
       ->delimiter(',')
       ->take_all()

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -116,7 +118,8 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
     }
   }
   store_.FindAll(absl::MakeSpan(wanted));
-  Device* device = nullptr;
+  DeviceBytes bytes;
+  std::unordered_set<const Buffer*> seen;
   auto found = wanted.begin();
   for (Step& step : steps_) {
     for (Source& source : step.sources) {
@@ -125,10 +128,12 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
       step.status.Update(one.status);
       if (one.buffer == nullptr) continue;
       source.type = one.buffer->type();
-      if (device == nullptr) device = &one.buffer->device();
+      if (seen.insert(one.buffer.get()).second)
+        bytes.Add(one.buffer->device(), one.buffer->type().bytes());
       source.buffer = std::move(one.buffer);
     }
   }
+  Device* const device = bytes.Most();
   return device != nullptr ? device : core_.devices().front().get();
 }
 
@@ -178,22 +183,13 @@ bool ProgramRun::Stores() const {
 absl::Status ProgramRun::Check(Step& step, Stream& stream) {
   if (!step.status.ok()) return step.status;
   for (Source& source : step.sources) {
-    if (source.buffer != nullptr && &source.buffer->device() != &stream.device()) {
-      return OfOperand(
-          source.named,
-          MakeError(StatusCode::kFailedPrecondition, "DEVICE_MISMATCH",
-                    "it lives on another device than the program runs on; copy it there",
-                    {{"name", source.buffer->name()},
-                     {"device", source.buffer->device().info().name},
-                     {"program_device", stream.device().info().name}}));
-    }
     const v1::Operand& operand = *source.named.operand;
     if (!operand.has_step()) continue;
     const Step& earlier = steps_[operand.step()];
     if (!earlier.status.ok()) return StepFailed(operand.step());
     source.type = earlier.result.type;
   }
-  if (absl::Status status = MakeViews(step); !status.ok()) return status;
+  if (absl::Status status = MakeViews(step, stream.device()); !status.ok()) return status;
   return VisitRequest(*step.proto,
                       [&](const auto& request) { return Check(request, step, stream); });
 }
@@ -218,13 +214,14 @@ absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& strea
   return absl::OkStatus();
 }
 
-absl::Status ProgramRun::MakeViews(Step& step) {
+absl::Status ProgramRun::MakeViews(Step& step, const Device& device) {
   step.views.clear();
   for (const Source& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
-    const void* data = source.buffer != nullptr ? source.buffer->data()
-                       : operand.has_step()     ? steps_[operand.step()].memory
-                                                : At(block_, source.offset);
+    const bool moves = source.buffer == nullptr || source.IsElsewhere(device);
+    const void* data = operand.has_step() ? steps_[operand.step()].memory
+                       : moves            ? At(block_, source.offset)
+                                          : source.buffer->data();
     absl::StatusOr<View> view = MakeView(operand, source.type, data);
     if (!view.ok()) return OfOperand(source.named, view.status());
     step.views.push_back(*view);
@@ -259,12 +256,20 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
     step.offset = AddTo(&total, type.bytes());
   }
   inline_bytes_ = total;
+  std::unordered_map<const Buffer*, std::uint64_t> places;  // of what moves from other devices
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
     Inherit(step);
     if (!step.status.ok()) continue;
-    for (Source& source : step.sources)
-      if (source.named.operand->has_tensor()) source.offset = AddTo(&total, source.type.bytes());
+    for (Source& source : step.sources) {
+      if (source.named.operand->has_tensor()) {
+        source.offset = AddTo(&total, source.type.bytes());
+      } else if (source.IsElsewhere(stream.device())) {
+        const auto [place, is_new] = places.try_emplace(source.buffer.get(), total);
+        if (is_new) AddTo(&total, source.type.bytes());
+        source.offset = place->second;
+      }
+    }
     const v1::Result& where = destination(step);
     if (step.result.scalar) {
       if (step.used) step.offset = AddTo(&total, kScalarBytes);
@@ -283,7 +288,9 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   if (inline_arrays > 1) {
     if (absl::Status status = Zero(stream, block_, inline_bytes_); !status.ok()) return status;
   }
-  return SendTensors(stream);
+  if (absl::Status status = SendTensors(stream); !status.ok()) return status;
+  FetchBuffers(stream);
+  return absl::OkStatus();
 }
 
 absl::Status ProgramRun::OpenDraft(Step& step, const v1::BufferTarget& target, Device& device) {
@@ -314,6 +321,22 @@ absl::Status ProgramRun::SendTensors(Stream& stream) {
     bytes.replace(source.offset - begin, data.size(), data);
   });
   return CopyToDevice(stream, block_ + begin, bytes.data(), bytes.size());
+}
+
+void ProgramRun::FetchBuffers(Stream& stream) {
+  std::unordered_map<const Buffer*, absl::Status> fetched;
+  for (Step& step : steps_) {
+    for (const Source& source : step.sources) {
+      if (!step.status.ok() || !source.IsElsewhere(stream.device())) continue;
+      const Buffer& buffer = *source.buffer;
+      const auto [entry, is_new] = fetched.try_emplace(&buffer);
+      if (is_new) {
+        entry->second =
+            FetchElsewhere(core_, buffer, 0, buffer.type().bytes(), stream, block_ + source.offset);
+      }
+      if (!entry->second.ok()) step.status = OfOperand(source.named, entry->second);
+    }
+  }
 }
 
 void ProgramRun::Inherit(Step& step) const {
@@ -351,14 +374,14 @@ absl::Status ProgramRun::RunSteps(Stream& stream) {
   for (std::size_t i = 0; i < steps_.size();) {
     Step& step = steps_[i];
     Inherit(step);
-    if (step.status.ok()) step.status = MakeViews(step);
+    if (step.status.ok()) step.status = MakeViews(step, stream.device());
     if (!step.status.ok()) {
       ++i;
       continue;
     }
     std::size_t end = i + 1;
     if (step.batched) {
-      while (end < steps_.size() && Joins(i, end)) ++end;
+      while (end < steps_.size() && Joins(i, end, stream.device())) ++end;
     }
     if (end - i > 1) {
       if (absl::Status status = RunBatch(i, end, stream); !status.ok()) return status;
@@ -385,7 +408,7 @@ absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
   });
 }
 
-bool ProgramRun::Joins(std::size_t first, std::size_t next) {
+bool ProgramRun::Joins(std::size_t first, std::size_t next, const Device& device) {
   Step& step = steps_[next];
   const Step& like = steps_[first];
   if (!step.batched || step.proto->operation_case() != like.proto->operation_case() ||
@@ -396,7 +419,7 @@ bool ProgramRun::Joins(std::size_t first, std::size_t next) {
     if (operand.has_step() && operand.step() >= first) return false;
   }
   Inherit(step);
-  if (step.status.ok()) step.status = MakeViews(step);
+  if (step.status.ok()) step.status = MakeViews(step, device);
   return step.status.ok() && step.views[0].dtype == like.views[0].dtype;
 }
 

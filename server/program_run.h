@@ -71,19 +71,22 @@ class ProgramRun {
   template <class Request>
   absl::Status Check(const Request& request, Step& step, Stream& stream);
   // Its operands at their addresses, as far as those are known.
-  absl::Status MakeViews(Step& step);
+  absl::Status MakeViews(Step& step, const Device& device);
   // Fails the step if one that it needs has failed.
   void Inherit(Step& step) const;
 
-  // Opens the buffers of results; one block for all else, and inline operands in it.
+  // Opens the buffers of results; one block for all else, and in it inline operands and those of
+  // other devices.
   absl::Status TakeMemory(Stream& stream);
   absl::Status OpenDraft(Step& step, const v1::BufferTarget& target, Device& device);
   absl::Status SendTensors(Stream& stream);
+  // Copies buffers of other devices, each once, and fails the steps whose buffers do not come.
+  void FetchBuffers(Stream& stream);
 
   absl::Status RunSteps(Stream& stream);
   absl::Status RunStep(Step& step, Stream& stream);
   // Whether the next step shares a launch with those from the first to the one before it.
-  bool Joins(std::size_t first, std::size_t next);
+  bool Joins(std::size_t first, std::size_t next, const Device& device);
   absl::Status RunBatch(std::size_t first, std::size_t end, Stream& stream);
   // Leaves a scalar where later steps see it.
   absl::Status StoreScalar(const Step& step, Stream& stream);

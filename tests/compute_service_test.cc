@@ -472,8 +472,10 @@ TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
   ASSERT_TRUE(Dot(Inline<float>(v1::DTYPE_F32, {2}, {1, 1}), Named("y"), &response).ok());
   EXPECT_EQ(response.stats().device(), "fake:1");
   EXPECT_EQ(response.value().real(), 7);
-  ExpectError(Dot(Named("x"), Named("y"), &response), StatusCode::FAILED_PRECONDITION,
-              "DEVICE_MISMATCH", {{"x", "fake:0"}, {"y", "fake:1"}});
+  // Of equal sizes, the first operand stays where it is.
+  ASSERT_TRUE(Dot(Named("x"), Named("y"), &response).ok());
+  EXPECT_EQ(response.stats().device(), "fake:0");
+  EXPECT_EQ(response.value().real(), 11);
   EXPECT_EQ(server_.used_bytes(0), Charged(8));
   EXPECT_EQ(server_.used_bytes(1), Charged(8));
 }

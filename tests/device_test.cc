@@ -377,8 +377,10 @@ INSTANTIATE_TEST_SUITE_P(Backends, DeviceTest, testing::Values(Backend::kCpu, Ba
 
 TEST(OpenDeviceTest, Names) {
   EXPECT_EQ((*OpenDevice("cpu"))->info().name, "cpu");
+  EXPECT_EQ((*OpenDevice("cpu:7"))->info().name, "cpu:7");
   EXPECT_TRUE(OpenDevice("auto").ok());
-  for (const char* bad : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CPU"}) {
+  for (const char* bad : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:01", "CPU",
+                          "cpu:", "cpu:-1", "cpu:01", "cpu:0x1", "cpu:99999999999"}) {
     const auto device = OpenDevice(bad);
     EXPECT_EQ(ErrorReason(device.status()), "BAD_DEVICE") << bad;
   }

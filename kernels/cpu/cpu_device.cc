@@ -34,8 +34,8 @@ std::string CpuModel() {
 
 class CpuDevice final : public Device {
  public:
-  CpuDevice() {
-    info_.name = "cpu";
+  explicit CpuDevice(std::string name) {
+    info_.name = std::move(name);
     info_.model = CpuModel();
     info_.backend = Backend::kCpu;
 #ifdef _OPENMP
@@ -163,6 +163,8 @@ std::unique_ptr<Stream> CpuDevice::MakeStream() { return std::make_unique<CpuStr
 
 }  // namespace
 
-std::unique_ptr<Device> OpenCpuDevice() { return std::make_unique<CpuDevice>(); }
+std::unique_ptr<Device> OpenCpuDevice(std::string name) {
+  return std::make_unique<CpuDevice>(std::move(name));
+}
 
 }  // namespace tessera

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "kernels/device.h"
 
 namespace tessera {
 
-std::unique_ptr<Device> OpenCpuDevice();
+// name: as requests spell it. All CPU devices of a process share the host's memory and cores.
+std::unique_ptr<Device> OpenCpuDevice(std::string name = "cpu");
 
 }  // namespace tessera
