@@ -480,5 +480,30 @@ TEST_F(TwoDevicesTest, OperationsRunWhereTheirOperandsLive) {
   EXPECT_EQ(server_.used_bytes(1), Charged(8));
 }
 
+TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
+  ASSERT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {3, 4}, false, "fake:1").ok());
+
+  second_.Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
+  v1::DotResponse response;
+  ExpectError(Dot(Named("x"), Named("y"), &response), StatusCode::INTERNAL, "CUDA_ERROR",
+              {{"device", "fake:1"}, {"operand", "b"}});
+  ASSERT_TRUE(Dot(Named("x"), Named("y"), &response).ok());
+
+  v1::ExecuteRequest request;
+  for (const char* other : {"y", "x"}) {
+    v1::DotRequest& dot = *request.add_steps()->mutable_dot();
+    dot.mutable_a()->set_buffer("x");
+    dot.mutable_b()->set_buffer(other);
+  }
+  second_.Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
+  grpc::ClientContext context;
+  v1::ExecuteResponse results;
+  ASSERT_TRUE(server_.compute().Execute(&context, request, &results).ok());
+  ASSERT_EQ(results.results_size(), 2);
+  EXPECT_TRUE(results.results(0).has_error());
+  EXPECT_EQ(results.results(1).dot().value().real(), 5);
+}
+
 }  // namespace
 }  // namespace tessera

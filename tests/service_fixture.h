@@ -166,7 +166,16 @@ inline std::vector<std::unique_ptr<Device>> TwoDevices() {
 
 class TwoDevicesTest : public ServiceTest {
  protected:
-  TwoDevicesTest() : ServiceTest(TestOptions(), TwoDevices()) {}
+  TwoDevicesTest() : TwoDevicesTest(TwoDevices()) {}
+
+  FakeDevice& second_;
+
+ private:
+  using Devices = std::vector<std::unique_ptr<Device>>;
+  explicit TwoDevicesTest(Devices&& devices)
+      : TwoDevicesTest(std::move(devices), static_cast<FakeDevice&>(*devices[1])) {}
+  TwoDevicesTest(Devices&& devices, FakeDevice& second)
+      : ServiceTest(TestOptions(), std::move(devices)), second_(second) {}
 };
 
 }  // namespace tessera

@@ -448,9 +448,6 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if (reason == "TOO_MANY_CALLS") return "try again when other calls of this tenant have ended";
   if (reason == "TOO_MANY_BUFFERS") return "'tessera rm NAME' makes room";
   if (reason == "QUEUE_FULL") return "the server is busy; try again, or give a longer --timeout";
-  if (reason == "DEVICE_MISMATCH") {
-    return "operands must be on one device: upload with --device; 'tessera ls' shows where each is";
-  }
   if (reason == "RESULT_TOO_LARGE")
     return "--out NAME keeps it on the device, -o FILE.npy saves it";
   if (reason == "OPERATION_TOO_LONG") {

@@ -88,7 +88,6 @@ class ChecksumUnknown(Error, RuntimeError): reason = "CHECKSUM_UNKNOWN"
 class UploadIdle(Error, TimeoutError): reason = "UPLOAD_IDLE"
 # --- what the server or its device cannot do
 class StrategyUnsupported(Error, NotImplementedError): reason = "STRATEGY_UNSUPPORTED"
-class DeviceMismatch(Error, RuntimeError): reason = "DEVICE_MISMATCH"
 class OperationTooLong(Error, RuntimeError): reason = "OPERATION_TOO_LONG"
 class StepFailed(Error, RuntimeError): reason = "STEP_FAILED"
 class CudaError(Error, RuntimeError): reason = "CUDA_ERROR"

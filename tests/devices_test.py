@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""A server with several devices, as an outsider sees it: operands wherever they are, against NumPy
+and against the bits of a server's only device; programs; faults; devices that share a host.
+
+usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+RNG = np.random.default_rng(20261125)
+MIB = 1 << 20
+FLAGS = ("--scratch-limit", "64Mi")
+
+
+def devices(client):
+    return [device.name for device in client.info().devices]
+
+
+def named(key, device):
+    return f"{key}/{device.replace(':', '-')}"
+
+
+def put_large(client, name, array, **spec):
+    """In messages of 1 MiB."""
+    data = memoryview(array.ravel()).cast("B")
+    first = dict(name=name, spec=o.spec_of(array, **spec))
+    client.upload([first, *(dict(data=bytes(data[i : i + MIB])) for i in range(0, len(data), MIB))])
+
+
+def is_idle(client):
+    info = client.info()
+    return all(d.scratch_used_bytes == 0 and d.waiting == 0 for d in info.devices)
+
+
+def values_of(response):
+    return o.to_numpy(response.tensor)
+
+
+def test_names_and_budgets(server, client):
+    info = client.info()
+    assert len({device.name for device in info.devices}) == len(info.devices) >= 3
+    shared = [device.buffer_limit_bytes for device in info.devices if device.backend == "cpu"]
+    memory = [device.memory_total_bytes for device in info.devices if device.backend == "cpu"]
+    assert sum(shared) <= max(memory, default=0), "CPU devices promise more than the host has"
+    x = np.arange(1000, dtype=np.float32)
+    for i, name in enumerate(devices(client)):
+        assert client.put(f"on{i}", x, device=name).device == name
+        used = [device.buffer_used_bytes for device in client.info().devices]
+        assert [bytes_used > 0 for bytes_used in used] == [k <= i for k in range(len(used))], used
+
+
+def test_every_operation_with_operands_everywhere(server, client):
+    names = devices(client)
+    a = RNG.standard_normal((37, 53)).astype(np.float32)
+    b = RNG.standard_normal((53, 41)).astype(np.float32)
+    x = RNG.standard_normal(100_003).astype(np.float32)
+    y = RNG.standard_normal(100_003).astype(np.float32)
+    for name in names:
+        for key, array in dict(a=a, b=b, x=x, y=y).items():
+            client.put(named(key, name), array, device=name)
+
+    def at(key, name):
+        return o.resident(named(key, name))
+
+    home = names[0]
+    expected = dict(
+        dot=client.call("Dot", a=at("x", home), b=at("y", home)).value.real,
+        add=(x + y).tobytes(),
+    )
+    exact = float(np.dot(x.astype(np.longdouble), y.astype(np.longdouble)))
+    for first in names:
+        for second in names:
+            got = client.call("Dot", a=at("x", first), b=at("y", second))
+            assert got.value.real == expected["dot"], (first, second)
+            assert abs(got.value.real - exact) < 1e-2
+            assert got.stats.device == first
+            got = client.call("Add", a=at("x", first), b=at("y", second))
+            assert got.tensor.data == expected["add"], (first, second)
+            got = client.call("Matmul", a=at("a", first), b=at("b", second))
+            assert np.allclose(values_of(got), a @ b, atol=1e-4)
+            # The result lies where the call ran.
+            result = o.into("result", replace=True)
+            stored = client.call("Add", a=at("x", first), b=at("y", second), result=result)
+            assert stored.buffer.device == first
+            assert client.download(stored.buffer.name) == expected["add"]
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_the_largest_operand_stays(server, client):
+    small, large = np.ones(10, np.float32), np.ones((1000, 10), np.float32)
+    first, second = devices(client)[:2]
+    client.put("small", small, device=first)
+    client.put("large", large, device=second)
+    for operands in (("small", "large"), ("large", "small")):
+        a, b = (o.resident(name) for name in operands)
+        nodes = [dict(operand=0), dict(operand=1), dict(op="MAP_OP_ADD", args=[0, 1])]
+        answer = client.call("Map", operands=[a, b], expression=dict(nodes=nodes))
+        assert answer.stats.device == second
+        assert np.array_equal(values_of(answer), small + large)
+
+
+def test_views_of_another_device(server, client):
+    """Of the buffer elsewhere only what lies between the view's first and last element moves: it
+    is larger than the scratch memory."""
+    first, second = devices(client)[:2]
+    rows, columns = 5000, 4096  # 78 MiB
+    big = RNG.integers(-1000, 1000, (rows, columns)).astype(np.float32)
+    put_large(client, "big", big, device=second)
+    n = 20_000
+    ones = np.ones(100_000, np.float32)
+    client.put("ones", ones, device=first)
+    flat = big.ravel()
+    for view, expected in (
+        (o.view([n], [1], 77), flat[77 : 77 + n]),
+        (o.view([n], [3], 5), flat[5 : 5 + 3 * n : 3]),
+        (o.view([n], [-2], 900_000), flat[900_000 : 900_000 - 2 * n : -2]),
+        (o.view([1], [1], rows * columns - 1), flat[-1:]),
+        (o.view([0], [1], 12), flat[:0]),
+    ):
+        got = client.attempt(
+            "Add",
+            a=o.resident("ones", o.view([len(expected)], [1])),
+            b=o.resident("big", view),
+        )
+        assert got.ok, got
+        assert np.array_equal(values_of(got.answer), expected + 1), view
+    # A repeated element moves once.
+    repeated = client.call(
+        "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123))
+    )
+    assert repeated.value.real == 100_000 * flat[123]
+    # A column reaches over everything, which is larger than the scratch memory: the call is told.
+    column = client.attempt(
+        "Add",
+        a=o.resident("ones", o.view([rows], [1])),
+        b=o.resident("big", o.view([rows], [columns])),
+    )
+    assert column.reason in ("SCRATCH_EXHAUSTED", ""), column
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_programs(server, client):
+    names = devices(client)
+    arrays = [RNG.standard_normal(1000 * (i + 1)).astype(np.float32) for i in range(len(names))]
+    for name, array in zip(names, arrays):
+        client.put(named("p", name), array, device=name)
+    steps, expected = [], []
+    for i, name in enumerate(names):
+        for other, array in zip(names[i:], arrays[i:]):
+            n = len(arrays[i])
+            here = o.resident(named("p", name))
+            there = o.resident(named("p", other), o.view([n], [1], len(array) - n))
+            steps.append(o.compute.Step(dot=o.compute.DotRequest(a=here, b=there)))
+            alone = client.call("Dot", a=here, b=there)
+            expected.append(alone.value.real)
+    steps.append(
+        o.compute.Step(dot=o.compute.DotRequest(a=o.resident("missing"), b=o.resident("missing")))
+    )
+    steps.append(
+        o.compute.Step(
+            add=o.compute.AddRequest(
+                a=o.resident(named("p", names[0])),
+                b=o.resident(named("p", names[1]), o.view([1000], [2])),
+                result=o.into("sum"),
+            )
+        )
+    )
+    answer = client.call("Execute", steps=steps)
+    got = [o.Outcome.of_step(result) for result in answer.results]
+    assert [outcome.answer.value.real for outcome in got[:-2]] == expected
+    assert got[-2].reason == "BUFFER_NOT_FOUND"
+    assert got[-1].ok, got[-1]
+    assert got[-1].answer.buffer.device == names[-1], "the largest buffer stays"
+    total = arrays[0] + arrays[1][:2000:2][:1000]
+    assert client.download("sum") == total.tobytes()
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_crossing_calls_do_not_wait_for_each_other(server, client):
+    """All pairs at once, in both directions, with copies between: no deadlock, no wrong value."""
+    names = devices(client)
+    array = RNG.integers(-8, 8, 300_000).astype(np.float32)
+    expected = float(np.dot(array, array))
+    for name in names:
+        client.put(named("d", name), array, device=name)
+
+    def work(i):
+        own = server.client()
+        for k in range(12):
+            a, b = names[(i + k) % len(names)], names[(i * k + 1) % len(names)]
+            got = own.call("Dot", a=o.resident(named("d", a)), b=o.resident(named("d", b)))
+            assert got.value.real == expected
+            own.call("CopyBuffer", source=named("d", a), name=f"copy{i}", device=b, replace=True)
+            assert own.download(f"copy{i}") == array.tobytes()
+
+    o.in_threads(8, work)
+    assert eventually(lambda: is_idle(client), 10)
+
+
+def test_operands_that_are_deleted_and_replaced_meanwhile(server, client):
+    first, second = devices(client)[:2]
+    n = 100_000
+    client.put("here", np.ones(n, np.float32), device=first)
+    client.put("there", np.full(n, 0, np.float32), device=second)
+    stop = threading.Event()
+
+    def replace():
+        own, k = server.client(), 0
+        while not stop.is_set():
+            k += 1
+            own.put("there", np.full(n, k % 50, np.float32), device=second, replace=True)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        for _ in range(100):
+            got = client.call("Dot", a=o.resident("here"), b=o.resident("there")).value.real
+            assert got % n == 0 and 0 <= got < 50 * n, "a mixture of two versions"
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_callers_who_leave(server, client):
+    first, second = devices(client)[:2]
+    n = 4 << 20
+    put_large(client, "left", np.ones(n, np.float32), device=first)
+    put_large(client, "right", np.ones(n, np.float32), device=second)
+    for _ in range(20):
+        call = client.future("Dot", a=o.resident("left"), b=o.resident("right"))
+        time.sleep(RNG.uniform(0, 0.02))
+        call.cancel()
+    assert client.call("Dot", a=o.resident("left"), b=o.resident("right")).value.real == n
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default="cpu:0,cpu:1,cpu:2")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
+    tests = {
+        name: test
+        for name, test in globals().items()
+        if name.startswith("test_")
+        and (not arguments.names or any(part in name for part in arguments.names))
+    }
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        for name, test in tests.items():
+            begin = time.monotonic()
+            server = o.Server(folder, *FLAGS)
+            try:
+                client = server.client()
+                test(server, client)
+                client.close()
+                end = server.stop()
+                assert end in (0, None), f"the server ended with {end}"
+                verdict = "ok"
+            except Exception:
+                verdict = "FAILED"
+                failed += 1
+                traceback.print_exc()
+                print(server.log()[-2000:])
+                server.kill()
+            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
+    return 0 if tests and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
