@@ -336,7 +336,9 @@ class AccessTest(unittest.TestCase):
             sent.wait(30)
             yield o.buffers.UploadRequest(data=PIECE.tobytes()[8:])
 
-        upload = Caller(server, "first").b.Upload.future(messages(), timeout=60)
+        first = Caller(server, "first")
+        upload = first.b.Upload.future(messages(), timeout=60)
+        self.assertTrue(o.eventually(lambda: first.attempt("GetBuffer", name="x").ok, 10))
         other = Caller(server, "second")
         replace(self.file, line_of("second") + "\n")
         self.assertTrue(o.eventually(lambda: other.attempt("ListBuffers").ok, 10))
