@@ -1,6 +1,7 @@
 #include "client/connection.h"
 
 #include <algorithm>
+#include <climits>
 #include <random>
 #include <string>
 #include <string_view>
@@ -222,6 +223,15 @@ Connection::Connection(ClientOptions options)
                   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+                  // A stream that is cancelled ends only when what is being written has left for the
+                  // socket. Where the server's host takes nothing any more, TCP_USER_TIMEOUT ends
+                  // the connection: gRPC sets it from these two, and sends no ping in 24 days.
+                  if (options_.stall_timeout < absl::Hours(24)) {
+                    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX - 1);
+                    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                                     static_cast<int>(absl::ToInt64Milliseconds(
+                                         std::max(options_.stall_timeout, absl::Seconds(1)))));
+                  }
                   // A proxy named by the environment would read what is not encrypted, tokens too.
                   if (options_.tls_ca.empty()) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
                   if (!options_.tls_server_name.empty())
