@@ -223,9 +223,10 @@ Connection::Connection(ClientOptions options)
                   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
                   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-                  // A stream that is cancelled ends only when what is being written has left for the
-                  // socket. Where the server's host takes nothing any more, TCP_USER_TIMEOUT ends
-                  // the connection: gRPC sets it from these two, and sends no ping in 24 days.
+                  // gRPC ends a cancelled stream only when the socket has taken what is being
+                  // written. Where the server's host takes nothing any more, TCP_USER_TIMEOUT ends
+                  // the connection: gRPC sets it to the second argument where the first one asks
+                  // for pings, and the first of those would come after 24 days.
                   if (options_.stall_timeout < absl::Hours(24)) {
                     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX - 1);
                     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,

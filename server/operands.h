@@ -55,15 +55,15 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
 class DeviceBytes {
  public:
   void Add(Device& device, std::uint64_t bytes);
-  // That with the most bytes, of several the one added first; null when none has been.
+  // That with the most bytes; where two have as many, the one added first. Null when none has been.
   Device* Most() const;
 
  private:
   absl::InlinedVector<std::pair<Device*, std::uint64_t>, 2> bytes_;
 };
 
-// The device that has most bytes of the resident operands, of several the one of the first operand;
-// null when none is resident.
+// The device that has most bytes of the resident operands; where two have as many, the one whose
+// operand comes first. Null when none is resident.
 Device* DeviceOf(absl::Span<const Source> sources);
 
 // Copies bytes of a buffer of another device, from one element to another, to memory of the

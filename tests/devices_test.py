@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
 """A server with several devices, as an outsider sees it: operands wherever they are, against NumPy
-and against the bits of a server's only device; programs; faults; devices that share a host.
+and against the bits of one device; programs; callers who leave; devices that share a host.
 
 usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
 """
 
-import argparse
-import os
 import sys
-import tempfile
 import threading
 import time
-import traceback
 
 import numpy as np
 
@@ -117,6 +113,7 @@ def test_views_of_another_device(server, client):
     rows, columns = 5000, 4096  # 78 MiB
     big = RNG.integers(-1000, 1000, (rows, columns)).astype(np.float32)
     put_large(client, "big", big, device=second)
+    put_large(client, "as_big", big, device=first)
     n = 20_000
     ones = np.ones(100_000, np.float32)
     client.put("ones", ones, device=first)
@@ -128,25 +125,27 @@ def test_views_of_another_device(server, client):
         (o.view([1], [1], rows * columns - 1), flat[-1:]),
         (o.view([0], [1], 12), flat[:0]),
     ):
+        # Ones that reach further than the view of the other operand: that one moves.
         got = client.attempt(
             "Add",
-            a=o.resident("ones", o.view([len(expected)], [1])),
+            a=o.resident("ones", o.view([len(expected)], [5])),
             b=o.resident("big", view),
         )
         assert got.ok, got
+        assert got.answer.stats.device == first, view
         assert np.array_equal(values_of(got.answer), expected + 1), view
     # A repeated element moves once.
     repeated = client.call(
         "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123))
     )
     assert repeated.value.real == 100_000 * flat[123]
-    # A column reaches over everything, which is larger than the scratch memory: the call is told.
+    # A column reaches over all rows, which are larger than the scratch memory.
     column = client.attempt(
         "Add",
-        a=o.resident("ones", o.view([rows], [1])),
+        a=o.resident("as_big", o.view([rows], [columns])),
         b=o.resident("big", o.view([rows], [columns])),
     )
-    assert column.reason in ("SCRATCH_EXHAUSTED", ""), column
+    assert column.reason == "SCRATCH_EXHAUSTED", column
     assert eventually(lambda: is_idle(client), 5)
 
 
@@ -245,42 +244,5 @@ def test_callers_who_leave(server, client):
     assert eventually(lambda: is_idle(client), 5)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu:0,cpu:1,cpu:2")
-    parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
-    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
-    tests = {
-        name: test
-        for name, test in globals().items()
-        if name.startswith("test_")
-        and (not arguments.names or any(part in name for part in arguments.names))
-    }
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        for name, test in tests.items():
-            begin = time.monotonic()
-            server = o.Server(folder, *FLAGS)
-            try:
-                client = server.client()
-                test(server, client)
-                client.close()
-                end = server.stop()
-                assert end in (0, None), f"the server ended with {end}"
-                verdict = "ok"
-            except Exception:
-                verdict = "FAILED"
-                failed += 1
-                traceback.print_exc()
-                print(server.log()[-2000:])
-                server.kill()
-            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
-    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
-    return 0 if tests and not failed else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(o.run_tests(globals(), *FLAGS, device="cpu:0,cpu:1,cpu:2"))

@@ -5,13 +5,9 @@ faults of single steps, limits, and what is left behind.
 usage: execute_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
-import argparse
-import os
 import sys
-import tempfile
 import threading
 import time
-import traceback
 
 import numpy as np
 
@@ -419,42 +415,5 @@ FLAGS = (
 )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
-    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
-    tests = {
-        name: test
-        for name, test in globals().items()
-        if name.startswith("test_")
-        and (not arguments.names or any(part in name for part in arguments.names))
-    }
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        for name, test in tests.items():
-            begin = time.monotonic()
-            server = o.Server(folder, *FLAGS)
-            try:
-                client = server.client()
-                test(server, client)
-                client.close()
-                check_end = server.stop()
-                assert check_end in (0, None), f"the server ended with {check_end}"
-                verdict = "ok"
-            except Exception:
-                verdict = "FAILED"
-                failed += 1
-                traceback.print_exc()
-                print(server.log()[-2000:])
-                server.kill()
-            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
-    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
-    return 0 if tests and not failed else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(o.run_tests(globals(), *FLAGS))

@@ -1,9 +1,10 @@
 """What the test programs that know nothing but the .proto files share.
 
 Stubs made by protoc at run time, server processes, errors taken apart, CRC-32C, and frames of
-HTTP/2 by hand. Used by abuse_test.py and fuzz_model_test.py.
+HTTP/2 by hand.
 """
 
+import argparse
 import importlib
 import os
 import pathlib
@@ -14,8 +15,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import traceback
 
 import google
 import grpc
@@ -561,3 +564,51 @@ class RawConnection:
 
     def close(self):
         self.socket.close()
+
+
+# --- Suites of functions --------------------------------------------------------------------------
+
+
+def chosen_tests(namespace, device="cpu"):
+    """Reads the command line of a suite whose tests are the functions test_* of a module, by name:
+    which server, which device, and parts of names of the tests to run."""
+    parser = argparse.ArgumentParser(description=namespace["__doc__"].split("\n", maxsplit=1)[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--device", default=device)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    Program.path, Program.device = os.path.abspath(arguments.server), arguments.device
+    return {
+        name: test
+        for name, test in namespace.items()
+        if name.startswith("test_")
+        and (not arguments.names or any(part in name for part in arguments.names))
+    }
+
+
+def run_tests(namespace, *flags, device="cpu"):
+    """Calls each chosen test with a server of its own, which has these flags and has to end well,
+    and a client: the exit code."""
+    tests = chosen_tests(namespace, device)
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        make_stubs(folder)
+        for name, test in tests.items():
+            begin = time.monotonic()
+            server = Server(folder, *flags)
+            try:
+                client = server.client()
+                test(server, client)
+                client.close()
+                end = server.stop()
+                assert end in (0, None), f"the server ended with {end}"
+                verdict = "ok"
+            except Exception:
+                verdict = "FAILED"
+                failed += 1
+                traceback.print_exc()
+                print(server.log()[-2000:])
+                server.kill()
+            print(f"{verdict:8}{time.monotonic() - begin:6.1f} s  {name}", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed, 0 skipped")
+    return 0 if tests and not failed else 1

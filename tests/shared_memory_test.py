@@ -5,7 +5,6 @@ left behind by clients that lie, hang, or die.
 usage: shared_memory_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
-import argparse
 import ctypes
 import fcntl
 import mmap
@@ -786,18 +785,7 @@ class Skipped(Exception):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
-    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
-    tests = {
-        name: test
-        for name, test in globals().items()
-        if name.startswith("test_")
-        and (not arguments.names or any(part in name for part in arguments.names))
-    }
+    tests = o.chosen_tests(globals())
     failed = skipped = 0
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
