@@ -196,6 +196,8 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 // Shapes of operands are broadcast as in NumPy.
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
                                   absl::Span<const ExpressionNode> expression);
+// Of the values; those of the indices, I64, have the same shape. axis: in [-rank, rank).
+absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 
 // Each checks, chooses or finds the strategy, asks for the output, gathers strided operands where
 // the strategy needs contiguous ones, launches, and waits. out holds the result's type, computed
@@ -224,6 +226,9 @@ absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t r
 absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
                              absl::Span<const ExpressionNode> expression, const Output& out,
                              const RunOptions& options);
+absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int axis,
+                              bool smallest, const Output& values, const Output& indices,
+                              const RunOptions& options);
 
 // Whether a Dot or a Reduce of these operands may be part of a batch: they are contiguous and short.
 bool FitsBatch(const View& operand);
@@ -306,7 +311,7 @@ struct StrategyInfo {
   bool chosen = false;     // for the reference problem, on any of the devices given
   std::string needs;       // when not available
   Cost cost;  // of the reference problem: 2^20 f32 elements; axes and matmul: 1024 a side; windows:
-              // radius 8; map: a * b + c
+              // radius 8; map: a * b + c; top_k: the 100 largest of 16 rows
   double roundoff = 0;
 };
 

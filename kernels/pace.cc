@@ -6,6 +6,7 @@
 
 #include "kernels/compute.h"
 #include "kernels/map_cost.h"
+#include "kernels/top_k.h"
 
 namespace tessera {
 namespace {
@@ -55,7 +56,7 @@ constexpr int kFirstStrategy = [] {
   });
   return first;
 }();
-constexpr int kStrategies = kFirstStrategy<MapProblem> + kStrategiesEach;
+constexpr int kStrategies = kFirstStrategy<TopKProblem> + kStrategiesEach;
 
 // Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
 template <class Problem>
@@ -147,6 +148,13 @@ Scaled<WindowSumProblem> ScaleDown(WindowSumProblem p) {
   }
   return {p, scale};
 }
+template <>
+Scaled<TopKProblem> ScaleDown(TopKProblem p) {
+  const double scale = Halve({&p.rows, &p.n}, kMostElements);
+  p.k = std::min(p.k, std::max<std::int64_t>(1, p.n));
+  p.inner = 1;
+  return {p, scale};
+}
 
 // Bytes that any algorithm moves: operands once, and the result.
 double LeastBytes(const DotProblem& p) {
@@ -177,6 +185,11 @@ double LeastBytes(const WindowSumProblem& p) {
 double LeastBytes(const MapProblem& p) {
   return static_cast<double>(OperandBytes(p)) +
          static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+}
+double LeastBytes(const TopKProblem& p) {
+  return static_cast<double>(p.rows) * static_cast<double>(p.n) *
+             static_cast<double>(SizeOf(p.dtype)) +
+         static_cast<double>(TopKOutBytes(p));
 }
 
 double Bounded(double value, double least, double most) {

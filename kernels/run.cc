@@ -242,6 +242,7 @@ bool IsTrivial(const Problem&) {
 }
 bool IsTrivial(const MatmulProblem& p) { return p.m == 0 || p.n == 0 || p.k == 0; }
 bool IsTrivial(const MapProblem& p) { return p.n == 0; }
+bool IsTrivial(const TopKProblem& p) { return p.rows == 0; }
 bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.
@@ -842,6 +843,52 @@ absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
   for (std::size_t i = 0; i < operands.size(); ++i)
     problem.operands[i] = Broadcast(operands[i], type->shape);
   return Execute(stream, problem, options, PlaceAt(out, &problem.out), WholeLaunch<MapProblem>{});
+}
+
+absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {
+  absl::StatusOr<std::array<bool, kMaxRank>> chosen = FoldedAxes(x, {axis});
+  if (!chosen.ok()) return chosen.status();
+  const int at = axis < 0 ? axis + x.shape.rank : axis;
+  const std::int64_t most = std::min(x.shape[at], kMostTopK);
+  if (k < 1 || k > most) {
+    return Invalid("BAD_K",
+                   absl::StrCat("k is ", k, ", the axis has ", x.shape[at],
+                                " elements; allowed: 1 to ", kMostTopK, " and no more than those"),
+                   {{"field", "k"}, {"value", absl::StrCat(k)}, {"limit", absl::StrCat(most)}});
+  }
+  ArrayType type{x.dtype, x.shape};
+  type.shape[at] = k;
+  return type;
+}
+
+absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int axis,
+                              bool smallest, const Output& values, const Output& indices,
+                              const RunOptions& options) {
+  const absl::StatusOr<ArrayType> type = TopKType(x, k, axis);
+  if (!type.ok()) return type.status();
+  // The axis is the last one of what strategies see.
+  const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
+  View rows = x;
+  TopKProblem problem{.dtype = x.dtype, .smallest = smallest, .n = x.shape[at], .k = k};
+  for (int i = at; i + 1 < rank; ++i) {
+    rows.shape[i] = x.shape[i + 1];
+    rows.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(i + 1)];
+    problem.inner *= x.shape[i + 1];
+  }
+  rows.shape[rank - 1] = problem.n;
+  rows.strides[static_cast<std::size_t>(rank - 1)] = x.strides[static_cast<std::size_t>(at)];
+  problem.rows = type->shape.elements() / k;
+  const Operand operands[] = {{rows, HasGaps(rows), &problem.x}};
+  const auto place = [&](TopKProblem& p) -> absl::Status {
+    const absl::StatusOr<void*> first = values.Get();
+    if (!first.ok()) return first.status();
+    const absl::StatusOr<void*> second = indices.Get();
+    if (!second.ok()) return second.status();
+    p.values = *first;
+    p.indices = static_cast<std::int64_t*>(*second);
+    return absl::OkStatus();
+  };
+  return Execute(stream, problem, options, place, WholeLaunch<TopKProblem>{operands});
 }
 
 void LaunchBatch(std::span<const DotProblem> problems, Stream& stream) {

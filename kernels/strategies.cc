@@ -92,6 +92,13 @@
   CUDA(Map, Fused)          \
   CUDA(Map, Vectorized)
 
+#define ROWS_TopK(CPU, CUDA) \
+  CPU(TopK, CpuHeap)         \
+  CUDA(TopK, HeapThread)     \
+  CUDA(TopK, BitonicBlock)   \
+  CUDA(TopK, RadixSelect)    \
+  CUDA(TopK, Threshold)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -209,6 +216,11 @@ const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& devi
   return FirstOf({"vectorized", "fused"}, problem, device);
 }
 
+template <>
+const Strategy<TopKProblem>* Choose(const TopKProblem& problem, const Device& device) {
+  return FirstOf({"threshold", "radix_select", "cpu_heap"}, problem, device);
+}
+
 // The first-level cache serves small windows better than shared memory with its barriers; from
 // about this radius on, reading a window at all costs more than the passes that running_sum makes
 // over the array (measured in docs/measured).
@@ -267,6 +279,7 @@ std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
   Append(AddProblem{.n = kElements}, devices, list);
   Append(WindowSumProblem{.n = kElements, .radius = 8}, devices, list);
   Append(ReferenceMap(kElements), devices, list);
+  Append(TopKProblem{.rows = 16, .n = kElements / 16, .k = 100}, devices, list);
   return list;
 }
 

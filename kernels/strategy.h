@@ -148,8 +148,28 @@ struct MapProblem {
   Launch launch;
 };
 
+inline constexpr std::int64_t kMostTopK = 4096;
+
+// Of each row of x[rows, n] the k largest or smallest elements, sorted, and their indices in the
+// row; kernels/top_k.h has the order. values and indices are [rows / inner, k, inner]: row r leaves
+// its j-th element at [r / inner, j, r % inner].
+struct TopKProblem {
+  static constexpr std::string_view kOperation = "top_k";
+  DType dtype = DType::kF32;
+  bool smallest = false;
+  std::int64_t rows = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;      // from 1 to min(n, kMostTopK) where there are rows
+  std::int64_t inner = 1;  // divides rows
+  const void* x = nullptr;
+  void* values = nullptr;
+  std::int64_t* indices = nullptr;
+  Launch launch;
+};
+
 // THE list of operations, in the order of the documents: X(Dot) for DotProblem.
-#define TESSERA_OPERATIONS(X) X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum) X(Map)
+#define TESSERA_OPERATIONS(X) \
+  X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum) X(Map) X(TopK)
 
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>

@@ -25,7 +25,7 @@ struct Sizes {
 constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
 constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
                 kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
-constexpr std::int64_t kRadius = 8, kFew = 2;
+constexpr std::int64_t kRadius = 8, kFew = 2, kTopKRows = 8, kTopK = 32;
 
 // Device memory for the operands and results of the largest problem, full of zeros.
 struct Arena {
@@ -99,6 +99,18 @@ WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bo
 template <>
 MapProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   return WarmUpMap(s.elements, dtype, arena.a.data(), arena.out.data());
+}
+template <>
+TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  TopKProblem p;
+  p.dtype = dtype;
+  p.rows = kTopKRows;
+  p.n = s.elements / kTopKRows;
+  p.k = kTopK;
+  p.x = arena.a.data();
+  p.values = arena.out.data();
+  p.indices = static_cast<std::int64_t*>(arena.b.data());
+  return p;
 }
 
 // Whether the operation has problems of two kinds, at different rates: see IsNarrow in pace.cc.
