@@ -86,6 +86,8 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
   absl::StatusOr<std::unique_ptr<Access>> access = Access::Open(options.tokens, core->tenants_);
   if (!access.ok()) return access.status();
   core->access_ = *std::move(access);
+  if (!options.spans.empty())
+    core->spans_ = std::make_unique<SpanFile>(options.spans, core->metrics_);
   for (const std::unique_ptr<Device>& device : core->devices_) {
     absl::StatusOr<Device*> first = core->FindDevice(device->info().name);
     if (!first.ok()) return first.status();
@@ -150,6 +152,24 @@ absl::StatusOr<Device*> Core::FindDevice(std::string_view name) const {
         absl::StrJoin(devices_, ", ", [](std::string* out, const std::unique_ptr<Device>& device) {
           *out += device->info().name;
         })}});
+}
+
+void Core::Conclude(const CallRecord& call, const absl::Status& status,
+                    absl::FunctionRef<std::string()> peer) {
+  metrics_.Count({.rpc = call.method,
+                  .strategy = call.strategy,
+                  .total = call.total(),
+                  .begun = call.has_begun(),
+                  .queue = call.queue(),
+                  .run = call.run()},
+                 status);
+  if (!status.ok()) LogFailedCall(call.method, peer(), status, call.trace.id());
+  if (call.total() > options_.slow_call) LogSlowCall(call, peer(), status.code());
+  if (call.trace.sampled && spans_ != nullptr) spans_->Add(call, status);
+}
+
+void Core::FlushSpans(absl::Duration limit) {
+  if (spans_ != nullptr) spans_->Flush(limit);
 }
 
 void Core::TrimSlots() {

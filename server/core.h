@@ -5,11 +5,13 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
@@ -17,6 +19,7 @@
 #include "server/admission.h"
 #include "server/answers.h"
 #include "server/buffer_store.h"
+#include "server/call_record.h"
 #include "server/charge.h"
 #include "server/chores.h"
 #include "server/executor.h"
@@ -25,6 +28,7 @@
 #include "server/options.h"
 #include "server/shared_region.h"
 #include "server/slots.h"
+#include "server/span_file.h"
 #include "server/tenant.h"
 
 namespace tessera {
@@ -48,6 +52,13 @@ class Core {
   Answers& answers() { return answers_; }
   Metrics& metrics() { return metrics_; }
   absl::Time start_time() const { return start_time_; }
+  // Once for each call of a caller that the server knows, before its answer leaves: counts it, logs
+  // it if it failed or was slow, and writes the spans of one that is sampled. peer: gives the text of
+  // PeerText.
+  void Conclude(const CallRecord& call, const absl::Status& status,
+                absl::FunctionRef<std::string()> peer);
+  // Writes the spans of calls that have ended, but waits no longer than limit.
+  void FlushSpans(absl::Duration limit);
 
   // Runs the operations on a device of devices().
   Executor& compute(const Device& device) { return *places_.at(&device)->compute; }
@@ -141,6 +152,7 @@ class Core {
   Tenants tenants_;
   std::unique_ptr<Access> access_;
   Metrics metrics_;
+  std::unique_ptr<SpanFile> spans_;  // null: without
   Admission admission_;
   Answers answers_;
   Chores chores_;

@@ -12,7 +12,6 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
-#include "server/log.h"
 
 namespace tessera {
 namespace {
@@ -158,6 +157,7 @@ DownloadCall::Step DownloadCall::Decide() {
 
 void DownloadCall::Do(Step step) {
   if (step.fetch) {
+    submitted_ = SteadyNow();
     if (const absl::Status status = executor_->Submit(*this); !status.ok()) {
       grpc::ByteBuffer none;
       step.end = Fetched(status, none).end;
@@ -168,6 +168,7 @@ void DownloadCall::Do(Step step) {
 }
 
 void DownloadCall::Run(Stream& stream) {
+  waited_ += SteadyNow() - submitted_;
   bool fetch = true;
   for (int chunk = 1; fetch; ++chunk) {
     grpc::ByteBuffer message;
@@ -201,8 +202,9 @@ absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
     absl::Status status =
         CopyToHost(stream, data, static_cast<const char*>(buffer_->data()) + position_, size);
     if (!status.ok()) return status;
-    core_.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream, size,
-                                  SteadyNow() - begin);
+    const absl::Duration copy = SteadyNow() - begin;
+    copies_ += copy;
+    core_.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream, size, copy);
     if (request_.checksums()) header_.set_crc32c(Crc32c(data, size));
     const grpc::Slice slices[] = {grpc::Slice(WithDataOf(header_, size)),
                                   grpc::Slice(data, size, &Lease::End, lease.release())};
@@ -270,8 +272,15 @@ void DownloadCall::OnSlotFree() {
 }
 
 void DownloadCall::End() {
-  if (!status_.ok()) LogFailedCall("Download", peer_, status_);
-  core_.metrics().Count({.rpc = "Download", .total = SteadyNow() - accept_time_}, status_);
+  core_.Conclude({.method = "Download",
+                  .strategy = "",
+                  .tenant = tenant_.name(),
+                  .trace = trace(),
+                  .accepted = accept_time_,
+                  .ended = SteadyNow(),
+                  .waited = waited_,
+                  .copies = copies_},
+                 status_, [this] { return peer_; });
   core_.chores().Release(std::move(buffer_));
   stream_ = Charge();
   memory_ = Charge();

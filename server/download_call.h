@@ -103,6 +103,9 @@ class DownloadCall final : public StreamCall,
   // These belong to the one who fetches.
   v1::DownloadResponse header_;  // of the next message
   std::uint64_t position_ = 0;
+  absl::Time submitted_;  // when it last began to wait for a worker
+  absl::Duration waited_ = absl::ZeroDuration();
+  absl::Duration copies_ = absl::ZeroDuration();
 
   grpc::ByteBuffer message_;  // gRPC's while it reads the request, or writes
 

@@ -22,17 +22,47 @@
 namespace tessera {
 namespace {
 
-constexpr int kFailureLinesPerSecond = 10;
+constexpr int kCallLinesPerSecond = 10;
 // A line is cut to a few hundred bytes: this many take about 2 MiB.
 constexpr std::size_t kQueuedLines = 4096;
 constexpr std::size_t kLongestText = 512;
 
-// Of one kind of failures, in the second that began at `window`.
-struct FailureLines {
-  std::chrono::steady_clock::time_point window;
-  int written = 0;
-  std::int64_t suppressed = 0;
+// Lines about calls of one kind, of which some are left out. Thread safe.
+class CallLines {
+ public:
+  // Whether there may be another line. left_out: how many there were not before a second began.
+  bool Take(std::int64_t& left_out) {
+    const std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - second_ >= std::chrono::seconds(1)) {
+      second_ = now;
+      written_ = 0;
+      left_out = std::exchange(left_out_, 0);
+    }
+    if (written_ == kCallLinesPerSecond) {
+      ++left_out_;
+      return false;
+    }
+    ++written_;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point second_;  // its begin
+  int written_ = 0;                               // in it
+  std::int64_t left_out_ = 0;
 };
+
+// What ends a line about a call of a trace.
+std::string TraceText(std::string_view trace_id) {
+  return trace_id.empty() ? "" : fmt::format(" (trace {})", trace_id);
+}
+
+// "1.234567s".
+std::string TimeText(absl::Duration time) {
+  return absl::FormatDuration(absl::Trunc(time, absl::Microseconds(1)));
+}
 
 void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -140,34 +170,42 @@ void FlushLog(absl::Duration limit) {
   absl::SleepFor(absl::Milliseconds(5));  // the last line has left the queue before it is written
 }
 
-void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status) {
+void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status,
+                   std::string_view trace_id) {
   // Callers without rights hide nobody's failures, and no caller those of the server.
-  static std::mutex mutex;
-  static FailureLines without_rights, of_server, others;
-  FailureLines* lines = &others;
+  static CallLines without_rights, of_server, others;
+  CallLines* lines = &others;
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;
   if (absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status))
     lines = &of_server;
 
   std::int64_t left_out = 0;
-  {
-    const std::lock_guard lock(mutex);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - lines->window >= std::chrono::seconds(1)) {
-      lines->window = now;
-      lines->written = 0;
-      left_out = std::exchange(lines->suppressed, 0);
-    }
-    if (lines->written == kFailureLinesPerSecond) {
-      ++lines->suppressed;
-      return;
-    }
-    ++lines->written;
-  }
+  if (!lines->Take(left_out)) return;
   if (left_out > 0) spdlog::warn("{} more calls failed and were not logged", left_out);
-  spdlog::warn("{} from {}: {} {}: {}", method, Printable(peer, kLongestText),
+  spdlog::warn("{} from {}: {} {}: {}{}", method, Printable(peer, kLongestText),
                absl::StatusCodeToString(status.code()), ErrorReason(status),
-               Printable({status.message().data(), status.message().size()}, kLongestText));
+               Printable({status.message().data(), status.message().size()}, kLongestText),
+               TraceText(trace_id));
+}
+
+void LogSlowCall(const CallRecord& call, std::string_view peer, absl::StatusCode code) {
+  static CallLines lines;
+  std::int64_t left_out = 0;
+  if (!lines.Take(left_out)) return;
+  if (left_out > 0) spdlog::warn("{} more calls were slow and were not logged", left_out);
+  std::string parts;
+  const auto add = [&](std::string_view name, absl::Duration time) {
+    if (time == absl::ZeroDuration()) return;
+    parts += fmt::format("{}{} {}", parts.empty() ? ": " : ", ", name, TimeText(time));
+  };
+  add("queue", call.queue());
+  add("run", call.run());
+  add("kernel", call.kernel);
+  add("copies", call.copies);
+  const std::string strategy = Printable(call.strategy, kLongestText);
+  spdlog::warn("slow: {}{}{} from {}: {} after {}{}{}", call.method, strategy.empty() ? "" : " by ",
+               strategy, Printable(peer, kLongestText), absl::StatusCodeToString(code),
+               TimeText(call.total()), parts, TraceText(call.trace.id()));
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/call_record.h"
 
 namespace tessera {
 
@@ -22,7 +23,13 @@ void FlushLog(absl::Duration limit);
 
 // One line for a call that was refused or failed. At most ten such lines a second are written of each
 // kind: of callers without rights, of failures of the server itself (INTERNAL, DATA_LOSS, UNKNOWN), and of
-// others; the next line after that says how many were left out. Thread safe.
-void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status);
+// others; the next line after that says how many were left out. trace_id: that of the call, if it has
+// one. Thread safe.
+void LogFailedCall(std::string_view method, std::string_view peer, const absl::Status& status,
+                   std::string_view trace_id = {});
+
+// One line for a call that took longer than --slow-call: where its time went, as far as that is known.
+// These are a kind of their own, with ten lines a second. Thread safe.
+void LogSlowCall(const CallRecord& call, std::string_view peer, absl::StatusCode code);
 
 }  // namespace tessera

@@ -41,6 +41,8 @@ int main(int argc, char** argv) {
   if (!options.has_value()) return exit_code;
   // The reader of the log, or of a connection, may leave: a write that fails says so.
   std::signal(SIGPIPE, SIG_IGN);
+  // So does one beyond the size that a file may have (ulimit -f).
+  std::signal(SIGXFSZ, SIG_IGN);
   // As glibc comes, it maps memory for every large message and unmaps it again, and page faults
   // take half of an upload's time. What these may keep idle is 16 MiB for each of 8 arenas.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);

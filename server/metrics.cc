@@ -128,6 +128,11 @@ void Metrics::CountSteps(std::uint64_t ok, std::uint64_t failed) {
   steps_failed_.Add(failed);
 }
 
+void Metrics::CountSpans(std::uint64_t written, std::uint64_t dropped) {
+  spans_written_.Add(written);
+  spans_dropped_.Add(dropped);
+}
+
 void Metrics::CountTransfer(Direction direction, Way way, std::uint64_t bytes,
                             absl::Duration copy) {
   if (bytes == 0) return;

@@ -79,6 +79,7 @@ class Metrics {
   // What the device's clock says, for a request that asks for it.
   void CountKernel(std::string_view rpc, std::string_view strategy, double microseconds);
   void CountSteps(std::uint64_t ok, std::uint64_t failed);
+  void CountSpans(std::uint64_t written, std::uint64_t dropped);
 
   enum class Direction { kUpload, kDownload };
   enum class Way { kStream, kShared };
@@ -119,6 +120,8 @@ class Metrics {
   }
   const Counter& steps_ok() const { return steps_ok_; }
   const Counter& steps_failed() const { return steps_failed_; }
+  const Counter& spans_written() const { return spans_written_; }
+  const Counter& spans_dropped() const { return spans_dropped_; }
 
  private:
   // Reasons are constants of the program; this is more than there are.
@@ -135,6 +138,8 @@ class Metrics {
   Transfer transfers_[2][2];
   Counter steps_ok_;
   Counter steps_failed_;
+  Counter spans_written_;
+  Counter spans_dropped_;
   // Filled from the begin; one that is there stays.
   std::array<std::atomic<Failure*>, kMostFailures> failures_{};
   Failure other_failure_{absl::StatusCode::kUnknown, "OTHER", {}, {}};

@@ -143,6 +143,9 @@ void WriteCalls(const Metrics& metrics, Writer& out) {
   out.Begin("tessera_program_steps_total", "counter", "Steps of programs (Execute).");
   out.Sample({{"result", "ok"}}, metrics.steps_ok().value());
   out.Sample({{"result", "failed"}}, metrics.steps_failed().value());
+  out.Begin("tessera_spans_total", "counter", "Spans of sampled calls, for --spans.");
+  out.Sample({{"result", "written"}}, metrics.spans_written().value());
+  out.Sample({{"result", "dropped"}}, metrics.spans_dropped().value());
 
   const auto failures = metrics.Failures();
   out.Begin("tessera_errors_total", "counter", "Calls that failed, by gRPC code and reason.");

@@ -281,6 +281,12 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
             return text == "text" || text == "json" ? ""
                                                     : "'" + text + "' is neither text nor json";
           });
+  AddDuration(app, "slow-call", "0",
+              "calls that take longer are logged, with where their time went; 0: none", true,
+              options.slow_call);
+  AddFile(app, "spans",
+          "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
+          options.spans);
   app.add_option("--shared-memory", options.shared_memory,
                  "path of a socket where processes of this user share memory with the server, for "
                  "transfers that need no messages")

@@ -67,6 +67,8 @@ struct Options {
   std::string metrics_listen;  // host:port of the metrics by HTTP; empty: without
   std::string log_level = "info";
   bool log_json = false;
+  absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
+  std::string spans;  // file of the spans of sampled calls; empty: without
   bool reflection = true;
 
   std::string shared_memory;                       // path of a socket; empty: not offered

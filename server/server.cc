@@ -258,6 +258,7 @@ bool Server::Drain() {
     grpc_server_cancel_all_calls(server_->c_server());
   }
   shutdown.wait();
+  core_->FlushSpans(kFlush);
   return idle;
 }
 

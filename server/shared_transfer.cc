@@ -71,21 +71,26 @@ void SharedTransfer::Begin() {
   });
   if (!status.ok()) return Conclude(status);
   if (size_ == 0) return Conclude(Guarded([&] { return Close(); }));
+  submitted_ = SteadyNow();
   if (const absl::Status queued = executor_.load()->Submit(*this); !queued.ok()) Conclude(queued);
 }
 
 void SharedTransfer::Run(Stream& stream) {
   absl::Status status;
   Executor& executor = *executor_;
+  NoteWait(SteadyNow() - submitted_);
   for (int piece = 1; status.ok() && moved_ < size_; ++piece) {
     const std::uint64_t size = std::min(kPiece, size_ - moved_);
     const absl::Time begin = SteadyNow();
     status = cancelled_ ? CallerLeft() : Guarded([&] { return Move(stream, moved_, size); });
     if (status.ok()) {
-      core().metrics().CountTransfer(direction_, Metrics::Way::kShared, size, SteadyNow() - begin);
+      const absl::Duration copy = SteadyNow() - begin;
+      NoteCopy(copy);
+      core().metrics().CountTransfer(direction_, Metrics::Way::kShared, size, copy);
     }
     moved_ += size;
     if (status.ok() && moved_ < size_ && (piece == kPiecesARun || executor.waiting() > 0)) {
+      submitted_ = SteadyNow();
       status = executor.Submit(*this);
       if (status.ok()) return;
     }

@@ -65,6 +65,7 @@ class SharedTransfer : public UnaryCall, private Task {
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;
   std::uint64_t moved_ = 0;
+  absl::Time submitted_;  // when it last began to wait for a worker
   std::atomic<Executor*> executor_{nullptr};
   std::atomic<bool> cancelled_{false};
 };

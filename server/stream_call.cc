@@ -27,6 +27,8 @@ void StreamCall::FinishWith(const grpc::ByteBuffer& message) {
 
 grpc::ServerContext& StreamCall::context() const { return exchange_.context_; }
 
+const Trace& StreamCall::trace() const { return exchange_.trace_; }
+
 // --- The wire's side ---
 
 class StreamExchange::Refused final : public StreamCall {
@@ -53,6 +55,7 @@ void StreamExchange::OnArrived(bool ok) {
     return;
   }
   new StreamExchange(service_, queue_, handle_);
+  trace_ = BeginTrace(context_);
   handle_(*this);
   if (stage_.exchange(Stage::kServed) == Stage::kCancelled) call_->OnCancel();
   LetGo();

@@ -6,6 +6,7 @@
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/grpcpp.h"
 #include "server/call_queues.h"
+#include "server/trace.h"
 
 namespace tessera {
 
@@ -41,6 +42,7 @@ class StreamCall {
   void FinishWith(const grpc::ByteBuffer& message);
 
   grpc::ServerContext& context() const;
+  const Trace& trace() const;
 
  private:
   StreamExchange& exchange_;
@@ -58,6 +60,8 @@ class StreamExchange final {
   StreamExchange& operator=(const StreamExchange&) = delete;
 
   grpc::GenericServerContext& context() { return context_; }
+  // That of the call, once it has arrived.
+  const Trace& trace() const { return trace_; }
   // The call is told what happens from here on. It lives until its OnDone.
   void Serve(StreamCall& call) { call_ = &call; }
   // Instead of serving it.
@@ -85,6 +89,7 @@ class StreamExchange final {
   const CallQueue::User user_{queue_};
   const Handle& handle_;
   grpc::GenericServerContext context_;
+  Trace trace_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
   StreamCall* call_ = nullptr;
   EventOf arrived_{this, &StreamExchange::OnArrived};

@@ -25,17 +25,19 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 }
 
 void UnaryCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall(method_, PeerText(exchange_.context(), *caller().tenant), status);
   const absl::Time end = end_time();
   core_.answers().Add(answer_, exchange_.context().c_call(), end);
-  const bool begun = begin_time_ != absl::InfinitePast();
-  core_.metrics().Count({.rpc = method_,
-                         .strategy = strategy_,
-                         .total = end - accept_time_,
-                         .begun = begun,
-                         .queue = begun ? begin_time_ - accept_time_ : absl::ZeroDuration(),
-                         .run = begun ? end - begin_time_ : absl::ZeroDuration()},
-                        status);
+  core_.Conclude({.method = method_,
+                  .strategy = strategy_,
+                  .tenant = caller().tenant->name(),
+                  .trace = exchange_.trace(),
+                  .accepted = accept_time_,
+                  .begun = begin_time_,
+                  .ended = end,
+                  .waited = waited_,
+                  .copies = copies_,
+                  .kernel = kernel_},
+                 status, [this] { return PeerText(exchange_.context(), *caller().tenant); });
   accepted_.call = Charge();  // a client that has its answer may make its next call
   exchange_.Finish(ToGrpc(status));
 }
@@ -47,7 +49,7 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
       exchange.set_caller(*caller);
       return grpc::Status::OK;
     }
-    LogFailedCall(method, exchange.context().peer(), caller.status());
+    LogFailedCall(method, exchange.context().peer(), caller.status(), exchange.trace().id());
     core.metrics().Count({.rpc = method}, caller.status());
     return ToGrpc(caller.status());
   };

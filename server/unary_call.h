@@ -65,8 +65,12 @@ class UnaryCall {
   void NoteBegin() { begin_time_ = SteadyNow(); }
   // What the device's clock says, if anything.
   void NoteKernel(double microseconds) {
+    kernel_ = absl::Microseconds(microseconds);
     core_.metrics().CountKernel(method_, strategy_, microseconds);
   }
+  // Of a transfer: a piece has waited for a worker, or has been copied.
+  void NoteWait(absl::Duration wait) { waited_ += wait; }
+  void NoteCopy(absl::Duration copy) { copies_ += copy; }
   // Times in microseconds: from acceptance to the begin on a worker, and to the end. The end is when
   // this is first called, or when End is.
   double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
@@ -84,6 +88,9 @@ class UnaryCall {
   const absl::Time accept_time_ = SteadyNow();
   absl::Time begin_time_ = absl::InfinitePast();  // until it begins
   absl::Time end_time_ = absl::InfinitePast();    // until it ends
+  absl::Duration waited_ = absl::ZeroDuration();
+  absl::Duration copies_ = absl::ZeroDuration();
+  absl::Duration kernel_ = absl::ZeroDuration();
   std::string_view strategy_;
   Core::Accepted accepted_;
   Charge answer_memory_;

@@ -18,6 +18,7 @@ void UnaryExchange::OnArrived(bool ok) {
     delete this;  // the server stops
     return;
   }
+  trace_ = BeginTrace(context_);
   Handle();
   if (stage_.exchange(Stage::kHandled) == Stage::kCancelled) Cancel();
   LetGo();

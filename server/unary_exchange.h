@@ -14,6 +14,7 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/access.h"
 #include "server/call_queues.h"
+#include "server/trace.h"
 
 namespace tessera {
 
@@ -32,6 +33,8 @@ class UnaryExchange {
   using Admit = std::function<grpc::Status(UnaryExchange&)>;
   const Caller& caller() const { return caller_; }
   void set_caller(const Caller& caller) { caller_ = caller; }
+  // That of the call, from its arrival on.
+  const Trace& trace() const { return trace_; }
   // Holds the call until the exchange ends, and tells it when the client leaves before it has its
   // answer. What is answered at once needs none.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
@@ -59,6 +62,7 @@ class UnaryExchange {
   QueueEventOf<UnaryExchange> done_{this, &UnaryExchange::OnDone};
   grpc::ServerContext context_;
   Caller caller_;
+  Trace trace_;
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
   enum class Stage { kArriving, kHandled, kCancelled };

@@ -8,7 +8,6 @@
 #include "kernels/base/error.h"
 #include "server/buffer_messages.h"
 #include "server/convert.h"
-#include "server/log.h"
 
 namespace tessera {
 namespace {
@@ -171,6 +170,7 @@ void UploadCall::ReadAhead() {
 absl::Status UploadCall::Hand() {
   Executor& transfers = core_.transfers(draft_->buffer().device());
   ReadAhead();
+  submitted_ = SteadyNow();
   return transfers.Submit(*this);
 }
 
@@ -202,6 +202,7 @@ absl::Status UploadCall::Open() {
 void UploadCall::Run(Stream& stream) {
   const Executor& transfers = core_.transfers(draft_->buffer().device());
   const absl::Time begin = SteadyNow();
+  waited_ += begin - submitted_;
   arrived_ = 0;
   absl::Status status;
   for (int message = 1;; ++message) {
@@ -213,8 +214,9 @@ void UploadCall::Run(Stream& stream) {
   }
   const absl::Status ended = EndWrite(stream);
   if (status.ok()) status = ended;
-  core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_,
-                                SteadyNow() - begin);
+  const absl::Duration copy = SteadyNow() - begin;
+  copies_ += copy;
+  core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_, copy);
   if (status.ok()) {
     PassOn();
   } else {
@@ -347,8 +349,15 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  if (!status.ok()) LogFailedCall("Upload", peer_, status);
-  core_.metrics().Count({.rpc = "Upload", .total = SteadyNow() - accept_time_}, status);
+  core_.Conclude({.method = "Upload",
+                  .strategy = "",
+                  .tenant = tenant_.name(),
+                  .trace = trace(),
+                  .accepted = accept_time_,
+                  .ended = SteadyNow(),
+                  .waited = waited_,
+                  .copies = copies_},
+                 status, [this] { return peer_; });
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);

@@ -131,6 +131,9 @@ class UploadCall final : public StreamCall, private Task {
   };
   std::optional<Write> write_;
   std::uint64_t arrived_ = 0;  // bytes that Run has brought to the device
+  absl::Time submitted_;       // when it last began to wait for a worker
+  absl::Duration waited_ = absl::ZeroDuration();
+  absl::Duration copies_ = absl::ZeroDuration();
 };
 
 }  // namespace tessera

@@ -114,6 +114,15 @@ TEST(Options, MetricsAreOffUnlessAskedFor) {
   EXPECT_EQ(parsed.options->metrics_listen, "127.0.0.1:9464");
 }
 
+TEST(Options, NoCallIsSlowUnlessAskedFor) {
+  EXPECT_EQ(Parse({}).options->slow_call, absl::InfiniteDuration());
+  EXPECT_EQ(Parse({"--slow-call", "0"}).options->slow_call, absl::InfiniteDuration());
+  EXPECT_EQ(Parse({"--slow-call", "250ms"}).options->slow_call, absl::Milliseconds(250));
+  EXPECT_FALSE(Parse({"--slow-call", "soon"}).options.has_value());
+  EXPECT_EQ(Parse({}).options->spans, "");
+  EXPECT_EQ(Parse({}, {{"TESSERA_SPANS", "/tmp/s"}}).options->spans, "/tmp/s");
+}
+
 TEST(Options, FlagsOfConnections) {
   const Parsed parsed =
       Parse({"--max-connections", "9", "--max-streams", "5", "--connection-idle", "0"});

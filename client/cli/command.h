@@ -131,6 +131,7 @@ void AddRun(CLI::App& app, Command& chosen);
 void AddStrategies(CLI::App& app, Command& chosen);
 void AddBench(CLI::App& app, Command& chosen);
 void AddHealth(CLI::App& app, Command& chosen);
+void AddTop(CLI::App& app, Command& chosen);
 void AddToken(CLI::App& app, Command& chosen);
 void AddCompletion(CLI::App& app, Command& chosen);
 

@@ -71,6 +71,7 @@ int Main(int argc, char** argv) {
   AddStrategies(app, command);
   AddBench(app, command);
   AddHealth(app, command);
+  AddTop(app, command);
   AddToken(app, command);
   AddCompletion(app, command);
   try {

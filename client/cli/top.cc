@@ -1,0 +1,397 @@
+// top: what the server is doing, on a terminal again and again.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/command.h"
+#include "client/cli/server_metrics.h"
+#include "kernels/base/printable.h"
+
+namespace tessera {
+namespace {
+
+// A list of all buffers may be long: listing takes at most about so much of the time.
+constexpr int kListShare = 10;
+
+// How long the page of metrics may take.
+constexpr absl::Duration kPageLimit = absl::Seconds(2);
+
+constexpr absl::Duration kLongestInterval = absl::Hours(24);
+
+// How many buffers are shown where there is no screen to fill.
+constexpr std::size_t kBuffersShown = 20;
+
+struct TopOptions {
+  absl::Duration interval = absl::Seconds(2);
+  bool once = false;
+  std::optional<MetricsAddress> metrics;
+};
+
+// --- What is shown -------------------------------------------------------------------------------
+
+// What the server says, as far as it has answered.
+class View {
+ public:
+  View(Session& session, const TopOptions& options) : session_(session), options_(options) {}
+
+  // The errors of the calls, and of the metrics. What was known before stays.
+  absl::Status Update() {
+    absl::StatusOr<v1::GetServerInfoResponse> info = session_.client.GetServerInfo();
+    if (!info.ok()) return info.status();
+    info_ = *std::move(info);
+    const Clock::time_point begin = Clock::now();
+    if (begin >= next_list_) {
+      absl::StatusOr<std::vector<v1::Buffer>> buffers = session_.client.ListBuffers("");
+      if (!buffers.ok()) return buffers.status();
+      buffers_ = *std::move(buffers);
+      std::stable_sort(buffers_.begin(), buffers_.end(), [](const auto& a, const auto& b) {
+        return a.size_bytes() > b.size_bytes();
+      });
+      const Clock::time_point end = Clock::now();
+      next_list_ = end + kListShare * (end - begin);
+    }
+    if (!options_.metrics.has_value()) return absl::OkStatus();
+    absl::StatusOr<std::string> page = FetchMetrics(*options_.metrics, kPageLimit);
+    if (!page.ok()) return page.status();
+    MetricsSample sample = ParseMetrics(*page);
+    if (sample_.has_value()) rates_ = RatesBetween(*sample_, sample);
+    sample_ = std::move(sample);
+    return absl::OkStatus();
+  }
+
+  // most_buffers: the largest of them.
+  std::string Text(std::size_t most_buffers) const {
+    std::ostringstream out;
+    if (info_.has_value()) WriteServer(out);
+    if (rates_.has_value()) WriteRates(out);
+    if (info_.has_value()) WriteBuffers(most_buffers, out);
+    return out.str();
+  }
+
+  Json Document() const {
+    Json json = ToJson(*info_);
+    Json& buffers = json["buffers"] = Json::array();
+    for (const v1::Buffer& buffer : buffers_) buffers.push_back(ToJson(buffer));
+    if (!rates_.has_value()) return json;
+    Json& calls = json["calls"] = Json::array();
+    for (const MetricsRates::Calls& one : rates_->calls) {
+      calls.push_back({{"rpc", one.method},
+                       {"per_second", one.per_second},
+                       {"failed_per_second", one.failed_per_second},
+                       {"p50_seconds", NumberJson(one.p50_seconds)},
+                       {"p99_seconds", NumberJson(one.p99_seconds)}});
+    }
+    Json& refusals = json["refusals"] = Json::array();
+    for (const MetricsRates::Refusals& one : rates_->refusals) {
+      refusals.push_back({{"code", one.code},
+                          {"reason", one.reason},
+                          {"per_second", one.per_second},
+                          {"total", one.total}});
+    }
+    return json;
+  }
+
+ private:
+  static std::string Share(std::uint64_t used, std::uint64_t limit) {
+    if (limit == 0) return "-";
+    return absl::StrFormat("%.0f%%", 100 * static_cast<double>(used) / static_cast<double>(limit));
+  }
+  static std::string Rate(double per_second) {
+    return absl::StrFormat(per_second < 10 ? "%.1f" : "%.0f", per_second);
+  }
+  static std::string Time(double seconds) {
+    if (std::isnan(seconds)) return "-";
+    return std::isinf(seconds) ? "> 10 s" : HumanDuration(absl::Seconds(seconds));
+  }
+
+  void WriteServer(std::ostream& out) const {
+    const absl::Duration up = absl::Now() - absl::FromUnixSeconds(info_->start_time().seconds());
+    out << "tessera-server " << Printable(info_->version()) << ", up "
+        << HumanDuration(std::max(up, absl::ZeroDuration())) << ", "
+        << absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone()) << "\n\n";
+    Table devices({"DEVICE", "MODEL", ">MEMORY", ">FREE", ">BUFFERS", ">LIMIT", ">USED", ">SCRATCH",
+                   ">LIMIT", ">WORKERS", ">WAITING"});
+    for (const v1::Device& device : info_->devices()) {
+      devices.Add({device.name(), device.model(), HumanBytes(device.memory_total_bytes()),
+                   HumanBytes(device.memory_free_bytes()), HumanBytes(device.buffer_used_bytes()),
+                   HumanBytes(device.buffer_limit_bytes()),
+                   Share(device.buffer_used_bytes(), device.buffer_limit_bytes()),
+                   HumanBytes(device.scratch_used_bytes()),
+                   HumanBytes(device.scratch_limit_bytes()), absl::StrCat(device.workers()),
+                   absl::StrCat(device.waiting())});
+    }
+    devices.Print(out);
+    out << '\n';
+    Table budgets({"BUDGET", ">USED", ">LIMIT", ">SHARE"});
+    for (const v1::Budget& budget : info_->budgets()) {
+      const bool bytes = budget.name().ends_with("_memory");
+      const auto amount = [&](std::uint64_t n) { return bytes ? HumanBytes(n) : absl::StrCat(n); };
+      budgets.Add({budget.name(), amount(budget.used()), amount(budget.limit()),
+                   Share(budget.used(), budget.limit())});
+    }
+    budgets.Print(out);
+  }
+
+  void WriteRates(std::ostream& out) const {
+    if (!rates_->calls.empty()) {
+      out << '\n';
+      Table calls({"RPC", ">CALLS/S", ">FAILED/S", ">P50", ">P99"});
+      for (const MetricsRates::Calls& one : rates_->calls) {
+        calls.Add({one.method, Rate(one.per_second), Rate(one.failed_per_second),
+                   Time(one.p50_seconds), Time(one.p99_seconds)});
+      }
+      calls.Print(out);
+    }
+    if (!rates_->refusals.empty()) {
+      out << '\n';
+      Table refusals({"REFUSED OR FAILED", "CODE", ">CALLS/S", ">TOTAL"});
+      for (const MetricsRates::Refusals& one : rates_->refusals) {
+        refusals.Add(
+            {one.reason, one.code, Rate(one.per_second), absl::StrFormat("%.0f", one.total)});
+      }
+      refusals.Print(out);
+    }
+  }
+
+  void WriteBuffers(std::size_t most, std::ostream& out) const {
+    if (buffers_.empty()) return;
+    out << '\n';
+    Table table({"BUFFER", "DTYPE", "SHAPE", ">SIZE", "DEVICE", "STATE", "EXPIRES"});
+    const std::size_t shown = std::min(most, buffers_.size());
+    for (std::size_t i = 0; i < shown; ++i) {
+      const v1::Buffer& buffer = buffers_[i];
+      table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
+                 HumanBytes(buffer.size_bytes()), buffer.device(), StateText(buffer),
+                 ExpiryText(buffer)});
+    }
+    table.Print(out);
+    if (shown < buffers_.size()) out << "and " << buffers_.size() - shown << " smaller ones\n";
+  }
+
+  Session& session_;
+  const TopOptions& options_;
+  std::optional<v1::GetServerInfoResponse> info_;
+  std::vector<v1::Buffer> buffers_;  // the largest first
+  Clock::time_point next_list_;
+  std::optional<MetricsSample> sample_;
+  std::optional<MetricsRates> rates_;
+};
+
+// --- The terminal --------------------------------------------------------------------------------
+
+// Another screen of the terminal, and keys as they are pressed, while it lives. One at a time.
+class Screen {
+ public:
+  Screen() {
+    keys_ = isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &before_) == 0;
+    if (pipe2(wake_, O_NONBLOCK | O_CLOEXEC) != 0) wake_[0] = wake_[1] = -1;
+    struct sigaction action {};
+    action.sa_handler = OnSignal;
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGWINCH})
+      ::sigaction(signal, &action, nullptr);
+    Enter();
+  }
+  ~Screen() {
+    Leave();
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGWINCH})
+      std::signal(signal, SIG_DFL);
+    close(wake_[0]);
+    close(wake_[1]);
+  }
+  Screen(const Screen&) = delete;
+  Screen& operator=(const Screen&) = delete;
+
+  static std::size_t Rows() {
+    winsize size{};
+    const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0;
+    return known ? size.ws_row : 24;
+  }
+
+  // As much of the text as there is room for, the last line being the note.
+  static void Show(std::string_view text, std::string_view note) {
+    const std::size_t columns = TerminalColumns(), rows = Rows();
+    std::string out = "\x1b[H";
+    for (std::size_t row = 1; row < rows; ++row) {
+      const std::size_t end = std::min(text.find('\n'), text.size());
+      absl::StrAppend(&out, std::string(Beginning(text.substr(0, end), columns)), "\x1b[K\n");
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    absl::StrAppend(&out, std::string(Beginning(note, columns)), "\x1b[K");
+    Write(out);
+  }
+
+  enum class Event { kTime, kRedraw, kQuit };
+  // Waits for the end of the time, for a key or for a signal.
+  Event Wait(Clock::time_point end) {
+    while (true) {
+      if (ended_ != 0) return Event::kQuit;
+      if (stopped_ != 0) {
+        stopped_ = 0;
+        Leave();
+        std::raise(SIGSTOP);
+        Enter();
+        return Event::kRedraw;
+      }
+      if (resized_ != 0) {
+        resized_ = 0;
+        return Event::kRedraw;
+      }
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+      if (left <= 0) return Event::kTime;
+      pollfd inputs[] = {{.fd = wake_[0], .events = POLLIN, .revents = 0},
+                         {.fd = keys_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0}};
+      poll(inputs, 2, static_cast<int>(std::min<std::int64_t>(left + 1, 60'000)));
+      char woken[64];
+      if (inputs[0].revents != 0 && read(wake_[0], woken, sizeof woken) > 0) continue;
+      if (inputs[1].revents == 0) continue;
+      char key = 0;
+      if (read(STDIN_FILENO, &key, 1) != 1) return Event::kQuit;  // the terminal is gone
+      if (key == 'q' || key == 'Q') return Event::kQuit;
+    }
+  }
+
+ private:
+  // Both by functions that a handler of signals may call.
+  static void Write(std::string_view text) {
+    while (!text.empty()) {
+      const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
+      if (size < 0 && errno != EINTR) return;
+      if (size > 0) text.remove_prefix(static_cast<std::size_t>(size));
+    }
+  }
+  static void Leave() {
+    Write("\x1b[?25h\x1b[?1049l");
+    if (keys_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+  }
+
+  static void Enter() {
+    if (keys_) {
+      termios raw = before_;
+      raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+      raw.c_cc[VMIN] = 1;
+      raw.c_cc[VTIME] = 0;
+      tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+    }
+    Write("\x1b[?1049h\x1b[?25l\x1b[2J");
+  }
+
+  static void OnSignal(int signal) {
+    const int error = errno;
+    if (signal == SIGWINCH) {
+      resized_ = 1;
+    } else if (signal == SIGTSTP) {
+      stopped_ = 1;
+    } else if (ended_ == 0) {
+      ended_ = 1;
+    } else {  // a call does not come back
+      Leave();
+      _exit(128 + signal);
+    }
+    // The handler runs on any thread, and the one that waits may be another.
+    static_cast<void>(write(wake_[1], "", 1) == 1);
+    errno = error;
+  }
+
+  static inline volatile std::sig_atomic_t resized_ = 0;
+  static inline volatile std::sig_atomic_t stopped_ = 0;
+  static inline volatile std::sig_atomic_t ended_ = 0;
+  static inline int wake_[2] = {-1, -1};
+  static inline bool keys_ = false;
+  static inline termios before_{};
+};
+
+absl::Status Live(View& view, const TopOptions& options) {
+  Screen screen;
+  while (true) {
+    const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(options.interval);
+    const absl::Status status = view.Update();
+    const std::string note =
+        status.ok() ? "q: quit" : Printable({status.message().data(), status.message().size()});
+    Screen::Event event = Screen::Event::kRedraw;
+    while (event == Screen::Event::kRedraw) {
+      Screen::Show(view.Text(Screen::Rows()), note);
+      event = screen.Wait(end);
+    }
+    if (event == Screen::Event::kQuit) return absl::OkStatus();
+  }
+}
+
+absl::Status Top(Session& session, const TopOptions& options) {
+  View view(session, options);
+  const char* terminal = std::getenv("TERM");
+  const bool live = !options.once && !session.json && isatty(STDOUT_FILENO) == 1 &&
+                    terminal != nullptr && std::string_view(terminal) != "dumb";
+  if (live) return Live(view, options);
+  const InterruptScope interrupts;
+  if (absl::Status status = view.Update(); !status.ok()) return status;
+  if (options.metrics.has_value()) {
+    // Rates need two readings.
+    const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(options.interval);
+    while (Clock::now() < end) {
+      if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
+      absl::SleepFor(std::min(absl::FromChrono(end - Clock::now()), absl::Milliseconds(50)));
+    }
+    if (absl::Status status = view.Update(); !status.ok()) return status;
+  }
+  if (session.json) {
+    session.document = view.Document();
+  } else {
+    std::cout << view.Text(kBuffersShown);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddTop(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<TopOptions>();
+  auto interval = std::make_shared<std::string>("2s");
+  auto metrics = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("top", "Show what the server is doing, live");
+  command->add_option("--interval", *interval, "Time between two looks, such as 500ms or 10s")
+      ->check(DurationCheck())
+      ->capture_default_str();
+  command->add_flag("--once", options->once,
+                    "Print it once, as without a terminal; with --metrics after an interval");
+  command
+      ->add_option("--metrics", *metrics,
+                   "Where the server's --metrics-listen is, as in http://127.0.0.1:9464: shows\n"
+                   "rates and times of calls by method, and refusals by reason")
+      ->type_name("URL");
+  command->footer("q or Ctrl-C ends it. A call to the server waits 2 s unless --timeout is given.");
+  command->callback([options, interval, metrics, &app, &chosen] {
+    // Nobody waits longer for the next picture, or for the end.
+    CLI::Option& timeout = *app.get_option("--timeout");
+    if (timeout.count() == 0) SetOption(timeout, "2s");
+    chosen = [options, interval, metrics](Session& session) -> absl::Status {
+      options->interval = std::min(*ParseDuration(*interval), kLongestInterval);
+      if (!metrics->empty()) {
+        absl::StatusOr<MetricsAddress> address = ParseMetricsAddress(*metrics);
+        if (!address.ok()) return address.status();
+        options->metrics = *std::move(address);
+      }
+      return Top(session, *options);
+    };
+  });
+}
+
+}  // namespace tessera

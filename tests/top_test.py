@@ -1,0 +1,546 @@
+#!/usr/bin/env python3
+"""`tessera top` from outside: what it prints against what the server and its metrics say, pages of
+metrics that are wrong, and a terminal that is as it was before whatever ends it.
+
+usage: top_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
+"""
+
+import argparse
+import fcntl
+import http.server
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+CLI = None
+ONES = np.ones(1000, np.float32)
+
+folder = None  # of the stubs and logs
+
+
+def environment(**more):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+    return {**kept, "TERM": "xterm", **more}
+
+
+def run(*arguments, timeout=60):
+    return subprocess.run(
+        [CLI, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(),
+    )
+
+
+class TopCase(unittest.TestCase):
+    def serve(self, *flags):
+        server = o.Server(folder, "--no-warm-up", "--memory-limit", "256Mi",
+                          "--metrics-listen", "127.0.0.1:0", *flags)
+        self.addCleanup(server.kill)
+        self.client = server.client()
+        self.metrics = "http://" + re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+        return server
+
+
+# --- Once -----------------------------------------------------------------------------------------
+
+
+class OnceTest(TopCase):
+    def top(self, server, *arguments):
+        ended = run("-s", server.address, "top", *arguments)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""), ended)
+        return ended.stdout
+
+    def test_devices_budgets_and_buffers(self):
+        server = self.serve()
+        for i in range(25):
+            self.client.put(f"b{i}", np.ones(1000 * (i + 1), np.float32))
+        text = self.top(server)
+        self.assertNotIn("\x1b", text)
+        self.assertRegex(text, r"^tessera-server \S+, up ")
+        info = self.client.info()
+        device = info.devices[0]
+        row = re.search(rf"^{device.name}  .*$", text, re.MULTILINE)[0].split()
+        self.assertEqual(row[-2:], [str(device.workers), "0"])
+        self.assertIn("256 MiB", " ".join(row))
+        for budget in info.budgets:
+            self.assertRegex(text, rf"(?m)^{budget.name} +\S+")
+        self.assertRegex(text, r"(?m)^buffers +25 +100000 +0%$")
+        shown = re.findall(r"(?m)^(b\d+) +f32 +\[(\d+)\]", text)
+        self.assertEqual(shown, [(f"b{i}", str(1000 * (i + 1))) for i in range(24, 4, -1)])
+        self.assertIn("\nand 5 smaller ones\n", text)
+        self.assertNotIn("CALLS/S", text)
+
+    def test_json(self):
+        server = self.serve()
+        self.client.put("x", ONES)
+        document = json.loads(self.top(server, "--json", "--metrics", self.metrics,
+                                       "--interval", "100ms"))
+        self.assertEqual([b["name"] for b in document["buffers"]], ["x"])
+        self.assertEqual(document["devices"][0]["name"], self.client.device().name)
+        self.assertIn("Upload", [c["rpc"] for c in document["calls"]])
+        self.assertEqual(document["refusals"], [])
+
+    def test_names_cannot_reach_the_terminal(self):
+        server = self.serve()
+        page = PAGE.replace('"BAD_NAME"', '"\x1b[2J\\n"')
+        with Page(lambda: page) as metrics:
+            text = self.top(server, "--metrics", metrics, "--interval", "50ms")
+        self.assertNotIn("\x1b", text)
+        self.assertIn("\\x1b[2J\\x0a", text)
+
+    def test_a_server_that_is_not_there(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        begin = time.monotonic()
+        ended = run("-s", f"127.0.0.1:{port}", "top", "--once")
+        self.assertNotEqual(ended.returncode, 0)
+        self.assertIn("UNREACHABLE", ended.stderr)
+        self.assertLess(time.monotonic() - begin, 20)
+
+    def test_options_that_are_wrong(self):
+        for arguments in (
+            ("--interval", "0"),
+            ("--interval", "soon"),
+            ("--metrics", "https://127.0.0.1:1"),
+            ("--metrics", "127.0.0.1"),
+            ("--metrics", "http://127.0.0.1:port/"),
+            ("--metrics", "http://127.0.0.1:70000"),
+            ("--metrics", "http://127.0.0.1:1/\r\nX: y"),
+        ):
+            with self.subTest(arguments):
+                self.assertEqual(run("top", *arguments).returncode, 2)
+
+    def test_completion_knows_it(self):
+        self.assertIn("top\t", run("complete", "--", "to").stdout)
+        self.assertIn("--metrics\t", run("complete", "--", "top", "--m").stdout)
+
+
+# --- Rates ----------------------------------------------------------------------------------------
+
+BOUNDS = (0.001, 0.01, 0.1, float("inf"))
+
+
+def histogram(rpc, *counts):
+    """counts: of each bucket."""
+    lines = []
+    for i, bound in enumerate(BOUNDS):
+        le = "+Inf" if i == len(BOUNDS) - 1 else bound
+        lines.append(f'tessera_request_seconds_bucket{{rpc="{rpc}",le="{le}"}} '
+                     f"{sum(counts[: i + 1])}")
+    return "\n".join(lines) + "\n"
+
+
+PAGE = """# HELP tessera_requests_total Calls.
+# TYPE tessera_requests_total counter
+tessera_requests_total{rpc="Dot",strategy="none",code="OK"} 5
+process_start_time_seconds 1000
+tessera_errors_total{code="INVALID_ARGUMENT",reason="BAD_NAME"} 3
+"""
+
+
+class Page:
+    """A server of HTTP whose page is what content() gives."""
+
+    def __init__(self, content, chunked=False):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                text = content().encode()
+                self.send_response(200)
+                self.send_header("Connection", "close")
+                if chunked:
+                    self.send_header("Transfer-Encoding", "chunked")
+                    self.end_headers()
+                    for i in range(0, len(text), 100):
+                        part = text[i : i + 100]
+                        self.wfile.write(b"%x;a=b\r\n%s\r\n" % (len(part), part))
+                    self.wfile.write(b"0\r\n\r\n")
+                else:
+                    self.send_header("Content-Length", str(len(text)))
+                    self.end_headers()
+                    self.wfile.write(text)
+                self.close_connection = True
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+
+    def __enter__(self):
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+class RatesTest(TopCase):
+    def rates(self, first, second, chunked=False):
+        """What it makes of these pages, one after the other."""
+        pages = [first, second]
+        times = []
+
+        def content():
+            times.append(time.monotonic())
+            return pages[min(len(times), 2) - 1]
+
+        with Page(content, chunked) as metrics:
+            ended = run("-s", self.server.address, "--json", "top", "--metrics", metrics,
+                        "--interval", "300ms")
+        self.assertEqual(ended.returncode, 0, ended.stdout)
+        self.assertEqual(len(times), 2)
+        document = json.loads(ended.stdout)
+        return document, times[1] - times[0]
+
+    def setUp(self):
+        self.server = self.serve()
+
+    def test_differences(self):
+        requests = 'tessera_requests_total{{rpc="{}",strategy="{}",code="{}"}} {}\n'
+        errors = 'tessera_errors_total{{code="{}",reason="{}"}} {}\n'
+        start = "process_start_time_seconds 1700000000\n"
+        before = (start + requests.format("Dot", "a", "OK", 10) + requests.format(
+            "Add", "none", "OK", 7) + histogram("Dot", 10, 0, 0, 0) + histogram("Add", 0, 7, 0, 0)
+            + errors.format("RESOURCE_EXHAUSTED", "QUEUE_FULL", 4)
+            + errors.format("UNAVAILABLE", "DRAINING", 0))
+        after = (start + requests.format("Dot", "a", "OK", 60) + requests.format(
+            "Dot", "b", "INTERNAL", 50) + requests.format("Add", "none", "OK", 7)
+            + histogram("Dot", 10, 20, 80, 0) + histogram("Add", 0, 7, 0, 0)
+            + errors.format("RESOURCE_EXHAUSTED", "QUEUE_FULL", 10)
+            + errors.format("INTERNAL", "a \\\"b\\\"", 50)
+            + errors.format("UNAVAILABLE", "DRAINING", 0))
+        for chunked in (False, True):
+            document, seconds = self.rates(before, after, chunked)
+            dot, add = document["calls"]
+            self.assertEqual((dot["rpc"], add["rpc"]), ("Dot", "Add"))
+            self.assertAlmostEqual(dot["per_second"] * seconds, 100, delta=40)
+            self.assertAlmostEqual(dot["failed_per_second"] / dot["per_second"], 0.5)
+            # 20 calls from 1 to 10 ms and 80 from 10 to 100 ms: the 50th and the 99th of 100.
+            self.assertAlmostEqual(dot["p50_seconds"], 0.01 + 0.09 * 30 / 80)
+            self.assertAlmostEqual(dot["p99_seconds"], 0.01 + 0.09 * 79 / 80)
+            self.assertEqual((add["per_second"], add["p50_seconds"]), (0, "NaN"))
+            internal, full = document["refusals"]
+            self.assertEqual((internal["reason"], internal["total"]), ('a "b"', 50))
+            self.assertEqual((full["code"], full["reason"], full["total"]),
+                             ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 10))
+            self.assertAlmostEqual(full["per_second"] / internal["per_second"], 6 / 50)
+
+    def test_quantiles_beyond_the_last_bucket(self):
+        page = PAGE + histogram("Dot", 0, 0, 0, 5)
+        document, _ = self.rates("process_start_time_seconds 1\n", page)
+        self.assertEqual(document["calls"][0]["p50_seconds"], "Infinity")
+
+    def test_a_server_that_was_started_again(self):
+        fresh = PAGE.replace(" 1000", " 2000")
+        document, seconds = self.rates(PAGE.replace(" 5", " 500"), fresh)
+        self.assertAlmostEqual(document["calls"][0]["per_second"] * seconds, 5, delta=2)
+        self.assertGreater(document["refusals"][0]["per_second"], 0)
+
+    def test_lines_that_are_no_samples(self):
+        page = PAGE + ('{} 3\nx\ntessera_requests_total{rpc="Dot 7\n'
+                       'tessera_requests_total{rpc="Dot"\ntessera_requests_total{rpc\n'
+                       'tessera_requests_total{rpc="\\\ntessera_requests_total x\n\n \n')
+        document, _ = self.rates(page, page)
+        self.assertEqual([c["rpc"] for c in document["calls"]], ["Dot"])
+
+    def test_a_real_server(self):
+        stop = threading.Event()
+
+        def work():
+            client = self.server.client()
+            while not stop.is_set():
+                client.dot_of_ones()
+                client.attempt("GetBuffer", name="none")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            ended = run("-s", self.server.address, "top", "--once", "--metrics",
+                        self.metrics.removeprefix("http://"), "--interval", "1")
+        finally:
+            stop.set()
+            thread.join()
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        dot = re.search(r"(?m)^Dot +([\d.]+) +([\d.]+) +(\S+ [um]?s) +(\S+ [um]?s)$", ended.stdout)
+        self.assertGreater(float(dot[1]), 0)
+        self.assertEqual(float(dot[2]), 0)
+        missing = re.search(r"(?m)^BUFFER_NOT_FOUND +NOT_FOUND +([\d.]+) +(\d+)$", ended.stdout)
+        self.assertGreater(float(missing[1]), 0)
+
+    def test_pages_that_are_wrong(self):
+        answers = {
+            b"": "not one of HTTP/1.1",
+            b"SSH-2.0-OpenSSH\r\n": "not one of HTTP/1.1",
+            b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort": "not whole",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab": "not whole",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n": "not whole",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n": "not whole",
+            None: "no answer in time",
+        }
+        for answer, text in answers.items():
+            with self.subTest(answer), socket.create_server(("127.0.0.1", 0)) as listener:
+                def talk():
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65536)
+                        if answer is None:
+                            connection.recv(1)  # until it has given up
+                        else:
+                            connection.sendall(answer)
+
+                thread = threading.Thread(target=talk)
+                thread.start()
+                ended = run("-s", self.server.address, "top", "--metrics",
+                            f"127.0.0.1:{listener.getsockname()[1]}", "--interval", "500ms")
+                thread.join()
+                self.assertIn("NO_METRICS", ended.stderr)
+                self.assertIn(text, ended.stderr)
+                self.assertNotEqual(ended.returncode, 0)
+        ended = run("-s", self.server.address, "top", "--metrics", "127.0.0.1:1")
+        self.assertIn("Connection refused", ended.stderr)
+
+
+# --- Live -----------------------------------------------------------------------------------------
+
+ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+class Terminal:
+    """The program on a terminal of its own."""
+
+    def __init__(self, *arguments, rows=40, columns=120, **more):
+        self.mine, theirs = pty.openpty()
+        self.resize(rows, columns)
+        self.before = termios.tcgetattr(theirs)
+        self.process = subprocess.Popen(
+            [CLI, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs,
+            env=environment(**more), start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        self.theirs = theirs  # kept open, so that what was written can be read in the end
+        self.text = b""
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.mine, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self, seconds=0.0):
+        while select.select([self.mine], [], [], seconds)[0]:
+            self.text += os.read(self.mine, 65536)
+            seconds = 0
+
+    def wait_for(self, text, seconds=20):
+        """Reads until it is there, and forgets what was before its end."""
+        def there():
+            self.read(0.05)
+            return text in self.text
+
+        if not eventually(there, seconds, pause=0):
+            raise AssertionError(f"{text!r} does not come: {self.text[-2000:]!r}")
+        seen, self.text = self.text.split(text, 1)
+        return seen
+
+    def key(self, text):
+        os.write(self.mine, text)
+
+    def wait(self, seconds=20):
+        """The exit code."""
+        def over():
+            self.read()
+            return self.process.poll() is not None
+
+        if not eventually(over, seconds):
+            raise AssertionError("it does not end")
+        self.read()
+        return self.process.returncode
+
+    def as_before(self):
+        return termios.tcgetattr(self.theirs) == self.before
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.mine)
+        os.close(self.theirs)
+
+
+class LiveTest(TopCase):
+    def start(self, server, *arguments, **more):
+        terminal = Terminal("-s", server.address, "top", "--interval", "100ms", *arguments, **more)
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def test_it_follows_the_server(self):
+        server = self.serve()
+        terminal = self.start(server, "--metrics", self.metrics)
+        terminal.wait_for(ENTER)
+        terminal.wait_for(b"tessera-server ")
+        self.assertFalse(terminal.as_before())
+        self.client.put("new_one", ONES)
+        terminal.wait_for(b"new_one")
+        terminal.wait_for(b"Upload ")
+        self.client.call("DeleteBuffer", name="new_one")
+        self.client.attempt("GetBuffer", name="none")
+        terminal.wait_for(b"BUFFER_NOT_FOUND")
+        terminal.key(b"q")
+        self.assertEqual(terminal.wait(), 0)
+        terminal.wait_for(LEAVE)
+        self.assertTrue(terminal.as_before())
+
+    def test_whatever_ends_it(self):
+        server = self.serve()
+        for end in (b"q", b"Q", b"\x03", signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(end):
+                terminal = self.start(server)
+                terminal.wait_for(b"q: quit")
+                if isinstance(end, bytes):
+                    terminal.key(end)
+                else:
+                    terminal.process.send_signal(end)
+                self.assertEqual(terminal.wait(), 0)
+                self.assertIn(LEAVE, terminal.text)
+                self.assertIn(b"\x1b[?25h", terminal.text)
+                self.assertTrue(terminal.as_before())
+
+    def test_other_keys_do_nothing(self):
+        terminal = self.start(self.serve())
+        terminal.wait_for(b"q: quit")
+        terminal.key(b"x\x1b[A\r\n")
+        for _ in range(3):
+            terminal.wait_for(b"q: quit")
+        terminal.key(b"q")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_it_fits_the_terminal(self):
+        server = self.serve()
+        for i in range(50):
+            self.client.put(f"a_long_name_{i:060}", ONES)
+        terminal = self.start(server, rows=24, columns=100)
+        terminal.wait_for(b"q: quit")
+        for rows, columns in ((30, 60), (5, 20), (2, 5), (60, 200)):
+            terminal.resize(rows, columns)
+
+            def frame():
+                terminal.wait_for(b"\x1b[H")
+                return terminal.wait_for(b"\x1b[H").decode()
+
+            def fits():
+                text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame())
+                lines = text.split("\r\n")
+                return len(lines) == rows and max(map(len, lines)) <= columns and text
+
+            text = eventually(fits, 10, pause=0)
+            self.assertTrue(text, (rows, columns))
+            if columns == 200:
+                self.assertGreater(text.count("a_long_name"), 20)
+        terminal.key(b"q")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_a_window_that_changes_is_drawn_at_once(self):
+        terminal = Terminal("-s", self.serve().address, "top", "--interval", "1h")
+        self.addCleanup(terminal.close)
+        terminal.wait_for(b"q: quit")
+        terminal.resize(20, 60)
+        terminal.wait_for(b"q: quit", 10)
+        terminal.key(b"q")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_it_stops_and_goes_on(self):
+        terminal = self.start(self.serve())
+        terminal.wait_for(b"q: quit")
+        terminal.key(b"\x1a")
+        terminal.wait_for(LEAVE)
+        self.assertTrue(eventually(terminal.as_before, 10))
+
+        def stopped():
+            text = pathlib.Path(f"/proc/{terminal.process.pid}/stat").read_text()
+            return text.rsplit(")", 1)[1].split()[0] == "T"
+
+        self.assertTrue(eventually(stopped, 10))
+        terminal.process.send_signal(signal.SIGCONT)
+        terminal.wait_for(ENTER)
+        terminal.wait_for(b"q: quit")
+        terminal.key(b"q")
+        self.assertEqual(terminal.wait(), 0)
+        self.assertTrue(terminal.as_before())
+
+    def test_a_server_that_goes_and_comes_back(self):
+        server = self.serve()
+        terminal = self.start(server, "--timeout", "1s")
+        terminal.wait_for(b"q: quit")
+        server.kill()
+        terminal.wait_for(b"127.0.0.1")  # of the error
+        again = o.Server(folder, "--no-warm-up", "--listen", server.address)
+        self.addCleanup(again.kill)
+        terminal.wait_for(b"q: quit", 30)
+        terminal.key(b"q")
+        self.assertEqual(terminal.wait(), 0)
+        self.assertTrue(terminal.as_before())
+
+    def test_a_second_interrupt_does_not_wait_for_a_call(self):
+        server = self.serve()
+        terminal = self.start(server, "--timeout", "inf")
+        terminal.wait_for(b"q: quit")
+        server.signal(signal.SIGSTOP)
+        self.addCleanup(server.signal, signal.SIGCONT)
+
+        def quiet():
+            """Nothing is drawn for many intervals."""
+            terminal.text = b""
+            terminal.read(2)
+            return not terminal.text
+
+        self.assertTrue(eventually(quiet, 30))
+        terminal.key(b"\x03")
+        self.assertTrue(quiet())
+        self.assertIsNone(terminal.process.poll())
+        terminal.key(b"\x03")
+        self.assertEqual(terminal.wait(), 130)
+        self.assertIn(LEAVE, terminal.text)
+        self.assertTrue(terminal.as_before())
+
+    def test_without_a_terminal_to_draw_on(self):
+        server = self.serve()
+        terminal = self.start(server, TERM="dumb")
+        self.assertEqual(terminal.wait(), 0)
+        self.assertIn(b"DEVICE", terminal.text)
+        self.assertNotIn(b"\x1b", terminal.text)
+        terminal = self.start(server, "--once")
+        self.assertEqual(terminal.wait(), 0)
+        self.assertNotIn(b"\x1b", terminal.text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        unittest.main(argv=[sys.argv[0], *rest])

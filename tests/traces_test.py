@@ -1,0 +1,564 @@
+#!/usr/bin/env python3
+"""Traces from outside: which calls are answered with their trace and logged with it, what is said of
+slow calls, and spans in a file, whatever becomes of that.
+
+usage: traces_test.py --server build/bin/tessera-server [test ...]
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import resource
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+import grpc
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+SAMPLED = f"00-{ID}-{PARENT}-01"
+UNSAMPLED = f"00-{ID}-{PARENT}-00"
+ONES = np.ones(1000, np.float32)
+COMPUTE = "tessera.v1.ComputeService"
+BUFFERS = "tessera.v1.BufferService"
+
+folder = None  # of the stubs
+
+
+def with_trace(value, *more):
+    return (("traceparent", value), *more)
+
+
+def ended(call):
+    """(code, trailing metadata) of a call in progress."""
+    return call.code().name, [*(call.trailing_metadata() or ())]
+
+
+def unary(client, path, request=b"", metadata=()):
+    call = client.channel.unary_unary(path).future(
+        request, metadata=metadata, timeout=o.CALL_TIMEOUT_S
+    )
+    return ended(call)
+
+
+def stream(client, path, requests=(), metadata=()):
+    call = client.channel.stream_stream(path)(
+        iter(requests), metadata=metadata, timeout=o.CALL_TIMEOUT_S
+    )
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError:
+        pass
+    return ended(call)
+
+
+def answers(trailing):
+    return [value for key, value in trailing if key == "traceresponse"]
+
+
+def dot(size=1000, **fields):
+    return o.compute.DotRequest(
+        a=o.inline(np.ones(size, np.float32)), b=o.inline(np.ones(size, np.float32)), **fields
+    ).SerializeToString()
+
+
+class TracesCase(unittest.TestCase):
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.folder = pathlib.Path(place.name)
+
+    def serve(self, *flags, **more):
+        server = o.Server(
+            self.folder, "--no-warm-up", "--memory-limit", "256Mi", *map(str, flags), **more
+        )
+        self.addCleanup(server.kill)
+        self.client = server.client()
+        return server
+
+
+# --- Answers and the log --------------------------------------------------------------------------
+
+
+class AnswersTest(TracesCase):
+    def assert_answered(self, end, code, trace=ID, flags="01"):
+        self.assertEqual(end[0], code, end)
+        self.assertEqual(len(answers(end[1])), 1, end)
+        version, trace_id, span, sampled = answers(end[1])[0].split("-")
+        self.assertEqual((version, trace_id, sampled), ("00", trace, flags))
+        self.assertRegex(span, "^[0-9a-f]{16}$")
+        self.assertNotIn(span, (PARENT, 16 * "0"))
+
+    def test_every_method_whatever_its_end(self):
+        self.serve("--shared-memory", self.folder / "shared")
+        self.client.put("x", ONES)
+        metadata = with_trace(SAMPLED)
+        codes = set()
+        for module in (o.buffers, o.compute, o.shared):
+            for service in module.DESCRIPTOR.services_by_name.values():
+                for name, method in service.methods_by_name.items():
+                    call = stream if name in ("Upload", "Download") else unary
+                    requests = {
+                        "GetBuffer": o.buffers.GetBufferRequest(name="x"),
+                        "Download": o.buffers.DownloadRequest(name="x"),
+                        "Upload": o.buffers.UploadRequest(
+                            name="y", spec=o.spec_of(ONES), data=ONES.tobytes()
+                        ),
+                        "Dot": o.compute.DotRequest(a=o.resident("x"), b=o.resident("x")),
+                    }
+                    good = requests.get(name)
+                    for message in (b"", b"\xff", good and good.SerializeToString()):
+                        if message is None:
+                            continue
+                        with self.subTest(name, message=message[:20]):
+                            path = f"/{service.full_name}/{name}"
+                            body = [message] if call is stream else message
+                            end = call(self.client, path, body, metadata)
+                            self.assert_answered(end, end[0])
+                            codes.add(end[0])
+        self.assertLessEqual({"OK", "NOT_FOUND", "INVALID_ARGUMENT", "UNIMPLEMENTED"}, codes)
+        self.assert_answered(
+            unary(self.client, "/grpc.health.v1.Health/Check", b"", metadata), "OK"
+        )
+        self.assert_answered(stream(self.client, "/a.b/None", (), metadata), "UNIMPLEMENTED")
+        path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+        self.assert_answered(stream(self.client, path, [b"\x3a\x00"], metadata), "OK")
+
+    def test_a_refused_caller_too(self):
+        tokens = self.folder / "tokens"
+        tokens.write_text(hashlib.sha256(b"secret").hexdigest() + " read one\n")
+        server = self.serve("--tokens", tokens)
+        metadata = with_trace(SAMPLED, ("authorization", "Bearer wrong"))
+        self.assert_answered(
+            unary(self.client, f"/{COMPUTE}/Dot", b"", metadata), "UNAUTHENTICATED"
+        )
+        self.assert_answered(
+            stream(self.client, f"/{BUFFERS}/Upload", [], metadata), "UNAUTHENTICATED"
+        )
+        lines = self.lines_with(server, f"(trace {ID})", 2)
+        self.assertEqual([line.split(" ")[2] for line in lines], ["Dot", "Upload"])
+
+    def lines_with(self, server, text, count):
+        found = []
+
+        def enough():
+            found[:] = [line for line in server.log().splitlines() if text in line]
+            return len(found) >= count
+
+        self.assertTrue(eventually(enough, 10), server.log())
+        self.assertEqual(len(found), count, found)
+        return found
+
+    def test_without_a_trace_there_is_no_answer(self):
+        server = self.serve()
+        path = f"/{COMPUTE}/Dot"
+        for values in (
+            (),
+            ("",),
+            ("00",),
+            (SAMPLED.upper(),),
+            ("ff" + SAMPLED[2:],),
+            (SAMPLED + "-more",),
+            (f"00-{32 * '0'}-{PARENT}-01",),
+            (f"00-{ID}-{16 * '0'}-01",),
+            (7000 * "0",),
+            (SAMPLED, SAMPLED),
+            (SAMPLED, UNSAMPLED),
+        ):
+            with self.subTest(values):
+                metadata = tuple(("traceparent", value) for value in values)
+                for request, code in ((dot(), "OK"), (b"", "INVALID_ARGUMENT")):
+                    end = unary(self.client, path, request, metadata)
+                    self.assertEqual((end[0], answers(end[1])), (code, []))
+                end = stream(self.client, f"/{BUFFERS}/Download", [b""], metadata)
+                self.assertEqual(answers(end[1]), [])
+        end = unary(self.client, path, dot(), (("traceparents", SAMPLED), ("tracestate", "a=b")))
+        self.assertEqual(answers(end[1]), [])
+        self.assertNotIn("trace ", server.log())
+
+    def test_later_versions_and_flags(self):
+        self.serve()
+        for value, flags in (
+            (UNSAMPLED, "00"),
+            (f"00-{ID}-{PARENT}-fe", "00"),
+            (f"00-{ID}-{PARENT}-ff", "01"),
+            (f"42-{ID}-{PARENT}-03-what-comes", "01"),
+        ):
+            end = unary(self.client, f"/{COMPUTE}/Dot", dot(), with_trace(value))
+            self.assert_answered(end, "OK", flags=flags)
+
+    def test_lines_about_failed_calls_name_it(self):
+        server = self.serve()
+        metadata = with_trace(UNSAMPLED)
+        self.client.put("x", ONES)
+        unary(self.client, f"/{COMPUTE}/Dot", b"", metadata)
+        stream(self.client, f"/{BUFFERS}/Download", [b"\x0a\x04none"], metadata)
+        stream(self.client, f"/{BUFFERS}/Upload", [b"\x0a\x04none"], metadata)
+        unary(self.client, f"/{BUFFERS}/GetBuffer", b"\x0a\x04none", metadata)
+        lines = self.lines_with(server, f"(trace {ID})", 4)
+        self.assertEqual(
+            sorted(line.split(" ")[2] for line in lines),
+            ["Dot", "Download", "GetBuffer", "Upload"],
+        )
+        unary(self.client, f"/{BUFFERS}/GetBuffer", b"\x0a\x05other")
+        self.assertNotIn("trace", self.lines_with(server, "other", 1)[0])
+
+    def test_a_transfer_that_its_client_breaks_off(self):
+        server = self.serve("--log-format", "json")
+        begin = o.buffers.UploadRequest(
+            name="half", spec=o.spec_of(ONES), data=b"1234"
+        ).SerializeToString()
+        more = threading.Event()
+        self.addCleanup(more.set)
+
+        def requests():
+            yield begin
+            more.wait(o.CALL_TIMEOUT_S)
+
+        call = self.client.channel.stream_unary(f"/{BUFFERS}/Upload").future(
+            requests(), metadata=with_trace(SAMPLED), timeout=o.CALL_TIMEOUT_S
+        )
+        self.assertTrue(
+            eventually(lambda: self.client.attempt("GetBuffer", name="half").ok, 10)
+        )
+        call.cancel()
+        line = json.loads(self.lines_with(server, ID, 1)[0])
+        self.assertRegex(line["message"], rf"^Upload from .*CANCELLED.*\(trace {ID}\)$")
+
+
+# --- Slow calls -----------------------------------------------------------------------------------
+
+TIME = r"[0-9][0-9a-zµ.]*s"
+
+
+class SlowCallsTest(TracesCase):
+    def slow_lines(self, server, count):
+        def lines():
+            found = [line for line in server.log().splitlines() if " slow: " in line]
+            return len(found) >= count and found
+
+        found = eventually(lines, 10)
+        self.assertTrue(found, server.log())
+        return [line.split(" ", 2)[2] for line in found]
+
+    def test_where_the_time_went(self):
+        server = self.serve("--slow-call", "1ns")
+        self.client.put("x", ONES)
+        unary(self.client, f"/{COMPUTE}/Dot", dot(timing=True, strategy="cpu_serial"),
+              with_trace(UNSAMPLED))
+        unary(self.client, f"/{COMPUTE}/Dot", dot(strategy="new\nline"))
+        self.client.download("x")
+        unary(self.client, f"/{BUFFERS}/GetBuffer", b"\x0a\x01x")
+        peer = r"ipv4:127\.0\.0\.1:\d+"
+        expected = [
+            rf"slow: Upload from {peer}: OK after {TIME}: queue {TIME}, copies {TIME}",
+            rf"slow: Dot by cpu_serial from {peer}: OK after {TIME}: queue {TIME}, run {TIME}, "
+            rf"kernel {TIME} \(trace {ID}\)",
+            rf"slow: Dot by new\\x0aline from {peer}: INVALID_ARGUMENT after {TIME}.*",
+            rf"slow: Download from {peer}: OK after {TIME}: queue {TIME}, copies {TIME}",
+            rf"slow: GetBuffer from {peer}: OK after {TIME}",
+        ]
+        lines = self.slow_lines(server, len(expected))
+        for line, pattern in zip(lines, expected, strict=True):
+            self.assertRegex(line, f"^{pattern}$")
+
+    def test_a_tenant_is_named(self):
+        tokens = self.folder / "tokens"
+        tokens.write_text(hashlib.sha256(b"secret").hexdigest() + " read vision\n")
+        server = self.serve("--slow-call", "1ns", "--tokens", tokens, "--log-format", "json")
+        unary(self.client, f"/{COMPUTE}/Dot", dot(), (("authorization", "Bearer secret"),))
+
+        def slow():
+            lines = [json.loads(line) for line in server.log().splitlines()]
+            return [line for line in lines if line["message"].startswith("slow:")]
+
+        line = eventually(slow, 10)[0]
+        self.assertEqual(line["level"], "warning")
+        self.assertRegex(line["message"], r"^slow: Dot by \w+ from \S+ \(tenant vision\): OK after")
+
+    def test_the_parts_make_the_whole(self):
+        server = self.serve("--slow-call", "1ns")
+        unary(self.client, f"/{COMPUTE}/Dot", dot(100_000, strategy="cpu_serial", timing=True))
+        seconds = {"s": 1, "ms": 1e-3, "us": 1e-6}
+        found = re.findall(r"(after|queue|run|kernel) ([0-9.]+)(\w+)", self.slow_lines(server, 1)[0])
+        times = {name: float(value) * seconds[unit] for name, value, unit in found}
+        self.assertAlmostEqual(times["queue"] + times["run"], times["after"], delta=3e-6)
+        self.assertLess(times["kernel"], times["run"])
+
+    def test_none_are_slow_unless_asked_for(self):
+        for flags in ((), ("--slow-call", "0"), ("--slow-call", "1h")):
+            server = self.serve(*flags)
+            self.client.dot_of_ones()
+            unary(self.client, f"/{COMPUTE}/Dot", b"\xff")
+            self.client.attempt("GetBuffer", name="none")
+            self.assertTrue(eventually(lambda: "NOT_FOUND" in server.log(), 10))
+            self.assertNotIn("slow", server.log())
+
+    def test_a_flood_is_cut_and_counted(self):
+        server = self.serve("--slow-call", "1ns")
+        begin = time.monotonic()
+        made = 300
+        for _ in range(made):
+            self.client.dot_of_ones()
+        seconds = int(time.monotonic() - begin) + 2  # that it may have touched
+        self.assertLessEqual(server.log().count(" slow: "), 10 * seconds)
+        text = ""
+
+        def told():
+            nonlocal made, text
+            self.client.dot_of_ones()
+            made += 1
+            text = server.log()
+            return "more calls were slow and were not logged" in text
+
+        self.assertTrue(eventually(told, 20, pause=0.2))
+        left_out = sum(map(int, re.findall(r"(\d+) more calls were slow", text)))
+        self.assertGreater(left_out, 0)
+        self.assertLessEqual(text.count(" slow: ") + left_out, made)
+
+
+# --- Spans ----------------------------------------------------------------------------------------
+
+
+def attributes(span):
+    return {a["key"]: next(iter(a["value"].values())) for a in span["attributes"]}
+
+
+def metrics(server):
+    address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    found = re.findall(r'tessera_spans_total\{result="(\w+)"\} (\d+)', text)
+    return {result: int(count) for result, count in found}
+
+
+class SpansTest(TracesCase):
+    def serve(self, *flags, file=None, **more):
+        self.file = self.folder / "spans.jsonl" if file is None else file
+        return super().serve(
+            "--spans", self.file, "--metrics-listen", "127.0.0.1:0", *flags, **more
+        )
+
+    def spans(self, count):
+        """So many, in the order in which they were written."""
+        def enough():
+            try:
+                lines = self.file.read_text().splitlines()
+            except FileNotFoundError:
+                return False
+            return len(lines) >= count and lines
+
+        lines = eventually(enough, 10)
+        self.assertTrue(lines)
+        self.assertEqual(len(lines), count)
+        return [json.loads(line) for line in lines]
+
+    def sampled_dot(self, **fields):
+        return unary(self.client, f"/{COMPUTE}/Dot", dot(**fields), with_trace(SAMPLED))
+
+    def test_a_call_and_its_phases(self):
+        server = self.serve()
+        begin = time.time_ns()
+        code, trailing = self.sampled_dot(timing=True, strategy="cpu_serial")
+        end = time.time_ns()
+        self.assertEqual(code, "OK")
+        queue, run, call = self.spans(3)
+        self.assertEqual(call["spanId"], answers(trailing)[0].split("-")[2])
+        self.assertEqual(call["parentSpanId"], PARENT)
+        self.assertEqual((call["name"], call["kind"]), (f"{COMPUTE}/Dot", 2))
+        self.assertEqual(call["status"], {})
+        self.assertEqual([queue["name"], run["name"]], ["queue", "run"])
+        for child in (queue, run):
+            self.assertEqual((child["parentSpanId"], child["kind"]), (call["spanId"], 1))
+        for span in (queue, run, call):
+            self.assertEqual(span["traceId"], ID)
+            self.assertRegex(span["spanId"], "^[0-9a-f]{16}$")
+        self.assertEqual(len({queue["spanId"], run["spanId"], call["spanId"]}), 3)
+        times = [int(time) for time in (
+            call["startTimeUnixNano"], queue["startTimeUnixNano"], queue["endTimeUnixNano"],
+            run["startTimeUnixNano"], run["endTimeUnixNano"], call["endTimeUnixNano"])]
+        self.assertEqual(times, sorted(times))
+        self.assertEqual((times[0], times[2], times[4]), (times[1], times[3], times[5]))
+        self.assertGreater(times[0], begin - 50_000_000)
+        self.assertLess(times[5], end + 50_000_000)
+        found = attributes(call)
+        kernel = found.pop("tessera.kernel_seconds")
+        self.assertLess(0, kernel)
+        self.assertLess(kernel * 1e9, times[5] - times[3] + 1)
+        self.assertEqual(found, {
+            "rpc.system": "grpc", "rpc.service": COMPUTE, "rpc.method": "Dot",
+            "rpc.grpc.status_code": "0", "tessera.strategy": "cpu_serial"})
+        self.assertEqual(metrics(server), {"written": 3, "dropped": 0})
+        self.assertEqual(self.file.stat().st_mode & 0o007, 0)
+
+    def test_transfers_and_look_ups(self):
+        self.serve()
+        upload = o.buffers.UploadRequest(name="x", spec=o.spec_of(ONES), data=ONES.tobytes())
+        for path, request in (("Upload", upload.SerializeToString()), ("Download", b"\x0a\x01x")):
+            self.assertEqual(
+                stream(self.client, f"/{BUFFERS}/{path}", [request], with_trace(SAMPLED))[0], "OK")
+        unary(self.client, f"/{BUFFERS}/GetBuffer", b"\x0a\x01x", with_trace(SAMPLED))
+        upload, download, look = self.spans(3)
+        for span, name in ((upload, "Upload"), (download, "Download"), (look, "GetBuffer")):
+            self.assertEqual(span["name"], f"{BUFFERS}/{name}")
+            seconds = (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) * 1e-9
+            found = attributes(span)
+            if name == "GetBuffer":
+                self.assertNotIn("tessera.copy_seconds", found)
+            else:
+                self.assertGreater(found["tessera.copy_seconds"], 0)
+                self.assertLess(found["tessera.copy_seconds"] + found["tessera.queue_seconds"],
+                                seconds)
+
+    def test_errors(self):
+        self.serve("--max-operation-seconds", "1e-12")
+        self.sampled_dot(strategy='"\\\n\x01')
+        unary(self.client, f"/{BUFFERS}/GetBuffer", b"\x0a\x01x", with_trace(SAMPLED))
+        *_, refused, missing = self.spans(4)
+        self.assertEqual(attributes(refused)["tessera.strategy"], '"\\\\x0a\\x01')
+        self.assertEqual(attributes(missing)["rpc.grpc.status_code"], "5")
+        self.assertEqual(attributes(missing)["error.type"], "BUFFER_NOT_FOUND")
+        self.assertEqual(missing["status"], {})  # the client's fault
+
+    def test_only_sampled_calls_of_known_callers(self):
+        tokens = self.folder / "tokens"
+        tokens.write_text(hashlib.sha256(b"secret").hexdigest() + " read vision\n")
+        self.serve("--tokens", tokens)
+        token = ("authorization", "Bearer secret")
+        path = f"/{COMPUTE}/Dot"
+        unary(self.client, path, dot(), with_trace(SAMPLED))
+        unary(self.client, path, dot(), with_trace(UNSAMPLED, token))
+        unary(self.client, path, dot(), (token,))
+        self.assertEqual(unary(self.client, path, dot(), with_trace(SAMPLED, token))[0], "OK")
+        self.assertEqual(attributes(self.spans(3)[2])["tessera.tenant"], "vision")
+
+    def test_the_file_is_appended_to(self):
+        file = self.folder / "spans.jsonl"
+        file.write_text('{"old": 1}\n')
+        server = self.serve()
+        for _ in range(20):
+            self.sampled_dot()
+        self.assertEqual(server.stop(), 0)
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        self.assertEqual((len(lines), lines[0]), (61, {"old": 1}))
+
+    def test_a_file_that_is_moved_away_is_made_again(self):
+        server = self.serve()
+        self.sampled_dot()
+        self.spans(3)
+        os.rename(self.file, self.folder / "old")
+        self.assertTrue(
+            eventually(lambda: self.sampled_dot() and self.file.exists(), 10, pause=0.1))
+        self.assertEqual(server.stop(), 0)
+        self.assertGreater(len(self.file.read_text().splitlines()), 0)
+        old = len((self.folder / "old").read_text().splitlines())
+        self.assertEqual(old % 3, 0)
+
+    def assert_dropped(self, server):
+        """Calls go well, and their spans are counted as dropped."""
+        before = metrics(server)
+        for _ in range(5):
+            self.assertEqual(self.sampled_dot()[0], "OK")
+        self.assertTrue(eventually(
+            lambda: metrics(server)["dropped"] == before["dropped"] + 15, 10), metrics(server))
+        self.assertEqual(metrics(server)["written"], before["written"])
+        self.assertEqual(server.log().count("spans are dropped until"), 1)
+
+    def assert_written_again(self, server):
+        def again():
+            self.sampled_dot()
+            return metrics(server)["written"] > 0
+
+        self.assertTrue(eventually(again, 10, pause=0.1))
+        self.assertTrue(eventually(lambda: "are written to" in server.log(), 10))
+
+    def test_a_folder_that_is_not_there_yet(self):
+        server = self.serve(file=self.folder / "later" / "spans.jsonl")
+        self.assert_dropped(server)
+        self.file.parent.mkdir()
+        self.assert_written_again(server)
+
+    def test_a_full_disk(self):
+        server = self.serve(file=pathlib.Path("/dev/full"))
+        self.assert_dropped(server)
+        self.assertIn("No space left", server.log())
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_line_that_is_torn_costs_no_other(self):
+        limit = 5000
+        server = self.serve()
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        self.assertTrue(eventually(
+            lambda: self.sampled_dot() and metrics(server)["dropped"] > 0, 10))
+        self.assertEqual(self.file.stat().st_size, limit)
+        whole = metrics(server)["written"]
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, unlimited)
+        self.assertTrue(eventually(
+            lambda: self.sampled_dot() and metrics(server)["written"] > whole, 10, pause=0.1))
+        self.assertEqual(server.stop(), 0)
+        torn = []
+        good = 0
+        for line in self.file.read_text().splitlines():
+            try:
+                json.loads(line)
+                good += 1
+            except ValueError:
+                torn.append(line)
+        self.assertLessEqual(len(torn), 1)
+        self.assertGreater(good, whole)
+
+    def test_a_pipe_that_nobody_reads(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        server = self.serve(file=pipe)
+        self.assert_dropped(server)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        self.assert_written_again(server)
+        # The reader takes nothing: the pipe is soon full.
+        before = metrics(server)["dropped"]
+
+        def full():
+            for _ in range(50):
+                self.assertEqual(self.sampled_dot()[0], "OK")
+            return metrics(server)["dropped"] > before
+
+        self.assertTrue(eventually(full, 30))
+        self.assertEqual(server.stop(), 0)
+
+    def test_callers_at_once(self):
+        server = self.serve()
+        each = 50
+
+        def work(_):
+            client = server.client()
+            for _ in range(each):
+                unary(client, f"/{COMPUTE}/Dot", dot(), with_trace(SAMPLED))
+
+        o.in_threads(8, work)
+        spans = self.spans(3 * 8 * each)
+        self.assertEqual(len({span["spanId"] for span in spans}), len(spans))
+        self.assertEqual(metrics(server), {"written": len(spans), "dropped": 0})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    programs, rest = parser.parse_known_args()
+    o.Program.path = os.path.abspath(programs.server)
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        unittest.main(argv=[sys.argv[0], *rest])
