@@ -71,6 +71,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   l.ExpectRefused(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).status(), 30, "fixed_tree");
   l.ExpectRefused(RunAdd(*l.stream, x, x, nullptr, l.options).status(), 30, "cpu");
   l.ExpectRefused(RunWindowSum(*l.stream, x, kHuge, nullptr, l.options).status(), 30, "cpu");
+  l.ExpectRefused(RunTopK(*l.stream, x, 10, 0, false, nullptr, nullptr, l.options).status(), 30,
+                  "cpu_heap");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -167,6 +169,10 @@ TEST(PaceTest, FiguresStayFigures) {
   ExpectFigures<AddProblem>({{.n = 0}, {.n = 1}, {.n = kMost}});
   ExpectFigures<WindowSumProblem>(
       {{.n = 0}, {.n = 1}, {.n = kMost}, {.n = kMost, .radius = kMost}});
+  ExpectFigures<TopKProblem>({{},
+                              {.rows = 1, .n = kMost, .k = kMostTopK},
+                              {.rows = kMost, .n = 1, .k = 1},
+                              {.rows = 1000, .n = 0}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -215,6 +221,8 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<AddProblem>({.n = std::int64_t{1} << 26}, {.n = std::int64_t{1} << 36});
   ExpectGrowth<WindowSumProblem>({.n = std::int64_t{1} << 26, .radius = 8},
                                  {.n = std::int64_t{1} << 36, .radius = 8});
+  ExpectGrowth<TopKProblem>({.rows = 16, .n = 1 << 20, .k = 100},
+                            {.rows = 16, .n = 1 << 30, .k = 100});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>({.m = 4096, .n = 4096, .k = 4096, .lda = 4096, .ldb = 4096},

@@ -320,6 +320,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   for (const RunOptions& bad : {unknown, launch}) {
     EXPECT_FALSE(RunAdd(stream, vector, vector, give, bad).ok());
     EXPECT_FALSE(RunWindowSum(stream, vector, 1, give, bad).ok());
+    EXPECT_FALSE(RunTopK(stream, vector, 2, 0, false, give, give, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -401,6 +402,15 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
           nothing_written);
   ForRows(WindowSumProblem{.n = kN, .radius = 3, .x = ones_.data(), .out = out_.data()},
           nothing_written);
+  std::vector<std::int64_t> indices(16, -1);
+  ForRows(
+      TopKProblem{.rows = 4,
+                  .n = kN / 4,
+                  .k = 4,
+                  .x = ones_.data(),
+                  .values = out_.data(),
+                  .indices = indices.data()},
+      [&] { return std::all_of(indices.begin(), indices.end(), [](auto i) { return i == -1; }); });
   ForRows(MatmulProblem{.m = 512,
                         .n = 512,
                         .k = 512,

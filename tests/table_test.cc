@@ -143,6 +143,7 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
       {"cpu/add", "cpu"},
       {"cpu/window_sum", "cpu"},
       {"cpu/map", "one_node fused"},
+      {"cpu/top_k", "cpu_heap"},
 #ifdef TESSERA_WITH_CUDA
       {"cuda/dot",
        "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "
@@ -158,6 +159,7 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
       {"cuda/add", "simple"},
       {"cuda/window_sum", "simple shared running_sum"},
       {"cuda/map", "one_node fused vectorized"},
+      {"cuda/top_k", "heap_thread bitonic_block radix_select threshold"},
 #endif
   };
   Device* cpu = TestDevice(Backend::kCpu);
@@ -197,6 +199,11 @@ TEST(TableTest, ModelsTakeEveryProblem) {
   CheckModels<AddProblem>({{.n = 0}, {.n = 1}});
   CheckModels<WindowSumProblem>({{.n = 0}, {.n = 1}, {.n = 1000003, .radius = 1000002}});
   CheckModels<MapProblem>({ReferenceMap(0), ReferenceMap(1), ReferenceMap(1000003)});
+  CheckModels<TopKProblem>({{},
+                            {.rows = 1, .n = 1, .k = 1},
+                            {.rows = 1000, .n = 0},
+                            {.rows = 3, .n = 1000003, .k = kMostTopK},
+                            {.rows = 1000003, .n = 7, .k = 5}});
   for (std::int64_t m : {0, 1, 2, 33, 4099}) {
     for (std::int64_t n : {0, 1, 2, 33, 4099}) {
       for (std::int64_t k : {0, 1, 2, 33, 4099}) {
@@ -317,6 +324,8 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
                                    absl::StrCat("n=1000003 radius=", radius), lines);
   }
   AppendModels<MapProblem>(ReferenceMap(1000003), "a*b+c n=1000003", lines);
+  AppendModels<TopKProblem>({.rows = 5, .n = 1000003, .k = 100}, "5x1000003 k=100", lines);
+  AppendModels<TopKProblem>({.rows = 3000, .n = 5000, .k = 4000}, "3000x5000 k=4000", lines);
   AppendCopies(Backend::kCpu, lines);
 #ifdef TESSERA_WITH_CUDA
   AppendCopies(Backend::kCuda, lines);
@@ -370,6 +379,8 @@ TEST(ChoiceTest, OnHopper) {
     EXPECT_EQ(Chosen<ReduceProblem>({.dtype = dtype}, hopper), "fixed_tree");
     EXPECT_EQ(Chosen<WindowSumProblem>({.dtype = dtype, .radius = 24}, hopper), "simple");
     EXPECT_EQ(Chosen<WindowSumProblem>({.dtype = dtype, .radius = 25}, hopper), "running_sum");
+    EXPECT_EQ(Chosen<TopKProblem>({.dtype = dtype, .rows = 3, .n = 5000, .k = kMostTopK}, hopper),
+              "threshold");
   }
   EXPECT_EQ(Chosen(Matmul(DType::kF32, 4096, 4096, 4096), hopper), "tensor_f32x3");
   EXPECT_EQ(Chosen(Matmul(DType::kBF16, 4096, 4096, 4096), hopper), "tensor_bf16");
@@ -414,6 +425,8 @@ TEST(ChoiceTest, OnWhatIsNotHopper) {
       for (const char* hopper : {"tensor_f32x3", "tensor_bf16", "tensor_f16"})
         EXPECT_NE(name, hopper);
     }
+    EXPECT_EQ(Chosen<TopKProblem>({.rows = 3, .n = 5000, .k = 10}, other),
+              compute_capability < 80 ? "radix_select" : "threshold");
   }
 }
 #endif
@@ -428,7 +441,7 @@ TEST(TableTest, EveryOperationHasADefaultOnTheCpu) {
     EXPECT_GT(strategy.cost.bytes, 0u) << strategy.name;
   }
   EXPECT_EQ(defaults, (std::set<std::string>{"add", "dot", "map", "matmul", "reduce", "reduce_axes",
-                                             "window_sum"}));
+                                             "top_k", "window_sum"}));
 }
 
 }  // namespace

@@ -40,8 +40,8 @@
 namespace tessera::bench {
 namespace {
 
-// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops: of
-// the problem itself, each input read once and each output written once. held: as in Rig::Time.
+// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops:
+// of the problem itself, each input read once and each output written once. held: as in Rig::Time.
 void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
           const std::function<void()>& launch, bool held = true) {
   try {
@@ -345,6 +345,49 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
       Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
 }
 
+// The k largest of each row. size: ROWSxN.
+void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k) {
+  const std::size_t bytes = static_cast<std::size_t>(rows * n) * SizeOf(dtype);
+  const auto results = static_cast<std::size_t>(rows * k);
+  const std::size_t out_bytes = results * (SizeOf(dtype) + sizeof(std::int64_t));
+  rig.Need(dtype, bytes);
+  rig.NeedOutput(out_bytes);
+  const TopKProblem like{.dtype = dtype, .rows = rows, .n = n, .k = k};
+  // A thread alone takes seconds for a long row.
+  constexpr std::int64_t kLong = std::int64_t{1} << 20;
+  bool (*const wanted)(const Strategy<TopKProblem>&) =
+      n > kLong ? [](const Strategy<TopKProblem>& s) { return s.name != "heap_thread"; }
+                : [](const Strategy<TopKProblem>&) { return true; };
+  ForStrategies(
+      rig, like, absl::StrCat(rows, "x", n),
+      [&rig, like, bytes, results, out_bytes](auto& state, auto& strategy) {
+        Time(rig, state, static_cast<double>(bytes + out_bytes), 0, [&] {
+          TopKProblem p = like;
+          p.x = rig.Operands(like.dtype).Next(bytes);
+          p.indices = static_cast<std::int64_t*>(rig.Output(out_bytes));
+          p.values = p.indices + results;
+          strategy.launch(p, rig.stream());
+        });
+      },
+      Join({TopKProblem::kOperation, absl::StrCat(k)}, "_"), wanted);
+}
+
+// Many long rows, few longer ones, and what fits the caches.
+void RegisterTopKs(Rig& rig, DType dtype, bool gpu) {
+  const bool f32 = dtype == DType::kF32;
+  const int shift = gpu ? 0 : 4;  // a CPU gets rows of a 16th
+  for (std::int64_t k : {10, 100}) {
+    RegisterTopK(rig, dtype, 64, 4096, k);
+    RegisterTopK(rig, dtype, 8, std::int64_t{1} << (24 - shift), k);
+    if (f32) RegisterTopK(rig, dtype, 1024, std::int64_t{1} << (20 - shift), k);
+  }
+  if (!f32) return;
+  RegisterTopK(rig, dtype, 1, std::int64_t{1} << (20 - shift), 100);
+  RegisterTopK(rig, dtype, 100000, 128, 10);
+  for (std::int64_t k : {1000, 4096})
+    RegisterTopK(rig, dtype, 8, std::int64_t{1} << (24 - shift), k);
+}
+
 // SUM over the rows (inner 1) or the columns (outer 1) of a square matrix.
 void RegisterAxes(Rig& rig, DType dtype, std::int64_t side) {
   const std::size_t bytes = static_cast<std::size_t>(side * side) * SizeOf(dtype);
@@ -535,6 +578,7 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterReduce(rig, dtype, n, ReduceOp::kVariance, "reduce_variance");
       for (std::int64_t radius : {1, 64, 512}) RegisterWindowSum(rig, dtype, n, radius);
     }
+    RegisterTopKs(rig, dtype, gpu);
     for (std::int64_t side : {256, 512, 1024, 2048, 4096, 8192, 16384}) {
       if (!gpu && side > 1024) break;
       const bool shown = side == (gpu ? 4096 : 512);

@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-// A warp compares pairs i to i + 31, i a multiple of 32. Where those lie in the 64 places from 2 i on,
-// nobody else is concerned, before and after, and the threads of the warp meet; else those of the
-// block.
+// A warp compares pairs i to i + 31, i a multiple of 32. Where those lie in the 64 places from 2 i
+// on, nobody else is concerned, before and after, and the threads of the warp meet; else those of
+// the block.
 inline constexpr int kWarpPlaces = 2 * kWarpSize;
 
 __device__ inline void MeetAfter(int places) {

@@ -2,8 +2,8 @@
 //
 // Against `heap_thread`: the threads of a block read a row side by side, and what they do next is
 // the same for all of them. A block keeps the best elements in order, as many as the power of two
-// from k on. It loads a chunk of the row, sorts it, and merges: the best, read backwards, beside the
-// chunk are a bitonic sequence, of which the better ones of each pair are the new best
+// from k on. It loads a chunk of the row, sorts it, and merges: the best, read backwards, beside
+// the chunk are a bitonic sequence, of which the better ones of each pair are the new best
 // (bitonic.cuh).
 //
 //     best  2 5 7 9    chunk, sorted  3 4 6 8    pairs 9-3 7-4 5-6 2-8    better 3 4 5 2, sort: 2 3 4 5
@@ -11,12 +11,12 @@
 // Every element is sorted, whatever it is: that is 55 rounds of comparisons for a chunk of 1024,
 // where nearly all elements could have been dropped after one.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks a row, each with 55 rounds
-// to sort and 8 to merge; 2^16 * 32 comparisons a row.
+// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks a row, each with 55
+// rounds to sort and 8 to merge; 2^16 * 32 comparisons a row.
 //
 // Right for any k and n: what is missing of a chunk, and of the best in the beginning, comes after
-// every element. For any alignment: loads are scalar. Equal keys are ordered by their indices, which
-// are the lower bits of what is compared.
+// every element. For any alignment: loads are scalar. Equal keys are ordered by their indices,
+// which are the lower bits of what is compared.
 #include "kernels/cuda/top_k/bitonic.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
 

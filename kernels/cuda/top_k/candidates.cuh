@@ -1,16 +1,17 @@
-// The best elements that a block has seen, for `threshold`: a sorted list in shared memory, and beside
-// it a buffer of those that have beaten the limit, the k-th of the list, since it was last brought up
-// to date.
+// The best elements that a block has seen, for `threshold`: a sorted list in shared memory, and
+// beside it a buffer of those that have beaten the limit, the k-th of the list, since it was last
+// brought up to date.
 //
 //     best    sorted, a power of two >= k          limit = best[k - 1], in a register
 //     fresh   2 * blockDim.x places, in any order  count: places that have been asked for
 //
 // Most elements are no better than the limit, and that is all that ever happens to them. When the
-// buffer is full it is sorted and merged with the list (bitonic.cuh), and the limit moves. In random
-// order that is rare: the list is k elements of m seen, so that a buffer as large lasts for about
-// another m. Where every element beats the limit, as in a rising row, the buffer would be full of the
-// first ones that come; so once it has overflowed and been merged, each thread gives the best that it
-// still has. The k-th of these is above nearly all others, which are then dropped unsorted.
+// buffer is full it is sorted and merged with the list (bitonic.cuh), and the limit moves. In
+// random order that is rare: the list is k elements of m seen, so that a buffer as large lasts for
+// about another m. Where every element beats the limit, as in a rising row, the buffer would be
+// full of the first ones that come; so once it has overflowed and been merged, each thread gives
+// the best that it still has. The k-th of these is above nearly all others, which are then dropped
+// unsorted.
 //
 // An entry's place is part of the comparison: who comes when to the buffer decides nothing.
 #pragma once

@@ -1,4 +1,5 @@
-// TopK by radix selection: the k-th key is found digit by digit, and what is not above it collected.
+// TopK by radix selection: the k-th key is found digit by digit, and what is not above it
+// collected.
 //
 // Against `bitonic_block`: nothing is sorted but the result. Keys are numbers of 16, 32 or 64 bits.
 // Count how many elements have each upper digit of 8 bits; adding up the counts from the smallest
@@ -15,8 +16,8 @@
 //    element goes follows from how many of its kind come before it in the row: no atomics, and the
 //    k elements lie there in two lists in the order of their indices.
 // 4. SortRows: one block a row sorts them by key and place (bitonic.cuh).
-// In shared memory a block has 8 histograms for its lanes to share: counts of elements that all have
-// the same digit, as the upper ones of most arrays do, would queue up at one place.
+// In shared memory a block has 8 histograms for its lanes to share: counts of elements that all
+// have the same digit, as the upper ones of most arrays do, would queue up at one place.
 //
 // Cost at 16 rows of 2^16, k = 100, f32: x is read 6 times, 24 MiB, the last 5 times from the L2
 // cache; 11 launches. Data decides nothing but who takes an atomic at the same time.
@@ -72,7 +73,8 @@ __device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f)
   }
 }
 
-// Adds to histograms[row] the digits of the keys that begin with the row's prefix. top: there is none.
+// Adds to histograms[row] the digits of the keys that begin with the row's prefix. top: there is
+// none.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,

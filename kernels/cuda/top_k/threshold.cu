@@ -1,26 +1,26 @@
 // TopK by a threshold: x is read once, at the rate of memory, and next to nothing else happens.
 //
-// Against `bitonic_block`, which sorts every element, and `radix_select`, which reads x six times: the
-// k-th best element so far is a limit that most others fail by one comparison, on the value as it
-// comes from memory. In a random row of n elements about k (1 + ln(n / k)) pass. They meet in shared
-// memory, as candidates.cuh says; all others are gone once they have been compared.
+// Against `bitonic_block`, which sorts every element, and `radix_select`, which reads x six times:
+// the k-th best element so far is a limit that most others fail by one comparison, on the value as
+// it comes from memory. In a random row of n elements about k (1 + ln(n / k)) pass. They meet in
+// shared memory, as candidates.cuh says; all others are gone once they have been compared.
 //
 //     x     .....|  part of a row: a block  |.....        one wave of blocks over all rows
 //     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes a thread
 //                while one is compared, the next is under way
 //
 // A block takes a part of a row, or a whole short one, with no more threads than it has work for: a
-// warp for a row of 512 floats. Parts of a row leave their k best, sorted, in device memory; the block
-// that counts itself last on the row's ticket merges them. If j of each of p parts are at least k,
-// the worst of the j-th best is a limit before anything is merged, and lists are read side by side,
-// best first, so that a few of their entries settle it.
+// warp for a row of 512 floats. Parts of a row leave their k best, sorted, in device memory; the
+// block that counts itself last on the row's ticket merges them. If j of each of p parts are at
+// least k, the worst of the j-th best is a limit before anything is merged, and lists are read side
+// by side, best first, so that a few of their entries settle it.
 //
 // Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 a row, each of which sorts 256
 // candidates two or three times, 36 rounds of comparisons, and leaves 800 bytes; one launch.
 //
-// Right for any n and k: there is no limit before k elements have been seen. For any alignment: what
-// comes before the first whole vector, and after the last, are single loads. Which elements are
-// found does not depend on who was first: candidates are compared by key and place.
+// Right for any n and k: there is no limit before k elements have been seen. For any alignment:
+// what comes before the first whole vector, and after the last, are single loads. Which elements
+// are found does not depend on who was first: candidates are compared by key and place.
 #include <cstring>
 
 #include "kernels/cuda/loads.cuh"
@@ -62,8 +62,8 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
   const std::int64_t limit = p.rows > static_cast<std::int64_t>(CudaStream::kTickets)
                                  ? 1
                                  : std::clamp<std::int64_t>(p.n / least, 1, kMostParts);
-  // Waves of blocks take as long as their number over that of a row's parts: the number of parts that
-  // leaves the last wave full, unless fewer come within 5 % of it.
+  // Waves of blocks take as long as their number over that of a row's parts: the number of parts
+  // that leaves the last wave full, unless fewer come within 5 % of it.
   const std::int64_t few =
       std::clamp<std::int64_t>(std::max(resident / rows, CeilDiv(p.n, kMostLength)), 1, limit);
   plan.parts = few;

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""`threshold` and torch.topk in turns, on the same GPU and the same shapes.
+
+usage: top_k_peers.py BIN/strategy_bench [--rounds 5] [--shapes 1024x1048576,8x16777216,64x4096]
+                      [--k 10,100]
+
+A figure is the median of the rounds, and one of torch's rounds the median of its calls. Both are
+timed by CUDA events, from the first to the last kernel, with the device held until the host has
+enqueued all of them; operands are random normal f32, which no cache holds. torch sorts its results,
+as Tessera does. Prints microseconds, GB/s of x, and torch's time over ours.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+
+import torch
+
+HOLD_CYCLES = 400_000  # of the device's clock: longer than the host takes to enqueue one call
+CACHES = 256 << 20  # bytes: more than three times the largest L2
+
+
+def bench_rounds(binary, shape, k):
+    """Microseconds of `threshold`: one run of the benchmark."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "times.json")
+        subprocess.run(
+            [
+                binary,
+                f"--benchmark_filter=^top_k_{k}/threshold/f32/{shape}/",
+                f"--benchmark_out={path}",
+                "--benchmark_out_format=json",
+                "--benchmark_min_time=0.05",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        with open(path, encoding="utf-8") as file:
+            (run,) = json.load(file)["benchmarks"]
+        return run["real_time"]
+
+
+def torch_round(operands, k, calls):
+    """Microseconds of one call of torch.topk."""
+    times = []
+    for call in range(calls):
+        x = operands[call % len(operands)]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(HOLD_CYCLES)
+        begin.record()
+        torch.topk(x, k, dim=1, sorted=True)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1000 * begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("bench")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shapes", default="1024x1048576,8x16777216,64x4096")
+    parser.add_argument("--k", default="10,100")
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'shape':>14} {'k':>5} {'threshold us':>13} {'GB/s':>7} {'torch us':>10} {'ratio':>6}")
+    for shape in options.shapes.split(","):
+        rows, n = map(int, shape.split("x"))
+        bytes_of_x = 4 * rows * n
+        for k in map(int, options.k.split(",")):
+            ours, theirs = [], []
+            for _ in range(options.rounds):
+                ours.append(bench_rounds(options.bench, shape, k))
+                # The benchmark has the device's memory for itself.
+                count = 1 + CACHES // bytes_of_x
+                operands = [torch.randn(rows, n, device="cuda") for _ in range(count)]
+                torch_round(operands, k, 3)
+                theirs.append(torch_round(operands, k, 20))
+                del operands
+                torch.cuda.empty_cache()
+            mine, other = statistics.median(ours), statistics.median(theirs)
+            rate = bytes_of_x / mine / 1000
+            print(
+                f"{shape:>14} {k:>5} {mine:13.1f} {rate:7.0f} {other:10.1f} {other / mine:6.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+// Every strategy of TopK, from the table: shapes around what warps, blocks and tiles divide, orders
+// and ties that are hard on a selection, special values, views; against a sort by values and
+// indices.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+enum class Values {
+  kNormal,
+  kFew,        // five different ones
+  kEqual,      // all the same
+  kAscending,  // as long as the type tells neighbours apart
+  kDescending,
+  kSpecial,    // NaNs, infinities, zeros of both signs, the ends of the integers
+  kMostlyNan,  // or, of integers, mostly the same
+  kOutliers,   // a few among many that are equal
+};
+constexpr std::array kAllValues = {Values::kNormal,    Values::kFew,        Values::kEqual,
+                                   Values::kAscending, Values::kDescending, Values::kSpecial,
+                                   Values::kMostlyNan, Values::kOutliers};
+
+// A NaN of one of several patterns, of either sign.
+template <class T>
+T NanOf(std::uint64_t bits) {
+  // Below the exponent; never zero.
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  T element = Element<T>(bits % 2 != 0 ? nan : -nan);
+  auto raw = std::bit_cast<std::array<unsigned char, sizeof(T)>>(element);
+  raw[0] = static_cast<unsigned char>(bits >> 8);
+  return std::bit_cast<T>(raw);
+}
+
+template <class T>
+T SpecialValue(Random& random) {
+  const std::uint64_t choice = random.Bits() % 10;
+  if constexpr (std::is_integral_v<T>) {
+    using Limits = std::numeric_limits<T>;
+    const std::array<T, 6> values = {Limits::min(), Limits::max(), 0, -1, Limits::min() + 1, 1};
+    return choice < values.size() ? values[choice] : Element<T>(random.Normal());
+  } else {
+    const double infinity = std::numeric_limits<double>::infinity();
+    const std::array<double, 4> values = {infinity, -infinity, 0.0, -0.0};
+    if (choice < values.size()) return Element<T>(values[choice]);
+    if (choice < 6) return NanOf<T>(random.Bits());
+    T least{};  // subnormal, of either sign
+    auto raw = std::bit_cast<std::array<unsigned char, sizeof(T)>>(least);
+    raw[0] = 1;
+    raw[sizeof(T) - 1] = choice == 6 ? 0x80 : 0;
+    if (choice < 8) return std::bit_cast<T>(raw);
+    return Element<T>(random.Normal());
+  }
+}
+
+template <class T>
+std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
+  std::vector<T> all(static_cast<std::size_t>(n));
+  Random random(seed);
+  for (std::int64_t i = 0; i < n; ++i) {
+    T& element = all[static_cast<std::size_t>(i)];
+    // Of halves there are few: they rise in steps.
+    const double step = static_cast<double>(i) / 16 - 1000;
+    switch (values) {
+      case Values::kNormal:
+        element = Element<T>(random.Normal());
+        break;
+      case Values::kFew:
+        element = Element<T>(static_cast<double>(random.Bits() % 5));
+        break;
+      case Values::kEqual:
+        element = Element<T>(3);
+        break;
+      case Values::kAscending:
+        element = Element<T>(step);
+        break;
+      case Values::kDescending:
+        element = Element<T>(-step);
+        break;
+      case Values::kSpecial:
+        element = SpecialValue<T>(random);
+        break;
+      case Values::kMostlyNan:
+        element = Element<T>(1);
+        if constexpr (!std::is_integral_v<T>) element = NanOf<T>(random.Bits());
+        if (random.Bits() % 8 == 0) element = Element<T>(random.Normal());
+        break;
+      case Values::kOutliers:
+        element = Element<T>(random.Bits() % 500 == 0 ? random.Normal() : 0.5);
+        break;
+    }
+  }
+  return all;
+}
+
+// Whether a comes before b whatever their indices: NumPy's order, in which NaNs are above all
+// numbers.
+template <class T>
+bool Precedes(T a, T b, bool smallest) {
+  const long double x = Exact(a), y = Exact(b);
+  if (std::isnan(x) || std::isnan(y)) return smallest ? !std::isnan(x) : !std::isnan(y);
+  return smallest ? x < y : x > y;
+}
+
+// The indices of the k elements that come first, equal ones in the order of their indices.
+template <class T>
+std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool smallest) {
+  std::vector<std::int64_t> order(row.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto before = [&](std::int64_t i, std::int64_t j) {
+    const T a = row[static_cast<std::size_t>(i)], b = row[static_cast<std::size_t>(j)];
+    const bool nans = std::isnan(Exact(a)) && std::isnan(Exact(b));
+    if (!nans && Precedes(a, b, smallest)) return true;
+    if (!nans && Precedes(b, a, smallest)) return false;
+    return i < j;
+  };
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
+  order.resize(static_cast<std::size_t>(k));
+  return order;
+}
+
+class TopKTest : public testing::TestWithParam<StrategyCase> {
+ protected:
+  // Whether the row would take more than a second: a thread or a block that reads a long row alone.
+  bool TooSlow(std::int64_t rows, std::int64_t n, std::int64_t k) {
+    const TopKProblem problem{.dtype = GetParam().dtype, .rows = rows, .n = n, .k = k};
+    return GetParam().backend == Backend::kCuda &&
+           StrategyOf<TopKProblem>(GetParam()).cost(problem).depth > std::uint64_t{1} << 22;
+  }
+
+  // x is a view of device memory whose element [0, ..., 0] is host[first].
+  template <class T>
+  void Check(const std::vector<T>& host, const View& x, std::int64_t first, std::int64_t k,
+             int axis, bool smallest, Launch launch = {}) {
+    Stream& stream = TestStream(GetParam().backend);
+    const absl::StatusOr<ArrayType> type = TopKType(x, k, axis);
+    ASSERT_TRUE(type.ok()) << type.status();
+    EXPECT_EQ(type->dtype, x.dtype);
+    const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
+    const std::int64_t n = x.shape[at], rows = x.elements() / std::max<std::int64_t>(1, n);
+    SCOPED_TRACE(absl::StrCat("rows ", rows, " n ", n, " k ", k, " axis ", axis,
+                              smallest ? " smallest" : " largest", " block ", launch.block_size));
+    if (TooSlow(rows, n, k)) return;
+    DeviceArray<T> values(stream, rows * k);
+    DeviceArray<std::int64_t> indices(stream, rows * k);
+    const auto stats = RunTopK(stream, x, k, axis, smallest, values.data(), indices.data(),
+                               {.strategy = GetParam().name, .launch = launch});
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(stats->strategy, GetParam().name);
+    EXPECT_EQ(stats->roundoff, 0);
+    const std::vector<T> got_values = values.Values();
+    const std::vector<std::int64_t> got = indices.Values();
+
+    std::int64_t inner = 1;
+    for (int i = at + 1; i < rank; ++i) inner *= x.shape[i];
+    std::vector<T> row(static_cast<std::size_t>(n));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::int64_t begin = first, rest = r;
+      for (int i = rank - 1; i >= 0; --i) {
+        if (i == at) continue;
+        begin += rest % x.shape[i] * x.strides[static_cast<std::size_t>(i)];
+        rest /= x.shape[i];
+      }
+      const std::int64_t stride = x.strides[static_cast<std::size_t>(at)];
+      for (std::int64_t i = 0; i < n; ++i)
+        row[static_cast<std::size_t>(i)] = host[static_cast<std::size_t>(begin + i * stride)];
+      const std::vector<std::int64_t> want = Wanted(row, k, smallest);
+      for (std::int64_t j = 0; j < k; ++j) {
+        const auto place = static_cast<std::size_t>((r / inner * k + j) * inner + r % inner);
+        const std::int64_t index = want[static_cast<std::size_t>(j)];
+        ASSERT_EQ(got[place], index) << "row " << r << " element " << j;
+        // Values keep their bits.
+        ASSERT_EQ(std::memcmp(&got_values[place], &row[static_cast<std::size_t>(index)], sizeof(T)),
+                  0)
+            << "row " << r << " element " << j;
+      }
+    }
+  }
+
+  // Rows without gaps, `offset` elements off any alignment.
+  template <class T>
+  void CheckRows(const std::vector<T>& host, std::int64_t rows, std::int64_t k, bool smallest,
+                 std::size_t offset = 0, Launch launch = {}) {
+    DeviceArray<T> array(TestStream(GetParam().backend), host, offset);
+    const std::int64_t n = static_cast<std::int64_t>(host.size()) / rows;
+    const View x = WholeView({DTypeOf<T>(), MakeShape({rows, n})}, array.data());
+    Check(host, x, 0, k, 1, smallest, launch);
+    array.ExpectUnchanged(host);
+  }
+};
+
+struct Shape2 {
+  std::int64_t rows, n;
+};
+
+std::vector<std::int64_t> SomeK(std::int64_t n) {
+  std::vector<std::int64_t> all = {1,   2,   10,  31,   32,   33,   100,  128,
+                                   129, 256, 257, 1000, 1025, 2048, 4095, 4096};
+  if (WatchedClosely()) all = {1, 33, 300, 1100};
+  std::erase_if(all, [n](std::int64_t k) { return k > n; });
+  if (n <= kMostTopK) all.push_back(n);
+  return all;
+}
+
+TEST_P(TopKTest, ShapesAndK) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    std::uint64_t seed = 0;
+    for (const Shape2& shape : {Shape2{1, 1},
+                                {3, 2},
+                                {70, 7},
+                                {5, 31},
+                                {33, 32},
+                                {4, 33},
+                                {3, 255},
+                                {2, 1023},
+                                {2, 1024},
+                                {3, 1025},
+                                {2, 4095},
+                                {1, 4096},
+                                {3, 4099},
+                                {2, 16387}}) {
+      if (shape.rows * shape.n > Largest()) continue;
+      ++seed;
+      const auto x = MakeValues<decltype(t)>(Values::kNormal, shape.rows * shape.n, seed);
+      for (std::int64_t k : SomeK(shape.n))
+        CheckRows(x, shape.rows, k, (seed + static_cast<std::uint64_t>(k)) % 2 == 0, seed % 5);
+    }
+  });
+}
+
+TEST_P(TopKTest, RandomShapes) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    Random random(17);
+    const auto below = [&](std::int64_t end) {
+      return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
+    };
+    for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
+      const std::int64_t n = 1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
+      const std::int64_t rows = 1 + below(std::min<std::int64_t>(Largest(), 20000) / n + 1);
+      const std::int64_t k = 1 + below(std::min(n, i % 3 == 0 ? kMostTopK : std::int64_t{150}));
+      const auto x = MakeValues<decltype(t)>(kAllValues[random.Bits() % kAllValues.size()],
+                                             rows * n, random.Bits());
+      CheckRows(x, rows, k, random.Bits() % 2 == 0, random.Bits() % 9);
+    }
+  });
+}
+
+// Orders in which nearly every element is better than all before it, or equal to many; in rows that
+// are one tile of a block and in rows of many.
+TEST_P(TopKTest, OrdersAndTies) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    for (Values values : kAllValues) {
+      SCOPED_TRACE(absl::StrCat("values ", static_cast<int>(values)));
+      for (std::int64_t n : {100, 3001, 50021}) {
+        n = std::min(n, Largest() / 2);
+        const auto x = MakeValues<decltype(t)>(values, 2 * n, 5);
+        for (std::int64_t k : {1, 10, 100, 700, 4096}) {
+          if (k > n || (WatchedClosely() && k > 10)) continue;
+          for (bool smallest : {false, true}) CheckRows(x, 2, k, smallest, 3);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(TopKTest, SpecialValuesInOneRow) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const auto x = MakeValues<T>(Values::kSpecial, 40, 6);
+    for (bool smallest : {false, true}) CheckRows(x, 1, 40, smallest);
+  });
+}
+
+TEST_P(TopKTest, ManyRows) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    for (const Shape2& shape : {Shape2{20000, 5}, {5000, 33}, {4097, 130}, {900, 1000}}) {
+      const std::int64_t rows =
+          std::min(shape.rows, std::max<std::int64_t>(1, Largest() / shape.n));
+      const auto x = MakeValues<decltype(t)>(Values::kNormal, rows * shape.n, 8);
+      CheckRows(x, rows, std::min<std::int64_t>(shape.n, 7), false, 1);
+      CheckRows(x, rows, shape.n / 2, true);
+    }
+  });
+}
+
+TEST_P(TopKTest, Launches) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
+    const auto x = MakeValues<decltype(t)>(Values::kNormal, 9 * n, 9);
+    for (const Launch& launch : Launches(StrategyOf<TopKProblem>(GetParam()).limits))
+      CheckRows(x, 9, std::min<std::int64_t>(n, 60), true, 3, launch);
+  });
+}
+
+TEST_P(TopKTest, AxesAndStridedViews) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const auto values = MakeValues<T>(Values::kFew, 6000, 10);
+    DeviceArray<T> array(TestStream(GetParam().backend), values, 1);
+    struct Window {
+      std::int64_t offset;
+      std::vector<std::int64_t> shape, strides;
+    };
+    for (const Window& w : {Window{0, {5, 30, 40}, {1200, 40, 1}},
+                            {5, {4, 20, 3}, {100, 3, 1}},
+                            {5999, {7, 50}, {-70, -1}},
+                            {2, {30, 50}, {1, 30}},
+                            {11, {6, 40, 5}, {0, 7, 2}},
+                            {0, {1, 6000, 1}, {6000, 1, 1}},
+                            {9, {300}, {-0}},
+                            {17, {2, 3, 4, 5}, {500, 100, 25, 3}}}) {
+      const auto view = MakeView({GetParam().dtype, MakeShape({6000})}, array.data(), w.offset,
+                                 w.shape, w.strides);
+      ASSERT_TRUE(view.ok()) << view.status();
+      const int rank = static_cast<int>(w.shape.size());
+      for (int axis = -rank; axis < rank; ++axis) {
+        const std::int64_t n = w.shape[static_cast<std::size_t>(axis < 0 ? axis + rank : axis)];
+        for (std::int64_t k : {std::int64_t{1}, (n + 1) / 2, std::min(n, kMostTopK)})
+          Check(values, *view, w.offset, k, axis, axis % 2 == 0);
+      }
+    }
+  });
+}
+
+// Rows that are cut into parts, as many as a device has room for, or fewer.
+TEST_P(TopKTest, Large) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    const bool cuda = GetParam().backend == Backend::kCuda;
+    for (const Shape2& shape :
+         cuda ? std::vector<Shape2>{{1, (1 << 23) + 3}, {3, 1000003}, {40, 100001}, {700, 33001}}
+              : std::vector<Shape2>{{1, (1 << 19) + 3}, {3, 100003}}) {
+      const std::int64_t n = std::min(shape.n, std::max<std::int64_t>(1, Largest() / shape.rows));
+      if (n < shape.n && shape.rows > 3) continue;
+      for (Values values : {Values::kNormal, Values::kFew, Values::kAscending}) {
+        const auto x = MakeValues<decltype(t)>(values, shape.rows * n, 11);
+        for (std::int64_t k : {10, 100, 4096})
+          if (k <= n && (shape.rows <= 3 || k == 100)) CheckRows(x, shape.rows, k, k == 100, 1);
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, TopKTest, testing::ValuesIn(StrategyCases<TopKProblem>()), CaseName);
+
+TEST(TopKErrors, AxesAndKThatDoNotFit) {
+  const View x = WholeView({DType::kF32, MakeShape({3, 5000, 2})}, nullptr);
+  const View none = WholeView({DType::kF32, MakeShape({3, 0})}, nullptr);
+  const View scalar = WholeView({DType::kF32, MakeShape({})}, nullptr);
+  for (int axis : {-4, 3, 100}) EXPECT_EQ(ErrorReason(TopKType(x, 1, axis).status()), "BAD_AXES");
+  EXPECT_EQ(ErrorReason(TopKType(scalar, 1, 0).status()), "BAD_AXES");
+  for (std::int64_t k : {std::int64_t{-1}, std::int64_t{0}, kMostTopK + 1, std::int64_t{1} << 62})
+    EXPECT_EQ(ErrorReason(TopKType(x, k, 1).status()), "BAD_K") << k;
+  EXPECT_EQ(ErrorReason(TopKType(x, 4, 0).status()), "BAD_K");
+  EXPECT_EQ(ErrorReason(TopKType(none, 1, 1).status()), "BAD_K");
+  const auto type = TopKType(x, kMostTopK, -2);
+  ASSERT_TRUE(type.ok()) << type.status();
+  EXPECT_EQ(type->shape, MakeShape({3, kMostTopK, 2}));
+  EXPECT_EQ(type->dtype, DType::kF32);
+  // No rows: nothing to find, and nothing is written.
+  const absl::StatusOr<ArrayType> empty = TopKType(none, 2, 0);
+  ASSERT_TRUE(empty.ok()) << empty.status();
+  EXPECT_TRUE(RunTopK(TestStream(Backend::kCpu), none, 2, 0, false, nullptr, nullptr, {}).ok());
+}
+
+}  // namespace
+}  // namespace tessera::test
