@@ -44,6 +44,7 @@ constexpr MethodRule kMethods[] = {
     {"Add", Role::kRead},
     {"WindowSum", Role::kRead},
     {"Map", Role::kRead},
+    {"TopK", Role::kRead},
     {"Execute", Role::kRead},
     {"ListStrategies", Role::kRead},
     // Of others than its tenant it tells only an admin.

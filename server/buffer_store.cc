@@ -506,6 +506,24 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   return doomed;
 }
 
+std::vector<std::shared_ptr<const void>> BufferStore::Evict(const Device& device) {
+  Doomed doomed;
+  const std::lock_guard lock(mutex_);
+  if (const Tally& tally = tallies_[&device]; tally.ready + tally.writing == 0) return doomed;
+  for (auto it = ready_.begin(); it != ready_.end();) {
+    const auto next = std::next(it);
+    if (&it->second.buffer->device() == &device) Unlink(it, doomed);
+    it = next;
+  }
+  std::vector<std::shared_ptr<Draft>> drafts;
+  for (const auto& [name, versions] : drafts_) {
+    for (const auto& [version, draft] : versions)
+      if (&draft->buffer().device() == &device) drafts.push_back(draft);
+  }
+  for (const std::shared_ptr<Draft>& draft : drafts) Unlink(*draft, Draft::State::kGone, doomed);
+  return doomed;
+}
+
 BufferStore::Ready* BufferStore::FindReady(std::string_view name, absl::Time now) {
   const auto it = ready_.find(name);
   return it == ready_.end() || it->second.expire_time <= now ? nullptr : &it->second;

@@ -244,6 +244,9 @@ class BufferStore {
   // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
+  // Forgets all buffers and drafts of a device that is lost. Their memory goes with what is returned.
+  std::vector<std::shared_ptr<const void>> Evict(const Device& device);
+
   // The buffers of a device that have a name, drafts of results included, and their bytes.
   struct Tally {
     std::uint64_t ready = 0;

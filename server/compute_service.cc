@@ -1,8 +1,10 @@
 #include "server/compute_service.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,19 +50,20 @@ class OperationCall final : public DeviceCall {
 
  private:
   absl::StatusOr<Device*> Prepare() override {
-    if (DestinationOf(request_).has_scratch()) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_RESULT",
-                       "scratch memory is for the steps of a program", {{"field", "result"}});
-    }
     NoteStrategy(request_.strategy());
-    if (DestinationOf(request_).has_buffer()) {
+    for (const v1::Result* destination : DestinationsOf(request_)) {
+      if (destination->has_scratch()) {
+        return MakeError(StatusCode::kInvalidArgument, "BAD_RESULT",
+                         "scratch memory is for the steps of a program", {{"field", "result"}});
+      }
+      if (!destination->has_buffer()) continue;
       if (absl::Status status = RequireWrite(); !status.ok()) return status;
     }
     absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), store());
     if (!sources.ok()) return sources.status();
     sources_ = *std::move(sources);
     Device* const device = DeviceOf(sources_);
-    return device != nullptr ? device : core().devices().front().get();
+    return device != nullptr ? device : &core().FirstDevice();
   }
 
   bool IsShort(const Device& device) const override {
@@ -73,17 +76,15 @@ class OperationCall final : public DeviceCall {
 
   absl::Status RunOn(Stream& stream) override {
     Views views;
-    for (const Source& source : sources_) {
+    for (Source& source : sources_) {
       absl::StatusOr<View> view = PlaceOnStream(core(), source, stream);
       if (!view.ok()) return view.status();
       views.push_back(*view);
     }
     absl::StatusOr<ResultType> type = ResultTypeOf(request_, views);
     if (!type.ok()) return type.status();
-    absl::StatusOr<ScalarResult> result = type->scalar ? RunScalar(stream, views)
-                                          : DestinationOf(request_).has_buffer()
-                                              ? RunIntoBuffer(stream, views, type->type)
-                                              : RunInline(stream, views, type->type);
+    absl::StatusOr<ScalarResult> result =
+        type->scalar ? RunScalar(stream, views) : RunArrays(stream, views, type->arrays);
     if (!result.ok()) return result.status();
     v1::ExecutionStats& stats = *response_.mutable_stats();
     SetStats(result->stats, stream.device(), sources_, stats);
@@ -94,54 +95,80 @@ class OperationCall final : public DeviceCall {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views, const Output& output) {
-    return tessera::Run(request_, stream, views, output,
-                        OptionsOf(request_, core(), stream.device()));
+  // Of the arrays that become buffers.
+  using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
+
+  absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views, Outputs out) {
+    return tessera::Run(request_, stream, views, out, OptionsOf(request_, core(), stream.device()));
   }
 
   absl::StatusOr<ScalarResult> RunScalar(Stream& stream, const Views& views) {
-    absl::StatusOr<ScalarResult> result = RunWith(stream, views, nullptr);
+    const Output nowhere(nullptr);
+    absl::StatusOr<ScalarResult> result = RunWith(stream, views, {&nowhere, 1});
     if (result.ok()) SetValue(request_, *result, response_);
     return result;
   }
 
-  absl::StatusOr<ScalarResult> RunInline(Stream& stream, const Views& views,
-                                         const ArrayType& type) {
-    if (absl::Status status = CheckInline(type); !status.ok()) return status;
-    if (absl::Status status = ChargeAnswer(type.bytes()); !status.ok()) return status;
-    void* memory = nullptr;
-    const auto open = [&]() -> absl::StatusOr<void*> {
-      absl::StatusOr<void*> scratch = Scratch(stream, type.bytes());
-      if (scratch.ok()) memory = *scratch;
-      return scratch;
+  absl::StatusOr<ScalarResult> RunArrays(Stream& stream, const Views& views,
+                                         absl::Span<const ArrayType> types) {
+    Drafts drafts;
+    if (absl::Status status = PlanArrays(stream.device(), types, drafts); !status.ok())
+      return status;
+    std::array<void*, kMostResults> memory{};
+    const auto open = [&](std::size_t i) -> absl::StatusOr<void*> {
+      absl::StatusOr<void*> opened =
+          drafts[i].has_value() ? drafts[i]->Open() : Scratch(stream, types[i].bytes());
+      if (opened.ok()) memory[i] = *opened;
+      return opened;
     };
-    absl::StatusOr<ScalarResult> result = RunWith(stream, views, open);
+    const auto first = [&] { return open(0); }, second = [&] { return open(1); };
+    const Output outputs[kMostResults] = {first, second};
+    absl::StatusOr<ScalarResult> result = RunWith(stream, views, outputs);
     if (!result.ok()) return result;
-    if constexpr (requires { response_.mutable_tensor(); }) {
-      v1::Tensor& tensor = *response_.mutable_tensor();
-      SetType(type, tensor);
-      tensor.mutable_data()->resize(type.bytes());
-      absl::Status copied = CopyToHost(stream, tensor.mutable_data()->data(), memory, type.bytes());
-      if (!copied.ok()) return copied;
-    }
+    absl::Status answered = AnswerArrays(stream, types, memory, drafts);
+    if (!answered.ok()) return answered;
     return result;
   }
 
-  absl::StatusOr<ScalarResult> RunIntoBuffer(Stream& stream, const Views& views,
-                                             const ArrayType& type) {
-    absl::StatusOr<BufferSpec> spec =
-        MakeSpec(DestinationOf(request_).buffer(), type, stream.device());
-    if (!spec.ok()) return spec.status();
-    ResultDraft draft(store(), *std::move(spec));
-    const auto open = [&] { return draft.Open(); };
-    absl::StatusOr<ScalarResult> result = RunWith(stream, views, open);
-    if (!result.ok()) return result;
-    if (stream.stopped()) return CallerLeft();
-    absl::StatusOr<BufferInfo> buffer = draft.Seal();
-    if (!buffer.ok()) return buffer.status();
-    if constexpr (requires { response_.mutable_buffer(); })
-      SetBuffer(*buffer, response_.mutable_buffer());
-    return result;
+  // Of an array that becomes a buffer its draft; the room in the answer of the others.
+  absl::Status PlanArrays(Device& device, absl::Span<const ArrayType> types, Drafts& drafts) {
+    const Destinations destinations = DestinationsOf(request_);
+    std::uint64_t inline_bytes = 0;
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (destinations[i]->has_buffer()) {
+        absl::StatusOr<BufferSpec> spec = MakeSpec(destinations[i]->buffer(), types[i], device);
+        if (!spec.ok()) return spec.status();
+        drafts[i].emplace(store(), *std::move(spec));
+        continue;
+      }
+      if (absl::Status status = CheckInline(types[i], inline_bytes); !status.ok()) return status;
+      inline_bytes += types[i].bytes();
+    }
+    return inline_bytes == 0 ? absl::OkStatus() : ChargeAnswer(inline_bytes);
+  }
+
+  // Buffers get their names when everything else has gone well.
+  absl::Status AnswerArrays(Stream& stream, absl::Span<const ArrayType> types,
+                            absl::Span<void* const> memory, Drafts& drafts) {
+    if constexpr (requires { TensorOf(response_, 0); }) {
+      for (std::size_t i = 0; i < types.size(); ++i) {
+        if (drafts[i].has_value()) continue;
+        v1::Tensor& tensor = TensorOf(response_, i);
+        SetType(types[i], tensor);
+        std::string& data = *tensor.mutable_data();
+        data.resize(types[i].bytes());
+        absl::Status copied = CopyToHost(stream, data.data(), memory[i], data.size());
+        if (!copied.ok()) return copied;
+      }
+      for (std::size_t i = 0; i < types.size(); ++i) {
+        if (!drafts[i].has_value()) continue;
+        if (stream.stopped()) return CallerLeft();
+        absl::StatusOr<BufferInfo> buffer = drafts[i]->Seal();
+        if (!buffer.ok()) return buffer.status();
+        SetBuffer(*buffer, &BufferOf(response_, i));
+      }
+    }
+    return absl::OkStatus();
   }
 
   void Release() override { sources_.clear(); }
@@ -178,6 +205,7 @@ void ComputeService::Serve(CallQueues& queues) {
   operation("WindowSum", &ComputeService::RequestWindowSum,
             Types<v1::WindowSumRequest, v1::WindowSumResponse>());
   operation("Map", &ComputeService::RequestMap, Types<v1::MapRequest, v1::MapResponse>());
+  operation("TopK", &ComputeService::RequestTopK, Types<v1::TopKRequest, v1::TopKResponse>());
   AcceptUnary<grpc::ByteBuffer, grpc::ByteBuffer>(
       queues, *this, &ComputeService::RequestExecute, AdmitTo(core_, "Execute"),
       [this](auto& exchange) {
@@ -269,6 +297,7 @@ void ComputeService::GetServerInfo(
           out->set_memory_total_bytes(info.memory_bytes);
           out->set_workers(core_.compute(*device).workers());
           out->set_scratch_limit_bytes(core_.scratch(*device).limit());
+          out->set_lost(device->lost());
           if (whole) {
             out->set_memory_free_bytes(device->lost() ? 0 : device->FreeBytes());
             out->set_buffer_limit_bytes(budget.limit());

@@ -13,8 +13,9 @@ template <class Service>
 using OtherComputeMethods = v1::ComputeService::WithRawMethod_Dot<
     v1::ComputeService::WithRawMethod_Reduce<v1::ComputeService::WithRawMethod_Matmul<
         v1::ComputeService::WithRawMethod_Add<v1::ComputeService::WithRawMethod_WindowSum<
-            v1::ComputeService::WithRawMethod_Map<v1::ComputeService::WithRawMethod_ListStrategies<
-                v1::ComputeService::WithRawMethod_GetServerInfo<Service>>>>>>>>;
+            v1::ComputeService::WithRawMethod_Map<v1::ComputeService::WithRawMethod_TopK<
+                v1::ComputeService::WithRawMethod_ListStrategies<
+                    v1::ComputeService::WithRawMethod_GetServerInfo<Service>>>>>>>>>;
 using ComputeServiceBase =
     v1::ComputeService::WithRawMethod_Execute<OtherComputeMethods<v1::ComputeService::Service>>;
 

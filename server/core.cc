@@ -128,12 +128,20 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
   return core;
 }
 
+Device& Core::FirstDevice() const {
+  const auto first = std::find_if(devices_.begin(), devices_.end(),
+                                  [](const auto& device) { return !device->lost(); });
+  return first == devices_.end() ? *devices_.front() : **first;
+}
+
 absl::StatusOr<Device*> Core::FindDevice(std::string_view name) const {
-  for (const std::unique_ptr<Device>& device : devices_) {
-    if (!name.empty() && device->info().name != name) continue;
-    if (device->lost()) return DeviceLostError(*device);
-    return device.get();
-  }
+  const auto usable = [](Device& device) -> absl::StatusOr<Device*> {
+    if (device.lost()) return DeviceLostError(device);
+    return &device;
+  };
+  if (name.empty()) return usable(FirstDevice());
+  for (const std::unique_ptr<Device>& device : devices_)
+    if (device->info().name == name) return usable(*device);
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_DEVICE", "this server has no such device",
       {{"field", "device"},
@@ -193,6 +201,7 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
 
 bool Core::Stuck() const {
   return std::any_of(places_.begin(), places_.end(), [this](const auto& place) {
+    if (place.first->lost()) return false;
     const auto longest =
         std::max(place.second->compute->LongestRun(), place.second->transfers->LongestRun());
     return absl::FromChrono(longest) > options_.watchdog;

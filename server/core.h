@@ -90,8 +90,10 @@ class Core {
   // The rates of a device's strategies, and what they say about how long a call will take.
   Pace& pace(const Device& device) { return places_.at(&device)->pace; }
 
-  // The device of a BufferSpec; empty: the first. INVALID_ARGUMENT / BAD_DEVICE {field, value,
-  // valid}.
+  // The first device that has not been lost; if all have, the first.
+  Device& FirstDevice() const;
+  // The device of a BufferSpec; empty: FirstDevice. INVALID_ARGUMENT / BAD_DEVICE {field, value,
+  // valid}; UNAVAILABLE / DEVICE_LOST.
   absl::StatusOr<Device*> FindDevice(std::string_view name) const;
 
   // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message larger than clients may

@@ -48,6 +48,13 @@ absl::Status OfOperand(const Named& named, const absl::Status& status) {
   return about;
 }
 
+absl::Status BadOutput(const Named& named) {
+  return OfOperand(
+      named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                       "it asks for an array that what it names does not have",
+                       {{"field", "output"}, {"value", absl::StrCat(named.operand->output())}}));
+}
+
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
   absl::StatusOr<ArrayType> type = MakeArrayType(tensor.dtype(), tensor.shape(), "tensor");
   if (!type.ok() || tensor.data().size() == type->bytes()) return type;
@@ -67,6 +74,7 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
                        MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
                                  "it must name a buffer or carry a tensor", {{"field", "source"}}));
     }
+    if (operand.output() != 0) return BadOutput(named);
     wanted.push_back({operand.buffer(), operand.version()});
   }
   store.FindAll(absl::MakeSpan(wanted));
@@ -127,7 +135,7 @@ absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offs
   return RunCopyAcross(bridge.stream, view, dtype, stream, out, options);
 }
 
-absl::StatusOr<View> PlaceOnStream(Core& core, const Source& source, Stream& stream) {
+absl::StatusOr<View> PlaceOnStream(Core& core, Source& source, Stream& stream) {
   View view = source.view;
   const auto begin_at = [&](const void* begin) {
     view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);
@@ -139,6 +147,7 @@ absl::StatusOr<View> PlaceOnStream(Core& core, const Source& source, Stream& str
     absl::Status status =
         FetchElsewhere(core, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
     if (!status.ok()) return OfOperand(source.named, status);
+    source.moved_bytes = extent.bytes();
     // The first element is not the lowest where a stride is negative.
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;
     view.data = *memory == nullptr ? nullptr : static_cast<const char*>(*memory) + first;

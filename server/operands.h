@@ -30,8 +30,9 @@ struct Source {
   Named named;
   std::shared_ptr<const Buffer> buffer;  // null: inline, or the result of a step
   ArrayType type;
-  View view;                 // as if the array began at address 0
-  std::uint64_t offset = 0;  // of an operand that moves to the memory of a program
+  View view;                      // as if the array began at address 0
+  std::uint64_t offset = 0;       // of an operand that moves to the memory of a program
+  std::uint64_t moved_bytes = 0;  // that were copied from another device for this operand
 
   // Whether it is resident on another device.
   bool IsElsewhere(const Device& device) const {
@@ -44,6 +45,9 @@ using Views = absl::InlinedVector<View, 2>;
 
 // The error as one of this operand.
 absl::Status OfOperand(const Named& named, const absl::Status& status);
+
+// INVALID_ARGUMENT / BAD_OPERAND: the operand asks for an array that what it names does not have.
+absl::Status BadOutput(const Named& named);
 
 // The type of an inline operand: INVALID_ARGUMENT / BAD_OPERAND unless its data has that size.
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
@@ -73,7 +77,7 @@ absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offs
 
 // The operand on the stream's device. Inline data moves to scratch: in a message it has no
 // alignment to rely on. So does what another device has: all from the operand's first element to
-// its last.
-absl::StatusOr<View> PlaceOnStream(Core& core, const Source& source, Stream& stream);
+// its last, which source.moved_bytes then has.
+absl::StatusOr<View> PlaceOnStream(Core& core, Source& source, Stream& stream);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ namespace {
 
 absl::StatusOr<ResultType> ArrayOf(const absl::StatusOr<ArrayType>& type) {
   if (!type.ok()) return type.status();
-  return ResultType{.scalar = false, .type = *type};
+  return ResultType{.scalar = false, .arrays = {*type}};
 }
 
 absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats) {
@@ -48,11 +48,12 @@ NamedOperands OperandsOf(const v1::DotRequest& request) {
 absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest&, absl::Span<const View> x) {
   const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
   if (!same.ok()) return same.status();
-  return ResultType{.scalar = true, .type = {ResultDType(ReduceOp::kSum, x[0].dtype), {}}};
+  return ResultType{.scalar = true,
+                    .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
 }
 
 absl::StatusOr<ScalarResult> Run(const v1::DotRequest&, Stream& stream, absl::Span<const View> x,
-                                 const Output&, const RunOptions& options) {
+                                 Outputs, const RunOptions& options) {
   return RunDot(stream, x[0], x[1], options);
 }
 
@@ -75,16 +76,15 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
                      "a result buffer needs axes; name all of them to fold all",
                      {{"field", "axes"}});
   }
-  return ResultType{.scalar = true, .type = {ResultDType(*op, x[0].dtype), {}}};
+  return ResultType{.scalar = true, .arrays = {ArrayType{ResultDType(*op, x[0].dtype), {}}}};
 }
 
 absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options) {
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
   if (request.axes_size() == 0) return RunReduce(stream, x[0], *op, options);
-  return ArrayRun(RunReduceAxes(stream, x[0], *op, ToSpan(request.axes()), out, options));
+  return ArrayRun(RunReduceAxes(stream, x[0], *op, ToSpan(request.axes()), out[0], options));
 }
 
 void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
@@ -108,12 +108,11 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request,
 }
 
 absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options) {
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
   const absl::StatusOr<DType> dtype = OutDType(request, x[0]);
   if (!dtype.ok()) return dtype.status();
   return ArrayRun(RunMatmul(stream, x[0], x[1], request.transpose_a(), request.transpose_b(),
-                            *dtype, out, options));
+                            *dtype, out[0], options));
 }
 
 // --- Add ---
@@ -127,8 +126,8 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest&, absl::Span<const 
 }
 
 absl::StatusOr<ScalarResult> Run(const v1::AddRequest&, Stream& stream, absl::Span<const View> x,
-                                 const Output& out, const RunOptions& options) {
-  return ArrayRun(RunAdd(stream, x[0], x[1], out, options));
+                                 Outputs out, const RunOptions& options) {
+  return ArrayRun(RunAdd(stream, x[0], x[1], out[0], options));
 }
 
 // --- WindowSum ---
@@ -141,9 +140,8 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
 }
 
 absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options) {
-  return ArrayRun(RunWindowSum(stream, x[0], request.radius(), out, options));
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
+  return ArrayRun(RunWindowSum(stream, x[0], request.radius(), out[0], options));
 }
 
 // --- Map ---
@@ -229,11 +227,54 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::MapRequest& request, absl::Spa
 }
 
 absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options) {
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
   const absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
   if (!nodes.ok()) return nodes.status();
-  return ArrayRun(RunMap(stream, x, *nodes, out, options));
+  return ArrayRun(RunMap(stream, x, *nodes, out[0], options));
+}
+
+// --- TopK ---
+
+namespace {
+
+int AxisOf(const v1::TopKRequest& request) { return request.has_axis() ? request.axis() : -1; }
+
+}  // namespace
+
+NamedOperands OperandsOf(const v1::TopKRequest& request) { return {{"x", &request.x()}}; }
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::TopKRequest& request, absl::Span<const View> x) {
+  if (request.values().has_buffer() && request.indices().has_buffer() &&
+      request.values().buffer().name() == request.indices().buffer().name()) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_RESULT",
+        "values and indices cannot become one buffer",
+        {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
+  }
+  const absl::StatusOr<ArrayType> values = TopKType(x[0], request.k(), AxisOf(request));
+  if (!values.ok()) return values.status();
+  absl::StatusOr<ArrayType> indices = MakeArrayType(
+      DType::kI64, {values->shape.dims.data(), static_cast<std::size_t>(values->shape.rank)});
+  if (!indices.ok()) return indices.status();
+  return ResultType{.scalar = false, .arrays = {*values, *indices}};
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::TopKRequest& request, Stream& stream,
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
+  return ArrayRun(RunTopK(stream, x[0], request.k(), AxisOf(request), request.smallest(), out[0],
+                          out[1], options));
+}
+
+Destinations DestinationsOf(const v1::TopKRequest& request) {
+  return {&request.values(), &request.indices()};
+}
+
+v1::Tensor& TensorOf(v1::TopKResponse& response, std::size_t array) {
+  return array == 0 ? *response.mutable_values() : *response.mutable_indices();
+}
+
+v1::Buffer& BufferOf(v1::TopKResponse& response, std::size_t array) {
+  return array == 0 ? *response.mutable_values_buffer() : *response.mutable_indices_buffer();
 }
 
 // --- All ---
@@ -285,6 +326,17 @@ double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source>
          elements * flops / (cuda ? 5e6 : 5e3);
 }
 
+double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source> sources,
+                         const Device& device) {
+  const View& x = sources[0].view;
+  const absl::StatusOr<ArrayType> type = TopKType(x, request.k(), AxisOf(request));
+  if (!type.ok()) return 0;       // it will be refused
+  constexpr double kSorted = 64;  // operations an element
+  const double per_us = device.info().backend == Backend::kCuda ? 5e6 : 5e3;
+  return LeastMicroseconds(sources, device) +
+         static_cast<double>(type->shape.elements()) * kSorted / per_us;
+}
+
 absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {
   const std::uint64_t bytes = type.bytes();
   if (bytes <= kMaxInlineResult - before) return absl::OkStatus();
@@ -306,7 +358,12 @@ void SetStats(const Stats& stats, const Device& device, absl::Span<const Source>
   out.set_bytes(stats.bytes);
   out.set_flops(stats.flops);
   out.set_roundoff(stats.roundoff);
-  for (const Source& source : sources) out.add_operand_versions(source.version());
+  std::uint64_t moved = 0;
+  for (const Source& source : sources) {
+    out.add_operand_versions(source.version());
+    moved += source.moved_bytes;
+  }
+  out.set_moved_bytes(moved);
 }
 
 }  // namespace tessera

@@ -2,8 +2,10 @@
 // step of a program are one thing. Views are those of OperandsOf, in its order.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -21,11 +23,15 @@ NamedOperands OperandsOf(const v1::AddRequest& request);
 NamedOperands OperandsOf(const v1::WindowSumRequest& request);
 // None of a request that has too many.
 NamedOperands OperandsOf(const v1::MapRequest& request);
+NamedOperands OperandsOf(const v1::TopKRequest& request);
 
-// An array; or a number, of which type is the array of rank 0 that later steps see.
+// Arrays that one operation gives: TopK two, the others one.
+inline constexpr std::size_t kMostResults = 2;
+
+// The types of the arrays; or a number, of which there is the array of rank 0 that later steps see.
 struct ResultType {
   bool scalar = false;
-  ArrayType type;
+  absl::InlinedVector<ArrayType, 1> arrays;
 };
 
 // All checks of the operands, none of the strategy.
@@ -36,27 +42,27 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest& request, absl::Spa
 absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
                                         absl::Span<const View> x);
 absl::StatusOr<ResultType> ResultTypeOf(const v1::MapRequest& request, absl::Span<const View> x);
+absl::StatusOr<ResultType> ResultTypeOf(const v1::TopKRequest& request, absl::Span<const View> x);
 
-// Runs it. Of the result a scalar has value and stats, an array, which goes to out, stats alone.
+// One for each array of a result.
+using Outputs = absl::Span<const Output>;
+
+// Runs it. Of the result a scalar has value and stats, arrays, which go to out, stats alone.
 // REQUIRES: ResultTypeOf is OK.
 absl::StatusOr<ScalarResult> Run(const v1::DotRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options);
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
 absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options);
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
 absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options);
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
 absl::StatusOr<ScalarResult> Run(const v1::AddRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options);
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
 absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options);
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
 absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
-                                 absl::Span<const View> x, const Output& out,
-                                 const RunOptions& options);
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
+absl::StatusOr<ScalarResult> Run(const v1::TopKRequest& request, Stream& stream,
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options);
 
 // Fills in a scalar result.
 void SetValue(const v1::DotRequest& request, const ScalarResult& result, v1::DotResponse& response);
@@ -68,10 +74,13 @@ void SetValue(const Request&, const ScalarResult&, Response&) {}
 
 // The least that a GPU or a core needs for the operation, in microseconds, whatever its strategy is:
 // its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or
-// 5 GFLOP/s, nodes of an expression as a few of those. For problems that are small enough to be launched at once, hence of no great precision.
+// 5 GFLOP/s, nodes of an expression and what TopK sorts as a few of those. For
+// problems that are small enough to be launched at once, hence of no great precision.
 double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
                          const Device& device);
 double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
+                         const Device& device);
+double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source> sources,
                          const Device& device);
 double LeastMicroseconds(absl::Span<const Source> sources, const Device& device);
 template <class Request>
@@ -79,15 +88,27 @@ double LeastMicroseconds(const Request&, absl::Span<const Source> sources, const
   return LeastMicroseconds(sources, device);
 }
 
-// Where the request wants an array result.
+// Where the request wants its arrays, one for each; of a number there is nothing to say.
+using Destinations = absl::InlinedVector<const v1::Result*, kMostResults>;
 template <class Request>
-const v1::Result& DestinationOf(const Request& request) {
+Destinations DestinationsOf(const Request& request) {
   if constexpr (requires { request.result(); }) {
-    return request.result();
+    return {&request.result()};
   } else {
-    return v1::Result::default_instance();
+    return {};
   }
 }
+Destinations DestinationsOf(const v1::TopKRequest& request);
+
+// Where the answer has the array of that number: in itself, or the buffer that it went to.
+template <class Response>
+requires requires(Response& r) { r.mutable_tensor(); }
+v1::Tensor& TensorOf(Response& response, std::size_t) { return *response.mutable_tensor(); }
+template <class Response>
+requires requires(Response& r) { r.mutable_buffer(); }
+v1::Buffer& BufferOf(Response& response, std::size_t) { return *response.mutable_buffer(); }
+v1::Tensor& TensorOf(v1::TopKResponse& response, std::size_t array);
+v1::Buffer& BufferOf(v1::TopKResponse& response, std::size_t array);
 
 template <class Request>
 RunOptions OptionsOf(const Request& request, Core& core, const Device& device) {

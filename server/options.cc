@@ -155,7 +155,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       "lists\n"
       "are separated by commas. Flags win over the environment, and that over the file.\n"
       "SIGTERM and SIGINT stop the server gracefully, a second one at once.\n"
-      "Exit codes: 0 stopped, 1 could not start, 70 a device failed for good, 75 calls were cut "
+      "Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good, 75 calls were cut "
       "off\n"
       "by --drain-timeout, 128 + N a second signal N.");
 

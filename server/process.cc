@@ -127,7 +127,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
 
   serving = &server;
   NotifySystemd("READY=1");
-  const bool lost = server.Wait() == Server::Reason::kDeviceLost;
+  const bool lost = server.Wait() == Server::Reason::kDevicesLost;
   NotifySystemd("STOPPING=1");
   const absl::Duration limit = lost ? kGrace : options.drain_delay + options.drain_timeout + kGrace;
   std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitCutOff).detach();

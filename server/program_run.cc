@@ -48,6 +48,8 @@ absl::Status VisitRequest(const v1::Step& step, const F& f) {
       return f(step.window_sum());
     case v1::Step::kMap:
       return f(step.map());
+    case v1::Step::kTopK:
+      return f(step.top_k());
     case v1::Step::OPERATION_NOT_SET:
       break;
   }
@@ -73,6 +75,19 @@ v1::WindowSumResponse& Response(const v1::WindowSumRequest&, v1::StepResult& res
 }
 v1::MapResponse& Response(const v1::MapRequest&, v1::StepResult& result) {
   return *result.mutable_map();
+}
+v1::TopKResponse& Response(const v1::TopKRequest&, v1::StepResult& result) {
+  return *result.mutable_top_k();
+}
+
+// Of the step's arrays.
+Destinations DestinationsOf(const v1::Step& step) {
+  Destinations destinations;
+  VisitRequest(step, [&](const auto& request) {
+    destinations = DestinationsOf(request);
+    return absl::OkStatus();
+  }).IgnoreError();
+  return destinations;
 }
 
 absl::Status StepFailed(std::uint32_t step) {
@@ -134,7 +149,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
     }
   }
   Device* const device = bytes.Most();
-  return device != nullptr ? device : core_.devices().front().get();
+  return device != nullptr ? device : &core_.FirstDevice();
 }
 
 absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
@@ -160,6 +175,7 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
                                        "it must name a buffer or a step, or carry a tensor",
                                        {{"field", "source"}})));
       }
+      if (!operand.has_step() && operand.output() != 0) status.Update(BadOutput(named));
       step.sources.push_back(std::move(source));
     }
     return status;
@@ -168,12 +184,9 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
 
 bool ProgramRun::Stores() const {
   const auto stores = [](const v1::Step& step) {
-    bool found = false;
-    VisitRequest(step, [&](const auto& request) {
-      found = DestinationOf(request).has_buffer();
-      return absl::OkStatus();
-    }).IgnoreError();
-    return found;
+    const Destinations destinations = DestinationsOf(step);
+    return std::any_of(destinations.begin(), destinations.end(),
+                       [](const v1::Result* destination) { return destination->has_buffer(); });
   };
   return std::any_of(request_.steps().begin(), request_.steps().end(), stores);
 }
@@ -187,7 +200,8 @@ absl::Status ProgramRun::Check(Step& step, Stream& stream) {
     if (!operand.has_step()) continue;
     const Step& earlier = steps_[operand.step()];
     if (!earlier.status.ok()) return StepFailed(operand.step());
-    source.type = earlier.result.type;
+    if (operand.output() >= earlier.result.arrays.size()) return BadOutput(source.named);
+    source.type = earlier.result.arrays[operand.output()];
   }
   if (absl::Status status = MakeViews(step, stream.device()); !status.ok()) return status;
   return VisitRequest(*step.proto,
@@ -207,8 +221,9 @@ absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& strea
   step.batched = plain && std::all_of(step.views.begin(), step.views.end(), FitsBatch);
   if (step.batched) return absl::OkStatus();
   options.check_only = true;
+  const Output nowhere[kMostResults] = {nullptr, nullptr};
   absl::StatusOr<ScalarResult> checked =
-      tessera::Run(request, stream, step.views, nullptr, options);
+      tessera::Run(request, stream, step.views, nowhere, options);
   if (!checked.ok()) return checked.status();
   expected_seconds_ += checked->stats.estimate_seconds;
   return absl::OkStatus();
@@ -219,7 +234,7 @@ absl::Status ProgramRun::MakeViews(Step& step, const Device& device) {
   for (const Source& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
     const bool moves = source.buffer == nullptr || source.IsElsewhere(device);
-    const void* data = operand.has_step() ? steps_[operand.step()].memory
+    const void* data = operand.has_step() ? steps_[operand.step()].places[operand.output()].memory
                        : moves            ? At(block_, source.offset)
                                           : source.buffer->data();
     absl::StatusOr<View> view = MakeView(operand, source.type, data);
@@ -232,28 +247,22 @@ absl::Status ProgramRun::MakeViews(Step& step, const Device& device) {
 // --- Memory ---
 
 absl::Status ProgramRun::TakeMemory(Stream& stream) {
-  const auto destination = [](const Step& step) -> const v1::Result& {
-    const v1::Result* where = &v1::Result::default_instance();
-    VisitRequest(*step.proto, [&](const auto& request) {
-      where = &DestinationOf(request);
-      return absl::OkStatus();
-    }).IgnoreError();
-    return *where;
-  };
   const std::uint64_t all_results = kResultBytes * steps_.size();
   std::uint64_t in_answer = std::max(kAnswerMargin, all_results) - kAnswerMargin;
   int inline_arrays = 0;
   std::uint64_t total = 0;
   for (Step& step : steps_) {
-    const v1::Result& where = destination(step);
-    if (!step.status.ok() || step.result.scalar || where.has_buffer() || where.has_scratch())
-      continue;
-    const ArrayType& type = step.result.type;
-    step.status = CheckInline(type, in_answer);
-    if (!step.status.ok()) continue;
-    in_answer += type.bytes();
-    ++inline_arrays;
-    step.offset = AddTo(&total, type.bytes());
+    if (!step.status.ok() || step.result.scalar) continue;
+    const Destinations destinations = DestinationsOf(*step.proto);
+    for (std::size_t a = 0; a < destinations.size(); ++a) {
+      if (destinations[a]->has_buffer() || destinations[a]->has_scratch()) continue;
+      const ArrayType& type = step.result.arrays[a];
+      step.status = CheckInline(type, in_answer);
+      if (!step.status.ok()) break;
+      in_answer += type.bytes();
+      ++inline_arrays;
+      step.places[a].offset = AddTo(&total, type.bytes());
+    }
   }
   inline_bytes_ = total;
   std::unordered_map<const Buffer*, std::uint64_t> places;  // of what moves from other devices
@@ -270,20 +279,27 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
         source.offset = place->second;
       }
     }
-    const v1::Result& where = destination(step);
     if (step.result.scalar) {
-      if (step.used) step.offset = AddTo(&total, kScalarBytes);
-    } else if (where.has_buffer()) {
-      step.status = OpenDraft(step, where.buffer(), stream.device());
-    } else if (where.has_scratch()) {
-      step.offset = AddTo(&total, step.result.type.bytes());
+      if (step.used) step.places[0].offset = AddTo(&total, kScalarBytes);
+      continue;
+    }
+    const Destinations destinations = DestinationsOf(*step.proto);
+    for (std::size_t a = 0; a < destinations.size() && step.status.ok(); ++a) {
+      const ArrayType& type = step.result.arrays[a];
+      if (destinations[a]->has_buffer()) {
+        step.status = OpenDraft(destinations[a]->buffer(), type, stream.device(), step.places[a]);
+      } else if (destinations[a]->has_scratch()) {
+        step.places[a].offset = AddTo(&total, type.bytes());
+      }
     }
   }
   absl::StatusOr<void*> block = Scratch(stream, total);
   if (!block.ok()) return block.status();
   block_ = static_cast<char*>(*block);
-  for (Step& step : steps_)
-    if (step.draft == nullptr && block_ != nullptr) step.memory = block_ + step.offset;
+  for (Step& step : steps_) {
+    for (Place& place : step.places)
+      if (place.draft == nullptr && block_ != nullptr) place.memory = block_ + place.offset;
+  }
   // Inline results are fetched together, with what lies between them.
   if (inline_arrays > 1) {
     if (absl::Status status = Zero(stream, block_, inline_bytes_); !status.ok()) return status;
@@ -293,12 +309,13 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   return absl::OkStatus();
 }
 
-absl::Status ProgramRun::OpenDraft(Step& step, const v1::BufferTarget& target, Device& device) {
-  absl::StatusOr<BufferSpec> spec = MakeSpec(target, step.result.type, device);
+absl::Status ProgramRun::OpenDraft(const v1::BufferTarget& target, const ArrayType& type,
+                                   Device& device, Place& place) {
+  absl::StatusOr<BufferSpec> spec = MakeSpec(target, type, device);
   if (!spec.ok()) return spec.status();
-  step.draft = std::make_unique<ResultDraft>(store_, *std::move(spec));
-  absl::StatusOr<void*> memory = step.draft->Open();
-  if (memory.ok()) step.memory = *memory;
+  place.draft = std::make_unique<ResultDraft>(store_, *std::move(spec));
+  absl::StatusOr<void*> memory = place.draft->Open();
+  if (memory.ok()) place.memory = *memory;
   return memory.status();
 }
 
@@ -326,13 +343,14 @@ absl::Status ProgramRun::SendTensors(Stream& stream) {
 void ProgramRun::FetchBuffers(Stream& stream) {
   std::unordered_map<const Buffer*, absl::Status> fetched;
   for (Step& step : steps_) {
-    for (const Source& source : step.sources) {
+    for (Source& source : step.sources) {
       if (!step.status.ok() || !source.IsElsewhere(stream.device())) continue;
       const Buffer& buffer = *source.buffer;
       const auto [entry, is_new] = fetched.try_emplace(&buffer);
       if (is_new) {
+        source.moved_bytes = buffer.type().bytes();
         entry->second =
-            FetchElsewhere(core_, buffer, 0, buffer.type().bytes(), stream, block_ + source.offset);
+            FetchElsewhere(core_, buffer, 0, source.moved_bytes, stream, block_ + source.offset);
       }
       if (!entry->second.ok()) step.status = OfOperand(source.named, entry->second);
     }
@@ -401,8 +419,9 @@ absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     RunOptions options = OptionsOf(request, core_, stream.device());
     options.enqueue_only = true;
+    const Output outputs[kMostResults] = {step.places[0].memory, step.places[1].memory};
     absl::StatusOr<ScalarResult> outcome =
-        tessera::Run(request, stream, step.views, step.memory, options);
+        tessera::Run(request, stream, step.views, outputs, options);
     if (outcome.ok()) step.outcome = *outcome;
     return outcome.status();
   });
@@ -451,18 +470,19 @@ absl::Status ProgramRun::RunBatch(std::size_t first, std::size_t end, Stream& st
 
 absl::Status ProgramRun::StoreScalar(const Step& step, Stream& stream) {
   const Scalar& value = step.outcome.value;
-  const DType dtype = step.result.type.dtype;
+  const DType dtype = step.result.arrays[0].dtype;
+  void* const memory = step.places[0].memory;
   if (IsInteger(dtype)) {
     const v1::ReduceOp op = step.proto->reduce().op();
     const bool is_index = op == v1::REDUCE_OP_ARGMIN || op == v1::REDUCE_OP_ARGMAX;
     const std::int64_t integer = is_index ? value.index : value.integer;
     // Little endian: the lower bytes of a value that fits them.
-    return CopyToDevice(stream, step.memory, &integer, SizeOf(dtype));
+    return CopyToDevice(stream, memory, &integer, SizeOf(dtype));
   }
-  char* unrounded = static_cast<char*>(step.memory) + kUnrounded;
+  char* unrounded = static_cast<char*>(memory) + kUnrounded;
   absl::Status status = CopyToDevice(stream, unrounded, &value.real, sizeof value.real);
   if (!status.ok()) return status;
-  return RunCopy(stream, WholeView({DType::kF64, {}}, unrounded), dtype, step.memory);
+  return RunCopy(stream, WholeView({DType::kF64, {}}, unrounded), dtype, memory);
 }
 
 // --- The answer ---
@@ -505,15 +525,20 @@ absl::Status ProgramRun::AnswerStep(Step& step, const std::string& arrays, const
     auto& response = Response(request, result);
     if (step.result.scalar) {
       SetValue(request, step.outcome, response);
-    } else if constexpr (requires { response.mutable_tensor(); }) {
-      if (step.draft != nullptr) {
-        absl::StatusOr<BufferInfo> buffer = step.draft->Seal();
-        if (!buffer.ok()) return buffer.status();
-        SetBuffer(*buffer, response.mutable_buffer());
-      } else if (!DestinationOf(request).has_scratch()) {
-        const ArrayType& type = step.result.type;
-        SetType(type, *response.mutable_tensor());
-        response.mutable_tensor()->mutable_data()->assign(arrays, step.offset, type.bytes());
+    } else if constexpr (requires { TensorOf(response, 0); }) {
+      const Destinations destinations = DestinationsOf(request);
+      for (std::size_t a = 0; a < destinations.size(); ++a) {
+        const Place& place = step.places[a];
+        if (place.draft != nullptr) {
+          absl::StatusOr<BufferInfo> buffer = place.draft->Seal();
+          if (!buffer.ok()) return buffer.status();
+          SetBuffer(*buffer, &BufferOf(response, a));
+        } else if (!destinations[a]->has_scratch()) {
+          const ArrayType& type = step.result.arrays[a];
+          v1::Tensor& tensor = TensorOf(response, a);
+          SetType(type, tensor);
+          tensor.mutable_data()->assign(arrays, place.offset, type.bytes());
+        }
       }
     }
     if (request_.stats())

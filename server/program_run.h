@@ -1,6 +1,7 @@
 // A program of operations on one stream: what Execute does, without the call around it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -47,6 +48,13 @@ class ProgramRun {
   absl::Status Answer(Stream& stream, v1::ExecuteResponse& response);
 
  private:
+  // Where an array is, or a scalar that is used: in the program's block at `offset` or, with a
+  // draft, in the buffer's memory.
+  struct Place {
+    void* memory = nullptr;
+    std::uint64_t offset = 0;
+    std::unique_ptr<ResultDraft> draft;
+  };
   struct Step {
     const v1::Step* proto = nullptr;
     absl::Status status;
@@ -57,11 +65,8 @@ class ProgramRun {
     bool used = false;
     // Whether it may share a launch with its neighbours.
     bool batched = false;
-    // Of an array, and of a scalar that is used: device memory, of the program's block at `offset`
-    // or, with a draft, of the buffer.
-    void* memory = nullptr;
-    std::uint64_t offset = 0;
-    std::unique_ptr<ResultDraft> draft;
+    // Of each of its arrays.
+    std::array<Place, kMostResults> places;
     ScalarResult outcome;
   };
 
@@ -78,7 +83,8 @@ class ProgramRun {
   // Opens the buffers of results; one block for all else, and in it inline operands and those of
   // other devices.
   absl::Status TakeMemory(Stream& stream);
-  absl::Status OpenDraft(Step& step, const v1::BufferTarget& target, Device& device);
+  absl::Status OpenDraft(const v1::BufferTarget& target, const ArrayType& type, Device& device,
+                         Place& place);
   absl::Status SendTensors(Stream& stream);
   // Copies buffers of other devices, each once, and fails the steps whose buffers do not come.
   void FetchBuffers(Stream& stream);

@@ -226,8 +226,8 @@ void Server::RequestStop() {
 
 Server::Reason Server::Wait() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return stop_requested_ || device_lost_; });
-  return device_lost_ ? Reason::kDeviceLost : Reason::kStopRequested;
+  changed_.wait(lock, [this] { return stop_requested_ || devices_lost_; });
+  return devices_lost_ ? Reason::kDevicesLost : Reason::kStopRequested;
 }
 
 bool Server::Drain() {
@@ -238,7 +238,7 @@ bool Server::Drain() {
     draining_ = true;
     SetHealth();
     changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(options.drain_delay, kLongestDrain)),
-                      [this] { return device_lost_; });
+                      [this] { return devices_lost_; });
   }
   listener_->Close();
   if (shared_memory_service_ != nullptr) shared_memory_service_->Close();
@@ -262,11 +262,26 @@ bool Server::Drain() {
 }
 
 void Server::SetHealth() {
-  const bool ready = !draining_ && !stuck_ && !device_lost_;
+  const bool ready = !draining_ && !stuck_ && !devices_lost_;
   ready_ = ready;
   health_.Set(v1::BufferService::service_full_name(), ready);
   health_.Set(v1::ComputeService::service_full_name(), ready);
-  health_.Set("", !device_lost_);
+  health_.Set("", !devices_lost_);
+}
+
+bool Server::TendDevices() {
+  for (const std::unique_ptr<Device>& device : core_->devices()) {
+    if (!device->lost()) continue;
+    if (std::find(lost_devices_.begin(), lost_devices_.end(), device.get()) ==
+        lost_devices_.end()) {
+      spdlog::critical("device {} has failed for good: its buffers are gone", device->info().name);
+      lost_devices_.push_back(device.get());
+    }
+    // At every turn: a call that began before may still have left a buffer.
+    for (std::shared_ptr<const void>& doomed : core_->tenants().Evict(*device))
+      core_->chores().Release(std::move(doomed));
+  }
+  return lost_devices_.size() == core_->devices().size();
 }
 
 void Server::Tend() {
@@ -296,14 +311,12 @@ void Server::Tend() {
           })
           .IgnoreError();
     }
-    const auto& devices = core_->devices();
-    const auto lost =
-        std::find_if(devices.begin(), devices.end(), [](const auto& d) { return d->lost(); });
+    const bool lost = TendDevices();
     const bool stuck = core_->Stuck();
     lock.lock();
-    if (lost != devices.end() && !device_lost_) {
-      spdlog::critical("device {} has failed for good: the server stops", (*lost)->info().name);
-      device_lost_ = true;
+    if (lost && !devices_lost_) {
+      spdlog::critical("no device is left: the server stops");
+      devices_lost_ = true;
       SetHealth();
       changed_.notify_all();
     }

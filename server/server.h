@@ -47,16 +47,16 @@ class Server {
   // gRPC 1.51.
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
-  enum class Reason { kStopRequested, kDeviceLost };
+  enum class Reason { kStopRequested, kDevicesLost };
   // Makes Wait return; callable from any thread, more than once.
   void RequestStop();
-  // Blocks until someone asks for the end or a device has failed for good.
+  // Blocks until someone asks for the end or all devices have failed for good.
   Reason Wait();
 
   // The end: not ready in the health service; still serving for --drain-delay; then the listeners
   // close and every connection is told to go away, so that clients take their next calls elsewhere;
   // the calls in progress have --drain-timeout to finish. False: some had not, and were cut off.
-  // After a device was lost there is no delay, and what waits for that device is answered with
+  // After all devices were lost there is no delay, and what waits for them is answered with
   // DEVICE_LOST.
   bool Drain();
 
@@ -77,6 +77,8 @@ class Server {
   void SetHealth();
   // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
   void Tend();
+  // Takes the buffers of lost devices away: whether there is no other device.
+  bool TendDevices();
 
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
@@ -92,11 +94,12 @@ class Server {
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
+  std::vector<const Device*> lost_devices_;  // that Tend has noticed
 
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_requested_ = false;
-  bool device_lost_ = false;
+  bool devices_lost_ = false;
   bool draining_ = false;
   bool stuck_ = false;  // a worker is
   bool ending_ = false;

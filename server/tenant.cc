@@ -1,6 +1,8 @@
 #include "server/tenant.h"
 
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/error.h"
 
@@ -34,13 +36,29 @@ std::vector<Tenant*> Tenants::All() {
   return all;
 }
 
-std::vector<std::shared_ptr<const void>> Tenants::Sweep(absl::Time now) {
-  std::vector<std::shared_ptr<const void>> doomed;
-  for (Tenant* tenant : All()) {
-    for (std::shared_ptr<const void>& one : tenant->store().Sweep(now))
-      doomed.push_back(std::move(one));
+namespace {
+
+using Doomed = std::vector<std::shared_ptr<const void>>;
+
+// What forget(store) gives for all of them.
+template <class Forget>
+Doomed OfAll(const std::vector<Tenant*>& tenants, const Forget& forget) {
+  Doomed all;
+  for (Tenant* tenant : tenants) {
+    Doomed doomed = forget(tenant->store());
+    std::move(doomed.begin(), doomed.end(), std::back_inserter(all));
   }
-  return doomed;
+  return all;
+}
+
+}  // namespace
+
+Doomed Tenants::Sweep(absl::Time now) {
+  return OfAll(All(), [now](BufferStore& store) { return store.Sweep(now); });
+}
+
+Doomed Tenants::Evict(const Device& device) {
+  return OfAll(All(), [&device](BufferStore& store) { return store.Evict(device); });
 }
 
 }  // namespace tessera

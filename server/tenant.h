@@ -73,6 +73,8 @@ class Tenants {
 
   // BufferStore::Sweep of every tenant.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
+  // BufferStore::Evict of every tenant.
+  std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
  private:
   const std::unique_ptr<Tenant> unnamed_;

@@ -40,7 +40,7 @@ NEEDED = {
     "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
     "DeleteBuffer": "write",
     "Dot": "read", "Reduce": "read", "Matmul": "read", "Add": "read", "WindowSum": "read",
-    "Map": "read", "Execute": "read", "ListStrategies": "read", "GetServerInfo": "read",
+    "Map": "read", "TopK": "read", "Execute": "read", "ListStrategies": "read", "GetServerInfo": "read",
     "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
 }
 
@@ -178,6 +178,7 @@ class AccessTest(unittest.TestCase):
             "Add": dict(a=x, b=x),
             "WindowSum": dict(x=x, radius=1),
             "Map": dict(operands=[x]),
+            "TopK": dict(x=x, k=1),
             "Execute": {},
             "ListStrategies": {},
             "GetServerInfo": {},
@@ -231,6 +232,7 @@ class AccessTest(unittest.TestCase):
         for rpc, fields in (
             ("Add", dict(a=x, b=x, result=out)),
             ("WindowSum", dict(x=x, radius=1, result=out)),
+            ("TopK", dict(x=x, k=1, indices=out)),
             ("Execute", dict(steps=[plain, step])),
         ):
             with self.subTest(rpc):

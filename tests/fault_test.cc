@@ -363,7 +363,7 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
               "DEVICE_LOST", {{"device", "fake:0"}});
   std::string data;
   ExpectError(server_->Fetch("x", &data), StatusCode::UNAVAILABLE, "DEVICE_LOST");
-  EXPECT_EQ(server_->server().Wait(), Server::Reason::kDeviceLost);
+  EXPECT_EQ(server_->server().Wait(), Server::Reason::kDevicesLost);
   for (const char* service : {"", kCompute, kBuffers}) {
     EXPECT_EQ(HealthOf(server_->channel(), service), Serving::kNotServing) << service;
   }

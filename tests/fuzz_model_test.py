@@ -266,6 +266,7 @@ STEPS = {
     "Add": "add",
     "WindowSum": "window_sum",
     "Map": "map",
+    "TopK": "top_k",
 }
 
 
@@ -1329,6 +1330,52 @@ class Fuzzer:
         if outcome.ok:
             self.check_stats(outcome.answer, strategy, [version])
 
+    def top_k(self):
+        rng = self.rng
+        dtype = rng.choice(DTYPES)
+        fault = self.fault()
+        x, array, reasons, version = self.operand(dtype, fault=fault == "view")
+        k, axis, smallest = rng.choice((1, 1, 2, 3, 5)), None, rng.random() < 0.5
+        if reasons:
+            reasons = (*reasons, "BAD_K", "BAD_AXES")
+        else:
+            rank = array.ndim
+            axis = rng.randrange(-rank, rank) if rank else 0
+            if fault == "dtype":
+                axis, reasons = rng.choice((rank, -rank - 1, 2**31 - 1)), ("BAD_AXES",)
+            elif rank == 0:
+                reasons = ("BAD_AXES",)
+            elif fault == "shape":
+                k = rng.choice((0, -1, array.shape[axis] + 1, 2**63 - 1))
+            if not reasons and not 1 <= k <= array.shape[axis]:
+                reasons = ("BAD_K",)
+        strategy, launch, more = self.strategy("top_k", dtype) if not reasons else ("", None, ())
+        outcome = self.client.attempt(
+            "TopK", x=x, k=k, axis=axis, smallest=smallest, strategy=strategy, launch=launch
+        )
+        reasons = (*reasons, *more)
+        if not self.expect(outcome, *reasons, ok=not reasons):
+            return
+        rows = np.moveaxis(wide(array, dtype), axis, -1)
+        # Place by place: how many elements of the row come before each.
+        one, other = rows[..., :, None], rows[..., None, :]
+        with np.errstate(invalid="ignore"):
+            less = other < one if smallest else other > one
+        nan = np.isnan(rows) if rows.dtype.kind == "f" else np.zeros(rows.shape, bool)
+        is_nan, other_nan = nan[..., :, None], nan[..., None, :]
+        less |= is_nan & ~other_nan if smallest else ~is_nan & other_nan
+        equal = (other == one) | (is_nan & other_nan)
+        count = rows.shape[-1]
+        less |= equal & np.tri(count, count, -1, dtype=bool)
+        places = less.sum(axis=-1)
+        indices = np.moveaxis(np.argsort(places, axis=-1)[..., :k], -1, axis)
+        got = o.to_numpy(outcome.answer.indices)
+        check(np.array_equal(got, indices), "indices", got.tolist(), "are not", indices.tolist())
+        values = np.take_along_axis(np.asarray(array), indices, axis=axis)
+        check(outcome.answer.values.data == values.tobytes(), "values of", indices.tolist())
+        check(outcome.answer.values.dtype == dtype, outcome.answer.values.dtype)
+        self.check_stats(outcome.answer, strategy, [version])
+
     OPS = (
         "SUM",
         "PRODUCT",
@@ -1612,6 +1659,7 @@ class Fuzzer:
             "Add": dict(a=x, b=x, result=rng.choice((None, o.into("large", replace=True)))),
             "Matmul": dict(a=x, b=x, result=rng.choice((None, o.into("large", replace=True)))),
             "WindowSum": dict(x=x, radius=rng.choice((0, 5, 2**62))),
+            "TopK": dict(x=x, k=rng.choice((1, 100, 4096)), axis=rng.choice((-1, 0))),
         }
         rpc = rng.choice(list(calls))
         outcome = self.client.attempt(rpc, **calls[rpc])
@@ -1620,6 +1668,7 @@ class Fuzzer:
             *TOO_MUCH,
             "BAD_VIEW",
             "BAD_SHAPE",
+            "BAD_K",
             "STRATEGY_UNSUPPORTED",
             "BAD_DTYPE",
             ok=True,
@@ -1645,6 +1694,7 @@ class Fuzzer:
                 "Add",
                 "WindowSum",
                 "Map",
+                "TopK",
             )
         )
         outcome = self.client.attempt(rpc)
@@ -1680,6 +1730,7 @@ class Fuzzer:
         "reduce": 20,
         "window_sum": 8,
         "map": 12,
+        "top_k": 10,
         "large": 2,
         "bare": 1,
     }

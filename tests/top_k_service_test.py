@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""TopK as an outsider sees it: against NumPy's stable sort, in calls and in programs, along every
+axis, of views, ties and special values; refusals; results in buffers.
+
+usage: top_k_service_test.py --server build/bin/tessera-server [--device cuda] [test ...]
+"""
+
+import sys
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+RNG = np.random.default_rng(20261125)
+DTYPES = ("float32", "float64", "float16", "int32", "int64")
+BF16 = 4
+MOST_K = 4096
+
+
+def expected_of(array, k, axis=-1, smallest=False):
+    """Values and indices: NaN above all, then ties by index. Of numbers whose order NumPy knows."""
+    order = np.moveaxis(array, axis, -1)
+    if smallest:
+        indices = np.argsort(order, axis=-1, kind="stable")[..., :k]
+    else:
+        # The last of an ascending order is the first of a descending one; ties turn round twice.
+        turned = np.argsort(order[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., :k]
+        indices = order.shape[-1] - 1 - turned
+    values = np.take_along_axis(order, indices, axis=-1)
+    return np.moveaxis(values, -1, axis), np.moveaxis(indices, -1, axis)
+
+
+def check(answer, array, k, axis=-1, smallest=False):
+    values, indices = expected_of(array, k, axis, smallest)
+    got = o.to_numpy(answer.indices)
+    assert got.shape == indices.shape, (got.shape, indices.shape)
+    assert np.array_equal(got, indices), (k, axis, smallest, array.dtype, got, indices)
+    assert answer.values.data == np.ascontiguousarray(values).tobytes()
+    assert answer.values.dtype == o.dtype_of(array)
+
+
+def draw(shape, dtype):
+    """Many ties, or hardly any; with what is special about the type."""
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        low, high = ((-3, 4), (info.min, info.max))[RNG.integers(2)]
+        return RNG.integers(low, high, shape, dtype=dtype, endpoint=True)
+    array = RNG.standard_normal(shape)
+    if RNG.integers(2):
+        array = np.round(array)
+    array = array.astype(dtype)
+    special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(dtype).tiny], dtype)
+    where = RNG.random(shape) < RNG.choice((0, 0.05))
+    return np.where(where, RNG.choice(special, shape), array).astype(dtype)
+
+
+def test_random_arrays_along_every_axis(server, client):
+    for _ in range(300):
+        dtype = np.dtype(RNG.choice(DTYPES))
+        rank = int(RNG.integers(1, 5))
+        shape = tuple(int(x) for x in RNG.integers(1, (2000, 60, 14, 8)[rank - 1], rank))
+        axis = int(RNG.integers(-rank, rank))
+        k = int(RNG.integers(1, shape[axis] + 1))
+        array = draw(shape, dtype)
+        smallest = bool(RNG.integers(2))
+        answer = client.call("TopK", x=o.inline(array), k=k, axis=axis, smallest=smallest)
+        check(answer, array, k, axis, smallest)
+        assert answer.stats.strategy and answer.stats.device
+
+
+def test_every_strategy(server, client):
+    backend = client.device().backend
+    rows = [row for row in client.call("ListStrategies", operation="top_k").strategies
+            if row.backend == backend and row.available]
+    assert rows
+    for row in rows:
+        for _ in range(12):
+            array = draw((int(RNG.integers(1, 40)), int(RNG.integers(1, 3000))), np.float32)
+            k = int(RNG.integers(1, array.shape[1] + 1))
+            fields = dict(x=o.inline(array), k=k, smallest=bool(RNG.integers(2)))
+            answer = client.call("TopK", strategy=row.name, timing=True, **fields)
+            check(answer, array, k, -1, fields["smallest"])
+            assert answer.stats.strategy == row.name
+
+
+def test_long_rows_and_large_k(server, client):
+    for shape, k in (((3, 1_000_000), 4096), ((1, 3_000_001), 100), ((5000, 130), 7)):
+        for turn in ("random", "ascending", "descending", "equal"):
+            array = RNG.standard_normal(shape).astype(np.float32)
+            if turn == "equal":
+                array[:] = 1.5
+            elif turn != "random":
+                array.sort(axis=-1)
+                array = array if turn == "ascending" else np.ascontiguousarray(array[:, ::-1])
+            name = f"long-{turn}"
+            data = memoryview(array.ravel()).cast("B")
+            first = dict(name=name, spec=o.spec_of(array, replace=True))
+            pieces = (dict(data=bytes(data[i : i + o.MI])) for i in range(0, len(data), o.MI))
+            client.upload([first, *pieces])
+            for smallest in (False, True):
+                answer = client.call("TopK", x=o.resident(name), k=k, smallest=smallest)
+                check(answer, array, k, -1, smallest)
+            client.call("DeleteBuffer", name=name)
+
+
+def test_bf16(server, client):
+    bits = RNG.integers(0, 1 << 16, (50, 700), dtype=np.uint16)
+    wide = (bits.astype(np.uint32) << 16).view(np.float32)
+    for smallest in (False, True):
+        answer = client.call("TopK", x=o.inline(bits), k=70, smallest=smallest)
+        _, indices = expected_of(wide, 70, -1, smallest)
+        assert np.array_equal(o.to_numpy(answer.indices), indices)
+        assert answer.values.dtype == BF16
+        assert np.array_equal(o.to_numpy(answer.values), np.take_along_axis(bits, indices, -1))
+
+
+def test_bits_of_zeros_and_nans_are_kept(server, client):
+    bits = np.array([0x80000000, 0, 0xFFC00001, 0x7F800001, 0x7FC12345, 0x3F800000], np.uint32)
+    array = bits.view(np.float32)
+    answer = client.call("TopK", x=o.inline(array), k=6)
+    assert list(o.to_numpy(answer.indices)) == [2, 3, 4, 5, 0, 1]
+    assert answer.values.data == bits[[2, 3, 4, 5, 0, 1]].tobytes()
+    answer = client.call("TopK", x=o.inline(array), k=6, smallest=True)
+    assert list(o.to_numpy(answer.indices)) == [0, 1, 5, 2, 3, 4]
+
+
+def test_views(server, client):
+    array = RNG.standard_normal((60, 70)).astype(np.float32)
+    client.put("base", array)
+    flat = array.ravel()
+    for view, expected in (
+        (o.view([70, 60], [1, 70]), array.T),
+        (o.view([30, 35], [-140, -2], 60 * 70 - 1), array[::-2, ::-2]),
+        (o.view([4, 70], [0, 1], 70), np.broadcast_to(array[1], (4, 70))),
+        (o.view([200], [3], 1), flat[1 : 1 + 600 : 3]),
+    ):
+        for axis in range(-expected.ndim, expected.ndim):
+            answer = client.call("TopK", x=o.resident("base", view), k=4, axis=axis)
+            check(answer, np.ascontiguousarray(expected), 4, axis)
+
+
+def test_results_in_buffers(server, client):
+    array = RNG.integers(-50, 50, (20, 300)).astype(np.int32)
+    values, indices = expected_of(array, 9)
+    fields = dict(x=o.inline(array), k=9)
+    answer = client.call("TopK", values=o.into("v"), indices=o.into("i"), **fields)
+    assert answer.values_buffer.name == "v" and answer.indices_buffer.name == "i"
+    assert list(answer.indices_buffer.shape) == [20, 9]
+    assert not answer.HasField("values") and not answer.HasField("indices")
+    assert client.download("v") == values.tobytes()
+    assert client.download("i") == indices.tobytes()
+    # One each way.
+    answer = client.call("TopK", indices=o.into("i", replace=True), **fields)
+    assert answer.values.data == values.tobytes() and answer.HasField("indices_buffer")
+    # Nothing stays of a call that fails: the name of the indices is taken.
+    refused = client.attempt("TopK", values=o.into("new"), indices=o.into("i"), **fields)
+    assert refused.reason == "BUFFER_EXISTS", refused
+    assert "new" not in client.names()
+    same = client.attempt("TopK", values=o.into("new"), indices=o.into("new"), **fields)
+    assert same.reason == "BAD_RESULT", same
+    assert sorted(client.names()) == sorted({"v", "i"} | (set(client.names()) - {"v", "i", "new"}))
+
+
+def test_refusals(server, client):
+    x = o.inline(np.zeros((3, 10), np.float32))
+    scratch = o.compute.Result(scratch=True)
+    for reason, fields in (
+        ("BAD_K", dict(x=x)),
+        ("BAD_K", dict(x=x, k=-1)),
+        ("BAD_K", dict(x=x, k=11)),
+        ("BAD_K", dict(x=x, k=4, axis=0)),
+        ("BAD_K", dict(x=x, k=2**62)),
+        ("BAD_K", dict(x=o.inline(np.zeros(5000, np.int64)), k=MOST_K + 1)),
+        ("BAD_AXES", dict(x=x, k=1, axis=2)),
+        ("BAD_AXES", dict(x=x, k=1, axis=-3)),
+        ("BAD_AXES", dict(x=x, k=1, axis=-(2**31))),
+        ("BAD_AXES", dict(x=o.inline(np.float32(1)), k=1)),
+        ("BAD_OPERAND", dict(k=1)),
+        ("BAD_OPERAND", dict(x=o.compute.Operand(tensor=o.tensor([1.0]), output=1), k=1)),
+        ("BUFFER_NOT_FOUND", dict(x=o.resident("none"), k=1)),
+        ("BAD_RESULT", dict(x=x, k=1, values=scratch)),
+        ("BAD_RESULT", dict(x=x, k=1, indices=scratch)),
+        ("UNKNOWN_STRATEGY", dict(x=x, k=1, strategy="guess")),
+    ):
+        outcome = client.attempt("TopK", **fields)
+        assert outcome.reason == reason, (reason, fields, outcome)
+    assert client.attempt("TopK", x=x, k=11).metadata["limit"] == "10"
+    # Without rows there is nothing to find, and nothing to refuse.
+    answer = client.call("TopK", x=o.inline(np.zeros((0, 10), np.float32)), k=3)
+    assert list(answer.values.shape) == [0, 3] and answer.indices.data == b""
+    # Values and indices count together.
+    rows = o.compute.Operand(
+        tensor=o.tensor(np.zeros(4096, np.float32)), view=o.view([100, 4096], [0, 1])
+    )
+    outcome = client.attempt("TopK", x=rows, k=4096)
+    assert outcome.reason == "RESULT_TOO_LARGE", outcome
+
+
+def program(client, *steps):
+    answer = client.call("Execute", steps=steps, stats=True)
+    return [o.Outcome.of_step(result) for result in answer.results]
+
+
+def top_k(x, k, **more):
+    return o.compute.Step(top_k=o.compute.TopKRequest(x=x, k=k, **more))
+
+
+def step(number, output=0, window=None):
+    return o.compute.Operand(step=number, output=output, view=window)
+
+
+def test_programs_use_values_and_indices(server, client):
+    """Nearest neighbours: products, the best of each, and what is computed of both results."""
+    queries = RNG.integers(-4, 5, (8, 16)).astype(np.float32)
+    base = RNG.integers(-4, 5, (500, 16)).astype(np.float32)
+    client.put("base", base)
+    scratch = o.compute.Result(scratch=True)
+    outcomes = program(
+        client,
+        o.compute.Step(
+            matmul=o.compute.MatmulRequest(
+                a=o.inline(queries), b=o.resident("base"), transpose_b=True, result=scratch
+            )
+        ),
+        top_k(step(0), 5, values=scratch),
+        o.compute.Step(
+            reduce=o.compute.ReduceRequest(x=step(1, 1), op="REDUCE_OP_MAX", axes=[1])
+        ),
+        o.compute.Step(reduce=o.compute.ReduceRequest(x=step(1), op="REDUCE_OP_SUM", axes=[1])),
+        top_k(step(1, 1, o.view([8, 2], [5, 1])), 1, smallest=True),
+        o.compute.Step(reduce=o.compute.ReduceRequest(x=step(1, 2), op="REDUCE_OP_SUM")),
+        o.compute.Step(reduce=o.compute.ReduceRequest(x=step(0, 1), op="REDUCE_OP_SUM")),
+        top_k(step(1), 2, values=o.into("best"), indices=o.into("where")),
+        top_k(step(0), 501),
+    )
+    values, indices = expected_of(queries @ base.T, 5)
+    assert np.array_equal(o.to_numpy(outcomes[1].answer.indices), indices)
+    assert not outcomes[1].answer.HasField("values")
+    assert np.array_equal(o.to_numpy(outcomes[2].answer.tensor), indices.max(axis=1))
+    assert np.array_equal(o.to_numpy(outcomes[3].answer.tensor), values.sum(axis=1))
+    check(outcomes[4].answer, np.ascontiguousarray(indices[:, :2]), 1, -1, True)
+    for outcome in outcomes[5:7]:
+        assert outcome.reason == "BAD_OPERAND", outcome
+        assert outcome.metadata["field"] == "output", outcome
+    assert client.download("best") == np.ascontiguousarray(values[:, :2]).tobytes()
+    assert client.download("where") == np.tile(np.arange(2), (8, 1)).tobytes()
+    assert outcomes[8].reason == "BAD_K", outcomes[8]
+    assert eventually(
+        lambda: all(d.scratch_used_bytes == 0 for d in client.info().devices), 5
+    )
+
+
+def test_metrics_and_statistics(server, client):
+    array = RNG.standard_normal((16, 65536)).astype(np.float32)
+    (row,) = [
+        row
+        for row in client.call("ListStrategies", operation="top_k").strategies
+        if row.default and row.backend == client.device().backend
+    ]
+    client.upload(
+        [dict(name="rows", spec=o.spec_of(array)),
+         *(dict(data=part.tobytes()) for part in array)]
+    )
+    stats = client.call("TopK", x=o.resident("rows"), k=100, timing=True).stats
+    assert stats.strategy == row.name and stats.bytes == row.bytes and stats.roundoff == 0
+    assert stats.kernel_us > 0 and stats.total_us >= stats.queue_us
+    assert stats.moved_bytes == 0
+
+
+if __name__ == "__main__":
+    sys.exit(o.run_tests(globals()))
