@@ -250,9 +250,10 @@ absl::Status RunReduceBatch(Stream& stream, ReduceOp op, absl::Span<const View> 
 // (kernels/convert.h says how), and waits. Of the options, pace and max_seconds count.
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
                      const RunOptions& options = {});
-// The same to memory of another device, by way of the host and in pieces of a few MiB, of which
-// `from` has one in its scratch memory. view is on the device of `from`, out on that of `to`; both
-// streams are the caller's for the call. Looks at stopped() of both between pieces.
+// The same to memory of another device: directly where Stream::ReachesPeer, else by way of the host.
+// It goes in pieces, of which `from` has two in its scratch memory where the view has gaps or
+// elements are converted. view is on the device of `from`, out on that of `to`; both streams are the
+// caller's for the call. Looks at stopped() of both between pieces.
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options = {});
 

@@ -170,6 +170,13 @@ class Stream {
   // The bytes are in host on return. Copied once if host is in the device's staging memory, or in
   // memory that is registered.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
+  // Whether CopyToPeer can write to the memory of the peer's device. What that takes is set up the
+  // first time.
+  virtual bool ReachesPeer(Stream& /*peer*/) { return false; }
+  // Copies to memory of the peer's device without a detour, in the order of this stream: the bytes
+  // are there once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
+  virtual void CopyToPeer(Stream& /*peer*/, void* /*out*/, const void* /*data*/,
+                          std::size_t /*bytes*/) {}
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.

@@ -952,22 +952,27 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options) {
   if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
-  // Of the larger of both types: what crosses at a time, and the copies on its way. On a GPU a
-  // piece takes some tenths of a millisecond, on either bus.
-  constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+  if (view.elements() == 0) return absl::OkStatus();
+  bool direct = false;
+  absl::Status found = Guard(from.device(), [&] { direct = from.ReachesPeer(to); });
+  if (!found.ok()) return found;
+  const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
-  const std::int64_t most = std::min({view.elements(), PieceElements(from, size, /*copies=*/2),
-                                      kPieceBytes / static_cast<std::int64_t>(size)});
+  // What crosses between two looks at whether to stop. A GPU's bus takes some tenths of a
+  // millisecond for the one and the link between two GPUs for the other; what is gathered or
+  // converted on the way has to fit in scratch memory.
+  const std::int64_t piece_bytes = std::int64_t{direct ? 256 : 4} << 20;
+  std::int64_t most = std::min(view.elements(), piece_bytes / static_cast<std::int64_t>(size));
+  if (!direct || converts || gathers)
+    most = std::min(most, PieceElements(from, size, /*copies=*/2));
   absl::Status sent;
   absl::Status status = Finished(from, [&] {
-    if (view.elements() == 0) return;
-    const bool converts = dtype != view.dtype, gathers = HasGaps(view);
     const auto scratch = [&](bool wanted, DType of) {
       return wanted ? from.Scratch(static_cast<std::size_t>(most) * SizeOf(of)) : nullptr;
     };
     void* const gathered = scratch(gathers, view.dtype);
     void* const converted = scratch(converts, dtype);
-    std::vector<char> chunk(static_cast<std::size_t>(most) * SizeOf(dtype));
+    std::vector<char> chunk(direct ? 0 : static_cast<std::size_t>(most) * SizeOf(dtype));
     ForPieces(view.shape, most, [&](const Piece& piece) {
       const View part = piece.Of(view);
       const std::int64_t n = piece.shape.elements();
@@ -981,8 +986,14 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
         source = converted;
       }
       const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
-      from.CopyToHost(chunk.data(), source, bytes);
-      sent = CopyToDevice(to, At(out, piece.first, dtype), chunk.data(), bytes);
+      void* const place = At(out, piece.first, dtype);
+      if (direct) {
+        from.CopyToPeer(to, place, source, bytes);
+        from.Synchronize();
+      } else {
+        from.CopyToHost(chunk.data(), source, bytes);
+        sent = CopyToDevice(to, place, chunk.data(), bytes);
+      }
       return sent.ok() && !from.stopped() && !to.stopped();
     });
   });

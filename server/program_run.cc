@@ -81,7 +81,7 @@ v1::TopKResponse& Response(const v1::TopKRequest&, v1::StepResult& result) {
 }
 
 // Of the step's arrays.
-Destinations DestinationsOf(const v1::Step& step) {
+Destinations DestinationsIn(const v1::Step& step) {
   Destinations destinations;
   VisitRequest(step, [&](const auto& request) {
     destinations = DestinationsOf(request);
@@ -184,7 +184,7 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
 
 bool ProgramRun::Stores() const {
   const auto stores = [](const v1::Step& step) {
-    const Destinations destinations = DestinationsOf(step);
+    const Destinations destinations = DestinationsIn(step);
     return std::any_of(destinations.begin(), destinations.end(),
                        [](const v1::Result* destination) { return destination->has_buffer(); });
   };
@@ -253,7 +253,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   std::uint64_t total = 0;
   for (Step& step : steps_) {
     if (!step.status.ok() || step.result.scalar) continue;
-    const Destinations destinations = DestinationsOf(*step.proto);
+    const Destinations destinations = DestinationsIn(*step.proto);
     for (std::size_t a = 0; a < destinations.size(); ++a) {
       if (destinations[a]->has_buffer() || destinations[a]->has_scratch()) continue;
       const ArrayType& type = step.result.arrays[a];
@@ -283,7 +283,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
       if (step.used) step.places[0].offset = AddTo(&total, kScalarBytes);
       continue;
     }
-    const Destinations destinations = DestinationsOf(*step.proto);
+    const Destinations destinations = DestinationsIn(*step.proto);
     for (std::size_t a = 0; a < destinations.size() && step.status.ok(); ++a) {
       const ArrayType& type = step.result.arrays[a];
       if (destinations[a]->has_buffer()) {

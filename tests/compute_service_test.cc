@@ -428,7 +428,7 @@ TEST_F(ComputeServiceTest, ListStrategiesFilters) {
     EXPECT_NE(row.available(), !row.needs().empty()) << row.name();
     defaults += row.default_();
   }
-  EXPECT_EQ(defaults, 7) << "one an operation";
+  EXPECT_EQ(defaults, 8) << "one an operation";
   request.set_operation("dot");
   request.set_backend("cpu");
   response.Clear();
@@ -503,6 +503,79 @@ TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
   ASSERT_EQ(results.results_size(), 2);
   EXPECT_TRUE(results.results(0).has_error());
   EXPECT_EQ(results.results(1).dot().value().real(), 5);
+}
+
+TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {6}, {1, 2, 3, 4, 5, 6}).ok());
+  ASSERT_TRUE(
+      server_.Put<float>("y", v1::DTYPE_F32, {6}, {1, 1, 1, 2, 2, 2}, false, "fake:1").ok());
+  v1::DotResponse response;
+  ASSERT_TRUE(Dot(Named("x"), Named("x"), &response).ok());
+  EXPECT_EQ(response.stats().moved_bytes(), 0u);
+  ASSERT_TRUE(Dot(Named("x"), Named("y"), &response).ok());
+  EXPECT_EQ(response.stats().moved_bytes(), 24u);
+  // From the third element to the fifth.
+  ASSERT_TRUE(
+      Dot(InView(Named("x"), 0, {2}, {5}), InView(Named("y"), 2, {2}, {2}), &response).ok());
+  EXPECT_EQ(response.value().real(), 13);
+  EXPECT_EQ(response.stats().moved_bytes(), 12u);
+
+  v1::ExecuteRequest request;
+  request.set_stats(true);
+  for (int i = 0; i < 2; ++i) {
+    v1::DotRequest& dot = *request.add_steps()->mutable_dot();
+    dot.mutable_a()->set_buffer("x");
+    dot.mutable_b()->set_buffer("y");
+  }
+  grpc::ClientContext context;
+  v1::ExecuteResponse results;
+  ASSERT_TRUE(server_.compute().Execute(&context, request, &results).ok());
+  EXPECT_EQ(results.results(0).dot().stats().moved_bytes(), 24u);
+  EXPECT_EQ(results.results(1).dot().stats().moved_bytes(), 0u) << "it moves once";
+}
+
+TEST_F(TwoDevicesTest, ALostDeviceTakesItsBuffersAlong) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
+  ASSERT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {3, 4}, false, "fake:1").ok());
+  v1::CreateBufferRequest draft;
+  draft.set_name("draft");
+  draft.mutable_spec()->set_dtype(v1::DTYPE_F32);
+  draft.mutable_spec()->add_shape(2);
+  draft.mutable_spec()->set_device("fake:1");
+  v1::CreateBufferResponse created;
+  ASSERT_TRUE(Call(&v1::BufferService::Stub::CreateBuffer, draft, &created).ok());
+
+  second_.Fail(FakeDevice::Step::kBegin, DeviceError::Kind::kLost);
+  v1::DotResponse response;
+  ExpectError(Dot(Named("y"), Named("y"), &response), StatusCode::UNAVAILABLE, "DEVICE_LOST",
+              {{"device", "fake:1"}});
+  v1::GetBufferResponse got;
+  for (const char* name : {"y", "draft"}) {
+    ASSERT_TRUE(Eventually([&] { return Get(name, &got).error_code() == StatusCode::NOT_FOUND; }))
+        << name;
+  }
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(1) == 0; }));
+  EXPECT_TRUE(server_.Info(1).lost());
+  EXPECT_FALSE(server_.Info(0).lost());
+
+  ASSERT_TRUE(Dot(Named("x"), Named("x"), &response).ok());
+  EXPECT_EQ(response.value().real(), 5);
+  ExpectError(Call(&v1::BufferService::Stub::CreateBuffer, draft, &created),
+              StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:1"}});
+  EXPECT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {5, 6}).ok()) << "the name is free";
+}
+
+TEST_F(TwoDevicesTest, WithoutTheFirstDeviceTheSecondIsTheDefault) {
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
+  first_.Fail(FakeDevice::Step::kBegin, DeviceError::Kind::kLost);
+  v1::DotResponse response;
+  ExpectError(Dot(Named("x"), Named("x"), &response), StatusCode::UNAVAILABLE, "DEVICE_LOST");
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {3, 4}, true).ok());
+  ASSERT_TRUE(Dot(Named("x"), Named("x"), &response).ok());
+  EXPECT_EQ(response.stats().device(), "fake:1");
+  const v1::Operand two = Inline<float>(v1::DTYPE_F32, {2}, {1, 1});
+  ASSERT_TRUE(Dot(two, two, &response).ok());
+  EXPECT_EQ(response.stats().device(), "fake:1");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/compute.h"
 
@@ -186,6 +187,13 @@ class FakeStream final : public Stream {
 
 inline std::unique_ptr<Stream> FakeDevice::MakeStream() {
   return std::make_unique<FakeStream>(*this, cpu_->MakeStream());
+}
+
+inline std::vector<std::unique_ptr<Device>> TwoDevices() {
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::make_unique<FakeDevice>("fake:0"));
+  devices.push_back(std::make_unique<FakeDevice>("fake:1"));
+  return devices;
 }
 
 }  // namespace tessera

@@ -371,6 +371,22 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   server_->server().Drain();
 }
 
+TEST_F(FaultTest, TheServerStopsWhenItHasLostItsLastDevice) {
+  std::vector<std::unique_ptr<Device>> devices = TwoDevices();
+  const Device &first = *devices[0], &second = *devices[1];
+  TestServer server(TestOptions(), std::move(devices));
+  ASSERT_TRUE(server.Put<float>("b", v1::DTYPE_F32, {1}, {2}, false, "fake:1").ok());
+  first.MarkLost();
+  ASSERT_TRUE(Eventually([&] { return server.Info(0).lost(); }));
+  EXPECT_EQ(HealthOf(server.channel(), kCompute), Serving::kServing);
+  std::string data;
+  EXPECT_TRUE(server.Fetch("b", &data).ok());
+  second.MarkLost();
+  EXPECT_EQ(server.server().Wait(), Server::Reason::kDevicesLost);
+  EXPECT_EQ(HealthOf(server.channel(), kCompute), Serving::kNotServing);
+  server.server().Drain();
+}
+
 // --- The end ------------------------------------------------------------------------------------
 
 TEST_F(FaultTest, DrainFinishesWhatWasAcceptedAndSendsClientsAway) {

@@ -157,25 +157,19 @@ class ServiceTest : public testing::Test {
   TestServer server_;
 };
 
-inline std::vector<std::unique_ptr<Device>> TwoDevices() {
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(std::make_unique<FakeDevice>("fake:0"));
-  devices.push_back(std::make_unique<FakeDevice>("fake:1"));
-  return devices;
-}
-
 class TwoDevicesTest : public ServiceTest {
  protected:
   TwoDevicesTest() : TwoDevicesTest(TwoDevices()) {}
 
-  FakeDevice& second_;
+  FakeDevice &first_, &second_;
 
  private:
   using Devices = std::vector<std::unique_ptr<Device>>;
   explicit TwoDevicesTest(Devices&& devices)
-      : TwoDevicesTest(std::move(devices), static_cast<FakeDevice&>(*devices[1])) {}
-  TwoDevicesTest(Devices&& devices, FakeDevice& second)
-      : ServiceTest(TestOptions(), std::move(devices)), second_(second) {}
+      : TwoDevicesTest(std::move(devices), static_cast<FakeDevice&>(*devices[0]),
+                       static_cast<FakeDevice&>(*devices[1])) {}
+  TwoDevicesTest(Devices&& devices, FakeDevice& first, FakeDevice& second)
+      : ServiceTest(TestOptions(), std::move(devices)), first_(first), second_(second) {}
 };
 
 }  // namespace tessera

@@ -106,6 +106,13 @@ class CpuStream final : public Stream {
     if (bytes != 0) std::memcpy(host, device, bytes);
   }
 
+  bool ReachesPeer(Stream& peer) override {
+    return dynamic_cast<const CpuStream*>(&peer) != nullptr;
+  }
+  void CopyToPeer(Stream&, void* out, const void* data, std::size_t bytes) override {
+    if (bytes != 0) std::memcpy(out, data, bytes);
+  }
+
   void Zero(void* device, std::size_t bytes) override {
     if (bytes != 0) std::memset(device, 0, bytes);
   }

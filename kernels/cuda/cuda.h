@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 
 #include "kernels/device.h"
@@ -97,6 +99,8 @@ class CudaDevice final : public Device {
   // Returns what the pool holds unused to the driver, for allocations that do not come from the
   // pool.
   void Trim();
+  // Lets another GPU reach this one's memory, from the first time on: whether it can.
+  bool OpenTo(const CudaDevice& peer);
 
  private:
   const int ordinal_;
@@ -104,6 +108,8 @@ class CudaDevice final : public Device {
   StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
   PinnedMemory dismissals_;
+  std::mutex peers_mutex_;
+  std::map<int, bool> peers_;  // those of OpenTo, and what it said
 };
 
 // --- Stream ---
@@ -144,6 +150,8 @@ class CudaStream final : public Stream {
   void CopyToDevice(void* device, std::span<const HostBytes> pieces) override;
   void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
+  bool ReachesPeer(Stream& peer) override;
+  void CopyToPeer(Stream& peer, void* out, const void* data, std::size_t bytes) override;
   void Zero(void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;

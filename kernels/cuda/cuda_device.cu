@@ -236,6 +236,25 @@ void CudaDevice::Trim() {
   CUDA_CHECK(cudaMemPoolTrimTo(pool_, 0));
 }
 
+bool CudaDevice::OpenTo(const CudaDevice& peer) {
+  const std::lock_guard lock(peers_mutex_);
+  const auto [entry, is_new] = peers_.try_emplace(peer.ordinal(), false);
+  if (!is_new) return entry->second;
+  int possible = 0;
+  CUDA_CHECK(cudaDeviceCanAccessPeer(&possible, peer.ordinal(), ordinal_));
+  if (possible != 0) {
+    Use();
+    DismissPersistent();
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer.ordinal();
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    CUDA_CHECK(cudaMemPoolSetAccess(pool_, &access, 1));
+    entry->second = true;
+  }
+  return entry->second;
+}
+
 void* CudaDevice::Allocate(std::size_t bytes) {
   Use();
   void* memory = nullptr;
@@ -441,6 +460,17 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
     arriving = started;
     arriving_size = size;
   }
+}
+
+bool CudaStream::ReachesPeer(Stream& peer) {
+  auto* other = dynamic_cast<CudaStream*>(&peer);
+  return other != nullptr && other->device().OpenTo(device_) && device_.OpenTo(other->device());
+}
+
+void CudaStream::CopyToPeer(Stream& peer, void* out, const void* data, std::size_t bytes) {
+  const int to = static_cast<CudaStream&>(peer).device().ordinal();
+  device_.Use();
+  CUDA_CHECK(cudaMemcpyPeerAsync(out, to, data, device_.ordinal(), bytes, order()));
 }
 
 void CudaStream::Zero(void* device, std::size_t bytes) {

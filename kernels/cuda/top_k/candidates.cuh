@@ -1,0 +1,152 @@
+// The best elements that a block has seen, for `threshold`: a sorted list in shared memory, and beside
+// it a buffer of those that have beaten the limit, the k-th of the list, since it was last brought up
+// to date.
+//
+//     best    sorted, a power of two >= k          limit = best[k - 1], in a register
+//     fresh   2 * blockDim.x places, in any order  count: places that have been asked for
+//
+// Most elements are no better than the limit, and that is all that ever happens to them. When the
+// buffer is full it is sorted and merged with the list (bitonic.cuh), and the limit moves. In random
+// order that is rare: the list is k elements of m seen, so that a buffer as large lasts for about
+// another m. Where every element beats the limit, as in a rising row, the buffer would be full of the
+// first ones that come; so once it has overflowed and been merged, each thread gives the best that it
+// still has. The k-th of these is above nearly all others, which are then dropped unsorted.
+//
+// An entry's place is part of the comparison: who comes when to the buffer decides nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/top_k/bitonic.cuh"
+#include "kernels/cuda/top_k/top_k.cuh"
+
+namespace tessera {
+
+// Of one block, all of whose threads call every function. blockDim.x: a multiple of 32.
+template <class E>
+class Candidates {
+ public:
+  // entries: shared memory for size + 2 * blockDim.x, size a power of two >= k. count: shared.
+  __device__ Candidates(E* entries, std::uint32_t* count, int k, int size)
+      : best_(entries), fresh_(entries + size), count_(count), k_(k), size_(size) {
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x))
+      best_[i] = kNone;
+    if (threadIdx.x == 0) *count_ = 0;
+    __syncthreads();  // the list is empty
+  }
+
+  // What an entry has to be below to matter; kNone: every entry matters.
+  __device__ E limit() const { return limit_; }
+  __device__ bool open() const { return limit_ == kNone; }
+  // There are k entries below this.
+  __device__ void Lower(E limit) { limit_ = limit; }
+
+  // Offers the thread's entries at(e) for the bits e of pending. Whether the limit has moved.
+  template <class At>
+  __device__ bool Offer(std::uint32_t pending, At at) {
+    Retest(pending, at);
+    // Before there is a limit, the best of each thread make one.
+    if (!open()) Push(pending, at);
+    bool moved = false;
+    while (__syncthreads_or(pending != 0)) {
+      const int held = Held();
+      if (held > 0) {
+        Merge(held);
+        moved = true;
+        Retest(pending, at);
+      }
+      if (__syncthreads_count(pending != 0) > static_cast<int>(blockDim.x) / 4) {
+        GiveBest(pending, at);
+        Merge(static_cast<int>(blockDim.x));
+        moved = true;
+        Retest(pending, at);
+      }
+      Push(pending, at);
+    }
+    return moved;
+  }
+
+  // The list, with all that has been offered.
+  __device__ const E* Sorted() {
+    __syncthreads();  // everybody's last entries are in the buffer
+    const int held = Held();
+    if (held > 0) Merge(held);
+    return best_;
+  }
+
+ private:
+  static constexpr E kNone = static_cast<E>(~E{0});
+
+  __device__ int Room() const { return 2 * static_cast<int>(blockDim.x); }
+  // Between two barriers without a Push.
+  __device__ int Held() const { return min(static_cast<int>(*count_), Room()); }
+
+  // Moves entries to the buffer; what finds no place stays pending.
+  template <class At>
+  __device__ void Push(std::uint32_t& pending, At at) {
+    if (!__any_sync(kFullMask, pending != 0)) return;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int mine = __popc(pending);
+    int sum = mine;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const int before = __shfl_up_sync(kFullMask, sum, offset);
+      if (lane >= offset) sum += before;
+    }
+    // One atomic for the warp.
+    int first = 0;
+    if (lane == kWarpSize - 1)
+      first = static_cast<int>(atomicAdd(count_, static_cast<std::uint32_t>(sum)));
+    int place = __shfl_sync(kFullMask, first, kWarpSize - 1) + sum - mine;
+    for (; pending != 0 && place < Room(); pending &= pending - 1)
+      fresh_[place++] = at(__ffs(static_cast<int>(pending)) - 1);
+  }
+
+  // Fills blockDim.x places of the empty buffer.
+  template <class At>
+  __device__ void GiveBest(std::uint32_t& pending, At at) {
+    E best = kNone;
+    std::uint32_t given = 0;
+    for (std::uint32_t left = pending; left != 0; left &= left - 1) {
+      const E entry = at(__ffs(static_cast<int>(left)) - 1);
+      if (entry < best) {
+        best = entry;
+        given = left & (0 - left);
+      }
+    }
+    pending ^= given;
+    fresh_[threadIdx.x] = best;
+  }
+
+  // Drops what is not below the limit.
+  template <class At>
+  __device__ void Retest(std::uint32_t& pending, At at) const {
+    for (std::uint32_t left = pending; left != 0; left &= left - 1) {
+      if (!(at(__ffs(static_cast<int>(left)) - 1) < limit_)) pending ^= left & (0 - left);
+    }
+  }
+
+  // Merges the first `held` places of the buffer, and empties it.
+  __device__ void Merge(int held) {
+    int places = 1;
+    while (places < held) places *= 2;
+    for (int i = held + static_cast<int>(threadIdx.x); i < places;
+         i += static_cast<int>(blockDim.x))
+      fresh_[i] = kNone;
+    __syncthreads();  // the buffer is complete, and everybody has read the count
+    if (threadIdx.x == 0) *count_ = 0;
+    SortBlock(fresh_, places);
+    MergeBest(best_, size_, fresh_, places);
+    const E last = best_[k_ - 1];
+    if (last < limit_) limit_ = last;
+  }
+
+  E* const best_;
+  E* const fresh_;
+  std::uint32_t* const count_;
+  const int k_;
+  const int size_;
+  E limit_ = kNone;
+};
+
+}  // namespace tessera

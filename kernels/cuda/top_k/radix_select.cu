@@ -1,0 +1,301 @@
+// TopK by radix selection: the k-th key is found digit by digit, and what is not above it collected.
+//
+// Against `bitonic_block`: nothing is sorted but the result. Keys are numbers of 16, 32 or 64 bits.
+// Count how many elements have each upper digit of 8 bits; adding up the counts from the smallest
+// digit on says which digit the k-th key has, and how many of those with that digit are still
+// wanted. The next digit is counted among those alone, and so on: after as many passes as a key has
+// digits all bits of the k-th key are known.
+//
+//     k = 4, digits of 2 bits   00: 1   01: 2   10: 5   11: 9    the 4th key begins with 10, and is
+//                               1       3       8                the 1st of those
+//
+// 1. For each digit: CountDigits, several blocks a row, and ChooseDigit, one block a row.
+// 2. CountTaken: of every part of a row, how many keys are below the k-th and how many equal it.
+// 3. Collect: what is below it, and the first of what equals it, as many as are missing. Where an
+//    element goes follows from how many of its kind come before it in the row: no atomics, and the
+//    k elements lie there in two lists in the order of their indices.
+// 4. SortRows: one block a row sorts them by key and place (bitonic.cuh).
+// In shared memory a block has 8 histograms for its lanes to share: counts of elements that all have
+// the same digit, as the upper ones of most arrays do, would queue up at one place.
+//
+// Cost at 16 rows of 2^16, k = 100, f32: x is read 6 times, 24 MiB, the last 5 times from the L2
+// cache; 11 launches. Data decides nothing but who takes an atomic at the same time.
+//
+// Right for any n: counts of parts have 32 bits, sums of parts 64. For any alignment: loads are
+// scalar. For any k: k entries fit shared memory, 64 KiB for 64 bits.
+#include "kernels/cuda/top_k/bitonic.cuh"
+#include "kernels/cuda/top_k/top_k.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kDigitBits = 8;
+constexpr int kDigits = 1 << kDigitBits;
+constexpr int kThreads = kDigits;  // of all kernels but the last: one for each digit
+constexpr int kHistograms = 8;     // of a block
+constexpr int kMostSortThreads = 1024;
+// Elements that make a part of a row worth a block, and blocks an SM that are wanted.
+constexpr std::int64_t kLeastPart = 1 << 14;
+constexpr std::int64_t kBlocksEach = 8;
+
+// What is known of a row's k-th key.
+struct Choice {
+  std::uint64_t prefix;   // its upper digits
+  std::uint64_t missing;  // its rank, from 1, among the keys that begin with them
+};
+
+// Of a part of a row.
+struct Taken {
+  std::uint32_t below, equal;
+};
+
+struct RowParts {
+  std::int64_t count;   // of a row
+  std::int64_t length;  // of each but the last
+};
+
+RowParts MakeParts(const TopKProblem& p, int multiprocessors) {
+  const std::int64_t wanted = CeilDiv(kBlocksEach * multiprocessors, p.rows);
+  const std::int64_t least = CeilDiv(p.n, std::int64_t{1} << 31);
+  const std::int64_t count = std::max(std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted), least);
+  const std::int64_t length = CeilDiv(p.n, count);
+  return {CeilDiv(p.n, length), length};
+}
+
+// Calls f(row, part, begin, end) for the parts of the block.
+template <class F>
+__device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f) {
+  for (std::int64_t work = blockIdx.x; work < rows * parts.count; work += gridDim.x) {
+    const std::int64_t row = work / parts.count, part = work % parts.count;
+    f(row, part, part * parts.length, min(n, (part + 1) * parts.length));
+    __syncthreads();  // shared memory is free for the next one
+  }
+}
+
+// Adds to histograms[row] the digits of the keys that begin with the row's prefix. top: there is none.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,
+                unsigned long long* histograms) {
+  // A digit's counts in different banks.
+  __shared__ std::uint32_t counts[kHistograms][kDigits + 1];
+  const int thread = static_cast<int>(threadIdx.x);
+  ForParts(arrays.rows, arrays.n, parts,
+           [&](std::int64_t row, std::int64_t, std::int64_t begin, std::int64_t end) {
+             for (auto& histogram : counts) histogram[thread] = 0;
+             __syncthreads();  // all counts are zero
+             const std::uint64_t prefix = top ? 0 : choices[row].prefix;
+             std::uint32_t* const mine = counts[thread % kHistograms];
+#pragma unroll 4
+             for (std::int64_t i = begin + thread; i < end; i += kThreads) {
+               const std::uint64_t upper = std::uint64_t{arrays.Key(row, i)} >> shift;
+               if (top || upper >> kDigitBits == prefix) atomicAdd(mine + upper % kDigits, 1u);
+             }
+             __syncthreads();  // the part is counted
+             std::uint32_t sum = 0;
+             for (const auto& histogram : counts) sum += histogram[thread];
+             if (sum > 0) atomicAdd(histograms + row * kDigits + thread, sum);
+           });
+}
+
+// Adds the digit to choices[row], and leaves zeros in histograms[row].
+__global__ void __launch_bounds__(kThreads)
+    ChooseDigit(std::int64_t rows, std::int64_t k, bool top, Choice* choices,
+                unsigned long long* histograms) {
+  __shared__ unsigned long long sums[kThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const Choice before = top ? Choice{0, static_cast<std::uint64_t>(k)} : choices[row];
+    const unsigned long long count = histograms[row * kDigits + thread];
+    histograms[row * kDigits + thread] = 0;
+    unsigned long long sum = count;
+    for (int reach = 1; reach < kThreads; reach *= 2) {
+      sums[thread] = sum;
+      __syncthreads();  // the sums over `reach` digits are there
+      if (thread >= reach) sum += sums[thread - reach];
+      __syncthreads();  // and have been read
+    }
+    if (sum - count < before.missing && before.missing <= sum) {
+      choices[row] = {before.prefix << kDigitBits | static_cast<std::uint64_t>(thread),
+                      before.missing - (sum - count)};
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    CountTaken(TopKArrays<T> arrays, RowParts parts, const Choice* choices, Taken* taken) {
+  __shared__ Taken sum;
+  ForParts(arrays.rows, arrays.n, parts,
+           [&](std::int64_t row, std::int64_t part, std::int64_t begin, std::int64_t end) {
+             if (threadIdx.x == 0) sum = {0, 0};
+             __syncthreads();  // sum is zero
+             const auto pivot = static_cast<KeyOf<T>>(choices[row].prefix);
+             Taken mine = {0, 0};
+#pragma unroll 4
+             for (std::int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+               const KeyOf<T> key = arrays.Key(row, i);
+               mine.below += key < pivot;
+               mine.equal += key == pivot;
+             }
+             if (mine.below > 0) atomicAdd(&sum.below, mine.below);
+             if (mine.equal > 0) atomicAdd(&sum.equal, mine.equal);
+             __syncthreads();  // sum is complete
+             if (threadIdx.x == 0) taken[row * parts.count + part] = sum;
+           });
+}
+
+// The sum of the values of the threads up to this one, and of all. sums: one for each warp.
+__device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* sums,
+                                          std::uint32_t& all) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  std::uint32_t sum = value;
+#pragma unroll
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+    const std::uint32_t before = __shfl_up_sync(kFullMask, sum, offset);
+    if (lane >= offset) sum += before;
+  }
+  if (lane == kWarpSize - 1) sums[warp] = sum;
+  __syncthreads();  // every warp's sum is there
+  std::uint32_t before = 0;
+  all = 0;
+#pragma unroll
+  for (int w = 0; w < kThreads / kWarpSize; ++w) {
+    if (w < warp) before += sums[w];
+    all += sums[w];
+  }
+  __syncthreads();  // and has been read
+  return before + sum - value;
+}
+
+// indices[row * k + place]: first those below the k-th key, then those that equal it.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    Collect(TopKArrays<T> arrays, RowParts parts, const Choice* choices, const Taken* taken,
+            std::int64_t* indices) {
+  __shared__ unsigned long long before_below, before_equal;
+  __shared__ std::uint32_t sums[kThreads / kWarpSize];
+  ForParts(arrays.rows, arrays.n, parts,
+           [&](std::int64_t row, std::int64_t part, std::int64_t begin, std::int64_t end) {
+             if (threadIdx.x == 0) before_below = before_equal = 0;
+             __syncthreads();  // they are zero
+             for (std::int64_t p = threadIdx.x; p < part; p += kThreads) {
+               const Taken other = taken[row * parts.count + p];
+               if (other.below > 0) atomicAdd(&before_below, other.below);
+               if (other.equal > 0) atomicAdd(&before_equal, other.equal);
+             }
+             __syncthreads();  // what the parts before take is known
+             std::uint64_t below = before_below, equal = before_equal;
+             const auto pivot = static_cast<KeyOf<T>>(choices[row].prefix);
+             const std::uint64_t missing = choices[row].missing;
+             std::int64_t* const to = indices + row * arrays.k;
+             for (std::int64_t first = begin; first < end; first += kThreads) {
+               const std::int64_t i = first + threadIdx.x;
+               const KeyOf<T> key = i < end ? arrays.Key(row, i) : KeyOf<T>{};
+               const bool is_below = i < end && key < pivot;
+               const bool is_equal = i < end && key == pivot && equal < missing;
+               if (!__syncthreads_or(is_below || is_equal)) continue;
+               // Both counts in one number: there are no more than kThreads of either.
+               std::uint32_t all = 0;
+               const std::uint32_t before = SumBefore(is_below | is_equal << 16, sums, all);
+               if (is_below) to[below + (before & 0xffff)] = i;
+               const std::uint64_t nth = equal + (before >> 16);
+               if (is_equal && nth < missing)
+                 to[static_cast<std::uint64_t>(arrays.k) - missing + nth] = i;
+               below += all & 0xffff;
+               equal += all >> 16;
+             }
+           });
+}
+
+// The k elements of a row, of which equal keys lie in the order of their indices.
+template <class T>
+__global__ void __launch_bounds__(kMostSortThreads)
+    SortRows(TopKArrays<T> arrays, int size, const std::int64_t* indices) {
+  Entry<T>* const entries = DynamicShared<Entry<T>>();
+  const int threads = static_cast<int>(blockDim.x);
+  for (std::int64_t row = blockIdx.x; row < arrays.rows; row += gridDim.x) {
+    const std::int64_t* const from = indices + row * arrays.k;
+    for (int j = static_cast<int>(threadIdx.x); j < size; j += threads) {
+      entries[j] = j < arrays.k ? MakeEntry<T>(arrays.Key(row, from[j]), j) : kNoEntry<T>;
+    }
+    __syncthreads();  // all entries are there
+    SortBlock(entries, size);
+    for (int j = static_cast<int>(threadIdx.x); j < arrays.k; j += threads)
+      arrays.Store(row, j, from[PlaceOf(entries[j])]);
+    __syncthreads();  // the entries have been read
+  }
+}
+
+template <class T>
+void Run(const TopKProblem& p, CudaStream& stream) {
+  if (p.rows == 0) return;
+  const TopKArrays<T> arrays(p);
+  const RowParts parts = MakeParts(p, stream.device().info().multiprocessors);
+  const auto rows = static_cast<std::size_t>(p.rows);
+  const std::size_t histogram_bytes = rows * kDigits * sizeof(unsigned long long);
+  auto* histograms = static_cast<unsigned long long*>(stream.Scratch(histogram_bytes));
+  auto* choices = static_cast<Choice*>(stream.Scratch(rows * sizeof(Choice)));
+  auto* taken = static_cast<Taken*>(
+      stream.Scratch(rows * static_cast<std::size_t>(parts.count) * sizeof(Taken)));
+  auto* indices = static_cast<std::int64_t*>(
+      stream.Scratch(rows * static_cast<std::size_t>(p.k) * sizeof(std::int64_t)));
+  const unsigned blocks = TopKBlocks(p.rows * parts.count), row_blocks = TopKBlocks(p.rows);
+
+  CUDA_CHECK(cudaMemsetAsync(histograms, 0, histogram_bytes, stream.handle()));
+  constexpr int kKeyBits = 8 * sizeof(T);
+  for (int shift = kKeyBits - kDigitBits; shift >= 0; shift -= kDigitBits) {
+    const bool top = shift == kKeyBits - kDigitBits;
+    LaunchTopK(CountDigits<T>, blocks, kThreads, 0, stream, arrays, parts, shift, top, choices,
+               histograms);
+    LaunchTopK(ChooseDigit, row_blocks, kThreads, 0, stream, p.rows, p.k, top, choices, histograms);
+  }
+  LaunchTopK(CountTaken<T>, blocks, kThreads, 0, stream, arrays, parts, choices, taken);
+  LaunchTopK(Collect<T>, blocks, kThreads, 0, stream, arrays, parts, choices, taken, indices);
+  const int size = SortedSize(p.k);
+  LaunchTopK(SortRows<T>, row_blocks, std::clamp(size / 2, kWarpSize, kMostSortThreads),
+             static_cast<std::size_t>(size) * sizeof(Entry<T>), stream, arrays, size, indices);
+}
+
+// Of the GPU that figures are given for; the strategy asks the device.
+constexpr int kUsualMultiprocessors = 132;
+
+Cost CostOf(const TopKProblem& p) {
+  const std::uint64_t digits = SizeOf(p.dtype);
+  const auto elements = static_cast<std::uint64_t>(p.rows) * static_cast<std::uint64_t>(p.n);
+  const auto bits = static_cast<std::uint64_t>(CeilLog2(p.k));
+  return {.bytes = TopKBytes(p, digits + 2),
+          .flops = (digits + 2) * elements,
+          .atomics = 0,
+          .depth = (digits + 2) * kLeastPart / kThreads + bits * bits};
+}
+
+std::uint64_t ScratchOf(const TopKProblem& p) {
+  const RowParts parts = p.rows == 0 ? RowParts{0, 0} : MakeParts(p, kUsualMultiprocessors);
+  return static_cast<std::uint64_t>(p.rows) *
+         (kDigits * sizeof(unsigned long long) + sizeof(Choice) +
+          static_cast<std::uint64_t>(parts.count) * sizeof(Taken) +
+          static_cast<std::uint64_t>(p.k) * sizeof(std::int64_t));
+}
+
+void Enqueue(const TopKProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(stream)); });
+}
+
+}  // namespace
+
+extern constexpr Strategy<TopKProblem> kTopKRadixSelect = {
+    .name = "radix_select",
+    .summary =
+        "digit by digit the k-th key is found, and what is not above it collected and sorted",
+    .source = "radix selection (Alabi et al., Fast K-Selection Algorithms for GPUs, 2012)",
+    .backend = Backend::kCuda,
+    .deterministic = true,
+    .roundoff = TopKRoundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .scratch = ScratchOf,
+};
+
+}  // namespace tessera

@@ -1,0 +1,364 @@
+// TopK by a threshold: x is read once, at the rate of memory, and next to nothing else happens.
+//
+// Against `bitonic_block`, which sorts every element, and `radix_select`, which reads x six times: the
+// k-th best element so far is a limit that most others fail by one comparison, on the value as it
+// comes from memory. In a random row of n elements about k (1 + ln(n / k)) pass. They meet in shared
+// memory, as candidates.cuh says; all others are gone once they have been compared.
+//
+//     x     .....|  part of a row: a block  |.....        one wave of blocks over all rows
+//     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes a thread
+//                while one is compared, the next is under way
+//
+// A block takes a part of a row, or a whole short one, with no more threads than it has work for: a
+// warp for a row of 512 floats. Parts of a row leave their k best, sorted, in device memory; the block
+// that counts itself last on the row's ticket merges them. If j of each of p parts are at least k,
+// the worst of the j-th best is a limit before anything is merged, and lists are read side by side,
+// best first, so that a few of their entries settle it.
+//
+// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 a row, each of which sorts 256
+// candidates two or three times, 36 rounds of comparisons, and leaves 800 bytes; one launch.
+//
+// Right for any n and k: there is no limit before k elements have been seen. For any alignment: what
+// comes before the first whole vector, and after the last, are single loads. Which elements are
+// found does not depend on who was first: candidates are compared by key and place.
+#include <cstring>
+
+#include "kernels/cuda/loads.cuh"
+#include "kernels/cuda/top_k/candidates.cuh"
+#include "kernels/cuda/top_k/top_k.cuh"
+#include "kernels/cuda/vectors.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kVectors = 4;  // of a thread's tile
+// Threads of an SM: at 64 registers each, as many as there are registers for.
+constexpr int kResidentThreads = 1024;
+// Threads of a block for small k, where four blocks an SM do not wait for each other, and for large
+// k, whose lists would not fit shared memory four times.
+constexpr int kFewThreads = 256, kManyThreads = kResidentThreads;
+constexpr int kSmallSize = 256;
+constexpr std::int64_t kLeastTiles = 4;  // of a part
+constexpr std::int64_t kMostLength = std::int64_t{1} << 31;
+constexpr int kMergeEach = 4;  // entries a thread compares when lists are merged
+constexpr std::int64_t kMostParts = std::int64_t{kMergeEach} * kFewThreads;
+
+struct Plan {
+  int size;             // places of a list of the best
+  int threads;          // of a block
+  std::int64_t parts;   // of a row
+  std::int64_t length;  // elements of each part but the last
+};
+
+Plan PlanOf(const TopKProblem& p, int multiprocessors) {
+  Plan plan{};
+  plan.size = SortedSize(p.k);
+  const int most = plan.size <= kSmallSize ? kFewThreads : kManyThreads;
+  const std::int64_t each = kVectors * kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
+  const std::int64_t resident = std::int64_t{multiprocessors} * (kResidentThreads / most);
+  const std::int64_t rows = std::max<std::int64_t>(1, p.rows);
+  // Elements that make a part worth a block, and parts that a row is cut into at most.
+  const std::int64_t least = std::max(kLeastTiles * most * each, 4 * p.k);
+  const std::int64_t limit = p.rows > static_cast<std::int64_t>(CudaStream::kTickets)
+                                 ? 1
+                                 : std::clamp<std::int64_t>(p.n / least, 1, kMostParts);
+  // Waves of blocks take as long as their number over that of a row's parts: the number of parts that
+  // leaves the last wave full, unless fewer come within 5 % of it.
+  const std::int64_t few =
+      std::clamp<std::int64_t>(std::max(resident / rows, CeilDiv(p.n, kMostLength)), 1, limit);
+  plan.parts = few;
+  const auto waves = [&](std::int64_t parts) {
+    return static_cast<double>(CeilDiv(rows * parts, resident)) / static_cast<double>(parts);
+  };
+  for (std::int64_t parts = few + 1; parts <= std::min(few + 7, limit); ++parts)
+    if (waves(parts) < 0.95 * waves(plan.parts)) plan.parts = parts;
+  plan.length = std::max<std::int64_t>(1, CeilDiv(p.n, plan.parts));
+  plan.parts = std::max<std::int64_t>(1, CeilDiv(p.n, plan.length));
+  plan.threads = most;
+  while (plan.threads > kWarpSize && plan.threads / 2 * each >= plan.length) plan.threads /= 2;
+  return plan;
+}
+
+// What turns an element's order around where the smallest are wanted: the sign of a number, or all
+// bits. Of the even and the odd words of a vector.
+template <class T>
+__device__ uint2 Flip(bool smallest) {
+  if (!smallest) return {0, 0};
+  if (std::is_integral_v<T>) return {~0u, ~0u};
+  if (sizeof(T) == 8) return {0, 0x80000000u};
+  if (sizeof(T) == 4) return {0x80000000u, 0x80000000u};
+  return {0x80008000u, 0x80008000u};
+}
+
+// What a block reads: a part of a row.
+template <class T>
+class Part {
+ public:
+  using E = Entry<T>;
+  using Value = ValueOf<T>;
+
+  __device__ Part(const T* x, std::uint32_t length, bool smallest)
+      : x_(x), length_(length), smallest_(smallest), flip_(Flip<T>(smallest)) {}
+
+  // Offers its elements, whose place is their index in the part.
+  __device__ void OfferTo(Candidates<E>& candidates) {
+    constexpr std::uint32_t kWide = kVector<T>;
+    const auto misaligned =
+        static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(x_) % kVectorBytes / sizeof(T));
+    const std::uint32_t head = min(length_, misaligned == 0 ? 0 : kWide - misaligned);
+    const std::uint32_t vectors = (length_ - head) / kWide;
+    const std::uint32_t tail = head + vectors * kWide;
+    const T* const body = x_ + head;
+    const std::uint32_t step = blockDim.x;
+
+    uint4 next[kVectors];
+    Load(body, threadIdx.x, vectors, next);
+    for (std::uint32_t first = threadIdx.x; first - threadIdx.x < vectors;
+         first += kVectors * step) {
+      uint4 now[kVectors];
+      std::uint32_t there = 0;
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        now[j] = next[j];
+        if (first + j * step < vectors) there |= ((1u << kWide) - 1) << (j * kWide);
+      }
+      Load(body, first + kVectors * step, vectors, next);
+      OfferTile<kVectors>(candidates, now, there, head + first * kWide, step * kWide);
+    }
+    if (head == 0 && tail == length_) return;
+    // Thread 0 has what comes before the vectors, thread 1 what comes after.
+    const std::uint32_t from = threadIdx.x == 0 ? 0 : tail;
+    const std::uint32_t count = threadIdx.x == 0 ? head : threadIdx.x == 1 ? length_ - tail : 0;
+    const uint4 rest[1] = {LoadElements(x_ + from, static_cast<int>(count), T{})};
+    OfferTile<1>(candidates, rest, (1u << count) - 1, from, 0);
+  }
+
+ private:
+  // The vectors of the thread's tile from `first` on.
+  __device__ static void Load(const T* body, std::uint32_t first, std::uint32_t vectors,
+                              uint4 (&to)[kVectors]) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const std::uint32_t at = first + j * blockDim.x;
+      if (at < vectors)
+        to[j] = LoadAligned<tessera::Load::kOnce>(body + std::size_t{at} * kVector<T>);
+    }
+  }
+
+  // Element e is at `first` + e % kWide + e / kWide * stride, for the bits e of there.
+  template <int kCount>
+  __device__ void OfferTile(Candidates<E>& candidates, const uint4 (&vectors)[kCount],
+                            std::uint32_t there, std::uint32_t first, std::uint32_t stride) {
+    constexpr int kWide = kVector<T>;
+    std::uint32_t pending = 0;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      // Values decide what is worth a look: NaNs are, because they are not less or equal.
+      const uint4 flipped = Flipped(vectors[j]);
+      bool passes[kWide], any = false;
+#pragma unroll
+      for (int v = 0; v < kWide; ++v) {
+        passes[v] = !(static_cast<Value>(ElementOf<T>(flipped, v)) <= worst_);
+        any |= passes[v];
+      }
+      if (!any) continue;
+#pragma unroll
+      for (int v = 0; v < kWide; ++v)
+        if (passes[v]) pending |= 1u << (j * kWide + v);
+    }
+    // What lies before the first vector is late: it beats an equal element.
+    if (candidates.open() || kCount == 1) pending = ~0u;
+    pending &= there;
+    // Which elements are looked at is known at run time alone, and registers have no numbers.
+    uint4 kept[kCount];
+    if (pending != 0) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) kept[j] = vectors[j];
+    }
+    const auto at = [&](int e) {
+      T element;
+      std::memcpy(&element, reinterpret_cast<const char*>(kept) + e * sizeof(T), sizeof(T));
+      return MakeEntry<T>(TopKKey(element, smallest_), first + e % kWide + e / kWide * stride);
+    };
+    if (candidates.Offer(pending, at) && !candidates.open()) {
+      const T worst = x_[PlaceOf(candidates.limit())];
+      worst_ = static_cast<Value>(ElementOf<T>(Flipped(LoadElements(&worst, 1, worst)), 0));
+    }
+  }
+
+  __device__ uint4 Flipped(const uint4& vector) const {
+    return {vector.x ^ flip_.x, vector.y ^ flip_.y, vector.z ^ flip_.x, vector.w ^ flip_.y};
+  }
+
+  const T* const x_;
+  const std::uint32_t length_;
+  const bool smallest_;
+  const uint2 flip_;
+  Value worst_{};  // the element of the limit, flipped, once there is one
+};
+
+// An entry that another block wrote during this launch: from the L2.
+__device__ inline std::uint64_t LoadListed(const std::uint64_t* from) {
+  return __ldcg(reinterpret_cast<const unsigned long long*>(from));
+}
+__device__ inline Bits128 LoadListed(const Bits128* from) {
+  const auto words = __ldcg(reinterpret_cast<const ulonglong2*>(from));
+  return static_cast<Bits128>(words.y) << 64 | words.x;
+}
+
+// Lists of a row's parts: entry j of part p is lists[j * parts + p], so that the best of all parts
+// lie side by side. An entry's place is its index in the part.
+template <class T>
+__device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::int64_t row,
+                           const Entry<T>* lists, Candidates<Entry<T>>& candidates,
+                           Entry<T>* worst) {
+  using E = Entry<T>;
+  constexpr std::uint32_t kPlaces = 0xffffffffu;  // the bits of an entry's place
+  const auto parts = static_cast<std::uint32_t>(plan.parts);
+  const auto k = static_cast<std::uint32_t>(arrays.k);
+  const std::uint32_t count = parts * k;
+  const auto load = [&](std::uint32_t i) { return LoadListed(lists + i); };
+  // The worst of the j-th of all parts has k entries at or before it.
+  const std::uint32_t level = (k + parts - 1) / parts - 1;
+  E limit = 0;
+  for (std::uint32_t p = threadIdx.x; p < parts; p += blockDim.x) {
+    const E entry = load(level * parts + p);
+    if (limit < entry) limit = entry;
+  }
+  worst[threadIdx.x] = limit;
+  __syncthreads();  // every thread's worst is there
+  for (std::uint32_t half = blockDim.x / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half && worst[threadIdx.x] < worst[threadIdx.x + half])
+      worst[threadIdx.x] = worst[threadIdx.x + half];
+    __syncthreads();  // the worst of `half` pairs
+  }
+  candidates.Lower(worst[0] | kPlaces);
+  __syncthreads();  // everybody has read it
+
+  for (std::uint32_t first = threadIdx.x; first - threadIdx.x < count;
+       first += kMergeEach * blockDim.x) {
+    E entries[kMergeEach];
+#pragma unroll
+    for (int e = 0; e < kMergeEach; ++e) {
+      const std::uint32_t i = first + e * blockDim.x;
+      entries[e] = i < count ? load(i) : kNoEntry<T>;
+    }
+    std::uint32_t pending = 0;
+#pragma unroll
+    for (int e = 0; e < kMergeEach; ++e) {
+      if (entries[e] == kNoEntry<T>) continue;
+      // The order of places is that of indices: part by part.
+      const std::uint32_t i = first + e * blockDim.x;
+      entries[e] = (entries[e] | kPlaces) ^ kPlaces ^ (i % parts * k + i / parts);
+      if (entries[e] < candidates.limit()) pending |= 1u << e;
+    }
+    // There is an entry of every part here, and what follows it in its part is no better.
+    if (!__syncthreads_or(pending != 0)) break;
+    candidates.Offer(pending, [&](int e) { return entries[e]; });
+  }
+  const E* const best = candidates.Sorted();
+  for (std::uint32_t j = threadIdx.x; j < k; j += blockDim.x) {
+    const std::uint32_t part = PlaceOf(best[j]) / k, nth = PlaceOf(best[j]) % k;
+    arrays.Store(row, j, part * plan.length + PlaceOf(load(nth * parts + part)));
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    TopKThreshold(TopKArrays<T> arrays, Plan plan, Entry<T>* lists, std::uint32_t* tickets) {
+  using E = Entry<T>;
+  E* const entries = DynamicShared<E>();
+  __shared__ std::uint32_t count;
+  __shared__ bool last;
+  const int k = static_cast<int>(arrays.k);
+  for (std::int64_t work = blockIdx.x; work < arrays.rows * plan.parts; work += gridDim.x) {
+    const std::int64_t row = work / plan.parts, part = work % plan.parts;
+    const std::int64_t begin = part * plan.length;
+    Candidates<E> candidates(entries, &count, k, plan.size);
+    Part<T>(arrays.x + row * arrays.n + begin,
+            static_cast<std::uint32_t>(min(plan.length, arrays.n - begin)), arrays.smallest)
+        .OfferTo(candidates);
+    const E* const best = candidates.Sorted();
+    if (plan.parts == 1) {
+      for (int j = static_cast<int>(threadIdx.x); j < k; j += static_cast<int>(blockDim.x))
+        arrays.Store(row, j, PlaceOf(best[j]));
+    } else {
+      E* const own = lists + row * plan.parts * k;
+      for (int j = static_cast<int>(threadIdx.x); j < k; j += static_cast<int>(blockDim.x))
+        own[j * plan.parts + part] = best[j];
+      __threadfence();  // this thread's entries are visible to other blocks
+      __syncthreads();  // and so are those of all threads of the block, before it is counted
+      if (threadIdx.x == 0) {
+        last = atomicAdd(tickets + row, 1u) == static_cast<std::uint32_t>(plan.parts - 1);
+        if (last) tickets[row] = 0;
+      }
+      __syncthreads();  // last is written
+      if (last) {
+        __threadfence();  // what the other blocks wrote before they were counted is seen from here on
+        Candidates<E> of_all(entries, &count, k, plan.size);
+        MergeParts(arrays, plan, row, own, of_all, entries + plan.size);
+      }
+    }
+    __syncthreads();  // shared memory is free for the next part
+  }
+}
+
+template <class T>
+void Run(const TopKProblem& p, CudaStream& stream) {
+  if (p.rows == 0) return;
+  const Plan plan = PlanOf(p, stream.device().info().multiprocessors);
+  Entry<T>* lists = nullptr;
+  std::uint32_t* tickets = nullptr;
+  if (plan.parts > 1) {
+    lists = static_cast<Entry<T>*>(
+        stream.Scratch(static_cast<std::size_t>(p.rows * plan.parts * p.k) * sizeof(Entry<T>)));
+    tickets = stream.Tickets();
+  }
+  LaunchTopK(TopKThreshold<T>, TopKBlocks(p.rows * plan.parts), plan.threads,
+             static_cast<std::size_t>(plan.size + 2 * plan.threads) * sizeof(Entry<T>), stream,
+             TopKArrays<T>(p), plan, lists, tickets);
+}
+
+// Of the GPU that figures are given for; the strategy asks the device.
+constexpr int kUsualMultiprocessors = 132;
+
+// Bytes of the lists.
+std::uint64_t ScratchOf(const TopKProblem& p) {
+  const Plan plan = PlanOf(p, kUsualMultiprocessors);
+  return plan.parts == 1
+             ? 0
+             : static_cast<std::uint64_t>(p.rows * plan.parts * p.k) * EntryBytes(p.dtype);
+}
+
+Cost CostOf(const TopKProblem& p) {
+  const Plan plan = PlanOf(p, kUsualMultiprocessors);
+  const auto elements = static_cast<std::uint64_t>(p.rows) * static_cast<std::uint64_t>(p.n);
+  const auto bits = static_cast<std::uint64_t>(CeilLog2(plan.size) + 8);
+  return {.bytes = TopKBytes(p, 1) + 2 * ScratchOf(p),
+          .flops = elements,
+          .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
+          // A thread's elements, and a few sorted buffers.
+          .depth = static_cast<std::uint64_t>(plan.length / plan.threads) + 4 * bits * bits};
+}
+
+void Enqueue(const TopKProblem& p, Stream& stream) {
+  DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, Cuda(stream)); });
+}
+
+}  // namespace
+
+extern constexpr Strategy<TopKProblem> kTopKThreshold = {
+    .name = "threshold",
+    .summary = "one pass: most elements fail one comparison with the k-th best so far",
+    .source =
+        "WarpSelect (Johnson, Douze and Jegou, 2017) with a buffer a block instead of a thread",
+    .backend = Backend::kCuda,
+    .min_compute_capability = 80,  // 96 KiB of shared memory for 4096 elements of 64 bits
+    .deterministic = true,
+    .roundoff = TopKRoundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .scratch = ScratchOf,
+};
+
+}  // namespace tessera

@@ -1,0 +1,105 @@
+// What the strategies of TopK share: a row's arrays, candidates as single numbers, and figures.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/top_k.h"
+
+namespace tessera {
+
+// The operand and the results of a problem.
+template <class T>
+struct TopKArrays {
+  const T* x;
+  T* values;
+  std::int64_t* indices;
+  std::int64_t rows, n, k, inner;
+  bool smallest;
+
+  explicit TopKArrays(const TopKProblem& p)
+      : x(static_cast<const T*>(p.x)),
+        values(static_cast<T*>(p.values)),
+        indices(p.indices),
+        rows(p.rows),
+        n(p.n),
+        k(p.k),
+        inner(p.inner),
+        smallest(p.smallest) {}
+
+  __device__ KeyOf<T> Key(std::int64_t row, std::int64_t i) const {
+    return TopKKey(x[row * n + i], smallest);
+  }
+  // The j-th element that the row wants. Its value is copied from x, so that it keeps its bits.
+  __device__ void Store(std::int64_t row, std::int64_t j, std::int64_t index) const {
+    const std::int64_t place = TopKPlace(row, j, k, inner);
+    values[place] = x[row * n + index];
+    indices[place] = index;
+  }
+};
+
+// A candidate: its key, and below it 32 bits that say where it is, and that grow as indices do. One
+// comparison of integers decides, equal keys included.
+__extension__ using Bits128 = unsigned __int128;
+template <class T>
+using Entry = std::conditional_t<sizeof(T) == 8, Bits128, std::uint64_t>;
+
+// Comes after every candidate: their places are less than 2^32 - 1.
+template <class T>
+inline constexpr Entry<T> kNoEntry = static_cast<Entry<T>>(~Entry<T>{0});
+
+template <class T>
+__device__ Entry<T> MakeEntry(KeyOf<T> key, std::uint32_t place) {
+  return static_cast<Entry<T>>(key) << 32 | place;
+}
+template <class E>
+__device__ std::uint32_t PlaceOf(E entry) {
+  return static_cast<std::uint32_t>(entry);
+}
+
+// Of a row whose indices are the places of its entries.
+inline std::string LongRowRefusal(const TopKProblem& p) {
+  return p.n < std::int64_t{0xffffffff} ? "" : "rows of less than 2^32 - 1 elements";
+}
+
+// Entries that hold k in shared memory, sorted by powers of two.
+inline int SortedSize(std::int64_t k) {
+  return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(k, 1))));
+}
+
+inline std::size_t EntryBytes(DType dtype) { return SizeOf(dtype) == 8 ? 16 : 8; }
+
+// Blocks of a grid that goes over `work` in strides.
+inline unsigned TopKBlocks(std::int64_t work) {
+  return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
+}
+
+// A grid of the kernel with that much dynamic shared memory, which may be beyond the 48 KiB that
+// need no asking.
+template <class Kernel, class... Arguments>
+void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
+                const Arguments&... arguments) {
+  if (shared > std::size_t{48} << 10) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared)));
+  }
+  kernel<<<blocks, threads, shared, stream.handle()>>>(arguments...);
+  CUDA_CHECK_LAUNCH(kernel);
+}
+
+// Elements are compared, never added.
+inline double TopKRoundoff(const TopKProblem&) { return 0; }
+
+// x, read so many times, and the results.
+inline std::uint64_t TopKBytes(const TopKProblem& p, std::uint64_t times) {
+  return times * static_cast<std::uint64_t>(p.rows) * static_cast<std::uint64_t>(p.n) *
+             SizeOf(p.dtype) +
+         TopKOutBytes(p);
+}
+
+}  // namespace tessera
