@@ -125,7 +125,9 @@ class Searcher {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
     };
     const std::uint64_t scores = extent(vectors_.shape[0]) * score * (l2_ ? 2 : 1);
-    const std::uint64_t answer = extent(flags_.k) * (score + sizeof(std::int64_t));
+    // The server refuses a k beyond the vectors.
+    const std::uint64_t answer =
+        extent(std::min(flags_.k, vectors_.shape[0])) * (score + sizeof(std::int64_t));
     const std::uint64_t rows =
         std::min(kScratchBytes / scores, limits.max_inline_result_bytes() / answer);
     return static_cast<std::int64_t>(std::clamp<std::uint64_t>(rows, 1, extent(queries_.shape[0])));

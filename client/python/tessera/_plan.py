@@ -280,9 +280,10 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
             return _dtypes.round_to_bf16(np.asarray(value))
         with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as NumPy's.
             return np.asarray(value).astype(dtype)
-    tensor = answer.tensor
     if node.op == "top_k":
         tensor = answer.indices if node.output else answer.values
+    else:
+        tensor = answer.tensor
     # Bytes belong to Python and cannot change: the caller gets an array to write to.
     data = bytearray(tensor.data)
     stored = np.frombuffer(data, _dtypes.stored(dtype)).reshape(node.shape)
