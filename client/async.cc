@@ -51,6 +51,13 @@ AsyncCall AsyncClient::WindowSum(const Operand& x, std::int64_t radius,
                std::move(done));
 }
 
+AsyncCall AsyncClient::TopK(const Operand& x, std::int64_t k, bool smallest,
+                            std::optional<int> axis, const OperationOptions& options,
+                            Callback<v1::TopKResponse> done) {
+  return Begin(*connection_, TopKRequest(x, k, smallest, axis, options), options.timeout,
+               std::move(done));
+}
+
 AsyncCall AsyncClient::Execute(const Program& program, const CallOptions& call,
                                Callback<v1::ExecuteResponse> done) {
   const int steps = program.request().steps_size();

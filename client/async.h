@@ -83,6 +83,8 @@ class AsyncClient {
                 Callback<v1::AddResponse> done);
   AsyncCall WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options,
                       Callback<v1::WindowSumResponse> done);
+  AsyncCall TopK(const Operand& x, std::int64_t k, bool smallest, std::optional<int> axis,
+                 const OperationOptions& options, Callback<v1::TopKResponse> done);
   AsyncCall Execute(const Program& program, const CallOptions& call,
                     Callback<v1::ExecuteResponse> done);
   AsyncCall GetBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
@@ -114,6 +116,12 @@ class AsyncClient {
                                           const OperationOptions& options = {}) {
     return Promise<v1::WindowSumResponse>(
         [&](auto done) { return WindowSum(x, radius, options, std::move(done)); });
+  }
+  Future<v1::TopKResponse> TopK(const Operand& x, std::int64_t k, bool smallest = false,
+                                std::optional<int> axis = std::nullopt,
+                                const OperationOptions& options = {}) {
+    return Promise<v1::TopKResponse>(
+        [&](auto done) { return TopK(x, k, smallest, axis, options, std::move(done)); });
   }
   Future<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {}) {
     return Promise<v1::ExecuteResponse>(

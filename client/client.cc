@@ -658,6 +658,12 @@ absl::StatusOr<v1::WindowSumResponse> Client::WindowSum(const Operand& x, std::i
   return impl_->Call(WindowSumRequest(x, radius, options), options.timeout);
 }
 
+absl::StatusOr<v1::TopKResponse> Client::TopK(const Operand& x, std::int64_t k, bool smallest,
+                                              std::optional<int> axis,
+                                              const OperationOptions& options) {
+  return impl_->Call(TopKRequest(x, k, smallest, axis, options), options.timeout);
+}
+
 absl::StatusOr<v1::MapResponse> Client::Map(absl::Span<const Operand> operands,
                                             const v1::Expression& expression,
                                             const OperationOptions& options) {

@@ -90,9 +90,14 @@ struct CallOptions {
   std::optional<absl::Duration> timeout;  // absent: that of the client
 };
 
-// A step of a Program, by its number.
+// The result of a step of a Program, by the step's number. TopK has two: the values are output 0,
+// the indices output 1.
 struct ProgramStep {
   std::uint32_t number = 0;
+  std::uint32_t output = 0;
+
+  // Of TopK: where its values stand.
+  ProgramStep indices() const { return {number, 1}; }
 };
 
 // What an operation works on: a resident buffer by name, a small inline array or, in a program, the
@@ -125,6 +130,9 @@ struct OperationOptions {
   // Of a step of a program without a target: keeps an array result on the device, without a name,
   // for later steps.
   bool scratch = false;
+  // The same two for the indices of TopK; those above are for its values.
+  std::optional<ResultBuffer> indices_target;
+  bool indices_scratch = false;
   std::optional<absl::Duration> timeout;  // absent: that of the client; unused in a program
 };
 
@@ -146,6 +154,8 @@ class Program {
   ProgramStep Add(const Operand& a, const Operand& b, const OperationOptions& options = {});
   ProgramStep WindowSum(const Operand& x, std::int64_t radius,
                         const OperationOptions& options = {});
+  ProgramStep TopK(const Operand& x, std::int64_t k, bool smallest = false,
+                   std::optional<int> axis = std::nullopt, const OperationOptions& options = {});
   ProgramStep Map(absl::Span<const Operand> operands, const v1::Expression& expression,
                   const OperationOptions& options = {});
   ProgramStep Map(const std::vector<Operand>& operands, const Expr& expression,
@@ -306,6 +316,11 @@ class Client {
                                       const OperationOptions& options = {});
   absl::StatusOr<v1::WindowSumResponse> WindowSum(const Operand& x, std::int64_t radius,
                                                   const OperationOptions& options = {});
+  // The k largest elements along an axis (absent: the last), from the largest on, and where they
+  // stand; or the k smallest, from the smallest on.
+  absl::StatusOr<v1::TopKResponse> TopK(const Operand& x, std::int64_t k, bool smallest = false,
+                                        std::optional<int> axis = std::nullopt,
+                                        const OperationOptions& options = {});
   // The expression for each element of the operands, which are broadcast.
   absl::StatusOr<v1::MapResponse> Map(absl::Span<const Operand> operands,
                                       const v1::Expression& expression,

@@ -11,33 +11,53 @@ absl::Status OtherResult(const char* wanted) {
                    absl::StrCat("the step did not give ", wanted));
 }
 
-// Calls f with the answer of the step's operation, whatever that is.
+// Calls f with the array and the buffer of an operation's result, null where it has none.
 template <class F>
-auto WithArray(const v1::StepResult& result, F&& f) {
+auto WithArray(const v1::StepResult& result, std::uint32_t output, F&& f) {
+  const auto of = [&f](const auto& response) {
+    return f(response.has_tensor() ? &response.tensor() : nullptr,
+             response.has_buffer() ? &response.buffer() : nullptr);
+  };
   switch (result.result_case()) {
     case v1::StepResult::kReduce:
-      return f(result.reduce());
+      return of(result.reduce());
     case v1::StepResult::kMatmul:
-      return f(result.matmul());
+      return of(result.matmul());
     case v1::StepResult::kAdd:
-      return f(result.add());
+      return of(result.add());
     case v1::StepResult::kWindowSum:
-      return f(result.window_sum());
+      return of(result.window_sum());
+    case v1::StepResult::kMap:
+      return of(result.map());
+    case v1::StepResult::kTopK: {
+      const v1::TopKResponse& found = result.top_k();
+      if (output == 0) {
+        return f(found.has_values() ? &found.values() : nullptr,
+                 found.has_values_buffer() ? &found.values_buffer() : nullptr);
+      }
+      return f(found.has_indices() ? &found.indices() : nullptr,
+               found.has_indices_buffer() ? &found.indices_buffer() : nullptr);
+    }
     default:
-      return f(v1::AddResponse::default_instance());
+      return of(v1::AddResponse::default_instance());
   }
 }
 
 }  // namespace
 
-absl::StatusOr<const v1::StepResult*> ProgramResults::Find(const StepKey& step) const {
+absl::StatusOr<ProgramResults::Found> ProgramResults::Find(const StepKey& step) const {
   std::string text;
   std::int64_t number = -1;
+  std::uint32_t output = 0;
   if (const auto* name = std::get_if<std::string>(&step.key)) {
     text = *name;
-    if (const auto it = names_.find(*name); it != names_.end()) number = it->second.number;
+    if (const auto it = names_.find(*name); it != names_.end()) {
+      number = it->second.number;
+      output = it->second.output;
+    }
   } else {
     number = std::get<ProgramStep>(step.key).number;
+    output = std::get<ProgramStep>(step.key).output;
     text = absl::StrCat(number);
   }
   if (number < 0 || number >= response_.results_size()) {
@@ -46,7 +66,7 @@ absl::StatusOr<const v1::StepResult*> ProgramResults::Find(const StepKey& step) 
   }
   const v1::StepResult& result = response_.results(static_cast<int>(number));
   if (absl::Status status = Client::StatusOf(result); !status.ok()) return status;
-  return &result;
+  return Found{&result, output};
 }
 
 absl::Status ProgramResults::StatusOf(const StepKey& step) const { return Find(step).status(); }
@@ -54,8 +74,8 @@ absl::Status ProgramResults::StatusOf(const StepKey& step) const { return Find(s
 absl::StatusOr<v1::Scalar> ProgramResults::Scalar(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  if ((*result)->has_dot()) return (*result)->dot().value();
-  if ((*result)->reduce().has_value()) return (*result)->reduce().value();
+  if (result->result->has_dot()) return result->result->dot().value();
+  if (result->result->reduce().has_value()) return result->result->reduce().value();
   return OtherResult("a number");
 }
 
@@ -76,26 +96,28 @@ absl::StatusOr<std::int64_t> ProgramResults::Integer(const StepKey& step) const 
 absl::StatusOr<std::int64_t> ProgramResults::Index(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  if (!(*result)->reduce().has_value()) return OtherResult("an index");
-  return (*result)->reduce().index();
+  if (!result->result->reduce().has_value()) return OtherResult("an index");
+  return result->result->reduce().index();
 }
 
 absl::StatusOr<v1::Tensor> ProgramResults::Tensor(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  return WithArray(**result, [](const auto& response) -> absl::StatusOr<v1::Tensor> {
-    if (!response.has_tensor()) return OtherResult("an array in the answer");
-    return response.tensor();
-  });
+  return WithArray(*result->result, result->output,
+                   [](const v1::Tensor* tensor, const v1::Buffer*) -> absl::StatusOr<v1::Tensor> {
+                     if (tensor == nullptr) return OtherResult("an array in the answer");
+                     return *tensor;
+                   });
 }
 
 absl::StatusOr<v1::Buffer> ProgramResults::Buffer(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  return WithArray(**result, [](const auto& response) -> absl::StatusOr<v1::Buffer> {
-    if (!response.has_buffer()) return OtherResult("a buffer");
-    return response.buffer();
-  });
+  return WithArray(*result->result, result->output,
+                   [](const v1::Tensor*, const v1::Buffer* buffer) -> absl::StatusOr<v1::Buffer> {
+                     if (buffer == nullptr) return OtherResult("a buffer");
+                     return *buffer;
+                   });
 }
 
 absl::StatusOr<v1::Tensor> ProgramResults::TensorOf(const StepKey& step, v1::Dtype dtype) const {

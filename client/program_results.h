@@ -25,7 +25,8 @@
 
 namespace tessera {
 
-// A step by its number or by the name that Program::Name has given it.
+// A step, or one of its results, as the program returned it or by the name that Program::Name has
+// given it.
 struct StepKey {
   StepKey(ProgramStep step) : key(step) {}               // NOLINT(google-explicit-constructor)
   StepKey(const char* name) : key(std::string(name)) {}  // NOLINT(google-explicit-constructor)
@@ -64,7 +65,12 @@ class ProgramResults {
   absl::StatusOr<std::vector<T>> Values(const StepKey& step) const;
 
  private:
-  absl::StatusOr<const v1::StepResult*> Find(const StepKey& step) const;
+  // The answer of a step, and which of its results is meant.
+  struct Found {
+    const v1::StepResult* result;
+    std::uint32_t output;
+  };
+  absl::StatusOr<Found> Find(const StepKey& step) const;
   absl::StatusOr<v1::Scalar> Scalar(const StepKey& step) const;
   absl::StatusOr<v1::Tensor> TensorOf(const StepKey& step, v1::Dtype dtype) const;
 

@@ -7,6 +7,19 @@
 namespace tessera {
 namespace {
 
+// result: a field of the request that has none yet.
+template <class Field>
+void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Field& result) {
+  if (buffer) {
+    v1::BufferTarget& target = *result()->mutable_buffer();
+    target.set_name(buffer->name);
+    if (buffer->ttl) *target.mutable_ttl() = ToMessage(*buffer->ttl);
+    target.set_replace(buffer->replace);
+  } else if (scratch) {
+    result()->set_scratch(true);
+  }
+}
+
 // The fields that every operation's request has.
 template <class Request>
 void SetOptions(const OperationOptions& options, Request& request) {
@@ -19,14 +32,7 @@ void SetOptions(const OperationOptions& options, Request& request) {
   }
   request.set_timing(options.timing);
   if constexpr (requires { request.mutable_result(); }) {
-    if (options.target) {
-      v1::BufferTarget& target = *request.mutable_result()->mutable_buffer();
-      target.set_name(options.target->name);
-      if (options.target->ttl) *target.mutable_ttl() = ToMessage(*options.target->ttl);
-      target.set_replace(options.target->replace);
-    } else if (options.scratch) {
-      request.mutable_result()->set_scratch(true);
-    }
+    SetResult(options.target, options.scratch, [&] { return request.mutable_result(); });
   }
 }
 
@@ -55,6 +61,7 @@ v1::Operand ToMessage(const Operand& operand) {
     proto.set_version(operand.version);
   } else if (const auto* step = std::get_if<ProgramStep>(&operand.source)) {
     proto.set_step(step->number);
+    proto.set_output(step->output);
   } else {
     *proto.mutable_tensor() = std::get<v1::Tensor>(operand.source);
   }
@@ -100,6 +107,20 @@ v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
   return request;
 }
 
+v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
+                            std::optional<int> axis, const OperationOptions& options) {
+  v1::TopKRequest request;
+  *request.mutable_x() = ToMessage(x);
+  request.set_k(k);
+  request.set_smallest(smallest);
+  if (axis) request.set_axis(*axis);
+  SetOptions(options, request);
+  SetResult(options.target, options.scratch, [&] { return request.mutable_values(); });
+  SetResult(options.indices_target, options.indices_scratch,
+            [&] { return request.mutable_indices(); });
+  return request;
+}
+
 v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
                           const OperationOptions& options) {
   v1::MapRequest request;
@@ -118,7 +139,7 @@ absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& r
 bool Stores(const v1::ExecuteRequest& request) {
   return std::any_of(request.steps().begin(), request.steps().end(), [](const v1::Step& step) {
     return Stores(step.reduce()) || Stores(step.matmul()) || Stores(step.add()) ||
-           Stores(step.window_sum()) || Stores(step.map());
+           Stores(step.window_sum()) || Stores(step.map()) || Stores(step.top_k());
   });
 }
 
@@ -149,6 +170,12 @@ ProgramStep Program::Add(const Operand& a, const Operand& b, const OperationOpti
 ProgramStep Program::WindowSum(const Operand& x, std::int64_t radius,
                                const OperationOptions& options) {
   *Next().mutable_window_sum() = WindowSumRequest(x, radius, options);
+  return Last();
+}
+
+ProgramStep Program::TopK(const Operand& x, std::int64_t k, bool smallest, std::optional<int> axis,
+                          const OperationOptions& options) {
+  *Next().mutable_top_k() = TopKRequest(x, k, smallest, axis, options);
   return Last();
 }
 

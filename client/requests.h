@@ -26,6 +26,8 @@ v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpo
 v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options);
 v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
                                       const OperationOptions& options);
+v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
+                            std::optional<int> axis, const OperationOptions& options);
 v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
                           const OperationOptions& options);
 
@@ -34,6 +36,9 @@ absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& r
 
 // Whether the call makes a buffer.
 bool Stores(const v1::ExecuteRequest& request);
+inline bool Stores(const v1::TopKRequest& request) {
+  return request.values().has_buffer() || request.indices().has_buffer();
+}
 template <class Request>
 auto Stores(const Request& request) -> decltype(request.result().has_buffer()) {
   return request.result().has_buffer();

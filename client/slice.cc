@@ -106,7 +106,7 @@ std::optional<std::vector<std::int64_t>> ParseExtents(std::string_view text) {
 }
 
 absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
-  constexpr std::string_view kFile = "file:", kStep = "step:";
+  constexpr std::string_view kFile = "file:", kStep = "step:", kIndices = ".indices";
   ParsedOperand operand;
   if (text.substr(0, kFile.size()) == kFile) {
     operand.kind = ParsedOperand::Kind::kFile;
@@ -118,7 +118,11 @@ absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
   operand.name = std::string(Trim(text.substr(0, end)));
   if (operand.name.empty()) return BadOperand(text, "no buffer name");
   if (std::string_view(operand.name).substr(0, kStep.size()) == kStep) {
-    const auto step = ParseInteger(std::string_view(operand.name).substr(kStep.size()));
+    std::string_view number = std::string_view(operand.name).substr(kStep.size());
+    operand.indices = number.size() > kIndices.size() &&
+                      number.substr(number.size() - kIndices.size()) == kIndices;
+    if (operand.indices) number.remove_suffix(kIndices.size());
+    const auto step = ParseInteger(number);
     if (!step || *step < 0 || *step > UINT32_MAX) return BadOperand(text, "no step's number");
     operand.kind = ParsedOperand::Kind::kStep;
     operand.step = static_cast<std::uint32_t>(*step);

@@ -5,7 +5,8 @@
 //                               between
 //   NAME@OFFSET:SHAPE:STRIDES   a raw view in elements, x@0:540x1257:0x1; no STRIDES: without gaps;
 //                               no SHAPE: a scalar
-//   step:N                      the result of an earlier step of a program; with or without a raw view
+//   step:N                      the result of an earlier step of a program, of topk the values;
+//   step:N.indices              where those stand; both with or without a raw view
 //   file:PATH.npy               a small array that travels with the request
 //
 // Pure functions: no I/O.
@@ -45,6 +46,7 @@ struct ParsedOperand {
   Kind kind = Kind::kBuffer;
   std::string name;  // of the buffer, or the file's path
   std::uint32_t step = 0;
+  bool indices = false;               // of the step, not its values
   std::vector<Subscript> subscripts;  // empty: no brackets
   std::optional<ViewSpec> view;       // '@' was there
 };

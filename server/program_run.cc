@@ -84,7 +84,7 @@ v1::TopKResponse& Response(const v1::TopKRequest&, v1::StepResult& result) {
 Destinations DestinationsIn(const v1::Step& step) {
   Destinations destinations;
   VisitRequest(step, [&](const auto& request) {
-    destinations = DestinationsOf(request);
+    destinations = tessera::DestinationsOf(request);
     return absl::OkStatus();
   }).IgnoreError();
   return destinations;

@@ -337,7 +337,7 @@ class CliTest(CliCase):
             self.fails(4, "BAD_PROGRAM", "--help", "run", path)
         self.fails(4, "BAD_PROGRAM", "--help", "run", self.folder)
         self.fails(4, "BAD_PROGRAM", "--help", "run", "missing.json")
-        for operand in ("step:x", "step:-1", "step:", "step:0[1]"):
+        for operand in ("step:x", "step:-1", "step:", "step:0[1]", "step:0.values"):
             path = self.program({"reduce": {"op": "sum", "x": operand}})
             self.fails(4, "BAD_OPERAND", "", "run", path)
 
@@ -354,6 +354,157 @@ class CliTest(CliCase):
         answer = self.json("window-sum", ints, "--radius", 1, "--timing")
         self.assertEqual((answer["dtype"], answer["data"]), ("i64", [3, 6, 5]))
         self.assertGreater(answer["stats"]["kernel_us"], 0)
+
+    # NumPy has no such function; a stable sort orders as TopK does, NaN behind all numbers.
+    def topk(self, x, k, smallest=False, axis=-1):
+        order = np.argsort(x if smallest else -x, axis, kind="stable")
+        indices = np.take(order, np.arange(k), axis)
+        return np.take_along_axis(x, indices, axis), indices
+
+    def test_topk(self):
+        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
+        self.put("x", x)
+        for flags, how in (((), {}), (("--smallest",), {"smallest": True}),
+                           (("--axis", 0), {"axis": 0}), (("--axis=-2", "--smallest"),
+                                                          {"axis": 0, "smallest": True})):
+            values, indices = self.topk(x, 5, **how)
+            answer = self.json("topk", "x", "--k", 5, *flags)
+            for name, dtype, expected in (("values", "f32", values), ("indices", "i64", indices)):
+                self.assertEqual(answer[name]["dtype"], dtype)
+                self.assertEqual(answer[name]["shape"], list(expected.shape))
+                self.assertEqual(answer[name]["data"], expected.tolist(), flags)
+        self.assertEqual(self.cli("topk", "x[0, :5]", "--k", 2),
+                         "{}\n{}\n".format(*self.topk(x[0, :5], 2)))
+        values, indices = self.topk(x, 7)
+        self.cli("topk", "x", "--k", 7, "-o", "values.npy", "--indices-output", "indices.npy")
+        np.testing.assert_array_equal(np.load(self.folder / "values.npy"), values)
+        np.testing.assert_array_equal(np.load(self.folder / "indices.npy"), indices)
+        command = ("topk", "x", "--k", 7, "--out", "v", "--indices-out", "i")
+        self.assertEqual(self.cli(*command),
+                         f"v: f32 [30, 7], 840 B on {OPTIONS.device}\n"
+                         f"i: i64 [30, 7], 1.6 KiB on {OPTIONS.device}\n")
+        np.testing.assert_array_equal(self.get("v"), values)
+        np.testing.assert_array_equal(self.get("i"), indices)
+        self.fails(9, "BUFFER_EXISTS", "--replace", *command)
+        answer = self.json(*command, "--replace", "--ttl", "5m", "--timing")
+        self.assertEqual(answer["indices"]["buffer"]["name"], "i")
+        self.assertIsNotNone(answer["values"]["buffer"]["expire_time"])
+        self.assertGreater(answer["stats"]["kernel_us"], 0)
+        self.assertEqual(answer["stats"]["moved_bytes"], 0)
+        lines = self.cli("topk", "x[0]", "--k", 2, "--indices-out", "i", "--replace").splitlines()
+        self.assertEqual(lines[0], str(self.topk(x[0], 2)[0]))
+        for k in (0, 41, -1, 1 << 40):
+            self.fails(4, "BAD_K", "1 to 4096", "topk", "x", f"--k={k}")
+        self.fails(4, "BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2)
+        for flags in (("--replace",), ("--ttl", "5m"), ("-o", "-")):
+            self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags)
+
+    def test_large_results_of_topk_go_to_files(self):
+        x = np.random.default_rng(9).permutation(600_000).reshape(600, 1000)
+        self.put("x", x)
+        values, indices = self.topk(x, 900)
+        self.fails(4, "RESULT_TOO_LARGE", "--out NAME", "topk", "x", "--k", 900)
+        self.cli("topk", "x", "--k", 900, "-o", "v.npy", "--indices-output", "i.npy")
+        np.testing.assert_array_equal(np.load(self.folder / "v.npy"), values)
+        np.testing.assert_array_equal(np.load(self.folder / "i.npy"), indices)
+        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["x"])
+
+    def test_topk_in_programs(self):
+        x = np.random.default_rng(10).standard_normal((6, 50))
+        self.put("x", x)
+        path = self.program(
+            {"topk": {"x": "x", "k": 4, "values": "scratch", "indices": "scratch"}},
+            {"map": {"operands": ["step:0", "step:0.indices"], "expression": "a + b"}},
+            {"top_k": {"x": "x[0]", "k": 2, "smallest": True, "indices": "i"}},
+            {"window-sum": {"x": "step:0.indices@0:4:1", "radius": 1}})
+        values, indices = self.topk(x, 4)
+        steps = self.json("run", path)["steps"]
+        self.assertTrue(steps[0]["values"]["scratch"] and steps[0]["indices"]["scratch"])
+        self.assertEqual(steps[0]["stats"]["moved_bytes"], 0)
+        self.assertEqual(steps[1]["data"], (values + indices).tolist())
+        self.assertEqual(steps[2]["values"]["data"], self.topk(x[0], 2, True)[0].tolist())
+        np.testing.assert_array_equal(self.get("i"), self.topk(x[0], 2, True)[1])
+        self.assertEqual(steps[3]["data"], np.convolve(indices[0], [1, 1, 1])[1:-1].tolist())
+        self.cli("rm", "i")
+        lines = self.cli("run", path).splitlines()
+        self.assertEqual(lines[:2], ["0: in scratch memory", "in scratch memory"])
+
+    def neighbours(self, vectors, queries, k):
+        """Squared distances and indices of the nearest vectors, by the definition."""
+        x, q = (a.astype("f8" if a.dtype.kind == "f" else a.dtype) for a in (vectors, queries))
+        distances = ((q[:, None] - x) ** 2).sum(axis=2)
+        values, indices = self.topk(distances, k, smallest=True)
+        return values, indices, distances
+
+    def test_search(self):
+        random = np.random.default_rng(11)
+        for dtype, tolerance in (("f4", 1e-4), ("f8", 1e-12), ("f2", 1e-3), ("i4", 0)):
+            with self.subTest(dtype=dtype):
+                vectors = (3 * random.standard_normal((500, 24))).astype(dtype)
+                queries = (3 * random.standard_normal((7, 24))).astype(dtype)
+                queries[2] = vectors[123]
+                self.cli("put", self.save("vectors", vectors), "--name", "vectors", "--replace")
+                self.cli("put", self.save("queries", queries), "--name", "queries", "--replace")
+                values, indices, _ = self.neighbours(vectors, queries, 6)
+                for operand in ("queries", "file:queries.npy"):
+                    answer = self.json("search", "vectors", "--queries", operand, "--k", 6)
+                    self.assertEqual(answer["indices"]["data"], indices.tolist())
+                    self.assertEqual(answer["indices"]["dtype"], "i64")
+                    found = np.array(answer["distances"]["data"])
+                    np.testing.assert_allclose(found, values, rtol=tolerance, atol=500 * tolerance)
+                    self.assertGreaterEqual(found.min(), 0)
+                    self.assertEqual(answer["calls"], 1)
+                products = queries.astype("f8") @ vectors.T.astype("f8")
+                values, indices = self.topk(products, 6)
+                answer = self.json("search", "vectors", "--queries", "queries", "--k", 6,
+                                   "--metric", "dot")
+                self.assertEqual(answer["indices"]["data"], indices.tolist())
+                np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5,
+                                           atol=1e-4)
+        # Windows of both, printed and saved: what was put last is i4.
+        values, indices, _ = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
+        words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
+        self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
+        self.cli(*words, "-o", "i.npy", "--distances-output", "d.npy")
+        np.testing.assert_array_equal(np.load(self.folder / "i.npy"), indices)
+        np.testing.assert_array_equal(np.load(self.folder / "d.npy"), values)
+
+    def test_a_search_of_many_queries_takes_several_calls(self):
+        random = np.random.default_rng(12)
+        n, q = 300_000, 250
+        vectors = random.integers(-8, 8, (n, 4)).astype("<f4")
+        queries = random.integers(-8, 8, (q, 4)).astype("<f4")
+        self.put("vectors", vectors)
+        self.put("queries", queries)
+        answer = self.json("search", "vectors", "--queries", "file:" + self.save("q", queries),
+                           "--k", 2)
+        # 256 MiB are 111 rows of scores, and as many sums of them with the norms; one call is of norms.
+        self.assertEqual(answer["calls"], -(-q // ((256 << 20) // (8 * n))) + 1)
+        self.assertEqual(self.json("search", "vectors", "--queries", "queries", "--k",
+                                   2)["indices"], answer["indices"])
+        for i in (0, 110, 111, q - 1):
+            values, indices, _ = self.neighbours(vectors, queries[i:i + 1], 2)
+            self.assertEqual(answer["indices"]["data"][i], indices[0].tolist())
+            self.assertEqual(answer["distances"]["data"][i], values[0].tolist())
+        self.assertEqual(len(answer["indices"]["data"]), q)
+        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["queries", "vectors"])
+
+    def test_errors_of_search(self):
+        self.put("x", np.zeros((10, 3), "<f4"))
+        self.put("line", np.zeros(3, "<f4"))
+        self.put("wide", np.zeros((2, 4), "<f4"))
+        self.put("double", np.zeros((2, 3)))
+        self.put("none", np.zeros((0, 3), "<f4"))
+        for queries in ("line", "wide"):
+            self.fails(4, "BAD_SHAPE", "tessera info", "search", "x", "--queries", queries, "--k", 1)
+        self.fails(4, "BAD_DTYPE", "tessera info", "search", "x", "--queries", "double", "--k", 1)
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "search", "x", "--queries", "q", "--k", 1)
+        for k in (0, 11):
+            self.fails(4, "BAD_K", "1 to 4096", "search", "x", "--queries", "x", "--k", k)
+        self.fails(4, "BAD_K", "1 to 4096", "search", "none", "--queries", "x", "--k", 1)
+        answer = self.json("search", "x", "--queries", "none", "--k", 2)
+        self.assertEqual(answer["distances"]["shape"], [0, 2])
+        self.fails(2, "BAD_OPTION", "--help", "search", "x", "--queries", "x", "--k", 1, "-o", "-")
 
     def test_map(self):
         x, y = np.arange(12.0).reshape(3, 4) - 5, np.array([1, 0, -2, 3], "<i4")
@@ -389,6 +540,7 @@ class CliTest(CliCase):
             "window_sum": (("window-sum", "x", "--radius", "2"), "data", window.tolist()),
             "map": (("map", "where(a > 0, a * 2, a)", "x"), "data",
                     np.where(x > 0, 2 * x, x).tolist()),
+            "top_k": (("topk", "m", "--k", 3), "indices", self.topk(m, 3)[1].tolist()),
         }
         rows = self.json("strategies")["strategies"]
         self.assertEqual({row["operation"] for row in rows}, set(calls))
@@ -419,7 +571,8 @@ class CliTest(CliCase):
                         self.assertEqual(error["metadata"]["strategy"], name)
                     else:
                         answer = self.json(*command)
-                        self.assertEqual(answer[key], expected)
+                        found = answer[key]["data"] if key == "indices" else answer[key]
+                        self.assertEqual(found, expected)
                         self.assertEqual(answer["stats"]["strategy"], name)
                         self.assertEqual(answer["stats"]["device"], OPTIONS.device)
                         ran.add((operation, name))
@@ -492,7 +645,9 @@ class CliTest(CliCase):
                      "OP/s" if dtype == "i32" else "FLOP/s", 2 * side**3),
                     ("add", ("add", "x", "y"), "B/s", 3 * n * size),
                     ("window_sum", ("window-sum", "x", "--radius", "8"), "B/s",
-                     n * size + n * wide)):
+                     n * size + n * wide),
+                    ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
+                     side * side * size + 9 * side * (size + 8))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
@@ -548,6 +703,7 @@ class CliTest(CliCase):
         self.fails(4, "BAD_SHAPE", "tessera info", "bench", "matmul", "x", "y")
         self.fails(4, "BAD_RADIUS", "--radius", "bench", "window-sum", "x", "--radius=-2")
         self.fails(4, "BAD_AXES", "", "bench", "reduce", "sum", "x", "--axes", "1")
+        self.fails(4, "BAD_K", "--k", "bench", "topk", "x", "--k", 4)
         self.fails(2, "BAD_OPTION", "--help", "bench", "dot", "x", "x", "--strategy", ",")
         if OPTIONS.device == "cpu":
             self.fails(4, "BAD_LAUNCH", "without the option", "bench", "dot", "x", "x",
@@ -597,14 +753,17 @@ class CliTest(CliCase):
                           ("add", "a", "b", "--replace"), ("reduce", "sum", "x", "--axes", "a"),
                           ("reduce", "sum", "x", "--out", "y"), ("cp", "x"),
                           ("cp", "x", "y", "--dtype", "f8"), ("window-sum", "x"), ("bench",),
+                          ("topk", "x"), ("topk", "x", "--k", "all"), ("search", "x", "--k", 3),
+                          ("topk", "x", "--k", 1, "--out", "y", "-o", "y.npy"),
+                          ("search", "x", "--queries", "q", "--k", 3, "--metric", "cosine"),
                           ("bench", "sort", "x"), ("bench", "dot", "x"),
                           ("bench", "reduce", "magic", "x"),
                           ("bench", "dot", "x", "x", "--repeat", "0")):
             self.assertEqual(self.run_cli(*arguments).returncode, 2, arguments)
         for command in ("put", "get", "ls", "rm", "cp", "info", "strategies", "dot", "reduce",
-                        "matmul", "add", "window-sum", "bench", "health"):
+                        "matmul", "add", "window-sum", "topk", "search", "bench", "health"):
             self.assertIn("Exit codes:", self.cli(command, "--help"))
-        for command in ("dot", "reduce", "matmul", "add", "window-sum"):
+        for command in ("dot", "reduce", "matmul", "add", "window-sum", "topk"):
             self.assertIn("Exit codes:", self.cli("bench", command, "--help"))
 
     def test_errors_of_files(self):

@@ -36,6 +36,7 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   Future<v1::ReduceResponse> sum = client_.Async().Reduce(ReduceOp::kSum, "x");
   Future<v1::AddResponse> twice = client_.Async().Add("x", "x");
   Future<v1::WindowSumResponse> window = client_.Async().WindowSum("x", 1);
+  Future<v1::TopKResponse> largest = client_.Async().TopK("x", 1);
   Future<v1::MatmulResponse> product = client_.Async().Matmul("x", "x");
   Future<v1::GetBufferResponse> buffer = client_.Async().GetBuffer("x");
   Future<v1::GetServerInfoResponse> info = client_.Async().GetServerInfo();
@@ -47,6 +48,9 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   EXPECT_EQ(sum.Get()->value().real(), 6);
   EXPECT_EQ(twice.Get()->tensor().data(), Floats({2, 4, 6}).data());
   EXPECT_EQ(window.Get()->tensor().data(), Floats({3, 6, 5}).data());
+  const absl::StatusOr<v1::TopKResponse> found = largest.Get();
+  EXPECT_EQ(found->values().data(), Floats({3}).data());
+  EXPECT_EQ(Values<std::int64_t>(found->indices()), std::vector<std::int64_t>{2});
   EXPECT_EQ(ErrorReason(product.Get().status()), "BAD_SHAPE");
   EXPECT_EQ(buffer.Get()->buffer().name(), "x");
   EXPECT_EQ(info.Get()->devices_size(), 1);
@@ -223,6 +227,37 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
         results->Index(twice).status(), results->Values<double>(twice).status(),
         results->Values<float>(kept).status(), results->Buffer(twice).status(),
         results->Tensor("length").status()}) {
+    EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
+  }
+}
+
+TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {
+  Program program;
+  const ProgramStep doubled = program.Map({"x"}, Element(0) * 2, {.scratch = true});
+  const ProgramStep best =
+      program.TopK(doubled, 2, false, 0, {.scratch = true, .indices_scratch = true});
+  const ProgramStep less = program.Name("less", program.Map({best}, Element(0) - 1));
+  program.Name("places", program.Map({best.indices()}, Element(0) * 10));
+  const ProgramStep smallest = program.TopK("x", 2, true);
+  program.Name("where", smallest.indices());
+  OperationOptions kept;
+  kept.target = ResultBuffer{"kept/values"};
+  kept.indices_target = ResultBuffer{"kept/indices"};
+  EXPECT_FALSE(program.has_target());
+  const ProgramStep stored = program.TopK("x", 1, false, std::nullopt, kept);
+  EXPECT_TRUE(program.has_target());
+  const auto results = ProgramResults::Execute(client_, program);
+  ASSERT_TRUE(results.ok()) << results.status();
+
+  EXPECT_THAT(*results->Values<float>(less), ::testing::ElementsAre(5, 3));
+  EXPECT_THAT(*results->Values<std::int64_t>("places"), ::testing::ElementsAre(20, 10));
+  EXPECT_THAT(*results->Values<float>(smallest), ::testing::ElementsAre(1, 2));
+  EXPECT_THAT(*results->Values<std::int64_t>("where"), ::testing::ElementsAre(0, 1));
+  EXPECT_EQ(results->Buffer(stored)->name(), "kept/values");
+  EXPECT_EQ(results->Buffer(stored.indices())->name(), "kept/indices");
+  for (const absl::Status& status :
+       {results->Tensor(best).status(), results->Tensor(best.indices()).status(),
+        results->Buffer("where").status(), results->Real(smallest).status()}) {
     EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
   }
 }

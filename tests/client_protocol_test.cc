@@ -382,6 +382,9 @@ class FailingCompute final : public v1::ComputeService::Service {
                          v1::WindowSumResponse*) override {
     return Answer();
   }
+  grpc::Status TopK(grpc::ServerContext*, const v1::TopKRequest*, v1::TopKResponse*) override {
+    return Answer();
+  }
   grpc::Status Execute(grpc::ServerContext*, const v1::ExecuteRequest* request,
                        v1::ExecuteResponse* response) override {
     for (int i = 0; i < request->steps_size(); ++i) response->add_results();
@@ -436,6 +439,13 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.Matmul("x", "x", false, false, {}, options).status());
     expect(client.Add("x", "x", options).status());
     expect(client.WindowSum("x", 1, options).status());
+    expect(client.TopK("x", 1, false, {}, options).status());
+    OperationOptions indices;
+    indices.indices_target = options.target;
+    expect(client.TopK("x", 1, false, {}, indices).status());
+    Program largest;
+    largest.TopK("x", 1, false, {}, indices);
+    expect(client.Execute(largest).status());
     Program program;
     program.Dot("x", "x");
     program.Add("x", "x", options);

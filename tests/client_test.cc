@@ -262,6 +262,38 @@ TEST_F(ClientTest, Programs) {
   EXPECT_EQ(answer->results(6).dot().stats().strategy(), "fixed_tree");
 }
 
+TEST_F(ClientTest, TheLargestAndSmallestElements) {
+  using Indices = std::vector<std::int64_t>;
+  Put("x", {3, 9, 2, 9, 5, 7, 7, 1}, {2, 4});
+  auto found = client_.TopK("x", 2);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(Values<float>(found->values()), (std::vector<float>{9, 9, 7, 7}));
+  EXPECT_EQ(Values<std::int64_t>(found->indices()), (Indices{1, 3, 1, 2}));
+  found = client_.TopK("x", 1, /*smallest=*/true, /*axis=*/0);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(Values<float>(found->values()), (std::vector<float>{3, 7, 2, 1}));
+  EXPECT_EQ(Values<std::int64_t>(found->indices()), (Indices{0, 1, 0, 1}));
+
+  // Each of the two results goes where it is told to.
+  OperationOptions options;
+  options.target = ResultBuffer{.name = "values"};
+  found = client_.TopK("x", 3, false, std::nullopt, options);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->values_buffer().name(), "values");
+  EXPECT_EQ(Get("values"), Bytes<float>({9, 9, 3, 7, 7, 5}));
+  EXPECT_EQ(Values<std::int64_t>(found->indices()), (Indices{1, 3, 0, 1, 2, 0}));
+  options.target = std::nullopt;
+  options.indices_target = ResultBuffer{.name = "indices"};
+  found = client_.TopK("x", 1, false, std::nullopt, options);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(Values<float>(found->values()), (std::vector<float>{9, 7}));
+  EXPECT_EQ(Get("indices"), Bytes<std::int64_t>({1, 1}));
+
+  const auto none = client_.TopK("x", 5);
+  EXPECT_EQ(ErrorReason(none.status()), "BAD_K");
+  EXPECT_EQ(ErrorMetadata(none.status())["limit"], "4");
+}
+
 TEST_F(ClientTest, ViewsAndInlineOperands) {
   Put("x", {1, 2, 3, 4, 5, 6}, {2, 3});
   Operand column("x");

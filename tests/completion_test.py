@@ -109,6 +109,10 @@ class CompletionTest(unittest.TestCase):
             (("dot", "a", "b", "di"), []),  # no third operand
             (("dot", "--strategy", "cpu_p"), ["cpu_parallel"]),
             (("bench", "window-sum", "--strategy", "c"), ["cpu"]),
+            (("topk", "--strategy", "cpu_"), ["cpu_heap"]),
+            (("topk", "digits", "--indices-out"), ["--indices-out", "--indices-output"]),
+            (("search", "digits", "--queries", "ot"), ["other"]),
+            (("search", "digits", "--metric", ""), ["dot", "l2"]),
             (("strategies", "red"), ["reduce", "reduce_axes"]),
             (("put", "--device", ""), ["cpu"]),
         ]:
@@ -200,7 +204,8 @@ class ManualTest(unittest.TestCase):
             for term, description in terms:
                 self.assertNotIn("  ", term)
                 self.assertGreater(len(description), 3, term)
-        self.assertIn("tessera-window-sum.1", pages)
+        for name in ("window-sum", "topk", "bench-topk", "search"):
+            self.assertIn(f"tessera-{name}.1", pages)
         self.assertNotIn("tessera-complete.1", pages)
 
 

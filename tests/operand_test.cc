@@ -107,6 +107,21 @@ TEST(OperandSyntax, RawViews) {
   EXPECT_TRUE(operand->view->shape.empty());
 }
 
+TEST(OperandSyntax, ResultsOfSteps) {
+  auto operand = ParseOperand("step:7");
+  ASSERT_TRUE(operand.ok());
+  EXPECT_EQ(operand->kind, ParsedOperand::Kind::kStep);
+  EXPECT_EQ(operand->step, 7u);
+  EXPECT_FALSE(operand->indices);
+  operand = ParseOperand("step:12.indices@3:2:1");
+  ASSERT_TRUE(operand.ok());
+  EXPECT_EQ(operand->step, 12u);
+  EXPECT_TRUE(operand->indices);
+  EXPECT_EQ(operand->view->offset, 3);
+  for (const char* text : {"step:", "step:.indices", "step:1.values", "step:1.indices[0]"})
+    EXPECT_EQ(ErrorReason(ParseOperand(text).status()), "BAD_OPERAND") << text;
+}
+
 TEST(OperandSyntax, Mistakes) {
   for (const char* text :
        {"", "[0]", "@0:1", "x[", "x[]", "x[0]y", "x[0", "x[a]", "x[1:2:3:4]", "x[0,,1]", "x[1.5]",

@@ -53,6 +53,9 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
         first, second = await self.t.compute(x.sum(), x.max(axis=0))
         np.testing.assert_allclose(second, a.max(axis=0))
         self.assertAlmostEqual(float(first), float(a.sum()), 3)
+        values, indices = await self.t.compute(*ts.topk(x, 2))
+        np.testing.assert_array_equal(indices, np.argsort(-a, axis=1, kind="stable")[:, :2])
+        np.testing.assert_array_equal(await x.topk(2)[0].numpy(), values)
         async with self.t.scope() as s:
             await s.put(a, "scoped")
         with self.assertRaises(ts.BufferNotFound):

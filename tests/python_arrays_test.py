@@ -233,7 +233,6 @@ class ArraysTest(python_outsider.Case):
             lambda: x + np.zeros((12, 9), "c8"),
             lambda: x[None] @ x.T,
             lambda: x | x,
-            lambda: ts.top_k(x, 3),
         ):
             with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
                 attempt()
@@ -256,6 +255,108 @@ class ArraysTest(python_outsider.Case):
             bool(self.x)
         self.assertEqual(len(self.x), 12)
         self.check(list(self.x)[3], self.a[3], 0)
+
+    # --- topk, which NumPy has not
+
+    def largest(self, a, k, axis=-1, largest=True):
+        """(values, indices) by a stable sort, of numbers."""
+        order = np.argsort(-a if largest else a, axis, kind="stable")
+        indices = np.take(order, np.arange(k), axis)
+        return np.take_along_axis(a, indices, axis), indices
+
+    def test_topk(self):
+        for dtype in ("f4", "f8", "f2", "i4", "i8"):
+            a = RNG.integers(-9, 9, (7, 5, 11)).astype(dtype)
+            x = self.t.put(a)
+            for k, axis, largest in ((3, -1, True), (11, 2, False), (2, 0, True), (5, -2, False)):
+                with self.subTest(dtype=dtype, k=k, axis=axis, largest=largest):
+                    values, indices = self.largest(a, k, axis, largest)
+                    for got in (ts.topk(x, k, axis, largest), x.topk(k, axis, largest)):
+                        self.check(got[0], values, 0)
+                        self.check(got[1], indices, 0)
+                        self.assertEqual((got[0].dtype, got[1].dtype), (a.dtype, np.int64))
+        special = np.array([1, np.nan, -np.inf, np.inf, np.nan, 0.0, -0.0], "f4")
+        x = self.t.put(special)
+        self.check(x.topk(7)[1], [1, 4, 3, 0, 5, 6, 2], 0)
+        self.check(x.topk(7, largest=False)[1], np.argsort(special, kind="stable"), 0)
+        self.check(x.topk(7, largest=False)[0], np.sort(special), 0)
+        truth = (x > 0).topk(3)
+        self.check(truth[0], [True, True, False], 0)
+        self.check(truth[1], [0, 3, 1], 0)
+
+    def test_the_results_of_a_topk_are_one_step(self):
+        a, x = self.a, self.x
+        values, indices = ts.topk(x, 3)
+        expected = self.largest(a, 3)
+        with self.calls() as calls:
+            for got, want in zip(self.t.compute(values, indices), expected):
+                np.testing.assert_array_equal(got, want)
+            self.assertEqual(calls, ["TopK"])
+            self.assertEqual([s.operation for s in values.stats], ["top_k"])
+            self.assertGreater(values.stats[0].total_us, 0)
+            self.assertEqual(values.stats[0].moved_bytes, 0)
+            calls.clear()
+            # What nobody asks for stays there.
+            np.testing.assert_array_equal(indices.numpy(), expected[1])
+            self.assertEqual(calls, ["Execute"])
+            calls.clear()
+            together = (values * 2 + indices).sum(axis=1)
+            np.testing.assert_allclose(
+                together.numpy(), (expected[0] * 2 + expected[1]).sum(axis=1), rtol=1e-6
+            )
+            self.assertEqual(calls, ["Execute"])
+        self.assertEqual([s.operation for s in together.stats], ["top_k", "map", "reduce"])
+        self.assertIn("one Execute of 3 steps", together.explain())
+        self.assertIn("step 0 indices", together.explain())
+        scores = x @ x.T
+        nearest = scores.topk(4, largest=False)
+        for got, want in zip(self.t.compute(*nearest, scores), (*self.largest(a @ a.T, 4, largest=False), a @ a.T)):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+        self.check(values[::2, 1] + indices.T[0, ::2], expected[0][::2, 1] + expected[1][::2, 0])
+
+    def test_topk_keeps_its_results(self):
+        values, indices = self.x.topk(2, axis=0)
+        expected = self.largest(self.a, 2, 0)
+        for terms in ((values, indices), (indices, values), (indices,), (indices, indices.T)):
+            with self.calls() as calls:
+                kept = self.t.keep(*terms)
+            self.assertEqual(calls, ["TopK" if any(term is values for term in terms) else "Execute"])
+            for term, array in zip(terms, kept):
+                self.assertIsInstance(array, ts.Array)
+                want = expected[0] if term is values else expected[1]
+                self.check(array, want if term.shape == want.shape else want.T, 0)
+        self.check(indices.save("largest/indices", replace=True), expected[1], 0)
+        self.check(values.save("largest/values", replace=True), expected[0], 0)
+
+    def test_large_results_of_topk_go_through_buffers(self):
+        a = RNG.permutation(1_200_000).reshape(600, 2000).astype("f4")
+        x = self.t.put(a)
+        values, indices = x.topk(1900)
+        for got, want in zip(self.t.compute(values, indices), self.largest(a, 1900)):
+            np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(indices.numpy(), self.largest(a, 1900)[1])
+
+    def test_errors_of_topk(self):
+        for k in (0, 10, -1, 4097):
+            with self.assertRaises(ts.BadK):
+                self.x.topk(k)
+        with self.assertRaises(ts.BadK):
+            self.t.put(np.zeros(5000, "f4")).topk(4097)
+        for attempt in (lambda: self.x.topk(1.5), lambda: self.x.topk(1, axis=None)):
+            with self.assertRaises(TypeError):
+                attempt()
+        with self.assertRaises(ValueError):
+            self.x.topk(1, axis=2)
+        with self.assertRaises(ValueError):
+            self.x.sum().topk(1)
+
+    def test_strategy_of_topk(self):
+        values, indices = (part.with_(timing=True) for part in self.x.topk(2))
+        self.t.compute(values, indices)
+        self.assertEqual(len(values.stats), 1)
+        self.assertGreater(values.stats[0].kernel_us, 0)
+        with self.assertRaises(ts.UnknownStrategy):
+            self.t.compute(values.with_("none"), indices.with_("none"))
 
     # --- programs
 

@@ -5,10 +5,8 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +28,9 @@ struct BenchFlags {
   std::string b;
   std::string axes;
   std::int64_t radius = 0;
+  std::int64_t k = 0;
+  bool smallest = false;
+  std::optional<int> axis;
   bool transpose_a = false;
   bool transpose_b = false;
   std::string out_dtype;
@@ -52,40 +53,7 @@ class Bench {
     problem.repeat = flags.repeat;
   }
 
-  // An operand and what is known of it beforehand.
-  struct Input {
-    Operand operand;
-    std::string text;
-    DType dtype = DType::kF32;
-    std::vector<std::int64_t> shape;
-
-    std::int64_t elements() const {
-      return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-    }
-    std::uint64_t bytes() const { return static_cast<std::uint64_t>(elements()) * SizeOf(dtype); }
-    std::string type() const {
-      return absl::StrCat(DtypeText(static_cast<v1::Dtype>(dtype)), " ", ShapeText(shape));
-    }
-  };
-  absl::StatusOr<Input> Resolve(const std::string& text) {
-    auto operand = ResolveOperand(session_, text);
-    if (!operand.ok()) return operand.status();
-    Input input{*std::move(operand), text};
-    const auto describe = [&](v1::Dtype dtype, const auto& shape) {
-      input.dtype = static_cast<DType>(dtype);
-      input.shape.assign(shape.begin(), shape.end());
-    };
-    if (const auto* tensor = std::get_if<v1::Tensor>(&input.operand.source)) {
-      describe(tensor->dtype(), tensor->shape());
-    } else {
-      const auto response = client().GetBuffer(std::get<std::string>(input.operand.source));
-      if (!response.ok()) return response.status();
-      describe(response->buffer().dtype(), response->buffer().shape());
-    }
-    if (const auto& view = input.operand.view)
-      input.shape.assign(view->shape().begin(), view->shape().end());
-    return input;
-  }
+  absl::StatusOr<Input> Resolve(const std::string& text) { return ResolveInput(session_, text); }
   // Both operands; one that is named twice is read once.
   absl::StatusOr<std::pair<Input, Input>> ResolveBoth() {
     auto a = Resolve(flags_.a);
@@ -111,7 +79,8 @@ class Bench {
     }
     return answer;
   }
-  ResultBuffer Target() { return scratch_.Target("result"); }
+  ResultBuffer Target(std::string_view name = "result") { return scratch_.Target(name); }
+  absl::StatusOr<BenchValues> Fetch(const v1::Buffer& buffer) { return scratch_.Fetch(buffer); }
 
   // The square root of the sum of squares, with room for its own rounding: by Cauchy and Schwarz
   // the sums of magnitudes that error bounds refer to are at most products of such norms.
@@ -374,6 +343,36 @@ absl::Status BenchWindowSum(Bench& bench, const BenchFlags& flags) {
   return bench.Report(Bench::Ceiling::kMemory);
 }
 
+absl::Status BenchTopK(Bench& bench, const BenchFlags& flags) {
+  const auto x = bench.Resolve(flags.a);
+  if (!x.ok()) return x.status();
+  bench.problem.operation = "top_k";
+  bench.problem.operand_bytes = x->bytes();
+  bench.problem.title = absl::StrCat(
+      "topk, the ", flags.k, flags.smallest ? " smallest" : " largest",
+      flags.axis ? absl::StrCat(" along ", *flags.axis) : "", " of ", x->text, ", ", x->type());
+  bench.problem.run = [&](const std::string& strategy,
+                          bool with_values) -> absl::StatusOr<BenchAnswer> {
+    OperationOptions options = flags.Options(strategy);
+    options.target = bench.Target();
+    options.indices_target = bench.Target("indices");
+    const auto response =
+        bench.client().TopK(x->operand, flags.k, flags.smallest, flags.axis, options);
+    if (!response.ok()) return response.status();
+    BenchAnswer answer{.stats = response->stats()};
+    for (const v1::Buffer* buffer : {&response->values_buffer(), &response->indices_buffer()}) {
+      answer.result_bytes += buffer->size_bytes();
+      if (!with_values) continue;
+      const auto values = bench.Fetch(*buffer);
+      if (!values.ok()) return values.status();
+      answer.values.insert(answer.values.end(), values->begin(), values->end());
+    }
+    return answer;
+  };
+  bench.problem.scale = []() -> absl::StatusOr<BenchScale> { return ConstantScale(0); };
+  return bench.Report(Bench::Ceiling::kMemory);
+}
+
 }  // namespace
 
 void AddBench(CLI::App& app, Command& chosen) {
@@ -448,6 +447,12 @@ void AddBench(CLI::App& app, Command& chosen) {
       ->type_name("OPERAND")
       ->required();
   window->add_option("--radius", window_flags->radius, "In elements")->required();
+
+  auto [topk, topk_flags] = add("topk", "The largest or smallest elements", BenchTopK);
+  topk->add_option("x", topk_flags->a, "The operand")->type_name("OPERAND")->required();
+  topk->add_option("--k", topk_flags->k, "How many along the axis")->required();
+  topk->add_flag("--smallest", topk_flags->smallest, "The smallest rather than the largest");
+  topk->add_option("--axis", topk_flags->axis, "Default: the last");
 }
 
 }  // namespace tessera

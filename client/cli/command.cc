@@ -1,6 +1,7 @@
 #include "client/cli/command.h"
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_replace.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -27,6 +28,10 @@ CLI::Validator DurationCheck() {
                                    : "'" + text + "' is not a duration such as 90s, 10m or 1h30m";
       },
       "DURATION");
+}
+
+std::string OperationName(const std::string& command) {
+  return command == "topk" ? "top_k" : absl::StrReplaceAll(command, {{"-", "_"}});
 }
 
 absl::Duration TemporaryTtl(const v1::Limits& limits) {

@@ -50,6 +50,9 @@ using Command = std::function<absl::Status(Session&)>;
 // Options that do not go together in a way that the parser cannot see.
 absl::Status BadOption(std::string_view what);
 
+// An operation as the protocol names it, of the name of its command: "top_k" of "topk".
+std::string OperationName(const std::string& command);
+
 // Of a buffer that this process deletes itself, unless it ends before: as long as the server
 // allows, at most an hour.
 absl::Duration TemporaryTtl(const v1::Limits& limits);
@@ -126,6 +129,7 @@ void AddRm(CLI::App& app, Command& chosen);
 void AddCp(CLI::App& app, Command& chosen);
 void AddInfo(CLI::App& app, Command& chosen);
 void AddOperations(CLI::App& app, Command& chosen);
+void AddSearch(CLI::App& app, Command& chosen);
 void AddMap(CLI::App& app, Command& chosen);
 void AddRun(CLI::App& app, Command& chosen);
 void AddStrategies(CLI::App& app, Command& chosen);

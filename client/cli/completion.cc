@@ -144,8 +144,7 @@ std::vector<Candidate> Buffers(Session& session, const std::string& prefix) {
 // operation: as the command line calls it; empty: the names of operations.
 std::vector<Candidate> Strategies(Session& session, const std::string& operation) {
   std::vector<Candidate> found;
-  const auto strategies =
-      session.client.ListStrategies(absl::StrReplaceAll(operation, {{"-", "_"}}));
+  const auto strategies = session.client.ListStrategies(OperationName(operation));
   if (!strategies.ok()) return found;
   std::set<std::string> operations;
   for (const v1::Strategy& strategy : *strategies) {

@@ -66,6 +66,7 @@ int Main(int argc, char** argv) {
   AddCp(app, command);
   AddInfo(app, command);
   AddOperations(app, command);
+  AddSearch(app, command);
   AddMap(app, command);
   AddRun(app, command);
   AddStrategies(app, command);

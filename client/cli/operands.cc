@@ -41,8 +41,10 @@ absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text
   absl::StatusOr<ParsedOperand> parsed = ParseOperand(text);
   if (!parsed.ok()) return parsed.status();
   if (parsed->kind == ParsedOperand::Kind::kFile) return ReadInlineOperand(session, parsed->name);
-  Operand operand = parsed->kind == ParsedOperand::Kind::kStep ? Operand(ProgramStep{parsed->step})
-                                                               : Operand(parsed->name);
+  Operand operand =
+      parsed->kind == ParsedOperand::Kind::kStep
+          ? Operand(ProgramStep{.number = parsed->step, .output = parsed->indices ? 1u : 0u})
+          : Operand(parsed->name);
   if (!parsed->subscripts.empty()) {
     const auto response = session.client.GetBuffer(parsed->name);
     if (!response.ok()) return response.status();
@@ -61,6 +63,31 @@ absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text
     operand.view = std::move(view);
   }
   return operand;
+}
+
+std::string Input::type() const {
+  return absl::StrCat(DtypeText(static_cast<v1::Dtype>(dtype)), " ", ShapeText(shape));
+}
+
+absl::StatusOr<Input> ResolveInput(Session& session, const std::string& text) {
+  auto operand = ResolveOperand(session, text);
+  if (!operand.ok()) return operand.status();
+  Input input{*std::move(operand), text};
+  const auto describe = [&](v1::Dtype dtype, const auto& shape) {
+    input.dtype = static_cast<DType>(dtype);
+    input.shape.assign(shape.begin(), shape.end());
+  };
+  if (const auto* tensor = std::get_if<v1::Tensor>(&input.operand.source)) {
+    describe(tensor->dtype(), tensor->shape());
+  } else {
+    const auto response = session.client.GetBuffer(std::get<std::string>(input.operand.source));
+    if (!response.ok()) return response.status();
+    describe(response->buffer().dtype(), response->buffer().shape());
+    input.version = response->buffer().version();
+  }
+  if (const auto& view = input.operand.view)
+    input.shape.assign(view->shape().begin(), view->shape().end());
+  return input;
 }
 
 void AddLaunch(CLI::App& command, Launch& launch) {

@@ -1,6 +1,9 @@
 // Operands and options of the operations on the command line.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,6 +15,23 @@ namespace tessera {
 // NAME, NAME[slices], NAME@OFFSET:SHAPE:STRIDES or file:PATH.npy. Asks the server for the shape
 // that slices refer to.
 absl::StatusOr<Operand> ResolveOperand(Session& session, const std::string& text);
+
+// An operand and what is known of it beforehand. REQUIRES: no result of a step.
+struct Input {
+  Operand operand;
+  std::string text;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t version = 0;  // of the buffer; 0: there is none
+
+  std::int64_t elements() const {
+    return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+  }
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(elements()) * SizeOf(dtype); }
+  // "f32 [1000, 64]"
+  std::string type() const;
+};
+absl::StatusOr<Input> ResolveInput(Session& session, const std::string& text);
 
 void AddLaunch(CLI::App& command, Launch& launch);
 

@@ -1,4 +1,4 @@
-// dot, reduce, matmul, add and window-sum.
+// dot, reduce, matmul, add, window-sum and topk.
 #include <memory>
 #include <string>
 #include <utility>
@@ -127,6 +127,94 @@ absl::Status WindowSum(Session& session, const WindowSumFlags& flags) {
   });
 }
 
+struct TopKFlags {
+  std::string x;
+  std::int64_t k = 0;
+  bool smallest = false;
+  std::optional<int> axis;
+  OperationFlags operation;
+  std::string out;
+  std::string indices_out;
+  std::string file;
+  std::string indices_file;
+  bool replace = false;
+  std::string ttl;
+
+  void Add(CLI::App& command) {
+    command.add_option("x", x, "The operand")->type_name("OPERAND")->required();
+    command.add_option("--k", k, "How many along the axis, from 1 to 4096")->required();
+    command.add_flag("--smallest", smallest, "The smallest rather than the largest");
+    command.add_option("--axis", axis, "Default: the last");
+    operation.Add(command);
+    const auto add = [&](const std::string& to_buffer, std::string& buffer,
+                         const std::string& to_file, std::string& path, const std::string& what) {
+      auto* name = command.add_option(to_buffer, buffer,
+                                      "Keep the " + what + " on the device as this buffer");
+      name->type_name("BUFFER");
+      command
+          .add_option(to_file, path, "Save the " + what + " as a .npy file; - is standard output")
+          ->type_name("FILE")
+          ->excludes(name);
+    };
+    add("--out", out, "-o,--output", file, "values");
+    add("--indices-out", indices_out, "--indices-output", indices_file, "indices");
+    command.add_flag("--replace", replace, "Replace buffers of the names given");
+    command.add_option("--ttl", ttl, "How long the buffers live, such as 10m")
+        ->check(DurationCheck());
+  }
+  // Of a result; no name: in the answer.
+  std::optional<ResultBuffer> Target(const std::string& name) const {
+    if (name.empty()) return std::nullopt;
+    return ResultBuffer{name, ParseDuration(ttl), replace};
+  }
+};
+
+absl::Status TopK(Session& session, const TopKFlags& flags) {
+  if (absl::Status status = CheckOutputs(session, flags.file, flags.indices_file,
+                                         !flags.out.empty(), !flags.indices_out.empty());
+      !status.ok())
+    return status;
+  if (flags.out.empty() && flags.indices_out.empty() && (flags.replace || !flags.ttl.empty()))
+    return BadOption("--replace and --ttl are for --out and --indices-out");
+  const auto x = ResolveOperand(session, flags.x);
+  if (!x.ok()) return x.status();
+  OperationOptions options = flags.operation.Options();
+  options.target = flags.Target(flags.out);
+  options.indices_target = flags.Target(flags.indices_out);
+  const auto run = [&] {
+    return session.client.TopK(*x, flags.k, flags.smallest, flags.axis, options);
+  };
+  auto start = Clock::now();
+  auto response = run();
+  if (ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
+    // What goes to files may be too much for one message.
+    const auto move = [&](const std::string& file, std::optional<ResultBuffer>& target,
+                          const char* suffix) -> absl::Status {
+      if (file.empty()) return absl::OkStatus();
+      auto temporary = TemporaryBuffer(session, suffix);
+      if (temporary.ok()) target = *std::move(temporary);
+      return temporary.status();
+    };
+    absl::Status status = move(flags.file, options.target, "/values");
+    status.Update(move(flags.indices_file, options.indices_target, "/indices"));
+    if (!status.ok()) return status;
+    if (!flags.file.empty() || !flags.indices_file.empty()) {
+      start = Clock::now();
+      response = run();
+    }
+  }
+  if (!response.ok()) return response.status();
+  const absl::Duration wall = Since(start);
+  absl::Status status = ReportPart(session, "values", [&](Session& part) {
+    return DeliverResult(part, flags.file, response->values(), response->values_buffer());
+  });
+  status.Update(ReportPart(session, "indices", [&](Session& part) {
+    return DeliverResult(part, flags.indices_file, response->indices(), response->indices_buffer());
+  }));
+  if (status.ok()) ReportStats(session, response->stats(), wall, flags.operation.timing);
+  return status;
+}
+
 }  // namespace
 
 void AddOperations(CLI::App& app, Command& chosen) {
@@ -173,6 +261,12 @@ void AddOperations(CLI::App& app, Command& chosen) {
   window->result.Add(*command);
   command->callback(
       [window, &chosen] { chosen = [window](Session& s) { return WindowSum(s, *window); }; });
+
+  auto topk = std::make_shared<TopKFlags>();
+  command = app.add_subcommand(
+      "topk", "The largest or smallest elements along an axis, sorted, and where they stand");
+  topk->Add(*command);
+  command->callback([topk, &chosen] { chosen = [topk](Session& s) { return TopK(s, *topk); }; });
 }
 
 }  // namespace tessera

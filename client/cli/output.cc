@@ -338,6 +338,7 @@ Json ToJson(const v1::ExecutionStats& stats) {
       std::vector<std::uint64_t>(stats.operand_versions().begin(), stats.operand_versions().end());
   json["queue_us"] = stats.queue_us();
   json["total_us"] = stats.total_us();
+  json["moved_bytes"] = stats.moved_bytes();
   return json;
 }
 
@@ -465,6 +466,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if (reason == "BAD_DEVICE") return "'tessera info' lists the server's devices";
   if (reason == "BAD_LAUNCH") return "without the option the strategy chooses by itself";
   if (reason == "BAD_RADIUS") return "--radius takes whole numbers from 0 on";
+  if (reason == "BAD_K")
+    return "--k takes whole numbers from 1 to 4096, and no more than the axis has elements";
   if (reason == "RESULTS_DISAGREE") {
     return "one of the two is wrong; 'tessera strategies' says where each comes from";
   }

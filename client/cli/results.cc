@@ -1,11 +1,15 @@
 #include "client/cli/results.h"
 
+#include <unistd.h>
+
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "client/npy.h"
 #include "kernels/base/printable.h"
 
@@ -68,6 +72,17 @@ absl::Status CheckOutput(const Session& session, const std::string& path) {
   return BadOption("--json and an array cannot both go to standard output");
 }
 
+absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
+                          bool a_resident, bool b_resident) {
+  for (const std::string& path : {a, b}) {
+    if (absl::Status status = CheckOutput(session, path); !status.ok()) return status;
+  }
+  const bool prints = (a.empty() && !a_resident) || (b.empty() && !b_resident);
+  if (prints && (NpyWriter::IsStandardOutput(a) || NpyWriter::IsStandardOutput(b)))
+    return BadOption("a file on standard output leaves no room for the other result there");
+  return absl::OkStatus();
+}
+
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes) {
   if (session.json) {
     session.document["file"] = path;
@@ -109,6 +124,34 @@ absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path) {
   if (!writer.ok()) return writer.status();
   if (absl::Status status = writer->Append(tensor.data()); !status.ok()) return status;
   return writer->Finish();
+}
+
+absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
+                           const v1::Buffer& buffer) {
+  if (file.empty()) {
+    if (buffer.name().empty()) return ReportTensor(session, tensor);
+    ReportBuffer(session, buffer);
+    return absl::OkStatus();
+  }
+  absl::Status status;
+  if (buffer.name().empty()) {
+    status = SaveTensor(tensor, file);
+  } else {
+    status = SaveBuffer(session, buffer.name(), file).status();
+    session.client.DeleteBuffer(buffer.name()).IgnoreError();
+  }
+  if (status.ok()) {
+    ReportFile(session, file, buffer.name().empty() ? tensor.data().size() : buffer.size_bytes());
+  }
+  return status;
+}
+
+absl::StatusOr<ResultBuffer> TemporaryBuffer(Session& session, std::string_view suffix) {
+  const auto limits = session.Limits();
+  if (!limits.ok()) return limits.status();
+  std::string name =
+      absl::StrCat("tessera-cli/", ::getpid(), "-", absl::GetCurrentTimeNanos(), Absl(suffix));
+  return ResultBuffer{std::move(name), TemporaryTtl(*limits)};
 }
 
 }  // namespace tessera

@@ -1,15 +1,14 @@
 // What a call answered: printed, added to the session's document, or saved.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cli/command.h"
 #include "client/cli/operands.h"
 #include "kernels/base/error.h"
@@ -29,6 +28,11 @@ absl::Status ReportTensor(Session& session, const v1::Tensor& tensor);
 // Standard output takes the document or the array.
 absl::Status CheckOutput(const Session& session, const std::string& path);
 
+// The same for two results, of which those that are printed go to standard output as well. resident:
+// whether the result stays on the device.
+absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
+                          bool a_resident, bool b_resident);
+
 // bytes: of elements.
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes);
 
@@ -37,6 +41,23 @@ absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
                                       const std::string& path, const DownloadOptions& options = {});
 
 absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path);
+
+// One of several results of a call; in the document under its name. report: Session& -> absl::Status.
+template <class Report>
+absl::Status ReportPart(Session& session, const char* name, const Report& report) {
+  Session part{session.client, session.json};
+  absl::Status status = report(part);
+  if (session.json) session.document[name] = std::move(part.document);
+  return status;
+}
+
+// Delivers an array of an answer: saves it if there is a file's path, else reports it. buffer: where
+// the array is, without a name if it is the tensor; one that is saved is temporary, and deleted.
+absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
+                           const v1::Buffer& buffer);
+
+// A buffer for results that are too much for one message, for as long as their download takes.
+absl::StatusOr<ResultBuffer> TemporaryBuffer(Session& session, std::string_view suffix = "");
 
 // Runs an operation with an array result and delivers it where the flags say. run: OperationOptions
 // -> its response.
@@ -50,34 +71,16 @@ absl::Status DeliverArray(Session& session, const OperationFlags& operation,
   }
   auto start = Clock::now();
   auto response = run(options);
-  bool temporary = false;
   if (!result.file.empty() && ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
-    // Too much for one message: let it become a buffer for as long as the download takes.
-    const auto limits = session.Limits();
-    if (!limits.ok()) return limits.status();
-    options.target =
-        ResultBuffer{absl::StrCat("tessera-cli/", ::getpid(), "-", absl::GetCurrentTimeNanos()),
-                     TemporaryTtl(*limits)};
-    temporary = true;
+    auto temporary = TemporaryBuffer(session);
+    if (!temporary.ok()) return temporary.status();
+    options.target = *std::move(temporary);
     start = Clock::now();
     response = run(options);
   }
   if (!response.ok()) return response.status();
   const absl::Duration wall = Since(start);
-
-  absl::Status status;
-  if (temporary) {
-    status = SaveBuffer(session, options.target->name, result.file).status();
-    session.client.DeleteBuffer(options.target->name).IgnoreError();
-    if (status.ok()) ReportFile(session, result.file, response->buffer().size_bytes());
-  } else if (!result.file.empty()) {
-    status = SaveTensor(response->tensor(), result.file);
-    if (status.ok()) ReportFile(session, result.file, response->tensor().data().size());
-  } else if (!result.out.empty()) {
-    ReportBuffer(session, response->buffer());
-  } else {
-    status = ReportTensor(session, response->tensor());
-  }
+  absl::Status status = DeliverResult(session, result.file, response->tensor(), response->buffer());
   if (status.ok()) ReportStats(session, response->stats(), wall, operation.timing);
   return status;
 }

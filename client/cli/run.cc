@@ -3,12 +3,17 @@
 // A file is an ExecuteRequest in protobuf's JSON, {"steps": [{"dot": {"a": {...}, "b": {...}}}]}, in
 // which some values may be words of the command line:
 //
-//   operands    "x[0]", "file:PATH.npy", "step:0" beside the messages {"buffer": "x"}, ...
-//   result      "scratch", or the name of a buffer, beside {"buffer": {"name": "y", "replace": true}}
+//   operands    "x[0]", "file:PATH.npy", "step:0", "step:0.indices" beside the messages
+//               {"buffer": "x"}, ...
+//   result      "scratch", or the name of a buffer, beside {"buffer": {"name": "y", "replace": true}};
+//               so values and indices, the results of topk
 //   operands    a list of such words or messages, of map
 //   expression  "(a - b) * 2" beside {"nodes": [...]}
 //   op          "argmin" beside "REDUCE_OP_ARGMIN"
 //   out_dtype   "f32" beside "DTYPE_F32"
+//
+// and operations may have the names of commands, "window-sum" and "topk" beside "window_sum" and
+// "top_k".
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -73,9 +78,10 @@ absl::Status Expand(Session& session, Json& request) {
   };
   upper("op", "REDUCE_OP_");
   upper("out_dtype", "DTYPE_");
-  if (request.contains("result") && request["result"].is_string()) {
-    const std::string where = request["result"].get<std::string>();
-    request["result"] =
+  for (const char* name : {"result", "values", "indices"}) {
+    if (!request.contains(name) || !request[name].is_string()) continue;
+    const std::string where = request[name].get<std::string>();
+    request[name] =
         where == "scratch" ? Json{{"scratch", true}} : Json{{"buffer", {{"name", where}}}};
   }
   return absl::OkStatus();
@@ -93,6 +99,7 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
       return BadProgram(path,
                         "a step is an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
     if (absl::Status status = Expand(session, *step.begin()); !status.ok()) return status;
+    step = Json{{OperationName(step.begin().key()), std::move(*step.begin())}};
   }
   Program program;
   const auto parsed = google::protobuf::util::JsonStringToMessage(json.dump(), &program.request());
@@ -100,17 +107,35 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   return program;
 }
 
+// An array of an answer: in it, in a buffer, or in neither.
+absl::Status ReportArray(Session& session, const v1::Tensor* tensor, const v1::Buffer* buffer) {
+  if (tensor != nullptr) return ReportTensor(session, *tensor);
+  if (buffer != nullptr) {
+    ReportBuffer(session, *buffer);
+  } else if (session.json) {
+    session.document["scratch"] = true;
+  } else {
+    std::cout << "in scratch memory\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReportTopK(Session& session, const v1::TopKResponse& found) {
+  absl::Status status = ReportPart(session, "values", [&](Session& part) {
+    return ReportArray(part, found.has_values() ? &found.values() : nullptr,
+                       found.has_values_buffer() ? &found.values_buffer() : nullptr);
+  });
+  status.Update(ReportPart(session, "indices", [&](Session& part) {
+    return ReportArray(part, found.has_indices() ? &found.indices() : nullptr,
+                       found.has_indices_buffer() ? &found.indices_buffer() : nullptr);
+  }));
+  return status;
+}
+
 absl::Status ReportResult(Session& session, const v1::StepResult& result) {
-  const auto array = [&](const auto& response) -> absl::Status {
-    if (response.has_tensor()) return ReportTensor(session, response.tensor());
-    if (response.has_buffer()) {
-      ReportBuffer(session, response.buffer());
-    } else if (session.json) {
-      session.document["scratch"] = true;
-    } else {
-      std::cout << "in scratch memory\n";
-    }
-    return absl::OkStatus();
+  const auto array = [&](const auto& response) {
+    return ReportArray(session, response.has_tensor() ? &response.tensor() : nullptr,
+                       response.has_buffer() ? &response.buffer() : nullptr);
   };
   const auto stats = [&](const auto& response) {
     if (session.json && response.has_stats()) session.document["stats"] = ToJson(response.stats());
@@ -138,6 +163,9 @@ absl::Status ReportResult(Session& session, const v1::StepResult& result) {
     case v1::StepResult::kMap:
       stats(result.map());
       return array(result.map());
+    case v1::StepResult::kTopK:
+      stats(result.top_k());
+      return ReportTopK(session, result.top_k());
     case v1::StepResult::kError:
     case v1::StepResult::RESULT_NOT_SET:
       break;

@@ -115,7 +115,7 @@ void AddStrategies(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand("strategies", "List the algorithms");
   command
       ->add_option("operation", *operation,
-                   "dot, reduce, reduce_axes, matmul, add, window_sum or map; default: all")
+                   "dot, reduce, reduce_axes, matmul, add, window_sum, map or top_k; default: all")
       ->type_name("OPERATION");
   command->callback([operation, &chosen] {
     chosen = [operation](Session& s) { return ListStrategies(s, *operation); };

@@ -19,7 +19,7 @@ from ._client import Array, Client, Expr, connect
 from ._dtypes import bfloat16
 from ._errors import *  # noqa: F403  (every class of _errors, by its name)
 from ._errors import Error
-from ._functions import fma, matmul, norm, sum_squares, top_k, vecdot, window_sum
+from ._functions import fma, matmul, norm, sum_squares, topk, vecdot, window_sum
 from ._plan import Stats
 from ._scope import Scope
 
@@ -37,7 +37,7 @@ __all__ = [
     "matmul",
     "norm",
     "sum_squares",
-    "top_k",
+    "topk",
     "vecdot",
     "window_sum",
     *_errors.__all__,

@@ -370,7 +370,9 @@ class Core:
             self._inline_limit = info.limits.max_inline_result_bytes
         return self._inline_limit
 
-    def run(self, plan: _plan.Plan, results: Dict[int, Any], idempotent: bool = True) -> Steps:
+    def run(
+        self, plan: _plan.Plan, results: Dict[_plan.Output, Any], idempotent: bool = True
+    ) -> Steps:
         """The answers of all steps."""
         method, request = plan.call(results)
         try:
@@ -398,7 +400,7 @@ class Core:
         answers = plan.answers(prepared.method, response)
         source, view = term
         assert isinstance(source, Node)
-        array = _plan.value_of(source, answers[plan.outputs[0]])
+        array = _plan.value_of(source, answers[plan.outputs[0][0]])
         if view.shape != array.shape or not view.contiguous:
             array = _plan.on_host(array, view)
         return _dtypes.to_host(array), (plan, answers)
@@ -424,24 +426,26 @@ class Core:
         stats: _plan.Cost = None
         if nodes:
             plan = _plan.Plan(nodes)
-            wanted = [plan.node(i) for i in dict.fromkeys(plan.outputs)]
+            wanted = dict(zip(plan.outputs, nodes))
+            total = _plan.inline_bytes(list(wanted.values()))
             limit = CHUNK
-            if _plan.inline_bytes(wanted) > CHUNK:
+            if total > CHUNK:
                 limit = yield from self._limit()
-            large = limit if _plan.inline_bytes(wanted) <= limit else limit // len(wanted)
+            large = limit if total <= limit else limit // len(wanted)
             results = {
-                i: _plan.target(self._unnamed(), True, duration(self.options.unnamed_ttl))
-                for i in plan.outputs
-                if _plan.inline_bytes([plan.node(i)]) > large
+                output: _plan.target(self._unnamed(), True, duration(self.options.unnamed_ttl))
+                for output, node in wanted.items()
+                if _plan.inline_bytes([node]) > large
             }
             answers = yield from self.run(plan, results)
             stats = plan, answers
-            for node, i in zip(nodes, plan.outputs):
-                if i in results:
-                    leaf = Leaf(answers[i].buffer, self.dead)
+            for node, output in zip(nodes, plan.outputs):
+                answer = answers[output[0]]
+                if output in results:
+                    leaf = Leaf(_plan.buffer_of(node, answer), self.dead)
                     arrays[id(node)] = yield from self.fetch(leaf, View.whole(leaf.shape))
                 else:
-                    arrays[id(node)] = _plan.value_of(plan.node(i), answers[i])
+                    arrays[id(node)] = _plan.value_of(node, answer)
         found = []
         for source, view in terms:
             if isinstance(source, Leaf):
@@ -476,8 +480,12 @@ class Core:
         if name is None:
             dead, replace, ttl = self.dead, True, ttl or self.options.unnamed_ttl
         results = {
-            i: _plan.target(name or self._unnamed(), replace, duration(ttl)) for i in plan.outputs
+            output: _plan.target(name or self._unnamed(), replace, duration(ttl))
+            for output in plan.outputs
         }
         answers = yield from self.run(plan, results, replace)
-        leaves = {i: Leaf(answers[i].buffer, dead) for i in results}
-        return [leaves[i] for i in plan.outputs], (plan, answers)
+        leaves = {
+            output: Leaf(_plan.buffer_of(node, answers[output[0]]), dead)
+            for output, node in dict(zip(plan.outputs, nodes)).items()
+        }
+        return [leaves[output] for output in plan.outputs], (plan, answers)

@@ -57,12 +57,13 @@ def window_sum(x: Any, radius: int) -> Any:
     return x._make(_ops.window_sum(x._term(), radius))
 
 
-def top_k(scores: Any, k: int) -> Any:
-    """Not computed by the server yet."""
-    raise Unsupported(
-        "the server has no top_k: for k = 1 use .argmax(axis=-1) and .max(axis=-1); otherwise"
-        " np.argpartition(scores.numpy(), -k, axis=-1)"
-    )
+def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any]:
+    """(values, indices) of the k largest elements along an axis, from the largest on, or of the k
+    smallest, from the smallest on. Equal elements come in the order of their indices; NaN is larger
+    than all else, as where NumPy sorts. The indices are i64. Both are results of one step:
+    t.compute(values, indices) is one call. BadK: k is below 1, above 4096 or above the extent."""
+    values, indices = _ops.topk(x._term(), k, axis, largest)
+    return x._make(values), x._make(indices)
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

@@ -78,7 +78,7 @@ class Fuser:
             else:
                 self._step_of[position] = len(self.steps)
                 self.steps.append(Step(node, node.inputs))
-        self.outputs = [self.number(node) for node in outputs]
+        self.outputs = [(self.number(node), node.output) for node in outputs]
 
     def number(self, node: Node) -> int:
         """The step that computes a node."""
@@ -111,7 +111,9 @@ class Fuser:
     def _key(self, node: Node) -> Hashable:
         inputs = tuple(self._term_key(term) for term in node.inputs)
         params = tuple(sorted(node.params.items()))
-        return node.op, inputs, params, node.dtype, node.strategy, node.timing
+        # The results of one top_k are of two types.
+        dtype = None if node.op == "top_k" else node.dtype
+        return node.op, inputs, params, dtype, node.strategy, node.timing
 
     def _term_key(self, term: Term) -> Hashable:
         source, view = term
@@ -124,7 +126,7 @@ class Fuser:
             if source.array.nbytes <= 64:
                 return source.array.tobytes(), source.dtype, source.shape, view
             return id(source), view
-        return self._position[id(source)], view
+        return self._position[id(source)], source.output, view
 
     # --- expressions
 

@@ -69,9 +69,10 @@ class Constant:
 class Node:
     """An operation: op is the name of a step of the protocol ("dot", "reduce"...), params are the
     other fields of its request. Of a "map", params["fn"] is what it does to each element;
-    neighbours become one step (_fuse.py)."""
+    neighbours become one step (_fuse.py). output: which of the results of the operation it is; of a
+    "top_k" 0 are the values and 1 the indices. Nodes that differ in that alone are one step."""
 
-    __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing")
+    __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing", "output")
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class Node:
         params: Optional[Dict[str, Any]] = None,
         strategy: str = "",
         timing: bool = False,
+        output: int = 0,
     ) -> None:
         self.op = op
         self.inputs = inputs
@@ -90,10 +92,18 @@ class Node:
         self.dtype = dtype
         self.strategy = strategy
         self.timing = timing
+        self.output = output
 
     def using(self, strategy: str, timing: bool) -> "Node":
         return Node(
-            self.op, self.inputs, self.shape, self.dtype, self.params, strategy, timing
+            self.op,
+            self.inputs,
+            self.shape,
+            self.dtype,
+            self.params,
+            strategy,
+            timing,
+            self.output,
         )
 
 

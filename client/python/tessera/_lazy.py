@@ -3,7 +3,7 @@
 The blocking and the asyncio classes add what computes: numpy(), save() and the like.
 """
 
-from typing import Any, Callable, Iterator, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -265,6 +265,13 @@ class Lazy(Operators):
     def any(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
         """Whether any element is nonzero; NaN is."""
         return self._reduce("any", axis, keepdims)
+
+    def topk(
+        self: Self, k: int, axis: int = -1, largest: bool = True
+    ) -> Tuple[Self, Self]:
+        """(values, indices) of the k largest or smallest elements along an axis: ts.topk."""
+        values, indices = _ops.topk(self._term(), k, axis, largest)
+        return self._make(values), self._make(indices)
 
     # --- NumPy's protocols
 

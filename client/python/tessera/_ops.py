@@ -2,18 +2,20 @@
 Unsupported where the server has none. Terms are a source and a view of it.
 """
 
+import operator
 from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _dtypes
 from ._elementwise import cast, common_dtype, copy
-from ._errors import BadShape, Unsupported
+from ._errors import BadK, BadShape, Unsupported
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._views import View, normalize_axis, size_of
 
 _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
+MAX_K = 4096  # The server's.
 _I64, _I32, _F64 = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
 
 
@@ -173,6 +175,25 @@ def window_sum(a: Term, radius: int) -> Term:
     (a,) = _numbers(a)
     dtype = _I64 if _dtypes.is_integer(a[0].dtype) else a[0].dtype
     return _term(Node("window_sum", (a,), a[1].shape, dtype, {"radius": int(radius)}))
+
+
+def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, Term]:
+    """(values, indices) of the k largest or smallest elements along an axis: two results of one
+    step."""
+    shape = list(a[1].shape)
+    axis = normalize_axis(axis, len(shape))
+    limit = min(MAX_K, shape[axis])
+    if not 1 <= operator.index(k) <= limit:
+        raise BadK(f"k is {k}, and can be 1 to {limit} along axis {axis} of {a[1].shape}")
+    shape[axis] = operator.index(k)
+    truth = a[0].dtype.kind == "b"
+    (a,) = _numbers(a)
+    params = {"k": operator.index(k), "smallest": not largest, "axis": axis - len(shape)}
+    values, indices = (
+        _term(Node("top_k", (a,), tuple(shape), dtype, params, output=output))
+        for output, dtype in enumerate((a[0].dtype, _I64))
+    )
+    return cast(values, np.dtype(bool)) if truth else values, indices
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

@@ -26,13 +26,16 @@ _METHOD = {
     "matmul": "Matmul",
     "map": "Map",
     "window_sum": "WindowSum",
+    "top_k": "TopK",
 }
 # Conversions of what lies within take no care of overflow, which takes NumPy longer than they do.
 _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind): float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
     **{np.dtype(kind): float("inf") for kind in ("<i4", "<i8", "?")},
 }
-_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "window_sum": "x"}
+_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "window_sum": "x", "top_k": "x"}
+# A result of a step, by the numbers of the step and, of those that it has, of the result.
+Output = Tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +43,9 @@ class Stats:
     """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
     "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
     flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|),
-    and queue_us that it waited. kernel_us is 0 unless the expression was made by
-    with_(timing=True)."""
+    queue_us that it waited, total_us from the call's acceptance to its answer, and moved_bytes of
+    operands that were copied from other devices. kernel_us is 0 unless the expression was made by
+    with_(timing=True); queue_us and total_us are 0 of the steps of a program."""
 
     operation: str
     strategy: str
@@ -51,6 +55,8 @@ class Stats:
     flops: int
     roundoff: float
     queue_us: float
+    total_us: float
+    moved_bytes: int
 
 
 def view_message(view: View) -> Any:
@@ -72,21 +78,17 @@ class Plan:
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.steps: List[Step]
         self.leaves: Dict[str, Leaf]
-        self.outputs: List[int]
+        self.outputs: List[Output]
         (first, *others) = outputs
         alone = first.op != "map" and not any(isinstance(s, Node) for s, _ in first.inputs)
         if alone and not others:
             self.steps = [Step(first, first.inputs)]
             self.leaves = {s.name: s for s, _ in first.inputs if isinstance(s, Leaf)}
-            self.outputs = [0]
+            self.outputs = [(0, first.output)]
             return
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
-
-    def node(self, number: int) -> Node:
-        """What the step of this number computes."""
-        return self.steps[number].node
 
     def _operand(self, source: Source, view: View) -> Any:
         if isinstance(source, Leaf) and view is source.whole:
@@ -96,16 +98,17 @@ class Plan:
         if isinstance(source, Leaf):
             return p.Operand(buffer=source.name, version=source.version, view=window)
         if isinstance(source, Node):
-            return p.Operand(step=self._fuser.number(source), view=window)
+            number = self._fuser.number(source)
+            return p.Operand(step=number, output=source.output, view=window)
         assert isinstance(source, Inline)
         tensor = p.Tensor(
             dtype=_dtypes.to_wire(source.dtype), shape=source.shape, data=source.array.tobytes()
         )
         return p.Operand(tensor=tensor, view=window)
 
-    def request(self, number: int, result: Any) -> Any:
-        """The request of a step; result: None for inline."""
-        step, fields, operands = self._request(number, result)
+    def request(self, number: int, results: Dict[int, Any]) -> Any:
+        """The request of a step; results: where those of its results go that are not inline."""
+        step, fields, operands = self._request(number, results)
         if step.code:
             fields["operands"] = [self._operand(*term) for term in operands]
             fields["expression"] = expression_message(step.code)
@@ -114,12 +117,12 @@ class Plan:
                 fields[name] = self._operand(*term)
         return p.METHODS[_METHOD[step.node.op]].request(**fields)
 
-    def request_bytes(self, number: int, result: Any) -> bytes:
+    def request_bytes(self, number: int, results: Dict[int, Any]) -> bytes:
         """The same, serialised. Operands, fields 1 and 2 of most operations, are put behind the
         rest: building messages of messages takes longer than all else."""
-        step, fields, operands = self._request(number, result)
+        step, fields, operands = self._request(number, results)
         if step.code:
-            return self.request(number, result).SerializeToString()  # type: ignore[no-any-return]
+            return self.request(number, results).SerializeToString()  # type: ignore[no-any-return]
         parts = []
         if fields:
             parts.append(p.METHODS[_METHOD[step.node.op]].request(**fields).SerializeToString())
@@ -131,7 +134,9 @@ class Plan:
             parts += (tag, varint(len(operand)), operand)
         return b"".join(parts)
 
-    def _request(self, number: int, result: Any) -> Tuple[Step, Dict[str, Any], List[Term]]:
+    def _request(
+        self, number: int, results: Dict[int, Any]
+    ) -> Tuple[Step, Dict[str, Any], List[Term]]:
         """A step, the fields of its request that are no operands, and its operands."""
         step = self.steps[number]
         node = step.node
@@ -148,21 +153,37 @@ class Plan:
             fields["strategy"] = node.strategy
         if node.timing:
             fields["timing"] = True
+        if node.op == "top_k":
+            fields.update({("values", "indices")[i]: result for i, result in results.items()})
         # A number always comes back, and stays for later steps.
-        if result is not None and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
-            fields["result"] = result
+        elif results and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
+            fields["result"] = results[0]
         return step, fields, operands
 
-    def call(self, results: Dict[int, Any]) -> Tuple[str, bytes]:
-        """The method and its request, serialised; results: where those of some steps go, by their
-        number."""
-        if len(self.steps) == 1:
-            return _METHOD[self.steps[0].node.op], self.request_bytes(0, results.get(0))
+    def _alone(self) -> bool:
+        """Whether it is the call of its own step: a result that nobody wants is scratch, which only
+        a program has."""
+        return len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
+
+    def _results_of(self, number: int) -> int:
+        """How many results the step of this number has."""
+        return 2 if self.steps[number].node.op == "top_k" else 1
+
+    def call(self, results: Dict[Output, Any]) -> Tuple[str, bytes]:
+        """The method and its request, serialised; results: where those go that are not inline."""
+        if self._alone():
+            mine = {output: result for (_, output), result in results.items()}
+            return _METHOD[self.steps[0].node.op], self.request_bytes(0, mine)
         scratch = p.Result(scratch=True)
+        inline = set(self.outputs).difference(results)
         steps = []
         for i, step in enumerate(self.steps):
-            result = results.get(i) if i in self.outputs else scratch
-            steps.append(p.Step(**{step.node.op: self.request(i, result)}))
+            where = {
+                output: results.get((i, output), scratch)
+                for output in range(self._results_of(i))
+                if (i, output) not in inline
+            }
+            steps.append(p.Step(**{step.node.op: self.request(i, where)}))
         program = p.METHODS["Execute"].request(steps=steps, stats=True)
         return "Execute", program.SerializeToString()
 
@@ -201,13 +222,15 @@ class Plan:
                     s.flops,
                     s.roundoff,
                     s.queue_us,
+                    s.total_us,
+                    s.moved_bytes,
                 )
             )
         return found
 
     def explain(self) -> str:
         """A line for each step."""
-        how = "Execute" if len(self.steps) > 1 else _METHOD[self.steps[0].node.op]
+        how = _METHOD[self.steps[0].node.op] if self._alone() else "Execute"
         count = f"{len(self.steps)} steps" if len(self.steps) > 1 else "1 step"
         return "\n".join([f"one {how} of {count}", *map(self._line, range(len(self.steps)))])
 
@@ -223,7 +246,10 @@ class Plan:
         if node.strategy:
             parts.append(f"strategy={node.strategy}")
         shape = "x".join(map(str, node.shape)) or "number"
-        return f"{number}: {node.op}({', '.join(parts)}) -> {_dtypes.SHORT[node.dtype]} {shape}"
+        dtype, more = node.dtype, ""
+        if node.op == "top_k":
+            dtype, more = step.operands[0][0].dtype, ", i64 indices"
+        return f"{number}: {node.op}({', '.join(parts)}) -> {_dtypes.SHORT[dtype]} {shape}{more}"
 
     def _describe(self, source: Source, view: View) -> str:
         if isinstance(source, Leaf):
@@ -232,7 +258,7 @@ class Plan:
             name = f"inline {_dtypes.SHORT[source.dtype]}"
         else:
             assert isinstance(source, Node)
-            name = f"step {self._fuser.number(source)}"
+            name = f"step {self._fuser.number(source)}" + (" indices" if source.output else "")
         if view.contiguous and view.shape == source.shape:
             return name
         return f"{name} as {'x'.join(map(str, view.shape)) or 'number'}"
@@ -254,10 +280,21 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
             return _dtypes.round_to_bf16(np.asarray(value))
         with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as NumPy's.
             return np.asarray(value).astype(dtype)
+    if node.op == "top_k":
+        tensor = answer.indices if node.output else answer.values
+    else:
+        tensor = answer.tensor
     # Bytes belong to Python and cannot change: the caller gets an array to write to.
-    data = bytearray(answer.tensor.data)
+    data = bytearray(tensor.data)
     stored = np.frombuffer(data, _dtypes.stored(dtype)).reshape(node.shape)
     return stored.astype(dtype, copy=False)
+
+
+def buffer_of(node: Node, answer: Any) -> Any:
+    """The buffer that an answer describes."""
+    if node.op == "top_k":
+        return answer.indices_buffer if node.output else answer.values_buffer
+    return answer.buffer
 
 
 def stored_node(term: Term) -> Node:

@@ -1,0 +1,267 @@
+// search: exact nearest neighbours.
+//
+// ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, whose last term is the same for all x: one product of
+// matrices gives the scores of some queries with all vectors, and TopK the best of each row.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/command.h"
+#include "client/cli/comparison.h"
+#include "client/cli/operands.h"
+#include "client/cli/results.h"
+#include "client/expression.h"
+#include "client/program_results.h"
+
+namespace tessera {
+namespace {
+
+struct SearchFlags {
+  std::string vectors;
+  std::string queries;
+  std::int64_t k = 0;
+  std::string metric = "l2";
+  std::string indices_file;
+  std::string distances_file;
+};
+
+// Of the scores of one call, in the server's scratch memory: a matrix of products, and of l2 another
+// one.
+constexpr std::uint64_t kScratchBytes = std::uint64_t{256} << 20;
+
+// Scores are f32 of 16-bit operands, i64 of i32.
+DType ScoreType(DType dtype) {
+  if (dtype == DType::kF16 || dtype == DType::kBF16) return DType::kF32;
+  return IsInteger(dtype) ? DType::kI64 : dtype;
+}
+
+// The rows [begin, begin + count) of a matrix.
+Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count) {
+  const std::int64_t columns = matrix.shape[1];
+  Operand rows = matrix.operand;
+  if (auto* tensor = std::get_if<v1::Tensor>(&rows.source)) {
+    const std::size_t row = static_cast<std::size_t>(columns) * SizeOf(matrix.dtype);
+    tensor->set_data(tensor->data().substr(static_cast<std::size_t>(begin) * row,
+                                           static_cast<std::size_t>(count) * row));
+    tensor->clear_shape();
+    tensor->add_shape(count);
+    tensor->add_shape(columns);
+    return rows;
+  }
+  v1::View view;
+  const bool strided = rows.view && rows.view->strides_size() > 0;
+  const std::int64_t down = strided ? rows.view->strides(0) : columns;
+  view.set_offset((rows.view ? rows.view->offset() : 0) + begin * down);
+  view.add_shape(count);
+  view.add_shape(columns);
+  view.add_strides(down);
+  view.add_strides(strided ? rows.view->strides(1) : 1);
+  rows.view = std::move(view);
+  return rows;
+}
+
+// Adds the steps that sum the squares of each row, in the type of scores.
+ProgramStep AddNorms(Program& program, const Operand& rows, DType dtype, bool keep_dims,
+                     const OperationOptions& options) {
+  Operand wide = rows;
+  if (ScoreType(dtype) == DType::kF32 && dtype != DType::kF32)
+    wide = program.Map({rows}, Cast(Element(0), DType::kF32), {.scratch = true});
+  return program.Reduce(ReduceOp::kSumSquares, wide, {1}, keep_dims, options);
+}
+
+// One search: its operands, and what has been found.
+class Searcher {
+ public:
+  Searcher(Session& session, const SearchFlags& flags, Input vectors, Input queries)
+      : session_(session),
+        flags_(flags),
+        l2_(flags.metric == "l2"),
+        vectors_(std::move(vectors)),
+        queries_(std::move(queries)) {}
+
+  absl::Status Run() {
+    const auto limits = session_.Limits();
+    if (!limits.ok()) return limits.status();
+    BenchScratch scratch(session_.client, *limits);
+    const std::int64_t queries = queries_.shape[0];
+    const std::int64_t block = BlockOf(*limits);
+    if (l2_ && block < queries) {
+      // Every call would sum the same squares again.
+      Program program;
+      const ProgramStep norms = AddNorms(program, vectors_.operand, vectors_.dtype, false,
+                                         {.target = scratch.Target("norms")});
+      const auto results = Execute(program);
+      if (!results.ok()) return results.status();
+      const auto buffer = results->Buffer(norms);
+      if (!buffer.ok()) return buffer.status();
+      norms_ = Operand(buffer->name());
+    }
+    const InterruptScope interrupts;
+    std::int64_t begin = 0;
+    do {
+      absl::Status status = InterruptScope::Check();
+      status.Update(Find(begin, std::min(block, queries - begin)));
+      if (!status.ok()) return status;
+      begin += block;
+    } while (begin < queries);
+    return absl::OkStatus();
+  }
+
+  const v1::Tensor& indices() const { return indices_; }
+  const v1::Tensor& distances() const { return distances_; }
+  const std::string& device() const { return device_; }
+  int calls() const { return calls_; }
+
+ private:
+  // How many queries go into a call.
+  std::int64_t BlockOf(const v1::Limits& limits) const {
+    const std::uint64_t score = SizeOf(ScoreType(vectors_.dtype));
+    const auto extent = [](std::int64_t n) {
+      return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
+    };
+    const std::uint64_t scores = extent(vectors_.shape[0]) * score * (l2_ ? 2 : 1);
+    // The server refuses a k beyond the vectors.
+    const std::uint64_t answer =
+        extent(std::min(flags_.k, vectors_.shape[0])) * (score + sizeof(std::int64_t));
+    const std::uint64_t rows =
+        std::min(kScratchBytes / scores, limits.max_inline_result_bytes() / answer);
+    return static_cast<std::int64_t>(std::clamp<std::uint64_t>(rows, 1, extent(queries_.shape[0])));
+  }
+
+  absl::StatusOr<ProgramResults> Execute(const Program& program) {
+    ++calls_;
+    auto results = ProgramResults::Execute(session_.client, program);
+    if (results.ok()) device_ = results->response().device();
+    return results;
+  }
+
+  absl::Status Find(std::int64_t begin, std::int64_t count) {
+    const OperationOptions scratch = {.scratch = true};
+    const Operand queries = Rows(queries_, begin, count);
+    Program program;
+    ProgramStep scores =
+        program.Matmul(queries, vectors_.operand, false, true, ScoreType(vectors_.dtype), scratch);
+    if (l2_) {
+      const Operand norms =
+          norms_ ? *norms_ : AddNorms(program, vectors_.operand, vectors_.dtype, false, scratch);
+      scores = program.Map({norms, scores}, Element(0) - 2 * Element(1), scratch);
+    }
+    const ProgramStep nearest =
+        program.TopK(scores, flags_.k, /*smallest=*/l2_, std::nullopt, {.scratch = l2_});
+    ProgramStep distances = nearest;
+    if (l2_) {
+      const ProgramStep own = AddNorms(program, queries, queries_.dtype, true, scratch);
+      // Rounding must not make a distance negative.
+      distances =
+          program.Map({nearest, own}, Expr(MapOp::kMaximum, {Element(0) + Element(1), Expr(0)}));
+    }
+    const auto results = Execute(program);
+    if (!results.ok()) return results.status();
+    absl::Status status = Append(results->Tensor(nearest.indices()), indices_);
+    status.Update(Append(results->Tensor(distances), distances_));
+    return status;
+  }
+
+  // Puts the rows of one call behind those of the calls before it.
+  static absl::Status Append(absl::StatusOr<v1::Tensor> rows, v1::Tensor& all) {
+    if (!rows.ok()) return rows.status();
+    if (all.shape_size() == 0) {
+      all = *std::move(rows);
+    } else {
+      all.set_shape(0, all.shape(0) + rows->shape(0));
+      all.mutable_data()->append(rows->data());
+    }
+    return absl::OkStatus();
+  }
+
+  Session& session_;
+  const SearchFlags& flags_;
+  const bool l2_;
+  const Input vectors_;
+  const Input queries_;
+  std::optional<Operand> norms_;
+  v1::Tensor indices_;
+  v1::Tensor distances_;
+  std::string device_;
+  int calls_ = 0;
+};
+
+absl::Status Search(Session& session, const SearchFlags& flags) {
+  if (absl::Status status =
+          CheckOutputs(session, flags.indices_file, flags.distances_file, false, false);
+      !status.ok())
+    return status;
+  auto vectors = ResolveInput(session, flags.vectors);
+  if (!vectors.ok()) return vectors.status();
+  auto queries = ResolveInput(session, flags.queries);
+  if (!queries.ok()) return queries.status();
+  if (vectors->shape.size() != 2 || queries->shape.size() != 2 ||
+      vectors->shape[1] != queries->shape[1]) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+                     absl::StrCat("a search takes vectors [N, D] and queries [Q, D], not ",
+                                  ShapeText(vectors->shape), " and ", ShapeText(queries->shape)));
+  }
+  // Every call reads the arrays that the first one has read.
+  vectors->operand.version = vectors->version;
+  queries->operand.version = queries->version;
+  const auto start = Clock::now();
+  Searcher searcher(session, flags, *std::move(vectors), *std::move(queries));
+  if (absl::Status status = searcher.Run(); !status.ok()) return status;
+  const absl::Duration wall = Since(start);
+  absl::Status status = ReportPart(session, "indices", [&](Session& part) {
+    return DeliverResult(part, flags.indices_file, searcher.indices(), {});
+  });
+  const char* name = flags.metric == "l2" ? "distances" : "products";
+  status.Update(ReportPart(session, name, [&](Session& part) {
+    return DeliverResult(part, flags.distances_file, searcher.distances(), {});
+  }));
+  if (session.json) {
+    session.document["device"] = searcher.device();
+    session.document["calls"] = searcher.calls();
+    session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
+  }
+  return status;
+}
+
+}  // namespace
+
+void AddSearch(CLI::App& app, Command& chosen) {
+  auto flags = std::make_shared<SearchFlags>();
+  CLI::App* command = app.add_subcommand(
+      "search", "Exact nearest neighbours: of each query, the vectors that are nearest");
+  command->add_option("vectors", flags->vectors, "Vectors, [N, D]")
+      ->type_name("OPERAND")
+      ->required();
+  command->add_option("--queries", flags->queries, "What is looked for, [Q, D] of the same type")
+      ->type_name("OPERAND")
+      ->required();
+  command->add_option("--k", flags->k, "How many neighbours of each query, from 1 to 4096")
+      ->required();
+  command
+      ->add_option("--metric", flags->metric,
+                   "l2: the smallest squared Euclidean distances; dot: the largest products")
+      ->check(CLI::IsMember({"l2", "dot"}))
+      ->capture_default_str();
+  command
+      ->add_option("-o,--output", flags->indices_file,
+                   "Save the indices as a .npy file; - is standard output")
+      ->type_name("FILE");
+  command
+      ->add_option("--distances-output", flags->distances_file,
+                   "Save the distances, or products, as a .npy file; - is standard output")
+      ->type_name("FILE");
+  command->footer(
+      "Prints the indices [Q, k], then the distances, which are squared, or the products [Q, k].\n"
+      "Every vector is compared; equal ones come in the order of their indices. Scores are f32 of\n"
+      "f32, f16 and bf16, f64 of f64, and of i32 exact. Many queries are searched for in several\n"
+      "calls, so that their scores take no more than 256 MiB of the server's memory.");
+  command->callback(
+      [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });
+}
+
+}  // namespace tessera
