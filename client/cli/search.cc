@@ -30,8 +30,8 @@ struct SearchFlags {
   std::string distances_file;
 };
 
-// Of the scores of one call, in the server's scratch memory: a matrix of products, and of l2 another
-// one.
+// Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch memory
+// of a device at most, and no more than half of it.
 constexpr std::uint64_t kScratchBytes = std::uint64_t{256} << 20;
 
 // Scores are f32 of 16-bit operands, i64 of i32.
@@ -85,11 +85,11 @@ class Searcher {
         queries_(std::move(queries)) {}
 
   absl::Status Run() {
-    const auto limits = session_.Limits();
-    if (!limits.ok()) return limits.status();
-    BenchScratch scratch(session_.client, *limits);
+    const auto info = session_.client.GetServerInfo();
+    if (!info.ok()) return info.status();
+    BenchScratch scratch(session_.client, info->limits());
     const std::int64_t queries = queries_.shape[0];
-    const std::int64_t block = BlockOf(*limits);
+    const std::int64_t block = BlockOf(*info);
     if (l2_ && block < queries) {
       // Every call would sum the same squares again.
       Program program;
@@ -119,7 +119,10 @@ class Searcher {
 
  private:
   // How many queries go into a call.
-  std::int64_t BlockOf(const v1::Limits& limits) const {
+  std::int64_t BlockOf(const v1::GetServerInfoResponse& info) const {
+    std::uint64_t room = kScratchBytes;
+    for (const v1::Device& device : info.devices())
+      room = std::min(room, device.scratch_limit_bytes() / 2);
     const std::uint64_t score = SizeOf(ScoreType(vectors_.dtype));
     const auto extent = [](std::int64_t n) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
@@ -129,14 +132,18 @@ class Searcher {
     const std::uint64_t answer =
         extent(std::min(flags_.k, vectors_.shape[0])) * (score + sizeof(std::int64_t));
     const std::uint64_t rows =
-        std::min(kScratchBytes / scores, limits.max_inline_result_bytes() / answer);
+        std::min(room / scores, info.limits().max_inline_result_bytes() / answer);
     return static_cast<std::int64_t>(std::clamp<std::uint64_t>(rows, 1, extent(queries_.shape[0])));
   }
 
   absl::StatusOr<ProgramResults> Execute(const Program& program) {
     ++calls_;
     auto results = ProgramResults::Execute(session_.client, program);
-    if (results.ok()) device_ = results->response().device();
+    if (!results.ok()) return results;
+    // The first error is no consequence of another one.
+    for (const v1::StepResult& step : results->response().results())
+      if (absl::Status status = Client::StatusOf(step); !status.ok()) return status;
+    device_ = results->response().device();
     return results;
   }
 
@@ -255,11 +262,15 @@ void AddSearch(CLI::App& app, Command& chosen) {
       ->add_option("--distances-output", flags->distances_file,
                    "Save the distances, or products, as a .npy file; - is standard output")
       ->type_name("FILE");
-  command->footer(
-      "Prints the indices [Q, k], then the distances, which are squared, or the products [Q, k].\n"
-      "Every vector is compared; equal ones come in the order of their indices. Scores are f32 of\n"
-      "f32, f16 and bf16, f64 of f64, and of i32 exact. Many queries are searched for in several\n"
-      "calls, so that their scores take no more than 256 MiB of the server's memory.");
+  command->footer(std::string("Prints the indices [Q, k], then the distances, which are squared, "
+                              "or the products [Q, k].\n"
+                              "Every vector is compared; equal ones come in the order of their "
+                              "indices. Scores are f32 of\n"
+                              "f32, f16 and bf16, f64 of f64, and of i32 exact. Many queries are "
+                              "searched for in several\n"
+                              "calls, so that their scores take no more than 256 MiB of the "
+                              "server's scratch memory.\n\n") +
+                  std::string(ExitCodesText()));
   command->callback(
       [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });
 }
