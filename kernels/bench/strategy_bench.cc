@@ -360,8 +360,8 @@ void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std:
   // A thread alone takes seconds for a long row.
   constexpr std::int64_t kLong = std::int64_t{1} << 20;
   bool (*const wanted)(const Strategy<TopKProblem>&) =
-      n > kLong ? [](const Strategy<TopKProblem>& s) { return s.name != "heap_thread"; }
-                : [](const Strategy<TopKProblem>&) { return true; };
+      n > kLong || rising ? [](const Strategy<TopKProblem>& s) { return s.name != "heap_thread"; }
+                          : [](const Strategy<TopKProblem>&) { return true; };
   ForStrategies(
       rig, like, absl::StrCat(rows, "x", n),
       [&rig, like, bytes, results, out_bytes, rising](auto& state, auto& strategy) {

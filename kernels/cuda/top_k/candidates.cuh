@@ -8,10 +8,9 @@
 // Most elements are no better than the limit, and that is all that ever happens to them. When the
 // buffer is full it is sorted and merged with the list (bitonic.cuh), and the limit moves. In
 // random order that is rare: the list is k elements of m seen, so that a buffer as large lasts for
-// about another m. Where every element beats the limit, as in a rising row, the buffer would be
-// full of the first ones that come; so once it has overflowed and been merged, each thread gives
-// the best that it still has. The k-th of these is above nearly all others, which are then dropped
-// unsorted.
+// about another m. In a rising row every element beats the limit. Whenever many threads have
+// something that does, each gives its best alone: the k-th of these is above nearly all others,
+// which are then dropped unsorted. That is how the first limit is found, too.
 //
 // An entry's place is part of the comparison: who comes when to the buffer decides nothing.
 #pragma once
@@ -47,24 +46,26 @@ class Candidates {
   // Offers the thread's entries at(e) for the bits e of pending. Whether the limit has moved.
   template <class At>
   __device__ bool Offer(std::uint32_t pending, At at) {
-    Retest(pending, at);
-    // Before there is a limit, the best of each thread make one.
-    if (!open()) Push(pending, at);
+    if (!open()) Retest(pending, at);
+    const int threads = static_cast<int>(blockDim.x);
     bool moved = false;
-    while (__syncthreads_or(pending != 0)) {
-      const int held = Held();
-      if (held > 0) {
-        Merge(held);
-        moved = true;
-        Retest(pending, at);
-      }
-      if (__syncthreads_count(pending != 0) > static_cast<int>(blockDim.x) / 4) {
-        GiveBest(pending, at);
-        Merge(static_cast<int>(blockDim.x));
+    while (const int holders = __syncthreads_count(pending != 0)) {
+      if (holders > threads / 4) {
+        int held = Held();
+        if (held > Room() - threads) {
+          Merge(held);
+          held = 0;
+        }
+        fresh_[held + static_cast<int>(threadIdx.x)] = TakeBest(pending, at);
+        Merge(held + threads);
         moved = true;
         Retest(pending, at);
       }
       Push(pending, at);
+      if (!__syncthreads_or(pending != 0)) break;
+      Merge(Held());
+      moved = true;
+      Retest(pending, at);
     }
     return moved;
   }
@@ -105,20 +106,20 @@ class Candidates {
       fresh_[place++] = at(__ffs(static_cast<int>(pending)) - 1);
   }
 
-  // Fills blockDim.x places of the empty buffer.
+  // The best of the pending entries, which is pending no more; kNone where there are none.
   template <class At>
-  __device__ void GiveBest(std::uint32_t& pending, At at) {
+  __device__ static E TakeBest(std::uint32_t& pending, At at) {
     E best = kNone;
-    std::uint32_t given = 0;
+    std::uint32_t taken = 0;
     for (std::uint32_t left = pending; left != 0; left &= left - 1) {
       const E entry = at(__ffs(static_cast<int>(left)) - 1);
       if (entry < best) {
         best = entry;
-        given = left & (0 - left);
+        taken = left & (0 - left);
       }
     }
-    pending ^= given;
-    fresh_[threadIdx.x] = best;
+    pending ^= taken;
+    return best;
   }
 
   // Drops what is not below the limit.
