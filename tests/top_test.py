@@ -232,7 +232,7 @@ class RatesTest(TopCase):
             "Dot", "b", "INTERNAL", 50) + requests.format("Add", "none", "OK", 7)
             + histogram("Dot", 10, 20, 80, 0) + histogram("Add", 0, 7, 0, 0)
             + errors.format("RESOURCE_EXHAUSTED", "QUEUE_FULL", 10)
-            + errors.format("INTERNAL", "a \\\"b\\\"", 50)
+            + errors.format("INTERNAL", r"a \"b\" \\n\n", 50)
             + errors.format("UNAVAILABLE", "DRAINING", 0))
         for chunked in (False, True):
             document, seconds = self.rates(before, after, chunked)
@@ -245,7 +245,7 @@ class RatesTest(TopCase):
             self.assertAlmostEqual(dot["p99_seconds"], 0.01 + 0.09 * 79 / 80)
             self.assertEqual((add["per_second"], add["p50_seconds"]), (0, "NaN"))
             internal, full = document["refusals"]
-            self.assertEqual((internal["reason"], internal["total"]), ('a "b"', 50))
+            self.assertEqual((internal["reason"], internal["total"]), ('a "b" \\n\n', 50))
             self.assertEqual((full["code"], full["reason"], full["total"]),
                              ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 10))
             self.assertAlmostEqual(full["per_second"] / internal["per_second"], 6 / 50)

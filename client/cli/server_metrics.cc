@@ -200,8 +200,9 @@ bool Parse(std::string_view line, Sample& sample) {
       if (equals == line.npos) return false;
       std::string& value = sample.labels[std::string(line.substr(at, equals - at))];
       for (at = equals + 2; at < line.size() && line[at] != '"'; ++at) {
-        if (line[at] == '\\' && at + 1 < line.size()) ++at;
-        value += line[at - 1] == '\\' && line[at] == 'n' ? '\n' : line[at];
+        const bool escaped = line[at] == '\\' && at + 1 < line.size();
+        if (escaped) ++at;
+        value += escaped && line[at] == 'n' ? '\n' : line[at];
       }
       ++at;
       if (at < line.size() && line[at] == ',') ++at;
