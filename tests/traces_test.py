@@ -499,26 +499,28 @@ class SpansTest(TracesCase):
     def test_a_line_that_is_torn_costs_no_other(self):
         limit = 5000
         server = self.serve()
+        calls = 0
+
+        def call():
+            nonlocal calls
+            self.sampled_dot()
+            calls += 1
+            return metrics(server)
+
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        self.assertTrue(eventually(
-            lambda: self.sampled_dot() and metrics(server)["dropped"] > 0, 10))
+        self.assertTrue(eventually(lambda: call()["dropped"] > 0, 10))
         self.assertEqual(self.file.stat().st_size, limit)
         whole = metrics(server)["written"]
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, unlimited)
-        self.assertTrue(eventually(
-            lambda: self.sampled_dot() and metrics(server)["written"] > whole, 10, pause=0.1))
-        self.assertEqual(server.stop(), 0)
-        torn = []
-        good = 0
-        for line in self.file.read_text().splitlines():
-            try:
-                json.loads(line)
-                good += 1
-            except ValueError:
-                torn.append(line)
-        self.assertLessEqual(len(torn), 1)
-        self.assertGreater(good, whole)
+        self.assertTrue(eventually(lambda: call()["written"] > whole, 10, pause=0.1))
+        self.assertTrue(eventually(lambda: sum(metrics(server).values()) == 3 * calls, 10))
+        lines = self.file.read_text().splitlines()
+        torn = [line for line in lines if not line.endswith('"status":{}}')]
+        self.assertEqual(len(torn), 1)
+        lines.remove(torn[0])
+        self.assertEqual({json.loads(line)["traceId"] for line in lines}, {ID})
+        self.assertEqual(len(lines), metrics(server)["written"])
 
     def test_a_pipe_that_nobody_reads(self):
         pipe = self.folder / "pipe"

@@ -115,7 +115,7 @@ class View {
     return absl::StrFormat("%.0f%%", 100 * static_cast<double>(used) / static_cast<double>(limit));
   }
   static std::string Rate(double per_second) {
-    return absl::StrFormat(per_second < 10 ? "%.1f" : "%.0f", per_second);
+    return absl::StrFormat("%.*f", per_second < 10 ? 1 : 0, per_second);
   }
   static std::string Time(double seconds) {
     if (std::isnan(seconds)) return "-";

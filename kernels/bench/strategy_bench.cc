@@ -18,6 +18,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <string_view>
@@ -40,8 +41,8 @@
 namespace tessera::bench {
 namespace {
 
-// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops:
-// of the problem itself, each input read once and each output written once. held: as in Rig::Time.
+// Times launch(), which enqueues one operation, until Google Benchmark has enough. bytes and flops: of
+// the problem itself, each input read once and each output written once. held: as in Rig::Time.
 void Time(Rig& rig, benchmark::State& state, double bytes, double flops,
           const std::function<void()>& launch, bool held = true) {
   try {
@@ -345,12 +346,15 @@ void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radiu
       Join({WindowSumProblem::kOperation, absl::StrCat(radius)}, "_"));
 }
 
-// The k largest of each row. size: ROWSxN.
-void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k) {
+// The k largest of each row. size: ROWSxN. rising: of f32 rows in which every element is larger than
+// all before it, which is the worst that can happen to a strategy with a threshold; they lie in one
+// place, larger than the caches.
+void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k,
+                  bool rising = false) {
   const std::size_t bytes = static_cast<std::size_t>(rows * n) * SizeOf(dtype);
   const auto results = static_cast<std::size_t>(rows * k);
   const std::size_t out_bytes = results * (SizeOf(dtype) + sizeof(std::int64_t));
-  rig.Need(dtype, bytes);
+  rig.Need(dtype, rising ? 0 : bytes);
   rig.NeedOutput(out_bytes);
   const TopKProblem like{.dtype = dtype, .rows = rows, .n = n, .k = k};
   // A thread alone takes seconds for a long row.
@@ -360,16 +364,28 @@ void RegisterTopK(Rig& rig, DType dtype, std::int64_t rows, std::int64_t n, std:
                 : [](const Strategy<TopKProblem>&) { return true; };
   ForStrategies(
       rig, like, absl::StrCat(rows, "x", n),
-      [&rig, like, bytes, results, out_bytes](auto& state, auto& strategy) {
+      [&rig, like, bytes, results, out_bytes, rising](auto& state, auto& strategy) {
+        Memory rows_that_rise;
+        if (rising) {
+          std::vector<float> row(static_cast<std::size_t>(like.n));
+          std::iota(row.begin(), row.end(), 0.0f);
+          rows_that_rise = OrDie(Allocate(rig.device(), bytes));
+          auto* to = static_cast<float*>(rows_that_rise.data());
+          for (std::int64_t r = 0; r < like.rows; ++r) {
+            const absl::Status status =
+                CopyToDevice(rig.stream(), to + r * like.n, row.data(), row.size() * sizeof(float));
+            if (!status.ok()) Die(status);
+          }
+        }
         Time(rig, state, static_cast<double>(bytes + out_bytes), 0, [&] {
           TopKProblem p = like;
-          p.x = rig.Operands(like.dtype).Next(bytes);
+          p.x = rising ? rows_that_rise.data() : rig.Operands(like.dtype).Next(bytes);
           p.indices = static_cast<std::int64_t*>(rig.Output(out_bytes));
           p.values = p.indices + results;
           strategy.launch(p, rig.stream());
         });
       },
-      Join({TopKProblem::kOperation, absl::StrCat(k)}, "_"), wanted);
+      Join({TopKProblem::kOperation, absl::StrCat(rising ? "rising_" : "", k)}, "_"), wanted);
 }
 
 // Many long rows, few longer ones, and what fits the caches.
@@ -382,6 +398,8 @@ void RegisterTopKs(Rig& rig, DType dtype, bool gpu) {
     if (f32) RegisterTopK(rig, dtype, 1024, std::int64_t{1} << (20 - shift), k);
   }
   if (!f32) return;
+  for (std::int64_t k : {10, 100, 4096})
+    RegisterTopK(rig, dtype, 64, std::int64_t{1} << (20 - shift), k, true);
   RegisterTopK(rig, dtype, 1, std::int64_t{1} << (20 - shift), 100);
   RegisterTopK(rig, dtype, 100000, 128, 10);
   for (std::int64_t k : {1000, 4096})

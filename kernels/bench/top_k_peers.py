@@ -23,39 +23,50 @@ HOLD_CYCLES = 400_000  # of the device's clock: longer than the host takes to en
 CACHES = 256 << 20  # bytes: more than three times the largest L2
 
 
-def bench_rounds(binary, shape, k):
-    """Microseconds of `threshold`: one run of the benchmark."""
+def bench_round(binary, shapes, ks):
+    """Microseconds of `threshold` by (shape, k): one run of the benchmark."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "times.json")
         subprocess.run(
             [
                 binary,
-                f"--benchmark_filter=^top_k_{k}/threshold/f32/{shape}/",
+                f"--benchmark_filter=^top_k_({'|'.join(ks)})/threshold/f32/({'|'.join(shapes)})/",
                 f"--benchmark_out={path}",
                 "--benchmark_out_format=json",
                 "--benchmark_min_time=0.05",
             ],
             check=True,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         with open(path, encoding="utf-8") as file:
-            (run,) = json.load(file)["benchmarks"]
-        return run["real_time"]
+            runs = json.load(file)["benchmarks"]
+    times = {}
+    for run in runs:
+        operation, _, _, shape, *_ = run["name"].split("/")
+        times[shape, operation.rpartition("_")[2]] = run["real_time"]
+    return times
 
 
-def torch_round(operands, k, calls):
+def torch_round(shape, k, calls=20):
     """Microseconds of one call of torch.topk."""
+    rows, n = map(int, shape.split("x"))
+    count = 1 + CACHES // (4 * rows * n)
+    operands = [torch.randn(rows, n, device="cuda") for _ in range(count)]
     times = []
-    for call in range(calls):
-        x = operands[call % len(operands)]
+    for call in range(-3, calls):  # the first ones warm up
+        x = operands[call % count]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         torch.cuda._sleep(HOLD_CYCLES)
         begin.record()
-        torch.topk(x, k, dim=1, sorted=True)
+        torch.topk(x, int(k), dim=1, sorted=True)
         end.record()
         torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end))
+        if call >= 0:
+            times.append(1000 * begin.elapsed_time(end))
+    del operands
+    torch.cuda.empty_cache()  # the benchmark has the device's memory for itself
     return statistics.median(times)
 
 
@@ -68,28 +79,22 @@ def main():
     parser.add_argument("--shapes", default="1024x1048576,8x16777216,64x4096")
     parser.add_argument("--k", default="10,100")
     options = parser.parse_args()
+    shapes, ks = options.shapes.split(","), options.k.split(",")
+    cases = [(shape, k) for shape in shapes for k in ks]
+    ours = {case: [] for case in cases}
+    theirs = {case: [] for case in cases}
+    for _ in range(options.rounds):
+        for case, time in bench_round(options.bench, shapes, ks).items():
+            ours[case].append(time)
+        for case in cases:
+            theirs[case].append(torch_round(*case))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{'shape':>14} {'k':>5} {'threshold us':>13} {'GB/s':>7} {'torch us':>10} {'ratio':>6}")
-    for shape in options.shapes.split(","):
+    for shape, k in cases:
         rows, n = map(int, shape.split("x"))
-        bytes_of_x = 4 * rows * n
-        for k in map(int, options.k.split(",")):
-            ours, theirs = [], []
-            for _ in range(options.rounds):
-                ours.append(bench_rounds(options.bench, shape, k))
-                # The benchmark has the device's memory for itself.
-                count = 1 + CACHES // bytes_of_x
-                operands = [torch.randn(rows, n, device="cuda") for _ in range(count)]
-                torch_round(operands, k, 3)
-                theirs.append(torch_round(operands, k, 20))
-                del operands
-                torch.cuda.empty_cache()
-            mine, other = statistics.median(ours), statistics.median(theirs)
-            rate = bytes_of_x / mine / 1000
-            print(
-                f"{shape:>14} {k:>5} {mine:13.1f} {rate:7.0f} {other:10.1f} {other / mine:6.2f}",
-                flush=True,
-            )
+        mine, other = statistics.median(ours[shape, k]), statistics.median(theirs[shape, k])
+        rate = 4 * rows * n / mine / 1000
+        print(f"{shape:>14} {k:>5} {mine:13.1f} {rate:7.0f} {other:10.1f} {other / mine:6.2f}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 // the chunk are a bitonic sequence, of which the better ones of each pair are the new best
 // (bitonic.cuh).
 //
-//     best  2 5 7 9    chunk, sorted  3 4 6 8    pairs 9-3 7-4 5-6 2-8    better 3 4 5 2, sort: 2 3 4 5
+//     best  2 5 7 9    chunk, sorted  3 4 6 8    pairs 9-3 7-4 5-6 2-8    better  3 4 5 2
+//                                                                         sorted  2 3 4 5
 //
 // Every element is sorted, whatever it is: that is 55 rounds of comparisons for a chunk of 1024,
 // where nearly all elements could have been dropped after one.

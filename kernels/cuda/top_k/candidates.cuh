@@ -39,6 +39,8 @@ class Candidates {
   // What an entry has to be below to matter; kNone: every entry matters.
   __device__ E limit() const { return limit_; }
   __device__ bool open() const { return limit_ == kNone; }
+  // No key is below the limit's: later entries do not matter.
+  __device__ bool closed() const { return limit_ >> 32 == 0; }
   // There are k entries below this.
   __device__ void Lower(E limit) { limit_ = limit; }
 

@@ -21,23 +21,18 @@
 // Right for any n and k: there is no limit before k elements have been seen. For any alignment:
 // what comes before the first whole vector, and after the last, are single loads. Which elements
 // are found does not depend on who was first: candidates are compared by key and place.
-#include <cstring>
-
-#include "kernels/cuda/loads.cuh"
 #include "kernels/cuda/top_k/candidates.cuh"
+#include "kernels/cuda/top_k/part.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
-#include "kernels/cuda/vectors.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr int kVectors = 4;  // of a thread's tile
 // Threads of an SM: at 64 registers each, as many as there are registers for.
 constexpr int kResidentThreads = 1024;
-// Threads of a block for small k, where four blocks an SM do not wait for each other, and for large
-// k, whose lists would not fit shared memory four times.
-constexpr int kFewThreads = 256, kManyThreads = kResidentThreads;
-constexpr int kSmallSize = 256;
+// Threads of a block: four blocks an SM do not wait for each other. Long lists, of which an SM has no
+// room for four, get larger blocks, which also sort faster.
+constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // of a part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;
 constexpr int kMergeEach = 4;  // entries a thread compares when lists are merged
@@ -53,8 +48,9 @@ struct Plan {
 Plan PlanOf(const TopKProblem& p, int multiprocessors) {
   Plan plan{};
   plan.size = SortedSize(p.k);
-  const int most = plan.size <= kSmallSize ? kFewThreads : kManyThreads;
-  const std::int64_t each = kVectors * kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
+  const int most = std::clamp(plan.size / 2, kFewThreads, kResidentThreads);
+  const std::int64_t each =
+      kTileVectors * kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
   const std::int64_t resident = std::int64_t{multiprocessors} * (kResidentThreads / most);
   const std::int64_t rows = std::max<std::int64_t>(1, p.rows);
   // Elements that make a part worth a block, and parts that a row is cut into at most.
@@ -78,124 +74,6 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
   while (plan.threads > kWarpSize && plan.threads / 2 * each >= plan.length) plan.threads /= 2;
   return plan;
 }
-
-// What turns an element's order around where the smallest are wanted: the sign of a number, or all
-// bits. Of the even and the odd words of a vector.
-template <class T>
-__device__ uint2 Flip(bool smallest) {
-  if (!smallest) return {0, 0};
-  if (std::is_integral_v<T>) return {~0u, ~0u};
-  if (sizeof(T) == 8) return {0, 0x80000000u};
-  if (sizeof(T) == 4) return {0x80000000u, 0x80000000u};
-  return {0x80008000u, 0x80008000u};
-}
-
-// What a block reads: a part of a row.
-template <class T>
-class Part {
- public:
-  using E = Entry<T>;
-  using Value = ValueOf<T>;
-
-  __device__ Part(const T* x, std::uint32_t length, bool smallest)
-      : x_(x), length_(length), smallest_(smallest), flip_(Flip<T>(smallest)) {}
-
-  // Offers its elements, whose place is their index in the part.
-  __device__ void OfferTo(Candidates<E>& candidates) {
-    constexpr std::uint32_t kWide = kVector<T>;
-    const auto misaligned =
-        static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(x_) % kVectorBytes / sizeof(T));
-    const std::uint32_t head = min(length_, misaligned == 0 ? 0 : kWide - misaligned);
-    const std::uint32_t vectors = (length_ - head) / kWide;
-    const std::uint32_t tail = head + vectors * kWide;
-    const T* const body = x_ + head;
-    const std::uint32_t step = blockDim.x;
-
-    uint4 next[kVectors];
-    Load(body, threadIdx.x, vectors, next);
-    for (std::uint32_t first = threadIdx.x; first - threadIdx.x < vectors;
-         first += kVectors * step) {
-      uint4 now[kVectors];
-      std::uint32_t there = 0;
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        now[j] = next[j];
-        if (first + j * step < vectors) there |= ((1u << kWide) - 1) << (j * kWide);
-      }
-      Load(body, first + kVectors * step, vectors, next);
-      OfferTile<kVectors>(candidates, now, there, head + first * kWide, step * kWide);
-    }
-    if (head == 0 && tail == length_) return;
-    // Thread 0 has what comes before the vectors, thread 1 what comes after.
-    const std::uint32_t from = threadIdx.x == 0 ? 0 : tail;
-    const std::uint32_t count = threadIdx.x == 0 ? head : threadIdx.x == 1 ? length_ - tail : 0;
-    const uint4 rest[1] = {LoadElements(x_ + from, static_cast<int>(count), T{})};
-    OfferTile<1>(candidates, rest, (1u << count) - 1, from, 0);
-  }
-
- private:
-  // The vectors of the thread's tile from `first` on.
-  __device__ static void Load(const T* body, std::uint32_t first, std::uint32_t vectors,
-                              uint4 (&to)[kVectors]) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const std::uint32_t at = first + j * blockDim.x;
-      if (at < vectors)
-        to[j] = LoadAligned<tessera::Load::kOnce>(body + std::size_t{at} * kVector<T>);
-    }
-  }
-
-  // Element e is at `first` + e % kWide + e / kWide * stride, for the bits e of there.
-  template <int kCount>
-  __device__ void OfferTile(Candidates<E>& candidates, const uint4 (&vectors)[kCount],
-                            std::uint32_t there, std::uint32_t first, std::uint32_t stride) {
-    constexpr int kWide = kVector<T>;
-    std::uint32_t pending = 0;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      // Values decide what is worth a look: NaNs are, because they are not less or equal.
-      const uint4 flipped = Flipped(vectors[j]);
-      bool passes[kWide], any = false;
-#pragma unroll
-      for (int v = 0; v < kWide; ++v) {
-        passes[v] = !(static_cast<Value>(ElementOf<T>(flipped, v)) <= worst_);
-        any |= passes[v];
-      }
-      if (!any) continue;
-#pragma unroll
-      for (int v = 0; v < kWide; ++v)
-        if (passes[v]) pending |= 1u << (j * kWide + v);
-    }
-    // What lies before the first vector is late: it beats an equal element.
-    if (candidates.open() || kCount == 1) pending = ~0u;
-    pending &= there;
-    // Which elements are looked at is known at run time alone, and registers have no numbers.
-    uint4 kept[kCount];
-    if (pending != 0) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) kept[j] = vectors[j];
-    }
-    const auto at = [&](int e) {
-      T element;
-      std::memcpy(&element, reinterpret_cast<const char*>(kept) + e * sizeof(T), sizeof(T));
-      return MakeEntry<T>(TopKKey(element, smallest_), first + e % kWide + e / kWide * stride);
-    };
-    if (candidates.Offer(pending, at) && !candidates.open()) {
-      const T worst = x_[PlaceOf(candidates.limit())];
-      worst_ = static_cast<Value>(ElementOf<T>(Flipped(LoadElements(&worst, 1, worst)), 0));
-    }
-  }
-
-  __device__ uint4 Flipped(const uint4& vector) const {
-    return {vector.x ^ flip_.x, vector.y ^ flip_.y, vector.z ^ flip_.x, vector.w ^ flip_.y};
-  }
-
-  const T* const x_;
-  const std::uint32_t length_;
-  const bool smallest_;
-  const uint2 flip_;
-  Value worst_{};  // the element of the limit, flipped, once there is one
-};
 
 // An entry that another block wrote during this launch: from the L2.
 __device__ inline std::uint64_t LoadListed(const std::uint64_t* from) {
@@ -294,7 +172,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
       }
       __syncthreads();  // last is written
       if (last) {
-        __threadfence();  // what the other blocks wrote before they were counted is seen from here on
+        __threadfence();  // what other blocks wrote before they were counted is seen from here on
         Candidates<E> of_all(entries, &count, k, plan.size);
         MergeParts(arrays, plan, row, own, of_all, entries + plan.size);
       }
