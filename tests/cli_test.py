@@ -498,7 +498,8 @@ class CliTest(CliCase):
         self.put("double", np.zeros((2, 3)))
         self.put("none", np.zeros((0, 3), "<f4"))
         for queries in ("line", "wide"):
-            self.fails(4, "BAD_SHAPE", "tessera info", "search", "x", "--queries", queries, "--k", 1)
+            self.fails(4, "BAD_SHAPE", "tessera info", "search", "x", "--queries", queries, "--k",
+                       1)
         self.fails(4, "BAD_DTYPE", "tessera info", "search", "x", "--queries", "double", "--k", 1)
         self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "search", "x", "--queries", "q", "--k", 1)
         for k in (0, 11):

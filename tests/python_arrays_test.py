@@ -309,8 +309,9 @@ class ArraysTest(python_outsider.Case):
         self.assertIn("one Execute of 3 steps", together.explain())
         self.assertIn("step 0 indices", together.explain())
         scores = x @ x.T
-        nearest = scores.topk(4, largest=False)
-        for got, want in zip(self.t.compute(*nearest, scores), (*self.largest(a @ a.T, 4, largest=False), a @ a.T)):
+        wanted = *self.largest(a @ a.T, 4, largest=False), a @ a.T
+        found = self.t.compute(*scores.topk(4, largest=False), scores)
+        for got, want in zip(found, wanted):
             np.testing.assert_allclose(got, want, rtol=1e-5)
         self.check(values[::2, 1] + indices.T[0, ::2], expected[0][::2, 1] + expected[1][::2, 0])
 
@@ -320,7 +321,8 @@ class ArraysTest(python_outsider.Case):
         for terms in ((values, indices), (indices, values), (indices,), (indices, indices.T)):
             with self.calls() as calls:
                 kept = self.t.keep(*terms)
-            self.assertEqual(calls, ["TopK" if any(term is values for term in terms) else "Execute"])
+            both = any(term is values for term in terms)
+            self.assertEqual(calls, ["TopK" if both else "Execute"])
             for term, array in zip(terms, kept):
                 self.assertIsInstance(array, ts.Array)
                 want = expected[0] if term is values else expected[1]

@@ -192,8 +192,9 @@ absl::Status TopK(Session& session, const TopKFlags& flags) {
                           const char* suffix) -> absl::Status {
       if (file.empty()) return absl::OkStatus();
       auto temporary = TemporaryBuffer(session, suffix);
-      if (temporary.ok()) target = *std::move(temporary);
-      return temporary.status();
+      if (!temporary.ok()) return temporary.status();
+      target = *std::move(temporary);
+      return absl::OkStatus();
     };
     absl::Status status = move(flags.file, options.target, "/values");
     status.Update(move(flags.indices_file, options.indices_target, "/indices"));

@@ -266,9 +266,7 @@ class Lazy(Operators):
         """Whether any element is nonzero; NaN is."""
         return self._reduce("any", axis, keepdims)
 
-    def topk(
-        self: Self, k: int, axis: int = -1, largest: bool = True
-    ) -> Tuple[Self, Self]:
+    def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
         """(values, indices) of the k largest or smallest elements along an axis: ts.topk."""
         values, indices = _ops.topk(self._term(), k, axis, largest)
         return self._make(values), self._make(indices)
