@@ -29,7 +29,7 @@ std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
 
 absl::Status DeviceLostError(const Device& device) {
   return MakeError(absl::StatusCode::kUnavailable, "DEVICE_LOST",
-                   "the device has failed and the server is about to exit",
+                   "the device has failed for good",
                    {{"device", device.info().name}});
 }
 
