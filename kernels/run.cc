@@ -278,6 +278,7 @@ struct WholeLaunch {
   }
   void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
     for (const Operand& operand : operands) {
+      if (stream.stopped()) return;
       if (Copies(operand, strategy)) {
         void* copy = stream.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
         stream.Gather(operand.view, copy);

@@ -116,6 +116,7 @@ class OperationCall final : public DeviceCall {
       return status;
     std::array<void*, kMostResults> memory{};
     const auto open = [&](std::size_t i) -> absl::StatusOr<void*> {
+      if (stream.stopped()) return CallerLeft();
       absl::StatusOr<void*> opened =
           drafts[i].has_value() ? drafts[i]->Open() : Scratch(stream, types[i].bytes());
       if (opened.ok()) memory[i] = *opened;

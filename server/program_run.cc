@@ -90,6 +90,10 @@ Destinations DestinationsIn(const v1::Step& step) {
   return destinations;
 }
 
+bool IsInline(const v1::Result& destination) {
+  return !destination.has_buffer() && !destination.has_scratch();
+}
+
 absl::Status StepFailed(std::uint32_t step) {
   return MakeError(StatusCode::kFailedPrecondition, "STEP_FAILED",
                    absl::StrCat("it needs the result of step ", step, ", which failed"),
@@ -248,52 +252,43 @@ absl::Status ProgramRun::MakeViews(Step& step, const Device& device) {
 
 absl::Status ProgramRun::TakeMemory(Stream& stream) {
   const std::uint64_t all_results = kResultBytes * steps_.size();
-  std::uint64_t in_answer = std::max(kAnswerMargin, all_results) - kAnswerMargin;
-  int inline_arrays = 0;
-  std::uint64_t total = 0;
-  for (Step& step : steps_) {
+  Layout layout;
+  layout.in_answer = std::max(kAnswerMargin, all_results) - kAnswerMargin;
+  // What follows the inline results begins where they end at the latest.
+  for (const Step& step : steps_) {
     if (!step.status.ok() || step.result.scalar) continue;
     const Destinations destinations = DestinationsIn(*step.proto);
     for (std::size_t a = 0; a < destinations.size(); ++a) {
-      if (destinations[a]->has_buffer() || destinations[a]->has_scratch()) continue;
-      const ArrayType& type = step.result.arrays[a];
-      step.status = CheckInline(type, in_answer);
-      if (!step.status.ok()) break;
-      in_answer += type.bytes();
-      ++inline_arrays;
-      step.places[a].offset = AddTo(&total, type.bytes());
+      if (IsInline(*destinations[a]))
+        AddTo(&layout.total, std::min(step.result.arrays[a].bytes(), kMaxInlineResult));
     }
   }
-  inline_bytes_ = total;
+  layout.total =
+      std::min(layout.total, kMaxInlineResult + kMostResults * kAlignment * steps_.size());
   std::unordered_map<const Buffer*, std::uint64_t> places;  // of what moves from other devices
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    Step& step = steps_[i];
+  for (Step& step : steps_) {
     Inherit(step);
     if (!step.status.ok()) continue;
+    const Layout before = layout;
+    step.status = PlaceResults(step, layout, stream.device());
+    if (!step.status.ok()) {
+      // What it has been given is there for the others.
+      layout = before;
+      step.places = {};
+      continue;
+    }
     for (Source& source : step.sources) {
       if (source.named.operand->has_tensor()) {
-        source.offset = AddTo(&total, source.type.bytes());
+        source.offset = AddTo(&layout.total, source.type.bytes());
       } else if (source.IsElsewhere(stream.device())) {
-        const auto [place, is_new] = places.try_emplace(source.buffer.get(), total);
-        if (is_new) AddTo(&total, source.type.bytes());
+        const auto [place, is_new] = places.try_emplace(source.buffer.get(), layout.total);
+        if (is_new) AddTo(&layout.total, source.type.bytes());
         source.offset = place->second;
       }
     }
-    if (step.result.scalar) {
-      if (step.used) step.places[0].offset = AddTo(&total, kScalarBytes);
-      continue;
-    }
-    const Destinations destinations = DestinationsIn(*step.proto);
-    for (std::size_t a = 0; a < destinations.size() && step.status.ok(); ++a) {
-      const ArrayType& type = step.result.arrays[a];
-      if (destinations[a]->has_buffer()) {
-        step.status = OpenDraft(destinations[a]->buffer(), type, stream.device(), step.places[a]);
-      } else if (destinations[a]->has_scratch()) {
-        step.places[a].offset = AddTo(&total, type.bytes());
-      }
-    }
   }
-  absl::StatusOr<void*> block = Scratch(stream, total);
+  inline_bytes_ = layout.inline_end;
+  absl::StatusOr<void*> block = Scratch(stream, layout.total);
   if (!block.ok()) return block.status();
   block_ = static_cast<char*>(*block);
   for (Step& step : steps_) {
@@ -301,11 +296,34 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
       if (place.draft == nullptr && block_ != nullptr) place.memory = block_ + place.offset;
   }
   // Inline results are fetched together, with what lies between them.
-  if (inline_arrays > 1) {
+  if (layout.inline_arrays > 1) {
     if (absl::Status status = Zero(stream, block_, inline_bytes_); !status.ok()) return status;
   }
   if (absl::Status status = SendTensors(stream); !status.ok()) return status;
   FetchBuffers(stream);
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRun::PlaceResults(Step& step, Layout& layout, Device& device) {
+  if (step.result.scalar) {
+    if (step.used) step.places[0].offset = AddTo(&layout.total, kScalarBytes);
+    return absl::OkStatus();
+  }
+  const Destinations destinations = DestinationsIn(*step.proto);
+  for (std::size_t a = 0; a < destinations.size(); ++a) {
+    const ArrayType& type = step.result.arrays[a];
+    if (destinations[a]->has_buffer()) {
+      absl::Status opened = OpenDraft(destinations[a]->buffer(), type, device, step.places[a]);
+      if (!opened.ok()) return opened;
+    } else if (destinations[a]->has_scratch()) {
+      step.places[a].offset = AddTo(&layout.total, type.bytes());
+    } else {
+      if (absl::Status fits = CheckInline(type, layout.in_answer); !fits.ok()) return fits;
+      layout.in_answer += type.bytes();
+      ++layout.inline_arrays;
+      step.places[a].offset = AddTo(&layout.inline_end, type.bytes());
+    }
+  }
   return absl::OkStatus();
 }
 

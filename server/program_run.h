@@ -55,6 +55,13 @@ class ProgramRun {
     std::uint64_t offset = 0;
     std::unique_ptr<ResultDraft> draft;
   };
+  // What has a place so far. Inline results lie at the begin of the block, all else behind them.
+  struct Layout {
+    std::uint64_t in_answer = 0;   // bytes of the answer
+    std::uint64_t inline_end = 0;  // of the block
+    std::uint64_t total = 0;       // of the block
+    int inline_arrays = 0;
+  };
   struct Step {
     const v1::Step* proto = nullptr;
     absl::Status status;
@@ -83,6 +90,8 @@ class ProgramRun {
   // Opens the buffers of results; one block for all else, and in it inline operands and those of
   // other devices.
   absl::Status TakeMemory(Stream& stream);
+  // Where the step's results go.
+  absl::Status PlaceResults(Step& step, Layout& layout, Device& device);
   absl::Status OpenDraft(const v1::BufferTarget& target, const ArrayType& type, Device& device,
                          Place& place);
   absl::Status SendTensors(Stream& stream);

@@ -2040,6 +2040,7 @@ class ErrorTest(Case):
             "matmul": ("Matmul", dict(a=x, b=x)),
             "add": ("Add", dict(a=flat, b=flat)),
             "window_sum": ("WindowSum", dict(x=flat, radius=1)),
+            "top_k": ("TopK", dict(x=flat, k=1)),
             "map": (
                 "Map",
                 dict(

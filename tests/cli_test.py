@@ -396,7 +396,8 @@ class CliTest(CliCase):
         for k in (0, 41, -1, 1 << 40):
             self.fails(4, "BAD_K", "1 to 4096", "topk", "x", f"--k={k}")
         self.fails(4, "BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2)
-        for flags in (("--replace",), ("--ttl", "5m"), ("-o", "-")):
+        one_file = ("-o", "one.npy", "--indices-output", "one.npy")
+        for flags in (("--replace",), ("--ttl", "5m"), ("-o", "-"), one_file):
             self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags)
 
     def test_large_results_of_topk_go_to_files(self):

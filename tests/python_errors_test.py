@@ -263,6 +263,10 @@ class ErrorsOfCallsTest(python_outsider.Case):
             self.t.delete("none")
         with self.assertRaises(ValueError):
             self.t.put(np.zeros(1), ttl="soon")
+        for call in (ts.sum_squares, ts.norm, lambda a: ts.window_sum(a, 1),
+                     lambda a: ts.topk(a, 1), lambda a: ts.vecdot(a, a)):
+            with self.assertRaisesRegex(TypeError, r"client\.put"):
+                call(np.ones(3, "f4"))
         self.assertEqual(self.t.call("GetBuffer", name=x.name).buffer.version, x.version)
 
 

@@ -251,6 +251,28 @@ def test_programs_use_values_and_indices(server, client):
     )
 
 
+def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
+    """What it was given before it failed, others may have: a name, most of the answer."""
+    array = RNG.standard_normal((1000, 700)).astype(np.float32)
+    client.upload(
+        [dict(name="x", spec=o.spec_of(array)), *(dict(data=row.tobytes()) for row in array)]
+    )
+    scratch = o.compute.Result(scratch=True)
+    taken, bad = o.into("x"), o.into("no spaces")
+    x = o.resident("x")
+    for values, k in ((o.into("v"), 4), (None, 600), (scratch, 4)):
+        for indices in (taken, bad):
+            first, second = program(
+                client, top_k(x, k, values=values, indices=indices),
+                top_k(x, k, values=values, indices=o.into("i", replace=True)),
+            )
+            assert first.reason in ("BUFFER_EXISTS", "BAD_NAME"), first
+            assert second.ok, second
+            assert client.download("i") == expected_of(array, k)[1].tobytes()
+            if values is not None and values.HasField("buffer"):
+                client.call("DeleteBuffer", name="v")
+
+
 def test_metrics_and_statistics(server, client):
     array = RNG.standard_normal((16, 65536)).astype(np.float32)
     (row,) = [

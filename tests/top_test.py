@@ -414,7 +414,8 @@ class LiveTest(TopCase):
 
     def test_whatever_ends_it(self):
         server = self.serve()
-        for end in (b"q", b"Q", b"\x03", signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for end in (b"q", b"Q", b"\x03", signal.SIGINT, signal.SIGTERM, signal.SIGHUP,
+                    signal.SIGQUIT):
             with self.subTest(end):
                 terminal = self.start(server)
                 terminal.wait_for(b"q: quit")
@@ -425,6 +426,22 @@ class LiveTest(TopCase):
                 self.assertEqual(terminal.wait(), 0)
                 self.assertIn(LEAVE, terminal.text)
                 self.assertIn(b"\x1b[?25h", terminal.text)
+                self.assertTrue(terminal.as_before())
+
+    def test_a_key_counts_however_late_a_picture_is(self):
+        server = self.serve()
+        for interval, stopped in (("1ms", False), ("200ms", True)):
+            with self.subTest(interval):
+                terminal = Terminal("-s", server.address, "--timeout", "300ms", "top",
+                                    "--interval", interval)
+                self.addCleanup(terminal.close)
+                terminal.wait_for(b"q: quit")
+                if stopped:
+                    server.signal(signal.SIGSTOP)
+                    self.addCleanup(server.signal, signal.SIGCONT)
+                    terminal.wait_for(b"Deadline Exceeded")
+                terminal.key(b"q")
+                self.assertEqual(terminal.wait(), 0)
                 self.assertTrue(terminal.as_before())
 
     def test_other_keys_do_nothing(self):

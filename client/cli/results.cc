@@ -77,6 +77,8 @@ absl::Status CheckOutputs(const Session& session, const std::string& a, const st
   for (const std::string& path : {a, b}) {
     if (absl::Status status = CheckOutput(session, path); !status.ok()) return status;
   }
+  if (!a.empty() && a == b && !NpyWriter::IsStandardOutput(a))
+    return BadOption("the two results cannot become one file");
   const bool prints = (a.empty() && !a_resident) || (b.empty() && !b_resident);
   if (prints && (NpyWriter::IsStandardOutput(a) || NpyWriter::IsStandardOutput(b)))
     return BadOption("a file on standard output leaves no room for the other result there");

@@ -1,4 +1,4 @@
-// search: exact nearest neighbours.
+// search: nearest neighbours, by comparing with all.
 //
 // ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, whose last term is the same for all x: one product of
 // matrices gives the scores of some queries with all vectors, and TopK the best of each row.
@@ -239,8 +239,8 @@ absl::Status Search(Session& session, const SearchFlags& flags) {
 
 void AddSearch(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<SearchFlags>();
-  CLI::App* command = app.add_subcommand(
-      "search", "Exact nearest neighbours: of each query, the vectors that are nearest");
+  CLI::App* command =
+      app.add_subcommand("search", "Nearest neighbours: every query is compared with every vector");
   command->add_option("vectors", flags->vectors, "Vectors, [N, D]")
       ->type_name("OPERAND")
       ->required();
@@ -265,11 +265,16 @@ void AddSearch(CLI::App& app, Command& chosen) {
   command->footer(std::string("Prints the indices [Q, k], then the distances, which are squared, "
                               "or the products [Q, k].\n"
                               "Every vector is compared; equal ones come in the order of their "
-                              "indices. Scores are f32 of\n"
-                              "f32, f16 and bf16, f64 of f64, and of i32 exact. Many queries are "
-                              "searched for in several\n"
-                              "calls, so that their scores take no more than 256 MiB of the "
-                              "server's scratch memory.\n\n") +
+                              "indices.\n"
+                              "Squared distances are |q|^2 - 2 q x + |x|^2, in f32 of f32, f16 and "
+                              "bf16, in f64 of f64, and of\n"
+                              "i32 in 64-bit integers, which wrap from 2^63 on. Their rounding is "
+                              "that of the squares: where\n"
+                              "vectors lie much farther from the origin than from each other, "
+                              "subtract their mean first, or\n"
+                              "use f64. Many queries are searched for in several calls, so that "
+                              "their scores take no more than\n"
+                              "256 MiB of the server's scratch memory.\n\n") +
                   std::string(ExitCodesText()));
   command->callback(
       [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });

@@ -205,13 +205,13 @@ class Screen {
     if (pipe2(wake_, O_NONBLOCK | O_CLOEXEC) != 0) wake_[0] = wake_[1] = -1;
     struct sigaction action {};
     action.sa_handler = OnSignal;
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGWINCH})
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH})
       ::sigaction(signal, &action, nullptr);
     Enter();
   }
   ~Screen() {
     Leave();
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGWINCH})
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH})
       std::signal(signal, SIG_DFL);
     close(wake_[0]);
     close(wake_[1]);
@@ -254,15 +254,18 @@ class Screen {
         resized_ = 0;
         return Event::kRedraw;
       }
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
-      if (left <= 0) return Event::kTime;
+      const auto left = std::max<std::int64_t>(
+          0, std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count());
       pollfd inputs[] = {{.fd = wake_[0], .events = POLLIN, .revents = 0},
                          {.fd = keys_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0}};
-      poll(inputs, 2, static_cast<int>(std::min<std::int64_t>(left + 1, 60'000)));
+      // A key that came while the picture was made counts, however late that is.
+      poll(inputs, 2, left == 0 ? 0 : static_cast<int>(std::min<std::int64_t>(left + 1, 60'000)));
       char woken[64];
       if (inputs[0].revents != 0 && read(wake_[0], woken, sizeof woken) > 0) continue;
-      if (inputs[1].revents == 0) continue;
+      if (inputs[1].revents == 0) {
+        if (left == 0) return Event::kTime;
+        continue;
+      }
       char key = 0;
       if (read(STDIN_FILENO, &key, 1) != 1) return Event::kQuit;  // the terminal is gone
       if (key == 'q' || key == 'Q') return Event::kQuit;

@@ -17,8 +17,16 @@ from ._views import View
 
 def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
     """The result of an operation on terms, as an array or expression."""
-    one = next(array for array in arrays if hasattr(array, "_session"))
+    one = next((array for array in arrays if hasattr(array, "_session")), arrays[0])
+    _own(one)
     return one._make(op(*(one._other(array) for array in arrays), **options))
+
+
+def _own(x: Any) -> Any:
+    """x, which has to be on a server. TypeError."""
+    if not hasattr(x, "_session"):
+        raise TypeError(f"a {type(x).__name__} is not on a server: client.put(x) brings it there")
+    return x
 
 
 # --- the package's own
@@ -26,12 +34,13 @@ def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
 
 def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The sum of the squares of the elements, of all or along axes; of integers as i64."""
-    return x._make(_ops.reduce("sum_squares", x._term(), axis, keepdims))
+    return _own(x)._make(_ops.reduce("sum_squares", x._term(), axis, keepdims))
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """The norm of vectors, of order 1, 2, inf or -inf; without an order of all elements of x, whose
     square is the sum of their squares (Frobenius)."""
+    _own(x)
     if ord in (np.inf, -np.inf) and (axis is not None or x.ndim == 1):
         absolute = abs(x)
         return absolute.max(axis, keepdims) if ord > 0 else absolute.min(axis, keepdims)
@@ -54,7 +63,7 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Any:
 
 def window_sum(x: Any, radius: int) -> Any:
     """y[i] = sum of x[j] for |j - i| <= radius, clipped at the ends of the vector x."""
-    return x._make(_ops.window_sum(x._term(), radius))
+    return _own(x)._make(_ops.window_sum(x._term(), radius))
 
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any]:
@@ -62,7 +71,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any
     smallest, from the smallest on. Equal elements come in the order of their indices; NaN is larger
     than all else, as where NumPy sorts. The indices are i64. Both are results of one step:
     t.compute(values, indices) is one call. BadK: k is below 1, above 4096 or above the extent."""
-    values, indices = _ops.topk(x._term(), k, axis, largest)
+    values, indices = _ops.topk(_own(x)._term(), k, axis, largest)
     return x._make(values), x._make(indices)
 
 
