@@ -28,8 +28,7 @@ std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
 }  // namespace
 
 absl::Status DeviceLostError(const Device& device) {
-  return MakeError(absl::StatusCode::kUnavailable, "DEVICE_LOST",
-                   "the device has failed for good",
+  return MakeError(absl::StatusCode::kUnavailable, "DEVICE_LOST", "the device has failed for good",
                    {{"device", device.info().name}});
 }
 
