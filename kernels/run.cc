@@ -868,16 +868,16 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
   const absl::StatusOr<ArrayType> type = TopKType(x, k, axis);
   if (!type.ok()) return type.status();
   // The axis is the last one of what strategies see.
-  const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
+  const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis, last = rank - 1;
   View rows = x;
   TopKProblem problem{.dtype = x.dtype, .smallest = smallest, .n = x.shape[at], .k = k};
-  for (int i = at; i + 1 < rank; ++i) {
+  for (int i = at; i < last; ++i) {
     rows.shape[i] = x.shape[i + 1];
     rows.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(i + 1)];
     problem.inner *= x.shape[i + 1];
   }
-  rows.shape[rank - 1] = problem.n;
-  rows.strides[static_cast<std::size_t>(rank - 1)] = x.strides[static_cast<std::size_t>(at)];
+  rows.shape[last] = problem.n;
+  rows.strides[static_cast<std::size_t>(last)] = x.strides[static_cast<std::size_t>(at)];
   problem.rows = type->shape.elements() / k;
   const Operand operands[] = {{rows, HasGaps(rows), &problem.x}};
   const auto place = [&](TopKProblem& p) -> absl::Status {

@@ -122,7 +122,8 @@ class OperationCall final : public DeviceCall {
       if (opened.ok()) memory[i] = *opened;
       return opened;
     };
-    const auto first = [&] { return open(0); }, second = [&] { return open(1); };
+    const auto first = [&] { return open(0); };
+    const auto second = [&] { return open(1); };
     const Output outputs[kMostResults] = {first, second};
     absl::StatusOr<ScalarResult> result = RunWith(stream, views, outputs);
     if (!result.ok()) return result;
