@@ -873,7 +873,7 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
   TopKProblem problem{.dtype = x.dtype, .smallest = smallest, .n = x.shape[at], .k = k};
   for (int i = at; i < last; ++i) {
     rows.shape[i] = x.shape[i + 1];
-    rows.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(i + 1)];
+    rows.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(i) + 1];
     problem.inner *= x.shape[i + 1];
   }
   rows.shape[last] = problem.n;
