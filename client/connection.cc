@@ -93,6 +93,12 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return error;
 }
 
+absl::Status OfUncancelled(absl::Status status) {
+  if (!absl::IsCancelled(status) || !ErrorReason(status).empty()) return status;
+  return MakeError(absl::StatusCode::kUnavailable, "CONNECTION_LOST",
+                   "the server cancelled the call as it stopped");
+}
+
 absl::Time ToTime(const google::protobuf::Timestamp& time) {
   return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
 }

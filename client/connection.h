@@ -28,6 +28,9 @@ namespace tessera {
 // The status of a call with the reason and metadata of its google.rpc.ErrorInfo, and the delay of
 // its RetryInfo as metadata "retry_delay_ms".
 absl::Status FromGrpc(const grpc::Status& status);
+// The error of a call that nobody here has cancelled. gRPC cancels those that meet a server's end,
+// which is a lost connection like others.
+absl::Status OfUncancelled(absl::Status status);
 
 absl::Time ToTime(const google::protobuf::Timestamp& time);
 
@@ -163,7 +166,7 @@ class Connection {
       Authorize(context);
       attempts.Begin(**channel);
       context.set_deadline(attempts.AttemptDeadline());
-      absl::Status status = FromGrpc(attempt(&context, **channel));
+      absl::Status status = OfUncancelled(FromGrpc(attempt(&context, **channel)));
       if (status.ok() || !attempts.Wait(status)) return status;
     }
   }

@@ -63,6 +63,7 @@ std::optional<absl::Status> AsyncCallBase::Answered() {
   channel_.reset();
   absl::Status status = FromGrpc(answer_);
   if (status.ok() || cancelled_) return status;
+  status = OfUncancelled(std::move(status));
   const std::optional<absl::Duration> pause = attempts_.Pause(status);
   if (!pause) return status;
   SetAlarm(State::kPausing, *pause);
