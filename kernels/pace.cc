@@ -56,7 +56,11 @@ constexpr int kFirstStrategy = [] {
   });
   return first;
 }();
-constexpr int kStrategies = kFirstStrategy<TopKProblem> + kStrategiesEach;
+constexpr int kStrategies = [] {
+  int end = kStrategiesEach;
+  ForEachOperation([&]<class P>() { end += kStrategiesEach; });
+  return end;
+}();
 
 // Problems that leave parts of a strategy's tiles idle, for which it is many times as slow.
 template <class Problem>

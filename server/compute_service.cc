@@ -162,9 +162,11 @@ class OperationCall final : public DeviceCall {
         absl::Status copied = CopyToHost(stream, data.data(), memory[i], data.size());
         if (!copied.ok()) return copied;
       }
+      const bool stores = std::any_of(drafts.begin(), drafts.end(),
+                                      [](const auto& draft) { return draft.has_value(); });
+      if (stores && stream.stopped()) return CallerLeft();
       for (std::size_t i = 0; i < types.size(); ++i) {
         if (!drafts[i].has_value()) continue;
-        if (stream.stopped()) return CallerLeft();
         absl::StatusOr<BufferInfo> buffer = drafts[i]->Seal();
         if (!buffer.ok()) return buffer.status();
         SetBuffer(*buffer, &BufferOf(response_, i));

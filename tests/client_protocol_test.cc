@@ -1,4 +1,5 @@
 // What the client says to a server, what it makes of the answers, and what it repeats.
+#include "client/async.h"
 #include "client/client.h"
 
 #include <gmock/gmock.h>
@@ -415,6 +416,8 @@ TEST(RepetitionTest, OfWhatABreakMayHavePrevented) {
   const auto error = FakeBuffers::Error;
   EXPECT_EQ(calls({StatusCode::UNAVAILABLE, "gone"}), 2);
   EXPECT_EQ(calls(error(StatusCode::UNAVAILABLE, "DRAINING", 0)), 2);
+  EXPECT_EQ(calls({StatusCode::CANCELLED, ""}), 2) << "nobody here has cancelled it";
+  EXPECT_EQ(calls(error(StatusCode::CANCELLED, "CANCELLED", 0)), 1);
   EXPECT_EQ(calls(FakeBuffers::Damaged()), 2);
   EXPECT_EQ(calls(error(StatusCode::UNAVAILABLE, "DEVICE_LOST", 0)), 1) << "its buffers are gone";
   EXPECT_EQ(calls(error(StatusCode::DATA_LOSS, "ANOTHER", 0)), 1);
@@ -453,6 +456,11 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
   }
   EXPECT_TRUE(client.Dot("x", "x").ok()) << "it stores nothing";
   EXPECT_EQ(server.calls, 2);
+  server.failure = {grpc::StatusCode::CANCELLED, ""};
+  server.calls = 0;
+  EXPECT_EQ(ErrorReason(client.Add("x", "x", options).status()), "CONNECTION_LOST");
+  server.calls = 0;
+  EXPECT_TRUE(client.Async().Dot("x", "x").Get().ok());
 }
 
 }  // namespace
