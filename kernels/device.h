@@ -24,6 +24,7 @@ struct DeviceInfo {
   int compute_capability = 0;  // 10 * major + minor; 0 on a CPU
   int multiprocessors = 0;     // streaming multiprocessors, or threads that the CPU rows use
   std::uint64_t memory_bytes = 0;
+  std::string pci_bus_id;  // "0000:65:00.0"; empty: it is no GPU
 };
 
 // A failed call to the device's runtime. Thrown inside kernels/ only: run.cc turns it into a
@@ -111,6 +112,9 @@ class Device {
   // Asks the device whether it still answers, in microseconds and without waiting for its work.
   // Throws DeviceError: kLost after a failure that no stream has met yet.
   virtual void Probe() = 0;
+  // Begins or ends what a profiler records of the device's work, if one is attached that waits to be
+  // told.
+  virtual void SetProfiling(bool /*on*/) noexcept {}
 
   // Latched by the first kLost error on any stream; there is no way back within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }

@@ -84,6 +84,7 @@ class CudaDevice final : public Device {
   HostRegistration RegisterHost(void* memory, std::size_t bytes) override;
   std::unique_ptr<Stream> MakeStream() override;
   void Probe() override;
+  void SetProfiling(bool on) noexcept override;
 
   // Makes this device current on the calling thread. Every entry point begins with it, because a
   // process may hold several devices and a thread may serve all of them.

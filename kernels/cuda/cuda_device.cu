@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda_profiler_api.h"
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/persistent.h"
@@ -170,6 +171,9 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   info_.compute_capability = 10 * properties.major + properties.minor;
   info_.multiprocessors = properties.multiProcessorCount;
   info_.memory_bytes = properties.totalGlobalMem;
+  char pci_bus_id[32];
+  CUDA_CHECK(cudaDeviceGetPCIBusId(pci_bus_id, sizeof pci_bus_id, ordinal));
+  info_.pci_bus_id = pci_bus_id;
   stream_ = MakeStreamHandle();
   dismissals_ = MakePinnedMemory(sizeof(std::uint32_t));
   *dismissals() = 0;
@@ -224,6 +228,12 @@ void CudaDevice::Probe() {
   } else {
     CheckCuda(status, "cudaStreamQuery");
   }
+}
+
+void CudaDevice::SetProfiling(bool on) noexcept {
+  if (cudaSetDevice(ordinal_) != cudaSuccess ||
+      (on ? cudaProfilerStart() : cudaProfilerStop()) != cudaSuccess)
+    cudaGetLastError();
 }
 
 std::size_t CudaDevice::AllocationBytes(std::size_t bytes) const {
