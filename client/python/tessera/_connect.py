@@ -14,6 +14,9 @@ from . import _protocol as p
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+PING = "/grpc.health.v1.Health/Check"
+# Before another one, in seconds, where a server went away.
+PAUSE_S = 0.1
 _Duration = p.message("google.protobuf.Duration")
 
 
@@ -127,8 +130,8 @@ def channel(space: Any, options: Options) -> Any:
 
 def calls_of(made: Any) -> Dict[str, Any]:
     """What calls each method of the protocol on a channel, with serialised requests. Messages of
-    downloads come as bytes."""
-    calls = {}
+    downloads come as bytes, and so does the answer of PING."""
+    calls = {PING: made.unary_unary(PING)}
     for name, method in p.METHODS.items():
         if name == "Download":
             calls[name] = made.unary_stream(method.path)
@@ -136,6 +139,15 @@ def calls_of(made: Any) -> Dict[str, Any]:
             make = made.stream_unary if name == "Upload" else made.unary_unary
             calls[name] = make(method.path, response_deserializer=method.response.FromString)
     return calls
+
+
+def answered(error: Any) -> Optional[bool]:
+    """What the RpcError of a PING that waits for a connection says: whether a server has answered;
+    None: it went away again."""
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return None
+    return code is not grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def is_loopback(target: str) -> bool:
