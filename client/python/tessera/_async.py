@@ -22,6 +22,7 @@ class Async:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._channel = channel(grpc.aio, options)
+        self._loop = asyncio.get_running_loop()
         self._tasks: Set[Any] = set()
         self._closed = False
         self.calls = calls_of(self._channel)
@@ -50,9 +51,9 @@ class Async:
     async def ready(self, seconds: float) -> bool:
         """Whether a server answers within so many seconds."""
         end = time.monotonic() + seconds
+        metadata = self._options.metadata()
         while (left := end - time.monotonic()) > 0 and not self._closed:
             try:
-                metadata = self._options.metadata()
                 await self.calls[PING](b"", timeout=left, metadata=metadata, wait_for_ready=True)
                 return True
             except grpc.RpcError as error:
@@ -70,7 +71,12 @@ class Async:
         except Error:
             pass
 
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a client of ts.aio belongs to the event loop that it was made in")
+
     async def run(self, steps: Steps) -> Any:
+        self._check_loop()
         try:
             command = next(steps)
             while True:
@@ -87,6 +93,7 @@ class Async:
 
     async def call(self, method: str, request: bytes, timeout: float) -> Any:
         """The answer of a unary method."""
+        self._check_loop()
         try:
             return await self.calls[method](
                 request, timeout=timeout, metadata=self._options.metadata()

@@ -46,7 +46,10 @@ class Blocking:
     def forget(self, calls: List[Call]) -> None:
         """Sends calls whose outcomes do not matter."""
         for call in calls:
-            begun = self._begun(call.method, call.request, call.timeout)
+            try:
+                begun = self._begun(call.method, call.request, call.timeout)
+            except ValueError:
+                return  # Closed: they are deleted, or will be at the end of their lifetime.
             # A call that nobody refers to is cancelled.
             self._forgotten.add(begun)
             begun.add_done_callback(self._forgotten.discard)
@@ -98,9 +101,9 @@ class Blocking:
     def ready(self, seconds: float) -> bool:
         """Whether a server answers within so many seconds."""
         end = time.monotonic() + seconds
+        metadata = self._options.metadata()
         while (left := end - time.monotonic()) > 0 and not self._closed:
             try:
-                metadata = self._options.metadata()
                 self.calls[PING](b"", timeout=left, metadata=metadata, wait_for_ready=True)
                 return True
             except grpc.RpcError as error:

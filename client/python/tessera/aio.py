@@ -12,10 +12,10 @@ import numpy.typing as npt
 from . import _core, _dtypes
 from ._async import Async
 from ._connect import Options, Ttl
-from ._core import Call, Core
+from ._core import Core
 from ._errors import Error, Unreachable
 from ._graph import Leaf
-from ._lazy import Lazy
+from ._lazy import Lazy, terms_of
 from ._progress import Progress
 from ._views import View
 
@@ -166,14 +166,14 @@ class Client:
 
     async def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
         """The elements of several expressions, from one call; what they share is computed once."""
-        found, stats = await self._run(self._core.evaluate([e._term() for e in expressions]))
+        found, stats = await self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
 
     async def keep(self, *expressions: Expr) -> List[Array]:
         """As ts.Client.keep."""
-        leaves, stats = await self._run(self._core.keep([e._term() for e in expressions]))
+        leaves, stats = await self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
@@ -190,11 +190,8 @@ class Client:
         return Scope(self, ttl)
 
     async def close(self) -> None:
-        for call in self._core.take_dead():
-            try:
-                await self._io.perform(Call(call.method, call.request, 1.0))
-            except Error:
-                break
+        """Deletes the unnamed buffers, and hangs up."""
+        await self._io.run(self._core.close())
         self._core.pool.close()
         await self._io.close()
 
