@@ -240,10 +240,11 @@ class ProcessesTest(python_outsider.Case):
             "if child == 0:\n"
             "  with ts.connect(address) as mine: print(float(mine['forked'].sum()), flush=True)\n"
             "  del x\n"
+            "  print(t._core.own, t._core.take_dead())\n"
             "  sys.exit()\n"
             "assert os.waitpid(child, 0)[1] == 0\n"
             "print(float((x + 1).sum()))\n",
-            "5.0\n10.0\n",
+            "5.0\nFalse []\n10.0\n",
         )
 
     def test_a_pool_of_processes(self):
