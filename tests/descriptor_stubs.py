@@ -1,5 +1,5 @@
-"""What protoc and its plugin for gRPC would generate, made of descriptors at run time: for hosts that
-have neither, with any version of protobuf from 3.21 on."""
+"""What protoc and its plugin for gRPC would generate, made of descriptors at run time: for hosts
+that have neither, with any version of protobuf from 3.21 on."""
 
 import sys
 import types
@@ -51,8 +51,8 @@ def _stub(package, service):
 
 
 def install(path):
-    """Makes FOO_pb2 and FOO_pb2_grpc of each file of a FileDescriptorSet, and the packages that they
-    are in, importable."""
+    """Makes FOO_pb2 and FOO_pb2_grpc of each file of a FileDescriptorSet importable, and the
+    packages that they are in."""
     for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file:
         stem = file.name[: -len(".proto")].replace("/", ".")
         if stem.startswith("google.protobuf."):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client, blocking and asyncio, where its server is lost: killed or stopped in the middle of
-calls, programs and transfers; and calls that a stopping server's gRPC cancels.
+"""The Python client, blocking and asyncio, where its server is lost: killed or stopped in the middle
+of calls, programs and transfers; and calls that a stopping server's gRPC cancels.
 
 usage: python_lost_server_test.py --server build/bin/tessera-server [unittest arguments]
 """

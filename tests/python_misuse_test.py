@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python client as people really use it: arrays of every layout and type, arguments that make no
-sense, forks, interrupted transfers, processes that end without a word.
+"""The Python client as people really use it: arrays of every layout and type, arguments that make
+no sense, forks, interrupted transfers, processes that end without a word.
 
 usage: python_misuse_test.py --server build/bin/tessera-server [unittest arguments]
 """
@@ -85,7 +85,8 @@ class ArraysTest(python_outsider.Case):
                 self.t.put(array)
         with self.assertRaisesRegex(ts.Unsupported, "filled"):
             x + np.ma.masked_array(self.a, self.a > 0)
-        np.testing.assert_array_equal(self.t.put(np.arange(5, dtype="u1"), dtype="f4").numpy(), range(5))
+        converted = self.t.put(np.arange(5, dtype="u1"), dtype="f4")
+        np.testing.assert_array_equal(converted.numpy(), range(5))
 
     def test_an_expression_is_what_it_was_when_it_was_written(self):
         x, a = self.t.put(self.a), self.a.copy()

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# The Python client beside another host's Python, NumPy, grpcio and protobuf, as on a bare GPU host: its
-# suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no network and no
-# protoc there.
+# The Python client beside another host's Python, NumPy, grpcio and protobuf, as on a bare GPU host:
+# its suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no network
+# and no protoc there.
 #
 # usage: python_versions.sh pack             makes build/python: the wheel, and Debian's hypothesis
 #        python_versions.sh run BIN [DEVICE [OUT]]
-#                                            BIN: the folder of tessera-server and tessera, or build/bundle;
-#                                            OUT: a folder for figures and pages
+#          BIN: the folder of tessera-server and tessera, or build/bundle; OUT: for figures and pages
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -44,16 +43,16 @@ finish() {
 # Suite by suite in the background, each with its log; what fails is shown whole.
 suites() {
   local bin=$1 device=$2 name on pids=() names=() failed=0
-  for name in errors lost_server arrays elementwise array_api transfers tls aio package; do
+  for name in lost_server misuse errors arrays elementwise array_api transfers tls aio package; do
     on=$device
     # These wait for products that take a CPU seconds, or show what a CPU answers.
-    case $name in errors | lost_server | aio | package) on=cpu ;; esac
+    case $name in errors | lost_server | misuse | aio | package) on=cpu ;; esac
     local only=()
     # The others need protoc and the tools that build wheels.
     if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
     while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n || true; done
-    python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" "${only[@]}" \
-      >"$work/$name.log" 2>&1 &
+    python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
+      "${only[@]}" >"$work/$name.log" 2>&1 &
     pids+=($!)
     names+=("$name")
   done
@@ -134,9 +133,10 @@ END
   python3 client/python/bench.py "$address" --cli "$bin/tessera" --rounds 5 || status=1
 
   say "peers.py"
-  local peer=numpy
-  if python3 -c 'import cupy' 2>/dev/null && [[ $device != cpu ]]; then peer=cupy; fi
-  python3 client/python/peers.py "$address" --peer "$peer" --rounds 3 --json "$out/peers.json" || status=1
+  # CPUs take minutes for the largest arrays.
+  local peer=(--peer numpy --elements 4096,1048576)
+  if python3 -c 'import cupy' 2>/dev/null && [[ $device != cpu ]]; then peer=(--peer cupy); fi
+  python3 client/python/peers.py "$address" "${peer[@]}" --rounds 3 --json "$out/peers.json" || status=1
   return $status
 }
 

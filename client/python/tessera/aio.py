@@ -20,8 +20,8 @@ from ._progress import Progress
 from ._views import View
 
 
-# Closing a channel of grpc.aio takes the truth of `self` in the outermost frame of every task of the
-# loop, which arrays do not have. So the coroutines of arrays are functions without one.
+# Closing a channel of grpc.aio takes the truth of `self` in the outermost frame of every task of
+# the loop, which arrays do not have. So the coroutines of arrays are functions without one.
 
 
 class Expr(Lazy):
