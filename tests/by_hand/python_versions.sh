@@ -134,7 +134,7 @@ END
 
   say "peers.py"
   # CPUs take minutes for the largest arrays.
-  local peer=(--peer numpy --elements 4096,1048576)
+  local peer=(--peer numpy --elements "4096,1048576")
   if python3 -c 'import cupy' 2>/dev/null && [[ $device != cpu ]]; then peer=(--peer cupy); fi
   python3 client/python/peers.py "$address" "${peer[@]}" --rounds 3 --json "$out/peers.json" || status=1
   return $status
