@@ -1,5 +1,7 @@
 """The blocking client: its classes."""
 
+import atexit
+import weakref
 from typing import Any, List, Optional, Tuple
 
 import numpy.typing as npt
@@ -7,13 +9,23 @@ import numpy.typing as npt
 from . import _core, _dtypes
 from ._blocking import Blocking
 from ._connect import Options, Ttl
-from ._core import Call, Core
+from ._core import Core
 from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported
 from ._graph import Leaf
-from ._lazy import Lazy
+from ._lazy import Lazy, terms_of
 from ._progress import Progress
 from ._scope import Scope
 from ._views import View
+
+
+_open: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open):
+        if client._core.own:
+            client.close()
 
 
 class Expr(Lazy):
@@ -69,6 +81,10 @@ class Expr(Lazy):
         if self.size != 1:
             raise ValueError("the truth of an array of several elements: use .any() or .all()")
         return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        # As of NumPy's arrays: a number takes the format of numbers.
+        return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
 
     def __dlpack__(self, **options: Any) -> Any:
         """Downloads, and hands the copy over on the host: a consumer of CUDA memory (dl_device of
@@ -142,6 +158,7 @@ class Client:
         if not self._io.ready(options.connect_timeout):
             self._io.close()
             raise Unreachable(options.unreachable(), "UNAVAILABLE")
+        _open.add(self)
 
     # --- buffers
 
@@ -171,6 +188,8 @@ class Client:
         leaf = self._run(self._core.find(name))
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
+    __iter__ = None  # Python would ask for the buffers 0, 1, 2...
+
     def __contains__(self, name: str) -> bool:
         """Whether a READY buffer has the name."""
         try:
@@ -195,7 +214,7 @@ class Client:
 
     def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
         """The elements of several expressions, from one call; what they share is computed once."""
-        found, stats = self._run(self._core.evaluate([e._term() for e in expressions]))
+        found, stats = self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
@@ -203,7 +222,7 @@ class Client:
     def keep(self, *expressions: Expr) -> List[Array]:
         """Leaves the elements of several expressions on the server, from one call: as unnamed
         arrays, each deleted after the last reference to it is gone. Errors as of Expr.save."""
-        leaves, stats = self._run(self._core.keep([e._term() for e in expressions]))
+        leaves, stats = self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
@@ -220,12 +239,9 @@ class Client:
     # --- the connection
 
     def close(self) -> None:
-        """Deletes unnamed buffers that nobody refers to, and hangs up."""
-        for call in self._core.take_dead():
-            try:
-                self._io.perform(Call(call.method, call.request, 1.0))
-            except Error:
-                break
+        """Deletes the unnamed buffers, and hangs up. The end of the process does the same."""
+        _open.discard(self)
+        self._io.run(self._core.close())
         self._core.pool.close()
         self._io.close()
 
@@ -245,6 +261,7 @@ class Client:
         if self._core.dead:
             self._io.forget(self._core.take_dead())
         return self._io.run(steps)
+
 
 def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     """A client of the server at host:port or unix:path. Waits until it answers.

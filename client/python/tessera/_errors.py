@@ -161,9 +161,11 @@ def from_rpc(error: Any) -> Error:
             elif kind == "google.rpc.RetryInfo":
                 delay = p.RetryInfo.FromString(detail.value).retry_delay
                 retry_after = delay.seconds + delay.nanos / 1e9
-    if code == "UNAVAILABLE" and not reason:
-        # The server gives every refusal of its own a reason; without one the connection failed.
-        reason, text = "CONNECTION_LOST", f"the connection broke: {text}"
+    if code in ("UNAVAILABLE", "CANCELLED") and not reason:
+        # The server gives every refusal of its own a reason; without one the connection failed, or
+        # gRPC cancelled a call that met the server's end.
+        what = "broke" if code == "UNAVAILABLE" else "ended with the server, which stopped"
+        code, reason, text = "UNAVAILABLE", "CONNECTION_LOST", f"the connection {what}: {text}"
     return make(text, code, reason, details, retry_after)
 
 
