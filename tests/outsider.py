@@ -310,9 +310,10 @@ class Program:
 
     @classmethod
     def sanitized(cls):
-        """Whether it was built with AddressSanitizer."""
+        """Whether it was built with AddressSanitizer or ThreadSanitizer."""
         if cls._sanitized is None:
-            cls._sanitized = b"__asan_init" in pathlib.Path(cls.path).read_bytes()
+            program = pathlib.Path(cls.path).read_bytes()
+            cls._sanitized = b"__asan_init" in program or b"__tsan_init" in program
         return cls._sanitized
 
     @classmethod

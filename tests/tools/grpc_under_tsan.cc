@@ -22,6 +22,7 @@
 
 #include "absl/base/config.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "grpc/byte_buffer_reader.h"
 #include "grpc/grpc.h"
@@ -50,12 +51,15 @@ UNSEEN Function* Behind(const std::string& symbol) {
   return reinterpret_cast<Function*>(Behind(symbol));
 }
 
-// The mangled name of a member of a class of abseil, from "5Mutex4LockEv" on, or "K" of a constant one.
+// The mangled name of a member of a class of abseil: from the class on, as "5Mutex4LockEv", with a K
+// before it where the member is constant.
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 UNSEEN std::string OfAbsl(const std::string& member) {
   const std::string version = TEXT(ABSL_OPTION_INLINE_NAMESPACE_NAME);
-  return "_ZN4absl" + std::to_string(version.size()) + version + member;
+  const bool constant = member.starts_with('K');
+  return (constant ? "_ZNK4absl" : "_ZN4absl") + std::to_string(version.size()) + version +
+         member.substr(constant ? 1 : 0);
 }
 
 }  // namespace
@@ -124,7 +128,7 @@ extern "C" UNSEEN int grpc_byte_buffer_reader_peek(grpc_byte_buffer_reader* read
   return found;
 }
 
-// --- Mutexes and condition variables ------------------------------------------------------------
+// --- Mutexes, condition variables and notifications ---------------------------------------------
 
 namespace absl {
 ABSL_NAMESPACE_BEGIN
@@ -171,6 +175,27 @@ UNSEEN bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
   const bool expired = behind(this, mutex, timeout);
   __tsan_acquire(mutex);
   return expired;
+}
+
+UNSEEN void Notification::Notify() {
+  static auto* const behind = Behind<void(Notification*)>(OfAbsl("12Notification6NotifyEv"));
+  __tsan_release(this);
+  behind(this);
+}
+
+UNSEEN void Notification::WaitForNotification() const {
+  static auto* const behind =
+      Behind<void(const Notification*)>(OfAbsl("K12Notification19WaitForNotificationEv"));
+  behind(this);
+  __tsan_acquire(const_cast<Notification*>(this));
+}
+
+UNSEEN bool Notification::WaitForNotificationWithTimeout(Duration timeout) const {
+  static auto* const behind = Behind<bool(const Notification*, Duration)>(
+      OfAbsl("K12Notification30WaitForNotificationWithTimeoutENS0_8DurationE"));
+  const bool notified = behind(this, timeout);
+  if (notified) __tsan_acquire(const_cast<Notification*>(this));
+  return notified;
 }
 
 ABSL_NAMESPACE_END
