@@ -5,13 +5,13 @@
         value = await (x @ x.T).sum().numpy()
 """
 
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 import numpy.typing as npt
 
 from . import _core, _dtypes
 from ._async import Async
-from ._connect import Options, Ttl
+from ._connect import Options, Placement, Ttl
 from ._core import Call, Core
 from ._errors import Error, Unreachable
 from ._graph import Leaf
@@ -82,6 +82,10 @@ class Array(Expr):
     def device(self) -> str:
         return self._source.buffer.device  # type: ignore[no-any-return]
 
+    @property
+    def devices(self) -> Tuple[str, ...]:
+        return self._source.devices  # type: ignore[no-any-return]
+
     async def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
         session: Client = self._session
         array = await session._run(session._core.fetch(self._source, self._view, progress))
@@ -94,10 +98,13 @@ class Array(Expr):
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
     ) -> "Array":
         session: Client = self._session
         leaf = await session._run(
-            session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+            session._core.copy(
+                self._source, self._view, name, dtype, replace, ttl, device, placement
+            )
         )
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
@@ -128,10 +135,13 @@ class Client:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
         """As ts.Client.put."""
-        leaf = await self._run(self._core.put(array, name, dtype, replace, ttl, device, progress))
+        leaf = await self._run(
+            self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
+        )
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     async def get(self, name: str) -> Array:
