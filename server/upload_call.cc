@@ -168,7 +168,8 @@ void UploadCall::ReadAhead() {
 }
 
 absl::Status UploadCall::Hand() {
-  Executor& transfers = core_.transfers(draft_->buffer().device());
+  // That of the device to which the bytes go.
+  Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
   ReadAhead();
   submitted_ = SteadyNow();
   return transfers.Submit(*this);
@@ -200,7 +201,7 @@ absl::Status UploadCall::Open() {
 }
 
 void UploadCall::Run(Stream& stream) {
-  const Executor& transfers = core_.transfers(draft_->buffer().device());
+  const Executor& transfers = core_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;
   arrived_ = 0;

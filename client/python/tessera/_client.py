@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from . import _core, _dtypes
 from ._blocking import Blocking
-from ._connect import Options, Ttl
+from ._connect import Options, Placement, Ttl
 from ._core import Core
 from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported
 from ._graph import Leaf
@@ -115,8 +115,13 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer lives: "cuda:0", "cpu"."""
+        """Where the buffer lives: "cuda:0", "cpu"; of a sharded one, where its first shard does."""
         return self._source.buffer.device  # type: ignore[no-any-return]
+
+    @property
+    def devices(self) -> Tuple[str, ...]:
+        """The devices among which the buffer is divided, in order; of others the one it is on."""
+        return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
         """The elements as an array of this process. A view downloads the range that it spans, or is
@@ -134,12 +139,15 @@ class Array(Expr):
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
     ) -> "Array":
-        """A buffer of its own, made on the server at once: of another type ("f32"...) or on another
-        device ("cuda:1") if given. Names and ttl as of Client.put."""
+        """A buffer of its own, made on the server at once: of another type ("f32"...), on another
+        device ("cuda:1") or divided among several if given. The rest as of Client.put."""
         session: Client = self._session
         leaf = session._run(
-            session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+            session._core.copy(
+                self._source, self._view, name, dtype, replace, ttl, device, placement
+            )
         )
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
@@ -171,16 +179,20 @@ class Client:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
         """Uploads an array of any size; a broken connection resumes where it stood.
 
         name: 1 to 128 characters of [a-zA-Z0-9._/-]; without one the buffer is deleted after the
         last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
+        placement: instead of device "all", or the devices among which the array is divided.
         progress: True for a bar, or a function of the bytes done and in all.
         BufferExists: the name is taken, and replace is false.
         """
-        leaf = self._run(self._core.put(array, name, dtype, replace, ttl, device, progress))
+        leaf = self._run(
+            self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
+        )
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def __getitem__(self, name: str) -> Array:

@@ -6,13 +6,15 @@ import ipaddress
 import os
 import pathlib
 import re
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import grpc
 
 from . import _protocol as p
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
+# "all", or names of devices.
+Placement = Union[str, Sequence[str]]
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 PING = "/grpc.health.v1.Health/Check"
 # What a server may say to it.
@@ -26,6 +28,13 @@ _ANSWERS = (
 # Before another one, in seconds, where a server went away.
 PAUSE_S = 0.1
 _Duration = p.message("google.protobuf.Duration")
+
+
+def devices_of(placement: Placement) -> List[str]:
+    """As the fields of messages have it."""
+    if isinstance(placement, str):
+        return [placement] if placement else []
+    return list(placement)
 
 
 def duration(ttl: Ttl) -> Any:

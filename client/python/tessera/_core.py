@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from . import _dtypes, _plan
 from . import _protocol as p
-from ._connect import Options, Ttl, duration, is_loopback
+from ._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
 from ._errors import (
     BufferNotFound,
     BufferNotReady,
@@ -233,6 +233,7 @@ class Core:
         replace: bool,
         ttl: Ttl,
         device: str,
+        placement: Placement,
         progress: Progress,
     ) -> Steps:
         array = _dtypes.to_server(value, dtype)
@@ -246,6 +247,7 @@ class Core:
             ttl=duration(ttl),
             replace=replace,
             device=device,
+            placement=devices_of(placement),
         )
         data = _bytes_of(array.reshape(-1))
         report = reporter(progress, len(data), f"put {name}")
@@ -341,8 +343,9 @@ class Core:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
     ) -> Steps:
-        """A buffer of its own of a view, possibly of another type or on another device."""
+        """A buffer of its own of a view, possibly of another type or on other devices."""
         dead = None
         if name is None:
             name, dead, replace = self._unnamed(), self.dead, True
@@ -357,6 +360,7 @@ class Core:
             ttl=duration(ttl),
             replace=replace,
             device=device,
+            placement=devices_of(placement),
         )
         answer = yield from self._of_known(
             {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace

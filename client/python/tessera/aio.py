@@ -5,13 +5,13 @@
         value = await (x @ x.T).sum().numpy()
 """
 
-from typing import Any, Coroutine, List, Optional
+from typing import Any, Coroutine, List, Optional, Tuple
 
 import numpy.typing as npt
 
 from . import _core, _dtypes
 from ._async import Async
-from ._connect import Options, Ttl
+from ._connect import Options, Placement, Ttl
 from ._core import Core
 from ._errors import Error, Unreachable
 from ._graph import Leaf
@@ -67,6 +67,10 @@ class Array(Expr):
     def device(self) -> str:
         return self._source.buffer.device  # type: ignore[no-any-return]
 
+    @property
+    def devices(self) -> Tuple[str, ...]:
+        return self._source.devices  # type: ignore[no-any-return]
+
     def numpy(self, progress: Progress = None) -> Coroutine[Any, Any, npt.NDArray[Any]]:
         return _fetch(self, progress)
 
@@ -77,9 +81,12 @@ class Array(Expr):
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
         session: Client = self._session
-        copy = session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+        copy = session._core.copy(
+            self._source, self._view, name, dtype, replace, ttl, device, placement
+        )
         return session._made(copy)
 
     def delete(self) -> Coroutine[Any, Any, None]:
@@ -147,10 +154,11 @@ class Client:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
         """As ts.Client.put."""
-        put = self._core.put(array, name, dtype, replace, ttl, device, progress)
+        put = self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
         return await self._made(put)
 
     async def get(self, name: str) -> Array:
