@@ -168,7 +168,10 @@ void Core::Conclude(const CallRecord& call, const absl::Status& status,
                   .run = call.run()},
                  status);
   if (!status.ok()) LogFailedCall(call.method, peer(), status, call.trace.id());
-  if (call.total() > options_.slow_call) LogSlowCall(call, peer(), status.code());
+  if (call.total() > options_.slow_call) {
+    metrics_.CountSlow(call.method);
+    LogSlowCall(call, peer(), status.code());
+  }
   if (call.trace.sampled && spans_ != nullptr) spans_->Add(call, status);
 }
 

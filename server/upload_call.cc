@@ -6,6 +6,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
+#include "kernels/profiler_range.h"
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 
@@ -201,6 +202,7 @@ absl::Status UploadCall::Open() {
 }
 
 void UploadCall::Run(Stream& stream) {
+  const ProfilerRange range("Upload");
   const Executor& transfers = core_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;

@@ -34,9 +34,11 @@ class FakeDevice final : public Device {
     kProbe
   };
 
-  explicit FakeDevice(const std::string& name = "fake:0") : cpu_(*OpenDevice("cpu")) {
+  explicit FakeDevice(const std::string& name = "fake:0", const std::string& pci_bus_id = "")
+      : cpu_(*OpenDevice("cpu")) {
     info_ = cpu_->info();
     info_.name = name;
+    info_.pci_bus_id = pci_bus_id;
   }
 
   // From now on the step fails so, `times` times.
