@@ -43,7 +43,7 @@ finish() {
 # Suite by suite in the background, each with its log; what fails is shown whole.
 suites() {
   local bin=$1 device=$2 name on pids=() names=() failed=0
-  for name in lost_server misuse errors arrays elementwise array_api transfers tls aio package; do
+  for name in lost_server misuse errors arrays elementwise array_api differences transfers tls aio package; do
     on=$device
     # These wait for products that take a CPU seconds, or show what a CPU answers.
     case $name in errors | lost_server | misuse | aio | package) on=cpu ;; esac
