@@ -51,7 +51,7 @@ suites() {
     # The others need protoc and the tools that build wheels.
     if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
     while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n || true; done
-    python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
+    timeout 240 python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
       "${only[@]}" >"$work/$name.log" 2>&1 &
     pids+=($!)
     names+=("$name")
@@ -116,6 +116,26 @@ print("Python", platform.python_version(), "NumPy", numpy.__version__, "grpcio",
 import re, sys
 code = re.search(r"```python\n(import numpy.*?)```", open("README.md").read(), re.S)[1]
 exec(code.replace("127.0.0.1:50051", sys.argv[1]))
+END
+
+  say "DLPack with PyTorch"
+  python3 - "$address" <<'END' || status=1
+import sys
+try:
+    import torch
+except ImportError:
+    sys.exit(print("PyTorch is not here"))
+import tessera as ts
+with ts.connect(sys.argv[1]) as t:
+    a = torch.arange(6.0).reshape(2, 3)
+    x = t.put(a.T)
+    assert torch.equal(torch.from_dlpack(x), a.T) and torch.equal(torch.from_dlpack(x + 1), a.T + 1)
+    if torch.cuda.is_available():
+        try:
+            t.put(a.cuda())
+        except TypeError as error:
+            print("of a GPU:", error)
+    print("PyTorch", torch.__version__, "on the host: both ways")
 END
 
   say "Examples"
