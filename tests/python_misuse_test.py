@@ -19,12 +19,13 @@ import outsider as o
 import python_outsider
 import tessera as ts
 
-# What every program of this suite begins with.
+# What every program of this suite begins with. Jobs in the background ignore Ctrl-C.
 HEAD = """
-import os, sys, time
+import os, signal, sys, time
 import numpy as np
 import tessera as ts
 address = sys.argv[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)
 """
 
 
@@ -294,7 +295,6 @@ class ProcessesTest(python_outsider.Case):
             for way in ("t.put(data, 'half', progress=interrupt)", "x.numpy(progress=interrupt)"):
                 self.run_(
                     f"""
-import signal
 def interrupt(done, total):
     if total == data.nbytes and 0.25 < done / total < 0.5:
         os.kill(os.getpid(), signal.SIGINT)
@@ -325,8 +325,8 @@ print(len(drafts), (t.put(data[:5]) + 1).numpy())
         self.assertEqual(process.stdout.readline(), "under way\n")
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        self.assertEqual(process.stdout.readline(), "1.0\n")
-        self.assertEqual(process.wait(15), 0)
+        self.assertEqual(process.communicate(timeout=o.START_TIMEOUT_S)[0], "1.0\n")
+        self.assertEqual(process.returncode, 0)
 
 
 if __name__ == "__main__":
