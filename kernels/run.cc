@@ -16,6 +16,7 @@
 #include "kernels/guard.h"
 #include "kernels/matmul.h"
 #include "kernels/profiler_range.h"
+#include "kernels/share_out.h"
 
 namespace tessera {
 namespace {
@@ -291,6 +292,10 @@ struct WholeLaunch {
     }
     return seconds;
   }
+  Division Divide(const Problem& problem, const Strategy<Problem>& strategy,
+                  const Team& team) const {
+    return DivisionOf(problem, strategy, team);
+  }
   void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
     for (const Operand& operand : operands) {
       if (stream.stopped()) return;
@@ -363,29 +368,45 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   if (options.check_only) return stats;
   if (absl::Status status = place(problem); !status.ok()) return status;
 
+  std::vector<TeamShare> shares;
+  if (options.team != nullptr && !trivial) {
+    absl::StatusOr<std::vector<TeamShare>> found =
+        ShareOut(*options.team, work.Divide(problem, **strategy, *options.team), stream);
+    if (!found.ok()) return found.status();
+    shares = *std::move(found);
+  }
+  stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
   const Stopwatch watch;
-  const bool wait = !options.enqueue_only || options.timing;
+  const bool wait = !options.enqueue_only || options.timing || options.team != nullptr;
   absl::Status status = Finished(
       stream,
       [&] {
         if (options.timing) stream.StartTimer();
         if (trivial) {
           Settle(problem, stream);
-        } else {
+        } else if (shares.empty()) {
           work(stream, problem, **strategy);
+        } else {
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/false);
         }
         if (options.timing) stats.kernel_us = stream.StopTimer();
+        AwaitOthers(shares, stream);
         if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
         stream.Synchronize();
-        if (!(*strategy)->left_range(problem, stream) || stream.stopped()) return;
+        if (!LeftRange(problem, **strategy, shares, stream) || stream.stopped()) return;
         if (options.timing) stream.StartTimer();
-        (*strategy)->launch_wide(problem, stream);
+        if (shares.empty()) {
+          (*strategy)->launch_wide(problem, stream);
+        } else {
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/true);
+        }
         if (options.timing) stats.kernel_us += stream.StopTimer();
+        AwaitOthers(shares, stream);
       },
       wait);
   if (!status.ok()) return status;
-  // With a gather in it, the time says little about the strategy.
-  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait)
+  // With a gather in it, or help, the time says little about the strategy.
+  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty())
     options.pace->Learn(**strategy, problem, watch.seconds());
   return stats;
 }
@@ -499,6 +520,10 @@ struct AddInPieces {
   double GatherSeconds(const Pace& pace) const {
     return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
            (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
+  }
+  Division Divide(const AddProblem& problem, const Strategy<AddProblem>& strategy,
+                  const Team& team) const {
+    return copies() == 0 ? DivisionOf(problem, strategy, team) : Division();
   }
   void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& strategy) const {
     if (copies() == 0) return LaunchOn(stream, problem, strategy);

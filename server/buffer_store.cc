@@ -89,9 +89,32 @@ absl::Status VersionMismatch(std::string_view name, std::uint64_t expected, std:
        {"actual", absl::StrCat(actual)}});
 }
 
+std::vector<Shard> ShardsOf(const BufferSpec& spec) {
+  const std::uint64_t bytes = spec.type.bytes();
+  if (spec.placement.empty()) return {{spec.device, 0, bytes}};
+  std::vector<Shard> shards = MakeShards(spec.placement, bytes);
+  const bool reached = spec.reached_by == nullptr ||
+                       std::any_of(shards.begin(), shards.end(), [&](const Shard& shard) {
+                         return shard.device == spec.reached_by;
+                       });
+  if (reached) return shards;
+  return {{spec.reached_by, 0, bytes}};
+}
+
 absl::Time Expiry(absl::Time from, absl::Duration ttl) { return std::min(from + ttl, kLatest); }
 
 }  // namespace
+
+bool Buffer::IsOn(const Device& device) const {
+  return std::any_of(shards_.begin(), shards_.end(),
+                     [&](const Shard& shard) { return shard.device == &device; });
+}
+
+Device& Buffer::DeviceOf(std::uint64_t byte) const {
+  const auto shard = std::find_if(shards_.begin(), shards_.end() - 1,
+                                  [&](const Shard& one) { return byte < one.end; });
+  return *shard->device;
+}
 
 void RangeSet::Add(Range range, std::optional<std::uint32_t> checksum) {
   if (range.begin >= range.end) return;
@@ -202,31 +225,8 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     version = ++last_version_;
   }
 
-  std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, *spec.device, version));
-  const auto bytes = static_cast<std::size_t>(spec.type.bytes());
-  const std::uint64_t allocated = spec.device->AllocationBytes(bytes);
-  // A store's own limits come first: whoever has reached them learns nothing of the others.
-  absl::StatusOr<Charge> charge =
-      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
-                      "the tenant holds as many buffers as its quota of buffers allows");
-  if (!charge.ok()) return charge.status();
-  buffer->own_count_ = *std::move(charge);
-  charge = own_bytes_.at(spec.device)
-               .Take(allocated, "TENANT_QUOTA_EXCEEDED", "bytes",
-                     "the tenant's buffers would take more than its quota of bytes allows");
-  if (!charge.ok()) return charge.status();
-  buffer->own_bytes_ = *std::move(charge);
-  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
-                           "the server holds as many buffers as it may");
-  if (!charge.ok()) return charge.status();
-  buffer->count_ = *std::move(charge);
-  charge = Charge::Take(*shared_->bytes.at(spec.device), allocated, "QUOTA_EXCEEDED",
-                        "the buffers of this device would take more than the server allows");
-  if (!charge.ok()) return charge.status();
-  buffer->bytes_ = *std::move(charge);
-  absl::StatusOr<Memory> memory = Allocate(*spec.device, bytes);
-  if (!memory.ok()) return memory.status();
-  buffer->memory_ = *std::move(memory);
+  std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
+  if (absl::Status status = Reserve(*buffer); !status.ok()) return status;
 
   auto draft = std::make_shared<Draft>();
   draft->buffer_ = std::move(buffer);
@@ -245,6 +245,49 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     draft->idle_place_ = idle_.insert(idle_.end(), draft.get());
   }
   return draft;
+}
+
+absl::Status BufferStore::Reserve(Buffer& buffer) {
+  const auto for_shards = [&](std::vector<Charge>& charges, const auto& take) -> absl::Status {
+    for (const Shard& shard : buffer.shards_) {
+      absl::StatusOr<Charge> charge =
+          take(shard.device, AllocationBytes(shard, buffer.shards_.size()));
+      if (!charge.ok()) return charge.status();
+      charges.push_back(*std::move(charge));
+    }
+    return absl::OkStatus();
+  };
+  // A store's own limits come first: whoever has reached them learns nothing of the others.
+  absl::StatusOr<Charge> charge =
+      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
+                      "the tenant holds as many buffers as its quota of buffers allows");
+  if (!charge.ok()) return charge.status();
+  buffer.own_count_ = *std::move(charge);
+  absl::Status status =
+      for_shards(buffer.own_bytes_, [&](const Device* device, std::uint64_t bytes) {
+        return own_bytes_.at(device).Take(
+            bytes, "TENANT_QUOTA_EXCEEDED", "bytes",
+            "the tenant's buffers would take more than its quota of bytes allows");
+      });
+  if (!status.ok()) return status;
+  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
+                           "the server holds as many buffers as it may");
+  if (!charge.ok()) return charge.status();
+  buffer.count_ = *std::move(charge);
+  status = for_shards(buffer.bytes_, [&](const Device* device, std::uint64_t bytes) {
+    absl::StatusOr<Charge> taken =
+        Charge::Take(*shared_->bytes.at(device), bytes, "QUOTA_EXCEEDED",
+                     "the buffers of this device would take more than the server allows");
+    if (taken.ok()) return taken;
+    absl::Status full = taken.status();
+    SetErrorMetadata(full, "device", device->info().name);
+    return absl::StatusOr<Charge>(full);
+  });
+  if (!status.ok()) return status;
+  absl::StatusOr<Memory> memory = Allocate(buffer.shards_);
+  if (!memory.ok()) return memory.status();
+  buffer.memory_ = *std::move(memory);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view name,
@@ -509,16 +552,18 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
 std::vector<std::shared_ptr<const void>> BufferStore::Evict(const Device& device) {
   Doomed doomed;
   const std::lock_guard lock(mutex_);
-  if (const Tally& tally = tallies_[&device]; tally.ready + tally.writing == 0) return doomed;
+  if (const Tally& tally = tallies_[&device];
+      tally.ready + tally.writing + tally.ready_bytes + tally.writing_bytes == 0)
+    return doomed;
   for (auto it = ready_.begin(); it != ready_.end();) {
     const auto next = std::next(it);
-    if (&it->second.buffer->device() == &device) Unlink(it, doomed);
+    if (it->second.buffer->IsOn(device)) Unlink(it, doomed);
     it = next;
   }
   std::vector<std::shared_ptr<Draft>> drafts;
   for (const auto& [name, versions] : drafts_) {
     for (const auto& [version, draft] : versions)
-      if (&draft->buffer().device() == &device) drafts.push_back(draft);
+      if (draft->buffer().IsOn(device)) drafts.push_back(draft);
   }
   for (const std::shared_ptr<Draft>& draft : drafts) Unlink(*draft, Draft::State::kGone, doomed);
   return doomed;
@@ -646,15 +691,15 @@ void BufferStore::Touch(Draft& draft, absl::Time now) {
 }
 
 void BufferStore::CountReady(const Buffer& buffer, int change) {
-  Tally& tally = tallies_[&buffer.device()];
-  tally.ready += change;
-  tally.ready_bytes += change * buffer.type().bytes();
+  tallies_[&buffer.device()].ready += change;
+  for (const Shard& shard : buffer.shards())
+    tallies_[shard.device].ready_bytes += change * (shard.end - shard.begin);
 }
 
 void BufferStore::CountWriting(const Buffer& buffer, int change) {
-  Tally& tally = tallies_[&buffer.device()];
-  tally.writing += change;
-  tally.writing_bytes += change * buffer.type().bytes();
+  tallies_[&buffer.device()].writing += change;
+  for (const Shard& shard : buffer.shards())
+    tallies_[shard.device].writing_bytes += change * (shard.end - shard.begin);
 }
 
 BufferStore::Tally BufferStore::tally(const Device& device) {

@@ -119,10 +119,14 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (!transfers.ok()) return transfers.status();
     absl::StatusOr<std::unique_ptr<Stream>> bridge = MakeStream(*device);
     if (!bridge.ok()) return bridge.status();
+    absl::StatusOr<std::unique_ptr<Stream>> team = MakeStream(*device);
+    if (!team.ok()) return team.status();
+    (*team)->SetScratchBudget(&place->scratch);
     absl::StatusOr<std::shared_ptr<SlotPool>> slots = SlotPool::Make(*device, kLeastSlots);
     if (!slots.ok()) return slots.status();
     place->slots = *std::move(slots);
     place->bridge = *std::move(bridge);
+    place->team = *std::move(team);
     place->compute = *std::move(compute);
     place->transfers = *std::move(transfers);
     core->places_[device.get()] = std::move(place);
@@ -182,6 +186,11 @@ void Core::TrimSlots() {
 Core::Bridge Core::BridgeTo(const Device& device) {
   Place& place = *places_.at(&device);
   return {std::unique_lock(place.bridge_mutex), *place.bridge};
+}
+
+Core::Bridge Core::TeamStream(const Device& device) {
+  Place& place = *places_.at(&device);
+  return {std::unique_lock(place.team_mutex), *place.team};
 }
 
 absl::Status Core::CheckSize(std::uint64_t bytes) const {

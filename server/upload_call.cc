@@ -169,7 +169,8 @@ void UploadCall::ReadAhead() {
 }
 
 absl::Status UploadCall::Hand() {
-  Executor& transfers = core_.transfers(draft_->buffer().device());
+  // That of the device to which the bytes go.
+  Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
   ReadAhead();
   submitted_ = SteadyNow();
   return transfers.Submit(*this);
@@ -202,7 +203,7 @@ absl::Status UploadCall::Open() {
 
 void UploadCall::Run(Stream& stream) {
   const ProfilerRange range("Upload");
-  const Executor& transfers = core_.transfers(draft_->buffer().device());
+  const Executor& transfers = core_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;
   arrived_ = 0;

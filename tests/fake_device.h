@@ -93,6 +93,11 @@ class FakeDevice final : public Device {
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
   }
+  std::size_t ShardUnit() const override { return cpu_->ShardUnit(); }
+  std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override {
+    Reach(Step::kAllocate, static_cast<std::size_t>(shards.back().end));
+    return cpu_->AllocateShards(shards);
+  }
   StagingMemory MakeStaging(std::size_t bytes) override {
     Reach(Step::kStaging, bytes);
     return cpu_->MakeStaging(bytes);

@@ -182,7 +182,7 @@ class View {
     for (std::size_t i = 0; i < shown; ++i) {
       const v1::Buffer& buffer = buffers_[i];
       table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
-                 HumanBytes(buffer.size_bytes()), buffer.device(), StateText(buffer),
+                 HumanBytes(buffer.size_bytes()), PlaceText(buffer), StateText(buffer),
                  ExpiryText(buffer)});
     }
     table.Print(out);

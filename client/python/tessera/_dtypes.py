@@ -118,9 +118,16 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return bits.view(np.float32).reshape(array.shape)
 
 
+def to_numpy(value: Any) -> npt.NDArray[Any]:
+    """As np.asarray, but a mask is not lost in silence."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
+    return np.asarray(value)
+
+
 def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
     """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
-    array = np.asarray(array)
+    array = to_numpy(array)
     wanted = dtype_of(array.dtype if dtype is None else dtype)
     if wanted == bfloat16 and array.dtype != bfloat16:
         array = round_to_bf16(array)

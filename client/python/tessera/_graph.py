@@ -37,6 +37,12 @@ class Leaf:
         self.operand_bytes: bytes = self.operand.SerializeToString()
         self.dead = dead
 
+    @property
+    def devices(self) -> "Tuple[str, ...]":
+        """Where it is, in the order of its shards."""
+        shards = self.buffer.shards
+        return tuple(s.device for s in shards) if shards else (self.buffer.device,)
+
     def __del__(self) -> None:
         # Only an append: a collection may come in the middle of a call of gRPC.
         if getattr(self, "dead", None) is not None:

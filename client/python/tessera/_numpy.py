@@ -66,7 +66,8 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
 
 def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
     """__array_function__."""
-    name = f"np.{getattr(function, '__name__', function)}"
+    module = getattr(function, "__module__", None) or "numpy"
+    name = f"{module.replace('numpy', 'np', 1)}.{getattr(function, '__name__', function)}"
     if function not in _functions.FUNCTIONS:
         raise Unsupported(f"the server does not compute {name}: {_WAY_OUT}")
     return _functions.FUNCTIONS[function](*args, **_given(options, name))
