@@ -43,7 +43,7 @@ finish() {
 # Suite by suite in the background, each with its log; what fails is shown whole.
 suites() {
   local bin=$1 device=$2 name on pids=() names=() failed=0
-  for name in lost_server misuse errors arrays elementwise array_api transfers tls aio package; do
+  for name in lost_server misuse errors arrays elementwise array_api differences transfers tls aio package; do
     on=$device
     # These wait for products that take a CPU seconds, or show what a CPU answers.
     case $name in errors | lost_server | misuse | aio | package) on=cpu ;; esac
@@ -51,7 +51,7 @@ suites() {
     # The others need protoc and the tools that build wheels.
     if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
     while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n || true; done
-    python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
+    timeout 240 python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
       "${only[@]}" >"$work/$name.log" 2>&1 &
     pids+=($!)
     names+=("$name")
@@ -116,6 +116,26 @@ print("Python", platform.python_version(), "NumPy", numpy.__version__, "grpcio",
 import re, sys
 code = re.search(r"```python\n(import numpy.*?)```", open("README.md").read(), re.S)[1]
 exec(code.replace("127.0.0.1:50051", sys.argv[1]))
+END
+
+  say "DLPack with PyTorch"
+  python3 - "$address" <<'END' || status=1
+import sys
+try:
+    import torch
+except ImportError:
+    sys.exit(print("PyTorch is not here"))
+import tessera as ts
+with ts.connect(sys.argv[1]) as t:
+    a = torch.arange(6.0).reshape(2, 3)
+    x = t.put(a.T)
+    assert torch.equal(torch.from_dlpack(x), a.T) and torch.equal(torch.from_dlpack(x + 1), a.T + 1)
+    if torch.cuda.is_available():
+        try:
+            t.put(a.cuda())
+        except TypeError as error:
+            print("of a GPU:", error)
+    print("PyTorch", torch.__version__, "on the host: both ways")
 END
 
   say "Examples"

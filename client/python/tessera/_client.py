@@ -88,7 +88,9 @@ class Expr(Lazy):
 
     def __dlpack__(self, **options: Any) -> Any:
         """Downloads, and hands the copy over on the host: a consumer of CUDA memory (dl_device of
-        another kind) gets Unsupported."""
+        another kind) gets Unsupported, one that wants no copy (copy=False) BufferError."""
+        if options.get("copy") is False:
+            raise BufferError("the elements are on the server: what comes from there is a copy")
         wanted = options.get("dl_device")
         if wanted is not None and tuple(wanted) != self.__dlpack_device__():
             raise Unsupported("arrays are handed over on the host alone: dl_device=(1, 0)")

@@ -118,10 +118,17 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return bits.view(np.float32).reshape(array.shape)
 
 
+_HOST = (1, 3)  # kDLCPU and kDLCUDAHost of DLPack.
+
+
 def to_numpy(value: Any) -> npt.NDArray[Any]:
-    """As np.asarray, but a mask is not lost in silence."""
+    """As np.asarray, and of arrays that have DLPack alone; but a mask is not lost in silence."""
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        if int(value.__dlpack_device__()[0]) not in _HOST:
+            raise Unsupported(f"{type(value).__name__} is not on the host: copy it there first")
+        return np.from_dlpack(value)
     return np.asarray(value)
 
 

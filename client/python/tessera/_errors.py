@@ -185,3 +185,6 @@ __all__ = [
     for name, value in list(globals().items())
     if isinstance(value, type) and issubclass(value, Error)
 ]
+
+for _name in __all__:
+    globals()[_name].__module__ = "tessera"  # Where callers find them.
