@@ -523,6 +523,8 @@ class ArraysTest(python_outsider.Case):
 class ShardsTest(python_outsider.Case):
     """Arrays on several devices."""
 
+    FLAGS = ("--no-warm-up",)
+
     @classmethod
     def setUpClass(cls):
         with mock.patch.object(o.Program, "device", "cpu:0,cpu:1,cpu:2"):
