@@ -1040,12 +1040,12 @@ class ShardsTest(CliCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(device="cpu:0,cpu:1,cpu:2")
+        cls.server = Server("--no-warm-up", device="cpu:0,cpu:1,cpu:2")
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
 
     def test_placement(self):
-        random = ("--random", "normal", "--shape", 5000)
+        random = ("--random", "normal", "--shape", 50000)
         self.assertIn("on cpu:0,cpu:1,cpu:2",
                       self.cli("put", "--name", "x", *random, "--placement", "all"))
         self.cli("put", "--name", "alone", *random)
@@ -1060,7 +1060,7 @@ class ShardsTest(CliCase):
         self.assertRegex(self.cli("ls"), r"y .* cpu:2,cpu:1 ")
         self.assertIn("cpu:2,cpu:1", self.cli("info", "y"))
         shards = self.json("info", "y")["buffer"]["shards"]
-        self.assertEqual([s["bytes"] for s in shards], [[0, 12288], [12288, 20000]])
+        self.assertEqual([s["bytes"] for s in shards], [[0, 102400], [102400, 200000]])
         alone, shared = (self.json("dot", name, name) for name in ("alone", "x"))
         self.assertEqual(alone["value"], shared["value"])
         self.assertEqual((alone["stats"]["devices"], shared["stats"]["devices"]), (1, 3))

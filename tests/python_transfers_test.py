@@ -158,7 +158,7 @@ class SharedTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.socket_path = f"{folder.name}/socket"
-        self.server = o.Server(folder.name, "--shared-memory", self.socket_path)
+        self.server = o.Server(folder.name, "--no-warm-up", "--shared-memory", self.socket_path)
         self.addCleanup(self.server.kill)
         self.t = ts.connect(self.server.address)
         self.addCleanup(self.t.close)
@@ -259,6 +259,22 @@ class SharedTest(unittest.TestCase):
                 self.assertEqual(len(t._core.pool.region()._free), 4)
 
         asyncio.run(work())
+
+
+class ShardedTest(SharedTest):
+    """The same to and from arrays on several devices."""
+
+    def setUp(self):
+        with mock.patch.object(o.Program, "device", "cpu:0,cpu:1,cpu:2"):
+            super().setUp()
+        put = self.t.put
+        self.t.put = lambda *args, **more: put(*args, placement=["cpu:2", "cpu:0"], **more)
+
+    def test_placement(self):
+        x = self.t.put(self.long)
+        self.assertEqual(x.devices, ("cpu:2", "cpu:0"))
+        self.assertEqual(self.kinds(), ["SharedUpload"])
+        np.testing.assert_array_equal(x.numpy(), self.long)
 
 
 class ProgressTest(unittest.TestCase):
