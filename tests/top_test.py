@@ -270,7 +270,7 @@ class RatesTest(TopCase):
         with Page(lambda: page) as metrics:
             text = run("-s", self.server.address, "top", "--metrics", metrics, "--interval",
                        "50ms").stdout
-        self.assertRegex(text, r"(?m)^cuda:0 +87% +70.0 GiB +61 C +512 W +- +1.75 GHz +4 +power_cap$")
+        self.assertRegex(text, r"(?m)^cuda:0 +87% +70 GiB +61 C +512 W +- +1.75 GHz +4 +power_cap$")
         self.assertRegex(text, r"(?m)^cuda:1 +- +- +40 C +- +- +- +- +-$")
         document, _ = self.rates(PAGE, PAGE)
         self.assertNotIn("gpus", document)
