@@ -659,11 +659,17 @@ class DeployedTest(MetricsCase):
                                   "%7Brpc=%22Dot%22,code=%22OK%22%7D)")
                     return found and found["result"] and float(found["result"][0]["value"][1]) == 5
 
-                self.assertTrue(eventually(dots, 60, pause=0.5))
-                self.assertEqual(query("/api/v1/query?query=up")["result"][0]["value"][1], "1")
-                self.assertTrue(eventually(lambda: {
-                    rule["health"] for group in query("/api/v1/rules")["groups"]
-                    for rule in group["rules"]} == {"ok"}, 60, pause=0.5))
+                def up():
+                    found = query("/api/v1/query?query=up")
+                    return found and found["result"] and found["result"][0]["value"][1] == "1"
+
+                def healthy():
+                    found = query("/api/v1/rules")
+                    return found and {rule["health"] for group in found["groups"]
+                                      for rule in group["rules"]} == {"ok"}
+
+                for condition in (dots, up, healthy):
+                    self.assertTrue(eventually(condition, 60, pause=0.5), condition.__name__)
             finally:
                 process.terminate()
                 process.wait(30)
