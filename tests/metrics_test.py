@@ -282,6 +282,17 @@ class CountsTest(MetricsCase):
         self.assertEqual(after.sum("tessera_program_steps_total", result="ok"), 1)
         self.assertEqual(after.sum("tessera_program_steps_total", result="failed"), 1)
 
+    def test_slow_calls(self):
+        for limit, slow in (("1ns", 1), ("1h", 0)):
+            self.serve("--slow-call", limit)
+            self.client.dot_of_ones()
+            self.client.put("x", ONES)
+            self.client.attempt("GetBuffer", name="none")
+            scrape = self.scrape()
+            self.assertEqual(scrape.types["tessera_slow_calls_total"], "counter")
+            for rpc in ("Dot", "Upload", "GetBuffer"):
+                self.assertEqual(scrape.sum("tessera_slow_calls_total", rpc=rpc), slow, rpc)
+
     def test_buffers_and_transfers(self):
         self.serve()
         data = np.ones(3 << 20, np.uint8).view(np.float32)
