@@ -293,10 +293,19 @@ class Cancelling(grpc.GenericRpcHandler):
 class Cancelled(Case):
     """Nobody here has cancelled these calls: they count as lost with their connection."""
 
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        server = o.Server(folder.name)
+        cls.addClassCleanup(server.kill)
+        cls.relay = Cancelling(server.address)
+        cls.addClassCleanup(cls.relay.close)
+        cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
+
     def setUp(self):
-        self.relay = Cancelling(self.server().address)
-        self.addCleanup(self.relay.close)
-        self.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
+        self.relay.cancels = {}
+        self.relay.calls.clear()
 
     def check(self, client, work, method, want, calls=2, cancels=1):
         self.relay.cancels = {method: cancels}
@@ -326,9 +335,9 @@ class Cancelled(Case):
         self.check(client, lambda t: (x + 1).save("y"), "Map", None, 1)
         self.check(client, lambda t: (x.max() + 1).save("y"), "Execute", None, 1)
         self.check(client, lambda t: t.put(a, "y"), "Upload", None, 1)
-        for works in ((lambda t: (x + 1).save("z", replace=True)), lambda t: (x + 1).save()):
+        for work in ((lambda t: (x + 1).save("z", replace=True)), lambda t: (x + 1).save()):
             self.relay.cancels = {"Map": 1}
-            z = client.do(works)
+            z = client.do(work)
             np.testing.assert_array_equal(client.do(lambda t: z.numpy()), a + 1)
         client.do(lambda t: t.delete("y"))
 
