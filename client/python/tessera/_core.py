@@ -455,7 +455,7 @@ class Core:
         source, view = term
         assert isinstance(source, Node)
         array = _plan.value_of(source, answers[plan.outputs[0][0]])
-        if view.shape != array.shape or not view.contiguous:
+        if view.shape != array.shape or view.shape and not view.contiguous:
             array = _plan.on_host(array, view)
         return _dtypes.to_host(array), (plan, answers)
 
