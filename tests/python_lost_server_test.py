@@ -218,6 +218,38 @@ class LostServer(Case):
         finally:
             server.signal(signal.SIGCONT)
 
+    def test_the_end_of_a_scope(self):
+        """It fails where nothing else has."""
+        server = self.server()
+        client = self.client(server.address)
+
+        def scoped(t, failure):
+            """For the blocking client."""
+            with t.scope() as s:
+                s.put(np.ones(3), "scoped", replace=True)
+                s.put(np.ones(3), "other", replace=True)
+                server.process.kill()
+                server.process.wait()
+                if failure:
+                    raise failure
+
+        async def scoped_in_the_loop(t, failure):
+            async with t.scope() as s:
+                await s.put(np.ones(3), "scoped", replace=True)
+                await s.put(np.ones(3), "other", replace=True)
+                server.process.kill()
+                server.process.wait()
+                if failure:
+                    raise failure
+
+        work = scoped if self.kind is Blocking else scoped_in_the_loop
+        with self.bounded(), self.assertRaises(ZeroDivisionError):
+            client.do(lambda t: work(t, ZeroDivisionError()))
+        server = self.server()
+        client = self.client(server.address)
+        with self.bounded(), self.assertRaises(ts.ConnectionLost):
+            client.do(lambda t: work(t, None))
+
     def test_a_client_that_is_closed_meanwhile(self):
         server = self.server()
         client = self.client(server.address)

@@ -249,14 +249,19 @@ class Scope:
     async def __aenter__(self) -> "Scope":
         return self
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, kind: Any, *_: Any) -> None:
         arrays, self._arrays = self._arrays, []
-        for array in arrays:
-            try:
-                await array.delete()
-            except LookupError:
-                pass  # Expired, deleted or replaced meanwhile.
-            array._source.dead = None
+        try:
+            for array in arrays:
+                try:
+                    await array.delete()
+                except LookupError:
+                    pass  # Expired, deleted or replaced meanwhile.
+                array._source.dead = None
+        except Error:
+            # An exception of the block is not hidden by that of a server that is gone.
+            if kind is None:
+                raise
 
 
 async def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
