@@ -155,6 +155,7 @@ def transfers(address, mib, rounds, cli):
                 seconds, x = timed(lambda t=t: t.put(array, "bench/array", replace=True))
                 row["put" + way] = gb / seconds
                 row["numpy" + way] = gb / timed(x.numpy)[0]
+                row["numpy(out)" + way] = gb / timed(lambda x=x: x.numpy(out=array))[0]
             if cli:
                 start = run("info")
                 seconds = run("put", path, "--name", "bench/array", "--replace") - start
@@ -162,7 +163,7 @@ def transfers(address, mib, rounds, cli):
                 row["C++ get"] = gb / (run("get", "bench/array", "-o", path) - start)
             found.append(row)
     for name in found[0]:
-        line = f"{name:<18} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
+        line = f"{name:<21} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
         peer = "C++ put" if name.startswith("put") else "C++ get"
         if cli and name != peer and not name.startswith("C++"):
             ratio = statistics.median(row[name] / row[peer] for row in found)

@@ -71,8 +71,10 @@ class Array(Expr):
     def devices(self) -> Tuple[str, ...]:
         return self._source.devices  # type: ignore[no-any-return]
 
-    def numpy(self, progress: Progress = None) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        return _fetch(self, progress)
+    def numpy(
+        self, progress: Progress = None, out: Any = None
+    ) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        return _fetch(self, progress, out)
 
     def copy(
         self,
@@ -126,10 +128,11 @@ async def _item(expression: Expr) -> Any:
     return (await expression.numpy()).item()
 
 
-async def _fetch(array: Array, progress: Progress) -> npt.NDArray[Any]:
+async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]:
     session: Client = array._session
-    found = await session._run(session._core.fetch(array._source, array._view, progress))
-    return _dtypes.to_host(found)
+    steps = session._core.fetch(array._source, array._view, progress, out)
+    found: npt.NDArray[Any] = await session._run(steps)
+    return _dtypes.to_host(found) if out is None else found
 
 
 class Client:
