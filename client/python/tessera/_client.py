@@ -125,14 +125,18 @@ class Array(Expr):
         """The devices among which the buffer is divided, in order; of others the one it is on."""
         return self._source.devices  # type: ignore[no-any-return]
 
-    def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
+    def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
         """The elements as an array of this process. A view downloads the range that it spans, or is
         gathered there first where it leaves most of it out. A broken connection resumes where it
-        stood. progress: True for a bar, or a function of the bytes done and in all.
-        BufferNotFound, VersionMismatch: the array is gone."""
+        stood. progress: True for a bar, or a function of the bytes done and in all. out: an array
+        of the same shape and dtype for them, contiguous, which is returned: new memory takes longer
+        than the transfer on some hosts.
+        BufferNotFound, VersionMismatch: the array is gone. BadShape: out is another kind of array.
+        """
         session: Client = self._session
-        array = session._run(session._core.fetch(self._source, self._view, progress))
-        return _dtypes.to_host(array)
+        steps = session._core.fetch(self._source, self._view, progress, out)
+        array: npt.NDArray[Any] = session._run(steps)
+        return _dtypes.to_host(array) if out is None else array
 
     def copy(
         self,

@@ -71,8 +71,10 @@ class Array(Expr):
     def devices(self) -> Tuple[str, ...]:
         return self._source.devices  # type: ignore[no-any-return]
 
-    def numpy(self, progress: Progress = None) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        return _fetch(self, progress)
+    def numpy(
+        self, progress: Progress = None, out: Any = None
+    ) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        return _fetch(self, progress, out)
 
     def copy(
         self,
@@ -126,10 +128,11 @@ async def _item(expression: Expr) -> Any:
     return (await expression.numpy()).item()
 
 
-async def _fetch(array: Array, progress: Progress) -> npt.NDArray[Any]:
+async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]:
     session: Client = array._session
-    found = await session._run(session._core.fetch(array._source, array._view, progress))
-    return _dtypes.to_host(found)
+    steps = session._core.fetch(array._source, array._view, progress, out)
+    found: npt.NDArray[Any] = await session._run(steps)
+    return _dtypes.to_host(found) if out is None else found
 
 
 class Client:
@@ -249,14 +252,19 @@ class Scope:
     async def __aenter__(self) -> "Scope":
         return self
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, kind: Any, *_: Any) -> None:
         arrays, self._arrays = self._arrays, []
-        for array in arrays:
-            try:
-                await array.delete()
-            except LookupError:
-                pass  # Expired, deleted or replaced meanwhile.
-            array._source.dead = None
+        try:
+            for array in arrays:
+                try:
+                    await array.delete()
+                except LookupError:
+                    pass  # Expired, deleted or replaced meanwhile.
+                array._source.dead = None
+        except Error:
+            # An exception of the block is not hidden by that of a server that is gone.
+            if kind is None:
+                raise
 
 
 async def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
