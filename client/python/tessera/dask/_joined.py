@@ -131,7 +131,7 @@ def _axes_of(x: Any, axis: Any) -> List[int]:
 
 
 def numpy_of(part: Any) -> npt.NDArray[Any]:
-    return part if isinstance(part, np.ndarray) else part.numpy()  # type: ignore[no-any-return]
+    return part.numpy() if isinstance(part, Shaped) else np.asarray(part)  # type: ignore[attr-defined, no-any-return]
 
 
 def concatenate(arrays: Any, axis: int = 0, **_: Any) -> Any:
