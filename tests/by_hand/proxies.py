@@ -7,6 +7,7 @@ usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [uni
 """
 
 import argparse
+import importlib
 import pathlib
 import re
 import signal
@@ -24,13 +25,13 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
 import outsider as o  # noqa: E402
-import python_outsider  # noqa: E402, F401  (the package from the sources)
-import tessera as ts  # noqa: E402
+import python_outsider  # noqa: E402, F401  (puts the package on the path)
 from tls_test import Authority  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
 CLI = None
+ts = None  # the package in client/python
 
 
 def free_port():
@@ -272,4 +273,5 @@ if __name__ == "__main__":
     o.Program.path, CLI = programs.server, programs.cli
     with tempfile.TemporaryDirectory() as stubs:
         o.make_stubs(stubs)
+        ts = importlib.import_module("tessera")
         unittest.main(argv=[sys.argv[0], *rest])
