@@ -200,6 +200,23 @@ def test_link_counts_as_a_buffer(server, client):
         few.call("CopyBuffer", source="x", name="c", link=True)
 
 
+def test_sharded_buffers(server, client):
+    """A link to one, and an import of one, which lies on one device."""
+    flags = ("--device", "cpu:0,cpu:1")  # beside that of the others
+    with servers(flags, FROM_HERE) as (far, near):
+        own, there = far.client(), near.client()
+        x = np.arange(1 << 16, dtype=np.float32)
+        own.upload([dict(name="x", spec=o.spec_of(x, placement=["all"]), data=x.tobytes())])
+        own.call("CopyBuffer", source="x", name="y", link=True)
+        own.call("DeleteBuffer", name="x")
+        assert same(own, "y", x)
+        assert len(own.call("GetBuffer", name="y").buffer.shards) > 1
+        there.call("ImportBuffer", source=far.address, source_name="y", name="z")
+        assert same(there, "z", x)
+        own.call("DeleteBuffer", name="y")
+        assert eventually(lambda: all(d.buffer_used_bytes == 0 for d in own.info().devices), 10)
+
+
 # --- imports
 
 
