@@ -34,7 +34,7 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 // How often free host memory is looked at, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 
-// How often the file of tokens is looked at.
+// How often the files of tokens and of the ring are looked at.
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
@@ -309,6 +309,7 @@ void Server::Tend() {
     if (now >= next_reload) {
       next_reload = now + kReloadInterval;
       core_->access().Reload();
+      if (core_->home() != nullptr) core_->home()->Reload();
     }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;

@@ -157,6 +157,13 @@ class Array(Expr):
         )
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
+    def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
+        """Another name for the memory of the whole buffer: nothing is copied. With a ttl: a ticket,
+        by which others find the array for so long, also when its own name is gone."""
+        session: Client = self._session
+        leaf = session._run(session._core.link(self._source, name, replace, ttl))
+        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
     def delete(self) -> None:
         """Unlinks the buffer, of this version alone. Views of it are gone too."""
         session: Client = self._session
@@ -198,6 +205,29 @@ class Client:
         """
         leaf = self._run(
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
+        )
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def import_from(
+        self,
+        server: str,
+        source: str,
+        name: Optional[str] = None,
+        *,
+        version: int = 0,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        timeout: float = 3600.0,
+    ) -> Array:
+        """A buffer that the server fetches from another one, at host:port, by itself: nothing comes
+        here. version: that the source must have; 0: any. timeout: seconds for all of it. Names and
+        ttl as of put(). SourceNotAllowed: this server does not import from there. SourceRefused,
+        SourceUnreachable, SourceStalled; errors of put()."""
+        leaf = self._run(
+            self._core.import_from(
+                server, source, name, version, replace, ttl, device, timeout
+            )
         )
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
@@ -291,6 +321,7 @@ def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     buffers whose client has died.
     tls (False): TLS with the system's authorities; tls_ca: a file of those to trust; tls_cert,
     tls_key: files of what the client shows; tls_server_name: that the certificate is for.
+    route: the name of a buffer whose folder's server a proxy is to find, sent as "tessera-route".
     token, token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the
     environment. ValueError for a token without TLS to another host.
     Unreachable: no server answers.

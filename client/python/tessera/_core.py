@@ -127,9 +127,10 @@ class Core:
         request: bytes,
         idempotent: bool = True,
         failures: Optional[List[Error]] = None,
+        timeout: Optional[float] = None,
     ) -> Steps:
         """The answer of a call. failures: that of a first attempt that was made elsewhere."""
-        timeout = self.options.timeout
+        whole = timeout = self.options.timeout if timeout is None else timeout
         begin = time.monotonic()
         retry = None  # Most calls need none.
         while True:
@@ -138,7 +139,7 @@ class Core:
                     raise failures.pop()
                 return (yield Call(method, request, timeout))
             except Error as error:
-                retry = retry or Retry(self.options, idempotent, timeout, begin)
+                retry = retry or Retry(self.options, idempotent, whole, begin)
                 if not (yield from self._again(retry, error)):
                     raise
             timeout = max(retry.left(), 0.001)
@@ -376,6 +377,51 @@ class Core:
         )
         answer = yield from self._of_known(
             {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace
+        )
+        return Leaf(answer.buffer, dead)
+
+    def link(self, leaf: Leaf, name: str, replace: bool, ttl: Ttl) -> Steps:
+        """Another name for the memory of a buffer."""
+        answer = yield from self.unary(
+            "CopyBuffer",
+            replace,
+            source=leaf.name,
+            source_version=leaf.version,
+            name=name,
+            ttl=duration(ttl),
+            replace=replace,
+            link=True,
+        )
+        return Leaf(answer.buffer)
+
+    def import_from(
+        self,
+        server: str,
+        source: str,
+        name: Optional[str],
+        version: int,
+        replace: bool,
+        ttl: Ttl,
+        device: str,
+        timeout: float,
+    ) -> Steps:
+        """A buffer that the server fetches from another server."""
+        dead = None
+        if name is None:
+            name, dead, replace = self._unnamed(), self.dead, True
+            ttl = self._lifetime(ttl)
+        _named(name)
+        request = p.METHODS["ImportBuffer"].request(
+            source=server,
+            source_name=source,
+            source_version=version,
+            name=name,
+            ttl=duration(ttl),
+            replace=replace,
+            device=device,
+        )
+        answer = yield from self.call(
+            "ImportBuffer", request.SerializeToString(), replace, timeout=timeout
         )
         return Leaf(answer.buffer, dead)
 

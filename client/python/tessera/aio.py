@@ -91,6 +91,12 @@ class Array(Expr):
         )
         return session._made(copy)
 
+    def link(
+        self, name: str, replace: bool = False, ttl: Ttl = None
+    ) -> "Coroutine[Any, Any, Array]":
+        session: Client = self._session
+        return session._made(session._core.link(self._source, name, replace, ttl))
+
     def delete(self) -> Coroutine[Any, Any, None]:
         session: Client = self._session
         return session._run(session._core.delete(self.name, self.version))
@@ -167,6 +173,25 @@ class Client:
     async def get(self, name: str) -> Array:
         """The READY buffer of a name, of the version it has now. BufferNotFound."""
         return await self._made(self._core.find(name))
+
+    async def import_from(
+        self,
+        server: str,
+        source: str,
+        name: Optional[str] = None,
+        *,
+        version: int = 0,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        timeout: float = 3600.0,
+    ) -> Array:
+        """As ts.Client.import_from."""
+        return await self._made(
+            self._core.import_from(
+                server, source, name, version, replace, ttl, device, timeout
+            )
+        )
 
     async def list(self, prefix: str = "") -> List[Array]:
         leaves = await self._run(self._core.list(prefix))
