@@ -203,30 +203,12 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   }
 
   std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, *spec.device, version));
-  const auto bytes = static_cast<std::size_t>(spec.type.bytes());
-  const std::uint64_t allocated = spec.device->AllocationBytes(bytes);
-  // A store's own limits come first: whoever has reached them learns nothing of the others.
-  absl::StatusOr<Charge> charge =
-      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
-                      "the tenant holds as many buffers as its quota of buffers allows");
-  if (!charge.ok()) return charge.status();
-  buffer->own_count_ = *std::move(charge);
-  charge = own_bytes_.at(spec.device)
-               .Take(allocated, "TENANT_QUOTA_EXCEEDED", "bytes",
-                     "the tenant's buffers would take more than its quota of bytes allows");
-  if (!charge.ok()) return charge.status();
-  buffer->own_bytes_ = *std::move(charge);
-  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
-                           "the server holds as many buffers as it may");
-  if (!charge.ok()) return charge.status();
-  buffer->count_ = *std::move(charge);
-  charge = Charge::Take(*shared_->bytes.at(spec.device), allocated, "QUOTA_EXCEEDED",
-                        "the buffers of this device would take more than the server allows");
-  if (!charge.ok()) return charge.status();
-  buffer->bytes_ = *std::move(charge);
-  absl::StatusOr<Memory> memory = Allocate(*spec.device, bytes);
-  if (!memory.ok()) return memory.status();
-  buffer->memory_ = *std::move(memory);
+  absl::Status furnished = Furnish(*buffer);
+  if (absl::IsResourceExhausted(furnished)) {
+    Sweep(SteadyNow());  // and frees
+    furnished = Furnish(*buffer);
+  }
+  if (!furnished.ok()) return furnished;
 
   auto draft = std::make_shared<Draft>();
   draft->buffer_ = std::move(buffer);
@@ -245,6 +227,37 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     draft->idle_place_ = idle_.insert(idle_.end(), draft.get());
   }
   return draft;
+}
+
+absl::Status BufferStore::Furnish(Buffer& buffer) {
+  const auto bytes = static_cast<std::size_t>(buffer.type().bytes());
+  const std::uint64_t allocated = buffer.device().AllocationBytes(bytes);
+  // A store's own limits come first: whoever has reached them learns nothing of the others.
+  absl::StatusOr<Charge> charge =
+      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
+                      "the tenant holds as many buffers as its quota of buffers allows");
+  if (!charge.ok()) return charge.status();
+  Charge own_count = *std::move(charge);
+  charge = own_bytes_.at(&buffer.device())
+               .Take(allocated, "TENANT_QUOTA_EXCEEDED", "bytes",
+                     "the tenant's buffers would take more than its quota of bytes allows");
+  if (!charge.ok()) return charge.status();
+  Charge own_bytes = *std::move(charge);
+  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
+                           "the server holds as many buffers as it may");
+  if (!charge.ok()) return charge.status();
+  Charge count = *std::move(charge);
+  charge = Charge::Take(*shared_->bytes.at(&buffer.device()), allocated, "QUOTA_EXCEEDED",
+                        "the buffers of this device would take more than the server allows");
+  if (!charge.ok()) return charge.status();
+  absl::StatusOr<Memory> memory = Allocate(buffer.device(), bytes);
+  if (!memory.ok()) return memory.status();
+  buffer.own_count_ = std::move(own_count);
+  buffer.own_bytes_ = std::move(own_bytes);
+  buffer.count_ = std::move(count);
+  buffer.bytes_ = *std::move(charge);
+  buffer.memory_ = *std::move(memory);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view name,
@@ -493,7 +506,15 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   Doomed doomed;
   const std::lock_guard lock(mutex_);
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
-    Unlink(ready_.find(expiries_.begin()->second), doomed);
+    const auto it = ready_.find(expiries_.begin()->second);
+    Buffer& buffer = *it->second.buffer;
+    // Nobody else holds it: it counts no more, however long its memory takes to be free.
+    if (it->second.buffer.use_count() == 1) {
+      buffer.own_count_ = Charge();
+      buffer.own_bytes_ = Charge();
+      buffer.count_ = Charge();
+    }
+    Unlink(it, doomed);
   }
   while (!idle_.empty() && now - idle_.front()->last_use_ > limits_.idle_draft) {
     Draft& draft = *idle_.front();

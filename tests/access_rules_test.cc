@@ -25,13 +25,13 @@ TEST(ParseTokens, ReadsHashRoleAndTenant) {
   const auto file = ParseTokens(absl::StrCat("# who\n\n  ", Line("write vision  # of the lab"),
                                              "\t\r\n", kOther, "\tadmin\tops-1.x_y"));
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_EQ(file->tokens.size(), 2u);
-  EXPECT_EQ(file->tokens[0].hash[0], 0x2b);
-  EXPECT_EQ(file->tokens[0].hash[31], 0x5b);
-  EXPECT_EQ(file->tokens[0].role, Role::kWrite);
-  EXPECT_EQ(file->tokens[0].tenant, "vision");
-  EXPECT_EQ(file->tokens[1].role, Role::kAdmin);
-  EXPECT_EQ(file->tokens[1].tenant, "ops-1.x_y");
+  ASSERT_EQ(file->lines.size(), 2u);
+  EXPECT_EQ(file->lines[0].hash[0], 0x2b);
+  EXPECT_EQ(file->lines[0].hash[31], 0x5b);
+  EXPECT_EQ(file->lines[0].role, Role::kWrite);
+  EXPECT_EQ(file->lines[0].tenant, "vision");
+  EXPECT_EQ(file->lines[1].role, Role::kAdmin);
+  EXPECT_EQ(file->lines[1].tenant, "ops-1.x_y");
   EXPECT_EQ(file->quotas.at("vision").bytes, kUnlimited);
 }
 
@@ -41,7 +41,7 @@ TEST(ParseTokens, DigitsOfAHashMayBeUpperCase) {
   const auto lower = ParseTokens(Line("read a"));
   const auto file = ParseTokens(absl::StrCat(upper, " read a"));
   ASSERT_TRUE(file.ok() && lower.ok());
-  EXPECT_EQ(file->tokens[0].hash, lower->tokens[0].hash);
+  EXPECT_EQ(file->lines[0].hash, lower->lines[0].hash);
 }
 
 TEST(ParseTokens, QuotasAreTheTenants) {
@@ -57,9 +57,9 @@ TEST(ParseTokens, QuotasAreTheTenants) {
 TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   const std::string secret = "a-token-where-its-hash-belongs";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "it holds no token"},
-      {"# nobody\n", "it holds no token"},
-      {secret, "line 1: it is not SHA-256, role and tenant"},
+      {"", "it lets nobody in"},
+      {"# nobody\n", "it lets nobody in"},
+      {secret, "line 1: it is not who, role and tenant"},
       {absl::StrCat("\n", secret, " write a"), "line 2: the first word is no SHA-256"},
       {absl::StrCat(kHash.substr(1), " write a"), "the first word is no SHA-256"},
       {absl::StrCat(kHash, "00 write a"), "the first word is no SHA-256"},
@@ -76,7 +76,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {Line("write a calls=1.5"), "buffers and calls are whole numbers"},
       {Line("write a calls=1 calls=2"), "another value of this quota"},
       {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"), "line 2: the tenant has"},
-      {absl::StrCat(Line("write a"), Line("read b")), "line 2: the token has a line already"},
+      {absl::StrCat(Line("write a"), Line("read b")), "line 2: the first word has a line already"},
   };
   for (const auto& [text, said] : cases) {
     const absl::Status status = ParseTokens(text).status();

@@ -351,9 +351,9 @@ class AccessTest(unittest.TestCase):
         server = self.serve(line_of("t"))
         caller = Caller(server, "t")
         for text, said in (
-            ("rubbish\n", "line 1: it is not SHA-256, role and tenant"),
+            ("rubbish\n", "line 1: it is not who, role and tenant"),
             (line_of("t") + "\n" + line_of("u", "root") + "\n", "line 2: the role is none of"),
-            ("# nobody\n", "it holds no token"),
+            ("# nobody\n", "it lets nobody in"),
         ):
             with self.subTest(said):
                 replace(self.file, text)
@@ -373,7 +373,7 @@ class AccessTest(unittest.TestCase):
         address = ("--listen", "127.0.0.1:0", "--tokens", self.file)
         self.assertIn("there is no such file", o.refused(*address))
         replace(self.file, line_of("t") + "\n" + line_of("t", "read") + "\n")
-        self.assertIn("line 2: the token has a line already", o.refused(*address))
+        self.assertIn("line 2: the first word has a line already", o.refused(*address))
         for mode in (0o664, 0o646):
             replace(self.file, line_of("t") + "\n")
             self.file.chmod(mode)
