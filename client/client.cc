@@ -365,6 +365,7 @@ v1::BufferSpec Spec(DType dtype, absl::Span<const std::int64_t> shape,
   if (options.ttl) *spec.mutable_ttl() = ToMessage(*options.ttl);
   spec.set_replace(options.replace);
   spec.set_device(options.device);
+  for (const std::string& device : options.placement) spec.add_placement(device);
   return spec;
 }
 
@@ -622,6 +623,7 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
   if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
   request.set_replace(target.replace);
   request.set_device(device);
+  for (const std::string& one : target.placement) request.add_placement(one);
   auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());

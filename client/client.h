@@ -118,6 +118,8 @@ struct ResultBuffer {
   std::string name;
   std::optional<absl::Duration> ttl;  // absent: the server's default
   bool replace = false;
+  // Devices among which it is divided, or "all" alone; empty: one device, or of a copy as the source.
+  std::vector<std::string> placement = {};
 };
 
 struct OperationOptions {
@@ -201,6 +203,8 @@ struct UploadOptions {
   std::optional<absl::Duration> ttl;  // absent: the server's default
   bool replace = false;
   std::string device;  // empty: the server's first
+  // Instead of device: those among which the array is divided, or "all" alone.
+  std::vector<std::string> placement;
   // Of one message; a multiple of 64, at most 4 MiB less some room for the rest of the message.
   std::size_t chunk_bytes = std::size_t{1} << 20;
   // 1: one stream, which the server undoes when it breaks. More: that many connections fill ranges
@@ -293,7 +297,8 @@ class Client {
                                           std::optional<absl::Duration> ttl,
                                           const CallOptions& call = {});
   // A new buffer from a view of one, on the device: a window, a transpose, another dtype (absent:
-  // the source's), another device (empty: the source's). source: a buffer, with or without a view.
+  // the source's), another device or placement (empty, both: as the source). source: a buffer, with
+  // or without a view.
   absl::StatusOr<v1::Buffer> CopyBuffer(const Operand& source, const ResultBuffer& target,
                                         std::optional<DType> dtype = std::nullopt,
                                         const std::string& device = {},

@@ -15,6 +15,7 @@ void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Fi
     target.set_name(buffer->name);
     if (buffer->ttl) *target.mutable_ttl() = ToMessage(*buffer->ttl);
     target.set_replace(buffer->replace);
+    for (const std::string& device : buffer->placement) target.add_placement(device);
   } else if (scratch) {
     result()->set_scratch(true);
   }

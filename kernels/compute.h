@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -43,6 +44,13 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device);
 
+// The shards of an array of so many bytes that is divided evenly among the devices, in their order:
+// one at least, at multiples of the first device's ShardUnit. A device that would have none of the
+// array has no shard. REQUIRES: there are devices.
+std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes);
+// What the shard, one of `count` of its array, takes of its device's memory.
+std::uint64_t AllocationBytes(const Shard& shard, std::size_t count);
+
 // Device memory with an owner. Movable; frees on destruction, when no work that uses it may be in
 // flight.
 class Memory {
@@ -57,9 +65,13 @@ class Memory {
 
  private:
   friend absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
+  friend absl::StatusOr<Memory> Allocate(absl::Span<const Shard> shards);
   Memory(Device* device, void* data, std::size_t size)
       : device_(device), data_(data), size_(size) {}
-  Device* device_ = nullptr;
+  Memory(std::unique_ptr<ShardedMemory> sharded, std::size_t size)
+      : sharded_(std::move(sharded)), data_(sharded_->data()), size_(size) {}
+  Device* device_ = nullptr;                // of memory on one device
+  std::unique_ptr<ShardedMemory> sharded_;  // of memory on several
   void* data_ = nullptr;
   std::size_t size_ = 0;
 };
@@ -67,6 +79,9 @@ class Memory {
 // RESOURCE_EXHAUSTED / GPU_MEMORY_EXHAUSTED or, on the CPU, HOST_MEMORY_EXHAUSTED {requested, free,
 // total}.
 absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
+// shards: of MakeShards. Also FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED {device, cause}: the
+// devices do not reach each other's memory.
+absl::StatusOr<Memory> Allocate(absl::Span<const Shard> shards);
 
 // bytes > 0 of host memory that copies of the device reach without a detour; it may outlive the
 // device. May wait for the device's work, and so may its end. RESOURCE_EXHAUSTED /
@@ -134,6 +149,19 @@ std::string ToString(const Shape& shape);
 
 // --- Operations ---------------------------------------------------------------------------------
 
+// The devices that work on an operation together, each on the part of the operands that it has.
+class Team {
+ public:
+  virtual ~Team() = default;
+  // The memory that they share: shards of the array at that address. All of them reach all operands.
+  virtual const void* data() const = 0;
+  virtual absl::Span<const Shard> shards() const = 0;
+  // A stream of each of these devices, in the order of the shards: `own` on its device, on the others
+  // streams that stop with it. They stay until the team goes. May wait for other teams. UNAVAILABLE /
+  // DEVICE_LOST.
+  virtual absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) = 0;
+};
+
 struct RunOptions {
   std::string_view strategy;  // empty: Choose
   Launch launch;
@@ -149,6 +177,9 @@ struct RunOptions {
   // Makes all checks and leaves it at that: nothing is asked, allocated or launched, and no memory
   // of operands is read, whose addresses may be null.
   bool check_only = false;
+  // Who works on it beside the stream's device, where the operation can be shared out and is worth it;
+  // null: nobody. With it, enqueue_only does not count.
+  Team* team = nullptr;
   // For operations whose result is an array: returns once the work is enqueued. Whoever calls
   // synchronises the stream before the result is read from elsewhere, and before operands go.
   bool enqueue_only = false;
@@ -161,6 +192,7 @@ struct Stats {
   std::uint64_t flops = 0;
   double roundoff = 0;
   double estimate_seconds = 0;  // by options.pace, else 0
+  int devices = 1;              // that worked
 };
 
 struct ScalarResult {

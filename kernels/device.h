@@ -24,6 +24,7 @@ struct DeviceInfo {
   int compute_capability = 0;  // 10 * major + minor; 0 on a CPU
   int multiprocessors = 0;     // streaming multiprocessors, or threads that the CPU rows use
   std::uint64_t memory_bytes = 0;
+  std::string pci_bus_id;  // "0000:65:00.0"; empty: it is no GPU
 };
 
 // A failed call to the device's runtime. Thrown inside kernels/ only: run.cc turns it into a
@@ -34,6 +35,7 @@ class DeviceError : public std::exception {
     kOutOfMemory,      // of the device
     kOutOfHostMemory,  // page-locked or ordinary
     kOutOfScratch,     // the stream's scratch budget has no room; nothing was allocated
+    kUnsupported,      // the device, or the machine that it is part of, cannot do this
     kFailed,           // this call failed, the device goes on
     kLost,             // sticky: every later call fails too
   };
@@ -59,6 +61,10 @@ class DeviceError : public std::exception {
   std::uint64_t total() const { return total_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
+  // The device whose call it was, where that need not be the one that the work is for; else null.
+  Device* device() const { return device_; }
+  void SetDevice(Device& device) { device_ = &device; }
+
  private:
   Kind kind_;
   std::string call_;
@@ -66,6 +72,7 @@ class DeviceError : public std::exception {
   std::uint64_t requested_;
   std::uint64_t free_ = 0;
   std::uint64_t total_ = 0;
+  Device* device_ = nullptr;
   std::string what_;
 };
 
@@ -82,6 +89,21 @@ using StagingMemory = std::unique_ptr<void, void (*)(void*) noexcept>;
 // the device, not the memory.
 using HostRegistration = std::unique_ptr<void, void (*)(void*) noexcept>;
 
+// The part of an array that lies on one of several devices: bytes [begin, end) of the array.
+struct Shard {
+  Device* device = nullptr;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// Memory on several devices under one range of addresses. Its end frees it, when no work that uses
+// it may be in flight. The devices outlive it.
+class ShardedMemory {
+ public:
+  virtual ~ShardedMemory() = default;
+  virtual void* data() const = 0;
+};
+
 // Thread safe, long-lived: outlives its streams and its memory.
 class Device {
  public:
@@ -96,6 +118,16 @@ class Device {
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
+  // What shards begin at multiples of. Each takes so many multiples of it of its device's memory as
+  // it needs.
+  virtual std::size_t ShardUnit() const { return 4096; }
+  // Uninitialised memory on several devices of one backend, this one among them, which streams of
+  // all of them reach as a whole. shards: two at least, none empty, one right behind the other from
+  // 0 on, on different devices. Throws DeviceError: kUnsupported where such memory cannot be.
+  virtual std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> /*shards*/) {
+    throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
+                      "devices of this kind do not reach each other's memory");
+  }
   // bytes > 0 of uninitialised host memory, aligned to 64, that copies of the device reach without a
   // detour. May wait for the device's work, and so may its end. Throws DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
@@ -111,6 +143,9 @@ class Device {
   // Asks the device whether it still answers, in microseconds and without waiting for its work.
   // Throws DeviceError: kLost after a failure that no stream has met yet.
   virtual void Probe() = 0;
+  // Begins or ends what a profiler records of the device's work, if one is attached that waits to be
+  // told.
+  virtual void SetProfiling(bool /*on*/) noexcept {}
 
   // Latched by the first kLost error on any stream; there is no way back within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
@@ -140,6 +175,7 @@ class Stream {
   // milliseconds; whoever stops leaves its results as they are, which nobody will read. Thread
   // safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
+  const std::atomic<bool>* stop() const { return stop_; }
 
   // How long the device may stay ready for more after a small operation, which then begins sooner;
   // 0, as in the beginning: not at all. REQUIRES: the stream has had no work yet.
@@ -177,6 +213,9 @@ class Stream {
   // are there once this stream has been synchronised. REQUIRES: ReachesPeer(peer).
   virtual void CopyToPeer(Stream& /*peer*/, void* /*out*/, const void* /*data*/,
                           std::size_t /*bytes*/) {}
+  // Makes what this stream is given from here on begin behind what the other one, of a device of the
+  // same backend, has been given so far.
+  virtual void WaitFor(Stream& /*other*/) {}
   // Fills device memory with zero bytes.
   virtual void Zero(void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.
@@ -194,5 +233,16 @@ class Stream {
   Budget* budget_ = nullptr;
   const std::atomic<bool>* stop_ = nullptr;
 };
+
+// f(), whose errors say that they are of the stream's device.
+template <class F>
+void OnDeviceOf(Stream& stream, F&& f) {
+  try {
+    f();
+  } catch (DeviceError& error) {
+    error.SetDevice(stream.device());
+    throw;
+  }
+}
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
 // Devices by name, memory with an owner, and the guarded forms of Stream's functions.
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -78,10 +79,11 @@ absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std
                    total);
 }
 
-absl::Status CurrentExceptionStatus(Device& device) {
+absl::Status CurrentExceptionStatus(Device& at) {
   try {
     throw;
   } catch (const DeviceError& error) {
+    Device& device = error.device() != nullptr ? *error.device() : at;
     switch (error.kind()) {
       case DeviceError::Kind::kOutOfMemory:
         return MemoryExhausted(device, error.requested());
@@ -89,6 +91,11 @@ absl::Status CurrentExceptionStatus(Device& device) {
         return HostMemoryExhausted(device, error.requested());
       case DeviceError::Kind::kOutOfScratch:
         return ScratchExhausted(device, error.requested(), error.free(), error.total());
+      case DeviceError::Kind::kUnsupported:
+        return MakeError(
+            absl::StatusCode::kFailedPrecondition, "PLACEMENT_UNSUPPORTED",
+            absl::StrCat("no array can lie on these devices together: ", error.error()),
+            {{"device", device.info().name}, {"cause", error.error()}});
       case DeviceError::Kind::kLost:
         device.MarkLost();
         return MakeError(
@@ -148,20 +155,46 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device) {
   return stream;
 }
 
+std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes) {
+  const std::uint64_t unit = devices.front()->ShardUnit();
+  const std::uint64_t units = bytes / unit + (bytes % unit != 0);
+  const std::uint64_t count = devices.size();
+  std::vector<Shard> shards;
+  std::uint64_t begin = 0;
+  for (std::uint64_t i = 1; i <= count; ++i) {
+    // The first so many devices have one unit more than the others.
+    const std::uint64_t last = units / count * i + std::min(i, units % count);
+    const std::uint64_t end = std::min(bytes, last * unit);
+    if (end > begin) shards.push_back({devices[i - 1], begin, end});
+    begin = end;
+  }
+  if (shards.empty()) shards.push_back({devices.front(), 0, bytes});
+  return shards;
+}
+
+std::uint64_t AllocationBytes(const Shard& shard, std::size_t count) {
+  const std::uint64_t bytes = shard.end - shard.begin;
+  if (count == 1) return shard.device->AllocationBytes(bytes);
+  const std::uint64_t unit = shard.device->ShardUnit();
+  return (bytes / unit + (bytes % unit != 0)) * unit;
+}
+
 Memory::Memory(Memory&& other) noexcept
     : device_(other.device_),
+      sharded_(std::move(other.sharded_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(device_, other.device_);
+  std::swap(sharded_, other.sharded_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
 }
 
 Memory::~Memory() {
-  if (data_ != nullptr) device_->Free(data_);
+  if (data_ != nullptr && sharded_ == nullptr) device_->Free(data_);
 }
 
 absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes) {
@@ -170,6 +203,17 @@ absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes) {
   absl::Status status = Guard(device, [&] { data = device.Allocate(bytes); });
   if (!status.ok()) return status;
   return Memory(&device, data, bytes);
+}
+
+absl::StatusOr<Memory> Allocate(absl::Span<const Shard> shards) {
+  const Shard& last = shards.back();
+  if (shards.size() == 1) return Allocate(*last.device, last.end);
+  std::unique_ptr<ShardedMemory> sharded;
+  absl::Status status = Guard(*shards.front().device, [&] {
+    sharded = shards.front().device->AllocateShards(std::span(shards.data(), shards.size()));
+  });
+  if (!status.ok()) return status;
+  return Memory(std::move(sharded), last.end);
 }
 
 absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes) {

@@ -15,8 +15,9 @@ namespace tessera {
 absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std::uint64_t free,
                               std::uint64_t total);
 
-// What the exception in flight means; marks the device lost when it is.
-absl::Status CurrentExceptionStatus(Device& device);
+// What the exception in flight means, of this device unless it names another one; marks the device
+// lost when it is.
+absl::Status CurrentExceptionStatus(Device& at);
 
 // The Status of f(), which may throw DeviceError.
 template <class F>

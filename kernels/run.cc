@@ -15,6 +15,8 @@
 #include "kernels/compute.h"
 #include "kernels/guard.h"
 #include "kernels/matmul.h"
+#include "kernels/profiler_range.h"
+#include "kernels/share_out.h"
 
 namespace tessera {
 namespace {
@@ -202,7 +204,9 @@ absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
   Device& device = stream.device();
   absl::Status status = Guard(device, [&] {
     work();
-    if (wait) stream.Synchronize();
+    if (!wait) return;
+    const ProfilerRange range("wait");
+    stream.Synchronize();
   });
   if (!status.ok()) {
     Guard(device, [&] { stream.Synchronize(); }).IgnoreError();
@@ -253,6 +257,18 @@ void Settle(const MatmulProblem& p, Stream& stream) {
     stream.Zero(p.c, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype));
 }
 
+// Throws DeviceError.
+template <class Problem>
+void LaunchOn(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) {
+  const ProfilerRange range(strategy.name);
+  strategy.launch(problem, stream);
+}
+// Copies the view's elements to out, in row-major order. Throws DeviceError.
+void GatherOn(Stream& stream, const View& view, void* out) {
+  const ProfilerRange range("gather");
+  stream.Gather(view, out);
+}
+
 // One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
 // stream's order. Throws DeviceError.
 template <class Problem>
@@ -276,18 +292,22 @@ struct WholeLaunch {
     }
     return seconds;
   }
+  Division Divide(const Problem& problem, const Strategy<Problem>& strategy,
+                  const Team& team) const {
+    return DivisionOf(problem, strategy, team);
+  }
   void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
     for (const Operand& operand : operands) {
       if (stream.stopped()) return;
       if (Copies(operand, strategy)) {
         void* copy = stream.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
-        stream.Gather(operand.view, copy);
+        GatherOn(stream, operand.view, copy);
         *operand.data = copy;
       } else if (operand.gather) {
         *operand.as_view = &operand.view;
       }
     }
-    if (!stream.stopped()) strategy.launch(problem, stream);
+    if (!stream.stopped()) LaunchOn(stream, problem, strategy);
   }
 };
 
@@ -348,29 +368,45 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   if (options.check_only) return stats;
   if (absl::Status status = place(problem); !status.ok()) return status;
 
+  std::vector<TeamShare> shares;
+  if (options.team != nullptr && !trivial) {
+    absl::StatusOr<std::vector<TeamShare>> found =
+        ShareOut(*options.team, work.Divide(problem, **strategy, *options.team), stream);
+    if (!found.ok()) return found.status();
+    shares = *std::move(found);
+  }
+  stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
   const Stopwatch watch;
-  const bool wait = !options.enqueue_only || options.timing;
+  const bool wait = !options.enqueue_only || options.timing || options.team != nullptr;
   absl::Status status = Finished(
       stream,
       [&] {
         if (options.timing) stream.StartTimer();
         if (trivial) {
           Settle(problem, stream);
-        } else {
+        } else if (shares.empty()) {
           work(stream, problem, **strategy);
+        } else {
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/false);
         }
         if (options.timing) stats.kernel_us = stream.StopTimer();
+        AwaitOthers(shares, stream);
         if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
         stream.Synchronize();
-        if (!(*strategy)->left_range(problem, stream) || stream.stopped()) return;
+        if (!LeftRange(problem, **strategy, shares, stream) || stream.stopped()) return;
         if (options.timing) stream.StartTimer();
-        (*strategy)->launch_wide(problem, stream);
+        if (shares.empty()) {
+          (*strategy)->launch_wide(problem, stream);
+        } else {
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/true);
+        }
         if (options.timing) stats.kernel_us += stream.StopTimer();
+        AwaitOthers(shares, stream);
       },
       wait);
   if (!status.ok()) return status;
-  // With a gather in it, the time says little about the strategy.
-  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait)
+  // With a gather in it, or help, the time says little about the strategy.
+  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty())
     options.pace->Learn(**strategy, problem, watch.seconds());
   return stats;
 }
@@ -485,15 +521,19 @@ struct AddInPieces {
     return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
            (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
   }
+  Division Divide(const AddProblem& problem, const Strategy<AddProblem>& strategy,
+                  const Team& team) const {
+    return copies() == 0 ? DivisionOf(problem, strategy, team) : Division();
+  }
   void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& strategy) const {
-    if (copies() == 0) return strategy.launch(problem, stream);
+    if (copies() == 0) return LaunchOn(stream, problem, strategy);
     const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a.dtype);
     void* const a_copy = HasGaps(a) ? stream.Scratch(size) : nullptr;
     void* const b_copy = HasGaps(b) ? stream.Scratch(size) : nullptr;
     const auto part = [&](const View& view, void* copy, const Piece& piece) {
       const View v = piece.Of(view);
       if (copy == nullptr) return v.data;
-      stream.Gather(v, copy);
+      GatherOn(stream, v, copy);
       return static_cast<const void*>(copy);
     };
     AddProblem p = problem;
@@ -502,7 +542,7 @@ struct AddInPieces {
       p.a = part(a, a_copy, piece);
       p.b = part(b, b_copy, piece);
       p.out = At(problem.out, piece.first, a.dtype);
-      if (!stream.stopped()) strategy.launch(p, stream);
+      if (!stream.stopped()) LaunchOn(stream, p, strategy);
       return !stream.stopped();
     });
   }
@@ -625,6 +665,7 @@ absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
 
 template <class Problem>
 void LaunchBatchOn(std::span<const Problem> problems, Stream& stream) {
+  const ProfilerRange range("batch");
 #ifdef TESSERA_WITH_CUDA
   if (stream.device().info().backend == Backend::kCuda) return LaunchBatchCuda(problems, stream);
 #endif

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -93,6 +94,8 @@ struct ReduceAxesProblem {
   std::int64_t inner = 0;
   const void* x = nullptr;
   void* out = nullptr;
+  // Above 0: this is a share of a problem with so many, and has the bits that it has there.
+  std::int64_t outer_of_all = 0;
   Launch launch;
 };
 
@@ -198,6 +201,14 @@ struct Cost {
                               // one core does one after the other
 };
 
+// Parts [first, end) of a problem, for a stream of the device that takes them: of Dot and Reduce
+// chunks of the fixed tree.
+struct TeamShare {
+  Stream* stream = nullptr;
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+};
+
 // One algorithm of one operation: a constant defined in the algorithm's own file. Stateless; every
 // function may be called from many threads at once, each with its own stream.
 template <class Problem>
@@ -225,6 +236,12 @@ struct Strategy {
   // themselves, it finds the same again. Null, both: there is nothing wider to do.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
+  // Of Dot and Reduce along the fixed tree: the same as launch and launch_wide, with its chunks
+  // folded on the devices of several shares, which follow each other from the first chunk to the
+  // last. The stream that the problem belongs to is among theirs, and finishes: the result is there
+  // once it has been synchronised. All devices reach the operands. Null: a device folds all.
+  void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
+  void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   // What the strategy needs and this device or host does not have; empty: nothing. Null: always
   // runs.
   std::string (*missing)(const Device&) = nullptr;

@@ -212,6 +212,9 @@ class CopyCall final : public DeviceCall {
              .type = {view_.dtype, view_.shape},
              .device = &source_->device(),
              .replace = request_.replace()};
+    if (source_->shards().size() > 1) {
+      for (const Shard& shard : source_->shards()) spec_.placement.push_back(shard.device);
+    }
     if (request_.dtype() != v1::DTYPE_UNSPECIFIED) {
       absl::StatusOr<DType> dtype = FromProto(request_.dtype(), "dtype");
       if (!dtype.ok()) return dtype.status();
@@ -222,10 +225,9 @@ class CopyCall final : public DeviceCall {
       if (!cast.ok()) return cast.status();
       spec_.type = *cast;
     }
-    if (!request_.device().empty()) {
-      absl::StatusOr<Device*> device = core().FindDevice(request_.device());
-      if (!device.ok()) return device.status();
-      spec_.device = *device;
+    if (!request_.device().empty() || !request_.placement().empty()) {
+      absl::Status status = SetPlace(request_.device(), request_.placement(), core(), spec_);
+      if (!status.ok()) return status;
     }
     if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
     return &source_->device();
@@ -238,10 +240,10 @@ class CopyCall final : public DeviceCall {
     const RunOptions options{.pace = &core().pace(stream.device()),
                              .max_seconds = core().options().max_operation_seconds};
     absl::Status status;
-    if (spec_.device == &stream.device()) {
+    if (copy.buffer().IsOn(stream.device())) {
       status = RunCopy(stream, view_, spec_.type.dtype, *memory, options);
     } else {
-      const Core::Bridge bridge = core().BridgeTo(*spec_.device);
+      const Core::Bridge bridge = core().BridgeTo(copy.buffer().device());
       status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
     }
     if (!status.ok()) return status;

@@ -89,9 +89,32 @@ absl::Status VersionMismatch(std::string_view name, std::uint64_t expected, std:
        {"actual", absl::StrCat(actual)}});
 }
 
+std::vector<Shard> ShardsOf(const BufferSpec& spec) {
+  const std::uint64_t bytes = spec.type.bytes();
+  if (spec.placement.empty()) return {{spec.device, 0, bytes}};
+  std::vector<Shard> shards = MakeShards(spec.placement, bytes);
+  const bool reached = spec.reached_by == nullptr ||
+                       std::any_of(shards.begin(), shards.end(), [&](const Shard& shard) {
+                         return shard.device == spec.reached_by;
+                       });
+  if (reached) return shards;
+  return {{spec.reached_by, 0, bytes}};
+}
+
 absl::Time Expiry(absl::Time from, absl::Duration ttl) { return std::min(from + ttl, kLatest); }
 
 }  // namespace
+
+bool Buffer::IsOn(const Device& device) const {
+  return std::any_of(shards_.begin(), shards_.end(),
+                     [&](const Shard& shard) { return shard.device == &device; });
+}
+
+Device& Buffer::DeviceOf(std::uint64_t byte) const {
+  const auto shard = std::find_if(shards_.begin(), shards_.end() - 1,
+                                  [&](const Shard& one) { return byte < one.end; });
+  return *shard->device;
+}
 
 void RangeSet::Add(Range range, std::optional<std::uint32_t> checksum) {
   if (range.begin >= range.end) return;
@@ -202,16 +225,21 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     version = ++last_version_;
   }
 
-  std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, *spec.device, version));
-  absl::Status furnished = Furnish(*buffer);
-  if (absl::IsResourceExhausted(furnished)) {
+  // What it has taken goes with a buffer that cannot have all.
+  const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Buffer>> {
+    std::shared_ptr<Buffer> made(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
+    if (absl::Status status = Reserve(*made); !status.ok()) return status;
+    return made;
+  };
+  absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
+  if (absl::IsResourceExhausted(buffer.status())) {
     Sweep(SteadyNow());  // and frees
-    furnished = Furnish(*buffer);
+    buffer = make();
   }
-  if (!furnished.ok()) return furnished;
+  if (!buffer.ok()) return buffer.status();
 
   auto draft = std::make_shared<Draft>();
-  draft->buffer_ = std::move(buffer);
+  draft->buffer_ = *std::move(buffer);
   draft->kind_ = spec.kind;
   draft->replace_ = spec.replace;
   draft->ttl_ = *ttl;
@@ -229,33 +257,45 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   return draft;
 }
 
-absl::Status BufferStore::Furnish(Buffer& buffer) {
-  const auto bytes = static_cast<std::size_t>(buffer.type().bytes());
-  const std::uint64_t allocated = buffer.device().AllocationBytes(bytes);
+absl::Status BufferStore::Reserve(Buffer& buffer) {
+  const auto for_shards = [&](std::vector<Charge>& charges, const auto& take) -> absl::Status {
+    for (const Shard& shard : buffer.shards_) {
+      absl::StatusOr<Charge> charge =
+          take(shard.device, AllocationBytes(shard, buffer.shards_.size()));
+      if (!charge.ok()) return charge.status();
+      charges.push_back(*std::move(charge));
+    }
+    return absl::OkStatus();
+  };
   // A store's own limits come first: whoever has reached them learns nothing of the others.
   absl::StatusOr<Charge> charge =
       own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
                       "the tenant holds as many buffers as its quota of buffers allows");
   if (!charge.ok()) return charge.status();
-  Charge own_count = *std::move(charge);
-  charge = own_bytes_.at(&buffer.device())
-               .Take(allocated, "TENANT_QUOTA_EXCEEDED", "bytes",
-                     "the tenant's buffers would take more than its quota of bytes allows");
-  if (!charge.ok()) return charge.status();
-  Charge own_bytes = *std::move(charge);
+  buffer.own_count_ = *std::move(charge);
+  absl::Status status =
+      for_shards(buffer.own_bytes_, [&](const Device* device, std::uint64_t bytes) {
+        return own_bytes_.at(device).Take(
+            bytes, "TENANT_QUOTA_EXCEEDED", "bytes",
+            "the tenant's buffers would take more than its quota of bytes allows");
+      });
+  if (!status.ok()) return status;
   charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
                            "the server holds as many buffers as it may");
   if (!charge.ok()) return charge.status();
-  Charge count = *std::move(charge);
-  charge = Charge::Take(*shared_->bytes.at(&buffer.device()), allocated, "QUOTA_EXCEEDED",
-                        "the buffers of this device would take more than the server allows");
-  if (!charge.ok()) return charge.status();
-  absl::StatusOr<Memory> memory = Allocate(buffer.device(), bytes);
+  buffer.count_ = *std::move(charge);
+  status = for_shards(buffer.bytes_, [&](const Device* device, std::uint64_t bytes) {
+    absl::StatusOr<Charge> taken =
+        Charge::Take(*shared_->bytes.at(device), bytes, "QUOTA_EXCEEDED",
+                     "the buffers of this device would take more than the server allows");
+    if (taken.ok()) return taken;
+    absl::Status full = taken.status();
+    SetErrorMetadata(full, "device", device->info().name);
+    return absl::StatusOr<Charge>(full);
+  });
+  if (!status.ok()) return status;
+  absl::StatusOr<Memory> memory = Allocate(buffer.shards_);
   if (!memory.ok()) return memory.status();
-  buffer.own_count_ = std::move(own_count);
-  buffer.own_bytes_ = std::move(own_bytes);
-  buffer.count_ = std::move(count);
-  buffer.bytes_ = *std::move(charge);
   buffer.memory_ = *std::move(memory);
   return absl::OkStatus();
 }
@@ -511,7 +551,7 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
     // Nobody else holds it: it counts no more, however long its memory takes to be free.
     if (it->second.buffer.use_count() == 1) {
       buffer.own_count_ = Charge();
-      buffer.own_bytes_ = Charge();
+      buffer.own_bytes_.clear();
       buffer.count_ = Charge();
     }
     Unlink(it, doomed);
@@ -530,16 +570,18 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
 std::vector<std::shared_ptr<const void>> BufferStore::Evict(const Device& device) {
   Doomed doomed;
   const std::lock_guard lock(mutex_);
-  if (const Tally& tally = tallies_[&device]; tally.ready + tally.writing == 0) return doomed;
+  if (const Tally& tally = tallies_[&device];
+      tally.ready + tally.writing + tally.ready_bytes + tally.writing_bytes == 0)
+    return doomed;
   for (auto it = ready_.begin(); it != ready_.end();) {
     const auto next = std::next(it);
-    if (&it->second.buffer->device() == &device) Unlink(it, doomed);
+    if (it->second.buffer->IsOn(device)) Unlink(it, doomed);
     it = next;
   }
   std::vector<std::shared_ptr<Draft>> drafts;
   for (const auto& [name, versions] : drafts_) {
     for (const auto& [version, draft] : versions)
-      if (&draft->buffer().device() == &device) drafts.push_back(draft);
+      if (draft->buffer().IsOn(device)) drafts.push_back(draft);
   }
   for (const std::shared_ptr<Draft>& draft : drafts) Unlink(*draft, Draft::State::kGone, doomed);
   return doomed;
@@ -667,15 +709,15 @@ void BufferStore::Touch(Draft& draft, absl::Time now) {
 }
 
 void BufferStore::CountReady(const Buffer& buffer, int change) {
-  Tally& tally = tallies_[&buffer.device()];
-  tally.ready += change;
-  tally.ready_bytes += change * buffer.type().bytes();
+  tallies_[&buffer.device()].ready += change;
+  for (const Shard& shard : buffer.shards())
+    tallies_[shard.device].ready_bytes += change * (shard.end - shard.begin);
 }
 
 void BufferStore::CountWriting(const Buffer& buffer, int change) {
-  Tally& tally = tallies_[&buffer.device()];
-  tally.writing += change;
-  tally.writing_bytes += change * buffer.type().bytes();
+  tallies_[&buffer.device()].writing += change;
+  for (const Shard& shard : buffer.shards())
+    tallies_[shard.device].writing_bytes += change * (shard.end - shard.begin);
 }
 
 BufferStore::Tally BufferStore::tally(const Device& device) {

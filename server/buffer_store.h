@@ -40,7 +40,14 @@ class Buffer {
 
   const std::string& name() const { return name_; }
   const ArrayType& type() const { return type_; }
-  Device& device() const { return device_; }
+  // Where it is: one shard, or of a sharded buffer several.
+  absl::Span<const Shard> shards() const { return shards_; }
+  // Of the first shard.
+  Device& device() const { return *shards_.front().device; }
+  // Whether streams of the device reach its memory: it has a shard.
+  bool IsOn(const Device& device) const;
+  // Of the shard that has the byte; beyond the end of the array, that of the last.
+  Device& DeviceOf(std::uint64_t byte) const;
   std::uint64_t version() const { return version_; }
   absl::Time create_time() const { return create_time_; }
   void* data() const { return memory_.data(); }
@@ -49,21 +56,21 @@ class Buffer {
 
  private:
   friend class BufferStore;
-  Buffer(std::string name, const ArrayType& type, Device& device, std::uint64_t version)
-      : name_(std::move(name)), type_(type), device_(device), version_(version) {}
+  Buffer(std::string name, const ArrayType& type, std::vector<Shard> shards, std::uint64_t version)
+      : name_(std::move(name)), type_(type), shards_(std::move(shards)), version_(version) {}
 
   const std::string name_;
   const ArrayType type_;
-  Device& device_;
+  const std::vector<Shard> shards_;
   std::uint64_t version_;
   const absl::Time create_time_ = SteadyNow();
   std::optional<std::uint32_t> checksum_;
   // The memory goes first, and only then it counts as free: of what all stores share, and of what
   // this one may have.
   Charge count_;
-  Charge bytes_;
+  std::vector<Charge> bytes_;  // of each device
   Charge own_count_;
-  Charge own_bytes_;
+  std::vector<Charge> own_bytes_;
   Memory memory_;
 };
 
@@ -143,6 +150,11 @@ struct BufferSpec {
   std::string name;
   ArrayType type;
   Device* device = nullptr;
+  // Instead of device: the devices among which the array is divided (MakeShards).
+  std::vector<Device*> placement;
+  // Of a result: a device that has to reach it. Where it would have no shard, the whole array lies
+  // there.
+  Device* reached_by = nullptr;
   std::optional<absl::Duration> ttl;
   bool replace = false;
   Draft::Kind kind = Draft::Kind::kRanges;
@@ -179,7 +191,7 @@ class BufferStore {
   // draft that does not replace claims its name against others of its kind.
   // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
   // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
-  // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED.
+  // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
 
   // The draft that anyone may write: of that version, or the only one of its name (version 0).
@@ -245,10 +257,11 @@ class BufferStore {
   // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
-  // Forgets all buffers and drafts of a device that is lost. Their memory goes with what is returned.
+  // Forgets all buffers and drafts that have a shard on a device that is lost. Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
-  // The buffers of a device that have a name, drafts of results included, and their bytes.
+  // The buffers of a device that have a name, drafts of results included, and their bytes. A sharded
+  // one counts where its first shard is, its bytes where they are.
   struct Tally {
     std::uint64_t ready = 0;
     std::uint64_t ready_bytes = 0;
@@ -297,11 +310,10 @@ class BufferStore {
   // One more, or with -1 one less, of the device's buffers.
   void CountReady(const Buffer& buffer, int change);
   void CountWriting(const Buffer& buffer, int change);
+  // The memory and what it is charged to.
+  absl::Status Reserve(Buffer& buffer);
   static BufferInfo Info(const Ready& ready);
   static BufferInfo Info(const Draft& draft);
-
-  // Takes what a buffer needs, memory and all that counts it, or nothing. The errors of Create.
-  absl::Status Furnish(Buffer& buffer);
 
   absl::StatusOr<absl::Duration> CheckTtl(std::optional<absl::Duration> ttl) const;
 
@@ -341,6 +353,8 @@ class ResultDraft {
 
   // Takes the memory. The errors of BufferStore::Create.
   absl::StatusOr<void*> Open();
+  // REQUIRES: it is open.
+  const Buffer& buffer() const { return draft_->buffer(); }
   // Once the bytes are there. The errors of BufferStore::Seal.
   absl::StatusOr<BufferInfo> Seal();
 

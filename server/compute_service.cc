@@ -17,6 +17,7 @@
 #include "server/execute_call.h"
 #include "server/map_message.h"
 #include "server/operations.h"
+#include "server/shard_team.h"
 #include "server/unary_call.h"
 
 namespace tessera {
@@ -68,7 +69,9 @@ class OperationCall final : public DeviceCall {
 
   bool IsShort(const Device& device) const override {
     for (const Source& source : sources_)
-      if (source.IsElsewhere(device)) return false;
+      if (source.buffer != nullptr &&
+          (source.IsElsewhere(device) || source.buffer->shards().size() > 1))
+        return false;
     const absl::Duration limit = core().options().inline_time;
     return limit > absl::ZeroDuration() && request_.strategy().empty() && !request_.timing() &&
            LeastMicroseconds(request_, sources_, device) <= absl::ToDoubleMicroseconds(limit);
@@ -99,7 +102,10 @@ class OperationCall final : public DeviceCall {
   using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
 
   absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views, Outputs out) {
-    return tessera::Run(request_, stream, views, out, OptionsOf(request_, core(), stream.device()));
+    RunOptions options = OptionsOf(request_, core(), stream.device());
+    std::optional<ShardTeam> team = ShardTeam::Of(core(), sources_, stream.device());
+    if (team.has_value()) options.team = &*team;
+    return tessera::Run(request_, stream, views, out, options);
   }
 
   absl::StatusOr<ScalarResult> RunScalar(Stream& stream, const Views& views) {
@@ -138,7 +144,8 @@ class OperationCall final : public DeviceCall {
     std::uint64_t inline_bytes = 0;
     for (std::size_t i = 0; i < types.size(); ++i) {
       if (destinations[i]->has_buffer()) {
-        absl::StatusOr<BufferSpec> spec = MakeSpec(destinations[i]->buffer(), types[i], device);
+        absl::StatusOr<BufferSpec> spec =
+            MakeSpec(destinations[i]->buffer(), types[i], device, core());
         if (!spec.ok()) return spec.status();
         drafts[i].emplace(store(), *std::move(spec));
         continue;

@@ -119,10 +119,14 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (!transfers.ok()) return transfers.status();
     absl::StatusOr<std::unique_ptr<Stream>> bridge = MakeStream(*device);
     if (!bridge.ok()) return bridge.status();
+    absl::StatusOr<std::unique_ptr<Stream>> team = MakeStream(*device);
+    if (!team.ok()) return team.status();
+    (*team)->SetScratchBudget(&place->scratch);
     absl::StatusOr<std::shared_ptr<SlotPool>> slots = SlotPool::Make(*device, kLeastSlots);
     if (!slots.ok()) return slots.status();
     place->slots = *std::move(slots);
     place->bridge = *std::move(bridge);
+    place->team = *std::move(team);
     place->compute = *std::move(compute);
     place->transfers = *std::move(transfers);
     core->places_[device.get()] = std::move(place);
@@ -164,7 +168,10 @@ void Core::Conclude(const CallRecord& call, const absl::Status& status,
                   .run = call.run()},
                  status);
   if (!status.ok()) LogFailedCall(call.method, peer(), status, call.trace.id());
-  if (call.total() > options_.slow_call) LogSlowCall(call, peer(), status.code());
+  if (call.total() > options_.slow_call) {
+    metrics_.CountSlow(call.method);
+    LogSlowCall(call, peer(), status.code());
+  }
   if (call.trace.sampled && spans_ != nullptr) spans_->Add(call, status);
 }
 
@@ -179,6 +186,11 @@ void Core::TrimSlots() {
 Core::Bridge Core::BridgeTo(const Device& device) {
   Place& place = *places_.at(&device);
   return {std::unique_lock(place.bridge_mutex), *place.bridge};
+}
+
+Core::Bridge Core::TeamStream(const Device& device) {
+  Place& place = *places_.at(&device);
+  return {std::unique_lock(place.team_mutex), *place.team};
 }
 
 absl::Status Core::CheckSize(std::uint64_t bytes) const {

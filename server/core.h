@@ -71,13 +71,18 @@ class Core {
   // Frees slots that have not been needed lately. May wait for the devices' work.
   void TrimSlots();
 
-  // A stream that receives copies from other devices. It belongs to the caller as long as he holds
-  // the lock, for which he may have to wait.
+  // A stream of a device for calls that run on another one. It belongs to the caller as long as he
+  // holds the lock, for which he may have to wait: for others who have all that they need, because
+  // whoever holds several of a kind has taken them in the order of devices(), and nobody asks for a
+  // stream of the one kind while he holds one of the other.
   struct Bridge {
     std::unique_lock<std::mutex> lock;
     Stream& stream;
   };
+  // That receives copies from other devices.
   Bridge BridgeTo(const Device& device);
+  // That works on operands which devices share. Its scratch memory counts as that of operations.
+  Bridge TeamStream(const Device& device);
 
   // Beside buffers: what operations need of a device while they run.
   const Budget& scratch(const Device& device) const { return places_.at(&device)->scratch; }
@@ -131,6 +136,8 @@ class Core {
     Pace pace;
     std::mutex bridge_mutex;
     std::unique_ptr<Stream> bridge;
+    std::mutex team_mutex;
+    std::unique_ptr<Stream> team;
     std::shared_ptr<SlotPool> slots;
     std::unique_ptr<Executor> compute;
     std::unique_ptr<Executor> transfers;

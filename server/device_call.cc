@@ -1,6 +1,7 @@
 #include "server/device_call.h"
 
 #include "kernels/base/error.h"
+#include "kernels/profiler_range.h"
 
 namespace tessera {
 
@@ -30,6 +31,7 @@ void DeviceCall::Start(std::size_t bytes) {
 }
 
 void DeviceCall::Run(Stream& stream) {
+  const ProfilerRange range(method());
   NoteBegin();
   absl::Status status = BeginRequest(stream);
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });

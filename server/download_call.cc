@@ -9,6 +9,7 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
+#include "kernels/profiler_range.h"
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
@@ -168,6 +169,7 @@ void DownloadCall::Do(Step step) {
 }
 
 void DownloadCall::Run(Stream& stream) {
+  const ProfilerRange range("Download");
   waited_ += SteadyNow() - submitted_;
   bool fetch = true;
   for (int chunk = 1; fetch; ++chunk) {

@@ -54,9 +54,18 @@ class CallLines {
   std::int64_t left_out_ = 0;
 };
 
+// Whether lines are JSON.
+std::atomic<bool> json_lines{false};
+
+// Comes before the trace's id at the end of a line, for JsonFormatter. No other text has it:
+// Printable escapes control characters.
+constexpr char kTraceMark = '\x1e';
+
 // What ends a line about a call of a trace.
 std::string TraceText(std::string_view trace_id) {
-  return trace_id.empty() ? "" : fmt::format(" (trace {})", trace_id);
+  if (trace_id.empty()) return "";
+  return json_lines ? fmt::format("{}{}", kTraceMark, trace_id)
+                    : fmt::format(" (trace {})", trace_id);
 }
 
 // "1.234567s".
@@ -64,7 +73,7 @@ std::string TimeText(absl::Duration time) {
   return absl::FormatDuration(absl::Trunc(time, absl::Microseconds(1)));
 }
 
-void AppendJsonString(spdlog::string_view_t text, spdlog::memory_buf_t& out) {
+void AppendJsonString(std::string_view text, spdlog::memory_buf_t& out) {
   constexpr std::string_view kHex = "0123456789abcdef";
   out.push_back('"');
   for (const char c : text) {
@@ -99,7 +108,13 @@ class JsonFormatter : public spdlog::formatter {
         std::back_inserter(out),
         "{{\"time\":\"{}.{:03}Z\",\"level\":\"{}\",\"message\":", std::string_view(time, length),
         millis, std::string_view(spdlog::level::to_string_view(message.level).data()));
-    AppendJsonString(message.payload, out);
+    const std::string_view payload(message.payload.data(), message.payload.size());
+    const std::size_t mark = payload.rfind(kTraceMark);
+    AppendJsonString(payload.substr(0, mark), out);
+    if (mark != payload.npos) {
+      fmt::format_to(std::back_inserter(out), ",\"trace_id\":");
+      AppendJsonString(payload.substr(mark + 1), out);
+    }
     out.push_back('}');
     out.push_back('\n');
   }
@@ -141,6 +156,7 @@ void SetUpLog(const std::string& level, bool json) {
       spdlog::async_overflow_policy::overrun_oldest);
   logger->set_level(spdlog::level::from_str(level));
   logger->flush_on(spdlog::level::info);
+  json_lines = json;
   if (json) {
     logger->set_formatter(std::make_unique<JsonFormatter>());
   } else {

@@ -128,6 +128,8 @@ void Metrics::CountSteps(std::uint64_t ok, std::uint64_t failed) {
   steps_failed_.Add(failed);
 }
 
+void Metrics::CountSlow(std::string_view rpc) { slow_calls_[IndexOf(rpc)].Add(); }
+
 void Metrics::CountSpans(std::uint64_t written, std::uint64_t dropped) {
   spans_written_.Add(written);
   spans_dropped_.Add(dropped);

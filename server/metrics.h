@@ -79,6 +79,7 @@ class Metrics {
   // What the device's clock says, for a request that asks for it.
   void CountKernel(std::string_view rpc, std::string_view strategy, double microseconds);
   void CountSteps(std::uint64_t ok, std::uint64_t failed);
+  void CountSlow(std::string_view rpc);
   void CountSpans(std::uint64_t written, std::uint64_t dropped);
 
   enum class Direction { kUpload, kDownload };
@@ -118,6 +119,7 @@ class Metrics {
   const Transfer& transfer(Direction direction, Way way) const {
     return transfers_[static_cast<int>(direction)][static_cast<int>(way)];
   }
+  const Counter& slow_calls(std::size_t rpc) const { return slow_calls_[rpc]; }
   const Counter& steps_ok() const { return steps_ok_; }
   const Counter& steps_failed() const { return steps_failed_; }
   const Counter& spans_written() const { return spans_written_; }
@@ -135,6 +137,7 @@ class Metrics {
   // Of a method: without strategy, then those with one.
   std::array<std::vector<Series*>, kRpcs.size()> of_rpc_;
   std::array<Phases, kRpcs.size()> phases_;
+  std::array<Counter, kRpcs.size()> slow_calls_;
   Transfer transfers_[2][2];
   Counter steps_ok_;
   Counter steps_failed_;

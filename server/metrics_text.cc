@@ -147,6 +147,12 @@ void WriteCalls(const Metrics& metrics, Writer& out) {
   out.Sample({{"result", "written"}}, metrics.spans_written().value());
   out.Sample({{"result", "dropped"}}, metrics.spans_dropped().value());
 
+  out.Begin("tessera_slow_calls_total", "counter", "Calls that took longer than --slow-call.");
+  for (std::size_t rpc = 0; rpc < Metrics::kRpcs.size(); ++rpc) {
+    const std::uint64_t calls = metrics.slow_calls(rpc).value();
+    if (calls != 0) out.Sample({{"rpc", Metrics::kRpcs[rpc]}}, calls);
+  }
+
   const auto failures = metrics.Failures();
   out.Begin("tessera_errors_total", "counter", "Calls that failed, by gRPC code and reason.");
   for (const Metrics::Failure* failure : failures) {
@@ -251,6 +257,56 @@ void WriteDevices(Core& core, Writer& out) {
        });
 }
 
+void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
+  // value(figures) is what the driver has told, if it has.
+  const auto each = [&](std::string_view name, std::string_view help, auto value) {
+    bool begun = false;
+    for (const GpuFigures& gpu : gpus) {
+      const auto told = value(gpu);
+      if (!told.has_value()) continue;
+      if (!std::exchange(begun, true)) out.Begin(name, "gauge", help);
+      out.Sample({{"device", gpu.device}}, *told);
+    }
+  };
+  each("tessera_gpu_busy_ratio",
+       "Part of the driver's last sample in which a kernel ran, of any process.",
+       [](const GpuFigures& gpu) { return gpu.busy; });
+  each("tessera_gpu_memory_used_bytes", "Memory of the GPU that is in use, by any process.",
+       [](const GpuFigures& gpu) { return gpu.memory_used; });
+  each("tessera_gpu_temperature_celsius", "Temperature of the GPU.",
+       [](const GpuFigures& gpu) { return gpu.celsius; });
+  each("tessera_gpu_power_watts", "Power that the GPU draws.",
+       [](const GpuFigures& gpu) { return gpu.watts; });
+  each("tessera_gpu_power_limit_watts", "Power that the GPU may draw.",
+       [](const GpuFigures& gpu) { return gpu.watts_limit; });
+  each("tessera_gpu_sm_clock_hertz", "Clock of the multiprocessors.",
+       [](const GpuFigures& gpu) { return gpu.sm_hertz; });
+
+  bool begun = false;
+  for (const GpuFigures& gpu : gpus) {
+    if (!gpu.slowdowns.has_value()) continue;
+    if (!std::exchange(begun, true))
+      out.Begin("tessera_gpu_slowdown", "gauge", "1 while clocks are lowered for this reason.");
+    const auto sample = [&](std::string_view reason, std::uint64_t bit) {
+      out.Sample({{"device", gpu.device}, {"reason", reason}}, (*gpu.slowdowns & bit) != 0 ? 1 : 0);
+    };
+    sample("power_cap", GpuFigures::kPowerCap);
+    sample("thermal_software", GpuFigures::kThermalSoftware);
+    sample("thermal_hardware", GpuFigures::kThermalHardware);
+    sample("power_brake", GpuFigures::kPowerBrake);
+  }
+  begun = false;
+  for (const GpuFigures& gpu : gpus) {
+    if (!gpu.corrected_errors.has_value() || !gpu.uncorrected_errors.has_value()) continue;
+    if (!std::exchange(begun, true)) {
+      out.Begin("tessera_gpu_memory_errors_total", "counter",
+                "Errors of memory that ECC has found, since the driver was loaded.");
+    }
+    out.Sample({{"device", gpu.device}, {"kind", "corrected"}}, *gpu.corrected_errors);
+    out.Sample({{"device", gpu.device}, {"kind", "uncorrected"}}, *gpu.uncorrected_errors);
+  }
+}
+
 void WriteServer(Core& core, bool ready, Writer& out) {
   out.Begin("tessera_ready", "gauge", "1 while the health service says SERVING.");
   out.Sample({}, ready ? 1 : 0);
@@ -291,12 +347,13 @@ void WriteServer(Core& core, bool ready, Writer& out) {
 
 }  // namespace
 
-std::string MetricsText(Core& core, bool ready) {
+std::string MetricsText(Core& core, bool ready, const std::vector<GpuFigures>& gpus) {
   Writer out;
   WriteServer(core, ready, out);
   WriteCalls(core.metrics(), out);
   WriteTransfers(core.metrics(), out);
   WriteDevices(core, out);
+  WriteGpus(gpus, out);
   return out.Take();
 }
 

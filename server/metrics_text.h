@@ -2,12 +2,15 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "server/core.h"
+#include "server/gpu_monitor.h"
 
 namespace tessera {
 
-// ready: whether the health service says so of the services.
-std::string MetricsText(Core& core, bool ready);
+// ready: whether the health service says so of the services. gpus: what the driver tells of the core's
+// devices.
+std::string MetricsText(Core& core, bool ready, const std::vector<GpuFigures>& gpus);
 
 }  // namespace tessera

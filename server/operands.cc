@@ -96,27 +96,31 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   return sources;
 }
 
-void DeviceBytes::Add(Device& device, std::uint64_t bytes) {
-  const auto found = std::find_if(bytes_.begin(), bytes_.end(),
-                                  [&](const auto& entry) { return entry.first == &device; });
-  if (found == bytes_.end()) {
-    bytes_.emplace_back(&device, bytes);
-  } else {
-    found->second += bytes;
+void DeviceBytes::Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end) {
+  for (const Shard& shard : buffer.shards()) {
+    auto entry = std::find_if(entries_.begin(), entries_.end(),
+                              [&](const Entry& one) { return one.device == shard.device; });
+    if (entry == entries_.end()) entry = entries_.insert(entry, Entry{shard.device});
+    entry->reached += end - begin;
+    const std::uint64_t first = std::max(begin, shard.begin), last = std::min(end, shard.end);
+    if (first < last) entry->own += last - first;
   }
 }
 
 Device* DeviceBytes::Most() const {
   const auto most =
-      std::max_element(bytes_.begin(), bytes_.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == bytes_.end() ? nullptr : most->first;
+      std::max_element(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+        return std::pair(a.reached, a.own) < std::pair(b.reached, b.own);
+      });
+  return most == entries_.end() ? nullptr : most->device;
 }
 
 Device* DeviceOf(absl::Span<const Source> sources) {
   DeviceBytes bytes;
   for (const Source& source : sources) {
-    if (source.buffer != nullptr) bytes.Add(source.buffer->device(), ExtentOf(source.view).bytes());
+    if (source.buffer == nullptr) continue;
+    const Extent extent = ExtentOf(source.view);
+    bytes.Add(*source.buffer, extent.begin, extent.end);
   }
   return bytes.Most();
 }

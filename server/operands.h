@@ -36,7 +36,7 @@ struct Source {
 
   // Whether it is resident on another device.
   bool IsElsewhere(const Device& device) const {
-    return buffer != nullptr && &buffer->device() != &device;
+    return buffer != nullptr && !buffer->IsOn(device);
   }
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }
 };
@@ -58,16 +58,23 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
 // Adds up what a call needs of each device, to run where the fewest bytes have to move.
 class DeviceBytes {
  public:
-  void Add(Device& device, std::uint64_t bytes);
-  // That with the most bytes; where two have as many, the one added first. Null when none has been.
+  // Bytes [begin, end) of the buffer, which all its devices reach.
+  void Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end);
+  // The device that reaches most bytes; of those that reach as many the one that has most; where two
+  // have as many, the one added first. Null when nothing has been.
   Device* Most() const;
 
  private:
-  absl::InlinedVector<std::pair<Device*, std::uint64_t>, 2> bytes_;
+  struct Entry {
+    Device* device;
+    std::uint64_t reached = 0;
+    std::uint64_t own = 0;
+  };
+  absl::InlinedVector<Entry, 2> entries_;
 };
 
-// The device that has most bytes of the resident operands; where two have as many, the one whose
-// operand comes first. Null when none is resident.
+// The device that has most bytes of the resident operands, as DeviceBytes counts them. Null when none
+// is resident.
 Device* DeviceOf(absl::Span<const Source> sources);
 
 // Copies bytes of a buffer of another device, from one element to another, to memory of the

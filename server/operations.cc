@@ -364,6 +364,7 @@ void SetStats(const Stats& stats, const Device& device, absl::Span<const Source>
     moved += source.moved_bytes;
   }
   out.set_moved_bytes(moved);
+  out.set_devices(static_cast<std::uint32_t>(stats.devices));
 }
 
 }  // namespace tessera

@@ -154,7 +154,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       "Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; "
       "lists\n"
       "are separated by commas. Flags win over the environment, and that over the file.\n"
-      "SIGTERM and SIGINT stop the server gracefully, a second one at once.\n"
+      "SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGUSR1: --profile.\n"
       "Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good, 75 calls were cut "
       "off\n"
       "by --drain-timeout, 128 + N a second signal N.");
@@ -304,6 +304,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddFile(app, "spans",
           "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
           options.spans);
+  AddDuration(app, "profile", "10s",
+              "how long a profiler that waits for it records once SIGUSR1 has come "
+              "(cudaProfilerStart, cudaProfilerStop); a second one ends that",
+              false, options.profile);
   app.add_option("--shared-memory", options.shared_memory,
                  "path of a socket where processes on this host share memory with the server, for "
                  "transfers that need no messages")

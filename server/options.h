@@ -70,7 +70,8 @@ struct Options {
   std::string log_level = "info";
   bool log_json = false;
   absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
-  std::string spans;  // file of the spans of sampled calls; empty: without
+  std::string spans;                           // file of the spans of sampled calls; empty: without
+  absl::Duration profile = absl::Seconds(10);  // a profiler's window (SIGUSR1)
   bool reflection = true;
 
   std::string shared_memory;                       // path of a socket; empty: not offered

@@ -61,6 +61,9 @@ void NotifySystemd(std::string_view state) {
 sem_t signals_pending;
 volatile std::sig_atomic_t last_signal = 0;
 
+// How often SIGUSR1 has come that nobody has acted on.
+sem_t profiles_wanted;
+
 // Null while the process starts.
 std::atomic<Server*> serving{nullptr};
 
@@ -68,6 +71,8 @@ void OnSignal(int signal) {
   last_signal = signal;
   sem_post(&signals_pending);
 }
+
+void OnProfileSignal(int) { sem_post(&profiles_wanted); }
 
 int NextSignal() {
   while (sem_wait(&signals_pending) != 0) {
@@ -92,6 +97,23 @@ void HandleSignals() {
   ExitNow(*server, 128 + second);
 }
 
+// SIGUSR1 begins a window for profilers, which the next one ends, or the limit.
+[[noreturn]] void OpenProfileWindows(Server& server, absl::Duration limit) {
+  while (true) {
+    while (sem_wait(&profiles_wanted) != 0) {
+    }
+    spdlog::info("SIGUSR1: profilers record for {} at most", absl::FormatDuration(limit));
+    server.SetProfiling(true);
+    const timespec end = absl::ToTimespec(absl::Now() + limit);
+    int waited = 0;
+    do {
+      waited = sem_timedwait(&profiles_wanted, &end);
+    } while (waited != 0 && errno == EINTR);
+    server.SetProfiling(false);
+    spdlog::info("profilers have stopped recording");
+  }
+}
+
 // A drain that hangs, because a device does, ends all the same.
 void LimitDrain(Server& server, absl::Duration limit, int code) {
   absl::SleepFor(limit);
@@ -104,11 +126,14 @@ void LimitDrain(Server& server, absl::Duration limit, int code) {
 void WatchSignals() {
   static const bool watched = [] {
     sem_init(&signals_pending, 0, 0);
+    sem_init(&profiles_wanted, 0, 0);
     struct sigaction action = {};
     action.sa_handler = OnSignal;
     action.sa_flags = SA_RESTART;
     sigaction(SIGTERM, &action, nullptr);
     sigaction(SIGINT, &action, nullptr);
+    action.sa_handler = OnProfileSignal;
+    sigaction(SIGUSR1, &action, nullptr);
     std::thread(HandleSignals).detach();
     return true;
   }();
@@ -126,6 +151,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   Server& server = **started;
 
   serving = &server;
+  std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
   NotifySystemd("READY=1");
   const bool lost = server.Wait() == Server::Reason::kDevicesLost;
   NotifySystemd("STOPPING=1");

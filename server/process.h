@@ -15,7 +15,7 @@ inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator shou
 inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
 // From here on SIGTERM and SIGINT end the process in order: at once, with 0, until it serves. Call
-// it from the main thread.
+// it from the main thread. SIGUSR1 begins a profiler's window, or ends it.
 void WatchSignals();
 
 // Serves until SIGTERM, SIGINT or the loss of a device. Returns kExitFailure when it cannot start;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +14,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
+#include "server/shard_team.h"
 
 namespace tessera {
 namespace {
@@ -148,7 +150,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
       if (one.buffer == nullptr) continue;
       source.type = one.buffer->type();
       if (seen.insert(one.buffer.get()).second)
-        bytes.Add(one.buffer->device(), one.buffer->type().bytes());
+        bytes.Add(*one.buffer, 0, one.buffer->type().bytes());
       source.buffer = std::move(one.buffer);
     }
   }
@@ -329,7 +331,7 @@ absl::Status ProgramRun::PlaceResults(Step& step, Layout& layout, Device& device
 
 absl::Status ProgramRun::OpenDraft(const v1::BufferTarget& target, const ArrayType& type,
                                    Device& device, Place& place) {
-  absl::StatusOr<BufferSpec> spec = MakeSpec(target, type, device);
+  absl::StatusOr<BufferSpec> spec = MakeSpec(target, type, device, core_);
   if (!spec.ok()) return spec.status();
   place.draft = std::make_unique<ResultDraft>(store_, *std::move(spec));
   absl::StatusOr<void*> memory = place.draft->Open();
@@ -437,6 +439,8 @@ absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     RunOptions options = OptionsOf(request, core_, stream.device());
     options.enqueue_only = true;
+    std::optional<ShardTeam> team = ShardTeam::Of(core_, step.sources, stream.device());
+    if (team.has_value()) options.team = &*team;
     const Output outputs[kMostResults] = {step.places[0].memory, step.places[1].memory};
     absl::StatusOr<ScalarResult> outcome =
         tessera::Run(request, stream, step.views, outputs, options);

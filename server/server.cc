@@ -41,6 +41,9 @@ constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 // Users of this host who are told apart, where lines of the file of --tokens may name them.
 constexpr std::size_t kMostUsers = 64;
 
+// How long a page of metrics waits for the driver.
+constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
+
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to
 // answer.
 constexpr int kKeepaliveMs = 60'000;
@@ -126,6 +129,7 @@ absl::Status Server::Listen() {
                                               std::numeric_limits<int>::max())));
 
   if (!options.metrics_listen.empty()) {
+    gpus_ = std::make_unique<GpuMonitor>(core_->devices());
     absl::StatusOr<std::unique_ptr<HttpListener>> http = HttpListener::Open(
         options.metrics_listen, [this](std::string_view path) { return ServeHttp(path); });
     if (!http.ok()) return http.status();
@@ -209,7 +213,7 @@ void Server::ServeStream(StreamExchange& exchange) {
 HttpAnswer Server::ServeHttp(std::string_view path) {
   if (path == "/metrics") {
     return {.type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = MetricsText(*core_, ready_)};
+            .body = MetricsText(*core_, ready_, gpus_->Read(kGpuFigures))};
   }
   if (path == "/") {
     return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
@@ -250,6 +254,10 @@ Server::Reason Server::Wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return stop_requested_ || devices_lost_; });
   return devices_lost_ ? Reason::kDevicesLost : Reason::kStopRequested;
+}
+
+void Server::SetProfiling(bool on) {
+  for (const std::unique_ptr<Device>& device : core_->devices()) device->SetProfiling(on);
 }
 
 bool Server::Drain() {

@@ -16,6 +16,7 @@
 #include "server/call_queues.h"
 #include "server/compute_service.h"
 #include "server/core.h"
+#include "server/gpu_monitor.h"
 #include "server/health.h"
 #include "server/http_listener.h"
 #include "server/listener.h"
@@ -59,6 +60,9 @@ class Server {
   // After all devices were lost there is no delay, and what waits for them is answered with
   // DEVICE_LOST.
   bool Drain();
+
+  // Begins or ends what profilers record of all devices (Device::SetProfiling).
+  void SetProfiling(bool on);
 
   // Removes the files of unix: listeners; for a process that ends without Drain.
   void RemoveSockets() {
@@ -108,6 +112,7 @@ class Server {
   bool ending_ = false;
   std::atomic<bool> ready_{false};  // what the health service says of the services
   std::thread tender_;
+  std::unique_ptr<GpuMonitor> gpus_;    // for the metrics; null: without
   std::unique_ptr<HttpListener> http_;  // null: without; goes before what it tells of
 };
 

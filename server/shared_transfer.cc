@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/profiler_range.h"
 #include "server/buffer_messages.h"
 #include "server/device_call.h"
 
@@ -76,6 +77,7 @@ void SharedTransfer::Begin() {
 }
 
 void SharedTransfer::Run(Stream& stream) {
+  const ProfilerRange range(method());
   absl::Status status;
   Executor& executor = *executor_;
   NoteWait(SteadyNow() - submitted_);

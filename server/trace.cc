@@ -1,10 +1,10 @@
 #include "server/trace.h"
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <string>
 
-#include "grpc/slice.h"
 #include "grpcpp/grpcpp.h"
 
 namespace tessera {
@@ -16,23 +16,7 @@ bool IsHex(std::string_view text) { return text.find_first_not_of(kHexDigits) ==
 
 bool IsId(std::string_view text) { return IsHex(text) && text.find_first_not_of('0') != text.npos; }
 
-struct RawMetadata;
-
 }  // namespace
-}  // namespace tessera
-
-// ServerContext::client_metadata() puts the metadata of a call into a map, with an allocation for
-// each. gRPC itself reads them where they have arrived; the context lets every
-// ServerAsyncResponseWriter do so.
-template <>
-class grpc::ServerAsyncResponseWriter<tessera::RawMetadata> {
- public:
-  static const grpc_metadata_array& Of(grpc::ServerContextBase& context) {
-    return *context.client_metadata_.arr();
-  }
-};
-
-namespace tessera {
 
 Trace ParseTraceparent(std::string_view text) {
   // version - trace-id - parent-id - flags
@@ -65,20 +49,9 @@ std::array<char, 16> MakeSpanId() {
 }
 
 Trace BeginTrace(grpc::ServerContextBase& context) {
-  constexpr std::string_view kName = "traceparent";
-  const grpc_metadata_array& all = grpc::ServerAsyncResponseWriter<RawMetadata>::Of(context);
-  const grpc_metadata* found = nullptr;
-  for (std::size_t i = 0; i < all.count; ++i) {
-    const grpc_slice& key = all.metadata[i].key;
-    if (std::string_view(reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(key)),
-                         GRPC_SLICE_LENGTH(key)) != kName)
-      continue;
-    if (found != nullptr) return {};
-    found = &all.metadata[i];
-  }
-  if (found == nullptr) return {};
-  Trace trace = ParseTraceparent({reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(found->value)),
-                                  GRPC_SLICE_LENGTH(found->value)});
+  const auto [first, end] = context.client_metadata().equal_range("traceparent");
+  if (first == end || std::next(first) != end) return {};
+  Trace trace = ParseTraceparent({first->second.data(), first->second.size()});
   if (!trace.known) return {};
   trace.span_id = MakeSpanId();
   std::string answer = "00-";

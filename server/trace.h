@@ -33,7 +33,7 @@ Trace ParseTraceparent(std::string_view text);
 std::array<char, 16> MakeSpanId();
 
 // The trace of a call that has arrived, which is answered with it: "traceresponse", in the metadata
-// behind the answer. More than one traceparent is none. What names no trace costs no allocation.
+// behind the answer. More than one traceparent is none.
 Trace BeginTrace(grpc::ServerContextBase& context);
 
 }  // namespace tessera

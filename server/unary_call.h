@@ -51,6 +51,7 @@ class UnaryCall {
 
  protected:
   Core& core() const { return core_; }
+  std::string_view method() const { return method_; }
   // The caller's.
   BufferStore& store() const { return caller().tenant->store(); }
   // For what a request that has one stores. The errors of Caller::Require.

@@ -6,6 +6,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
+#include "kernels/profiler_range.h"
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 
@@ -168,7 +169,8 @@ void UploadCall::ReadAhead() {
 }
 
 absl::Status UploadCall::Hand() {
-  Executor& transfers = core_.transfers(draft_->buffer().device());
+  // That of the device to which the bytes go.
+  Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
   ReadAhead();
   submitted_ = SteadyNow();
   return transfers.Submit(*this);
@@ -200,7 +202,8 @@ absl::Status UploadCall::Open() {
 }
 
 void UploadCall::Run(Stream& stream) {
-  const Executor& transfers = core_.transfers(draft_->buffer().device());
+  const ProfilerRange range("Upload");
+  const Executor& transfers = core_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;
   arrived_ = 0;

@@ -541,6 +541,16 @@ class AccessTest(unittest.TestCase):
         for name in "xyz":
             bert.put(name, PIECE)
 
+    def test_what_has_expired_takes_no_quota(self):
+        anna, _, _ = self.two("buffers=1")
+        for i in range(30):
+            anna.put(f"x{i}", PIECE, ttl={"nanos": 20_000_000})
+            gone = lambda: anna.reason("GetBuffer", name=f"x{i}") == "BUFFER_NOT_FOUND"
+            self.assertTrue(o.eventually(gone, 10, pause=0))
+            # At once: before the server's own sweep, and in the midst of it.
+            anna.put("y", PIECE)
+            anna.call("DeleteBuffer", name="y")
+
     def test_quota_of_calls(self):
         anna, bert, _ = self.two()
         hold = threading.Event()

@@ -41,12 +41,12 @@ def free_port():
 
 
 class Server:
-    """A server process on the device of --device."""
+    """A server process, on the device of --device unless it is given another one."""
 
-    def __init__(self, *arguments, port=None):
+    def __init__(self, *arguments, port=None, device=None):
         self.address = f"127.0.0.1:{port or free_port()}"
         self.process = subprocess.Popen(
-            [OPTIONS.server, "--listen", self.address, "--device", OPTIONS.device,
+            [OPTIONS.server, "--listen", self.address, "--device", device or OPTIONS.device,
              "--log-level", "error", *arguments])
 
     def stop(self):
@@ -1033,6 +1033,46 @@ class CliTest(CliCase):
                                  stderr=subprocess.PIPE, text=True, timeout=60)
         self.assertEqual(process.returncode, 0)
         self.assertNotIn("[#", process.stderr)
+
+
+class ShardsTest(CliCase):
+    """Buffers that are divided among devices."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(device="cpu:0,cpu:1,cpu:2")
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+
+    def test_placement(self):
+        random = ("--random", "normal", "--shape", 5000)
+        self.assertIn("on cpu:0,cpu:1,cpu:2",
+                      self.cli("put", "--name", "x", *random, "--placement", "all"))
+        self.cli("put", "--name", "alone", *random)
+        self.cli("cp", "x", "y", "--placement", "cpu:2,cpu:1")
+        self.cli("cp", "x", "z", "--device", "cpu:1")
+        self.cli("cp", "x", "same")
+        places = {b["name"]: [s["device"] for s in b["shards"]] or b["device"]
+                  for b in self.json("ls")["buffers"]}
+        self.assertEqual(places, {"x": ["cpu:0", "cpu:1", "cpu:2"], "y": ["cpu:2", "cpu:1"],
+                                  "z": "cpu:1", "same": ["cpu:0", "cpu:1", "cpu:2"],
+                                  "alone": "cpu:0"})
+        self.assertRegex(self.cli("ls"), r"y .* cpu:2,cpu:1 ")
+        self.assertIn("cpu:2,cpu:1", self.cli("info", "y"))
+        shards = self.json("info", "y")["buffer"]["shards"]
+        self.assertEqual([s["bytes"] for s in shards], [[0, 12288], [12288, 20000]])
+        alone, shared = (self.json("dot", name, name) for name in ("alone", "x"))
+        self.assertEqual(alone["value"], shared["value"])
+        self.assertEqual((alone["stats"]["devices"], shared["stats"]["devices"]), (1, 3))
+        timed = self.run_cli("dot", "x", "x", "--timing")
+        self.assertIn("on cpu:0 and 2 more", timed.stderr)
+
+    def test_refused(self):
+        put = ("put", "--name", "x", "--random", "ones", "--shape", 9)
+        self.fails(4, "BAD_PLACEMENT", "info", *put, "--placement", "cpu:0,cpu:0")
+        self.fails(4, "BAD_DEVICE", "info", *put, "--placement", "cpu:0,tpu")
+        both = self.run_cli(*put, "--placement", "all", "--device", "cpu:0")
+        self.assertEqual(both.returncode, 2, both.stderr)
 
 
 class DraftsTest(CliCase):

@@ -565,6 +565,94 @@ TEST_F(TwoDevicesTest, ALostDeviceTakesItsBuffersAlong) {
   EXPECT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {5, 6}).ok()) << "the name is free";
 }
 
+// x, and s: the same on both devices.
+class ShardedTest : public TwoDevicesTest, public testing::WithParamInterface<FakeDevice::Step> {
+ protected:
+  static constexpr std::int64_t kFloats = 4 * 4096 / 4;
+  void SetUp() override {
+    const std::vector<float> ones(kFloats, 1);
+    ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {kFloats}, ones).ok());
+    v1::CopyBufferRequest request;
+    request.set_source("x");
+    request.set_name("s");
+    request.add_placement("all");
+    v1::CopyBufferResponse copied;
+    ASSERT_TRUE(Call(&v1::BufferService::Stub::CopyBuffer, request, &copied).ok());
+    ASSERT_EQ(copied.buffer().shards_size(), 2);
+    EXPECT_EQ(copied.buffer().shards(1).device(), "fake:1");
+    EXPECT_EQ(server_.used_bytes(1), 2u * 4096);
+  }
+};
+
+TEST_P(ShardedTest, ALostDeviceTakesTheBuffersAlongThatItHasAPartOf) {
+  v1::DotResponse response;
+  ASSERT_TRUE(Dot(Named("s"), Named("s"), &response).ok());
+  EXPECT_EQ(response.value().real(), kFloats);
+  EXPECT_EQ(response.stats().devices(), 2u);
+  EXPECT_EQ(response.stats().device(), "fake:0");
+
+  // The helper fails; the device on which the call runs does not.
+  second_.Fail(GetParam(), DeviceError::Kind::kLost);
+  ExpectError(Dot(Named("s"), Named("s"), &response), StatusCode::UNAVAILABLE, "DEVICE_LOST",
+              {{"device", "fake:1"}});
+  v1::GetBufferResponse got;
+  EXPECT_TRUE(Eventually([&] { return Get("s", &got).error_code() == StatusCode::NOT_FOUND; }));
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(0) == 4u * 4096; }));
+  EXPECT_EQ(server_.used_bytes(1), 0u);
+  EXPECT_TRUE(server_.Info(1).lost());
+  EXPECT_FALSE(server_.Info(0).lost());
+  ASSERT_TRUE(Dot(Named("x"), Named("x"), &response).ok());
+  EXPECT_EQ(response.value().real(), kFloats);
+
+  v1::CopyBufferRequest request;
+  request.set_source("x");
+  request.set_name("t");
+  request.add_placement("fake:0");
+  request.add_placement("fake:1");
+  v1::CopyBufferResponse copied;
+  ExpectError(Call(&v1::BufferService::Stub::CopyBuffer, request, &copied), StatusCode::UNAVAILABLE,
+              "DEVICE_LOST", {{"device", "fake:1"}});
+  request.clear_placement();
+  request.add_placement("all");
+  ASSERT_TRUE(Call(&v1::BufferService::Stub::CopyBuffer, request, &copied).ok());
+  EXPECT_EQ(copied.buffer().device(), "fake:0") << "all that are left";
+}
+
+TEST_P(ShardedTest, AFailureOfTheHelperEndsTheCallAlone) {
+  v1::DotResponse response;
+  second_.Fail(GetParam(), DeviceError::Kind::kFailed);
+  ExpectError(Dot(Named("s"), Named("s"), &response), StatusCode::INTERNAL, "CUDA_ERROR",
+              {{"call", "fakeCall(x)"}});
+  ASSERT_TRUE(Dot(Named("s"), Named("s"), &response).ok());
+  EXPECT_EQ(response.value().real(), kFloats);
+  EXPECT_EQ(response.stats().devices(), 2u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, ShardedTest,
+                         testing::Values(FakeDevice::Step::kBegin, FakeDevice::Step::kSynchronize));
+
+TEST_F(TwoDevicesTest, ShardsAreFreedExactly) {
+  v1::CreateBufferRequest request;
+  request.set_name("draft");
+  request.mutable_spec()->set_dtype(v1::DTYPE_F32);
+  request.mutable_spec()->add_shape(2048);
+  request.mutable_spec()->add_placement("all");
+  v1::CreateBufferResponse created;
+  first_.Fail(FakeDevice::Step::kAllocate, DeviceError::Kind::kOutOfMemory);
+  ExpectError(Call(&v1::BufferService::Stub::CreateBuffer, request, &created),
+              StatusCode::RESOURCE_EXHAUSTED, "HOST_MEMORY_EXHAUSTED");
+  EXPECT_EQ(server_.used_bytes(0), 0u);
+  EXPECT_EQ(server_.used_bytes(1), 0u);
+  ASSERT_TRUE(Call(&v1::BufferService::Stub::CreateBuffer, request, &created).ok());
+  EXPECT_EQ(server_.used_bytes(0), 4096u);
+  EXPECT_EQ(server_.used_bytes(1), 4096u);
+  v1::DeleteBufferRequest gone;
+  gone.set_name("draft");
+  v1::DeleteBufferResponse deleted;
+  ASSERT_TRUE(Call(&v1::BufferService::Stub::DeleteBuffer, gone, &deleted).ok());
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(0) + server_.used_bytes(1) == 0; }));
+}
+
 TEST_F(TwoDevicesTest, WithoutTheFirstDeviceTheSecondIsTheDefault) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
   first_.Fail(FakeDevice::Step::kBegin, DeviceError::Kind::kLost);

@@ -34,9 +34,11 @@ class FakeDevice final : public Device {
     kProbe
   };
 
-  explicit FakeDevice(const std::string& name = "fake:0") : cpu_(*OpenDevice("cpu")) {
+  explicit FakeDevice(const std::string& name = "fake:0", const std::string& pci_bus_id = "")
+      : cpu_(*OpenDevice("cpu")) {
     info_ = cpu_->info();
     info_.name = name;
+    info_.pci_bus_id = pci_bus_id;
   }
 
   // From now on the step fails so, `times` times.
@@ -90,6 +92,11 @@ class FakeDevice final : public Device {
   }
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
+  }
+  std::size_t ShardUnit() const override { return cpu_->ShardUnit(); }
+  std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override {
+    Reach(Step::kAllocate, static_cast<std::size_t>(shards.back().end));
+    return cpu_->AllocateShards(shards);
   }
   StagingMemory MakeStaging(std::size_t bytes) override {
     Reach(Step::kStaging, bytes);

@@ -429,6 +429,15 @@ class Fuzzer:
         if ttl:
             more["ttl"] = {"seconds": 3600}
         fault = rng.random()
+        if 0.11 <= fault < 0.13:
+            placement, reason = rng.choice(
+                ((["all", "all"], "BAD_PLACEMENT"), ([""], "BAD_PLACEMENT"), (["x"], "BAD_DEVICE"))
+            )
+            return self.spec(dtype, shape, placement=placement, **more), (reason,)
+        if fault > 0.7:
+            more["placement"] = ["all"]
+            if rng.random() < 0.3:
+                shape = [rng.choice((1500, 2049, 4001))]  # enough for several devices
         if fault < 0.02:
             return self.spec(rng.choice((0, 7, 99, -1)), shape, **more), ("BAD_DTYPE",)
         if fault < 0.06:
@@ -1590,6 +1599,8 @@ class Fuzzer:
         reasons = self.not_readable(source)
         replace, ttl = rng.random() < 0.7, rng.random() < 0.2
         fields = dict(source=source, name=name, replace=replace)
+        if rng.random() < 0.2:
+            fields["placement"] = ["all"]
         if ttl:
             fields["ttl"] = {"seconds": 3600}
         array = None
@@ -1614,7 +1625,8 @@ class Fuzzer:
             elif fault < 0.12:
                 fields["name"], reasons = rng.choice(BAD_NAMES), ("BAD_NAME",)
             elif fault < 0.14:
-                fields["device"], reasons = "cuda:77", ("BAD_DEVICE",)
+                reasons = ("BAD_PLACEMENT" if "placement" in fields else "BAD_DEVICE",)
+                fields["device"] = "cuda:77"
         outcome = self.client.attempt("CopyBuffer", **fields)
         if not replace and self.taken(name):
             reasons = (*reasons, "BUFFER_EXISTS")
@@ -1820,7 +1832,8 @@ def churn(server, seed, seconds, threads=12):
             kind = rng.random()
             if kind < 0.3:
                 array = self_checking(rng)
-                spec = o.spec_of(array, replace=rng.random() < 0.8)
+                placement = rng.choice(([], [], ["all"]))
+                spec = o.spec_of(array, replace=rng.random() < 0.8, placement=placement)
                 cancel = rng.random() < 0.25
                 call = client.b.Upload.future(pieces(name, array, spec, 0, cancel), timeout=30)
                 if cancel:

@@ -73,6 +73,22 @@ TEST(LogTest, TimesOfJsonLinesHaveThreeDigitsOfMilliseconds) {
                                           "[0-9][0-9]:[0-9][0-9]\\.[0-9][0-9][0-9]Z\".*\n"));
 }
 
+TEST(LogTest, ATraceIsAFieldOfItsOwnInJson) {
+  const std::string id = "4bf92f3577b34da6a3ce929d0e0e4736";
+  const absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
+                                        "\"a\x1e"
+                                        "b\"",
+                                        {});
+  EXPECT_THAT(Logged(true, [&] { LogFailedCall("Method", "peer", status, id); }),
+              testing::EndsWith("\"message\":\"Method from peer: INVALID_ARGUMENT BAD_NAME: "
+                                "\\\"a\\\\x1eb\\\"\",\"trace_id\":\"" +
+                                id + "\"}\n"));
+  EXPECT_THAT(Logged(true, [&] { LogFailedCall("Method", "peer", status); }),
+              testing::EndsWith("\\\"a\\\\x1eb\\\"\"}\n"));
+  EXPECT_THAT(Logged(false, [&] { LogFailedCall("Method", "peer", status, id); }),
+              testing::EndsWith("BAD_NAME: \"a\\x1eb\" (trace " + id + ")\n"));
+}
+
 // Ten lines a second at most, and each call that had none is counted once.
 TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
   const absl::Status status =

@@ -577,14 +577,18 @@ class DeployedTest(MetricsCase):
         self.client.download("x")
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
-        known = scrape.names() | set(scrape.types)
+        # What the driver tells of GPUs: tests/gpu_monitor_test.cc has the samples.
+        gpu = set(re.findall(r'"(tessera_gpu_\w+)"', (
+            o.ROOT / "server" / "metrics_text.cc").read_text()))
+        self.assertGreater(len(gpu), 5)
+        known = scrape.names() | set(scrape.types) | gpu
         text = "".join(path.read_text() for path in (RULES, RULES_TEST, DASHBOARD))
         named = set(re.findall(r"\b(?:tessera|process)_[a-z_]+\b", text))
         self.assertGreater(len(named), 15)
         self.assertEqual(named - known, set())
         documented = set(re.findall(r"^\| `((?:tessera|process)_\w+)`", (
             o.ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
-        self.assertEqual(documented, set(scrape.types))
+        self.assertEqual(documented, set(scrape.types) | gpu)
         page = get(self.address, "/")
         self.assertEqual(set(re.findall(r'"((?:tessera|process)_[a-z_]+)"', page))
                          - known - {name.removesuffix("_bucket") for name in known}, set())

@@ -1,6 +1,6 @@
 """What the test programs that know nothing but the .proto files share.
 
-Stubs made by protoc at run time, server processes, errors taken apart, CRC-32C, and frames of
+Stubs made at run time, server processes, errors taken apart, CRC-32C, and frames of
 HTTP/2 by hand.
 """
 
@@ -26,6 +26,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
+DESCRIPTORS = ROOT / "client" / "python" / "tessera" / "protocol.binpb"
 START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
 CALL_TIMEOUT_S = 30
 MI = 1 << 20
@@ -42,7 +43,8 @@ error_details_pb2 = None
 
 
 def make_stubs(folder):
-    """Generates the Python modules of the protocol into folder and imports them."""
+    """Generates the Python modules of the protocol into folder and imports them. Where protoc is
+    missing, as on a bare GPU host, they are made of DESCRIPTORS, which has to be there."""
     global buffers, compute, shared, buffer_grpc, compute_grpc, shared_grpc
     global status_pb2, error_details_pb2
     files = [
@@ -52,20 +54,25 @@ def make_stubs(folder):
         "google/rpc/status",
         "google/rpc/error_details",
     ]
-    subprocess.run(
-        [
-            "protoc",
-            f"-I{PROTO}",
-            f"--python_out={folder}",
-            f"--grpc_python_out={folder}",
-            f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}",
-            *(f"{PROTO}/{name}.proto" for name in files),
-        ],
-        check=True,
-    )
-    sys.path.insert(0, str(folder))
-    # "google" is also the package that protobuf itself lives in.
-    google.__path__.append(os.path.join(folder, "google"))
+    if shutil.which("protoc"):
+        subprocess.run(
+            [
+                "protoc",
+                f"-I{PROTO}",
+                f"--python_out={folder}",
+                f"--grpc_python_out={folder}",
+                f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}",
+                *(f"{PROTO}/{name}.proto" for name in files),
+            ],
+            check=True,
+        )
+        sys.path.insert(0, str(folder))
+        # "google" is also the package that protobuf itself lives in.
+        google.__path__.append(os.path.join(folder, "google"))
+    else:
+        import descriptor_stubs
+
+        descriptor_stubs.install(DESCRIPTORS)
     buffers = importlib.import_module("tessera.v1.buffer_pb2")
     compute = importlib.import_module("tessera.v1.compute_pb2")
     shared = importlib.import_module("tessera.v1.shared_memory_pb2")
@@ -303,9 +310,10 @@ class Program:
 
     @classmethod
     def sanitized(cls):
-        """Whether it was built with AddressSanitizer."""
+        """Whether it was built with AddressSanitizer or ThreadSanitizer."""
         if cls._sanitized is None:
-            cls._sanitized = b"__asan_init" in pathlib.Path(cls.path).read_bytes()
+            program = pathlib.Path(cls.path).read_bytes()
+            cls._sanitized = b"__asan_init" in program or b"__tsan_init" in program
         return cls._sanitized
 
     @classmethod

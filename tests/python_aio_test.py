@@ -78,24 +78,6 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
 
         await self.bounded(asyncio.gather(*(caller(i) for i in range(64))))
 
-    async def test_killed_in_a_call_and_in_transfers(self):
-        x = await self.t.put(np.ones((1100, 1100), "f4"))
-        e = ((x @ x).with_(strategy="cpu_naive") + 1).sum(axis=0)
-        running = asyncio.ensure_future(e.numpy())
-        await asyncio.sleep(0.3)
-        self.server.process.kill()
-        with self.assertRaises(ts.ConnectionLost):
-            await self.bounded(running)
-        with self.assertRaises(ts.ConnectionLost):
-            await self.bounded(self.t.put(np.zeros(8 << 20, "f4")))
-        with self.assertRaises(ts.ConnectionLost):
-            await self.bounded(x.numpy())
-
-    async def test_killed_in_an_upload_and_in_a_download(self):
-        x = await self.t.put(np.zeros(16 << 20, "f4"))
-        with self.assertRaises(ts.ConnectionLost):
-            await self.bounded(x.numpy(progress=lambda done, total: self.server.process.kill()))
-
     async def test_a_cancelled_task(self):
         x = await self.t.put(np.ones((1100, 1100), "f4"))
         running = asyncio.ensure_future((x @ x).with_(strategy="cpu_naive").numpy())

@@ -7,6 +7,7 @@ usage: python_arrays_test.py --server build/bin/tessera-server [unittest argumen
 import gc
 import pickle
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -517,6 +518,42 @@ class ArraysTest(python_outsider.Case):
 
     def test_dlpack(self):
         np.testing.assert_array_equal(np.from_dlpack(self.x), self.a)
+
+
+class ShardsTest(python_outsider.Case):
+    """Arrays on several devices."""
+
+    @classmethod
+    def setUpClass(cls):
+        with mock.patch.object(o.Program, "device", "cpu:0,cpu:1,cpu:2"):
+            super().setUpClass()
+
+    def test_placement(self):
+        a = np.arange(5000, dtype=np.float32)
+        x = self.t.put(a, placement="all")
+        self.assertEqual(x.devices, ("cpu:0", "cpu:1", "cpu:2"))
+        self.assertEqual(x.device, "cpu:0")
+        self.assertEqual(x[10:].devices, x.devices)
+        np.testing.assert_array_equal(x.numpy(), a)
+        alone = self.t.put(a)
+        self.assertEqual((x @ x).item(), (alone @ alone).item())
+        moved = x.copy(placement=["cpu:2", "cpu:1"])
+        self.assertEqual(moved.devices, ("cpu:2", "cpu:1"))
+        self.assertEqual(x.copy().devices, x.devices)
+        self.assertEqual(x.copy(device="cpu:1").devices, ("cpu:1",))
+        np.testing.assert_array_equal(moved.numpy(), a)
+        np.testing.assert_array_equal((x + moved).numpy(), a + a)
+        large = np.arange(300_000, dtype=np.float64)  # in ranges
+        np.testing.assert_array_equal(self.t.put(large, placement=["cpu:1", "cpu:0"]).numpy(), large)
+
+    def test_refused(self):
+        for placement in (["cpu:0", "cpu:0"], ["all", "cpu:0"]):
+            with self.assertRaises(ts.BadPlacement):
+                self.t.put(np.zeros(3), placement=placement)
+        with self.assertRaises(ts.BadDevice):
+            self.t.put(np.zeros(3), placement=["cpu:7"])
+        with self.assertRaises(ts.BadPlacement):
+            self.t.put(np.zeros(3), device="cpu:0", placement="all")
 
 
 if __name__ == "__main__":

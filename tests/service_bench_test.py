@@ -19,6 +19,7 @@ import unittest
 START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
 RUN_TIMEOUT_S = 120
 OPERATIONS = ["ping", "dot", "reduce", "matmul", "dots", "chain", "upload", "download"]
+SHARED = ["upload_shared", "download_shared"]
 SHORT = {"--seconds": "0.05", "--rounds": "2", "--callers": "2", "--transfer-mib": "1"}
 
 programs = None  # filled by main()
@@ -64,7 +65,8 @@ class ServiceBenchTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
-        cls.server = Server(cls.folder, [programs.server, "--device", "cpu"], ["--listen"])
+        command = [programs.server, "--device", "cpu", "--shared-memory", f"{cls.folder}/memory"]
+        cls.server = Server(cls.folder, command, ["--listen"])
         cls.addClassCleanup(cls.server.stop)
 
     def measure(self, *flags):
@@ -104,6 +106,22 @@ class ServiceBenchTest(unittest.TestCase):
         self.assertEqual(document["options"]["seed"], 1)
         (us,) = [target for target in document["targets"] if target["name"] == "us"]
         self.assertEqual(us["devices"][0]["name"], "cpu")
+
+    def test_shared_memory(self):
+        _, rows = self.measure("--operations", ",".join(SHARED), "--callers", "1,3")
+        self.assertEqual(self.targets(rows), {"us", "bare gRPC"})
+        self.assertEqual({operation for operation, *_ in rows}, set(SHARED))
+        self.assertEqual(len(rows), 2 * 2 * len(SHARED))
+        for key, row in rows.items():
+            self.assertGreater(row["median"]["per_second"], 0, key)
+
+    def test_a_server_without_shared_memory(self):
+        server = Server(self.enterContext(tempfile.TemporaryDirectory()),
+                        [programs.server, "--device", "cpu"], ["--listen"])
+        self.addCleanup(server.stop)
+        done = short_run("--target", server.address, "--operations", "upload_shared")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertRegex(done.stderr, f"^service_bench: shared memory of {server.address}: ")
 
     def test_sizes_are_rows(self):
         _, rows = self.measure(

@@ -250,6 +250,30 @@ class RatesTest(TopCase):
                              ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 10))
             self.assertAlmostEqual(full["per_second"] / internal["per_second"], 6 / 50)
 
+    def test_figures_of_gpus(self):
+        page = PAGE + ('tessera_gpu_busy_ratio{device="cuda:0"} 0.87\n'
+                       'tessera_gpu_memory_used_bytes{device="cuda:0"} 75161927680\n'
+                       'tessera_gpu_temperature_celsius{device="cuda:0"} 61\n'
+                       'tessera_gpu_power_watts{device="cuda:0"} 512.345\n'
+                       'tessera_gpu_sm_clock_hertz{device="cuda:0"} 1.755e+09\n'
+                       'tessera_gpu_slowdown{device="cuda:0",reason="power_cap"} 1\n'
+                       'tessera_gpu_slowdown{device="cuda:0",reason="thermal_hardware"} 0\n'
+                       'tessera_gpu_memory_errors_total{device="cuda:0",kind="corrected"} 3\n'
+                       'tessera_gpu_memory_errors_total{device="cuda:0",kind="uncorrected"} 1\n'
+                       'tessera_gpu_temperature_celsius{device="cuda:1"} 40\n')
+        document, _ = self.rates(page, page)
+        first, second = document["gpus"]
+        self.assertEqual((first["device"], first["busy_ratio"], first["slowed_by"]),
+                         ("cuda:0", 0.87, ["power_cap"]))
+        self.assertEqual(first["memory_used_bytes"], 75161927680)
+        self.assertEqual(second, {"device": "cuda:1", "temperature_celsius": 40, "slowed_by": []})
+        with Page(lambda: page) as metrics:
+            text = self.top(self.server, "--metrics", metrics, "--interval", "50ms")
+        self.assertRegex(text, r"(?m)^cuda:0 +87% +70.0 GiB +61 C +512 W +- +1.75 GHz +4 +power_cap$")
+        self.assertRegex(text, r"(?m)^cuda:1 +- +- +40 C +- +- +- +- +-$")
+        document, _ = self.rates(PAGE, PAGE)
+        self.assertNotIn("gpus", document)
+
     def test_quantiles_beyond_the_last_bucket(self):
         page = PAGE + histogram("Dot", 0, 0, 0, 5)
         document, _ = self.rates("process_start_time_seconds 1\n", page)

@@ -33,7 +33,7 @@ bool IsUnix(std::string_view address) {
   return address.starts_with("unix:") || address.starts_with("unix-abstract:");
 }
 
-Channels::Channels(const Target& target, int callers) {
+Channels::Channels(const Target& target, int callers) : target_(target) {
   grpc::ChannelArguments arguments;
   // Channels to one server share a connection unless each has its own pool.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

@@ -37,6 +37,7 @@ class Channels {
   // Connects. Ends the process when nobody answers within ten seconds.
   Channels(const Target& target, int callers);
 
+  const Target& target() const { return target_; }
   grpc::health::v1::Health::Stub& health(int caller) { return *of(caller).health; }
   v1::BufferService::Stub& buffers(int caller) { return *of(caller).buffers; }
   v1::ComputeService::Stub& compute(int caller) { return *of(caller).compute; }
@@ -48,6 +49,7 @@ class Channels {
     std::unique_ptr<v1::ComputeService::Stub> compute;
   };
   Stubs& of(int caller) { return stubs_[static_cast<std::size_t>(caller) % stubs_.size()]; }
+  const Target target_;
   std::vector<Stubs> stubs_;
 };
 

@@ -48,8 +48,13 @@ class Cuda final : public NaiveDevice {
     NAIVE_CUDA(cudaMalloc(&memory, elements * sizeof(float)));
     return {static_cast<float*>(memory), cudaFree};
   }
+  std::shared_ptr<char> AllocatePinned(std::size_t bytes) override {
+    void* memory = nullptr;
+    NAIVE_CUDA(cudaMallocHost(&memory, bytes));
+    return {static_cast<char*>(memory), cudaFreeHost};
+  }
   void Copy(void* to, const void* from, std::size_t bytes) override {
-    NAIVE_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    NAIVE_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
   }
   float Dot(const float* a, const float* b, std::int64_t elements) override {
     std::unique_ptr<Worker> worker = Take();

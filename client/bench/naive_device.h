@@ -1,4 +1,4 @@
-// Where a naive server keeps its vectors.
+// Where a naive server keeps its vectors, and what copies to and from there cannot be faster than.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,9 @@ class NaiveDevice {
   virtual const char* name() const = 0;
   // So many f32, until the last owner is gone.
   virtual std::shared_ptr<float> Allocate(std::size_t elements) = 0;
-  // From host memory.
+  // Host memory that Copy reaches without a detour, until the last owner is gone.
+  virtual std::shared_ptr<char> AllocatePinned(std::size_t bytes) = 0;
+  // From host memory to that of Allocate, or back.
   virtual void Copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual float Dot(const float* a, const float* b, std::int64_t elements) = 0;
 };

@@ -11,6 +11,9 @@ class Host final : public NaiveDevice {
   std::shared_ptr<float> Allocate(std::size_t elements) override {
     return {new float[elements], std::default_delete<float[]>()};
   }
+  std::shared_ptr<char> AllocatePinned(std::size_t bytes) override {
+    return {new char[bytes](), std::default_delete<char[]>()};
+  }
   void Copy(void* to, const void* from, std::size_t bytes) override {
     std::memcpy(to, from, bytes);
   }

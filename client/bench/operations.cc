@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "client/bench/shared_transfers.h"
 #include "client/bench/transfers.h"
 
 namespace tessera::bench {
@@ -135,6 +136,8 @@ constexpr std::array kOperations = {
     Operation{"chain", SizeUnit::kNone, false, PutForPrograms, Chain},
     Operation{"upload", SizeUnit::kMib, true, nullptr, MakeUpload},
     Operation{"download", SizeUnit::kMib, false, PutForDownload, MakeDownload},
+    Operation{"upload_shared", SizeUnit::kMib, false, nullptr, MakeSharedUpload},
+    Operation{"download_shared", SizeUnit::kMib, false, PutForDownload, MakeSharedDownload},
 };
 
 }  // namespace

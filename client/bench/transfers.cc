@@ -1,54 +1,14 @@
 #include "client/bench/transfers.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstddef>
-#include <functional>
-#include <mutex>
-#include <thread>
-#include <utility>
+
+#include "client/bench/thread_call.h"
 
 namespace tessera::bench {
 namespace {
 
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
-
-class ThreadCall final : public Call {
- public:
-  explicit ThreadCall(std::function<grpc::Status()> transfer)
-      : transfer_(std::move(transfer)), thread_([this] { Serve(); }) {}
-  ~ThreadCall() override {
-    Tell(ended_);
-    thread_.join();
-  }
-  void Start() override { Tell(wanted_); }
-  grpc::Status Run() override { return transfer_(); }
-
- private:
-  void Tell(bool& flag) {
-    const std::lock_guard lock(mutex_);
-    flag = true;
-    changed_.notify_one();
-  }
-  void Serve() {
-    for (;;) {
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return wanted_ || ended_; });
-        if (ended_) return;
-        wanted_ = false;
-      }
-      done(transfer_());
-    }
-  }
-
-  const std::function<grpc::Status()> transfer_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool wanted_ = false;  // guarded by mutex_
-  bool ended_ = false;   // guarded by mutex_
-  std::thread thread_;
-};
 
 grpc::Status Upload(v1::BufferService::Stub& stub, const std::string& name,
                     const std::vector<std::int64_t>& shape) {
@@ -85,10 +45,6 @@ grpc::Status Download(v1::BufferService::Stub& stub, const std::string& name, st
   if (status.ok() && received != bytes)
     return {grpc::StatusCode::DATA_LOSS, "a download of " + std::to_string(received) + " bytes"};
   return status;
-}
-
-std::int64_t ElementsOf(std::int64_t mib) {
-  return (mib << 20) / static_cast<std::int64_t>(sizeof(float));
 }
 
 }  // namespace

@@ -16,6 +16,10 @@ namespace tessera::bench {
 void Put(v1::BufferService::Stub& stub, const std::string& name,
          const std::vector<std::int64_t>& shape);
 
+inline std::int64_t ElementsOf(std::int64_t mib) {
+  return (mib << 20) / static_cast<std::int64_t>(sizeof(float));
+}
+
 // Of so many MiB; as Operation::prepare and Operation::make. A call runs on a thread of its own,
 // because a stream's messages are written and read one after the other.
 void PutForDownload(Channels& channels, std::int64_t mib);

@@ -39,6 +39,7 @@ struct PutFlags {
   std::string ttl;
   bool replace = false;
   std::string device;
+  std::vector<std::string> placement;
   int streams = 0;
   bool no_checksums = false;
   std::string random;
@@ -79,6 +80,7 @@ absl::Status Put(Session& session, const PutFlags& flags) {
   if (!flags.ttl.empty()) options.ttl = ParseDuration(flags.ttl);
   options.replace = flags.replace;
   options.device = flags.device;
+  options.placement = flags.placement;
   options.checksums = !flags.no_checksums;
   // Several connections pay for large arrays.
   constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
@@ -123,9 +125,16 @@ void AddPut(CLI::App& app, Command& chosen) {
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m; default: the server's")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of this name");
+  auto* device = command
+                     ->add_option("--device", flags->device,
+                                  "Device that holds it; default: the server's first")
+                     ->type_name("DEVICE");
   command
-      ->add_option("--device", flags->device, "Device that holds it; default: the server's first")
-      ->type_name("DEVICE");
+      ->add_option("--placement", flags->placement,
+                   "Devices among which it is divided, such as cuda:0,cuda:1; all: all there are")
+      ->type_name("DEVICES")
+      ->delimiter(',')
+      ->excludes(device);
   command
       ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
       ->check(CLI::Range(1, 64));
@@ -195,7 +204,7 @@ absl::Status List(Session& session, const std::string& prefix) {
   std::uint64_t total = 0;
   for (const v1::Buffer& buffer : *buffers) {
     table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
-               HumanBytes(buffer.size_bytes()), buffer.device(), StateText(buffer),
+               HumanBytes(buffer.size_bytes()), PlaceText(buffer), StateText(buffer),
                ExpiryText(buffer)});
     total += buffer.size_bytes();
   }
@@ -263,6 +272,7 @@ struct CopyFlags {
   std::string name;
   std::string dtype;
   std::string device;
+  std::vector<std::string> placement;
   std::string ttl;
   bool replace = false;
 };
@@ -270,7 +280,7 @@ struct CopyFlags {
 absl::Status Copy(Session& session, const CopyFlags& flags) {
   const auto source = ResolveOperand(session, flags.source);
   if (!source.ok()) return source.status();
-  ResultBuffer target{flags.name, std::nullopt, flags.replace};
+  ResultBuffer target{flags.name, std::nullopt, flags.replace, flags.placement};
   if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
   std::optional<DType> dtype;
   if (!flags.dtype.empty()) dtype = Parse(kAllDTypes, flags.dtype);
@@ -292,8 +302,15 @@ void AddCp(CLI::App& app, Command& chosen) {
   command->add_option("name", flags->name, "The new buffer")->type_name("BUFFER")->required();
   command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
-  command->add_option("--device", flags->device, "Where it goes; default: the source's device")
-      ->type_name("DEVICE");
+  auto* device =
+      command->add_option("--device", flags->device, "Where it goes; default: where the source is")
+          ->type_name("DEVICE");
+  command
+      ->add_option("--placement", flags->placement,
+                   "Devices among which it is divided, such as cuda:0,cuda:1; all: all there are")
+      ->type_name("DEVICES")
+      ->delimiter(',')
+      ->excludes(device);
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of that name");

@@ -251,6 +251,9 @@ Json ToJson(const v1::Buffer& buffer) {
   json["create_time"] = TimeText(buffer.create_time());
   json["expire_time"] = buffer.has_expire_time() ? Json(TimeText(buffer.expire_time())) : Json();
   json["device"] = buffer.device();
+  json["shards"] = Json::array();
+  for (const v1::Shard& shard : buffer.shards())
+    json["shards"].push_back({{"device", shard.device()}, {"bytes", {shard.begin(), shard.end()}}});
   json["version"] = buffer.version();
   json["crc32c"] = buffer.has_crc32c()
                        ? Json(absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8)))
@@ -330,6 +333,7 @@ Json ToJson(const v1::ExecutionStats& stats) {
   Json json;
   json["strategy"] = stats.strategy();
   json["device"] = stats.device();
+  json["devices"] = stats.devices();
   json["kernel_us"] = stats.kernel_us();
   json["bytes"] = stats.bytes();
   json["flops"] = stats.flops();
@@ -463,7 +467,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
       reason == "BAD_DTYPE" || reason == "EMPTY_INPUT") {
     return "'tessera info NAME' shows a buffer's type and shape";
   }
-  if (reason == "BAD_DEVICE") return "'tessera info' lists the server's devices";
+  if (reason == "BAD_DEVICE" || reason == "BAD_PLACEMENT")
+    return "'tessera info' lists the server's devices";
   if (reason == "BAD_LAUNCH") return "without the option the strategy chooses by itself";
   if (reason == "BAD_RADIUS") return "--radius takes whole numbers from 0 on";
   if (reason == "BAD_K")
@@ -531,6 +536,12 @@ std::string ExpiryText(const v1::Buffer& buffer) {
 std::string StateText(const v1::Buffer& buffer) {
   if (buffer.state() == v1::Buffer::STATE_READY) return "ready";
   return absl::StrCat("writing, ", HumanBytes(buffer.committed_bytes()));
+}
+
+std::string PlaceText(const v1::Buffer& buffer) {
+  if (buffer.shards().empty()) return buffer.device();
+  return absl::StrJoin(buffer.shards(), ",",
+                       [](std::string* out, const v1::Shard& shard) { *out += shard.device(); });
 }
 
 std::string BufferShapeText(const v1::Buffer& buffer) {

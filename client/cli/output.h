@@ -98,6 +98,8 @@ class ProgressBar {
 // Of a buffer, for lists: its shape, its state, and when it expires ("-": never).
 std::string BufferShapeText(const v1::Buffer& buffer);
 std::string StateText(const v1::Buffer& buffer);
+// "cuda:0", of a sharded buffer "cuda:0,cuda:1".
+std::string PlaceText(const v1::Buffer& buffer);
 std::string ExpiryText(const v1::Buffer& buffer);
 
 }  // namespace tessera

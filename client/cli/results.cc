@@ -23,8 +23,9 @@ void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Durati
     return;
   }
   if (!timing) return;
-  std::cerr << Printable(stats.strategy()) << " on " << Printable(stats.device()) << ": "
-            << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "
+  std::cerr << Printable(stats.strategy()) << " on " << Printable(stats.device())
+            << (stats.devices() > 1 ? absl::StrCat(" and ", stats.devices() - 1, " more") : "")
+            << ": " << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "
             << HumanDuration(wall) << " in all, " << HumanBytes(stats.bytes()) << " moved, "
             << absl::StrFormat("roundoff %.2g", stats.roundoff()) << '\n';
 }
@@ -45,7 +46,7 @@ void ReportBuffer(Session& session, const v1::Buffer& buffer) {
     std::cout << Printable(buffer.name()) << ": " << DtypeText(buffer.dtype()) << ' '
               << ShapeText(absl::MakeConstSpan(buffer.shape().data(),
                                                static_cast<std::size_t>(buffer.shape_size())))
-              << ", " << HumanBytes(buffer.size_bytes()) << " on " << Printable(buffer.device())
+              << ", " << HumanBytes(buffer.size_bytes()) << " on " << Printable(PlaceText(buffer))
               << '\n';
   }
 }

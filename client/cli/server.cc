@@ -34,7 +34,7 @@ absl::Status BufferInfo(Session& session, const std::string& name) {
   std::cout << "name     " << Printable(buffer.name()) << "\ndtype    " << DtypeText(buffer.dtype())
             << "\nshape    " << BufferShapeText(buffer) << "\nsize     "
             << HumanBytes(buffer.size_bytes()) << " (" << buffer.size_bytes() << " bytes)"
-            << "\nstate    " << StateText(buffer) << "\ndevice   " << Printable(buffer.device())
+            << "\nstate    " << StateText(buffer) << "\ndevice   " << Printable(PlaceText(buffer))
             << "\ncreated  "
             << absl::FormatTime("%Y-%m-%d %H:%M:%S", created, absl::LocalTimeZone())
             << "\nexpires  " << ExpiryText(buffer) << "\nversion  " << buffer.version() << '\n';

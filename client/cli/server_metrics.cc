@@ -27,6 +27,9 @@
 namespace tessera {
 namespace {
 
+// What the names of a GPU's figures begin with.
+constexpr std::string_view kGpu = "tessera_gpu_";
+
 constexpr std::size_t kLargestPage = std::size_t{64} << 20;
 
 absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
@@ -294,6 +297,12 @@ MetricsSample ParseMetrics(std::string_view text) {
       double bound = 0;
       if (absl::SimpleAtod(sample.Label("le"), &bound))
         found.calls[sample.Label("rpc")].until[bound] += sample.value;
+    } else if (sample.name == "tessera_gpu_slowdown") {
+      if (sample.value != 0)
+        found.gpus[sample.Label("device")].slowdowns.push_back(sample.Label("reason"));
+    } else if (sample.name.starts_with(kGpu)) {
+      found.gpus[sample.Label("device")].figures[std::string(sample.name.substr(kGpu.size()))] +=
+          sample.value;
     } else if (sample.name == "tessera_errors_total") {
       found.refusals[{sample.Label("code"), sample.Label("reason")}] += sample.value;
     } else if (sample.name == "process_start_time_seconds") {

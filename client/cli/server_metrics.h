@@ -37,10 +37,16 @@ struct MetricsSample {
     double failed = 0;
     std::map<double, double> until;  // calls that took no longer, by seconds
   };
+  struct Gpu {
+    std::map<std::string, double>
+        figures;  // by the metric's name behind "tessera_gpu_"; of kinds, sums
+    std::vector<std::string> slowdowns;  // why clocks are lowered
+  };
   std::chrono::steady_clock::time_point time;
   double start_time = 0;                                           // of the process
   std::map<std::string, Calls> calls;                              // by method
   std::map<std::pair<std::string, std::string>, double> refusals;  // by code and reason
+  std::map<std::string, Gpu> gpus;                                 // by device
 };
 
 // Lines that are no samples of metrics in Prometheus's text format are passed over.

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
+#include "client/cli/gpu_figures.h"
 #include "client/cli/server_metrics.h"
 #include "kernels/base/printable.h"
 
@@ -81,6 +82,7 @@ class View {
   std::string Text(std::size_t most_buffers) const {
     std::ostringstream out;
     if (info_.has_value()) WriteServer(out);
+    if (sample_.has_value()) WriteGpus(*sample_, out);
     if (rates_.has_value()) WriteRates(out);
     if (info_.has_value()) WriteBuffers(most_buffers, out);
     return out.str();
@@ -90,6 +92,7 @@ class View {
     Json json = ToJson(*info_);
     Json& buffers = json["buffers"] = Json::array();
     for (const v1::Buffer& buffer : buffers_) buffers.push_back(ToJson(buffer));
+    if (sample_.has_value() && !sample_->gpus.empty()) json["gpus"] = GpusJson(*sample_);
     if (!rates_.has_value()) return json;
     Json& calls = json["calls"] = Json::array();
     for (const MetricsRates::Calls& one : rates_->calls) {
@@ -179,7 +182,7 @@ class View {
     for (std::size_t i = 0; i < shown; ++i) {
       const v1::Buffer& buffer = buffers_[i];
       table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
-                 HumanBytes(buffer.size_bytes()), buffer.device(), StateText(buffer),
+                 HumanBytes(buffer.size_bytes()), PlaceText(buffer), StateText(buffer),
                  ExpiryText(buffer)});
     }
     table.Print(out);

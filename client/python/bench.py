@@ -101,7 +101,9 @@ async def throughput(address, rounds):
             return await x.dot(x).item()
 
         calls = (bare_bytes, bare_messages, same_expression, new_expression)
-        rates = [[await rate(call) for call in calls] for _ in range(rounds)]
+        rates = []
+        for _ in range(rounds):
+            rates.append([await rate(call) for call in calls])
         print(f"{CALLERS} asyncio callers")
         for i, call in enumerate(calls):
             each = statistics.median(row[i] for row in rates)

@@ -13,6 +13,7 @@ import contextlib
 import io
 import pathlib
 import re
+import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -94,6 +95,13 @@ def main():
         sys.exit(f"render_examples.py has to run for: {' '.join(stale)}" if stale else 0)
     if not options.address:
         parser.error("an ADDRESS is needed")
+    names = options.names or [example.stem for example in EXAMPLES]
+    if len(names) > 1:
+        # A process for each: some tell of their memory.
+        for name in names:
+            more = ["--caption", options.caption, f"--arguments={options.arguments}"]
+            subprocess.run([sys.executable, __file__, options.address, name, *more], check=True)
+        return
     import matplotlib
 
     matplotlib.use("svg")
@@ -101,7 +109,7 @@ def main():
     sys.path.insert(0, str(HERE))
     PAGES.mkdir(exist_ok=True)
     for example in EXAMPLES:
-        if options.names and example.stem not in options.names:
+        if example.stem not in names:
             continue
         plot = PAGES / f"{example.stem}.svg"
         arguments = [options.address, "--plot", str(plot), *options.arguments.split()]

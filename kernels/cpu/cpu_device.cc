@@ -32,6 +32,25 @@ std::string CpuModel() {
   return "CPU";
 }
 
+// A page, which is a row of the fixed tree as well.
+constexpr std::size_t kShardUnit = 4096;
+
+// CPU devices share the host's memory: shards are one allocation.
+class CpuShards final : public ShardedMemory {
+ public:
+  explicit CpuShards(std::size_t bytes) : data_(AllocateHost(bytes)) {
+    if (data_ == nullptr)
+      throw DeviceError(DeviceError::Kind::kOutOfMemory, "AllocateHost", "ENOMEM", bytes);
+  }
+  ~CpuShards() override { FreeHost(data_); }
+  CpuShards(const CpuShards&) = delete;
+  CpuShards& operator=(const CpuShards&) = delete;
+  void* data() const override { return data_; }
+
+ private:
+  void* const data_;
+};
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(std::string name) {
@@ -61,6 +80,10 @@ class CpuDevice final : public Device {
     return HostAllocationBytes(bytes);
   }
   void Free(void* memory) noexcept override { FreeHost(memory); }
+  std::size_t ShardUnit() const override { return kShardUnit; }
+  std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override {
+    return std::make_unique<CpuShards>(static_cast<std::size_t>(shards.back().end));
+  }
   StagingMemory MakeStaging(std::size_t bytes) override {
     constexpr std::size_t kPage = 4096;
     void* memory = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/cpu/gather.h"
@@ -125,9 +126,10 @@ ChunkFunction<C> BestFoldChunk() {
 }
 #endif
 
+// shares: all chunks, in order.
 template <class C>
 void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result,
-              const Stream& stream) {
+              std::span<const TeamShare> shares) {
   using Wide = typename C::Wide;
   // Below this there is not enough work to share out.
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
@@ -135,11 +137,13 @@ void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result
   const bool mirror = IsMirrored(op);
   const ChunkFunction<C> fold = BestFoldChunk<C>();
   std::vector<Wide> chunks(static_cast<std::size_t>(tree.chunks));
+  for (const TeamShare& share : shares) {
 #pragma omp parallel for schedule(static) if (n > kShared)
-  for (std::int64_t c = 0; c < tree.chunks; ++c) {
-    if (stream.stopped()) continue;
-    chunks[static_cast<std::size_t>(c)] =
-        fold(in, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
+    for (std::int64_t c = share.first; c < share.end; ++c) {
+      if (share.stream->stopped()) continue;
+      chunks[static_cast<std::size_t>(c)] =
+          fold(in, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
+    }
   }
   Wide value = chunks[0];
   if (tree.chunks > 1) {
@@ -168,33 +172,33 @@ class MergedView {
 };
 
 template <class T, bool kCompensated>
-void Reduce(const ReduceProblem& p, const Stream& stream) {
+void Reduce(const ReduceProblem& p, std::span<const TeamShare> shares) {
   const MergedView x(p.x_view);
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.op, p.n, p.result,
-                             stream);
+                             shares);
   });
 }
 
 template <class T, bool kCompensated>
-void Dot(const DotProblem& p, const Stream& stream) {
+void Dot(const DotProblem& p, std::span<const TeamShare> shares) {
   using C = decltype(DotColumnsType<T, kCompensated>());
   const MergedView a(p.a_view), b(p.b_view);
   FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}},
-              ReduceOp::kSum, p.n, p.result, stream);
+              ReduceOp::kSum, p.n, p.result, shares);
 }
 
 }  // namespace
 
-void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Stream& stream) {
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares) {
   DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Reduce<decltype(t), true>(p, stream) : Reduce<decltype(t), false>(p, stream);
+    compensated ? Reduce<decltype(t), true>(p, shares) : Reduce<decltype(t), false>(p, shares);
   });
 }
 
-void FoldTreeDot(const DotProblem& p, bool compensated, const Stream& stream) {
+void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares) {
   DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Dot<decltype(t), true>(p, stream) : Dot<decltype(t), false>(p, stream);
+    compensated ? Dot<decltype(t), true>(p, shares) : Dot<decltype(t), false>(p, shares);
   });
 }
 

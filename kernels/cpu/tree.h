@@ -2,14 +2,16 @@
 // kinds of kernels/tree_columns.h step by step as on a GPU, the same bits.
 #pragma once
 
+#include <span>
+
 #include "kernels/device.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
 
-// Folds p along FixedTree(p.n) over all cores and leaves the result; operands may be views. Leaves
-// chunks out once the lane has been stopped.
-void FoldTreeReduce(const ReduceProblem& p, bool compensated, const Stream& stream);
-void FoldTreeDot(const DotProblem& p, bool compensated, const Stream& stream);
+// Folds p along FixedTree(p.n) over all cores and leaves the result; operands may be views. shares:
+// all chunks, in order. Leaves chunks out once the lane of their share has been stopped.
+void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares);
+void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares);
 
 }  // namespace tessera

@@ -80,10 +80,13 @@ class CudaDevice final : public Device {
   void* Allocate(std::size_t bytes) override;
   std::size_t AllocationBytes(std::size_t bytes) const override;
   void Free(void* memory) noexcept override;
+  std::size_t ShardUnit() const override;
+  std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override;
   StagingMemory MakeStaging(std::size_t bytes) override;
   HostRegistration RegisterHost(void* memory, std::size_t bytes) override;
   std::unique_ptr<Stream> MakeStream() override;
   void Probe() override;
+  void SetProfiling(bool on) noexcept override;
 
   // Makes this device current on the calling thread. Every entry point begins with it, because a
   // process may hold several devices and a thread may serve all of them.
@@ -152,6 +155,7 @@ class CudaStream final : public Stream {
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
   bool ReachesPeer(Stream& peer) override;
   void CopyToPeer(Stream& peer, void* out, const void* data, std::size_t bytes) override;
+  void WaitFor(Stream& other) override;
   void Zero(void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;

@@ -10,9 +10,11 @@
 #include <string>
 #include <utility>
 
+#include "cuda_profiler_api.h"
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/persistent.h"
+#include "kernels/cuda/shards.h"
 
 namespace tessera {
 namespace {
@@ -170,6 +172,9 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   info_.compute_capability = 10 * properties.major + properties.minor;
   info_.multiprocessors = properties.multiProcessorCount;
   info_.memory_bytes = properties.totalGlobalMem;
+  char pci_bus_id[32];
+  CUDA_CHECK(cudaDeviceGetPCIBusId(pci_bus_id, sizeof pci_bus_id, ordinal));
+  info_.pci_bus_id = pci_bus_id;
   stream_ = MakeStreamHandle();
   dismissals_ = MakePinnedMemory(sizeof(std::uint32_t));
   *dismissals() = 0;
@@ -226,6 +231,12 @@ void CudaDevice::Probe() {
   }
 }
 
+void CudaDevice::SetProfiling(bool on) noexcept {
+  if (cudaSetDevice(ordinal_) != cudaSuccess ||
+      (on ? cudaProfilerStart() : cudaProfilerStop()) != cudaSuccess)
+    cudaGetLastError();
+}
+
 std::size_t CudaDevice::AllocationBytes(std::size_t bytes) const {
   return bytes > SIZE_MAX - kPoolUnit ? SIZE_MAX : (bytes + kPoolUnit - 1) / kPoolUnit * kPoolUnit;
 }
@@ -237,6 +248,7 @@ void CudaDevice::Trim() {
 }
 
 bool CudaDevice::OpenTo(const CudaDevice& peer) {
+  if (peer.ordinal() == ordinal_) return true;
   const std::lock_guard lock(peers_mutex_);
   const auto [entry, is_new] = peers_.try_emplace(peer.ordinal(), false);
   if (!is_new) return entry->second;
@@ -278,6 +290,12 @@ void CudaDevice::Free(void* memory) noexcept {
       cudaFreeAsync(memory, stream_.get()) != cudaSuccess ||
       cudaStreamSynchronize(stream_.get()) != cudaSuccess)
     cudaGetLastError();
+}
+
+std::size_t CudaDevice::ShardUnit() const { return kCudaShardUnit; }
+
+std::unique_ptr<ShardedMemory> CudaDevice::AllocateShards(std::span<const Shard> shards) {
+  return MakeCudaShards(shards);
 }
 
 StagingMemory CudaDevice::MakeStaging(std::size_t bytes) {
@@ -416,7 +434,7 @@ void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
       }
     }
     if (size == 0) break;
-    CUDA_CHECK(cudaMemcpyAsync(to, staged, size, cudaMemcpyHostToDevice, order()));
+    CopyByShards(to, staged, size, cudaMemcpyHostToDevice, order());
     CUDA_CHECK(cudaEventRecord(slot.done.get(), order()));
     to += size;
   }
@@ -424,13 +442,13 @@ void CudaStream::CopyToDevice(void* device, std::span<const HostBytes> pieces) {
 
 void CudaStream::CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {
   device_.Use();
-  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, order()));
+  CopyByShards(device, host, bytes, cudaMemcpyHostToDevice, order());
 }
 
 void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   device_.Use();
   if (bytes > 0 && IsPinned(host)) {
-    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, order()));
+    CopyByShards(host, device, bytes, cudaMemcpyDeviceToHost, order());
     Synchronize();
     return;
   }
@@ -446,8 +464,7 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
       // No wait: a copy to the device that reads the slot comes before this one on the stream, and
       // what the slot brought to the host was taken out in the round before.
       started = &NextSlot();
-      CUDA_CHECK(
-          cudaMemcpyAsync(started->memory.get(), from, size, cudaMemcpyDeviceToHost, order()));
+      CopyByShards(started->memory.get(), from, size, cudaMemcpyDeviceToHost, order());
       CUDA_CHECK(cudaEventRecord(started->done.get(), order()));
       from += size;
       bytes -= size;
@@ -470,12 +487,26 @@ bool CudaStream::ReachesPeer(Stream& peer) {
 void CudaStream::CopyToPeer(Stream& peer, void* out, const void* data, std::size_t bytes) {
   const int to = static_cast<CudaStream&>(peer).device().ordinal();
   device_.Use();
-  CUDA_CHECK(cudaMemcpyPeerAsync(out, to, data, device_.ordinal(), bytes, order()));
+  ForShardParts(out, to, data, device_.ordinal(), bytes,
+                [&](void* written, const void* read, std::size_t part, int writer, int reader) {
+                  CUDA_CHECK(cudaMemcpyPeerAsync(written, writer, read, reader, part, order()));
+                });
+}
+
+void CudaStream::WaitFor(Stream& other) {
+  auto& before = static_cast<CudaStream&>(other);
+  before.device_.Use();
+  CUDA_CHECK(cudaEventRecord(before.idle_.get(), before.order()));
+  device_.Use();
+  CUDA_CHECK(cudaStreamWaitEvent(order(), before.idle_.get(), 0));
 }
 
 void CudaStream::Zero(void* device, std::size_t bytes) {
   device_.Use();
-  CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, order()));
+  ForShardParts(device, 0, device, 0, bytes,
+                [&](void* part, const void*, std::size_t size, int, int) {
+                  CUDA_CHECK(cudaMemsetAsync(part, 0, size, order()));
+                });
 }
 
 void CudaStream::Gather(const View& view, void* out) {

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/shards.h"
 
 namespace tessera {
 namespace {
@@ -128,8 +129,8 @@ void GatherElementsOf(const View& view, E* out, cudaStream_t stream) {
   if (n == 0) return;
   const Layout layout = Merge(view);
   if (layout.rank == 0 || (layout.rank == 1 && layout.strides[0] == 1)) {
-    CUDA_CHECK(cudaMemcpyAsync(out, in, static_cast<std::size_t>(n) * sizeof(E),
-                               cudaMemcpyDeviceToDevice, stream));
+    CopyByShards(out, in, static_cast<std::size_t>(n) * sizeof(E), cudaMemcpyDeviceToDevice,
+                 stream);
   } else if (layout.rank == 2 && layout.strides[0] == 1 && layout.extents[0] >= kTile &&
              layout.extents[1] >= kTile) {
     const std::int64_t tiles =

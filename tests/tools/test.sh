@@ -45,13 +45,16 @@ run_suites() {
   mkdir -p "$results"
   if [[ $preset == asan ]]; then selection=(-LE clients); fi
   if [[ $preset == tsan ]]; then
-    # Suites that cross gRPC (tests/CMakeLists.txt says why they cannot) stay out, and so do the
-    # threads of OpenBLAS, whose hand-made synchronisation ThreadSanitizer takes for races.
+    # Out stay suites that tests/CMakeLists.txt names, and the threads of OpenBLAS, whose hand-made
+    # synchronisation ThreadSanitizer takes for races.
     selection=(-LE "grpc|clients")
     export OPENBLAS_NUM_THREADS=1
     # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
+  # Libraries that are not instrumented are left alone: tests/tools/grpc_under_tsan.cc.
+  local tsan_options=allocator_may_return_null=1:ignore_noninstrumented_modules=1
+  tsan_options+=:suppressions=$root/tests/tsan.supp
   say "Test"
   # Suites side by side have more threads than there are cores, and large arrays: threads that wait
   # sleep, and arrays come in large pages, which takes a third off the time.
@@ -60,7 +63,7 @@ run_suites() {
     ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
     LSAN_OPTIONS=suppressions=$root/tests/lsan.supp:print_suppressions=0 \
     UBSAN_OPTIONS=print_stacktrace=1 \
-    TSAN_OPTIONS=allocator_may_return_null=1:suppressions=$root/tests/tsan.supp \
+    TSAN_OPTIONS=$tsan_options \
     "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
     --no-tests=error --output-junit "$results/ctest.junit" "${selection[@]}" || status=$?
   if ! has_gpu; then say "No GPU here: tests of the CUDA device are skipped"; fi

@@ -1,19 +1,19 @@
 """What the asyncio client sends, and how: a channel of grpc.aio performs commands of _core.py."""
 
 import asyncio
+import time
 from typing import Any, AsyncIterator, List, Set
 
 import grpc
 
-from ._connect import Options, calls_of, channel
+from ._connect import PAUSE_S, PING, Options, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
 from ._wire import Download, Upload
 
 
-def _closed() -> Error:
-    return Error("the client is closed", "CANCELLED", "CLOSED")
+_FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
 
 
 class Async:
@@ -22,11 +22,24 @@ class Async:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._channel = channel(grpc.aio, options)
+        self._loop = asyncio.get_running_loop()
         self._tasks: Set[Any] = set()
+        self._closed = False
         self.calls = calls_of(self._channel)
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """What an error of grpc.aio means. A channel that is closed cancels its calls, and refuses
+        more with a UsageError."""
+        task: Any = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and getattr(task, "cancelling", int)():
+            return error
+        if self._closed:
+            return Error("the client is closed", "CANCELLED", "CLOSED")
+        return from_rpc(error) if isinstance(error, grpc.RpcError) else error
 
     def forget(self, calls: List[Call]) -> None:
         """Sends calls whose outcomes do not matter."""
@@ -36,12 +49,21 @@ class Async:
             task.add_done_callback(self._tasks.discard)
 
     async def ready(self, seconds: float) -> bool:
-        """Whether there is a connection within so many seconds."""
-        try:
-            await asyncio.wait_for(self._channel.channel_ready(), seconds)
-            return True
-        except asyncio.TimeoutError:
-            return False
+        """Whether a server answers within so many seconds."""
+        end = time.monotonic() + seconds
+        metadata = self._options.metadata()
+        while (left := end - time.monotonic()) > 0 and not self._closed:
+            try:
+                await self.calls[PING](b"", timeout=left, metadata=metadata, wait_for_ready=True)
+                return True
+            except grpc.RpcError as error:
+                found = answered(error)
+                if found is not None:
+                    return found
+            except grpc.aio.UsageError:
+                return False  # Closed meanwhile.
+            await asyncio.sleep(min(PAUSE_S, seconds))
+        return False
 
     async def _forget(self, call: Call) -> None:
         try:
@@ -49,7 +71,12 @@ class Async:
         except Error:
             pass
 
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a client of ts.aio belongs to the event loop that it was made in")
+
     async def run(self, steps: Steps) -> Any:
+        self._check_loop()
         try:
             command = next(steps)
             while True:
@@ -66,14 +93,13 @@ class Async:
 
     async def call(self, method: str, request: bytes, timeout: float) -> Any:
         """The answer of a unary method."""
+        self._check_loop()
         try:
             return await self.calls[method](
                 request, timeout=timeout, metadata=self._options.metadata()
             )
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        except grpc.aio.UsageError:
-            raise _closed() from None
+        except _FAILURES as error:
+            raise self._failure(error) from None
 
     async def perform(self, command: Command) -> Any:
         if type(command) is Call:
@@ -85,17 +111,16 @@ class Async:
                 return await self._download(command)
             if isinstance(command, Transfer):
                 return await self._transfer(command)
-        except grpc.RpcError as error:
+            if isinstance(command, Share):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(None, share, command.path)
+            assert isinstance(command, Pause)
+            await asyncio.sleep(command.seconds)
+            return command.reconnect is None or await self.ready(command.reconnect)
+        except _FAILURES as error:
             if isinstance(command, Upload) and command.failure is not None:
                 raise command.failure from None
-            raise from_rpc(error) from None
-        except grpc.aio.UsageError:
-            raise _closed() from None
-        if isinstance(command, Share):
-            return await asyncio.get_running_loop().run_in_executor(None, share, command.path)
-        assert isinstance(command, Pause)
-        await asyncio.sleep(command.seconds)
-        return command.reconnect is None or await self.ready(command.reconnect)
+            raise self._failure(error) from None
 
     def _stalled(self) -> Stalled:
         return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")

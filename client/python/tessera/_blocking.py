@@ -7,7 +7,7 @@ from typing import Any, List, Set
 
 import grpc
 
-from ._connect import Options, calls_of, channel
+from ._connect import PAUSE_S, PING, Options, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
@@ -22,13 +22,6 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
         return self._next()
 
 
-def _closed(error: ValueError) -> Exception:
-    """What grpc's ValueError on a channel that was closed means; any other one is itself."""
-    if "closed channel" in str(error):
-        return Error("the client is closed", "CANCELLED", "CLOSED")
-    return error
-
-
 class Blocking:
     """A channel, for any number of threads."""
 
@@ -37,14 +30,26 @@ class Blocking:
         self._channel = channel(grpc, options)
         self.calls = calls_of(self._channel)
         self._forgotten: Set[Any] = set()
+        self._closed = False
 
     def close(self) -> None:
+        self._closed = True
         self._channel.close()
+
+    def _failure(self, error: Exception) -> Exception:
+        """What an error of grpc means: an RpcError, or the ValueError of a channel that was closed.
+        Any other ValueError is itself."""
+        if self._closed:
+            return Error("the client is closed", "CANCELLED", "CLOSED")
+        return from_rpc(error) if isinstance(error, grpc.RpcError) else error
 
     def forget(self, calls: List[Call]) -> None:
         """Sends calls whose outcomes do not matter."""
         for call in calls:
-            begun = self._begun(call.method, call.request, call.timeout)
+            try:
+                begun = self._begun(call.method, call.request, call.timeout)
+            except ValueError:
+                return  # Closed: they are deleted, or will be at the end of their lifetime.
             # A call that nobody refers to is cancelled.
             self._forgotten.add(begun)
             begun.add_done_callback(self._forgotten.discard)
@@ -70,10 +75,8 @@ class Blocking:
             return self.calls[method](
                 request, timeout=timeout, metadata=self._options.metadata()
             )
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        except ValueError as error:
-            raise _closed(error) from None
+        except (grpc.RpcError, ValueError) as error:
+            raise self._failure(error) from None
 
     def perform(self, command: Command) -> Any:
         if type(command) is Call:
@@ -85,28 +88,32 @@ class Blocking:
                 return self._download(command)
             if isinstance(command, Transfer):
                 return self._transfer(command)
-        except grpc.RpcError as error:
+            if isinstance(command, Share):
+                return share(command.path)
+            assert isinstance(command, Pause)
+            time.sleep(command.seconds)
+            return command.reconnect is None or self.ready(command.reconnect)
+        except (grpc.RpcError, ValueError) as error:
             if isinstance(command, Upload) and command.failure is not None:
                 raise command.failure from None
-            raise from_rpc(error) from None
-        except ValueError as error:
-            raise _closed(error) from None
-        if isinstance(command, Share):
-            return share(command.path)
-        assert isinstance(command, Pause)
-        time.sleep(command.seconds)
-        return command.reconnect is None or self.ready(command.reconnect)
+            raise self._failure(error) from None
 
     def ready(self, seconds: float) -> bool:
-        """Whether there is a connection within so many seconds."""
-        future = grpc.channel_ready_future(self._channel)
-        try:
-            future.result(timeout=seconds)
-            return True
-        except grpc.FutureTimeoutError:
-            return False
-        finally:
-            future.cancel()
+        """Whether a server answers within so many seconds."""
+        end = time.monotonic() + seconds
+        metadata = self._options.metadata()
+        while (left := end - time.monotonic()) > 0 and not self._closed:
+            try:
+                self.calls[PING](b"", timeout=left, metadata=metadata, wait_for_ready=True)
+                return True
+            except grpc.RpcError as error:
+                found = answered(error)
+                if found is not None:
+                    return found
+            except ValueError:
+                return False  # Closed meanwhile.
+            time.sleep(min(PAUSE_S, seconds))
+        return False
 
     def _stalled(self) -> Stalled:
         return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")

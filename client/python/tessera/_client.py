@@ -1,19 +1,31 @@
 """The blocking client: its classes."""
 
+import atexit
+import weakref
 from typing import Any, List, Optional, Tuple
 
 import numpy.typing as npt
 
 from . import _core, _dtypes
 from ._blocking import Blocking
-from ._connect import Options, Ttl
-from ._core import Call, Core
+from ._connect import Options, Placement, Ttl
+from ._core import Core
 from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported
 from ._graph import Leaf
-from ._lazy import Lazy
+from ._lazy import Lazy, terms_of
 from ._progress import Progress
 from ._scope import Scope
 from ._views import View
+
+
+_open: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open):
+        if client._core.own:
+            client.close()
 
 
 class Expr(Lazy):
@@ -70,9 +82,15 @@ class Expr(Lazy):
             raise ValueError("the truth of an array of several elements: use .any() or .all()")
         return bool(self.item())
 
+    def __format__(self, spec: str) -> str:
+        # As of NumPy's arrays: a number takes the format of numbers.
+        return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
+
     def __dlpack__(self, **options: Any) -> Any:
         """Downloads, and hands the copy over on the host: a consumer of CUDA memory (dl_device of
-        another kind) gets Unsupported."""
+        another kind) gets Unsupported, one that wants no copy (copy=False) BufferError."""
+        if options.get("copy") is False:
+            raise BufferError("the elements are on the server: what comes from there is a copy")
         wanted = options.get("dl_device")
         if wanted is not None and tuple(wanted) != self.__dlpack_device__():
             raise Unsupported("arrays are handed over on the host alone: dl_device=(1, 0)")
@@ -99,8 +117,13 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer lives: "cuda:0", "cpu"."""
+        """Where the buffer lives: "cuda:0", "cpu"; of a sharded one, where its first shard does."""
         return self._source.buffer.device  # type: ignore[no-any-return]
+
+    @property
+    def devices(self) -> Tuple[str, ...]:
+        """The devices among which the buffer is divided, in order; of others the one it is on."""
+        return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
         """The elements as an array of this process. A view downloads the range that it spans, or is
@@ -118,12 +141,15 @@ class Array(Expr):
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
     ) -> "Array":
-        """A buffer of its own, made on the server at once: of another type ("f32"...) or on another
-        device ("cuda:1") if given. Names and ttl as of Client.put."""
+        """A buffer of its own, made on the server at once: of another type ("f32"...), on another
+        device ("cuda:1") or divided among several if given. The rest as of Client.put."""
         session: Client = self._session
         leaf = session._run(
-            session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+            session._core.copy(
+                self._source, self._view, name, dtype, replace, ttl, device, placement
+            )
         )
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
@@ -142,6 +168,7 @@ class Client:
         if not self._io.ready(options.connect_timeout):
             self._io.close()
             raise Unreachable(options.unreachable(), "UNAVAILABLE")
+        _open.add(self)
 
     # --- buffers
 
@@ -154,22 +181,28 @@ class Client:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
         """Uploads an array of any size; a broken connection resumes where it stood.
 
         name: 1 to 128 characters of [a-zA-Z0-9._/-]; without one the buffer is deleted after the
         last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
+        placement: instead of device "all", or the devices among which the array is divided.
         progress: True for a bar, or a function of the bytes done and in all.
         BufferExists: the name is taken, and replace is false.
         """
-        leaf = self._run(self._core.put(array, name, dtype, replace, ttl, device, progress))
+        leaf = self._run(
+            self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
+        )
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def __getitem__(self, name: str) -> Array:
         """The READY buffer of a name, of the version it has now. BufferNotFound."""
         leaf = self._run(self._core.find(name))
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    __iter__ = None  # Python would ask for the buffers 0, 1, 2...
 
     def __contains__(self, name: str) -> bool:
         """Whether a READY buffer has the name."""
@@ -195,7 +228,7 @@ class Client:
 
     def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
         """The elements of several expressions, from one call; what they share is computed once."""
-        found, stats = self._run(self._core.evaluate([e._term() for e in expressions]))
+        found, stats = self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
@@ -203,7 +236,7 @@ class Client:
     def keep(self, *expressions: Expr) -> List[Array]:
         """Leaves the elements of several expressions on the server, from one call: as unnamed
         arrays, each deleted after the last reference to it is gone. Errors as of Expr.save."""
-        leaves, stats = self._run(self._core.keep([e._term() for e in expressions]))
+        leaves, stats = self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
@@ -220,12 +253,9 @@ class Client:
     # --- the connection
 
     def close(self) -> None:
-        """Deletes unnamed buffers that nobody refers to, and hangs up."""
-        for call in self._core.take_dead():
-            try:
-                self._io.perform(Call(call.method, call.request, 1.0))
-            except Error:
-                break
+        """Deletes the unnamed buffers, and hangs up. The end of the process does the same."""
+        _open.discard(self)
+        self._io.run(self._core.close())
         self._core.pool.close()
         self._io.close()
 
@@ -245,6 +275,7 @@ class Client:
         if self._core.dead:
             self._io.forget(self._core.take_dead())
         return self._io.run(steps)
+
 
 def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     """A client of the server at host:port or unix:path. Waits until it answers.

@@ -6,15 +6,35 @@ import ipaddress
 import os
 import pathlib
 import re
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import grpc
 
 from . import _protocol as p
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
+# "all", or names of devices.
+Placement = Union[str, Sequence[str]]
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+PING = "/grpc.health.v1.Health/Check"
+# What a server may say to it.
+_ANSWERS = (
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.NOT_FOUND,
+)
+# Before another one, in seconds, where a server went away.
+PAUSE_S = 0.1
 _Duration = p.message("google.protobuf.Duration")
+
+
+def devices_of(placement: Placement) -> List[str]:
+    """As the fields of messages have it."""
+    if isinstance(placement, str):
+        return [placement] if placement else []
+    return list(placement)
 
 
 def duration(ttl: Ttl) -> Any:
@@ -30,6 +50,8 @@ def duration(ttl: Ttl) -> Any:
         seconds = float(found[1]) * _UNITS[found[2]]
     else:
         seconds = float(ttl)
+    if not abs(seconds) < 1e11:
+        raise ValueError(f"ttl {ttl!r}: at most 3000 years")
     return _Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
 
 
@@ -53,6 +75,13 @@ class Options:
     token_file: Optional[str] = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.target, str) or not self.target.strip():
+            raise ValueError(f"target {self.target!r}: write host:port or unix:path")
+        for name in ("timeout", "connect_timeout", "stall_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"{name} {value!r}: a number of seconds above 0")
+        duration(self.unnamed_ttl)
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
@@ -93,8 +122,12 @@ class Options:
         """Of every call. A token file is read each time, since tokens are renewed."""
         token = self.token
         if self.token_file is not None:
-            token = pathlib.Path(self.token_file).read_text(encoding="ascii").strip()
-        return (("authorization", f"Bearer {token}"),) if token is not None else None
+            token = pathlib.Path(self.token_file).read_text(encoding="utf-8").strip()
+        if token is None:
+            return None
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("a token has characters that no header can carry")
+        return (("authorization", f"Bearer {token}"),)
 
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [
@@ -127,8 +160,8 @@ def channel(space: Any, options: Options) -> Any:
 
 def calls_of(made: Any) -> Dict[str, Any]:
     """What calls each method of the protocol on a channel, with serialised requests. Messages of
-    downloads come as bytes."""
-    calls = {}
+    downloads come as bytes, and so does the answer of PING."""
+    calls = {PING: made.unary_unary(PING)}
     for name, method in p.METHODS.items():
         if name == "Download":
             calls[name] = made.unary_stream(method.path)
@@ -136,6 +169,14 @@ def calls_of(made: Any) -> Dict[str, Any]:
             make = made.stream_unary if name == "Upload" else made.unary_unary
             calls[name] = make(method.path, response_deserializer=method.response.FromString)
     return calls
+
+
+def answered(error: Any) -> Optional[bool]:
+    """What the RpcError of a PING that waits for a connection says: whether a server has answered;
+    None: it went away again, or gRPC itself failed."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return False
+    return True if error.code() in _ANSWERS else None
 
 
 def is_loopback(target: str) -> bool:

@@ -7,6 +7,7 @@ of _wire.py), is sent the outcome, or has an Error thrown into it, and returns t
 import collections
 import dataclasses
 import itertools
+import os
 import secrets
 import time
 from typing import (
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from . import _dtypes, _plan
 from . import _protocol as p
-from ._connect import Options, Ttl, duration, is_loopback
+from ._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
 from ._errors import (
     BufferNotFound,
     BufferNotReady,
@@ -81,6 +82,11 @@ Steps = Generator[Command, Any, Any]
 _GONE = "its name was deleted or has expired, or the server has restarted since"
 
 
+def _named(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a buffer's name is a str, not {type(name).__name__}")
+
+
 def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
     """The memory of a vector, not a copy."""
     array: Any = flat.view(np.uint8)
@@ -95,6 +101,9 @@ class Core:
         self.dead: Deque[Tuple[str, int]] = collections.deque()
         self._prefix = f"unnamed/{secrets.token_hex(6)}/"
         self._count = itertools.count()
+        self._has_unnamed = False
+        # A fork has the same references, and must not delete what this process still has.
+        self._process = os.getpid()
         self._inline_limit: Optional[int] = None
         self.pool = Pool()
 
@@ -123,6 +132,8 @@ class Core:
             timeout = max(retry.left(), 0.001)
 
     def unary(self, method: str, idempotent: bool = True, **fields: Any) -> Steps:
+        if method not in p.METHODS or method in ("Upload", "Download"):
+            raise ValueError(f"{method!r} is no unary method of the protocol")
         request = p.METHODS[method].request(**fields).SerializeToString()
         return self.call(method, request, idempotent)
 
@@ -138,22 +149,55 @@ class Core:
 
     def take_dead(self) -> List[Call]:
         """Calls that delete what nobody refers to any more; their outcomes do not matter."""
-        calls = []
+        calls: List[Call] = []
+        if not self.own:
+            self.dead.clear()
         while self.dead:
             name, version = self.dead.popleft()
             calls.append(self._deletion(name, version))
         return calls
 
-    def _deletion(self, name: str, version: int) -> Call:
+    def _deletion(self, name: str, version: int, timeout: float = 5.0) -> Call:
         request = p.METHODS["DeleteBuffer"].request(name=name, version=version)
-        return Call("DeleteBuffer", request.SerializeToString(), 5.0)
+        return Call("DeleteBuffer", request.SerializeToString(), timeout)
+
+    @property
+    def own(self) -> bool:
+        """Whether this process is the one that has connected, not a fork of it."""
+        return os.getpid() == self._process
+
+    def close(self) -> Steps:
+        """Deletes the unnamed buffers, which nothing can reach from now on. Failures do not
+        matter: buffers end by themselves. A server that does not answer is not waited for."""
+        if not (self._has_unnamed and self.own):
+            return
+        method = p.METHODS["ListBuffers"]
+        request = method.request(prefix=self._prefix, page_size=1000).SerializeToString()
+        try:
+            while True:
+                answer = yield Call(method.name, request, 1.0)
+                if not answer.buffers:
+                    return
+                for name in {buffer.name for buffer in answer.buffers}:
+                    try:
+                        yield self._deletion(name, 0, 1.0)
+                    except BufferNotFound:
+                        pass
+        except Error:
+            pass
 
     def _unnamed(self) -> str:
+        self._has_unnamed = True
         return self._prefix + str(next(self._count))
+
+    def _lifetime(self, ttl: Ttl) -> Ttl:
+        """Of an unnamed buffer."""
+        return self.options.unnamed_ttl if ttl is None else ttl
 
     # --- buffers
 
     def find(self, name: str) -> Steps:
+        _named(name)
         answer = yield from self.unary("GetBuffer", name=name)
         if answer.buffer.state != 2:
             raise BufferNotReady(f'buffer "{name}" is still being written', "FAILED_PRECONDITION")
@@ -172,6 +216,7 @@ class Core:
                 return [Leaf(buffer) for buffer in found]
 
     def delete(self, name: str, version: int = 0) -> Steps:
+        _named(name)
         try:
             yield from self.unary("DeleteBuffer", idempotent=False, name=name, version=version)
         except ConnectionLost:
@@ -188,18 +233,21 @@ class Core:
         replace: bool,
         ttl: Ttl,
         device: str,
+        placement: Placement,
         progress: Progress,
     ) -> Steps:
         array = _dtypes.to_server(value, dtype)
         dead = None
         if name is None:
-            name, ttl, dead = self._unnamed(), ttl or self.options.unnamed_ttl, self.dead
+            name, ttl, dead = self._unnamed(), self._lifetime(ttl), self.dead
+        _named(name)
         spec = p.BufferSpec(
             dtype=_dtypes.to_wire(array.dtype),
             shape=array.shape,
             ttl=duration(ttl),
             replace=replace,
             device=device,
+            placement=devices_of(placement),
         )
         data = _bytes_of(array.reshape(-1))
         report = reporter(progress, len(data), f"put {name}")
@@ -212,20 +260,23 @@ class Core:
                 except Error as error:
                     if not (yield from self._again(retry, error)):
                         raise
-        created = yield from self.unary("CreateBuffer", idempotent=False, name=name, spec=spec)
-        version = created.buffer.version
+        version = 0
         try:
+            created = yield from self.unary("CreateBuffer", idempotent=False, name=name, spec=spec)
+            version = created.buffer.version
             yield from self._fill(name, version, data, report)
             sealed = yield from self.unary("SealBuffer", name=name, version=version)
         except Exception:
             # A caller who tries again at once finds the name free. The draft ends by itself if not.
             try:
-                yield self._deletion(name, version)
+                if version:
+                    yield self._deletion(name, version)
             except Error:
                 pass
             raise
         except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
-            self.dead.append((name, version))
+            if version or dead is not None:
+                self.dead.append((name, version))
             raise
         return Leaf(sealed.buffer, dead)
 
@@ -292,12 +343,14 @@ class Core:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
     ) -> Steps:
-        """A buffer of its own of a view, possibly of another type or on another device."""
+        """A buffer of its own of a view, possibly of another type or on other devices."""
         dead = None
         if name is None:
             name, dead, replace = self._unnamed(), self.dead, True
-            ttl = ttl or self.options.unnamed_ttl
+            ttl = self._lifetime(ttl)
+        _named(name)
         request = p.METHODS["CopyBuffer"].request(
             source=leaf.name,
             source_version=leaf.version,
@@ -307,6 +360,7 @@ class Core:
             ttl=duration(ttl),
             replace=replace,
             device=device,
+            placement=devices_of(placement),
         )
         answer = yield from self._of_known(
             {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace
@@ -474,13 +528,19 @@ class Core:
         ttl: Ttl = None,
     ) -> Steps:
         """(buffers with the values of expressions, stats), in one call. name: of the only one."""
+        if not terms:
+            return [], None
         nodes = [_plan.stored_node(term) for term in terms]
         plan = _plan.Plan(nodes)
         dead = None
         if name is None:
-            dead, replace, ttl = self.dead, True, ttl or self.options.unnamed_ttl
+            dead, replace, ttl = self.dead, True, self._lifetime(ttl)
+        else:
+            _named(name)
         results = {
-            output: _plan.target(name or self._unnamed(), replace, duration(ttl))
+            output: _plan.target(
+                self._unnamed() if name is None else name, replace, duration(ttl)
+            )
             for output in plan.outputs
         }
         answers = yield from self.run(plan, results, replace)

@@ -118,9 +118,23 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return bits.view(np.float32).reshape(array.shape)
 
 
+_HOST = (1, 3)  # kDLCPU and kDLCUDAHost of DLPack.
+
+
+def to_numpy(value: Any) -> npt.NDArray[Any]:
+    """As np.asarray, and of arrays that have DLPack alone; but a mask is not lost in silence."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        if int(value.__dlpack_device__()[0]) not in _HOST:
+            raise Unsupported(f"{type(value).__name__} is not on the host: copy it there first")
+        return np.from_dlpack(value)
+    return np.asarray(value)
+
+
 def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
     """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
-    array = np.asarray(array)
+    array = to_numpy(array)
     wanted = dtype_of(array.dtype if dtype is None else dtype)
     if wanted == bfloat16 and array.dtype != bfloat16:
         array = round_to_bf16(array)

@@ -50,7 +50,7 @@ def lift(value: Any) -> Term:
     """A number, a NumPy array or a list as a term. TypeError for anything else."""
     if isinstance(value, numbers.Real) and not isinstance(value, np.generic):
         return constant(value)
-    array = np.asarray(value)
+    array = _dtypes.to_numpy(value)
     if array.dtype.kind not in "biuf" and array.dtype != _dtypes.bfloat16:
         raise Unsupported(f"an operand of type {array.dtype}: the server has none of it")
     if array.ndim == 0 and array.dtype.kind in "biuf":
@@ -60,7 +60,8 @@ def lift(value: Any) -> Term:
             f"a NumPy operand of {array.nbytes} bytes would travel with every call: put() it first"
         )
     stored = _dtypes.stored(array.dtype)
-    small = Inline(_dtypes.to_server(array, stored))
+    # A copy: the expression is what it was when it was written, whatever becomes of the array.
+    small = Inline(_dtypes.to_server(np.array(array), stored))
     term = small, View.whole(small.shape)
     return cast(term, BOOL) if array.dtype.kind == "b" else term
 

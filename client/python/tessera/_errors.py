@@ -62,6 +62,7 @@ class BadOperand(BadArgument): reason = "BAD_OPERAND"
 class BadName(BadArgument): reason = "BAD_NAME"
 class BadTtl(BadArgument): reason = "BAD_TTL"
 class BadDevice(BadArgument): reason = "BAD_DEVICE"
+class BadPlacement(BadArgument): reason = "BAD_PLACEMENT"
 class BadRange(BadArgument): reason = "BAD_RANGE"
 class BadPage(BadArgument): reason = "BAD_PAGE"
 class BadRadius(BadArgument): reason = "BAD_RADIUS"
@@ -89,6 +90,7 @@ class ChecksumUnknown(Error, RuntimeError): reason = "CHECKSUM_UNKNOWN"
 class UploadIdle(Error, TimeoutError): reason = "UPLOAD_IDLE"
 # --- what the server or its device cannot do
 class StrategyUnsupported(Error, NotImplementedError): reason = "STRATEGY_UNSUPPORTED"
+class PlacementUnsupported(Error, NotImplementedError): reason = "PLACEMENT_UNSUPPORTED"
 class OperationTooLong(Error, RuntimeError): reason = "OPERATION_TOO_LONG"
 class StepFailed(Error, RuntimeError): reason = "STEP_FAILED"
 class CudaError(Error, RuntimeError): reason = "CUDA_ERROR"
@@ -161,9 +163,11 @@ def from_rpc(error: Any) -> Error:
             elif kind == "google.rpc.RetryInfo":
                 delay = p.RetryInfo.FromString(detail.value).retry_delay
                 retry_after = delay.seconds + delay.nanos / 1e9
-    if code == "UNAVAILABLE" and not reason:
-        # The server gives every refusal of its own a reason; without one the connection failed.
-        reason, text = "CONNECTION_LOST", f"the connection broke: {text}"
+    if code in ("UNAVAILABLE", "CANCELLED") and not reason:
+        # The server gives every refusal of its own a reason; without one the connection failed, or
+        # gRPC cancelled a call that met the server's end.
+        what = "broke" if code == "UNAVAILABLE" else "ended with the server, which stopped"
+        code, reason, text = "UNAVAILABLE", "CONNECTION_LOST", f"the connection {what}: {text}"
     return make(text, code, reason, details, retry_after)
 
 
@@ -181,3 +185,6 @@ __all__ = [
     for name, value in list(globals().items())
     if isinstance(value, type) and issubclass(value, Error)
 ]
+
+for _name in __all__:
+    globals()[_name].__module__ = "tessera"  # Where callers find them.

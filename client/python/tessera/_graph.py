@@ -8,6 +8,7 @@ import numpy.typing as npt
 from . import _dtypes
 from . import _protocol as p
 from ._views import Shape, View
+from ._wire import varint
 
 
 class Leaf:
@@ -22,7 +23,7 @@ class Leaf:
         "dtype",
         "whole",
         "operand",
-        "operand_bytes",
+        "operand_field",
         "dead",
     )
 
@@ -34,8 +35,16 @@ class Leaf:
         self.dtype: "np.dtype[Any]" = _dtypes.from_wire(buffer.dtype)
         self.whole = View.whole(self.shape)
         self.operand = p.Operand(buffer=self.name, version=self.version)
-        self.operand_bytes: bytes = self.operand.SerializeToString()
+        operand = self.operand.SerializeToString()
+        # As a field of a message, behind its tag.
+        self.operand_field: bytes = varint(len(operand)) + operand
         self.dead = dead
+
+    @property
+    def devices(self) -> "Tuple[str, ...]":
+        """Where it is, in the order of its shards."""
+        shards = self.buffer.shards
+        return tuple(s.device for s in shards) if shards else (self.buffer.device,)
 
     def __del__(self) -> None:
         # Only an append: a collection may come in the middle of a call of gRPC.

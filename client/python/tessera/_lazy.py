@@ -15,6 +15,7 @@ from ._graph import Leaf, Node, Term
 from ._operators import Operators
 from ._views import Shape, View, normalize_axis, size_of
 
+_TWO_CONNECTIONS = "arrays of two connections: move one with .numpy() and put()"
 Self = TypeVar("Self", bound="Lazy")
 
 
@@ -110,7 +111,7 @@ class Lazy(Operators):
     def _other(self, value: Any) -> Optional[Term]:
         if isinstance(value, Lazy):
             if value._session is not self._session:
-                raise Unsupported("arrays of two connections: move one with .numpy() and put()")
+                raise Unsupported(_TWO_CONNECTIONS)
             return value._term()
         if isinstance(value, (int, float, np.ndarray, np.generic, list, tuple)):
             return lift(value)
@@ -295,3 +296,13 @@ class Lazy(Operators):
 
     def _repr_html_(self) -> str:
         return _html.card(self)
+
+
+def terms_of(session: Any, values: Sequence[Any]) -> List[Term]:
+    """Of arrays and expressions of one connection."""
+    for value in values:
+        if not isinstance(value, Lazy):
+            raise TypeError(f"arrays and expressions of this client, not {type(value).__name__}")
+        if value._session is not session:
+            raise Unsupported(_TWO_CONNECTIONS)
+    return [value._term() for value in values]

@@ -5,11 +5,14 @@ The rest is Unsupported, never a download.
 
 from typing import Any, Dict, Iterable, Tuple
 
+import numpy as np
+
 from . import _functions
 from ._errors import Unsupported
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
+_OF_ORDER = {np.sort, np.argsort, np.partition, np.argpartition}
 
 
 def arrays_in(values: Iterable[Any]) -> Any:
@@ -26,8 +29,6 @@ def _terms(array: Any, values: Iterable[Any], name: str) -> Any:
 
 def _given(options: Dict[str, Any], name: str) -> Dict[str, Any]:
     """The options without those that say nothing; Unsupported for what no function here knows."""
-    import numpy as np
-
     no_value = np._NoValue  # type: ignore[attr-defined]
     kept = {key: value for key, value in options.items() if value is not no_value}
     for key in ("out", "where", "casting", "order", "subok", "initial", "like", "mode"):
@@ -66,7 +67,9 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
 
 def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> Any:
     """__array_function__."""
-    name = f"np.{getattr(function, '__name__', function)}"
+    module = getattr(function, "__module__", None) or "numpy"
+    name = f"{module.replace('numpy', 'np', 1)}.{getattr(function, '__name__', function)}"
     if function not in _functions.FUNCTIONS:
-        raise Unsupported(f"the server does not compute {name}: {_WAY_OUT}")
+        first = "the largest or smallest are ts.topk, or " if function in _OF_ORDER else ""
+        raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     return _functions.FUNCTIONS[function](*args, **_given(options, name))

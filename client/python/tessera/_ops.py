@@ -50,8 +50,12 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
     """The terms with the type of all together; truth values become int32 beforehand."""
     terms = (a, *others)
     dtype = a[0].dtype
-    if dtype in _PLAIN and all(isinstance(s, _ARRAYS) and s.dtype == dtype for s, _ in terms):
-        return terms  # The usual case, which has to be quick.
+    for source, _ in terms:
+        if not isinstance(source, _ARRAYS) or source.dtype is not dtype:
+            break
+    else:
+        if dtype in _PLAIN:
+            return terms  # The usual case, which has to be quick.
     common = common_dtype(list(terms))
     if common.kind == "b":
         common = _I32

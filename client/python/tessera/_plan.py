@@ -30,8 +30,8 @@ _METHOD = {
 }
 # Conversions of what lies within take no care of overflow, which takes NumPy longer than they do.
 _LARGEST: Dict[Any, float] = {
-    **{np.dtype(kind): float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
-    **{np.dtype(kind): float("inf") for kind in ("<i4", "<i8", "?")},
+    **{np.dtype(kind).char: float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
+    **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
 _FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "window_sum": "x", "top_k": "x"}
 # A result of a step, by the numbers of the step and, of those that it has, of the result.
@@ -85,10 +85,14 @@ class Plan:
             self.steps = [Step(first, first.inputs)]
             self.leaves = {s.name: s for s, _ in first.inputs if isinstance(s, Leaf)}
             self.outputs = [(0, first.output)]
+            self._alone = first.op != "top_k"
             return
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
+        # Whether it is the call of its own step: a result that nobody wants is scratch, which only
+        # a program has.
+        self._alone = len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
 
     def _operand(self, source: Source, view: View) -> Any:
         if isinstance(source, Leaf) and view is source.whole:
@@ -128,10 +132,10 @@ class Plan:
             parts.append(p.METHODS[_METHOD[step.node.op]].request(**fields).SerializeToString())
         for tag, (source, view) in zip((b"\x0a", b"\x12"), operands):
             if isinstance(source, Leaf) and view is source.whole:
-                operand = source.operand_bytes
+                parts += (tag, source.operand_field)
             else:
                 operand = self._operand(source, view).SerializeToString()
-            parts += (tag, varint(len(operand)), operand)
+                parts += (tag, varint(len(operand)), operand)
         return b"".join(parts)
 
     def _request(
@@ -160,18 +164,13 @@ class Plan:
             fields["result"] = results[0]
         return step, fields, operands
 
-    def _alone(self) -> bool:
-        """Whether it is the call of its own step: a result that nobody wants is scratch, which only
-        a program has."""
-        return len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
-
     def _results_of(self, number: int) -> int:
         """How many results the step of this number has."""
         return 2 if self.steps[number].node.op == "top_k" else 1
 
     def call(self, results: Dict[Output, Any]) -> Tuple[str, bytes]:
         """The method and its request, serialised; results: where those go that are not inline."""
-        if self._alone():
+        if self._alone:
             mine = {output: result for (_, output), result in results.items()}
             return _METHOD[self.steps[0].node.op], self.request_bytes(0, mine)
         scratch = p.Result(scratch=True)
@@ -230,7 +229,7 @@ class Plan:
 
     def explain(self) -> str:
         """A line for each step."""
-        how = _METHOD[self.steps[0].node.op] if self._alone() else "Execute"
+        how = _METHOD[self.steps[0].node.op] if self._alone else "Execute"
         count = f"{len(self.steps)} steps" if len(self.steps) > 1 else "1 step"
         return "\n".join([f"one {how} of {count}", *map(self._line, range(len(self.steps)))])
 
@@ -274,7 +273,7 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
             value = answer.value.integer
         else:
             value = answer.value.real
-        if abs(value) <= _LARGEST.get(dtype, -1):
+        if abs(value) <= _LARGEST.get(dtype.char, -1):
             return np.array(value, dtype)
         if dtype == _dtypes.bfloat16:
             return _dtypes.round_to_bf16(np.asarray(value))

@@ -5,19 +5,23 @@
         value = await (x @ x.T).sum().numpy()
 """
 
-from typing import Any, List, Optional
+from typing import Any, Coroutine, List, Optional, Tuple
 
 import numpy.typing as npt
 
 from . import _core, _dtypes
 from ._async import Async
-from ._connect import Options, Ttl
-from ._core import Call, Core
+from ._connect import Options, Placement, Ttl
+from ._core import Core
 from ._errors import Error, Unreachable
 from ._graph import Leaf
-from ._lazy import Lazy
+from ._lazy import Lazy, terms_of
 from ._progress import Progress
 from ._views import View
+
+
+# Closing a channel of grpc.aio takes the truth of `self` in the outermost frame of every task of
+# the loop, which arrays do not have. So the coroutines of arrays are functions without one.
 
 
 class Expr(Lazy):
@@ -25,35 +29,16 @@ class Expr(Lazy):
 
     __slots__ = ()
 
-    async def numpy(self) -> npt.NDArray[Any]:
-        session: Client = self._session
-        core = session._core
-        term = self._source, self._view
-        prepared = self._prepared
-        if prepared is None:
-            prepared = self._prepared = core.prepare(term)
-        failures: List[Error] = []
-        if prepared is not None and not core.dead:
-            # The usual way, without the steps that failures need.
-            try:
-                timeout = core.options.timeout
-                response = await session._io.call(prepared.method, prepared.request, timeout)
-                array, self._stats = core.answered(term, prepared, response)
-                return array
-            except Error as error:
-                failures.append(error)
-        array, self._stats = await session._run(core.evaluate_one(term, prepared, failures))
-        return array
+    def numpy(self) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        return _numpy(self)
 
-    async def save(
+    def save(
         self, name: Optional[str] = None, replace: bool = False, ttl: Ttl = None
-    ) -> "Array":
-        session: Client = self._session
-        leaf, self._stats = await session._run(session._core.save(self._term(), name, replace, ttl))
-        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+    ) -> "Coroutine[Any, Any, Array]":
+        return _save(self, name, replace, ttl)
 
-    async def item(self) -> Any:
-        return (await self.numpy()).item()
+    def item(self) -> Coroutine[Any, Any, Any]:
+        return _item(self)
 
     def __bool__(self) -> bool:
         raise TypeError("the truth of an array needs an answer: bool(await x.item())")
@@ -82,28 +67,69 @@ class Array(Expr):
     def device(self) -> str:
         return self._source.buffer.device  # type: ignore[no-any-return]
 
-    async def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
-        session: Client = self._session
-        array = await session._run(session._core.fetch(self._source, self._view, progress))
-        return _dtypes.to_host(array)
+    @property
+    def devices(self) -> Tuple[str, ...]:
+        return self._source.devices  # type: ignore[no-any-return]
 
-    async def copy(
+    def numpy(self, progress: Progress = None) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        return _fetch(self, progress)
+
+    def copy(
         self,
         name: Optional[str] = None,
         dtype: Any = None,
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
-    ) -> "Array":
+        placement: Placement = (),
+    ) -> "Coroutine[Any, Any, Array]":
         session: Client = self._session
-        leaf = await session._run(
-            session._core.copy(self._source, self._view, name, dtype, replace, ttl, device)
+        copy = session._core.copy(
+            self._source, self._view, name, dtype, replace, ttl, device, placement
         )
-        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+        return session._made(copy)
 
-    async def delete(self) -> None:
+    def delete(self) -> Coroutine[Any, Any, None]:
         session: Client = self._session
-        await session._run(session._core.delete(self.name, self.version))
+        return session._run(session._core.delete(self.name, self.version))
+
+
+async def _numpy(expression: Expr) -> npt.NDArray[Any]:
+    session: Client = expression._session
+    core = session._core
+    term = expression._term()
+    prepared = expression._prepared
+    if prepared is None:
+        prepared = expression._prepared = core.prepare(term)
+    failures: List[Error] = []
+    if prepared is not None and not core.dead:
+        # The usual way, without the steps that failures need.
+        try:
+            timeout = core.options.timeout
+            response = await session._io.call(prepared.method, prepared.request, timeout)
+            array, expression._stats = core.answered(term, prepared, response)
+            return array
+        except Error as error:
+            failures.append(error)
+    array, expression._stats = await session._run(core.evaluate_one(term, prepared, failures))
+    return array
+
+
+async def _save(expression: Expr, name: Optional[str], replace: bool, ttl: Ttl) -> Array:
+    session: Client = expression._session
+    save = session._core.save(expression._term(), name, replace, ttl)
+    leaf, expression._stats = await session._run(save)
+    return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+
+async def _item(expression: Expr) -> Any:
+    return (await expression.numpy()).item()
+
+
+async def _fetch(array: Array, progress: Progress) -> npt.NDArray[Any]:
+    session: Client = array._session
+    found = await session._run(session._core.fetch(array._source, array._view, progress))
+    return _dtypes.to_host(found)
 
 
 class Client:
@@ -128,16 +154,16 @@ class Client:
         replace: bool = False,
         ttl: Ttl = None,
         device: str = "",
+        placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
         """As ts.Client.put."""
-        leaf = await self._run(self._core.put(array, name, dtype, replace, ttl, device, progress))
-        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+        put = self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
+        return await self._made(put)
 
     async def get(self, name: str) -> Array:
         """The READY buffer of a name, of the version it has now. BufferNotFound."""
-        leaf = await self._run(self._core.find(name))
-        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+        return await self._made(self._core.find(name))
 
     async def list(self, prefix: str = "") -> List[Array]:
         leaves = await self._run(self._core.list(prefix))
@@ -148,14 +174,14 @@ class Client:
 
     async def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
         """The elements of several expressions, from one call; what they share is computed once."""
-        found, stats = await self._run(self._core.evaluate([e._term() for e in expressions]))
+        found, stats = await self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return found  # type: ignore[no-any-return]
 
     async def keep(self, *expressions: Expr) -> List[Array]:
         """As ts.Client.keep."""
-        leaves, stats = await self._run(self._core.keep([e._term() for e in expressions]))
+        leaves, stats = await self._run(self._core.keep(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
@@ -172,11 +198,8 @@ class Client:
         return Scope(self, ttl)
 
     async def close(self) -> None:
-        for call in self._core.take_dead():
-            try:
-                await self._io.perform(Call(call.method, call.request, 1.0))
-            except Error:
-                break
+        """Deletes the unnamed buffers, and hangs up."""
+        await self._io.run(self._core.close())
         self._core.pool.close()
         await self._io.close()
 
@@ -191,6 +214,10 @@ class Client:
 
     def _wrap(self, source: Any, view: View) -> Expr:
         return (Array if isinstance(source, Leaf) else Expr)(self, source, view)
+
+    async def _made(self, steps: _core.Steps) -> Array:
+        leaf = await self._run(steps)
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     async def _run(self, steps: _core.Steps) -> Any:
         if self._core.dead:

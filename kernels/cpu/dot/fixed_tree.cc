@@ -20,7 +20,13 @@ Cost CostOf(const DotProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 template <bool kCompensated>
 void Run(const DotProblem& p, Stream& stream) {
-  FoldTreeDot(p, kCompensated, stream);
+  const TeamShare all{&stream, 0, FixedTreeOf(p).chunks};
+  FoldTreeDot(p, kCompensated, {&all, 1});
+}
+
+template <bool kCompensated>
+void RunShared(const DotProblem& p, std::span<const TeamShare> shares, Stream&) {
+  FoldTreeDot(p, kCompensated, shares);
 }
 
 }  // namespace
@@ -35,6 +41,8 @@ extern constexpr Strategy<DotProblem> kDotCpuFixedTree = {
     .launch = Run<false>,
     .left_range = TreeLeftRange<DotProblem>,
     .launch_wide = Run<true>,
+    .launch_shared = RunShared<false>,
+    .launch_wide_shared = RunShared<true>,
     .reads_views = true,
 };
 
@@ -46,6 +54,7 @@ extern constexpr Strategy<DotProblem> kDotCpuCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf,
     .launch = Run<true>,
+    .launch_shared = RunShared<true>,
     .reads_views = true,
 };
 

@@ -19,7 +19,13 @@ Cost CostOf(const ReduceProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
 
 template <bool kCompensated>
 void Run(const ReduceProblem& p, Stream& stream) {
-  FoldTreeReduce(p, kCompensated, stream);
+  const TeamShare all{&stream, 0, FixedTreeOf(p).chunks};
+  FoldTreeReduce(p, kCompensated, {&all, 1});
+}
+
+template <bool kCompensated>
+void RunShared(const ReduceProblem& p, std::span<const TeamShare> shares, Stream&) {
+  FoldTreeReduce(p, kCompensated, shares);
 }
 
 }  // namespace
@@ -34,6 +40,8 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .launch = Run<false>,
     .left_range = TreeLeftRange<ReduceProblem>,
     .launch_wide = Run<true>,
+    .launch_shared = RunShared<false>,
+    .launch_wide_shared = RunShared<true>,
     .reads_views = true,
 };
 
@@ -45,6 +53,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf,
     .launch = Run<true>,
+    .launch_shared = RunShared<true>,
     .reads_views = true,
 };
 

@@ -46,6 +46,15 @@ void Enqueue(const DotProblem& p, Stream& stream) {
                 [&](auto zero) { LaunchTreeDot<decltype(zero), kCompensated>(p, launch, cuda); });
 }
 
+template <bool kCompensated>
+void EnqueueShared(const DotProblem& p, std::span<const TeamShare> shares, Stream& own) {
+  const TreeLaunch launch = {
+      .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
+  DispatchDType(p.dtype, [&](auto zero) {
+    LaunchTreeDotShared<decltype(zero), kCompensated>(p, launch, shares, Cuda(own));
+  });
+}
+
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotFixedTree = {
@@ -60,6 +69,8 @@ extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .launch = Enqueue<false>,
     .left_range = TreeLeftRange<DotProblem>,
     .launch_wide = Enqueue<true>,
+    .launch_shared = EnqueueShared<false>,
+    .launch_wide_shared = EnqueueShared<true>,
     .reads_views = true,
 };
 
@@ -73,6 +84,7 @@ extern constexpr Strategy<DotProblem> kDotCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
+    .launch_shared = EnqueueShared<true>,
     .reads_views = true,
 };
 

@@ -50,6 +50,15 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
       p.dtype, [&](auto zero) { LaunchTreeReduce<decltype(zero), kCompensated>(p, launch, cuda); });
 }
 
+template <bool kCompensated>
+void EnqueueShared(const ReduceProblem& p, std::span<const TeamShare> shares, Stream& own) {
+  const TreeLaunch launch = {
+      .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
+  DispatchDType(p.dtype, [&](auto zero) {
+    LaunchTreeReduceShared<decltype(zero), kCompensated>(p, launch, shares, Cuda(own));
+  });
+}
+
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
@@ -64,6 +73,8 @@ extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .launch = Enqueue<false>,
     .left_range = TreeLeftRange<ReduceProblem>,
     .launch_wide = Enqueue<true>,
+    .launch_shared = EnqueueShared<false>,
+    .launch_wide_shared = EnqueueShared<true>,
     .reads_views = true,
 };
 
@@ -77,6 +88,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
+    .launch_shared = EnqueueShared<true>,
     .reads_views = true,
 };
 

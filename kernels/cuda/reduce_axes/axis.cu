@@ -89,7 +89,8 @@ Plan MakePlan(const ReduceAxesProblem& p) {
   // Vectors a thread: a short row is read by few lanes, each of which takes several vectors of it;
   // a column by one thread, as long as that leaves it work for two batches of loads.
   const std::int64_t most = !plan.rows ? 2 * kVectorsInFlight : steps <= 128 ? 4 : kVectorsInFlight;
-  const std::int64_t all = p.outer * columns * steps;
+  const std::int64_t outer = std::max(p.outer, p.outer_of_all);
+  const std::int64_t all = outer * columns * steps;
   const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
   const int column_bits = std::min(CeilLog2(columns), kBlockBits);
   const int least_width =
@@ -106,8 +107,9 @@ Plan MakePlan(const ReduceAxesProblem& p) {
       plan.tiles == 0 || depth > 1 || (!plan.rows && vector << plan.width_bits > kBlock);
   const std::int64_t cut =
       whole ? 1
-            : std::clamp<std::int64_t>(BlocksWanted(kVectorBytes / vector) / plan.tiles, 1,
-                                       std::max<std::int64_t>(1, plan.steps / kLeastSteps));
+            : std::clamp<std::int64_t>(
+                  BlocksWanted(kVectorBytes / vector) / (plan.across * CeilDiv(outer, depth)), 1,
+                  std::max<std::int64_t>(1, plan.steps / kLeastSteps));
   plan.steps = CeilDiv(plan.steps, cut);
   plan.segment = (plan.steps << plan.height_bits) * (plan.rows ? vector : 1);
   plan.segments =

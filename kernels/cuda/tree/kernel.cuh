@@ -123,6 +123,16 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
   FinishReceived<C>(received, work);
 }
 
+// Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes.
+template <class C>
+__global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
+  constexpr int kPairs = kMailPairs<typename C::Wide>;
+  constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
+  __shared__ typename C::Wide received[kTreeLanes];
+  received[threadIdx.x] = Receive<C, kAtOnce>(work.mailbox, threadIdx.x, work.tree.chunks);
+  FinishReceived<C>(received, work);
+}
+
 // --- Short arrays ---
 
 // One whole array of one chunk of up to kShortRows rows, by all threads of a block of kTreeLanes:

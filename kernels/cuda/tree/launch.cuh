@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/tree/kernel.cuh"
 
@@ -107,6 +108,79 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], Re
   if (work.first < tree.chunks) stream.ClearMailbox();
 }
 
+// A ticket that no block gets: nobody receives.
+inline constexpr unsigned kNoTicket = ~0u;
+
+template <class C>
+void LaunchTreeShared(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& launch,
+                      Scalar* result, std::span<const TeamShare> shares, CudaStream& own) {
+  constexpr int kPairs = kMailPairs<typename C::Wide>;
+  const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
+  const auto work_of = [&](CudaStream& stream, std::int64_t first, std::int64_t end) {
+    return TreeWork{launch.tree, op,  IsMirrored(op), stream.mailbox(), result,
+                    first,       end, kNoTicket};
+  };
+  try {
+    for (const TeamShare& share : shares) {
+      OnDeviceOf(*share.stream, [&] {
+        CudaStream& stream = Cuda(*share.stream);
+        const std::int64_t chunks = share.end - share.first;
+        const std::int64_t grid =
+            launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
+        LaunchTreePart<C>(in, work_of(stream, share.first, share.end), static_cast<unsigned>(grid),
+                          block, stream);
+      });
+    }
+    for (const TeamShare& share : shares) {
+      if (share.stream == &own) continue;
+      OnDeviceOf(*share.stream, [&] {
+        CudaStream& stream = Cuda(*share.stream);
+        const std::int64_t slots = (share.end - share.first) * kPairs;
+        stream.CopyToPeer(own, MailSlot(own.mailbox(), share.first, kPairs),
+                          MailSlot(stream.mailbox(), share.first, kPairs),
+                          static_cast<std::size_t>(slots) * sizeof(ulonglong2));
+        stream.ClearMailbox();
+      });
+      own.WaitFor(*share.stream);
+    }
+    ReceiveTree<C><<<1, kTreeLanes, 0, Cuda(own).handle()>>>(work_of(own, 0, launch.tree.chunks));
+    CUDA_CHECK_LAUNCH(ReceiveTree);
+  } catch (...) {
+    // No value may stay for the work that comes next. What fails here has been told by the failure
+    // that is on its way.
+    const auto quietly = [&](const auto& f) {
+      const auto one = [&](Stream& stream) {
+        try {
+          f(Cuda(stream));
+        } catch (const DeviceError&) {
+        }
+      };
+      for (const TeamShare& share : shares) one(*share.stream);
+      one(own);  // which may have no share
+    };
+    quietly([](CudaStream& stream) { stream.Synchronize(); });
+    quietly([](CudaStream& stream) { stream.ClearMailbox(); });
+    throw;
+  }
+}
+
+template <class T, bool kCompensated>
+void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
+                            std::span<const TeamShare> shares, CudaStream& own) {
+  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
+    using C = decltype(kind);
+    LaunchTreeShared<C>({{static_cast<const T*>(p.x)}}, p.op, launch, p.result, shares, own);
+  });
+}
+
+template <class T, bool kCompensated>
+void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
+                         std::span<const TeamShare> shares, CudaStream& own) {
+  using C = decltype(DotColumnsType<T, kCompensated>());
+  LaunchTreeShared<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, ReduceOp::kSum,
+                      launch, p.result, shares, own);
+}
+
 template <class T, bool kCompensated>
 void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
@@ -122,10 +196,16 @@ void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& st
                 ReduceOp::kSum, launch, p.result, stream);
 }
 
-#define TESSERA_TREE_INSTANCES(T)                                                                 \
-  template void LaunchTreeReduce<T, false>(const ReduceProblem&, const TreeLaunch&, CudaStream&); \
-  template void LaunchTreeReduce<T, true>(const ReduceProblem&, const TreeLaunch&, CudaStream&);  \
-  template void LaunchTreeDot<T, false>(const DotProblem&, const TreeLaunch&, CudaStream&);       \
-  template void LaunchTreeDot<T, true>(const DotProblem&, const TreeLaunch&, CudaStream&);
+#define TESSERA_TREE_INSTANCES_OF(T, kCompensated)                                                 \
+  template void LaunchTreeReduce<T, kCompensated>(const ReduceProblem&, const TreeLaunch&,         \
+                                                  CudaStream&);                                    \
+  template void LaunchTreeDot<T, kCompensated>(const DotProblem&, const TreeLaunch&, CudaStream&); \
+  template void LaunchTreeReduceShared<T, kCompensated>(const ReduceProblem&, const TreeLaunch&,   \
+                                                        std::span<const TeamShare>, CudaStream&);  \
+  template void LaunchTreeDotShared<T, kCompensated>(const DotProblem&, const TreeLaunch&,         \
+                                                     std::span<const TeamShare>, CudaStream&);
+#define TESSERA_TREE_INSTANCES(T)     \
+  TESSERA_TREE_INSTANCES_OF(T, false) \
+  TESSERA_TREE_INSTANCES_OF(T, true)
 
 }  // namespace tessera

@@ -40,7 +40,8 @@ __device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
 template <class W>
 inline constexpr int kMailPairs = (sizeof(W) + 7) / 8;
 
-__device__ inline ulonglong2* MailSlot(const Mailbox& mailbox, std::int64_t chunk, int pairs) {
+__host__ __device__ inline ulonglong2* MailSlot(const Mailbox& mailbox, std::int64_t chunk,
+                                                int pairs) {
   return mailbox.slots + chunk * pairs;
 }
 

@@ -1,0 +1,214 @@
+// How an operation is shared out among the devices that its operands are sharded over: each takes
+// the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
+// outermost axis of an expression or of what is folded along other axes, or an element of a sum of
+// two arrays. What a part is depends on the problem alone, so that any division gives the same
+// bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/compute.h"
+#include "kernels/fixed_tree.h"
+
+namespace tessera {
+
+// Parts of so many bytes, of an array at data. None: the problem cannot be shared out.
+struct Division {
+  const void* data = nullptr;
+  std::int64_t part_bytes = 1;
+  std::int64_t parts = 0;
+};
+
+// On GPUs less than this is done before others have begun.
+inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
+
+inline bool IsIn(const Team& team, const void* data) {
+  const auto* begin = static_cast<const char*>(team.data());
+  return data >= begin && data < begin + team.shards().back().end;
+}
+
+inline void* Advanced(void* data, std::int64_t bytes) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + bytes;
+}
+inline const void* Advanced(const void* data, std::int64_t bytes) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
+}
+
+// --- Which parts ---
+
+template <class Problem>
+Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
+  return {};
+}
+
+inline Division TreeDivision(const void* data, std::int64_t n, DType dtype) {
+  const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+  const Tree tree = FixedTree(n, size);
+  return {data, tree.chunk * size, tree.chunks};
+}
+inline Division DivisionOf(const DotProblem& p, const Strategy<DotProblem>& strategy,
+                           const Team& team) {
+  // Operands with gaps have no address here.
+  if (strategy.launch_shared == nullptr || p.a == nullptr || p.b == nullptr) return {};
+  return TreeDivision(IsIn(team, p.a) ? p.a : p.b, p.n, p.dtype);
+}
+inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>& strategy,
+                           const Team&) {
+  if (strategy.launch_shared == nullptr || p.x == nullptr) return {};
+  return TreeDivision(p.x, p.n, p.dtype);
+}
+inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>&,
+                           const Team&) {
+  if (p.x == nullptr) return {};
+  return {p.x, p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype)), p.outer};
+}
+
+inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, const Team& team) {
+  const void* const data = IsIn(team, p.a) ? p.a : p.b;
+  if (!IsIn(team, data)) return {};
+  return {data, static_cast<std::int64_t>(SizeOf(p.dtype)), p.n};
+}
+
+// The outermost axis that there is something to cut along.
+inline int AxisOf(const MapProblem& p) {
+  const Shape& shape = p.operands[0].shape;
+  int axis = 0;
+  while (axis < shape.rank - 1 && shape[axis] == 1) ++axis;
+  return axis;
+}
+inline Division DivisionOf(const MapProblem& p, const Strategy<MapProblem>&, const Team& team) {
+  const int axis = AxisOf(p);
+  for (const View& x : p.operands) {
+    if (x.data == nullptr || axis >= x.shape.rank || !IsIn(team, x.data)) continue;
+    const std::int64_t stride = x.strides[static_cast<std::size_t>(axis)];
+    if (stride > 0)
+      return {x.data, stride * static_cast<std::int64_t>(SizeOf(x.dtype)), x.shape[axis]};
+  }
+  return {};
+}
+
+// --- A share as a problem ---
+
+inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& share) {
+  ReduceAxesProblem part = p;
+  part.outer = share.end - share.first;
+  part.outer_of_all = p.outer;
+  const std::int64_t outputs = share.first * p.inner;
+  part.x = Advanced(p.x, outputs * p.length * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.out =
+      Advanced(p.out, outputs * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline AddProblem PartOf(const AddProblem& p, const TeamShare& share) {
+  AddProblem part = p;
+  const std::int64_t offset = share.first * static_cast<std::int64_t>(SizeOf(p.dtype));
+  part.n = share.end - share.first;
+  part.a = Advanced(p.a, offset);
+  part.b = Advanced(p.b, offset);
+  part.out = Advanced(p.out, offset);
+  return part;
+}
+
+inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
+  MapProblem part = p;
+  const int axis = AxisOf(p);
+  const std::int64_t step = p.n / p.operands[0].shape[axis];
+  for (View& x : part.operands) {
+    if (axis >= x.shape.rank) continue;  // there is no such operand
+    x.data = Advanced(x.data, share.first * x.strides[static_cast<std::size_t>(axis)] *
+                                  static_cast<std::int64_t>(SizeOf(x.dtype)));
+    x.shape[axis] = share.end - share.first;
+  }
+  part.n = (share.end - share.first) * step;
+  part.out = Advanced(p.out, share.first * step * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  return part;
+}
+
+// --- Sharing out ---
+
+// At least two shares, or none where nobody else would have anything to do or it is not worth it.
+inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
+                                                       Stream& own) {
+  std::vector<TeamShare> shares;
+  const std::int64_t bytes = division.parts * division.part_bytes;
+  if (bytes == 0) return shares;
+  if (own.device().info().backend == Backend::kCuda && bytes < kLeastSharedBytes) return shares;
+  const std::int64_t offset =
+      static_cast<const char*>(division.data) - static_cast<const char*>(team.data());
+  const auto first_behind = [&](std::uint64_t boundary) {
+    const std::int64_t distance = static_cast<std::int64_t>(boundary) - offset;
+    if (distance <= 0) return std::int64_t{0};
+    return std::min(division.parts,
+                    distance / division.part_bytes + (distance % division.part_bytes != 0));
+  };
+  int workers = 0;
+  for (const Shard& shard : team.shards()) {
+    shares.push_back({nullptr, first_behind(shard.begin), first_behind(shard.end)});
+    workers += shares.back().first < shares.back().end;
+  }
+  // What a view of the last shard has behind the array's end: nothing.
+  shares.back().end = division.parts;
+  if (workers < 2) return std::vector<TeamShare>();
+  absl::StatusOr<std::vector<Stream*>> streams = team.Assemble(own);
+  if (!streams.ok()) return streams.status();
+  for (std::size_t i = 0; i < shares.size(); ++i) shares[i].stream = (*streams)[i];
+  std::erase_if(shares, [](const TeamShare& share) { return share.first >= share.end; });
+  return shares;
+}
+
+template <class Problem>
+inline constexpr bool kIsTree =
+    std::is_same_v<Problem, DotProblem> || std::is_same_v<Problem, ReduceProblem>;
+
+// Waits for the shares of other devices, whose errors are theirs.
+inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own) {
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->Synchronize(); });
+  }
+}
+
+// Enqueues all shares, or of a wide launch those that have left the range: behind the work that the
+// own stream has, and before what it is given next.
+template <class Problem>
+void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
+                  const std::vector<TeamShare>& shares, Stream& own, bool wide) {
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
+  }
+  if constexpr (kIsTree<Problem>) {
+    (wide ? strategy.launch_wide_shared : strategy.launch_shared)(problem, shares, own);
+  } else if constexpr (requires { PartOf(problem, shares.front()); }) {
+    for (const TeamShare& share : shares) {
+      OnDeviceOf(*share.stream, [&] {
+        const auto part = PartOf(problem, share);
+        if (!wide) return strategy.launch(part, *share.stream);
+        if (strategy.left_range(part, *share.stream)) strategy.launch_wide(part, *share.stream);
+      });
+    }
+  }
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) own.WaitFor(*share.stream);
+  }
+}
+
+// Whether a share has left the range, once all have been synchronised.
+template <class Problem>
+bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
+               const std::vector<TeamShare>& shares, Stream& own) {
+  if (strategy.left_range == nullptr) return false;
+  if constexpr (requires { PartOf(problem, TeamShare{}); }) {
+    if (!shares.empty()) {
+      return std::any_of(shares.begin(), shares.end(), [&](const TeamShare& share) {
+        return strategy.left_range(PartOf(problem, share), *share.stream);
+      });
+    }
+  }
+  return strategy.left_range(problem, own);
+}
+
+}  // namespace tessera

@@ -1,0 +1,170 @@
+#!/usr/bin/env bash
+# The Python client beside another host's Python, NumPy, grpcio and protobuf, as on a bare GPU host:
+# its suites, README's lines with the wheel, the examples, bench.py and peers.py. Needs no network
+# and no protoc there.
+#
+# usage: python_versions.sh pack             makes build/python: the wheel, and Debian's hypothesis
+#        python_versions.sh run BIN [DEVICE [OUT]]
+#          BIN: the folder of tessera-server and tessera, or build/bundle; OUT: for figures and pages
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+usage() {
+  sed -n 's/^# \(usage.*\)/\1/p' "$0" >&2
+  exit 2
+}
+say() { printf '==> %s\n' "$*"; }
+
+pack() {
+  local out=build/python copy
+  copy=$(mktemp -d)
+  rm -rf "$out"
+  mkdir -p "$out/site" "$copy/client"
+  cp -R client/python "$copy/client/"
+  cp -R proto "$copy/"
+  rm -rf "$copy/client/python"/{build,dist,*.egg-info}
+  /usr/bin/python3 -m build --wheel --no-isolation --outdir "$out" "$copy/client/python" \
+    >/dev/null 2>&1
+  rm -rf "$copy"
+  for name in hypothesis attr attrs sortedcontainers; do
+    cp -R "/usr/lib/python3/dist-packages/$name" "$out/site/"
+  done
+  find "$out/site" -name __pycache__ -prune -exec rm -rf {} +
+  say "$(du -sh "$out")"
+}
+
+work=
+server=
+finish() {
+  if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; fi
+  if [[ -n $work ]]; then rm -rf "$work"; fi
+}
+
+# Suite by suite in the background, each with its log; what fails is shown whole.
+suites() {
+  local bin=$1 device=$2 name on pids=() names=() failed=0
+  for name in lost_server misuse errors arrays elementwise array_api differences transfers tls aio package; do
+    on=$device
+    # These wait for products that take a CPU seconds, or show what a CPU answers.
+    case $name in errors | lost_server | misuse | aio | package) on=cpu ;; esac
+    local only=()
+    # The others need protoc and the tools that build wheels.
+    if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
+    while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n || true; done
+    timeout 240 python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
+      "${only[@]}" >"$work/$name.log" 2>&1 &
+    pids+=($!)
+    names+=("$name")
+  done
+  for i in "${!pids[@]}"; do
+    if wait "${pids[i]}"; then
+      printf '%-12s %s\n' "${names[i]}" "$(grep -E '^(Ran|OK)' "$work/${names[i]}.log" | tr '\n' ' ')"
+    else
+      failed=1
+      printf '%-12s FAILED\n' "${names[i]}"
+      grep -vE '^(\.|ok)' "$work/${names[i]}.log" | tail -n 60
+    fi
+  done
+  return $failed
+}
+
+run() {
+  local bin=$1 device=${2:-cpu} out=${3:-} address give_up status=0
+  work=$(mktemp -d)
+  trap finish EXIT
+  out=${out:-$work/out}
+  mkdir -p "$out"
+  if [[ -f $bin/programs.tar.xz ]]; then
+    mkdir "$work/bundle"
+    python3 -c 'import sys, tarfile
+with tarfile.open(sys.argv[1]) as packed: packed.extractall(sys.argv[2])' "$bin/programs.tar.xz" "$work/bundle"
+    bin=$work/bundle/bin
+  fi
+  bin=$(cd "$bin" && pwd)
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${CUDA_HOME:-/usr/local/cuda}/lib64
+  mkdir "$work/wheel"
+  python3 -m zipfile -e build/python/*.whl "$work/wheel"
+  cp "$work/wheel/tessera/protocol.binpb" client/python/tessera/
+  # What the host has comes first.
+  cat >"$work/wheel/sitecustomize.py" <<END
+import sys
+sys.path.append("$PWD/build/python/site")
+END
+  export PYTHONPATH=$work/wheel${PYTHONPATH:+:$PYTHONPATH}
+
+  say "Versions"
+  python3 -c 'import platform, google.protobuf, grpc, hypothesis, numpy
+print("Python", platform.python_version(), "NumPy", numpy.__version__, "grpcio", grpc.__version__,
+      "protobuf", google.protobuf.__version__, "hypothesis", hypothesis.__version__)'
+
+  say "Suites"
+  suites "$bin" "$device" || status=1
+
+  say "README's lines, from the wheel"
+  "$bin/tessera-server" --listen 127.0.0.1:0 --device "$device" --shared-memory "$work/socket" \
+    >"$work/server.log" 2>&1 &
+  server=$!
+  give_up=$((SECONDS + 60))
+  until address=$(grep -oE '127\.0\.0\.1:[1-9][0-9]*' "$work/server.log" | head -n 1) && [[ -n $address ]]; do
+    if ! kill -0 "$server" || ((SECONDS > give_up)); then
+      tail "$work/server.log"
+      exit 1
+    fi
+    sleep 0.1
+  done
+  python3 - "$address" <<'END' || status=1
+import re, sys
+code = re.search(r"```python\n(import numpy.*?)```", open("README.md").read(), re.S)[1]
+exec(code.replace("127.0.0.1:50051", sys.argv[1]))
+END
+
+  say "DLPack with PyTorch"
+  python3 - "$address" <<'END' || status=1
+import sys
+try:
+    import torch
+except ImportError:
+    sys.exit(print("PyTorch is not here"))
+import tessera as ts
+with ts.connect(sys.argv[1]) as t:
+    a = torch.arange(6.0).reshape(2, 3)
+    x = t.put(a.T)
+    assert torch.equal(torch.from_dlpack(x), a.T) and torch.equal(torch.from_dlpack(x + 1), a.T + 1)
+    if torch.cuda.is_available():
+        try:
+            t.put(a.cuda())
+        except TypeError as error:
+            print("of a GPU:", error)
+    print("PyTorch", torch.__version__, "on the host: both ways")
+END
+
+  say "Examples"
+  if python3 -c 'import matplotlib' 2>/dev/null; then
+    python3 client/python/render_examples.py "$address" \
+      --caption "$(uname -m), $device, $(date +%F)" || status=1
+    tar -czf "$out/pages.tar.gz" docs/examples
+    # shellcheck disable=SC2016  # the backticks are Markdown's
+    for page in docs/examples/*.md; do sed -n '/^```text/,/^```$/p' "$page"; done
+  else
+    for example in client/python/examples/*.py; do python3 "$example" "$address" || status=1; done
+  fi
+
+  say "bench.py"
+  python3 client/python/bench.py "$address" --cli "$bin/tessera" --rounds 5 || status=1
+
+  say "peers.py"
+  # CPUs take minutes for the largest arrays.
+  local peer=(--peer numpy --elements "4096,1048576")
+  if python3 -c 'import cupy' 2>/dev/null && [[ $device != cpu ]]; then peer=(--peer cupy); fi
+  python3 client/python/peers.py "$address" "${peer[@]}" --rounds 3 --json "$out/peers.json" || status=1
+  return $status
+}
+
+case ${1:-} in
+  pack) pack ;;
+  run)
+    (($# >= 2)) || usage
+    run "${@:2}"
+    ;;
+  *) usage ;;
+esac

@@ -1,0 +1,200 @@
+// What the page of metrics says of GPUs, by a stand-in for the driver's library.
+#include "server/gpu_monitor.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/fake_nvml.h"
+#include "tests/test_server.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+// Of the library that the monitor loads: both find it by its name.
+FakeNvml& Library() {
+  static FakeNvml* const state = [] {
+    void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    const auto get = reinterpret_cast<FakeNvml* (*)()>(
+        library == nullptr ? nullptr : dlsym(library, "FakeNvmlState"));
+    return get == nullptr ? nullptr : get();
+  }();
+  if (state == nullptr) {
+    ADD_FAILURE() << "the driver's own library is found before the stand-in";
+    std::abort();
+  }
+  return *state;
+}
+
+// The body of /metrics.
+std::string Scrape(const Server& server) {
+  const std::string address = server.metrics_address();
+  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<std::uint16_t>(port));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(connection, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  const std::string request = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+  EXPECT_EQ(write(connection, request.data(), request.size()),
+            static_cast<ssize_t>(request.size()));
+  std::string text;
+  char block[4096];
+  for (ssize_t size = 0; (size = read(connection, block, sizeof block)) > 0;)
+    text.append(block, static_cast<std::size_t>(size));
+  close(connection);
+  EXPECT_THAT(text, HasSubstr("\ntessera_ready 1\n"));
+  return text;
+}
+
+class GpuMonitorTest : public testing::Test {
+ protected:
+  GpuMonitorTest() {
+    FakeNvml& library = Library();
+    const std::lock_guard lock(library.mutex);
+    library.results.clear();
+    library.init_result = 0;
+    library.slowdowns = 0x4;
+    library.blocked = false;
+  }
+
+  // A server with a device at each bus id.
+  static std::unique_ptr<TestServer> Serve(const std::vector<std::string>& bus_ids) {
+    std::vector<std::unique_ptr<Device>> devices;
+    for (const std::string& bus_id : bus_ids) {
+      devices.push_back(
+          std::make_unique<FakeDevice>("fake:" + std::to_string(devices.size()), bus_id));
+    }
+    Options options = TestOptions();
+    options.metrics_listen = "127.0.0.1:0";
+    options.memory_limit = {.bytes = 64 << 20};
+    return std::make_unique<TestServer>(options, std::move(devices));
+  }
+
+  // Once the driver has answered in time: the library is loaded beside the first scrape.
+  static std::string ScrapeWith(const Server& server, const std::string& metric) {
+    std::string text;
+    EXPECT_TRUE(Eventually([&] {
+      text = Scrape(server);
+      return text.find(metric) != text.npos;
+    })) << metric;
+    return text;
+  }
+};
+
+TEST_F(GpuMonitorTest, TheDevicesFiguresAreOnThePage) {
+  const auto server = Serve({"", "0000:65:00.0"});
+  const std::string text = ScrapeWith(server->server(), "tessera_gpu_busy_ratio");
+  for (const char* line :
+       {"tessera_gpu_busy_ratio{device=\"fake:1\"} 0.87",
+        "tessera_gpu_memory_used_bytes{device=\"fake:1\"} 75161927680",
+        "tessera_gpu_temperature_celsius{device=\"fake:1\"} 61",
+        "tessera_gpu_power_watts{device=\"fake:1\"} 512.345",
+        "tessera_gpu_power_limit_watts{device=\"fake:1\"} 700",
+        "tessera_gpu_sm_clock_hertz{device=\"fake:1\"} 1.755e+09",
+        "tessera_gpu_memory_errors_total{device=\"fake:1\",kind=\"corrected\"} 3",
+        "tessera_gpu_memory_errors_total{device=\"fake:1\",kind=\"uncorrected\"} 0",
+        "tessera_gpu_slowdown{device=\"fake:1\",reason=\"power_cap\"} 1"})
+    EXPECT_THAT(text, HasSubstr(std::string("\n") + line + "\n"));
+  EXPECT_THAT(text, Not(HasSubstr("tessera_gpu_busy_ratio{device=\"fake:0\"")))
+      << "the device that is no GPU";
+}
+
+TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
+  const std::pair<unsigned long long, std::string> reasons[] = {{0x4, "power_cap"},
+                                                                {0x20, "thermal_software"},
+                                                                {0x40, "thermal_hardware"},
+                                                                {0x80, "power_brake"}};
+  const auto server = Serve({"0000:65:00.0"});
+  ScrapeWith(server->server(), "tessera_gpu_slowdown");
+  for (const auto& [set, name] : reasons) {
+    {
+      const std::lock_guard lock(Library().mutex);
+      Library().slowdowns =
+          set | 0x1 | 0x8;  // and that it is idle, and one that has another bit as well
+    }
+    // A reading may have begun before.
+    const std::string text = ScrapeWith(server->server(), "reason=\"" + name + "\"} 1\n");
+    for (const auto& [bit, reason] : reasons) {
+      EXPECT_THAT(text, HasSubstr("tessera_gpu_slowdown{device=\"fake:0\",reason=\"" + reason +
+                                  "\"} " + (bit == set ? "1" : "0") + "\n"));
+    }
+  }
+}
+
+// A consumer's card has no ECC, and a virtual one no power.
+TEST_F(GpuMonitorTest, WhatTheDriverDoesNotTellIsLeftOut) {
+  {
+    const std::lock_guard lock(Library().mutex);
+    Library().results = {{"errors", 3}, {"power", 3}, {"slowdowns", 3}};
+  }
+  const auto server = Serve({"0000:65:00.0"});
+  const std::string text = ScrapeWith(server->server(), "tessera_gpu_temperature_celsius");
+  EXPECT_THAT(text, HasSubstr("tessera_gpu_power_limit_watts"));
+  for (const char* name :
+       {"tessera_gpu_memory_errors_total", "tessera_gpu_power_watts", "tessera_gpu_slowdown"})
+    EXPECT_THAT(text, Not(HasSubstr(name)));
+}
+
+TEST_F(GpuMonitorTest, HostsWithoutGpuHaveNoFiguresAndAskNobody) {
+  const int before = Library().calls;
+  const auto server = Serve({"", ""});
+  EXPECT_THAT(Scrape(server->server()), Not(HasSubstr("tessera_gpu")));
+  EXPECT_EQ(Library().calls, before);
+}
+
+TEST_F(GpuMonitorTest, AGpuThatTheDriverDoesNotKnowHasNoFigures) {
+  const auto server = Serve({"0000:01:00.0", "0000:65:00.0"});
+  const std::string text = ScrapeWith(server->server(), "tessera_gpu_busy_ratio");
+  EXPECT_THAT(text, HasSubstr("tessera_gpu_busy_ratio{device=\"fake:1\"}"));
+  EXPECT_THAT(text, Not(HasSubstr("tessera_gpu_busy_ratio{device=\"fake:0\"}")));
+}
+
+TEST_F(GpuMonitorTest, ALibraryThatCannotStartIsLeftAlone) {
+  Library().init_result = 18;
+  const int before = Library().calls;
+  const auto server = Serve({"0000:65:00.0"});
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(Scrape(server->server()), Not(HasSubstr("tessera_gpu")));
+  EXPECT_EQ(Library().calls, before);
+}
+
+TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromThePage) {
+  const auto server = Serve({"0000:65:00.0"});
+  ScrapeWith(server->server(), "tessera_gpu_busy_ratio");
+  Library().blocked = true;
+  const int before = Library().calls;
+  std::string text;
+  // The page comes without the figures while a reading hangs.
+  for (int i = 0; i < 3; ++i) text = Scrape(server->server());
+  EXPECT_THAT(text, Not(HasSubstr("tessera_gpu")));
+  EXPECT_LE(Library().calls, before + 1) << "one reading at a time";
+  Library().blocked = false;
+  ScrapeWith(server->server(), "tessera_gpu_busy_ratio");
+}
+
+// The process can end: nobody waits for the thread that hangs.
+TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromTheEnd) {
+  {
+    const int before = Library().calls;
+    Library().blocked = true;
+    const auto server = Serve({"0000:65:00.0"});
+    Scrape(server->server());
+    ASSERT_TRUE(Eventually([before] { return Library().calls > before; }));
+  }
+  Library().blocked = false;
+}
+
+}  // namespace
+}  // namespace tessera

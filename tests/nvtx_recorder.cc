@@ -1,0 +1,47 @@
+// A profiler that only listens to NVTX: the library of NVTX_INJECTION64_PATH. It appends a line for each
+// range that begins or ends to the file of NVTX_RECORD: "push NAME THREAD", "pop THREAD".
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "nvtx3/nvToolsExt.h"
+
+namespace {
+
+std::FILE* file = nullptr;  // in line mode: whole lines are written, by any thread
+int domain;                 // its address is the handle of every domain
+
+nvtxDomainHandle_t CreateDomain(const char* name) {
+  std::fprintf(file, "domain %s\n", name);
+  return reinterpret_cast<nvtxDomainHandle_t>(&domain);
+}
+
+int Push(nvtxDomainHandle_t, const nvtxEventAttributes_t* event) {
+  std::fprintf(file, "push %s %d\n", event->message.ascii, gettid());
+  return 0;
+}
+
+int Pop(nvtxDomainHandle_t) {
+  std::fprintf(file, "pop %d\n", gettid());
+  return 0;
+}
+
+}  // namespace
+
+extern "C" int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
+  const char* path = std::getenv("NVTX_RECORD");
+  if (path == nullptr || (file = std::fopen(path, "ae")) == nullptr) return 0;
+  std::setvbuf(file, nullptr, _IOLBF, 4096);
+  const auto* tables = static_cast<const NvtxExportTableCallbacks*>(get(NVTX_ETID_CALLBACKS));
+  NvtxFunctionTable table = nullptr;
+  unsigned size = 0;
+  if (tables->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size) == 0) return 0;
+  const auto set = [table](NvtxCallbackIdCore2 id, auto* function) {
+    *table[id] = reinterpret_cast<NvtxFunctionPointer>(function);
+  };
+  set(NVTX_CBID_CORE2_DomainCreateA, CreateDomain);
+  set(NVTX_CBID_CORE2_DomainRangePushEx, Push);
+  set(NVTX_CBID_CORE2_DomainRangePop, Pop);
+  return 1;
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Profiling from outside: the ranges that a profiler is told of, and the window that SIGUSR1 opens.
+
+usage: profile_test.py --server build/bin/tessera-server [--recorder libnvtx_recorder.so] [test ...]
+
+--recorder: a library that listens to NVTX (tests/nvtx_recorder.cc); a build without CUDA's headers has no
+ranges, and none.
+"""
+
+import argparse
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+ONES = np.ones(1000, np.float32)
+
+SECONDS = 20  # that something may take on a busy machine
+
+recorder = None
+
+
+class ProfileCase(unittest.TestCase):
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.folder = pathlib.Path(place.name)
+
+    def serve(self, *flags, **more):
+        server = o.Server(self.folder, "--no-warm-up", "--memory-limit", "256Mi", *flags, **more)
+        self.addCleanup(server.kill)
+        return server
+
+
+class WindowTest(ProfileCase):
+    BEGIN, END = "profilers record for ", "profilers have stopped"
+
+    def counts(self, server):
+        log = server.log()
+        return log.count(self.BEGIN), log.count(self.END)
+
+    def test_a_window_ends_by_itself(self):
+        server = self.serve("--profile", "300ms")
+        for n in (1, 2):
+            server.signal(signal.SIGUSR1)
+            self.assertTrue(eventually(lambda: self.counts(server) == (n, n), SECONDS), server.log())
+        self.assertIn("profilers record for 300ms at most", server.log())
+
+    def test_a_second_signal_ends_it(self):
+        server = self.serve("--profile", "1h")
+        server.signal(signal.SIGUSR1)
+        self.assertTrue(eventually(lambda: self.counts(server) == (1, 0), SECONDS), server.log())
+        server.client().dot_of_ones()
+        self.assertEqual(self.counts(server), (1, 0))
+        server.signal(signal.SIGUSR1)
+        self.assertTrue(eventually(lambda: self.counts(server) == (1, 1), SECONDS), server.log())
+
+    def test_the_server_stops_in_the_midst_of_one(self):
+        server = self.serve("--profile", "1h")
+        server.signal(signal.SIGUSR1)
+        self.assertTrue(eventually(lambda: self.counts(server) == (1, 0), SECONDS), server.log())
+        self.assertEqual(server.stop(), 0)
+
+
+class RangesTest(ProfileCase):
+    def setUp(self):
+        super().setUp()
+        if recorder is None:
+            self.skipTest("the build has no headers of NVTX")
+        self.file = self.folder / "ranges"
+
+    def ranges(self):
+        """Each range as the names that lead to it: {("Dot", "fixed_tree"), ...}; they must nest."""
+        found, open_ranges = set(), {}
+        for line in self.file.read_text().splitlines():
+            kind, *rest = line.split(" ")
+            if kind == "push":
+                stack = open_ranges.setdefault(rest[1], [])
+                stack.append(rest[0])
+                found.add(tuple(stack))
+            elif kind == "pop":
+                open_ranges[rest[0]].pop()
+            else:
+                self.assertEqual(line, "domain tessera")
+        return found
+
+    def test_calls_phases_and_strategies_have_ranges(self):
+        environment = ("env", f"NVTX_INJECTION64_PATH={recorder}", f"NVTX_RECORD={self.file}")
+        server = self.serve(prefix=environment)
+        client = server.client()
+        client.put("x", ONES)
+        x = o.resident("x")
+        client.call("Dot", a=x, b=x)
+        client.call("Dot", a=x, b=x, strategy="cpu_serial")
+        client.call("Dot", a=o.resident("x", o.view([500], [2])), b=o.resident("x", o.view([500])))
+        client.download("x")
+        wanted = {("Upload",), ("Dot",), ("Dot", "fixed_tree"), ("Dot", "cpu_serial"),
+                  ("Dot", "gather"), ("Dot", "wait"), ("Download",)}
+        self.assertTrue(eventually(lambda: wanted <= self.ranges(), SECONDS), self.ranges())
+
+    def test_without_a_profiler_nothing_is_recorded(self):
+        server = self.serve(prefix=("env", f"NVTX_RECORD={self.file}"))
+        server.client().dot_of_ones()
+        self.assertFalse(self.file.exists())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--recorder", type=os.path.abspath)
+    programs, rest = parser.parse_known_args()
+    o.Program.path = os.path.abspath(programs.server)
+    recorder = programs.recorder
+    with tempfile.TemporaryDirectory() as folder:
+        o.make_stubs(folder)
+        unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,368 @@
+#!/usr/bin/env python3
+"""The Python client, blocking and asyncio, where its server is lost: killed or stopped in the middle
+of calls, programs and transfers; and calls that a stopping server's gRPC cancels.
+
+usage: python_lost_server_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import signal
+import tempfile
+import time
+import unittest
+
+import grpc
+import numpy as np
+
+import outsider as o
+import python_outsider
+import tessera as ts
+
+OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
+# Within each of these a call has ended, whatever became of the server.
+BOUND_S = 30
+LOST = ts.ConnectionLost, ts.Draining
+MIB = 1 << 20
+
+
+def impatient(t, **options):
+    """Gives a client other options, once it has been connected with more patience."""
+    for name, value in options.items():
+        object.__setattr__(t._core.options, name, value)
+
+
+class Blocking:
+    """One of the two clients, and one way to use both."""
+
+    def __init__(self, address):
+        self.t = ts.connect(address, **OPTIONS)
+        impatient(self.t, connect_timeout=0.3)
+
+    def do(self, work):
+        """The result of work(client), which may be an awaitable."""
+        return work(self.t)
+
+    def outcomes(self, works, meanwhile):
+        """What becomes of several at once: results or errors. meanwhile() is called after the
+        start."""
+        with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
+            futures = [pool.submit(work, self.t) for work in works]
+            meanwhile()
+            return [future.exception(BOUND_S) or future.result() for future in futures]
+
+    def close(self):
+        self.t.close()
+
+
+LOOP = asyncio.new_event_loop()  # One for all tests: gRPC's threads cannot do with several.
+
+
+class Asyncio:
+    def __init__(self, address):
+        self.loop = LOOP
+        self.t = self.loop.run_until_complete(ts.aio.connect(address, **OPTIONS))
+        impatient(self.t, connect_timeout=0.3)
+
+    def do(self, work):
+        async def bounded():
+            return await asyncio.wait_for(work(self.t), BOUND_S)
+
+        return self.loop.run_until_complete(bounded())
+
+    def outcomes(self, works, meanwhile):
+        async def all_of_them():
+            tasks = [asyncio.ensure_future(work(self.t)) for work in works]
+            await asyncio.get_running_loop().run_in_executor(None, meanwhile)
+            await asyncio.wait(tasks, timeout=BOUND_S)
+            return [task.exception() or task.result() for task in tasks]
+
+        return self.loop.run_until_complete(all_of_them())
+
+    def close(self):
+        self.loop.run_until_complete(self.t.close())
+
+
+class Case(unittest.TestCase):
+    kind = None  # The client: Blocking or Asyncio.
+
+    def client(self, address):
+        client = self.kind(address)
+        self.addCleanup(client.close)
+        return client
+
+    def folder(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return folder.name
+
+    def server(self, *flags):
+        server = o.Server(self.folder(), *python_outsider.PATIENT, *flags)
+        self.addCleanup(server.kill)
+        return server
+
+    @contextlib.contextmanager
+    def bounded(self):
+        begin = time.monotonic()
+        yield
+        self.assertLess(time.monotonic() - begin, BOUND_S)
+
+
+class LostServer(Case):
+    def test_calls_and_programs_under_way(self):
+        """More than there are workers, so that some wait for one."""
+        for end in (signal.SIGKILL, signal.SIGTERM):
+            server = self.server("--drain-timeout", "200ms")
+            client = self.client(server.address)
+            x = client.do(lambda t: t.put(np.ones((1100, 1100), "f4")))
+            product = (x @ x).with_(strategy="cpu_naive")
+
+            def stop(server=server, end=end):
+                time.sleep(0.3)
+                server.signal(end)
+
+            works = [
+                lambda t: product.numpy(),
+                lambda t: (product + 1).sum(axis=0).numpy(),
+                lambda t: product.save("product"),
+                lambda t: (product * 2).save("program", replace=True),
+                lambda t: t.keep(product, product.sum()),
+                lambda t: t.compute(product.max(), product.min()),
+            ]
+            with self.bounded():
+                outcomes = client.outcomes(works, stop)
+            for i, outcome in enumerate(outcomes):
+                self.assertIsInstance(outcome, LOST, (end, i))
+
+    def check_transfer(self, flags, work):
+        """work(client, x, data, progress) meets the server's end after its first piece."""
+        data = np.zeros(48 * MIB, np.uint8).view("f4")
+        server = self.server(*flags)
+        client = self.client(server.address)
+        x = client.do(lambda t: t.put(data))
+        told = []
+
+        def kill(done, total):
+            if not told:
+                server.process.kill()
+            told.append(done / total)
+
+        with self.bounded(), self.assertRaises(ts.ConnectionLost):
+            client.do(lambda t: work(t, x, data, kill))
+        self.assertLess(told[0], 0.5)
+
+    def test_uploads_and_downloads_under_way(self):
+        for flags in ((), ("--shared-memory", f"{self.folder()}/socket")):
+            with self.subTest(flags):
+                self.check_transfer(flags, lambda t, x, data, kill: t.put(data, progress=kill))
+                self.check_transfer(flags, lambda t, x, data, kill: x.numpy(progress=kill))
+
+    def test_transfers_that_meet_a_stopping_server(self):
+        """One that has time lets a download end that it has begun, and takes no more calls."""
+        data = np.arange(24 * MIB, dtype="u1").view("i4")
+        server = self.server()
+        client = self.client(server.address)
+        x = client.do(lambda t: t.put(data))
+        signals = [signal.SIGTERM]
+
+        def stop(done, total):
+            if signals:
+                server.signal(signals.pop())
+
+        with self.bounded():
+            np.testing.assert_array_equal(client.do(lambda t: x.numpy(progress=stop)), data)
+        for work in (
+            lambda t: t.put(data),
+            lambda t: t.put(data[:4]),
+            lambda t: x.sum().numpy(),
+            lambda t: (x.sum() + 1).numpy(),
+        ):
+            with self.bounded(), self.assertRaises(LOST):
+                client.do(work)
+
+    def test_an_upload_that_meets_a_stopping_server(self):
+        server = self.server("--drain-timeout", "100ms")
+        client = self.client(server.address)
+        signals = [signal.SIGTERM]
+
+        def stop(done, total):
+            if signals:
+                server.signal(signals.pop())
+            time.sleep(0.05)
+
+        data = np.zeros(48 * MIB, np.uint8)
+        with self.bounded(), self.assertRaises(LOST):
+            client.do(lambda t: t.put(data.view("f4"), progress=stop))
+
+    def test_a_server_that_hangs(self):
+        data = np.zeros(16 * MIB, np.uint8).view("f4")
+        server = self.server()
+        client = self.client(server.address)
+        x = client.do(lambda t: t.put(data))
+        impatient(client.t, timeout=1, stall_timeout=1)
+        server.signal(signal.SIGSTOP)
+        try:
+            works = [
+                lambda t: x.sum().numpy(),
+                lambda t: (x.sum() + 1).numpy(),
+                lambda t: x.numpy(),
+                lambda t: t.put(data[:4]),
+                lambda t: t.put(data),
+            ]
+            with self.bounded():
+                outcomes = client.outcomes(works, lambda: None)
+            for outcome in outcomes:
+                self.assertIsInstance(outcome, (ts.Stalled, ts.DeadlineExceeded))
+        finally:
+            server.signal(signal.SIGCONT)
+
+    def test_a_client_that_is_closed_meanwhile(self):
+        server = self.server()
+        client = self.client(server.address)
+        x = client.do(lambda t: t.put(np.ones((1100, 1100), "f4")))
+        product = (x @ x).with_(strategy="cpu_naive")
+        works = [lambda t: product.numpy(), lambda t: product.save("x")]
+        works.append(self.close_soon if self.kind is Blocking else self.close_soon_in_the_loop)
+        with self.bounded():
+            first, second, closed = client.outcomes(works, lambda: None)
+        self.assertEqual((first.reason, second.reason, closed), ("CLOSED", "CLOSED", None))
+        with self.assertRaisesRegex(ts.Error, "closed"):
+            client.do(lambda t: t.info())
+
+    @staticmethod
+    def close_soon(t):
+        time.sleep(0.3)
+        t.close()
+
+    @staticmethod
+    async def close_soon_in_the_loop(t):
+        await asyncio.sleep(0.3)
+        await t.close()
+
+
+class Cancelling(grpc.GenericRpcHandler):
+    """A relay that ends calls with CANCELLED and no more, as gRPC's server does at its end."""
+
+    def __init__(self, address):
+        self.far = grpc.insecure_channel(address, [("grpc.max_receive_message_length", 8 * MIB)])
+        self.calls = collections.Counter()
+        self.cancels = {}  # Method: how many calls. Those with messages: after the second one.
+        self.near = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
+        self.near.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{self.near.add_insecure_port('127.0.0.1:0')}"
+        self.near.start()
+
+    def close(self):
+        self.near.stop(None).wait()
+        self.far.close()
+
+    def service(self, details):
+        path = details.method
+
+        def forward(messages, context):
+            name = path.rpartition("/")[2]
+            self.calls[name] += 1
+            cancel = self.cancels.get(name, 0) > 0
+            if cancel:
+                self.cancels[name] -= 1
+                if name not in ("Upload", "Download"):
+                    context.abort(grpc.StatusCode.CANCELLED, "")
+
+            def first(messages):
+                for i, message in enumerate(messages):
+                    yield message
+                    if cancel and name == "Upload" and i == 1:
+                        return
+
+            call = self.far.stream_stream(path)(first(messages))
+            try:
+                for i, message in enumerate(call):
+                    if cancel and (name == "Upload" or i == 2):
+                        call.cancel()
+                        context.abort(grpc.StatusCode.CANCELLED, "")
+                    yield message
+            except grpc.RpcError as error:
+                context.set_trailing_metadata(error.trailing_metadata())
+                context.abort(error.code(), error.details())
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+
+class Cancelled(Case):
+    """Nobody here has cancelled these calls: they count as lost with their connection."""
+
+    def setUp(self):
+        self.relay = Cancelling(self.server().address)
+        self.addCleanup(self.relay.close)
+        self.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
+
+    def check(self, client, work, method, want, calls=2, cancels=1):
+        self.relay.cancels = {method: cancels}
+        self.relay.calls.clear()
+        if want is None:
+            with self.assertRaises(ts.ConnectionLost) as caught:
+                client.do(work)
+            self.assertEqual(caught.exception.code, "UNAVAILABLE")
+            self.assertIn("stopped", str(caught.exception))
+        else:
+            np.testing.assert_array_equal(client.do(work), want)
+        self.assertEqual(self.relay.calls[method], calls)
+
+    def test_what_may_run_twice_is_repeated(self):
+        a = self.data[:1000]
+        client = self.client(self.relay.address)
+        x = client.do(lambda t: t.put(a, "x", replace=True))
+        self.check(client, lambda t: x.max().numpy(), "Reduce", a.max())
+        self.check(client, lambda t: (x.max() + 1).numpy(), "Execute", a.max() + 1)
+        self.check(client, lambda t: x.max().numpy(), "Reduce", None, 5, 9)
+        self.check(client, lambda t: (x.max() + 1).numpy(), "Execute", None, 5, 9)
+
+    def test_what_stores_a_result_under_a_name_is_not(self):
+        a = self.data[:1000]
+        client = self.client(self.relay.address)
+        x = client.do(lambda t: t.put(a, "x", replace=True))
+        self.check(client, lambda t: (x + 1).save("y"), "Map", None, 1)
+        self.check(client, lambda t: (x.max() + 1).save("y"), "Execute", None, 1)
+        self.check(client, lambda t: t.put(a, "y"), "Upload", None, 1)
+        for works in ((lambda t: (x + 1).save("z", replace=True)), lambda t: (x + 1).save()):
+            self.relay.cancels = {"Map": 1}
+            z = client.do(works)
+            np.testing.assert_array_equal(client.do(lambda t: z.numpy()), a + 1)
+        client.do(lambda t: t.delete("y"))
+
+    def test_transfers_go_on(self):
+        data = self.data
+        client = self.client(self.relay.address)
+        self.relay.cancels = {"Upload": 1}
+        x = client.do(lambda t: t.put(data))
+        self.assertEqual(self.relay.calls["Upload"], 2)
+        self.check(client, lambda t: x.numpy(), "Download", data)
+        self.check(client, lambda t: x.numpy(), "Download", data, 4, 3)
+        self.relay.calls.clear()
+        small = client.do(lambda t: t.put(data[:10]))
+        self.check(client, lambda t: small.numpy(), "Download", data[:10], 1, 0)
+        self.relay.calls.clear()
+
+
+class BlockingLostServerTest(LostServer):
+    kind = Blocking
+
+
+class AsyncioLostServerTest(LostServer):
+    kind = Asyncio
+
+
+class BlockingCancelledTest(Cancelled):
+    kind = Blocking
+
+
+class AsyncioCancelledTest(Cancelled):
+    kind = Asyncio
+
+
+del Case, LostServer, Cancelled  # Theirs are no tests.
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""The Python client as people really use it: arrays of every layout and type, arguments that make
+no sense, forks, interrupted transfers, processes that end without a word.
+
+usage: python_misuse_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+import outsider as o
+import python_outsider
+import tessera as ts
+
+# What every program of this suite begins with. Jobs in the background ignore Ctrl-C.
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import tessera as ts
+address = sys.argv[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
+class ArraysTest(python_outsider.Case):
+    def setUp(self):
+        self.a = np.random.default_rng(1).standard_normal((6, 7)).astype("f4")
+
+    def test_every_layout(self):
+        a = self.a
+        for array in (
+            a[::-1, ::-2],
+            np.asfortranarray(a),
+            a.T,
+            a.astype(">f4"),
+            np.arange(5, dtype=">i8")[::-1],
+            np.broadcast_to(a[0], (5, 7)),
+            np.broadcast_to(np.float32(1), (300, 300)),
+            np.array(3.0),
+            np.float16(2),
+            np.empty((0, 3), "i4"),
+            np.zeros((1,) * 8),
+            [[1, 2], [3, 4]],
+            range(3),
+            [],
+            3,
+            2.5,
+        ):
+            got = self.t.put(array).numpy()
+            want = np.asarray(array)
+            self.assertEqual((got.shape, got.dtype), (want.shape, want.dtype.newbyteorder("<")))
+            np.testing.assert_array_equal(got, want)
+
+    def test_unaligned(self):
+        raw = np.frombuffer(b"\0" + self.a.tobytes() + b"\0\0\0", np.uint8)
+        unaligned = raw[1 : 1 + self.a.nbytes].view("f4").reshape(self.a.shape)
+        self.assertFalse(unaligned.flags.aligned)
+        np.testing.assert_array_equal(self.t.put(unaligned).numpy(), self.a)
+        np.testing.assert_array_equal((self.t.put(self.a) + unaligned).numpy(), 2 * self.a)
+
+    def test_types_without_a_counterpart(self):
+        x = self.t.put(self.a)
+        for array in (
+            self.a > 0,
+            np.arange(5, dtype="u1"),
+            np.arange(5, dtype="u8"),
+            self.a.astype("c8"),
+            self.a.astype(np.longdouble),
+            np.array(["a"]),
+            np.array([1, None], object),
+            np.zeros(3, [("a", "f4"), ("b", "i4")]),
+            np.array(["2020-01-01"], "M8[D]"),
+            np.ma.masked_array(self.a, self.a > 0),
+            None,
+            "text",
+            1 << 70,
+        ):
+            with self.assertRaises(ts.Unsupported):
+                self.t.put(array)
+        with self.assertRaisesRegex(ts.Unsupported, "filled"):
+            x + np.ma.masked_array(self.a, self.a > 0)
+        converted = self.t.put(np.arange(5, dtype="u1"), dtype="f4")
+        np.testing.assert_array_equal(converted.numpy(), range(5))
+
+    def test_an_expression_is_what_it_was_when_it_was_written(self):
+        x, a = self.t.put(self.a), self.a.copy()
+        sums = x + a, x + a[::-1], x @ a.T, np.where(x > 0, a, 0)
+        want = self.a + a, self.a + a[::-1], self.a @ a.T, np.where(self.a > 0, a, 0)
+        a[:] = 7
+        for got, right in zip(sums, want):
+            np.testing.assert_allclose(got.numpy(), right, rtol=1e-4, atol=1e-5)
+
+    def test_dlpack_both_ways(self):
+        class Foreign:
+            """An array of a library that has DLPack and nothing else."""
+
+            def __init__(self, array, device=1):
+                self.array, self.device = array, device
+
+            def __dlpack__(self, **_):
+                return self.array.__dlpack__()
+
+            def __dlpack_device__(self):
+                return (self.device, 0)
+
+        for array in (self.a, self.a[::2], self.a.T):
+            x = self.t.put(Foreign(array))
+            np.testing.assert_array_equal(x.numpy(), array)
+            np.testing.assert_array_equal(np.from_dlpack(x), array)
+            np.testing.assert_array_equal(np.from_dlpack(x + 1), array + 1)
+        with self.assertRaisesRegex(ts.Unsupported, "host"):
+            self.t.put(Foreign(self.a, 2))
+        with self.assertRaises(ts.Unsupported):
+            x.__dlpack__(dl_device=(2, 0))
+        self.assertRaises(BufferError, x.__dlpack__, copy=False)
+
+    def test_numbers_take_formats(self):
+        x = self.t.put(self.a)
+        self.assertEqual(f"{x[0, 0]:.3f} {x.max():8.2e}", f"{self.a[0, 0]:.3f} {self.a.max():8.2e}")
+        self.assertEqual(f"{x}", str(x))
+        with self.assertRaises(TypeError):
+            f"{x:.3f}"
+
+    def test_names_of_functions_in_errors(self):
+        with self.assertRaisesRegex(ts.Unsupported, r"np\.linalg\.svd"):
+            np.linalg.svd(self.t.put(self.a))
+
+
+class ArgumentsTest(python_outsider.Case):
+    def test_names_and_lifetimes(self):
+        t, a = self.t, np.ones(3)
+        x = t.put(a)
+        for call in (
+            lambda: t.put(a, 5),
+            lambda: t[5],
+            lambda: 5 in t,
+            lambda: t.delete(None),
+            lambda: x.copy(5),
+            lambda: (x + 1).save(b"bytes"),
+            lambda: list(t),
+            lambda: t.compute(a),
+            lambda: t.keep(x, 5),
+        ):
+            self.assertRaises(TypeError, call)
+        for name in ("", "é", "a\0b", "a" * 129):
+            self.assertRaises(ts.BadName, t.put, a, name)
+        for call in (lambda ttl: t.put(a, ttl=ttl), lambda ttl: (x + 1).save(ttl=ttl),
+                     lambda ttl: x.copy(ttl=ttl)):
+            for ttl in (0, -1, "5 parsecs", float("inf"), float("nan"), 1e300):
+                self.assertRaises(ValueError, call, ttl)
+
+    def test_calls_of_the_protocol(self):
+        for method in ("Nope", "Upload", "Download"):
+            with self.assertRaisesRegex(ValueError, method):
+                self.t.call(method)
+        with self.assertRaisesRegex(ValueError, "foo"):
+            self.t.call("GetBuffer", foo=1)
+
+    def test_expressions_of_another_connection(self):
+        """Its server may have something else under the same name."""
+        x = self.t.put(np.ones(3))
+        with ts.connect(self.server.address) as other:
+            for call in (other.compute, other.keep):
+                with self.assertRaisesRegex(ts.Unsupported, "two connections"):
+                    call(x + 1)
+        self.assertEqual((self.t.compute(), self.t.keep()), ([], []))
+
+    def test_options(self):
+        for options in ({"timeout": "1s"}, {"timeout": -1}, {"connect_timeout": None},
+                        {"stall_timeout": 0}, {"timeout": float("nan")}, {"unnamed_ttl": "long"}):
+            with self.assertRaises(ValueError):
+                ts.connect(self.server.address, **options)
+        for target in ("", " ", None, 50051):
+            with self.assertRaisesRegex(ValueError, "host:port"):
+                ts.connect(target)
+        for token in ("two\nlines", "é"):
+            with self.assertRaisesRegex(ValueError, "token"):
+                ts.connect(self.server.address, token=token)
+        for target in ("http://127.0.0.1:1", "no such host:1"):
+            with self.assertRaises(ts.Unreachable):
+                ts.connect(target, connect_timeout=0.3)
+
+    def test_aio_in_another_loop(self):
+        async def connect():
+            t = await ts.aio.connect(self.server.address)
+            return t, await t.put(np.ones(3))
+
+        async def use(x):
+            for work in (x.sum().numpy, x.numpy):
+                with self.assertRaisesRegex(RuntimeError, "event loop"):
+                    await work()
+
+        loop = asyncio.new_event_loop()
+        t, x = loop.run_until_complete(connect())
+        other = asyncio.new_event_loop()
+        other.run_until_complete(use(x))
+        loop.run_until_complete(t.close())
+        loop.close()
+        other.close()
+
+
+class ProcessesTest(python_outsider.Case):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.FLAGS = (*python_outsider.PATIENT, "--shared-memory", f"{folder.name}/socket")
+        super().setUpClass()
+
+    def begin(self, text):
+        # Newer versions of Python and gRPC have remarks about forks.
+        said = tempfile.TemporaryFile()
+        self.addCleanup(said.close)
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEAD + text, self.server.address],
+            env={**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)},
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        )
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        return process, said
+
+    def run_(self, text, want):
+        process, said = self.begin(text)
+        out, _ = process.communicate(timeout=o.START_TIMEOUT_S)
+        said.seek(0)
+        self.assertEqual((out, process.returncode), (want, 0), said.read().decode())
+
+    def unnamed(self):
+        return {b.name for b in self.t.call("ListBuffers", prefix="unnamed/").buffers}
+
+    def test_what_is_unnamed_goes_with_its_client(self):
+        """Also where there are references yet, which are good for nothing any more."""
+        before = self.unnamed()
+        with ts.connect(self.server.address) as t:
+            kept = [t.put(np.ones(3)), *t.keep(t.put(np.ones(3)) + 1)]
+            self.assertEqual(len(self.unnamed() - before), 3)
+        self.assertEqual(self.unnamed() - before, set())
+        del kept
+
+        async def work():
+            async with await ts.aio.connect(self.server.address) as t:
+                return await t.put(np.ones(3))
+
+        asyncio.run(work())
+        self.assertEqual(self.unnamed() - before, set())
+
+    def test_what_is_unnamed_goes_with_its_process(self):
+        before = self.unnamed()
+        self.run_("t = ts.connect(address); x = t.put(np.ones(5)); y = (x + 1).save()", "")
+        self.assertEqual(self.unnamed() - before, set())
+        self.run_("def work():\n  return ts.connect(address).put(np.ones(5))\nx = work()\n"
+                  "sys.exit()", "")
+        self.assertEqual(self.unnamed() - before, set())
+
+    def test_forks(self):
+        """A fork has its own connections, and deletes nothing of its parent's."""
+        self.run_(
+            "t = ts.connect(address); x = t.put(np.ones(5))\n"
+            "y = t.put(np.ones(5), 'forked', replace=True)\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "  with ts.connect(address) as mine: print(float(mine['forked'].sum()), flush=True)\n"
+            "  del x\n"
+            "  print(t._core.own, t._core.take_dead())\n"
+            "  sys.exit()\n"
+            "assert os.waitpid(child, 0)[1] == 0\n"
+            "print(float((x + 1).sum()))\n",
+            "5.0\nFalse []\n10.0\n",
+        )
+
+    def test_a_pool_of_processes(self):
+        self.run_(
+            "import multiprocessing\n"
+            "def total(n):\n"
+            "  with ts.connect(address) as t: return float(t.put(np.ones(n)).sum())\n"
+            "t = ts.connect(address)\n"
+            "with multiprocessing.get_context('fork').Pool(3) as pool:\n"
+            "  print(pool.map(total, [1, 2, 3]), float(t.put(np.ones(4)).sum()))\n",
+            "[1.0, 2.0, 3.0] 4.0\n",
+        )
+
+    def test_interrupted_transfers(self):
+        """Ctrl-C ends a transfer at once, leaves nothing behind, and the client goes on."""
+        for shared in ("True", "False"):
+            for way in ("t.put(data, 'half', progress=interrupt)", "x.numpy(progress=interrupt)"):
+                self.run_(
+                    f"""
+def interrupt(done, total):
+    if total == data.nbytes and 0.25 < done / total < 0.5:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+t = ts.connect(address, shared_memory={shared})
+data = np.ones(24 << 20, 'f4')
+x = t.put(data)
+try: {way}
+except KeyboardInterrupt: print('interrupted')
+print(float(x[:5].sum()))
+for _ in range(100):
+    drafts = [b for b in t.call('ListBuffers', prefix='half').buffers]
+    if not drafts: break
+    time.sleep(0.1)
+print(len(drafts), (t.put(data[:5]) + 1).numpy())
+""",
+                    "interrupted\n5.0\n0 [2. 2. 2. 2. 2.]\n",
+                )
+
+    def test_an_interrupted_call(self):
+        process, _ = self.begin(
+            "t = ts.connect(address); x = t.put(np.ones((1100, 1100), 'f4'))\n"
+            "print('under way', flush=True)\n"
+            "try:\n"
+            "  while True: (x @ x).with_(strategy='cpu_naive').numpy()\n"
+            "except KeyboardInterrupt: print(float(x[0, 0]))\n"
+        )
+        self.assertEqual(process.stdout.readline(), "under way\n")
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.communicate(timeout=o.START_TIMEOUT_S)[0], "1.0\n")
+        self.assertEqual(process.returncode, 0)
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")

@@ -1,0 +1,458 @@
+#!/usr/bin/env python3
+"""Sharded buffers, as an outsider sees them: where they lie and what they cost, every call on them,
+and sums by several devices with the bits of one.
+
+usage: shards_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1] [test ...]
+"""
+
+import sys
+import threading
+import time
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually
+
+RNG = np.random.default_rng(20261126)
+MIB = 1 << 20
+FLAGS = ("--scratch-limit", "64Mi")
+REDUCTIONS = (
+    "SUM PRODUCT MIN MAX ARGMIN ARGMAX MEAN NORM_L1 NORM_L2 SUM_SQUARES VARIANCE ALL ANY"
+).split()
+
+
+def devices(client):
+    return [device.name for device in client.info().devices]
+
+
+def unit(client):
+    """What shards begin at multiples of."""
+    return 2 * MIB if client.info().devices[0].backend == "cuda" else 4096
+
+
+def used(client):
+    return [device.buffer_used_bytes for device in client.info().devices]
+
+
+def is_idle(client):
+    info = client.info()
+    return all(d.scratch_used_bytes == 0 and d.waiting == 0 for d in info.devices)
+
+
+def put_large(client, name, array, **spec):
+    """In messages of 1 MiB."""
+    data = memoryview(np.ascontiguousarray(array).ravel()).cast("B")
+    first = dict(name=name, spec=o.spec_of(array, **spec))
+    rest = (dict(data=bytes(data[i : i + MIB])) for i in range(0, len(data), MIB))
+    return client.upload([first, *rest]).buffer
+
+
+def random_array(n, kind):
+    if kind in ("i4", "i8"):
+        return RNG.integers(-1000, 1000, n).astype(kind)
+    if kind == "u2":  # the bits of bf16
+        return (RNG.standard_normal(n).astype("f4").view("u4") >> 16).astype("u2")
+    return RNG.standard_normal(n).astype(kind)
+
+
+def bits(scalar):
+    kind = scalar.WhichOneof("value")
+    value = getattr(scalar, kind)
+    return kind, value if kind == "integer" else np.float64(value).tobytes()
+
+
+def test_where_the_shards_are(server, client):
+    names, step = devices(client), unit(client)
+    for count in range(1, len(names) + 1):
+        for units in (0.001, 1, 1.5, 2, count, count + 0.25, 3 * count + 1.75):
+            size = max(1, int(units * step) // 4)
+            before = used(client)
+            array = np.zeros(size, np.float32)
+            buffer = put_large(client, "x", array, placement=names[:count])
+            whole = -(-size * 4 // step)
+            parts = min(count, whole)
+            shards = [(s.device, s.begin, s.end) for s in buffer.shards]
+            if parts == 1:
+                assert shards == [] and buffer.device == names[0], buffer
+                shards = [(names[0], 0, size * 4)]
+            assert [s[0] for s in shards] == names[:parts]
+            assert shards[0][1] == 0 and shards[-1][2] == size * 4
+            for (_, _, end), (_, begin, _) in zip(shards, shards[1:]):
+                assert end == begin and begin % step == 0, shards
+            held = [-(-(s[2] - s[1]) // step) for s in shards]
+            assert sum(held) == whole and max(held) - min(held) <= 1, shards
+            # Each device is charged for what it has, to the unit, and gets it all back.
+            taken = [a - b for a, b in zip(used(client), before)]
+            if parts > 1:
+                assert taken == [n * step for n in held] + [0] * (len(names) - parts), taken
+            for found in (
+                client.call("GetBuffer", name="x").buffer,
+                client.call("ListBuffers").buffers[0],
+            ):
+                assert found.shards == buffer.shards and found.device == buffer.device
+            client.call("DeleteBuffer", name="x")
+            assert eventually(lambda: used(client) == before, 5), (used(client), before)
+    everywhere = put_large(client, "all", np.zeros(64 * step // 4, np.float32), placement=["all"])
+    assert [s.device for s in everywhere.shards] == names
+    backwards = put_large(
+        client, "back", np.zeros(4 * step // 4, np.float32), placement=names[::-1][:2]
+    )
+    assert [s.device for s in backwards.shards] == names[::-1][:2]
+    assert backwards.device == names[-1]
+
+
+def test_what_is_refused(server, client):
+    first, second = devices(client)[:2]
+    array = np.zeros(10, np.float32)
+    for spec, reason in (
+        (dict(placement=[first, "cuda:77"]), "BAD_DEVICE"),
+        (dict(placement=[first, first]), "BAD_PLACEMENT"),
+        (dict(placement=[first, ""]), "BAD_PLACEMENT"),
+        (dict(placement=["all", first]), "BAD_PLACEMENT"),
+        (dict(placement=[first, second], device=first), "BAD_PLACEMENT"),
+    ):
+        outcome = client.attempt("CreateBuffer", name="x", spec=o.spec_of(array, **spec))
+        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", reason), (spec, outcome)
+        assert outcome.metadata["field"] in ("placement", "device"), outcome
+    client.put("x", array)
+    for fields in (dict(placement=["all", "all"]), dict(placement=["all"], device=first)):
+        outcome = client.attempt("CopyBuffer", source="x", name="y", **fields)
+        assert outcome.reason == "BAD_PLACEMENT", outcome
+    # A result lies where the operation runs, among others if asked to.
+    result = o.into("sum", placement=[second])
+    outcome = client.attempt("Add", a=o.resident("x"), b=o.resident("x"), result=result)
+    assert outcome.reason == "BAD_PLACEMENT", outcome
+    assert client.names() == ["x"]
+
+
+def test_a_device_that_is_full(server, client):
+    """One shard that does not fit is enough, and then nothing is taken anywhere."""
+    limited = o.Server(server.log_path.parent, *FLAGS, "--memory-limit", f"{64 * unit(client)}")
+    try:
+        check_full_devices(limited.client())
+        assert limited.stop() in (0, None)
+    finally:
+        limited.kill()
+
+
+def check_full_devices(own):
+    names, step = devices(own), unit(own)
+    floats = step // 4
+    put_large(own, "most", np.zeros(60 * floats, np.float32), device=names[1])
+    before = used(own)
+    too_much = o.spec_of(np.zeros(16 * floats, np.float32), placement=names[:2])
+    outcome = own.attempt("CreateBuffer", name="x", spec=too_much)
+    assert outcome.reason == "QUOTA_EXCEEDED", outcome
+    assert outcome.metadata["device"] == names[1], outcome
+    assert int(outcome.metadata["requested"]) == 8 * step, outcome
+    assert int(outcome.metadata["free"]) == 4 * step, outcome
+    assert used(own) == before
+    # More than any device may hold fits several of them together.
+    own.call("DeleteBuffer", name="most")
+    assert eventually(lambda: not any(used(own)), 5), used(own)
+    large = np.zeros(100 * floats, np.float32)
+    outcome = own.attempt("CreateBuffer", name="large", spec=o.spec_of(large))
+    assert outcome.reason == "QUOTA_EXCEEDED", outcome
+    spec = o.spec_of(large, placement=names[:2])
+    assert own.attempt("CreateBuffer", name="large", spec=spec).ok
+
+
+def test_bytes_come_and_go(server, client):
+    names, step = devices(client), unit(client)
+    data = RNG.integers(0, 256, 7 * step + 123 * 4, dtype=np.uint8)
+    array = data.view(np.int32)
+    put_large(client, "x", array, placement=["all"])
+    assert client.download("x") == data.tobytes()
+    for _ in range(20):
+        begin = int(RNG.integers(0, len(data)))
+        size = int(RNG.integers(1, len(data) - begin + 1))
+        got = client.download("x", offset=begin, limit=size)
+        assert got == data[begin : begin + size].tobytes(), (begin, size)
+    # Ranges in any order, across boundaries, from several streams.
+    client.create("y", array, placement=names[::-1])
+    cuts = sorted({0, len(data), *(int(c) for c in RNG.integers(0, len(data), 9))})
+    ranges = [r for r in zip(cuts, cuts[1:])]
+
+    def work(i):
+        own = server.client()
+        for begin, end in ranges[i::3]:
+            pieces = range(begin, end, MIB)
+            own.upload(
+                [
+                    dict(name="y", offset=at, data=data[at : min(end, at + MIB)].tobytes())
+                    for at in pieces
+                ]
+            )
+
+    o.in_threads(3, work)
+    assert client.call("SealBuffer", name="y").buffer.state == 2
+    assert client.download("y") == data.tobytes()
+
+
+def test_copies(server, client):
+    names, step = devices(client), unit(client)
+    n = 5 * step // 4 + 77
+    x = RNG.standard_normal(n).astype(np.float32)
+    put_large(client, "x", x, placement=["all"])
+    put_large(client, "plain", x, device=names[-1])
+    copies = [
+        ("x", dict(device=names[0]), ()),
+        ("x", dict(device=names[-1]), ()),
+        ("x", {}, names),
+        ("x", dict(placement=names[::-1]), names[::-1]),
+        ("plain", dict(placement=["all"]), names),
+        ("plain", dict(placement=names[:2]), names[:2]),
+        ("x", dict(placement=names[-2:]), names[-2:]),
+    ]
+    for source, fields, expected in copies:
+        copy = client.call("CopyBuffer", source=source, name="copy", replace=True, **fields).buffer
+        assert client.download("copy") == x.tobytes(), (source, fields)
+        at_most = -(-4 * n // step)
+        assert [s.device for s in copy.shards] == list(expected)[:at_most], (fields, copy)
+    # Windows and casts.
+    for window, part in (
+        (o.view([n // 3], [3], 1), x[1 : 1 + n // 3 * 3 : 3]),
+        (o.view([n], [-1], n - 1), x[::-1]),
+    ):
+        for fields in (dict(placement=["all"]), dict(device=names[-1])):
+            client.call(
+                "CopyBuffer", source="x", name="w", view=window, dtype=2, replace=True, **fields
+            )
+            assert client.download("w") == part.astype(np.float64).tobytes(), fields
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_sums_have_the_bits_of_one_device(server, client):
+    """Any length, type, offset and operation, on any number of devices."""
+    names, step = devices(client), unit(client)
+    kinds = ["f4", "f8", "f2", "u2", "i4", "i8"]
+    shared = 0
+    for round_ in range(12):
+        kind = kinds[round_ % len(kinds)]
+        size = np.dtype(kind).itemsize
+        n = int(RNG.integers(1, 40 * step // size)) if round_ > 2 else 8 * step // size + round_
+        x, y = random_array(n, kind), random_array(n, kind)
+        put_large(client, "x", x, replace=True)
+        put_large(client, "y", y, replace=True)
+        offset = int(RNG.integers(0, min(n, 2000)))
+        m = int(RNG.integers((n - offset) // 2, n - offset + 1))
+        window = o.view([m], [1], offset)
+        expected = {}
+        counts = sorted({1, 2, min(3, len(names)), min(4, len(names)), len(names)})
+        for count in [0, *counts]:
+            if count:
+                chosen = [names[i] for i in RNG.permutation(len(names))[:count]]
+                put_large(client, "x", x, replace=True, placement=chosen)
+                put_large(client, "y", y, replace=True, placement=chosen)
+            for window_of in (None, window):
+                a, b = o.resident("x", window_of), o.resident("y", window_of)
+                calls = [("Dot", dict(a=a, b=b))]
+                calls += [
+                    ("Reduce", dict(op="REDUCE_OP_" + op, x=a))
+                    for op in REDUCTIONS
+                    if window_of is None or m > 0 or op in ("SUM", "PRODUCT", "ALL", "ANY")
+                ]
+                for rpc, fields in calls:
+                    got = client.call(rpc, **fields)
+                    key = (rpc, fields.get("op"), window_of is None)
+                    value = bits(got.value), getattr(got, "index", 0)
+                    assert got.stats.strategy == "fixed_tree"
+                    if count == 0:
+                        expected[key] = value
+                        assert got.stats.devices == 1
+                    else:
+                        assert value == expected[key], (kind, n, offset, m, count, key)
+                        shared += got.stats.devices > 1
+                        most = min(count, -(-n * size // step))
+                        assert 1 <= got.stats.devices <= most, got.stats
+                        if window_of is None and n * size > 9 * step and step == 4096:
+                            assert got.stats.devices > 1 or count == 1, (n, count, got.stats)
+    assert shared > 100 or step != 4096, f"only {shared} sums were shared out"
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_sums_out_of_range_and_named_strategies(server, client):
+    names, step = devices(client), unit(client)
+    n = 16 * step // 4
+    huge = np.full(n, 3e38, np.float32)
+    huge[::2] = -3e38
+    huge[: n // 2] = 3e38
+    put_large(client, "one", huge)
+    put_large(client, "many", huge, placement=["all"])
+    for strategy in ("", "fixed_tree", "compensated", "cpu_serial"):
+        if strategy == "cpu_serial" and step != 4096:
+            continue
+        for op in ("SUM", "NORM_L1", "MEAN"):
+            fields = dict(op="REDUCE_OP_" + op, strategy=strategy, timing=True)
+            one = client.call("Reduce", x=o.resident("one"), **fields)
+            many = client.call("Reduce", x=o.resident("many"), **fields)
+            assert bits(one.value) == bits(many.value), (strategy, op)
+            assert np.isfinite(one.value.real), (strategy, op)
+            alone = strategy == "cpu_serial" or step != 4096
+            assert (many.stats.devices == 1) == alone, (strategy, many.stats)
+            assert many.stats.device == names[0]
+
+
+def test_every_operation(server, client):
+    """Against the same call on one device, bit by bit."""
+    names, step = devices(client), unit(client)
+    rows, columns = 96, 3 * step // 4 // 32 + 5
+    x = RNG.standard_normal((rows, columns)).astype(np.float32)
+    y = RNG.standard_normal((rows, columns)).astype(np.float32)
+    for name, array in dict(x=x, y=y, row=y[0], column=y[:, :1]).items():
+        put_large(client, f"{name}1", array)
+        put_large(client, f"{name}N", array, placement=["all"])
+    nodes = [
+        dict(operand=0),
+        dict(operand=1),
+        dict(operand=2),
+        dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
+        dict(op="MAP_OP_ADD", args=[3, 2]),
+    ]
+
+    def calls(k):
+        at = lambda name, window=None: o.resident(name + k, window)  # noqa: E731
+        yield "Add", dict(a=at("x"), b=at("y"))
+        window = o.view([rows - 3, columns], [columns, 1], 2 * columns)
+        yield "Add", dict(a=at("x", window), b=at("y", window))
+        strided = o.view([rows, columns // 2], [columns, 2], 1)
+        yield "Add", dict(a=at("x", strided), b=at("y", strided))
+        yield "Map", dict(operands=[at("x"), at("y"), at("x")], expression=dict(nodes=nodes))
+        for bias in (o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3)):
+            operands = [at("x"), at("y"), at("x", bias)]
+            yield "Map", dict(operands=operands, expression=dict(nodes=nodes))
+        yield "Matmul", dict(a=at("x"), b=at("y"), transpose_b=True)
+        yield "WindowSum", dict(x=at("x", o.view([rows * columns], [1])), radius=3)
+        for axes in ([1], [0], [0, 1], [-1]):
+            for op in ("SUM", "ARGMAX", "VARIANCE", "MEAN"):
+                yield "Reduce", dict(op="REDUCE_OP_" + op, x=at("x"), axes=axes)
+        yield "TopK", dict(x=at("x"), k=3)
+
+    for (rpc, one), (_, many) in zip(calls("1"), calls("N")):
+        expected, got = client.call(rpc, **one), client.call(rpc, **many)
+        for field in ("tensor", "values", "indices"):
+            if hasattr(expected, field):
+                assert getattr(expected, field) == getattr(got, field), (rpc, one)
+        shares = rpc in ("Add", "Map") or (rpc == "Reduce" and 0 not in many["axes"])
+        if step == 4096 and shares and "strides" not in str(many.get("a", "")):
+            assert got.stats.devices == len(names), (rpc, many, got.stats)
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_where_results_go(server, client):
+    names, step = devices(client), unit(client)
+    n = 8 * step // 4
+    x = RNG.standard_normal(n).astype(np.float32)
+    put_large(client, "x", x, placement=["all"])
+    for placement in ([], ["all"], names[::-1]):
+        result = o.into("sum", replace=True, placement=placement)
+        got = client.call("Add", a=o.resident("x"), b=o.resident("x"), result=result)
+        expected = {"": [], "all": names}.get("".join(placement), placement)
+        assert [s.device for s in got.buffer.shards] == expected, got.buffer
+        assert client.download("sum") == (x + x).tobytes()
+    # Too small to be divided: it lies where the operation ran, within reach of it.
+    small = client.put("small", np.ones(3, np.float32), device=names[-1])
+    result = o.into("result", placement=["all"])
+    a = o.resident(small.name)
+    got = client.call("Add", a=a, b=a, result=result)
+    assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
+
+
+def test_programs(server, client):
+    names, step = devices(client), unit(client)
+    n = 6 * step // 4 + 3
+    x = RNG.standard_normal(n).astype(np.float32)
+    put_large(client, "x", x, placement=["all"])
+    put_large(client, "y", x, device=names[-1])
+    part = dict(x=o.resident("x"), y=o.resident("y"))
+    steps = [
+        o.compute.Step(dot=o.compute.DotRequest(a=part["x"], b=part["x"], stats=True)),
+        o.compute.Step(dot=o.compute.DotRequest(a=part["x"], b=part["y"])),
+        o.compute.Step(
+            add=o.compute.AddRequest(
+                a=part["x"], b=part["y"], result=o.into("sum", placement=["all"])
+            )
+        ),
+        o.compute.Step(
+            add=o.compute.AddRequest(
+                a=part["x"], b=part["x"], result=o.compute.Result(scratch=True), stats=True
+            )
+        ),
+        o.compute.Step(
+            reduce=o.compute.ReduceRequest(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3))
+        ),
+    ]
+    answer = client.call("Execute", steps=steps)
+    got = [o.Outcome.of_step(result) for result in answer.results]
+    assert all(outcome.ok for outcome in got), got
+    alone = client.call("Dot", a=part["y"], b=part["y"]).value.real
+    assert got[0].answer.value.real == alone and got[1].answer.value.real == alone
+    assert client.download("sum") == (x + x).tobytes()
+    assert [s.device for s in got[2].answer.buffer.shards] == names[: -(-4 * n // step)]
+    put_large(client, "twice", x + x)
+    whole = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("twice")).value.real
+    assert got[4].answer.value.real == whole
+    if step == 4096:
+        assert got[0].answer.stats.devices > 1 and got[3].answer.stats.devices > 1
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_calls_that_need_each_others_devices(server, client):
+    """Sums over all devices, begun on different ones, beside copies in both directions: no deadlock,
+    no wrong value, and callers who leave in between leave nothing behind."""
+    names, step = devices(client), unit(client)
+    n = 24 * step // 4
+    array = RNG.integers(-8, 8, n).astype(np.float32)
+    expected = float(np.dot(array.astype(np.float64), array))
+    # The device that has most of a window runs the call.
+    put_large(client, "ab", array, placement=names)
+    put_large(client, "ba", array, placement=names[::-1])
+    put_large(client, "plain", array, device=names[0])
+
+    def work(i):
+        own = server.client()
+        for k in range(15):
+            name = ("ab", "ba")[(i + k) % 2]
+            other = ("ab", "ba", "plain")[(i * k) % 3]
+            got = own.call("Dot", a=o.resident(name), b=o.resident(other))
+            assert got.value.real == expected
+            own.call("CopyBuffer", source=name, name=f"copy{i}", device=names[k % len(names)],
+                     replace=True)
+            call = own.future("Dot", a=o.resident(name), b=o.resident(name))
+            time.sleep(RNG.uniform(0, 0.002))
+            call.cancel()
+            assert own.download(f"copy{i}") == array.tobytes()
+
+    o.in_threads(6, work)
+    assert eventually(lambda: is_idle(client), 10)
+
+
+def test_replaced_and_deleted_meanwhile(server, client):
+    names, step = devices(client), unit(client)
+    n = 4 * step // 4
+    put_large(client, "x", np.zeros(n, np.float32), placement=["all"])
+    stop = threading.Event()
+
+    def replace():
+        own, k = server.client(), 0
+        while not stop.is_set():
+            k += 1
+            placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
+            put_large(own, "x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        for _ in range(60):
+            got = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("x")).value.real
+            assert got % n == 0 and 0 <= got < 50 * n, "a mixture of two versions"
+    finally:
+        stop.set()
+        writer.join()
+    client.call("DeleteBuffer", name="x")
+    assert eventually(lambda: not any(used(client)), 5), used(client)
+
+
+if __name__ == "__main__":
+    sys.exit(o.run_tests(globals(), *FLAGS, device=",".join(f"cpu:{i}" for i in range(8))))
