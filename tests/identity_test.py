@@ -335,10 +335,13 @@ class IdentityTest(unittest.TestCase):
         for user in range(first, last):
             child = os.fork()
             if child == 0:
-                os.setresuid(user, user, user)
-                peer = socket.socket(socket.AF_UNIX)
-                peer.connect(str(self.path))
-                os._exit(0)
+                code = 1
+                try:
+                    os.setresuid(user, user, user)
+                    socket.socket(socket.AF_UNIX).connect(str(self.path))
+                    code = 0
+                finally:
+                    os._exit(code)
             self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertEqual(self.run_as(first, "ls").returncode, 0)
         self.assertIn("BAD_TOKEN", self.run_as(last, "ls").stderr)

@@ -111,6 +111,7 @@ class QueueFull(Error, RuntimeError): reason = "QUEUE_FULL"
 # --- who may call
 class BadToken(Error, PermissionError): reason = "BAD_TOKEN"
 class RoleTooSmall(Error, PermissionError): reason = "ROLE_TOO_SMALL"
+class UserUnknown(Error, PermissionError): reason = "USER_UNKNOWN"
 # --- the server and the way to it
 class Draining(Error, ConnectionError): reason = "DRAINING"
 class DeviceLost(Error, ConnectionError): reason = "DEVICE_LOST"
