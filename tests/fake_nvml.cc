@@ -40,7 +40,10 @@ extern "C" {
 
 tessera::FakeNvml* FakeNvmlState() { return &State(); }
 
-int nvmlInit_v2() { return State().init_result; }
+int nvmlInit_v2() {
+  ++State().calls;
+  return State().init_result;
+}
 const char* nvmlErrorString(int) { return "Driver/library version mismatch"; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, void** device) {
   if (State().bus_id != bus_id) return kNotFound;

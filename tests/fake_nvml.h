@@ -18,7 +18,7 @@ struct FakeNvml {
   unsigned long long memory_used = 70ull << 30;
   unsigned long long slowdowns = 0x4;
   unsigned long long corrected = 3, uncorrected = 0;
-  std::atomic<int> calls{0};         // of functions that ask for a figure
+  std::atomic<int> calls{0};         // of the first function, and of those that ask for a figure
   std::atomic<bool> blocked{false};  // they do not return
 };
 

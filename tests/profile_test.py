@@ -99,7 +99,8 @@ class RangesTest(ProfileCase):
         x = o.resident("x")
         client.call("Dot", a=x, b=x)
         client.call("Dot", a=x, b=x, strategy="cpu_serial")
-        client.call("Dot", a=o.resident("x", o.view([500], [2])), b=o.resident("x", o.view([500])))
+        gaps = o.resident("x", o.view([500], [2]))
+        client.call("Dot", a=gaps, b=gaps, strategy="cpu_parallel")
         client.download("x")
         wanted = {("Upload",), ("Dot",), ("Dot", "fixed_tree"), ("Dot", "cpu_serial"),
                   ("Dot", "gather"), ("Dot", "wait"), ("Download",)}

@@ -1,0 +1,371 @@
+#!/usr/bin/env python3
+"""HTTP/2 as no client should speak it, slow and half-open connections, and very many of both: the
+server lives, others are served meanwhile, and nothing stays behind.
+
+usage: http2_test.py --server build/bin/tessera-server [test ...]
+"""
+
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+
+import numpy as np
+
+import outsider as o
+from outsider import eventually, frame
+
+PRIORITY, PUSH_PROMISE, WINDOW_UPDATE, CONTINUATION = 2, 5, 8, 9
+ACK, PADDED, WITH_PRIORITY = 1, 8, 0x20
+DOT = "/tessera.v1.ComputeService/Dot"
+UPLOAD = "/tessera.v1.BufferService/Upload"
+SETTINGS = frame(o.SETTINGS, 0, 0)
+
+
+def literal(name, value):
+    """A header field that is not indexed; bytes of any kind."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def dot_of_ones():
+    one = o.inline(np.ones(1, np.float32))
+    body = o.compute.DotRequest(a=one, b=one).SerializeToString()
+    return b"\0" + len(body).to_bytes(4, "big") + body
+
+
+def call(stream, body, path=DOT, flags=o.END_STREAM):
+    head = frame(o.HEADERS, o.END_HEADERS, stream, o.request_headers(path))
+    return head + frame(o.DATA, flags, stream, body)
+
+
+def setting(key, value):
+    return frame(o.SETTINGS, 0, 0, struct.pack(">HI", key, value))
+
+
+def broken():
+    """{what is wrong: the bytes behind preface and SETTINGS}"""
+    head = o.request_headers(DOT)
+    body = dot_of_ones()
+
+    def headers(fields, flags=o.END_HEADERS, stream=1):
+        return frame(o.HEADERS, flags, stream, fields)
+
+    def with_field(name, value):
+        return headers(head + literal(name, value)) + frame(o.DATA, o.END_STREAM, 1, body)
+
+    without = lambda name: b"".join(
+        literal(key, value)
+        for key, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", DOT.encode()),
+            (b":authority", b"x"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        )
+        if key != name
+    )
+    return {
+        # Frames (RFC 9113, 4 and 5)
+        "a frame larger than allowed": frame(o.DATA, 0, 1, bytes(20_000)),
+        "a frame that announces 16 MiB": b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(100),
+        "a frame of an unknown kind": frame(0x42, 255, 7, b"x" * 50) + call(1, body),
+        "the reserved bit of a stream": frame(o.HEADERS, o.END_HEADERS, 0x80000001, head),
+        "a stream of the server's": call(2, body),
+        "streams that go back": call(5, body) + call(3, body),
+        "a stream twice": call(1, body) + call(1, body),
+        "HEADERS on stream 0": headers(head, stream=0),
+        "DATA on stream 0": frame(o.DATA, 0, 0, body),
+        "DATA on a stream that is idle": frame(o.DATA, 0, 7, body),
+        "DATA after the end": call(1, body) + frame(o.DATA, o.END_STREAM, 1, body),
+        "HEADERS after the end": call(1, body) + headers(head),
+        "padding longer than the frame": headers(b"\xff" + head, o.END_HEADERS | PADDED)
+        + frame(o.DATA, PADDED, 1, b"\xff\0\0"),
+        "padding alone": call(1, body, flags=0) + frame(o.DATA, PADDED, 1, b"\x01\0") * 1000,
+        "empty DATA without an end": call(1, b"", flags=0) + frame(o.DATA, 0, 1) * 5000,
+        "a stream that depends on itself": headers(
+            b"\0\0\0\x01\x10" + head, o.END_HEADERS | WITH_PRIORITY
+        ),
+        "PRIORITY of 3 bytes": frame(PRIORITY, 0, 1, b"\0\0\0"),
+        "PRIORITY for many streams": b"".join(
+            frame(PRIORITY, 0, stream, b"\0\0\0\0\x10") for stream in range(1, 8000, 2)
+        ),
+        "PUSH_PROMISE of a client": frame(PUSH_PROMISE, o.END_HEADERS, 1, b"\0\0\0\x02" + head),
+        "RST_STREAM of an idle stream": frame(o.RST_STREAM, 0, 9, b"\0\0\0\x08"),
+        "RST_STREAM of 3 bytes": call(1, body) + frame(o.RST_STREAM, 0, 1, b"\0\0\0"),
+        "RST_STREAM on stream 0": frame(o.RST_STREAM, 0, 0, b"\0\0\0\x08"),
+        # Connection
+        "SETTINGS on a stream": frame(o.SETTINGS, 0, 1),
+        "SETTINGS of 5 bytes": frame(o.SETTINGS, 0, 0, b"\0\x04\0\0\0"),
+        "SETTINGS that acknowledge and say": frame(o.SETTINGS, ACK, 0, b"\0\x04\0\0\0\x01"),
+        "a window of 2^32 - 1": setting(4, 0xFFFFFFFF),
+        "frames of at most 1 byte": setting(5, 1) + call(1, body),
+        "a header table of 4 GiB": setting(1, 0xFFFFFFFF) + call(1, body),
+        "no header table, and back": setting(1, 0) + setting(1, 4096) + call(1, body),
+        "4000 SETTINGS": setting(4, 65_535) * 4000,
+        "4000 PINGs": frame(o.PING, 0, 0, bytes(8)) * 4000,
+        "a PING of 7 bytes": frame(o.PING, 0, 0, bytes(7)),
+        "a PING on a stream": frame(o.PING, 0, 1, bytes(8)),
+        "an answer to no PING": frame(o.PING, ACK, 0, b"nobodyxx"),
+        "GOAWAY on a stream": frame(o.GOAWAY, 0, 1, bytes(8)),
+        "GOAWAY of 4 bytes": frame(o.GOAWAY, 0, 0, bytes(4)),
+        "GOAWAY, then a call": frame(o.GOAWAY, 0, 0, bytes(8)) + call(1, body),
+        "WINDOW_UPDATE by 0": frame(WINDOW_UPDATE, 0, 0, bytes(4)),
+        "WINDOW_UPDATE by 0 of a stream": call(1, body, flags=0)
+        + frame(WINDOW_UPDATE, 0, 1, bytes(4)),
+        "a window beyond 2^31 - 1": frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff") * 2,
+        "a stream's window beyond 2^31 - 1": call(1, body, flags=0)
+        + frame(WINDOW_UPDATE, 0, 1, b"\x7f\xff\xff\xff") * 2,
+        "WINDOW_UPDATE of 3 bytes": frame(WINDOW_UPDATE, 0, 0, bytes(3)),
+        # Header blocks
+        "CONTINUATION of nothing": frame(CONTINUATION, o.END_HEADERS, 1, head),
+        "HEADERS, then DATA before their end": headers(head, 0) + frame(o.DATA, 0, 1, body),
+        "HEADERS, then those of another stream": headers(head, 0) + headers(head, stream=3),
+        "CONTINUATION without an end": headers(head, 0)
+        + frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 100)) * 2000,
+        "an index that is none": headers(b"\xff\xff\xff\xff\x0f"),
+        "index 0": headers(b"\x80"),
+        "a number of 20 bytes": headers(b"\xff" + b"\xff" * 20 + b"\x01"),
+        "a string longer than its block": headers(b"\0\x7fabc"),
+        "Huffman code of the end": headers(b"\0\x84\xff\xff\xff\xff\x81\xff"),
+        "a table size beyond the settings": headers(b"\x3f\xe1\xff\x7f" + head),
+        "a table size behind fields": headers(head + b"\x20"),
+        "64 KiB of header fields": headers(head, 0)
+        + frame(CONTINUATION, 0, 1, literal(b"x-big", b"y" * 120) * 128) * 4
+        + frame(CONTINUATION, o.END_HEADERS, 1, b""),
+        "a field in capitals": with_field(b"X-Big", b"y"),
+        "a field without a name": with_field(b"", b"y"),
+        "a field with a line break": with_field(b"x", b"a\r\nb: c"),
+        "a field with a zero": with_field(b"x", b"a\0b"),
+        "a pseudo field behind the others": with_field(b":path", b"/x"),
+        "a pseudo field that there is not": with_field(b":what", b"x"),
+        "connection, which HTTP/2 has not": with_field(b"connection", b"close"),
+        "te that is not trailers": with_field(b"te", b"gzip"),
+        "a content-length that is wrong": with_field(b"content-length", b"7"),
+        "binary metadata that is no base64": with_field(b"x-bin", b"***"),
+        "a timeout that is none": with_field(b"grpc-timeout", b"99999999999H"),
+        "a negative timeout": with_field(b"grpc-timeout", b"-1S"),
+        "an encoding that there is not": with_field(b"grpc-encoding", b"zip"),
+        "no method": headers(without(b":method")),
+        "no scheme": headers(without(b":scheme")),
+        "no path": headers(without(b":path")),
+        "no content-type": headers(without(b"content-type")),
+        "an empty block": headers(b"", o.END_HEADERS | o.END_STREAM),
+        "trailers without an end": call(1, body, flags=0) + headers(literal(b"x", b"y")),
+        "pseudo fields in trailers": call(1, body, flags=0)
+        + headers(head, o.END_HEADERS | o.END_STREAM),
+        # Messages of gRPC
+        "half a message": call(1, body[:7]),
+        "the length of a message and no more": call(1, body[:5]),
+        "two messages of a call that takes one": call(1, body + body),
+        "no message": call(1, b""),
+        "a message of 4 GiB": call(1, b"\0\xff\xff\xff\xff" + bytes(50), flags=0),
+        "a flag that there is not": call(1, b"\x7f" + body[1:]),
+        "compressed, by nothing": call(1, b"\x01" + body[1:]),
+        "a method that there is not": call(1, body, path="/tessera.v1.ComputeService/Nothing"),
+        "a path without a slash": call(1, body, path="x"),
+    }
+
+
+def still_answers(raw, seconds):
+    """Whether the connection has ended or answers a PING; what else comes is thrown away."""
+    try:
+        raw.send(frame(o.PING, 0, 0, b"pingping"))
+    except OSError:
+        return True
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        try:
+            found = raw.read_frame(min(1, max(0, give_up - time.monotonic())))
+        except OSError:  # it answers SETTINGS, and the server has closed
+            return True
+        if found is None:
+            raw.socket.settimeout(0)
+            try:
+                if not raw.socket.recv(1):
+                    return True
+            except BlockingIOError:
+                continue
+            except OSError:
+                return True
+        elif found[0] == o.PING and found[1] & ACK and found[3] == b"pingping":
+            return True
+    return False
+
+
+def serves(client):
+    assert client.dot_of_ones(timeout=30 * o.Program.patience()) == 1
+
+
+def test_broken_frames(server, client):
+    serves(client)
+    connections = []
+    for what, data in broken().items():
+        raw = o.RawConnection(server)
+        connections.append(raw)
+        try:
+            raw.send(data)
+        except OSError:
+            pass  # the server has closed
+        patience = 30 * o.Program.patience()
+        assert still_answers(raw, patience), f"{what}: neither an answer nor an end"
+        assert server.alive(), f"{what}: the server ended with {server.process.poll()}"
+        serves(client)
+    for raw in connections:
+        raw.close()
+    leaves_nothing(client, 1)
+    print(f"{len(connections)} kinds of broken HTTP/2", flush=True)
+
+
+def leaves_nothing(client, connections):
+    def held():
+        used = {b.name: b.used for b in client.info().budgets}
+        return {k: used[k] for k in ("connections", "uploads", "downloads", "host_memory")}
+
+    at_rest = {"connections": connections, "uploads": 0, "downloads": 0}
+    assert eventually(
+        lambda: all(held()[k] <= v for k, v in at_rest.items()) and held()["host_memory"] < 10_000,
+        30,
+    ), held()
+
+
+def test_prefaces(server, client):
+    """What is no preface, or stops within it, and what comes before SETTINGS."""
+    connections = []
+    for data in (
+        b"",
+        o.PREFACE[:1],
+        o.PREFACE[:23],
+        o.PREFACE.lower(),
+        o.PREFACE + call(1, dot_of_ones()),
+        o.PREFACE + frame(o.SETTINGS, ACK, 0),
+        o.PREFACE + SETTINGS[:5],
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(160),
+    ):
+        one = server.socket()
+        one.sendall(data)
+        connections.append(one)
+        serves(client)
+    for one in connections:
+        one.close()
+    leaves_nothing(client, 1)
+
+
+def test_slow_senders(server, client):
+    """Bytes that come one by one keep nobody else waiting, and a call that is complete in the end
+    is answered."""
+    stream = o.PREFACE + SETTINGS + call(1, dot_of_ones())
+    slow = [server.socket() for _ in range(20)]
+    for at, byte in enumerate(stream):
+        for one in slow:
+            one.sendall(bytes([byte]))
+        if at % 16 == 0:
+            serves(client)
+    for one in slow:
+        raw = o.RawConnection.__new__(o.RawConnection)
+        raw.socket, raw.bytes = one, b""
+        assert answers(raw, 1, 60) == 1, "a slow call has no answer"
+        one.close()
+    # Those that stop in the middle of a frame.
+    for end in (len(o.PREFACE) + 3, len(stream) - 5):
+        for one in [server.socket() for _ in range(20)]:
+            one.sendall(stream[:end])
+            one.close()
+    serves(client)
+    leaves_nothing(client, 1)
+
+
+def answers(raw, wanted, seconds):
+    """How many calls of the connection have been answered with a message, up to the number
+    wanted."""
+    give_up = time.monotonic() + seconds * o.Program.patience()
+    with_message, ended = set(), 0
+    while ended < wanted and time.monotonic() < give_up:
+        found = raw.read_frame(give_up - time.monotonic())
+        if found is None:
+            break
+        kind, flags, stream, payload = found
+        if kind in (o.RST_STREAM, o.GOAWAY):
+            raise AssertionError(f"the server ends it: {found}")
+        if kind == o.DATA and payload:
+            with_message.add(stream)
+        ended += kind == o.HEADERS and bool(flags & o.END_STREAM) and stream in with_message
+    return ended
+
+
+def many():
+    """As many connections as the descriptors of both sides allow, at most 10,000."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= 16_000:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16_000 if soft < 16_000 else soft, hard))
+        return 10_000 // o.Program.patience()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard - 500
+
+
+def test_ten_thousand_connections(server, client):
+    count = many()  # before the server starts: it takes the limit over
+    crowded = o.Server(server.log_path.parent, f"--max-connections={3 * count}", "--queue=20000")
+    one = crowded.client()
+    serves(one)
+    before = crowded.rss()
+    files = len(os.listdir(f"/proc/{crowded.pid}/fd"))
+    host, port = crowded.address.split(":")
+    connections = []
+    begin = time.monotonic()
+    for i in range(count):
+        raw = socket.create_connection((host, int(port)), timeout=60)
+        raw.sendall(o.PREFACE + SETTINGS + call(1, dot_of_ones()))
+        connections.append(raw)
+        if i % 1000 == 0:
+            serves(one)
+    for raw in connections:
+        wrapped = o.RawConnection.__new__(o.RawConnection)
+        wrapped.socket, wrapped.bytes = raw, b""
+        assert answers(wrapped, 1, 120) == 1, "a call has no answer"
+    took = time.monotonic() - begin
+    open_now = one.budget("connections").used
+    assert open_now == count + 1, f"{open_now} connections are open, not {count + 1}"
+    each = (crowded.rss() - before) / count
+    serves(one)
+    each = f"{each / 1024:.1f} KiB each"
+    print(f"{count} connections, a call on each, {took:.1f} s, {each}", flush=True)
+    for raw in connections:
+        raw.close()
+    leaves_nothing(one, 1)
+    assert eventually(lambda: len(os.listdir(f"/proc/{crowded.pid}/fd")) <= files, 30)
+    assert crowded.stop() == 0
+
+
+def test_ten_thousand_streams(server, client):
+    """Calls that are open at once, 1000 on each connection, then completed, and all answered."""
+    connections = [o.RawConnection(server) for _ in range(10)]
+    each = 1000 // o.Program.patience()
+    head = o.request_headers(DOT)
+    body = dot_of_ones()
+    streams = range(1, 2 * each, 2)
+    begin = time.monotonic()
+    for raw in connections:
+        raw.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 24)))
+        raw.send(*(frame(o.HEADERS, o.END_HEADERS, stream, head) for stream in streams))
+    serves(client)
+    for raw in connections:
+        raw.send(*(frame(o.DATA, 0, stream, body[:6]) for stream in streams))
+    serves(client)
+    for raw in connections:
+        raw.send(*(frame(o.DATA, o.END_STREAM, stream, body[6:]) for stream in streams))
+    for raw in connections:
+        got = answers(raw, each, 120)
+        assert got == each, f"{got} of {each} calls are answered"
+    took = time.monotonic() - begin
+    print(f"{10 * each} calls open at once, all answered in {took:.1f} s", flush=True)
+    for raw in connections:
+        raw.close()
+    leaves_nothing(client, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(o.run_tests(globals(), "--queue=20000"))
