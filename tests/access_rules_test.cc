@@ -235,10 +235,10 @@ TEST_F(TenantsTest, WhatIsSweptTakesNoQuotaWhileItsMemoryIsFreed) {
   Tenant& a = tenants_.Named("a");
   a.SetQuotas({.buffers = 1});
   auto draft = a.store().Create({.name = "x",
-                                       .type = *MakeArrayType(DType::kF32, {0}),
-                                       .device = &device_,
-                                       .ttl = absl::Milliseconds(1),
-                                       .kind = Draft::Kind::kResult});
+                                 .type = *MakeArrayType(DType::kF32, {0}),
+                                 .device = &device_,
+                                 .ttl = absl::Milliseconds(1),
+                                 .kind = Draft::Kind::kResult});
   ASSERT_TRUE(draft.ok() && a.store().Seal(**draft).ok());
   draft = absl::UnknownError("let go");
   absl::SleepFor(absl::Milliseconds(5));

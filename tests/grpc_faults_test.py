@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The known faults of the gRPC in use, as SECURITY.md lists them: what each sends does not end the
-process, and callers on other connections are answered. abuse_test.py has those of connections and of
-streams that are reset.
+process, and callers on other connections are answered. abuse_test.py has those of connections and
+of streams that are reset.
 
 usage: grpc_faults_test.py --server build/bin/tessera-server [test ...]
 """

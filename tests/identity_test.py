@@ -131,7 +131,9 @@ class IdentityTest(unittest.TestCase):
 
     def test_the_first_line_that_fits_counts(self):
         pair = self.ca.issue("first", names="DNS:a.example.org,DNS:b.example.org")
-        lines = ["dns:b.example.org read two", "cn:first write one", "dns:a.example.org write three"]
+        lines = [
+            "dns:b.example.org read two", "cn:first write one", "dns:a.example.org write three"
+        ]
         server = self.serve_tls(*lines)
         caller = Holder(server, self.ca, pair)
         self.assertEqual(caller.attempt("DeleteBuffer", name="x").reason, "ROLE_TOO_SMALL")

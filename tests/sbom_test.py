@@ -113,8 +113,8 @@ class SbomTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as built:
             (pathlib.Path(built) / "devices.txt").write_text("CPU alone\n")
             command = (
-                'root=$PWD; for part in deploy/tools/*.sh; do source "$part"; done; built=$1; shift; '
-                'bill_of_materials "$@"'
+                'root=$PWD; for part in deploy/tools/*.sh; do source "$part"; done; '
+                'built=$1; shift; bill_of_materials "$@"'
             )
             text = run("bash", "-euo", "pipefail", "-c", command, "-", built, *PROGRAMS)
         spdx = json.loads(text)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Secrets stay where they belong: marked tokens and keys go through every method, command and client
-at the most talkative level, and are then looked for in all that anybody could read.
+"""Secrets stay where they belong: marked tokens and keys go through every method, command and
+client at the most talkative level, and are then looked for in all that anybody could read.
 
 usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
@@ -33,7 +33,7 @@ CLI = None
 
 
 def forms(secret):
-    """What a secret looks like where somebody has written it down, whole or the better part of it."""
+    """What a secret looks like where somebody has written it down, all of it or its beginning."""
     raw = secret.encode()
     digest = hashlib.sha256(raw)
     found = {secret, secret[:16], raw.hex(), digest.hexdigest(), digest.hexdigest()[:16]}
