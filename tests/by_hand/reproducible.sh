@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the bundle of the CPU device twice and compares every byte, mode and time: from two clones in
-# folders of other depth, without ccache, with another umask, time zone and language.
+# Builds the bundle of the CPU device twice and compares every byte, mode and time: from two clones
+# in folders of other depth, each with an empty cache of compiled files, with another umask, time zone
+# and language. ccache is what keeps the folder's path out of the compiler's output (CCACHE_BASEDIR).
 #
 # usage: tests/by_hand/reproducible.sh     (two whole builds)
 set -euo pipefail
@@ -15,8 +16,8 @@ build() {
   (
     cd "$work/$1"
     umask "$2"
-    env -u TESSERA_CUDA_ARCHITECTURES -u SOURCE_DATE_EPOCH CI=true CUDA_HOME=/nonexistent PATH=/usr/bin:/bin \
-      CCACHE_DISABLE=1 TZ="$3" LC_ALL="$4" ./dev bundle >&2
+    env -u TESSERA_CUDA_ARCHITECTURES -u SOURCE_DATE_EPOCH CI=true CUDA_HOME=/nonexistent \
+      PATH=/usr/bin:/bin CCACHE_DIR="$work/cache/$1" TZ="$3" LC_ALL="$4" ./dev bundle >&2
     cd build/bundle
     find . -printf '%m %T@ %p\n' | LC_ALL=C sort
     find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
