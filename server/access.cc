@@ -2,6 +2,7 @@
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,8 +18,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "grpc/grpc_security_constants.h"
 #include "kernels/base/error.h"
 #include "server/options.h"
+#include "server/user_mark.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -58,6 +62,7 @@ constexpr MethodRule kMethods[] = {
 
 constexpr std::size_t kLongestTenant = 64;
 constexpr std::size_t kLongestToken = 1024;
+constexpr std::size_t kLongestName = 1024;  // of a certificate
 constexpr std::string_view kScheme = "bearer ";
 
 absl::Status Bad(std::size_t line, std::string_view why) {
@@ -72,6 +77,37 @@ std::optional<TokenHash> ParseHash(absl::string_view text) {
   const std::string bytes = absl::HexStringToBytes(text);
   std::memcpy(hash.data(), bytes.data(), hash.size());
   return hash;
+}
+
+constexpr absl::string_view kUser = "uid:";
+
+// What lines call a name, and where gRPC has it.
+struct NameKind {
+  absl::string_view prefix;
+  const char* property;
+};
+constexpr NameKind kNames[] = {{"cn:", GRPC_X509_CN_PROPERTY_NAME},
+                               {"dns:", GRPC_PEER_DNS_PROPERTY_NAME},
+                               {"uri:", GRPC_PEER_URI_PROPERTY_NAME},
+                               {kUser, UserMark::kProperty}};
+
+// A name as lines and callers are compared by it.
+std::string NameOf(absl::string_view prefix, absl::string_view name) {
+  return absl::StrCat(prefix, prefix == "dns:" ? absl::AsciiStrToLower(name) : std::string(name));
+}
+
+// Nothing: it is none.
+std::optional<std::string> ParseName(absl::string_view text) {
+  for (const NameKind& kind : kNames) {
+    absl::string_view name = text;
+    if (!absl::ConsumePrefix(&name, kind.prefix)) continue;
+    if (name.empty() || name.size() > kLongestName) return std::nullopt;
+    if (kind.prefix != kUser) return NameOf(kind.prefix, name);
+    uid_t user = 0;
+    if (!absl::SimpleAtoi(name, &user) || !absl::ascii_isdigit(name.front())) return std::nullopt;
+    return absl::StrCat(kUser, user);
+  }
+  return std::nullopt;
 }
 
 std::optional<Role> ParseRole(absl::string_view text) {
@@ -139,6 +175,10 @@ bool Sha256(const grpc::string_ref& text, TokenHash& hash) {
          EVP_DigestFinal_ex(state.get(), hash.data(), nullptr) == 1;
 }
 
+bool HasToken(const grpc::ServerContext& context) {
+  return context.client_metadata().find("authorization") != context.client_metadata().end();
+}
+
 // The token of a call; nothing: there is none, or more than one.
 std::optional<grpc::string_ref> TokenOf(const grpc::ServerContext& context) {
   const auto [first, end] = context.client_metadata().equal_range("authorization");
@@ -178,7 +218,7 @@ absl::Status Caller::Require(Role needed, std::string_view method, std::string_v
   if (role >= needed) return absl::OkStatus();
   return MakeError(StatusCode::kPermissionDenied, "ROLE_TOO_SMALL",
                    absl::StrCat(Absl(what), " needs the role ", Absl(Name(needed)),
-                                ", and the token has ", Absl(Name(role))),
+                                ", and the caller has ", Absl(Name(role))),
                    {{"method", std::string(method)},
                     {"role", std::string(Name(role))},
                     {"needed", std::string(Name(needed))}});
@@ -186,7 +226,7 @@ absl::Status Caller::Require(Role needed, std::string_view method, std::string_v
 
 absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
   TokenFile file;
-  std::set<TokenHash> seen;
+  std::set<std::string> seen;
   std::size_t number = 0;
   for (absl::string_view line : absl::StrSplit(Absl(text), '\n')) {
     ++number;
@@ -194,21 +234,27 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
     const std::vector<absl::string_view> words =
         absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;
-    if (words.size() < 3) return Bad(number, "it is not SHA-256, role and tenant");
+    if (words.size() < 3) return Bad(number, "it is not who, role and tenant");
     const std::optional<TokenHash> hash = ParseHash(words[0]);
-    if (!hash.has_value()) return Bad(number, "the first word is no SHA-256 in 64 hex digits");
+    const std::optional<std::string> name = ParseName(words[0]);
+    if (!hash.has_value() && !name.has_value()) {
+      return Bad(number,
+                 "the first word is no SHA-256 in 64 hex digits, and no cn:, dns: or uri: with a "
+                 "name, or uid: with a number");
+    }
     const std::optional<Role> role = ParseRole(words[1]);
     if (!role.has_value()) return Bad(number, "the role is none of read, write and admin");
     if (!IsTenantName(words[2]))
       return Bad(number, "a tenant's name is 1 to 64 characters of [a-zA-Z0-9._-]");
     const std::string tenant(words[2]);
-    if (!seen.insert(*hash).second) return Bad(number, "the token has a line already");
+    if (!seen.insert(name.value_or(absl::AsciiStrToLower(words[0]))).second)
+      return Bad(number, "the first word has a line already");
     Quotas& quotas = file.quotas[tenant];
     for (std::size_t i = 3; i < words.size(); ++i)
       if (std::string_view why; !ParseQuota(words[i], quotas, &why)) return Bad(number, why);
-    file.tokens.push_back({*hash, *role, tenant});
+    file.lines.push_back({hash.value_or(TokenHash{}), name.value_or(""), *role, tenant});
   }
-  if (file.tokens.empty()) return absl::InvalidArgumentError("it holds no token");
+  if (file.lines.empty()) return absl::InvalidArgumentError("it lets nobody in");
   return file;
 }
 
@@ -218,8 +264,16 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
 class Access::Table {
  public:
   Table(const TokenFile& file, Tenants& tenants) {
-    for (const TokenFile::Line& line : file.tokens)
-      entries_[KeyOf(line.hash)].push_back({line.hash, {&tenants.Named(line.tenant), line.role}});
+    for (std::size_t i = 0; i < file.lines.size(); ++i) {
+      const TokenFile::Line& line = file.lines[i];
+      const Caller caller = {&tenants.Named(line.tenant), line.role};
+      if (line.name.empty()) {
+        entries_[KeyOf(line.hash)].push_back({line.hash, caller});
+      } else {
+        names_.emplace(line.name, Named{i, caller});
+        if (!absl::StartsWith(line.name, kUser)) names_certificates_ = true;
+      }
+    }
   }
 
   // Null: nobody has that token. What the time tells is a part of the hash of what was sent.
@@ -230,6 +284,24 @@ class Access::Table {
       if (CRYPTO_memcmp(entry.hash.data(), hash.data(), hash.size()) == 0) return &entry.caller;
     return nullptr;
   }
+
+  // Of the first line that names the connection of a call. Null: none does.
+  const Caller* Find(const grpc::ServerContext& context) const {
+    if (names_.empty()) return nullptr;
+    const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
+    const Named* first = nullptr;
+    for (const NameKind& kind : kNames) {
+      for (const grpc::string_ref& name : connection->FindPropertyValues(kind.property)) {
+        const auto found = names_.find(NameOf(kind.prefix, {name.data(), name.size()}));
+        if (found != names_.end() && (first == nullptr || found->second.line < first->line))
+          first = &found->second;
+      }
+    }
+    return first == nullptr ? nullptr : &first->caller;
+  }
+
+  bool KnowsUser(uid_t user) const { return names_.contains(absl::StrCat(kUser, user)); }
+  bool names_certificates() const { return names_certificates_; }
 
  private:
   struct Entry {
@@ -242,12 +314,19 @@ class Access::Table {
     return key;
   }
 
+  struct Named {
+    std::size_t line;
+    Caller caller;
+  };
+
   absl::flat_hash_map<std::uint64_t, std::vector<Entry>> entries_;
+  absl::flat_hash_map<std::string, Named> names_;
+  bool names_certificates_ = false;
 };
 
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& file, Tenants& tenants) {
   std::unique_ptr<Access> access(new Access(file, tenants));
-  if (access->by_token()) {
+  if (access->restricted()) {
     if (absl::Status status = access->Load(); !status.ok()) return status;
   }
   return access;
@@ -276,7 +355,7 @@ absl::Status Access::Load() {
 }
 
 void Access::Reload() {
-  if (!by_token() || StampOf(file_) == stamp_) return;
+  if (!restricted() || StampOf(file_) == stamp_) return;
   const absl::Status status = Load();
   if (status.ok()) {
     spdlog::info("tokens: the file has changed and is in use");
@@ -299,18 +378,27 @@ const Access::Table& Access::Current() const {
   return *table;
 }
 
+bool Access::names_certificates() const { return restricted() && Current().names_certificates(); }
+
+bool Access::KnowsUser(uid_t user) const {
+  return !restricted() || user == geteuid() || Current().KnowsUser(user);
+}
+
 absl::StatusOr<Caller> Access::Admit(std::string_view method,
                                      const grpc::ServerContext& context) const {
-  if (!by_token()) return Caller{&tenants_.unnamed(), Role::kAdmin};
+  if (!restricted()) return Caller{&tenants_.unnamed(), Role::kAdmin};
   const Caller* caller = nullptr;
-  if (const std::optional<grpc::string_ref> token = TokenOf(context); token.has_value()) {
+  if (!HasToken(context)) {
+    caller = Current().Find(context);
+  } else if (const std::optional<grpc::string_ref> token = TokenOf(context); token.has_value()) {
     TokenHash hash;
     if (Sha256(*token, hash)) caller = Current().Find(hash);
   }
   if (caller == nullptr) {
     return MakeError(StatusCode::kUnauthenticated, "BAD_TOKEN",
                      "the call needs a token that this server knows, as metadata "
-                     "'authorization: Bearer TOKEN'");
+                     "'authorization: Bearer TOKEN', or a certificate or a user of its host that "
+                     "it knows");
   }
   if (absl::Status status = caller->Require(RoleFor(method), method, method); !status.ok())
     return status;

@@ -1,13 +1,21 @@
-// Who may call what: the tokens of --tokens, the roles that they give, and the tenants that they
-// belong to.
+// Who may call what: the callers that the file of --tokens knows, their roles, and the tenants that
+// they belong to.
 //
-// The file has a line for each token, and says nothing that lets anyone in:
+// The file has a line for each, and says nothing that lets anyone in:
 //
-//   # SHA-256 of the token, role, tenant, quotas
+//   # who, role, tenant, quotas
 //   2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b write vision bytes=4Gi calls=64
+//   dns:trainer.example.org                                          write vision
+//   uid:1000                                                         read  vision
+//
+// A caller is who has the token of that SHA-256; or a client with a certificate of that name (cn:,
+// dns: or uri:); or a process of that user, by a unix socket. A call with a token is the token's,
+// whatever else it has; without one it is that of the first line that fits.
 //
 // A quota (bytes, buffers or calls) is that of the tenant, and may stand in any line of it.
 #pragma once
+
+#include <sys/types.h>
 
 #include <array>
 #include <atomic>
@@ -58,11 +66,12 @@ using TokenHash = std::array<unsigned char, 32>;  // SHA-256
 
 struct TokenFile {
   struct Line {
-    TokenHash hash;
+    TokenHash hash;    // of a token, if name is empty
+    std::string name;  // "cn:NAME", "dns:NAME" in lower case, "uri:URI" or "uid:NUMBER"
     Role role;
     std::string tenant;
   };
-  std::vector<Line> tokens;
+  std::vector<Line> lines;
   std::map<std::string, Quotas> quotas;  // of every tenant that a line names
 };
 
@@ -76,19 +85,25 @@ class Access {
   // one that cannot be used. The tenants outlive it.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);
 
-  // Whether callers need tokens.
-  bool by_token() const { return !file_.empty(); }
+  // Whether only callers that a file knows are served.
+  bool restricted() const { return !file_.empty(); }
+  // Whether lines of the file name certificates.
+  bool names_certificates() const;
 
-  // Of the token in a call's metadata. UNAUTHENTICATED / BAD_TOKEN, in the same words whatever is
-  // wrong with it; PERMISSION_DENIED / ROLE_TOO_SMALL.
+  // Whom a call comes from. UNAUTHENTICATED / BAD_TOKEN, in the same words whatever is wrong;
+  // PERMISSION_DENIED / ROLE_TOO_SMALL.
   absl::StatusOr<Caller> Admit(std::string_view method, const grpc::ServerContext& context) const;
+
+  // Whether a user of this host has a line, or is the one that the server runs as, or nobody needs
+  // a line.
+  bool KnowsUser(uid_t user) const;
 
   // Reads the file again if it has changed. One that cannot be used is logged, and what is in use
   // stays. Not for several threads at once.
   void Reload();
 
  private:
-  // The tokens in use.
+  // The lines in use.
   class Table;
 
   Access(std::string file, Tenants& tenants) : file_(std::move(file)), tenants_(tenants) {}

@@ -227,11 +227,21 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     version = ++last_version_;
   }
 
-  std::shared_ptr<Buffer> buffer(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
-  if (absl::Status status = Reserve(*buffer); !status.ok()) return status;
+  // What it has taken goes with a buffer that cannot have all.
+  const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Buffer>> {
+    std::shared_ptr<Buffer> made(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
+    if (absl::Status status = Reserve(*made); !status.ok()) return status;
+    return made;
+  };
+  absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
+  if (absl::IsResourceExhausted(buffer.status())) {
+    Sweep(SteadyNow());  // and frees
+    buffer = make();
+  }
+  if (!buffer.ok()) return buffer.status();
 
   auto draft = std::make_shared<Draft>();
-  draft->buffer_ = std::move(buffer);
+  draft->buffer_ = *std::move(buffer);
   draft->kind_ = spec.kind;
   draft->replace_ = spec.replace;
   draft->ttl_ = *ttl;
@@ -573,7 +583,15 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   Doomed doomed;
   const std::lock_guard lock(mutex_);
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
-    Unlink(ready_.find(expiries_.begin()->second), doomed);
+    const auto it = ready_.find(expiries_.begin()->second);
+    Buffer& buffer = *it->second.buffer;
+    // Nobody else holds it: it counts no more, however long its memory takes to be free.
+    if (it->second.buffer.use_count() == 1) {
+      buffer.own_count_ = Charge();
+      buffer.own_bytes_.clear();
+      buffer.count_ = Charge();
+    }
+    Unlink(it, doomed);
   }
   while (!idle_.empty() && now - idle_.front()->last_use_ > limits_.idle_draft) {
     Draft& draft = *idle_.front();

@@ -7,13 +7,12 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -67,13 +66,11 @@ int ListenOn(const sockaddr* address, socklen_t size, bool only_ipv6) {
   const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const int on = 1;
-  if (address->sa_family != AF_UNIX) {
-    // Old connections of a server that has ended do not keep the port; a socket that listens does.
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    // Accepted sockets inherit these two.
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
-  }
+  // Old connections of a server that has ended do not keep the port; a socket that listens does.
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  // Accepted sockets inherit these two.
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
   if (address->sa_family == AF_INET6) {
     const int only = only_ipv6 ? 1 : 0;
     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
@@ -83,19 +80,6 @@ int ListenOn(const sockaddr* address, socklen_t size, bool only_ipv6) {
   close(fd);
   errno = error;
   return -1;
-}
-
-// Whether path is a socket that no process serves: what a server leaves that was killed.
-bool IsDeadSocket(const std::string& path, const sockaddr_un& address) {
-  struct stat file;
-  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) return false;
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return false;
-  const bool dead =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 &&
-      errno == ECONNREFUSED;
-  close(fd);
-  return dead;
 }
 
 int PortOf(int fd) {
@@ -284,7 +268,8 @@ void ConnectionTable::Sweep() {
 // --- Listener ----------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::string>& addresses,
-                                                         std::size_t max_connections) {
+                                                         std::size_t max_connections,
+                                                         const SocketAccess& access) {
   const std::size_t descriptors = RaiseDescriptorLimit();
   const std::size_t possible = descriptors - std::min(kReserved, descriptors / 2);
   if (possible < max_connections) {
@@ -294,7 +279,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
   std::unique_ptr<Listener> listener(new Listener(std::min(max_connections, possible)));
   for (const std::string& address : addresses) {
     absl::Status status =
-        IsUnix(address) ? listener->OpenUnix(address) : listener->OpenTcp(address);
+        IsUnix(address) ? listener->OpenUnix(address, access) : listener->OpenTcp(address);
     if (!status.ok()) return status;
   }
   listener->stop_ = eventfd(0, EFD_CLOEXEC);
@@ -312,26 +297,13 @@ Listener::~Listener() {
   }
 }
 
-absl::Status Listener::OpenUnix(const std::string& address) {
+absl::Status Listener::OpenUnix(const std::string& address, const SocketAccess& access) {
   std::string path = address.substr(kUnixPrefix.size());
   if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  if (path.empty()) return CannotListen(address, "it has no path");
-  if (path.size() >= sizeof(name.sun_path)) return CannotListen(address, ENAMETOOLONG);
-  std::memcpy(name.sun_path, path.data(), path.size());
-
-  const auto* generic = reinterpret_cast<const sockaddr*>(&name);
-  int fd = ListenOn(generic, sizeof(name), false);
-  if (fd < 0 && errno == EADDRINUSE) {
-    if (!IsDeadSocket(path, name)) return CannotListen(address, EADDRINUSE);
-    unlink(path.c_str());
-    fd = ListenOn(generic, sizeof(name), false);
-  }
-  if (fd < 0) return CannotListen(address, errno);
-  sockets_.push_back(fd);
-  struct stat file;
-  if (lstat(path.c_str(), &file) == 0) files_.push_back({path, file.st_dev, file.st_ino});
+  absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, access, address);
+  if (!opened.ok()) return opened.status();
+  sockets_.push_back(opened->fd);
+  files_.push_back(std::move(opened->file));
   addresses_.push_back(address);
   return absl::OkStatus();
 }
@@ -345,8 +317,9 @@ absl::Status Listener::OpenTcp(const std::string& address) {
   return absl::OkStatus();
 }
 
-void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
+void Listener::Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users) {
   acceptor_ = std::move(acceptor);
+  users_ = std::move(users);
   spare_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
   thread_ = std::thread(&Listener::Run, this);
 }
@@ -363,13 +336,7 @@ void Listener::Close() {
 
 void Listener::RemoveSocketFiles() {
   const std::lock_guard lock(files_mutex_);
-  for (const SocketFile& ours : files_) {
-    struct stat file;
-    if (lstat(ours.path.c_str(), &file) == 0 && file.st_dev == ours.device &&
-        file.st_ino == ours.inode) {
-      unlink(ours.path.c_str());
-    }
-  }
+  for (const SocketFile& file : files_) RemoveSocketFile(file);
   files_.clear();
 }
 
@@ -421,13 +388,28 @@ void Listener::Take(int listening, int fd, const sockaddr_storage& peer) {
     Acceptor::NewConnectionParameters connection;
     connection.listener_fd = listening;
     connection.fd = fd;
-    acceptor_->HandleNewConnection(&connection);
+    AcceptorFor(fd).HandleNewConnection(&connection);
     return;
   }
   NoteRefused(answer == ConnectionTable::Answer::kFull
                   ? absl::StrCat(connections_.limit(), " are open, the limit")
                   : absl::StrCat("one address has ", connections_.source_limit(), ", its share"));
   close(fd);
+}
+
+Listener::Acceptor& Listener::AcceptorFor(int fd) {
+  if (users_.empty()) return *acceptor_;
+  const std::optional<uid_t> user = PeerUser(fd);
+  if (!user.has_value()) return *acceptor_;
+  for (const User& one : users_) {
+    if (!one.mark->user().has_value()) one.mark->Set(*user);
+    if (one.mark->user() == *user) return *one.acceptor;
+  }
+  if (!std::exchange(told_of_users_, true)) {
+    spdlog::warn("more than {} users have connected: further ones are not known as such",
+                 users_.size());
+  }
+  return *acceptor_;
 }
 
 bool Listener::RefuseOne(int listening) {

@@ -19,6 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "grpcpp/server_builder.h"
+#include "server/unix_socket.h"
+#include "server/user_mark.h"
 
 namespace tessera {
 
@@ -84,11 +86,13 @@ class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  // Listens on every address: "host:port" as of ListenTcp; "unix:/path" or "unix:///path". Who
-  // connects waits until Start. max_connections: at least 1; fewer when the process may not have so many descriptors.
-  // UNAVAILABLE / CANNOT_LISTEN {address}.
+  // Listens on every address: "host:port" as of ListenTcp; "unix:/path" or "unix:///path", whose
+  // files get the permissions of access. Who connects waits until Start. max_connections: at least
+  // 1; fewer when the process may not have so many descriptors. UNAVAILABLE / CANNOT_LISTEN
+  // {address}.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
-                                                        std::size_t max_connections);
+                                                        std::size_t max_connections,
+                                                        const SocketAccess& access = {});
   ~Listener();  // closes
 
   // Where it listens, in the order of Open, with the ports that were taken for port 0.
@@ -97,8 +101,18 @@ class Listener {
   // The first address to which other hosts can connect; empty: only this host can.
   const std::string& beyond_loopback() const { return beyond_loopback_; }
 
-  // Serves, once, by handing connections to acceptor, whose gRPC server has started.
-  void Start(std::unique_ptr<Acceptor> acceptor);
+  // Whether users of this host can connect as such.
+  bool has_unix() const { return !files_.empty(); }
+
+  // What takes the connections of one user, and marks them with him.
+  struct User {
+    std::unique_ptr<UserMark> mark;
+    std::unique_ptr<Acceptor> acceptor;
+  };
+  // Serves, once, by handing connections to acceptors whose gRPC server has started: those by unix
+  // sockets to the one of users that has the mark of who connects, or that gets it; all others, and
+  // those of users for whom none is left, to acceptor.
+  void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {});
 
   // Stops listening, removes socket files, and hands nothing to gRPC afterwards; connections that
   // gRPC has stay. May be called more than once.
@@ -110,15 +124,8 @@ class Listener {
   ConnectionTable& connections() { return connections_; }
 
  private:
-  // The file of a unix socket, as it was made: another one at the same path is not ours to remove.
-  struct SocketFile {
-    std::string path;
-    dev_t device;
-    ino_t inode;
-  };
-
   explicit Listener(std::size_t max_connections) : connections_(max_connections) {}
-  absl::Status OpenUnix(const std::string& address);
+  absl::Status OpenUnix(const std::string& address, const SocketAccess& access);
   absl::Status OpenTcp(const std::string& address);
 
   // The accept thread.
@@ -126,6 +133,7 @@ class Listener {
   // Accepts some of those who wait. False: nobody can be accepted for want of resources.
   bool AcceptSome(int listening);
   void Take(int listening, int fd, const sockaddr_storage& peer);
+  Acceptor& AcceptorFor(int fd);
   // There are no descriptors: closes the spare one, and the next connection with it. False: there
   // is no spare one.
   bool RefuseOne(int listening);
@@ -135,7 +143,9 @@ class Listener {
   std::string beyond_loopback_;
   ConnectionTable connections_;
   std::unique_ptr<Acceptor> acceptor_;
-  int stop_ = -1;   // an eventfd, readable from Close on
+  std::vector<User> users_;
+  bool told_of_users_ = false;  // that they are too many
+  int stop_ = -1;               // an eventfd, readable from Close on
   int spare_ = -1;  // held so that a connection can be accepted, and refused, without any other
   std::chrono::steady_clock::time_point next_log_;
   std::uint64_t unlogged_ = 0;  // refused since the last log line

@@ -192,9 +192,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->envname(EnvironmentName("insecure"));
   AddFile(
       app, "tokens",
-      "serves only callers with a token of this file, which has a line for each: its SHA-256, a "
-      "role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); read again "
-      "when it changes",
+      "serves only callers of this file, which has a line for each: who it is (a token's SHA-256, "
+      "cn:, dns: or uri: with a name of a client's certificate, uid: with the number of a user of "
+      "this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); "
+      "read again when it changes",
       options.tokens);
   app.add_option("--import-from", options.import_from,
                  "host:port of servers that buffers may be imported from; * stands for any "
@@ -214,6 +215,22 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   app.add_option("--ring-name", options.ring_name, "which line of --ring this server is")
       ->type_name("NAME")
       ->envname(EnvironmentName("ring-name"));
+  CLI::Option* socket_mode =
+      AddText(app, "socket-mode", "MODE", "0600",
+              "permissions of the files of unix sockets, in octal: whoever may write one may "
+              "connect; 0660 with --socket-group",
+              [&options](const std::string& text) -> std::string {
+                const bool octal = text.find_first_not_of("01234567") == text.npos;
+                const unsigned long mode = octal ? std::strtoul(text.c_str(), nullptr, 8) : 0;
+                if (text.size() > 4 || mode > 0777 || (mode & 0600) != 0600)
+                  return "'" + text + "' is not a mode such as 0600, 0660 or 0666";
+                options.sockets.mode = static_cast<mode_t>(mode);
+                return "";
+              });
+  app.add_option("--socket-group", options.sockets.group,
+                 "the group that the files of unix sockets belong to, by name or number")
+      ->type_name("GROUP")
+      ->envname(EnvironmentName("socket-group"));
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start",
           [&options](const std::string& text) -> std::string {
@@ -312,7 +329,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
               "(cudaProfilerStart, cudaProfilerStop); a second one ends that",
               false, options.profile);
   app.add_option("--shared-memory", options.shared_memory,
-                 "path of a socket where processes of this user share memory with the server, for "
+                 "path of a socket where processes on this host share memory with the server, for "
                  "transfers that need no messages")
       ->type_name("PATH")
       ->envname(EnvironmentName("shared-memory"));
@@ -352,6 +369,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
     *exit_code = 1;
     return std::nullopt;
   }
+  if (!options.sockets.group.empty() && socket_mode->count() == 0) options.sockets.mode = 0660;
   options.reflection = !no_reflection;
   options.warm_up = !no_warm_up;
   return options;

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/unix_socket.h"
 
 namespace tessera {
 
@@ -35,6 +36,7 @@ struct Options {
   std::string tls_client_ca;  // whose certificates clients have to have
   bool insecure = false;      // whether others than this host may come without TLS
   std::string tokens;         // file of who may call (server/access.h); empty: everyone
+  SocketAccess sockets;       // who may connect to the unix sockets, that of shared memory included
 
   // Other servers: whom buffers may be imported from (host:port, with `*`), and the file in PEM of
   // whose certificates those have to have; empty: no TLS.

@@ -4,13 +4,12 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -113,10 +112,9 @@ struct RegionListener::Connection {
   std::string token;  // of its region, once there is one
 };
 
-absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(const std::string& path,
-                                                                     std::size_t max_connections,
-                                                                     SharedRegions& regions,
-                                                                     Chores& chores) {
+absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
+    const std::string& path, const SocketAccess& access, std::size_t max_connections, Admits admits,
+    SharedRegions& regions, Chores& chores) {
   std::string absolute = path;
   if (path.empty() || path.front() != '/') {
     const std::unique_ptr<char, void (*)(void*)> folder(getcwd(nullptr, 0), std::free);
@@ -124,50 +122,19 @@ absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(const std::
     absolute = absl::StrCat(folder.get(), "/", path);
   }
   std::unique_ptr<RegionListener> listener(
-      new RegionListener(std::move(absolute), max_connections, regions, chores));
-  if (absl::Status status = listener->Listen(); !status.ok()) return status;
+      new RegionListener(std::move(absolute), max_connections, std::move(admits), regions, chores));
+  if (absl::Status status = listener->Listen(access); !status.ok()) return status;
   listener->thread_ = std::thread(&RegionListener::Run, listener.get());
   return listener;
 }
 
-absl::Status RegionListener::Listen() {
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  if (path_.size() >= sizeof(name.sun_path))
-    return CannotListen(path_, std::strerror(ENAMETOOLONG));
-  std::memcpy(name.sun_path, path_.data(), path_.size());
-  const auto* address = reinterpret_cast<const sockaddr*>(&name);
-  const auto make = [] {
-    return Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  };
-  // The mode that the file will have: between bind and a later chmod others could connect.
-  const auto bind_private = [&](const Descriptor& fd) {
-    return fchmod(fd.get(), S_IRUSR | S_IWUSR) == 0 && bind(fd.get(), address, sizeof(name)) == 0;
-  };
-  listening_ = make();
+absl::Status RegionListener::Listen(const SocketAccess& access) {
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (listening_.get() < 0 || wake_.get() < 0) return CannotListen(path_, std::strerror(errno));
-  bool bound = bind_private(listening_);
-  if (!bound && errno == EADDRINUSE) {
-    // What a server leaves that was killed.
-    const Descriptor probe = make();
-    struct stat file;
-    if (lstat(path_.c_str(), &file) == 0 && S_ISSOCK(file.st_mode) &&
-        connect(probe.get(), address, sizeof(name)) != 0 && errno == ECONNREFUSED) {
-      unlink(path_.c_str());
-      bound = bind_private(listening_);
-    } else {
-      errno = EADDRINUSE;
-    }
-  }
-  if (!bound || listen(listening_.get(), SOMAXCONN) != 0)
-    return CannotListen(path_, std::strerror(errno));
-  struct stat file;
-  if (lstat(path_.c_str(), &file) == 0) {
-    has_file_ = true;
-    device_ = file.st_dev;
-    inode_ = file.st_ino;
-  }
+  if (wake_.get() < 0) return CannotListen(path_, std::strerror(errno));
+  absl::StatusOr<UnixSocket> opened = ListenUnix(path_, SOCK_SEQPACKET, access, path_);
+  if (!opened.ok()) return opened.status();
+  listening_ = Descriptor(opened->fd);
+  file_ = std::move(opened->file);
   return absl::OkStatus();
 }
 
@@ -186,11 +153,8 @@ void RegionListener::Close() {
 
 void RegionListener::RemoveSocketFile() {
   const std::lock_guard lock(file_mutex_);
-  struct stat file;
-  if (std::exchange(has_file_, false) && lstat(path_.c_str(), &file) == 0 &&
-      file.st_dev == device_ && file.st_ino == inode_) {
-    unlink(path_.c_str());
-  }
+  if (const auto file = std::exchange(file_, std::nullopt); file.has_value())
+    tessera::RemoveSocketFile(*file);
 }
 
 void RegionListener::Run() {
@@ -244,7 +208,11 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
   if (connection->spoken || (packet->data.empty() && packet->files.empty())) return false;
   connection->spoken = true;
   absl::Status status;
-  if (packet->cut || packet->data != kGreeting) {
+  const std::optional<uid_t> user = PeerUser(connection->socket.get());
+  if (!user.has_value() || !admits_(*user)) {
+    status = MakeError(StatusCode::kPermissionDenied, "USER_UNKNOWN",
+                       "the server does not know the user of this process");
+  } else if (packet->cut || packet->data != kGreeting) {
     status = BadPacket("packet", "the packet is not what registers a region");
   } else if (packet->files.size() != 1) {
     status = BadPacket("descriptor", "the packet does not carry one descriptor");

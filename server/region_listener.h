@@ -6,8 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "server/chores.h"
 #include "server/shared_region.h"
+#include "server/unix_socket.h"
 
 namespace tessera {
 
@@ -26,12 +29,16 @@ class RegionListener {
   // What a client sends with its descriptor.
   static constexpr std::string_view kGreeting = "tessera.v1";
 
-  // Listens at a path, which only this process's user may connect to. max_connections: those beyond
-  // are closed as they come. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
+  // Whether a user's processes may register regions. Called by the listener's thread.
+  using Admits = std::function<bool(uid_t)>;
+
+  // Listens at a path, whose file gets the permissions of access. max_connections: those beyond are
+  // closed as they come. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
   // {address}.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
+                                                              const SocketAccess& access,
                                                               std::size_t max_connections,
-                                                              SharedRegions& regions,
+                                                              Admits admits, SharedRegions& regions,
                                                               Chores& chores);
   // Closes, and lets go of all regions.
   ~RegionListener();
@@ -50,14 +57,15 @@ class RegionListener {
   // A client, from its connection to the end of its region. Its chore may outlive it.
   struct Connection;
 
-  RegionListener(std::string path, std::size_t max_connections, SharedRegions& regions,
-                 Chores& chores)
+  RegionListener(std::string path, std::size_t max_connections, Admits admits,
+                 SharedRegions& regions, Chores& chores)
       : path_(std::move(path)),
         max_connections_(max_connections),
+        admits_(std::move(admits)),
         regions_(regions),
         chores_(chores) {}
 
-  absl::Status Listen();
+  absl::Status Listen(const SocketAccess& access);
   void Run();
   // False: nobody can be accepted for want of resources.
   bool AcceptSome();
@@ -69,6 +77,7 @@ class RegionListener {
 
   const std::string path_;
   const std::size_t max_connections_;
+  const Admits admits_;
   SharedRegions& regions_;
   Chores& chores_;
   Descriptor listening_;
@@ -79,10 +88,7 @@ class RegionListener {
   std::thread thread_;
 
   std::mutex file_mutex_;
-  // The socket's file as it was made: another one at the same path is not ours to remove.
-  bool has_file_ = false;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
+  std::optional<SocketFile> file_;  // until it is removed
 };
 
 }  // namespace tessera

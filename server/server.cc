@@ -38,6 +38,9 @@ constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
+// Users of this host who are told apart, where lines of the file of --tokens may name them.
+constexpr std::size_t kMostUsers = 64;
+
 // How long a page of metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
@@ -133,12 +136,28 @@ absl::Status Server::Listen() {
     http_ = *std::move(http);
   }
   absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Open(options.listen, options.max_connections);
+      Listener::Open(options.listen, options.max_connections, options.sockets);
   if (!listener.ok()) return listener.status();
   listener_ = *std::move(listener);
-  if (absl::Status status = SetCredentials(); !status.ok()) return status;
-  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials_);
+  if (absl::Status status = CheckCredentials(); !status.ok()) return status;
+  const auto add_acceptor =
+      [&](UserMark* mark) -> absl::StatusOr<std::unique_ptr<Listener::Acceptor>> {
+    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> made = MakeCredentials(mark);
+    if (!made.ok()) return made.status();
+    credentials_.push_back(*std::move(made));
+    return builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        credentials_.back());
+  };
+  absl::StatusOr<std::unique_ptr<Listener::Acceptor>> acceptor = add_acceptor(nullptr);
+  if (!acceptor.ok()) return acceptor.status();
+  std::vector<Listener::User> users;
+  while (core_->access().restricted() && listener_->has_unix() && users.size() < kMostUsers) {
+    auto mark = std::make_unique<UserMark>();
+    absl::StatusOr<std::unique_ptr<Listener::Acceptor>> theirs = add_acceptor(mark.get());
+    if (!theirs.ok()) return theirs.status();
+    users.push_back({std::move(mark), *std::move(theirs)});
+  }
   queues_ = std::make_unique<CallQueues>(builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
@@ -150,33 +169,36 @@ absl::Status Server::Listen() {
   health_.Serve(*queues_);
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
-  listener_->Start(std::move(acceptor));
+  listener_->Start(*std::move(acceptor), std::move(users));
   return absl::OkStatus();
 }
 
-absl::Status Server::SetCredentials() {
+absl::Status Server::CheckCredentials() {
   const Options& options = core_->options();
-  if (!options.tls_cert.empty()) {
-    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tls =
-        MakeTlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca});
-    if (!tls.ok()) return tls.status();
-    credentials_ = *std::move(tls);
-    return absl::OkStatus();
-  }
+  const Access& access = core_->access();
+  if (access.names_certificates() && options.tls_client_ca.empty())
+    spdlog::warn(
+        "tokens: lines name certificates, which no client is asked for without "
+        "--tls-client-ca");
+  if (!options.tls_cert.empty()) return absl::OkStatus();
   const std::string& open = listener_->beyond_loopback();
   if (!open.empty() && !options.insecure) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
-        absl::StrCat("other hosts could connect to ", open, " without TLS",
-                     core_->access().by_token() ? ", and tokens would be sent in clear" : "",
-                     ": give --tls-cert and --tls-key, or --insecure"),
-        {{"address", open}});
+    return MakeError(absl::StatusCode::kFailedPrecondition, "INSECURE_LISTENER",
+                     absl::StrCat("other hosts could connect to ", open, " without TLS",
+                                  access.restricted() ? ", and tokens would be sent in clear" : "",
+                                  ": give --tls-cert and --tls-key, or --insecure"),
+                     {{"address", open}});
   }
-  if (!open.empty() && core_->access().by_token()) {
+  if (!open.empty() && access.restricted())
     spdlog::warn("{} has no TLS: whoever sees the traffic to it can read the tokens", open);
-  }
-  credentials_ = grpc::InsecureServerCredentials();
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Server::MakeCredentials(UserMark* mark) {
+  const Options& options = core_->options();
+  if (!options.tls_cert.empty())
+    return MakeTlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, mark);
+  return mark == nullptr ? grpc::InsecureServerCredentials() : MakeMarkedCredentials(*mark);
 }
 
 void Server::ServeStream(StreamExchange& exchange) {

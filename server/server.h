@@ -73,8 +73,10 @@ class Server {
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
-  // Of the addresses that are listened to.
-  absl::Status SetCredentials();
+  // Whether the addresses that are listened to may be served as the options say.
+  absl::Status CheckCredentials();
+  // Of connections that bear the mark; null: none.
+  absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials(UserMark* mark);
   void ServeStream(StreamExchange& exchange);
   HttpAnswer ServeHttp(std::string_view path);
   // Tells the health service; with the mutex.
@@ -94,7 +96,8 @@ class Server {
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
-  std::shared_ptr<grpc::ServerCredentials> credentials_;  // outlives server_, which asks them
+  // They outlive server_, which asks them.
+  std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;

@@ -15,9 +15,9 @@ constexpr std::size_t kHandshakes = 64;
 
 absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(Core& core) {
   const Options& options = core.options();
-  absl::StatusOr<std::unique_ptr<RegionListener>> listener =
-      RegionListener::Open(options.shared_memory, options.max_shared_regions + kHandshakes,
-                           core.regions(), core.chores());
+  absl::StatusOr<std::unique_ptr<RegionListener>> listener = RegionListener::Open(
+      options.shared_memory, options.sockets, options.max_shared_regions + kHandshakes,
+      [&core](uid_t user) { return core.access().KnowsUser(user); }, core.regions(), core.chores());
   if (!listener.ok()) return listener.status();
   return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(core, *std::move(listener)));
 }

@@ -139,13 +139,15 @@ class CertificateSource {
 // gRPC's C++ interface has no credentials that ask for their certificate.
 class TlsCredentials final : public grpc::ServerCredentials {
  public:
-  TlsCredentials(std::unique_ptr<CertificateSource> source, bool with_clients)
+  TlsCredentials(std::unique_ptr<CertificateSource> source, bool with_clients, UserMark* mark)
       : source_(std::move(source)),
         credentials_(grpc_ssl_server_credentials_create_with_options(
             grpc_ssl_server_credentials_create_options_using_config_fetcher(
                 with_clients ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
                              : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
-                &CertificateSource::Fetch, source_.get()))) {}
+                &CertificateSource::Fetch, source_.get()))) {
+    if (mark != nullptr) mark->AddTo(credentials_.get());
+  }
 
   void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {}
 
@@ -161,10 +163,11 @@ class TlsCredentials final : public grpc::ServerCredentials {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(const TlsFiles& files) {
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(const TlsFiles& files,
+                                                                            UserMark* mark) {
   auto source = std::make_unique<CertificateSource>(files);
   if (absl::Status status = source->Load(); !status.ok()) return status;
-  return std::make_shared<TlsCredentials>(std::move(source), !files.client_ca.empty());
+  return std::make_shared<TlsCredentials>(std::move(source), !files.client_ca.empty(), mark);
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "grpcpp/security/server_credentials.h"
+#include "server/user_mark.h"
 
 namespace tessera {
 
@@ -20,6 +21,8 @@ struct TlsFiles {
 // changed. What cannot be used then is logged, and the certificate in use stays. To be kept for as
 // long as the server that uses them. INVALID_ARGUMENT / BAD_CERTIFICATE {file} for files that cannot
 // be used now. Messages name files and never what is in them.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(const TlsFiles& files);
+// mark: of the connections that come by them; null: none.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(
+    const TlsFiles& files, UserMark* mark = nullptr);
 
 }  // namespace tessera

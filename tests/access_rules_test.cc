@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/base/error.h"
 #include "server/access.h"
 #include "tessera/v1/buffer.pb.h"
@@ -25,13 +27,13 @@ TEST(ParseTokens, ReadsHashRoleAndTenant) {
   const auto file = ParseTokens(absl::StrCat("# who\n\n  ", Line("write vision  # of the lab"),
                                              "\t\r\n", kOther, "\tadmin\tops-1.x_y"));
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_EQ(file->tokens.size(), 2u);
-  EXPECT_EQ(file->tokens[0].hash[0], 0x2b);
-  EXPECT_EQ(file->tokens[0].hash[31], 0x5b);
-  EXPECT_EQ(file->tokens[0].role, Role::kWrite);
-  EXPECT_EQ(file->tokens[0].tenant, "vision");
-  EXPECT_EQ(file->tokens[1].role, Role::kAdmin);
-  EXPECT_EQ(file->tokens[1].tenant, "ops-1.x_y");
+  ASSERT_EQ(file->lines.size(), 2u);
+  EXPECT_EQ(file->lines[0].hash[0], 0x2b);
+  EXPECT_EQ(file->lines[0].hash[31], 0x5b);
+  EXPECT_EQ(file->lines[0].role, Role::kWrite);
+  EXPECT_EQ(file->lines[0].tenant, "vision");
+  EXPECT_EQ(file->lines[1].role, Role::kAdmin);
+  EXPECT_EQ(file->lines[1].tenant, "ops-1.x_y");
   EXPECT_EQ(file->quotas.at("vision").bytes, kUnlimited);
 }
 
@@ -41,7 +43,20 @@ TEST(ParseTokens, DigitsOfAHashMayBeUpperCase) {
   const auto lower = ParseTokens(Line("read a"));
   const auto file = ParseTokens(absl::StrCat(upper, " read a"));
   ASSERT_TRUE(file.ok() && lower.ok());
-  EXPECT_EQ(file->tokens[0].hash, lower->tokens[0].hash);
+  EXPECT_EQ(file->lines[0].hash, lower->lines[0].hash);
+}
+
+TEST(ParseTokens, CertificatesAndUsersHaveNames) {
+  const auto file = ParseTokens(
+      "cn:Trainer write a\ndns:Host.Example.ORG read a\nuri:spiffe://example.org/X admin b "
+      "calls=3\n"
+      "uid:01000 read b\n");
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<std::string> names;
+  for (const TokenFile::Line& line : file->lines) names.push_back(line.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"cn:Trainer", "dns:host.example.org",
+                                             "uri:spiffe://example.org/X", "uid:1000"}));
+  EXPECT_EQ(file->quotas.at("b").calls, 3u);
 }
 
 TEST(ParseTokens, QuotasAreTheTenants) {
@@ -57,13 +72,21 @@ TEST(ParseTokens, QuotasAreTheTenants) {
 TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   const std::string secret = "a-token-where-its-hash-belongs";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "it holds no token"},
-      {"# nobody\n", "it holds no token"},
-      {secret, "line 1: it is not SHA-256, role and tenant"},
+      {"", "it lets nobody in"},
+      {"# nobody\n", "it lets nobody in"},
+      {secret, "line 1: it is not who, role and tenant"},
       {absl::StrCat("\n", secret, " write a"), "line 2: the first word is no SHA-256"},
       {absl::StrCat(kHash.substr(1), " write a"), "the first word is no SHA-256"},
       {absl::StrCat(kHash, "00 write a"), "the first word is no SHA-256"},
       {absl::StrCat("zz", kHash.substr(2), " write a"), "the first word is no SHA-256"},
+      {"cn: write a", "the first word is no SHA-256"},
+      {"email:x@example.org write a", "and no cn:, dns: or uri: with a name"},
+      {"uid:root write a", "or uid: with a number"},
+      {"uid:-1 write a", "the first word is no SHA-256"},
+      {"uid:4294967296 write a", "the first word is no SHA-256"},
+      {absl::StrCat("cn:", std::string(1025, 'x'), " write a"), "the first word is no SHA-256"},
+      {"uid:7 write a\nuid:007 read b", "line 2: the first word has a line already"},
+      {"dns:a.org write a\ndns:A.org read b", "line 2: the first word has a line already"},
       {Line("Write a"), "the role is none of"},
       {Line("none a"), "the role is none of"},
       {Line("write a/b"), "a tenant's name is"},
@@ -76,7 +99,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
       {Line("write a calls=1.5"), "buffers and calls are whole numbers"},
       {Line("write a calls=1 calls=2"), "another value of this quota"},
       {absl::StrCat(Line("write a calls=1"), kOther, " read a calls=2"), "line 2: the tenant has"},
-      {absl::StrCat(Line("write a"), Line("read b")), "line 2: the token has a line already"},
+      {absl::StrCat(Line("write a"), Line("read b")), "line 2: the first word has a line already"},
   };
   for (const auto& [text, said] : cases) {
     const absl::Status status = ParseTokens(text).status();
@@ -171,6 +194,57 @@ TEST_F(TenantsTest, QuotasLimitOneTenant) {
   EXPECT_TRUE(b.BeginCall().ok());
   *call = Charge();
   EXPECT_TRUE(a.BeginCall().ok());
+}
+
+// Nobody sweeps here but the calls that are in want of room.
+TEST_F(TenantsTest, WhatHasExpiredTakesNoQuota) {
+  Tenant& a = tenants_.Named("a");
+  a.SetQuotas({.bytes = 8192, .buffers = 2});
+  const auto put = [&](const std::string& name, std::int64_t floats, absl::Duration ttl) {
+    const auto draft = a.store().Create({.name = name,
+                                         .type = *MakeArrayType(DType::kF32, {floats}),
+                                         .device = &device_,
+                                         .ttl = ttl,
+                                         .kind = Draft::Kind::kResult});
+    if (!draft.ok()) return draft.status();
+    const std::uint64_t bytes = (*draft)->buffer().type().bytes();
+    EXPECT_TRUE(a.store().BeginWrite(**draft, 0, bytes).ok());
+    a.store().EndWrite(**draft, 0, bytes, true);
+    return a.store().Seal(**draft).status();
+  };
+  ASSERT_TRUE(put("one", 1500, absl::Milliseconds(1)).ok());
+  ASSERT_TRUE(put("two", 10, absl::InfiniteDuration()).ok());
+  absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_EQ(a.store().own_count().used(), 2u);
+  EXPECT_TRUE(put("three", 1500, absl::Milliseconds(1)).ok()) << "for want of buffers and bytes";
+  absl::SleepFor(absl::Milliseconds(5));
+  // What a call still uses counts until it is done.
+  const auto held = a.store().Find("three", 0);
+  EXPECT_FALSE(held.ok());
+  ASSERT_TRUE(put("four", 1500, absl::Milliseconds(50)).ok());
+  auto used = a.store().Find("four", 0);
+  ASSERT_TRUE(used.ok()) << used.status();
+  absl::SleepFor(absl::Milliseconds(60));
+  EXPECT_EQ(ErrorReason(put("five", 1500, absl::InfiniteDuration())), "TENANT_QUOTA_EXCEEDED");
+  used = absl::UnknownError("done");
+  EXPECT_TRUE(put("five", 1500, absl::InfiniteDuration()).ok());
+}
+
+// The server's sweep frees on another thread, later: what it has taken away counts no more.
+TEST_F(TenantsTest, WhatIsSweptTakesNoQuotaWhileItsMemoryIsFreed) {
+  Tenant& a = tenants_.Named("a");
+  a.SetQuotas({.buffers = 1});
+  auto draft = a.store().Create({.name = "x",
+                                 .type = *MakeArrayType(DType::kF32, {0}),
+                                 .device = &device_,
+                                 .ttl = absl::Milliseconds(1),
+                                 .kind = Draft::Kind::kResult});
+  ASSERT_TRUE(draft.ok() && a.store().Seal(**draft).ok());
+  draft = absl::UnknownError("let go");
+  absl::SleepFor(absl::Milliseconds(5));
+  const auto doomed = a.store().Sweep(SteadyNow());
+  EXPECT_EQ(doomed.size(), 1u);
+  EXPECT_TRUE(Create(a, "y", 10).ok());
 }
 
 }  // namespace

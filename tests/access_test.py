@@ -352,9 +352,9 @@ class AccessTest(unittest.TestCase):
         server = self.serve(line_of("t"))
         caller = Caller(server, "t")
         for text, said in (
-            ("rubbish\n", "line 1: it is not SHA-256, role and tenant"),
+            ("rubbish\n", "line 1: it is not who, role and tenant"),
             (line_of("t") + "\n" + line_of("u", "root") + "\n", "line 2: the role is none of"),
-            ("# nobody\n", "it holds no token"),
+            ("# nobody\n", "it lets nobody in"),
         ):
             with self.subTest(said):
                 replace(self.file, text)
@@ -374,7 +374,7 @@ class AccessTest(unittest.TestCase):
         address = ("--listen", "127.0.0.1:0", "--tokens", self.file)
         self.assertIn("there is no such file", o.refused(*address))
         replace(self.file, line_of("t") + "\n" + line_of("t", "read") + "\n")
-        self.assertIn("line 2: the token has a line already", o.refused(*address))
+        self.assertIn("line 2: the first word has a line already", o.refused(*address))
         for mode in (0o664, 0o646):
             replace(self.file, line_of("t") + "\n")
             self.file.chmod(mode)
@@ -575,6 +575,16 @@ class AccessTest(unittest.TestCase):
         self.assertEqual((end.metadata["quota"], end.metadata["limit"]), ("buffers", "2"))
         for name in "xyz":
             bert.put(name, PIECE)
+
+    def test_what_has_expired_takes_no_quota(self):
+        anna, _, _ = self.two("buffers=1")
+        for i in range(30):
+            anna.put(f"x{i}", PIECE, ttl={"nanos": 20_000_000})
+            gone = lambda: anna.reason("GetBuffer", name=f"x{i}") == "BUFFER_NOT_FOUND"
+            self.assertTrue(o.eventually(gone, 10, pause=0))
+            # At once: before the server's own sweep, and in the midst of it.
+            anna.put("y", PIECE)
+            anna.call("DeleteBuffer", name="y")
 
     def test_quota_of_calls(self):
         anna, bert, _ = self.two()

@@ -35,12 +35,12 @@ class Authority:
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
                 "-days", "2", "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.cert)
 
-    def issue(self, name, days=2):
-        """Paths of a certificate for 127.0.0.1 and of its key."""
+    def issue(self, name, days=2, names="IP:127.0.0.1,DNS:localhost"):
+        """Paths of a certificate for 127.0.0.1, or for other names, and of its key."""
         base = self.folder / name
         request, cert, key = (base.with_suffix(suffix) for suffix in (".csr", ".pem", ".key"))
         extensions = base.with_suffix(".ext")
-        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        extensions.write_text(f"subjectAltName={names}\n")
         openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
                 "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key,

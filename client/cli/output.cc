@@ -446,7 +446,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
            "'tessera --json info' shows the limits";
   }
   if (reason == "BAD_TOKEN")
-    return "TESSERA_TOKEN or --token-file gives the token; the server's operator makes one";
+    return "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
+           "operator decides which it knows";
   if (reason == "ROLE_TOO_SMALL")
     return "it takes a token with the role " + figure("needed") +
            "; the server's operator makes one";

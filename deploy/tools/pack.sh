@@ -11,9 +11,27 @@ libraries_of() {
     grep -vE '/(lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s|cuda)|ld-linux[^/]*)\.so'
 }
 
+# What the programs given are made of, as an SPDX document: libraries that the bundle carries, those
+# that the host has to have, and what they were built with.
+bill_of_materials() {
+  local owners host='libc6|libstdc\+\+6|libgcc-s1'
+  owners=$(deploy/sbom.sh owners "$@")
+  {
+    grep -vxE "$host" <<<"$owners" | xargs deploy/sbom.sh rows CONTAINS
+    grep -xE "$host" <<<"$owners" | xargs deploy/sbom.sh rows DEPENDS_ON
+    deploy/sbom.sh rows BUILD_DEPENDENCY_OF "${packages[@]}"
+    if [[ $(<"$built/devices.txt") == CUDA* ]]; then
+      printf 'STATIC_LINK\tcuda-cudart\t%s\n' "$("$(find_nvcc)" --version | sed -n 's/.*, V//p')"
+    fi
+  } | deploy/sbom.sh document tessera-bundle "$(version)"
+}
+
+# The same sources and packages give the same bytes, in whatever folder and by whomever it is built.
 bundle() {
   if $bundled; then die "this is a bundle"; fi
   install_packages xz-utils
+  SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+  export SOURCE_DATE_EPOCH
   build release
   local out=build/bundle packed=build/bundle-packed program library size programs=(tessera-server tessera)
   mapfile -t -O "${#programs[@]}" programs <build/release/gpu_tests.txt
@@ -28,12 +46,16 @@ bundle() {
     strip --strip-unneeded -o "$packed/lib/${library##*/}" "$library"
   done < <(libraries_of "${programs[@]/#/$built/bin/}")
   # Packed, because OpenBLAS alone, with its kernels for every processor, is 35 MiB: 10 with gzip,
-  # 4 with xz.
-  tar -C "$packed" -cf - bin lib | xz -T0 -6 >"$out/programs.tar.xz"
+  # 4 with xz. Its output is the same for every number of threads from two on.
+  tar -C "$packed" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+    --mode=u=rwX,go=rX -cf - bin lib | xz -T$((jobs > 2 ? jobs : 2)) -6 >"$out/programs.tar.xz"
   cp -R client/demo "$out/client/"
   rm -rf "$out/client/demo/__pycache__" "$packed"
   cp dev build/release/gpu_tests.txt build/release/devices.txt "$out/"
   cp --parents deploy/tools/*.sh tests/tools/*.sh tests/tools/sanitize.txt "$out/"
+  bill_of_materials "${programs[@]/#/$built/bin/}" >"$out/sbom.spdx.json"
+  chmod -R u=rwX,go=rX "$out"
+  find "$out" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
   size=$(du -sm "$out" | cut -f 1)
   printf '    %s MiB: %s\n' "$size" "${programs[*]}"
   ((size <= bundle_limit_mib)) ||

@@ -114,6 +114,7 @@ class QueueFull(Error, RuntimeError): reason = "QUEUE_FULL"
 # --- who may call
 class BadToken(Error, PermissionError): reason = "BAD_TOKEN"
 class RoleTooSmall(Error, PermissionError): reason = "ROLE_TOO_SMALL"
+class UserUnknown(Error, PermissionError): reason = "USER_UNKNOWN"
 # --- several servers
 class WrongHost(Error, LookupError): reason = "WRONG_HOST"
 class SourceNotAllowed(Error, PermissionError): reason = "SOURCE_NOT_ALLOWED"

@@ -1,0 +1,43 @@
+// Sockets of this host that lie in the file system: the file's permissions say who may connect, and
+// the kernel says who has.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// Who may connect: whoever may write the socket's file.
+struct SocketAccess {
+  mode_t mode = 0600;
+  std::string group;  // name or number; empty: the one that the process gives its files
+};
+
+// The file of a socket, as it was made.
+struct SocketFile {
+  std::string path;
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+// Another one that has taken its place stays.
+void RemoveSocketFile(const SocketFile& file);
+
+struct UnixSocket {
+  int fd;  // belongs to the caller
+  SocketFile file;
+};
+// A socket that listens, does not block, and accepts nobody before its file has the permissions
+// asked for. type: SOCK_STREAM or SOCK_SEQPACKET. Takes the place of a socket that no process
+// serves. UNAVAILABLE / CANNOT_LISTEN {address}, which messages name.
+absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
+                                      const std::string& address);
+
+// The effective user of the process that connected a unix socket, at that time; nothing for other
+// sockets.
+std::optional<uid_t> PeerUser(int fd);
+
+}  // namespace tessera

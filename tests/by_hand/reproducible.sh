@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Builds the bundle of the CPU device twice and compares every byte, mode and time: from two clones
+# in folders of other depth, each with an empty cache of compiled files, with another umask, time zone
+# and language. ccache is what keeps the folder's path out of the compiler's output (CCACHE_BASEDIR).
+#
+# usage: tests/by_hand/reproducible.sh     (two whole builds)
+set -euo pipefail
+
+root=$(git -C "$(dirname "${BASH_SOURCE[0]}")" rev-parse --show-toplevel)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# build FOLDER UMASK TIME_ZONE LANGUAGE: what is in the bundle, a line for each file.
+build() {
+  git clone -q "$root" "$work/$1"
+  (
+    cd "$work/$1"
+    umask "$2"
+    env -u TESSERA_CUDA_ARCHITECTURES -u SOURCE_DATE_EPOCH CI=true CUDA_HOME=/nonexistent \
+      PATH=/usr/bin:/bin CCACHE_DIR="$work/cache/$1" TZ="$3" LC_ALL="$4" ./dev bundle >&2
+    cd build/bundle
+    find . -printf '%m %T@ %p\n' | LC_ALL=C sort
+    find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+  )
+}
+
+build one 022 UTC C >"$work/first"
+build another/folder 077 Asia/Tokyo C.UTF-8 >"$work/second"
+if ! diff "$work/first" "$work/second"; then
+  echo "the two bundles differ" >&2
+  exit 1
+fi
+echo "the same bytes: $(sha256sum <"$work/first" | cut -c 1-16)"

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""The known faults of the gRPC in use, as SECURITY.md lists them: what each sends does not end the
+process, and callers on other connections are answered. abuse_test.py has those of connections and
+of streams that are reset.
+
+usage: grpc_faults_test.py --server build/bin/tessera-server [test ...]
+"""
+
+import sys
+import time
+
+import outsider as o
+
+PATH = "/tessera.v1.BufferService/ListBuffers"
+CONTINUATION, WINDOW_UPDATE = 9, 8
+
+
+def text(value):
+    value = value if isinstance(value, bytes) else value.encode()
+    length = len(value)
+    if length < 127:
+        return bytes([length]) + value
+    prefix, left = b"\x7f", length - 127
+    while left >= 128:
+        prefix, left = prefix + bytes([left & 127 | 128]), left >> 7
+    return prefix + bytes([left]) + value
+
+
+def field(name, value, indexed=False):
+    """A header as a literal, which the table of the connection gets as well if it is indexed."""
+    return (b"\x40" if indexed else b"\x00") + text(name) + text(value)
+
+
+def headers(stream, block):
+    """The frames of a header block of any size, of a call without a message."""
+    parts = [block[i : i + 16000] for i in range(0, len(block), 16000)]
+    frames = b""
+    for part in parts:
+        first, last = part is parts[0], part is parts[-1]
+        flags = (o.END_STREAM if first else 0) | (o.END_HEADERS if last else 0)
+        frames += o.frame(o.HEADERS if first else CONTINUATION, flags, stream, part)
+    return frames
+
+
+def send(server, frames):
+    """On a connection of its own, as far as the server reads it; what came back first."""
+    raw = o.RawConnection(server)
+    try:
+        raw.socket.settimeout(20)
+        raw.send(frames)
+        return raw.find_frame(o.HEADERS, 1)
+    except OSError:
+        return None
+    finally:
+        raw.close()
+
+
+def check_others(server, client):
+    assert server.alive(), server.log()[-1000:]
+    assert client.dot_of_ones(timeout=60) == 1
+
+
+def test_cve_2023_1428_invalid_headers_beyond_8_kib(server, client):
+    core = (
+        field(":method", "POST") + field(":path", PATH) + field(":authority", "localhost")
+        + field("content-type", "application/grpc")
+    )
+    invalid = (("te", "x"), (":scheme", "x"), ("grpclb_client_stats", "x"))
+    for name, value in invalid:
+        for indexed in (False, True):
+            for size in (900, 9000, 17000):
+                padding = b"".join(
+                    field(f"x-{i}", "y" * size, indexed) for i in range(1 + 20000 // size)
+                )
+                bad = field(name, value, indexed)
+                for block in (bad + core + padding, core + padding + bad):
+                    raw = o.RawConnection(server)
+                    raw.send(headers(1, block))
+                    raw.find_frame(o.HEADERS, 0.2)
+                    raw.close()
+        check_others(server, client)
+
+
+def test_cve_2023_32731_headers_beyond_the_limit_and_then_the_table(server, client):
+    base = o.request_headers(PATH)
+    padding = b"".join(field(f"x-{i}", "y" * 900) for i in range(12))
+    send(
+        server,
+        headers(1, base + padding + field("x-last", "z", indexed=True))
+        + headers(3, base + b"\xbe")  # the table's newest entry
+        + headers(5, base + b"\xff\x7f"),  # one that it does not have
+    )
+    check_others(server, client)
+
+
+def test_cve_2023_32732_binary_header_that_is_none(server, client):
+    answer = send(server, headers(1, o.request_headers(PATH) + field("x-bin", "!!!!")))
+    assert answer is None or answer[2] == 1
+    check_others(server, client)
+
+
+def test_cve_2023_33953_endless_headers(server, client):
+    """An integer with endless zeros, a string of a gigabyte, and headers without an end."""
+    base = o.request_headers(PATH)
+    beginnings = (
+        (b"\x00\x7f" + b"\x80" * 16000, b"\x80" * 16000),
+        (base + b"\x00" + text("x") + b"\x7f\x81\xff\xff\xff\x03", b"y" * 16000),
+        (base, b"".join(field("x", "y" * 900) for _ in range(16))),
+    )
+    for begin, more in beginnings:
+        raw = o.RawConnection(server)
+        raw.socket.settimeout(5)
+        before = server.rss()
+        try:
+            raw.send(o.frame(o.HEADERS, o.END_STREAM, 1, begin))
+            for _ in range(100):  # 1.6 MB
+                raw.send(o.frame(CONTINUATION, 0, 1, more))
+        except OSError:
+            pass  # the server reads no further, or has hung up
+        check_others(server, client)
+        grown = server.rss() - before
+        assert grown < 64 * o.MI, f"{grown / o.MI:.0f} MiB for 1.6 MB of headers"
+        raw.close()
+
+
+def test_cve_2025_8671_frames_that_make_the_server_reset(server, client):
+    before = server.rss()
+    for payload in (b"\0\0\0\0", b"\x7f\xff\xff\xff"):  # of nothing, and beyond all windows
+        raw = o.RawConnection(server)
+        raw.socket.settimeout(20)
+        block = o.request_headers(PATH)
+        try:
+            for stream in range(1, 20001, 2):
+                raw.send(
+                    o.frame(o.HEADERS, o.END_HEADERS, stream, block)
+                    + o.frame(WINDOW_UPDATE, 0, stream, payload)
+                )
+        except OSError:
+            pass
+        check_others(server, client)
+        raw.close()
+    time.sleep(1)
+    grown = server.rss() - before
+    assert grown < 200 * o.MI, f"{grown / o.MI:.0f} MiB"
+
+
+if __name__ == "__main__":
+    sys.exit(o.run_tests(globals(), "--no-warm-up"))

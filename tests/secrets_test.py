@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Secrets stay where they belong: marked tokens and keys go through every method, command and
+client at the most talkative level, and are then looked for in all that anybody could read.
+
+usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import pathlib
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+import urllib.request
+
+import numpy as np
+
+import access_test
+import outsider as o
+from access_test import PIECE, Caller, line_of, replace
+from python_outsider import PACKAGE, build_protocol
+from tls_test import Authority
+
+CLI = None
+
+
+def forms(secret):
+    """What a secret looks like where somebody has written it down, all of it or its beginning."""
+    raw = secret.encode()
+    digest = hashlib.sha256(raw)
+    found = {secret, secret[:16], raw.hex(), digest.hexdigest(), digest.hexdigest()[:16]}
+    found.add(base64.b64encode(digest.digest()).decode()[:24])
+    # Of a string that it stands in, at any place.
+    for before in range(3):
+        encoded = base64.b64encode(b"x" * before + raw).decode()
+        found.add(encoded[4:20])
+    return found
+
+
+class SecretsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.root = tempfile.TemporaryDirectory()
+        o.make_stubs(cls.root.name)
+        build_protocol(cls.root.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.root.cleanup()
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root.name))
+        self.said = {}  # everything that was read, by where it was read
+
+    def say(self, where, text):
+        self.said.setdefault(where, []).append(text)
+
+    def serve(self, token, *flags):
+        replace(self.folder / "tokens", line_of(token, "admin", "one") + "\n")
+        talkative = {"GRPC_VERBOSITY": "debug"}
+        before = {name: os.environ.get(name) for name in talkative}
+        os.environ.update(talkative)
+        try:
+            server = o.Server(
+                self.folder, "--no-warm-up", "--tokens", str(self.folder / "tokens"),
+                "--log-level", "trace", "--slow-call", "1us", "--metrics-listen", "127.0.0.1:0",
+                "--spans", str(self.folder / "spans"), "--shared-memory",
+                str(self.folder / "shared"), *map(str, flags),
+            )
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+        self.addCleanup(server.kill)
+        return server
+
+    def command(self, *arguments, token=None, token_file=None, where="command line"):
+        """Runs the command line, and looks at it as other users can: by ps."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        environment["GRPC_VERBOSITY"] = "debug"
+        if token is not None:
+            environment["TESSERA_TOKEN"] = token
+        if token_file is not None:
+            environment["TESSERA_TOKEN_FILE"] = str(token_file)
+        process = subprocess.Popen(
+            [CLI, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=environment, text=True,
+        )
+        listed = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(process.pid)], capture_output=True, text=True
+        )
+        self.say("ps", listed.stdout)
+        out, _ = process.communicate(timeout=120)
+        self.say(where, out)
+        return process.returncode, out
+
+    def assert_kept(self, *kept):
+        for where, texts in self.said.items():
+            text = "\n".join(texts)
+            self.assertTrue(text, f"nothing was read of {where}")
+            for secret in kept:
+                for form in forms(secret):
+                    # Not with the text: that would print it again.
+                    self.assertFalse(form in text, f"{where} holds a form of {secret[:4]}...")
+
+    def test_tokens_stay_out_of_all_that_can_be_read(self):
+        right, wrong = (f"{mark}-{secrets.token_urlsafe(32)}" for mark in ("right", "wrong"))
+        for flags in ((), ("--log-format", "json")):
+            server = self.serve(right, *flags)
+            self.say("ps", subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(server.pid)],
+                                          capture_output=True, text=True).stdout)
+            for token in (right, wrong):
+                self.call_everything(server, token)
+                self.run_everything(server, token)
+                self.run_python(server, token)
+            # A token where its hash belongs, and one that is not where it should be.
+            replace(self.folder / "tokens", f"{right} write one\n")
+            self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
+            page = re.search(r"metrics at (http://[\d.:]+/)", server.log()).group(1)
+            for path in ("", "metrics", "healthz"):
+                with urllib.request.urlopen(page + path, timeout=20) as answer:
+                    self.say("http", answer.read().decode())
+            self.assertEqual(server.stop(), 0)
+            self.say("log", server.log())
+            self.say("spans", (self.folder / "spans").read_text())
+        self.assertIn("BAD_TOKEN", "\n".join(self.said["log"]))
+        self.assertIn("Dot", "\n".join(self.said["spans"]))
+        for word in ("computed", "BufferNotFound", "BadToken", "in the clear"):
+            self.assertIn(word, "\n".join(self.said["Python"]))
+        self.assert_kept(right, wrong)
+
+    def call_everything(self, server, token):
+        trace = ("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")
+        caller = Caller(server, token, metadata=[trace])
+        caller.try_upload([dict(name="x", spec=o.spec_of(PIECE, replace=True),
+                                data=PIECE.tobytes())])
+        for rpc, end in access_test.AccessTest.every_method(self, caller).items():
+            answer = "" if end.answer is None else str(end.answer)
+            self.say("answers", f"{rpc} {end.code} {end.reason} {end.metadata} {end.text} {answer}")
+        # All metadata that comes back, as bytes.
+        request = o.compute.DotRequest(a=o.resident("x"), b=o.resident("nothing"))
+        call = caller.c.Dot.future(request, timeout=20)
+        call.exception()
+        for key, value in (*call.initial_metadata(), *call.trailing_metadata()):
+            self.say("metadata", f"{key} {value}")
+
+    def run_everything(self, server, token):
+        at = ("--server", server.address, "--timeout", "20s")
+        np.save(self.folder / "x.npy", PIECE)
+        path = self.folder / "token"
+        path.write_text(token + "\n")
+        program = self.folder / "program.json"
+        program.write_text(json.dumps({"steps": [{"dot": {"a": "x", "b": "x"}}]}))
+        for arguments in (
+            ("put", self.folder / "x.npy", "--name", "x", "--replace"),
+            ("get", "x", "-o", self.folder / "y.npy"),
+            ("ls",), ("--json", "ls"), ("info",), ("info", "x"), ("info", "nothing"),
+            ("dot", "x", "x"), ("reduce", "sum", "x"), ("map", "a + 1", "x"),
+            ("cp", "x", "y"), ("rm", "y"), ("run", program), ("strategies", "dot"), ("health",),
+        ):
+            self.command(*at, *arguments, token=token)
+        self.command(*at, "ls", token_file=path)
+        for arguments in (("--help",), ("ls", "--help"), ("token", "--help"), ("complete", "ls")):
+            self.command(*arguments, token=token, where="help")
+        # What refuses the token says nothing of it either.
+        self.command("--server", "gpu.example.org:1", "ls", token=token, where="refused")
+        self.command(*at, "ls", token=token + " \u00e9", where="refused")
+
+    def run_python(self, server, token):
+        script = textwrap.dedent("""
+            import sys, logging, traceback
+            logging.basicConfig(level=logging.DEBUG)
+            import numpy as np, tessera as ts
+            for make in (lambda: ts.connect(sys.argv[1]),
+                         lambda: ts.connect("gpu.example.org:1")):
+                try:
+                    with make() as t:
+                        print(t, repr(t), vars(t))
+                        x = t.put(np.ones(3, np.float32))
+                        print(x, repr(x), (x @ x).numpy(), "computed")
+                        t["nothing"]
+                except BaseException as error:
+                    traceback.print_exc()
+                    print(repr(error), vars(error))
+        """)
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "TESSERA_TOKEN": token,
+                       "GRPC_VERBOSITY": "debug"}
+        ended = subprocess.run(
+            [sys.executable, "-c", script, server.address], capture_output=True, text=True,
+            timeout=120, env=environment,
+        )
+        self.say("Python", ended.stdout + ended.stderr)
+
+    def test_keys_stay_out_of_all_that_can_be_read(self):
+        ca = Authority(self.folder, "home")
+        cert, key = ca.issue("server")
+        client_cert, client_key = ca.issue("client")
+        server = self.serve("t", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.cert)
+        at = ("--server", server.address, "--timeout", "5s", "--tls-ca", ca.cert)
+        self.command(*at, "--tls-cert", client_cert, "--tls-key", client_key, "ls", token="t")
+        self.command(*at, "--tls-cert", client_key, "--tls-key", client_cert, "ls", token="t")
+        self.command(*at, "ls", token="t")
+        body = key.read_text().splitlines()[1]
+        # A key where a certificate belongs.
+        os.replace(key, cert)
+        peer = socket.create_connection(tuple(server.address.rsplit(":", 1)), timeout=20)
+        peer.close()
+        self.command(*at, "--tls-cert", client_cert, "--tls-key", client_key, "ls", token="t")
+        self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
+        self.assertEqual(server.stop(), 0)
+        self.say("log", server.log())
+        self.assert_kept(body, client_key.read_text().splitlines()[1])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    unittest.main(argv=[sys.argv[0], *rest])
