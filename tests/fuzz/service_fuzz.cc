@@ -121,7 +121,6 @@ class Service {
     switch (status.error_code()) {
       case grpc::StatusCode::INTERNAL:
       case grpc::StatusCode::UNKNOWN:
-      case grpc::StatusCode::DATA_LOSS:
       case grpc::StatusCode::UNAVAILABLE:
       case grpc::StatusCode::DEADLINE_EXCEEDED:
         Require(false,
