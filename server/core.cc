@@ -113,6 +113,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     auto compute = Executor::Start(
         *device,
         {.workers = options.workers,
+         .reserve = !options.tokens.empty(),
          .queue_length = options.queue,
          .spin = absl::ToChronoMicroseconds(options.spin),
          .scratch = &place->scratch},

@@ -661,6 +661,23 @@ class AccessTest(unittest.TestCase):
         # Three calls of bert's took the time of a few of anna's, of which 40 waited.
         self.assertGreater(left, 20, f"{one:.3f} s each, {len(refused)} refused")
 
+    def test_small_calls_do_not_wait_for_a_large_product(self):
+        long = ("--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000")
+        anna, bert, _ = self.two(flags=("--workers", "1", *long))
+        anna.put("m", np.ones(1, np.float32))
+        # Minutes of work, which is cancelled in the end.
+        m = o.resident("m", o.view([4000, 4000], [0, 0]))
+        fields = dict(a=m, b=m, strategy="cpu_naive", result=o.into("p", replace=True))
+        product = anna.future("Matmul", timeout=300, **fields)
+        self.addCleanup(product.cancel)
+        behind = anna.future("Matmul", timeout=300, **fields)
+        self.addCleanup(behind.cancel)
+        for _ in range(5):
+            self.assertEqual(bert.dot_of_ones(), 1)
+            self.assertEqual(anna.dot_of_ones(), 1)
+        self.assertFalse(product.done(), product.done() and o.outcome_of(product))
+        self.assertFalse(behind.done(), behind.done() and o.outcome_of(behind))
+
     # --- The command line ---
 
     def run_cli(self, server, *arguments, token=None, token_file=None, address=None):
