@@ -100,7 +100,7 @@ class KilledClientsTest(unittest.TestCase):
             f" memory grew by {grown / MIB:.1f} MiB",
             flush=True,
         )
-        self.assertLess(grown, BYTES)  # what a heap keeps is less
+        self.assertLess(grown, 2 * BYTES)  # however many were killed: what a heap keeps
         self.assertEqual(self.put("after").wait(120), 0)
 
     def test_streams(self):

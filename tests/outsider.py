@@ -43,8 +43,9 @@ error_details_pb2 = None
 
 
 def make_stubs(folder):
-    """Generates the Python modules of the protocol into folder and imports them. Where protoc is
-    missing, as on a bare GPU host, they are made of DESCRIPTORS, which has to be there."""
+    """Generates the Python modules of the protocol into folder and imports them. Where protoc
+    or its plugin is missing, as on a bare GPU host, they are made of DESCRIPTORS, which has to be
+    there."""
     global buffers, compute, shared, buffer_grpc, compute_grpc, shared_grpc
     global status_pb2, error_details_pb2
     files = [
@@ -54,7 +55,7 @@ def make_stubs(folder):
         "google/rpc/status",
         "google/rpc/error_details",
     ]
-    if shutil.which("protoc"):
+    if shutil.which("protoc") and shutil.which("grpc_python_plugin"):
         subprocess.run(
             [
                 "protoc",

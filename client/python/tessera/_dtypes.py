@@ -92,10 +92,10 @@ def is_integer(dtype: "np.dtype[Any]") -> bool:
 
 def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Nearest bf16 values, ties to even, as the server rounds; NaN stays NaN."""
-    if HAVE_ML_DTYPES:
-        return array.astype(bfloat16)
-    # Through float32 once, towards odd: rounding twice to nearest would move ties.
     wide = np.asarray(array)
+    if HAVE_ML_DTYPES and wide.dtype == np.float32:
+        return wide.astype(bfloat16)
+    # Through float32 once, towards odd: rounding twice to nearest, as ml_dtypes does, would move ties.
     single = wide.astype(np.float32)
     bits = single.view(np.uint32)
     if wide.dtype != np.float32:

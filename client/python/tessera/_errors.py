@@ -145,6 +145,11 @@ _OF_CODE: Dict[str, Type[Error]] = {
 }
 
 
+# What grpcio's asyncio makes of a message that it could not hand to gRPC any more, because the call has
+# ended: the status that the call ended with is lost.
+_WRITE_FAILED = ("INTERNAL", "Internal error from Core")
+
+
 def make(
     text: str,
     code: str,
@@ -173,7 +178,8 @@ def from_rpc(error: Any) -> Error:
             elif kind == "google.rpc.RetryInfo":
                 delay = p.RetryInfo.FromString(detail.value).retry_delay
                 retry_after = delay.seconds + delay.nanos / 1e9
-    if code in ("UNAVAILABLE", "CANCELLED") and not reason:
+    broken = code in ("UNAVAILABLE", "CANCELLED") or (code, text) == _WRITE_FAILED
+    if broken and not reason:
         # The server gives every refusal of its own a reason; without one the connection failed, or
         # gRPC cancelled a call that met the server's end.
         what = "broke" if code == "UNAVAILABLE" else "ended with the server, which stopped"
