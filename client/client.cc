@@ -130,6 +130,7 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
   const bool creates = request.has_spec();
   grpc::ClientContext context;
   Authorize(context);
+  AddRoute(context, request.name());
   context.set_deadline(transfer.deadline);
   v1::UploadResponse response;
   StallGuard guard(&context, options().stall_timeout);
@@ -473,6 +474,7 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
     attempts.Begin(**channel);
     grpc::ClientContext context;
     impl_->Authorize(context);
+    impl_->AddRoute(context, name);
     context.set_deadline(attempts.deadline());
     impl_->CountSent(request.ByteSizeLong());
     StallGuard guard(&context, impl_->options().stall_timeout);
@@ -627,6 +629,34 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
   auto response = impl_->Call(request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
+}
+
+absl::StatusOr<v1::Buffer> Client::LinkBuffer(const std::string& source, const ResultBuffer& target,
+                                              std::uint64_t version, const CallOptions& call) {
+  v1::CopyBufferRequest request;
+  request.set_source(source);
+  request.set_source_version(version);
+  request.set_name(target.name);
+  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
+  request.set_replace(target.replace);
+  request.set_link(true);
+  auto response = impl_->Call(request, call.timeout);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
+absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
+    const std::string& server, const std::string& source, const ResultBuffer& target,
+    std::uint64_t version, const std::string& device, const CallOptions& call) {
+  v1::ImportBufferRequest request;
+  request.set_source(server);
+  request.set_source_name(source);
+  request.set_source_version(version);
+  request.set_name(target.name);
+  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
+  request.set_replace(target.replace);
+  request.set_device(device);
+  return impl_->Call(request, call.timeout.value_or(absl::InfiniteDuration()));
 }
 
 // --- Operations ----------------------------------------------------------------------------------

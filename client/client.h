@@ -84,6 +84,9 @@ struct ClientOptions {
   // it goes to another, for servers that hang and keep their connections. To be longer than any
   // call takes.
   absl::Duration attempt_timeout = absl::InfiniteDuration();
+  // Whether calls about a buffer carry the route of its name (kernels/base/ring.h) as metadata
+  // "tessera-route", by which proxies find the buffer's server (deploy/README.md).
+  bool send_route = false;
 };
 
 struct CallOptions {
@@ -303,6 +306,16 @@ class Client {
                                         std::optional<DType> dtype = std::nullopt,
                                         const std::string& device = {},
                                         const CallOptions& call = {});
+  // Another name for the memory of a buffer, which never changes: nothing is copied. With a ttl: a
+  // ticket, by which others can fetch the array when its own name may be gone. version: of the
+  // source.
+  absl::StatusOr<v1::Buffer> LinkBuffer(const std::string& source, const ResultBuffer& target,
+                                        std::uint64_t version = 0, const CallOptions& call = {});
+  // A new buffer from one of another server, host:port as this client's server reaches it, which
+  // fetches it by itself. device: empty: the server's first. Has no timeout unless one is given.
+  absl::StatusOr<v1::ImportBufferResponse> ImportBuffer(
+      const std::string& server, const std::string& source, const ResultBuffer& target,
+      std::uint64_t version = 0, const std::string& device = {}, const CallOptions& call = {});
   // Without a version: the buffer and all drafts of the name.
   absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
                             const CallOptions& call = {});

@@ -7,12 +7,14 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/event_loop.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
+#include "kernels/base/ring.h"
 
 namespace tessera {
 namespace {
@@ -213,6 +215,15 @@ bool Attempts::Wait(absl::Status& status) {
 }
 
 // --- Connections ---------------------------------------------------------------------------------
+
+void Connection::AddRoute(grpc::ClientContext& context, std::string_view buffer) const {
+  if (!options_.send_route || buffer.empty()) return;
+  // What no buffer can be named may not be a header either; the server says what is wrong with it.
+  const bool valid = std::all_of(buffer.begin(), buffer.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';
+  });
+  if (valid) context.AddMetadata("tessera-route", std::string(RouteOf(buffer)));
+}
 
 Connection::Connection(ClientOptions options)
     : options_(std::move(options)),

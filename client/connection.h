@@ -22,6 +22,7 @@
 #include "client/channels.h"
 #include "client/client.h"
 #include "client/credentials.h"
+#include "client/requests.h"
 
 namespace tessera {
 
@@ -139,6 +140,8 @@ class Connection {
   }
   // Says who calls, before a call begins.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
+  // Says which buffer a call is about, where proxies are to know that.
+  void AddRoute(grpc::ClientContext& context, std::string_view buffer) const;
   Channels& channels() { return channels_; }
   // Of asynchronous calls.
   EventLoop& events() { return *events_; }
@@ -195,6 +198,7 @@ class Connection {
     const absl::Status status =
         Repeat(attempts, [&](grpc::ClientContext* context, PooledChannel& channel) {
           CountSent(request.ByteSizeLong());
+          AddRoute(*context, BufferOf(request));
           return (channel.stub<typename Unary::Stub>().*Unary::kCall)(context, request, &response);
         });
     if (route != nullptr) *route = attempts.route();

@@ -109,6 +109,7 @@ class AsyncUnaryCall final : public AsyncCallBase {
 
   void Send(grpc::ClientContext* context, PooledChannel& channel) override {
     connection_.CountSent(request_.ByteSizeLong());
+    connection_.AddRoute(*context, BufferOf(request_));
     reader_ =
         (channel.stub<typename Unary::Stub>().*Unary::kPrepare)(context, request_, loop_.queue());
     reader_->StartCall();

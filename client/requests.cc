@@ -188,4 +188,30 @@ ProgramStep Program::Map(absl::Span<const Operand> operands, const v1::Expressio
 
 bool Program::has_target() const { return Stores(request_); }
 
+std::string_view BufferOf(const v1::ExecuteRequest& request) {
+  const auto of_step = [](const v1::Step& step) -> std::string_view {
+    switch (step.operation_case()) {
+      case v1::Step::kDot:
+        return BufferOf(step.dot());
+      case v1::Step::kReduce:
+        return BufferOf(step.reduce());
+      case v1::Step::kMatmul:
+        return BufferOf(step.matmul());
+      case v1::Step::kAdd:
+        return BufferOf(step.add());
+      case v1::Step::kWindowSum:
+        return BufferOf(step.window_sum());
+      case v1::Step::kMap:
+        return BufferOf(step.map());
+      case v1::Step::kTopK:
+        return BufferOf(step.top_k());
+      default:
+        return {};
+    }
+  };
+  for (const v1::Step& step : request.steps())
+    if (const std::string_view name = of_step(step); !name.empty()) return name;
+  return {};
+}
+
 }  // namespace tessera

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +35,35 @@ v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expressi
 
 // INTERNAL: an answer without a result for every step; the error of one that has failed.
 absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response);
+
+// The first buffer that a request names: of the operands, else of the results; empty: none.
+template <class Request>
+std::string_view BufferOf(const Request& request) {
+  std::string_view name;
+  const auto look = [&name](const std::string& found) {
+    if (name.empty()) name = found;
+  };
+  if constexpr (requires {
+                  request.source();
+                  request.link();
+                }) {
+    look(request.source());
+  } else if constexpr (requires { request.name().size(); }) {
+    look(request.name());
+  }
+  if constexpr (requires { request.a().buffer(); }) {
+    look(request.a().buffer());
+    look(request.b().buffer());
+  }
+  if constexpr (requires { request.x().buffer(); }) look(request.x().buffer());
+  if constexpr (requires { request.operands(); })
+    for (const v1::Operand& operand : request.operands()) look(operand.buffer());
+  if constexpr (requires { request.result().buffer().name(); })
+    look(request.result().buffer().name());
+  return name;
+}
+// Of the first step that names one.
+std::string_view BufferOf(const v1::ExecuteRequest& request);
 
 // Whether the call makes a buffer.
 bool Stores(const v1::ExecuteRequest& request);

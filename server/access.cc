@@ -37,6 +37,7 @@ constexpr MethodRule kMethods[] = {
     {"SealBuffer", Role::kWrite},
     {"UpdateBuffer", Role::kWrite},
     {"CopyBuffer", Role::kWrite},
+    {"ImportBuffer", Role::kWrite},
     {"DeleteBuffer", Role::kWrite},
     {"GetBuffer", Role::kRead},
     {"ListBuffers", Role::kRead},

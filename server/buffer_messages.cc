@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<Device*>> FindPlacement(
     }
     if (std::find(devices.begin(), devices.end(), *device) != devices.end())
       return bad("a placement names a device twice", name);
-    if ((*device)->info().backend != core.FindDevice(names[0]).value()->info().backend)
+    if (!devices.empty() && (*device)->info().backend != devices.front()->info().backend)
       return bad("the devices of a placement are of different kinds", name);
     devices.push_back(*device);
   }

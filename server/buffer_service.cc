@@ -81,12 +81,14 @@ void BufferService::Serve(CallQueues& queues) {
   serve("SealBuffer", &BufferService::RequestSealBuffer, &BufferService::SealBuffer);
   serve("UpdateBuffer", &BufferService::RequestUpdateBuffer, &BufferService::UpdateBuffer);
   serve("CopyBuffer", &BufferService::RequestCopyBuffer, &BufferService::CopyBuffer);
+  serve("ImportBuffer", &BufferService::RequestImportBuffer, &BufferService::ImportBuffer);
   serve("DeleteBuffer", &BufferService::RequestDeleteBuffer, &BufferService::DeleteBuffer);
 }
 
 void BufferService::EndIdleStreams(absl::Time now) {
   uploads_.EndIdle(now);
   downloads_.EndIdle(now);
+  importer_.EndIdle(now);
 }
 
 void BufferService::CreateBuffer(
@@ -267,10 +269,46 @@ class CopyCall final : public DeviceCall {
 
 void BufferService::CopyBuffer(
     UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
+  if (exchange.request().link()) {
+    LinkBuffer(exchange);
+    return;
+  }
   auto call = std::make_unique<CopyCall>(core_, exchange);
   CopyCall& started = *call;
   exchange.Serve(std::move(call));
   started.Start(exchange.request().ByteSizeLong());
+}
+
+void BufferService::LinkBuffer(
+    UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
+  const v1::CopyBufferRequest* request = &exchange.request();
+  v1::CopyBufferResponse* response = &exchange.response();
+  AnswerLater(core_, "CopyBuffer", exchange,
+              [request, response](const Caller& caller) -> absl::Status {
+                const std::string_view field = request->has_view()             ? "view"
+                                               : request->dtype() != 0         ? "dtype"
+                                               : !request->device().empty()    ? "device"
+                                               : !request->placement().empty() ? "placement"
+                                                                               : "";
+                if (!field.empty()) {
+                  return MakeError(StatusCode::kInvalidArgument, "BAD_LINK",
+                                   "a link is its source as it is, so it has no view, type or "
+                                   "place of its own",
+                                   {{"field", std::string(field)}});
+                }
+                BufferSpec link{.name = request->name(), .replace = request->replace()};
+                if (absl::Status status = SetTtl(*request, link.ttl); !status.ok()) return status;
+                absl::StatusOr<BufferInfo> info =
+                    caller.tenant->store().Link(request->source(), request->source_version(), link);
+                if (!info.ok()) return info.status();
+                SetBuffer(*info, response->mutable_buffer());
+                return absl::OkStatus();
+              });
+}
+
+void BufferService::ImportBuffer(
+    UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {
+  importer_.Begin(exchange);
 }
 
 void BufferService::DeleteBuffer(

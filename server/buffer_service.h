@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "server/core.h"
 #include "server/download_call.h"
+#include "server/importer.h"
 #include "server/live_calls.h"
 #include "server/unary_exchange.h"
 #include "server/upload_call.h"
@@ -21,14 +22,15 @@ using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
     v1::BufferService::WithRawMethod_GetBuffer<v1::BufferService::WithRawMethod_ListBuffers<
         v1::BufferService::WithRawMethod_SealBuffer<v1::BufferService::WithRawMethod_UpdateBuffer<
             v1::BufferService::WithRawMethod_CopyBuffer<
-                v1::BufferService::WithRawMethod_DeleteBuffer<Service>>>>>>>;
+                v1::BufferService::WithRawMethod_ImportBuffer<
+                    v1::BufferService::WithRawMethod_DeleteBuffer<Service>>>>>>>>;
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
 // Thread safe; the core outlives it, and it the calls.
 class BufferService final : public BufferServiceBase {
  public:
-  explicit BufferService(Core& core) : core_(core) {}
+  explicit BufferService(Core& core) : core_(core), importer_(core) {}
 
   // The unary methods, once the server has been built.
   void Serve(CallQueues& queues);
@@ -37,8 +39,8 @@ class BufferService final : public BufferServiceBase {
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
   // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
-  // UPLOAD_IDLE) or whose draft is gone, and downloads whose reader has taken nothing for longer
-  // than --download-timeout.
+  // UPLOAD_IDLE) or whose draft is gone, downloads whose reader has taken nothing for longer than
+  // --download-timeout, and imports that stand still.
   void EndIdleStreams(absl::Time now);
 
  private:
@@ -48,11 +50,14 @@ class BufferService final : public BufferServiceBase {
   void SealBuffer(UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange);
   void UpdateBuffer(UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange);
   void CopyBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
+  void LinkBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
+  void ImportBuffer(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
   void DeleteBuffer(UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange);
 
   Core& core_;
   LiveCalls<UploadCall> uploads_;
   LiveCalls<DownloadCall> downloads_;
+  Importer importer_;
 };
 
 }  // namespace tessera

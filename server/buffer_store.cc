@@ -19,28 +19,10 @@ constexpr std::size_t kRangesInErrors = 16;
 // A Timestamp ends with the year 9999.
 const absl::Time kLatest = absl::FromUnixSeconds(253402300799);
 
-absl::Status NotFound(std::string_view name) {
-  const std::string shown(Beginning(name, kLongestName));  // nothing that is longer has a buffer
-  return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",
-                   absl::StrCat("there is no buffer '", shown, "'"), {{"name", shown}});
-}
-
 absl::Status Sealed(std::string_view name) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "BUFFER_SEALED",
                    absl::StrCat("buffer '", Absl(name), "' is READY and cannot change"),
                    {{"name", std::string(name)}});
-}
-
-absl::Status CheckName(std::string_view name) {
-  const bool valid =
-      !name.empty() && name.size() <= kLongestName &&
-      std::all_of(name.begin(), name.end(), [](unsigned char c) {
-        return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';
-      });
-  if (valid) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
-                   "a buffer's name is 1 to 128 characters of [a-zA-Z0-9._/-]",
-                   {{"field", "name"}, {"value", std::string(Beginning(name, kLongestName))}});
 }
 
 std::string Hex(std::uint32_t checksum) {
@@ -207,6 +189,26 @@ BufferStore::BufferStore(std::shared_ptr<Shared> shared, const Limits& limits)
 
 std::unique_ptr<BufferStore> BufferStore::MakeAnother() const {
   return std::unique_ptr<BufferStore>(new BufferStore(shared_, limits_));
+}
+
+absl::Status BufferStore::NotFound(std::string_view name) const {
+  const std::string shown(Beginning(name, kLongestName));  // nothing that is longer has a buffer
+  if (limits_.foreign != nullptr)
+    if (absl::Status foreign = limits_.foreign(shown); !foreign.ok()) return foreign;
+  return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",
+                   absl::StrCat("there is no buffer '", shown, "'"), {{"name", shown}});
+}
+
+absl::Status BufferStore::CheckName(std::string_view name) const {
+  const bool valid =
+      !name.empty() && name.size() <= kLongestName &&
+      std::all_of(name.begin(), name.end(), [](unsigned char c) {
+        return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';
+      });
+  if (valid) return limits_.foreign != nullptr ? limits_.foreign(name) : absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_NAME",
+                   "a buffer's name is 1 to 128 characters of [a-zA-Z0-9._/-]",
+                   {{"field", "name"}, {"value", std::string(Beginning(name, kLongestName))}});
 }
 
 void BufferStore::SetQuotas(std::uint64_t bytes, std::uint64_t buffers) {
@@ -435,6 +437,41 @@ void BufferStore::Discard(Draft& draft) {
   Doomed doomed;
   const std::lock_guard lock(mutex_);
   if (draft.state_ == Draft::State::kOpen) Unlink(draft, Draft::State::kGone, doomed);
+}
+
+absl::StatusOr<BufferInfo> BufferStore::Link(std::string_view source, std::uint64_t version,
+                                             const BufferSpec& link) {
+  if (absl::Status status = CheckName(link.name); !status.ok()) return status;
+  absl::StatusOr<absl::Duration> ttl = CheckTtl(link.ttl);
+  if (!ttl.ok()) return ttl.status();
+  Doomed doomed;
+  const absl::Time now = SteadyNow();
+  const std::lock_guard lock(mutex_);
+  if (absl::Status status = CheckFree(link, now); !status.ok()) return status;
+  absl::StatusOr<BufferInfo> found = FindLocked(source, version, now);
+  if (!found.ok()) return found.status();
+  const Buffer& origin = *found->buffer;
+  std::shared_ptr<Buffer> buffer(
+      new Buffer(link.name, origin.type(), origin.shards_, ++last_version_));
+  absl::StatusOr<Charge> charge =
+      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
+                      "the tenant holds as many buffers as its quota of buffers allows");
+  if (!charge.ok()) return charge.status();
+  buffer->own_count_ = *std::move(charge);
+  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
+                           "the server holds as many buffers as it may");
+  if (!charge.ok()) return charge.status();
+  buffer->count_ = *std::move(charge);
+  buffer->checksum_ = origin.checksum();
+  buffer->origin_ = origin.origin_ != nullptr ? origin.origin_ : found->buffer;
+
+  if (const auto it = ready_.find(link.name); it != ready_.end()) Unlink(it, doomed);
+  Ready& ready = ready_[link.name];
+  CountReady(*buffer, 1);
+  ready.draft_version = buffer->version();
+  ready.buffer = std::move(buffer);
+  SetExpiry(link.name, ready, Expiry(now, *ttl));
+  return Info(ready);
 }
 
 absl::StatusOr<BufferInfo> BufferStore::Find(std::string_view name, std::uint64_t version) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -50,7 +51,7 @@ class Buffer {
   Device& DeviceOf(std::uint64_t byte) const;
   std::uint64_t version() const { return version_; }
   absl::Time create_time() const { return create_time_; }
-  void* data() const { return memory_.data(); }
+  void* data() const { return origin_ != nullptr ? origin_->data() : memory_.data(); }
   // CRC-32C of the bytes, when every one of them came with a checksum, and once.
   std::optional<std::uint32_t> checksum() const { return checksum_; }
 
@@ -72,6 +73,8 @@ class Buffer {
   Charge own_count_;
   std::vector<Charge> own_bytes_;
   Memory memory_;
+  // Whose memory it is, of a link.
+  std::shared_ptr<const Buffer> origin_;
 };
 
 // Half-open range of bytes.
@@ -178,6 +181,8 @@ class BufferStore {
     absl::Duration idle_draft = absl::Seconds(60);
     std::uint64_t buffers = 100'000;  // READY ones, drafts, and those that only their users hold
     std::size_t ranges = 4096;        // that a draft's bytes may be in
+    // Says that a name is not this server's: the error for it, or OK. Empty: all names are.
+    std::function<absl::Status(std::string_view name)> foreign = {};
   };
   BufferStore(const std::vector<Place>& places, const Limits& limits);
   // A store with names of its own, whose buffers count together with those of this one.
@@ -225,6 +230,11 @@ class BufferStore {
   // Forgets a draft, unless it has been sealed.
   void Discard(Draft& draft);
 
+  // Another name for the memory of a READY buffer: a READY buffer of its own, which takes no bytes.
+  // The errors of Find for the source; those of Create and Seal.
+  absl::StatusOr<BufferInfo> Link(std::string_view source, std::uint64_t version,
+                                  const BufferSpec& link);
+
   // A READY buffer. version 0: any. NOT_FOUND / BUFFER_NOT_FOUND {name}; FAILED_PRECONDITION /
   // BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version);
@@ -257,7 +267,8 @@ class BufferStore {
   // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
-  // Forgets all buffers and drafts that have a shard on a device that is lost. Their memory goes with what is returned.
+  // Forgets all buffers and drafts that have a shard on a device that is lost. Their memory goes with
+  // what is returned.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
   // The buffers of a device that have a name, drafts of results included, and their bytes. A sharded
@@ -296,8 +307,11 @@ class BufferStore {
                                                          std::uint64_t version);
   absl::StatusOr<BufferInfo> FindLocked(std::string_view name, std::uint64_t version,
                                         absl::Time now);
+  absl::Status NotFound(std::string_view name) const;
   // What Get reports when nothing has the version.
   absl::Status Absent(std::string_view name, std::uint64_t version, absl::Time now);
+  // Whether a buffer of the name may be made at all.
+  absl::Status CheckName(std::string_view name) const;
   absl::Status CheckFree(const BufferSpec& spec, absl::Time now);
   absl::Status CheckOpenLocked(const Draft& draft);
   absl::Status CheckWriteLocked(const Draft& draft, std::uint64_t offset, std::uint64_t size);

@@ -25,6 +25,9 @@ namespace {
 
 using absl::StatusCode;
 
+// Up to which an operation is small, by the least time that it takes.
+constexpr double kSmallMicroseconds = 500;
+
 absl::Status BadOperation(std::string_view field, const std::string& value,
                           std::string_view valid) {
   return MakeError(
@@ -67,14 +70,19 @@ class OperationCall final : public DeviceCall {
     return device != nullptr ? device : &core().FirstDevice();
   }
 
-  bool IsShort(const Device& device) const override {
+  TaskSize SizeOn(const Device& device) const override {
     for (const Source& source : sources_)
       if (source.buffer != nullptr &&
           (source.IsElsewhere(device) || source.buffer->shards().size() > 1))
-        return false;
+        return TaskSize::kLarge;
+    if (!request_.strategy().empty()) return TaskSize::kLarge;
+    const double least = LeastMicroseconds(request_, sources_, device);
     const absl::Duration limit = core().options().inline_time;
-    return limit > absl::ZeroDuration() && request_.strategy().empty() && !request_.timing() &&
-           LeastMicroseconds(request_, sources_, device) <= absl::ToDoubleMicroseconds(limit);
+    const bool tiny = limit > absl::ZeroDuration() && !request_.timing() &&
+                      least <= absl::ToDoubleMicroseconds(limit);
+    return tiny                          ? TaskSize::kTiny
+           : least <= kSmallMicroseconds ? TaskSize::kSmall
+                                         : TaskSize::kLarge;
   }
 
   absl::Status RunOn(Stream& stream) override {

@@ -36,7 +36,7 @@ std::string Message(const absl::Status& status) {
 
 // Whether the same call may go well a moment later: what it needs is there, but others hold it.
 bool WorthRetrying(const std::string& reason, const std::map<std::string, std::string>& metadata) {
-  if (reason == "QUEUE_FULL") return true;
+  if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";
   if (reason != "HOST_MEMORY_EXHAUSTED" && reason != "SCRATCH_EXHAUSTED") return false;
   const auto figure = [&](const char* key) {

@@ -57,6 +57,7 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       host_memory_(options_.host_memory),
       uploads_(options_.max_uploads),
       downloads_(options_.max_downloads),
+      imports_(options_.max_imports),
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
@@ -65,8 +66,14 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
                                                          .max_ttl = options_.max_ttl,
                                                          .idle_draft = options_.upload_timeout,
                                                          .buffers = options_.max_buffers,
-                                                         .ranges = options_.max_ranges}),
+                                                         .ranges = options_.max_ranges,
+                                                         .foreign = Foreign()}),
       chores_(kChoreThreads, kWaitingChores) {}
+
+std::function<absl::Status(std::string_view)> Core::Foreign() {
+  if (options_.ring.empty()) return {};
+  return [this](std::string_view name) { return home_->Check(name); };
+}
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
@@ -86,6 +93,11 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
   absl::StatusOr<std::unique_ptr<Access>> access = Access::Open(options.tokens, core->tenants_);
   if (!access.ok()) return access.status();
   core->access_ = *std::move(access);
+  if (!options.ring.empty()) {
+    absl::StatusOr<std::unique_ptr<Home>> home = Home::Open(options.ring, options.ring_name);
+    if (!home.ok()) return home.status();
+    core->home_ = *std::move(home);
+  }
   if (!options.spans.empty())
     core->spans_ = std::make_unique<SpanFile>(options.spans, core->metrics_);
   for (const std::unique_ptr<Device>& device : core->devices_) {
@@ -101,6 +113,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     auto compute = Executor::Start(
         *device,
         {.workers = options.workers,
+         .reserve = !options.tokens.empty(),
          .queue_length = options.queue,
          .spin = absl::ToChronoMicroseconds(options.spin),
          .scratch = &place->scratch},
@@ -225,6 +238,7 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
     budgets["shared_memory"] = usage(shared_memory_);
     budgets["shared_regions"] = usage(shared_regions_);
   }
+  if (!options_.import_from.empty()) budgets["imports"] = usage(imports_);
   if (connections_ != nullptr) {
     budgets["connections"] = {connections_->limit(), connections_->open()};
   }

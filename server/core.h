@@ -1,6 +1,7 @@
 // What the handlers of all services work on.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,7 @@
 #include "server/charge.h"
 #include "server/chores.h"
 #include "server/executor.h"
+#include "server/home.h"
 #include "server/listener.h"
 #include "server/metrics.h"
 #include "server/options.h"
@@ -90,6 +92,9 @@ class Core {
   Budget& host_memory() { return host_memory_; }
   Budget& uploads() { return uploads_; }
   Budget& downloads() { return downloads_; }
+  Budget& imports() { return imports_; }
+  // Which names are this server's; null: all are.
+  Home* home() { return home_.get(); }
   // Memory of clients that transfers may go to and come from.
   SharedRegions& regions() { return regions_; }
   const Budget& shared_memory() const { return shared_memory_; }
@@ -143,6 +148,8 @@ class Core {
     std::unique_ptr<Executor> transfers;
   };
   Core(const Options& options, std::vector<std::unique_ptr<Device>> devices);
+  // Home::Check; empty where all names are this server's.
+  std::function<absl::Status(std::string_view)> Foreign();
 
   // Destroyed from the last to the first: work ends before buffers go, and they before their
   // devices.
@@ -152,10 +159,12 @@ class Core {
   Budget host_memory_;
   Budget uploads_;
   Budget downloads_;
+  Budget imports_;
   Budget shared_memory_;
   Budget shared_regions_;
   SharedRegions regions_;
   ConnectionTable* connections_ = nullptr;
+  std::unique_ptr<Home> home_;
   Tenants tenants_;
   std::unique_ptr<Access> access_;
   Metrics metrics_;

@@ -16,13 +16,13 @@ void DeviceCall::Start(std::size_t bytes) {
     absl::StatusOr<Device*> device = Prepare();
     if (!device.ok()) return device.status();
     Executor& executor = core().compute(**device);
-    const bool is_short = IsShort(**device);
+    const TaskSize size = SizeOn(**device);
     executor_ = &executor;
-    if (is_short) {
+    if (size == TaskSize::kTiny) {
       const CallQueue::Leave leave;
       if (leave.granted()) return executor.RunOrSubmit(*this);
     }
-    return executor.Submit(*this);
+    return executor.Submit(*this, size);
   });
   if (!status.ok()) {
     executor_ = nullptr;

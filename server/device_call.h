@@ -24,9 +24,9 @@ class DeviceCall : public UnaryCall, private Task {
  private:
   // Checks the request as far as that needs no stream: the device to run on.
   virtual absl::StatusOr<Device*> Prepare() = 0;
-  // After Prepare: whether the work is so short that this thread may as well do it.
-  virtual bool IsShort(const Device&) const { return false; }
-  // On a worker or, if it is short, on this thread; inside a request of the stream.
+  // After Prepare. What is tiny this thread may as well do.
+  virtual TaskSize SizeOn(const Device&) const { return TaskSize::kLarge; }
+  // On a worker or, if it is tiny, on this thread; inside a request of the stream.
   virtual absl::Status RunOn(Stream& stream) = 0;
   // Lets go of the operands: a client that has its answer may count on the memory of what it has
   // deleted.

@@ -35,7 +35,8 @@ absl::Status DeviceLostError(const Device& device) {
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Stream&)> prepare) {
   std::unique_ptr<Executor> executor(new Executor(device, settings));
-  for (int i = 0; i < settings.workers; ++i) {
+  const int lanes = settings.workers + (settings.reserve ? 1 : 0);
+  for (int i = 0; i < lanes; ++i) {
     absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
     if (!stream.ok()) return stream.status();
     (*stream)->SetScratchBudget(settings.scratch);
@@ -45,8 +46,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     executor->idle_.push_back(executor->lanes_.back().get());
   }
   executor->interval_ = kLongInterval;
-  for (int i = 0; i < settings.workers; ++i)
-    executor->threads_.emplace_back(&Executor::Work, executor.get());
+  for (int i = 0; i < lanes; ++i) executor->threads_.emplace_back(&Executor::Work, executor.get());
   return executor;
 }
 
@@ -59,13 +59,14 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-absl::Status Executor::Submit(Task& task) {
+absl::Status Executor::Submit(Task& task, TaskSize size) {
   if (device_.lost()) return DeviceLostError(device_);
+  task.size_ = size;
   bool wake = false;
   absl::Status status;
   {
     const std::lock_guard lock(mutex_);
-    status = Enqueue(task, /*is_short=*/false, wake);
+    status = Enqueue(task, wake);
   }
   if (wake) wake_.notify_one();
   return status;
@@ -73,32 +74,32 @@ absl::Status Executor::Submit(Task& task) {
 
 absl::Status Executor::RunOrSubmit(Task& task) {
   if (device_.lost()) return DeviceLostError(device_);
+  task.size_ = TaskSize::kTiny;
   bool wake = false;
   absl::Status status;
   Lane* lane = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (active_.empty() && long_running_ == 0 && !idle_.empty()) {
+    if (active_.empty() && running_ == 0 && !idle_.empty()) {
       NoteArrival();
       task.stop_.store(false, std::memory_order_relaxed);
-      task.short_ = true;
       least_used_ = std::max(least_used_, QueueOf(task.share_).used);
       lane = TakeLane(task);
     } else {
-      status = Enqueue(task, /*is_short=*/true, wake);
+      status = Enqueue(task, wake);
     }
   }
   if (lane != nullptr) {
     const std::size_t share = task.share_;
     const std::int64_t took = Run(task, *lane);
     const std::lock_guard lock(mutex_);
-    wake = GiveBack(*lane, /*is_short=*/true, share, took);
+    wake = GiveBack(*lane, TaskSize::kTiny, share, took);
   }
   if (wake) wake_.notify_one();
   return status;
 }
 
-absl::Status Executor::Enqueue(Task& task, bool is_short, bool& wake) {
+absl::Status Executor::Enqueue(Task& task, bool& wake) {
   Queue& queue = QueueOf(task.share_);
   if (queue.length >= settings_.queue_length) {
     return MakeError(
@@ -109,15 +110,16 @@ absl::Status Executor::Enqueue(Task& task, bool is_short, bool& wake) {
   NoteArrival();
   task.stop_.store(false, std::memory_order_relaxed);
   task.queued_ = true;
-  task.short_ = is_short;
-  task.before_ = queue.last;
+  task.number_ = ++arrivals_;
+  List& list = ListOf(queue, task);
+  task.before_ = list.last;
   task.behind_ = nullptr;
   if (queue.length == 0) {
     queue.used = std::max(queue.used, least_used_);
     active_.push_back(&queue);
   }
-  (queue.last == nullptr ? queue.first : queue.last->behind_) = &task;
-  queue.last = &task;
+  (list.last == nullptr ? list.first : list.last->behind_) = &task;
+  list.last = &task;
   ++queue.length;
   const std::size_t waiting = waiting_.load(std::memory_order_relaxed);
   waiting_.store(waiting + 1, std::memory_order_release);
@@ -130,14 +132,29 @@ Executor::Queue& Executor::QueueOf(std::size_t share) {
   return queues_[share];
 }
 
+Task* Executor::FirstOf(const Queue& queue) const {
+  Task* const large = large_running_ < settings_.workers ? queue.large.first : nullptr;
+  Task* const other = queue.others.first;
+  if (large == nullptr || other == nullptr) return large == nullptr ? other : large;
+  return large->number_ < other->number_ ? large : other;
+}
+
+bool Executor::MayRunSome() const {
+  return !idle_.empty() && std::any_of(active_.begin(), active_.end(), [this](const Queue* queue) {
+    return FirstOf(*queue) != nullptr;
+  });
+}
+
 Task* Executor::First() {
-  if (active_.empty()) return nullptr;
-  const auto next =
-      std::min_element(active_.begin(), active_.end(),
-                       [](const Queue* a, const Queue* b) { return a->used < b->used; });
+  auto next = active_.end();
+  for (auto it = active_.begin(); it != active_.end(); ++it) {
+    if (FirstOf(**it) != nullptr && (next == active_.end() || (*it)->used < (*next)->used))
+      next = it;
+  }
+  if (next == active_.end()) return nullptr;
   std::rotate(next, next + 1, active_.end());  // among equals it is the last from now on
   least_used_ = std::max(least_used_, active_.back()->used);
-  return active_.back()->first;
+  return FirstOf(*active_.back());
 }
 
 void Executor::NoteArrival() {
@@ -151,12 +168,14 @@ void Executor::NoteArrival() {
 Executor::Lane* Executor::TakeLane(const Task& task) {
   Lane* lane = idle_.back();
   idle_.pop_back();
-  if (!task.short_) ++long_running_;
+  if (task.size_ != TaskSize::kTiny) ++running_;
+  if (task.size_ == TaskSize::kLarge) ++large_running_;
   return lane;
 }
 
-bool Executor::GiveBack(Lane& lane, bool is_short, std::size_t share, std::int64_t took) {
-  if (!is_short) --long_running_;
+bool Executor::GiveBack(Lane& lane, TaskSize size, std::size_t share, std::int64_t took) {
+  if (size != TaskSize::kTiny) --running_;
+  if (size == TaskSize::kLarge) --large_running_;
   QueueOf(share).used += took;
   idle_.push_back(&lane);
   return !active_.empty();
@@ -182,8 +201,9 @@ std::chrono::steady_clock::duration Executor::LongestRun() const {
 
 void Executor::Unlink(Task& task) {
   Queue& queue = QueueOf(task.share_);
-  (task.before_ == nullptr ? queue.first : task.before_->behind_) = task.behind_;
-  (task.behind_ == nullptr ? queue.last : task.behind_->before_) = task.before_;
+  List& list = ListOf(queue, task);
+  (task.before_ == nullptr ? list.first : task.before_->behind_) = task.behind_;
+  (task.behind_ == nullptr ? list.last : task.behind_->before_) = task.before_;
   if (--queue.length == 0) std::erase(active_, &queue);
   task.before_ = task.behind_ = nullptr;
   task.queued_ = false;
@@ -204,7 +224,7 @@ void Executor::Work() {
   Lane* lane = nullptr;
   std::unique_lock lock(mutex_);
   while (Task* task = Next(lock, lane)) {
-    const bool is_short = task->short_;
+    const TaskSize size = task->size_;
     const std::size_t share = task->share_;
     std::int64_t took = 0;
     lock.unlock();
@@ -214,15 +234,18 @@ void Executor::Work() {
       took = Run(*task, *lane);
     }
     lock.lock();
-    GiveBack(*lane, is_short, share, took);  // and looks for what waits
+    GiveBack(*lane, size, share, took);  // and looks for what waits
   }
 }
 
 Task* Executor::Next(std::unique_lock<std::mutex>& lock, Lane*& lane) {
   if (active_.empty() && !stopping_ && !polling_) Poll(lock);
-  wake_.wait(lock, [this] { return !active_.empty() ? !idle_.empty() : stopping_; });
-  Task* task = First();
-  if (task == nullptr) return nullptr;
+  wake_.wait(lock, [this] { return active_.empty() ? stopping_ : MayRunSome(); });
+  if (active_.empty()) {
+    wake_.notify_all();  // whoever waits for what has been cancelled
+    return nullptr;
+  }
+  Task* const task = First();
   Unlink(*task);
   lane = TakeLane(*task);
   if (stopping_) wake_.notify_all();  // whoever waits for a lane may have nothing left to do

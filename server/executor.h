@@ -1,5 +1,6 @@
 // Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
-// drive them. Short work may also run on the thread that brings it.
+// drive them. What is small never waits for a stream behind what is large, and what is tiny may
+// also run on the thread that brings it.
 #pragma once
 
 #include <atomic>
@@ -20,11 +21,15 @@
 
 namespace tessera {
 
+// How much of the device's time a task takes: beside a tiny one the waking of a thread would count;
+// large ones may take all workers, and leave the reserve to the others.
+enum class TaskSize { kTiny, kSmall, kLarge };
+
 // One piece of work for a device. It may be submitted again once it has run.
 class Task {
  public:
-  // share: whose turn the task takes, a small number. Where tasks of several wait, the one goes first
-  // whose share has had least of the streams' time.
+  // share: whose turn the task takes, a small number. Where tasks of several wait, the one goes
+  // first whose share has had least of the streams' time.
   explicit Task(std::size_t share = 0) : share_(share) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
@@ -46,7 +51,8 @@ class Task {
   Task* before_ = nullptr;
   Task* behind_ = nullptr;
   bool queued_ = false;
-  bool short_ = false;
+  TaskSize size_ = TaskSize::kLarge;
+  std::uint64_t number_ = 0;  // in the order of arrival
   // What the stream looks at while the task runs.
   std::atomic<bool> stop_{false};
 };
@@ -58,7 +64,10 @@ absl::Status DeviceLostError(const Device& device);
 class Executor {
  public:
   struct Settings {
+    // Tasks that run at once. Where there is a reserve, one more that is not large runs beside
+    // large ones.
     int workers = 1;
+    bool reserve = false;
     // How many tasks of a share may wait, besides the ones that run.
     std::size_t queue_length = 1;
     // How long a thread without work polls at most before it sleeps; waking a sleeping thread costs
@@ -79,17 +88,17 @@ class Executor {
 
   // Never waits. The task lives until it has run. Unless OK it is not queued: RESOURCE_EXHAUSTED /
   // QUEUE_FULL {limit}, UNAVAILABLE / DEVICE_LOST.
-  absl::Status Submit(Task& task);
-  // Runs a task that is short here and now if nothing waits, no task of Submit runs, behind which the
-  // device might let it wait, and a stream is idle; else the same as Submit. Saves waking a thread,
-  // and keeps the caller for as long as the task takes.
+  absl::Status Submit(Task& task, TaskSize size = TaskSize::kLarge);
+  // Runs a task that is tiny here and now if nothing waits, nothing runs that is not tiny, behind
+  // which the device might let it wait, and a stream is idle; else the same as Submit. Saves waking
+  // a thread, and keeps the caller for as long as the task takes.
   absl::Status RunOrSubmit(Task& task);
 
   // True: the task was waiting, and now never runs. False: it runs, its stream being told to stop,
   // or has run. REQUIRES: the task has been submitted and lives.
   bool Cancel(Task& task);
 
-  int workers() const { return static_cast<int>(threads_.size()); }
+  int workers() const { return settings_.workers; }
   // How many tasks wait for a thread now.
   std::size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
   // For how long the task that has run longest has run.
@@ -103,34 +112,44 @@ class Executor {
     std::atomic<std::int64_t> busy_since{0};
   };
 
-  // The tasks of one share that wait, in the order in which they came.
-  struct Queue {
+  // Tasks in the order in which they came.
+  struct List {
     Task* first = nullptr;
     Task* last = nullptr;
+  };
+  // The tasks of one share that wait.
+  struct Queue {
+    List large, others;
     std::size_t length = 0;
-    // The time that its tasks have had, in ticks of the steady clock. A share that comes back begins
-    // where the others are: it saves nothing up.
+    // The time that its tasks have had, in ticks of the steady clock. A share that comes back
+    // begins where the others are: it saves nothing up.
     std::int64_t used = 0;
   };
 
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
   void Work();
-  // Waits for a task and a lane for it; null when there are no tasks left and the executor stops.
-  // With the mutex.
+  // Waits for a task that may run and a lane for it; null when there are no tasks left and the
+  // executor stops. With the mutex.
   Task* Next(std::unique_lock<std::mutex>& lock, Lane*& lane);
   void Poll(std::unique_lock<std::mutex>& lock);
   // Without the mutex. How long it took, in ticks of the steady clock.
   std::int64_t Run(Task& task, Lane& lane);
   // With the mutex.
-  absl::Status Enqueue(Task& task, bool is_short, bool& wake);
+  absl::Status Enqueue(Task& task, bool& wake);
   Queue& QueueOf(std::size_t share);
-  // The task that is next, if any waits.
+  static List& ListOf(Queue& queue, const Task& task) {
+    return task.size_ == TaskSize::kLarge ? queue.large : queue.others;
+  }
+  // The one of a share's tasks that came first, of those that may run; null: none may.
+  Task* FirstOf(const Queue& queue) const;
+  // The task that is next, if any may run.
   Task* First();
+  bool MayRunSome() const;
   void Unlink(Task& task);
   Lane* TakeLane(const Task& task);
-  // Whether a thread has to be woken for what waits. is_short, share, took: of what ran.
-  bool GiveBack(Lane& lane, bool is_short, std::size_t share, std::int64_t took);
+  // Whether a thread has to be woken for what waits. size, share, took: of what ran.
+  bool GiveBack(Lane& lane, TaskSize size, std::size_t share, std::int64_t took);
   void NoteArrival();
 
   Device& device_;
@@ -149,7 +168,9 @@ class Executor {
   // The length of all queues, to read without the mutex: for the polling thread, and for waiting().
   std::atomic<std::size_t> waiting_{0};
   std::vector<Lane*> idle_;
-  int long_running_ = 0;
+  int running_ = 0;        // tasks that are not tiny
+  int large_running_ = 0;  // of those
+  std::uint64_t arrivals_ = 0;
   // When the last task came and the mean interval between tasks, in ticks of the steady clock.
   std::int64_t last_arrival_ = 0;
   std::int64_t interval_ = 0;

@@ -52,12 +52,12 @@ class Metrics {
  public:
   static constexpr std::size_t kCodes = 17;  // of gRPC
   // The methods, and "other": those that the server does not have.
-  static constexpr std::array<std::string_view, 23> kRpcs = {
-      "Dot",          "Reduce",         "Matmul",         "Add",           "WindowSum",
-      "Map",          "TopK",           "Execute",        "CreateBuffer",  "Upload",
-      "Download",     "GetBuffer",      "ListBuffers",    "SealBuffer",    "UpdateBuffer",
-      "CopyBuffer",   "DeleteBuffer",   "ListStrategies", "GetServerInfo", "GetSharedMemory",
-      "UploadShared", "DownloadShared", "other"};
+  static constexpr std::array<std::string_view, 24> kRpcs = {
+      "Dot",          "Reduce",       "Matmul",         "Add",           "WindowSum",
+      "Map",          "TopK",         "Execute",        "CreateBuffer",  "Upload",
+      "Download",     "GetBuffer",    "ListBuffers",    "SealBuffer",    "UpdateBuffer",
+      "CopyBuffer",   "DeleteBuffer", "ListStrategies", "GetServerInfo", "GetSharedMemory",
+      "ImportBuffer", "UploadShared", "DownloadShared", "other"};
 
   // Strategies that are not in the list never get a series of their own.
   explicit Metrics(const std::vector<StrategyInfo>& strategies);

@@ -197,6 +197,24 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       "this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); "
       "read again when it changes",
       options.tokens);
+  app.add_option("--import-from", options.import_from,
+                 "host:port of servers that buffers may be imported from; * stands for any "
+                 "characters; repeatable; by default from none")
+      ->type_name("PATTERN")
+      ->delimiter(',')
+      ->take_all()
+      ->envname(EnvironmentName("import-from"));
+  AddFile(app, "import-tls-ca",
+          "imports by TLS, from servers with a certificate of these CAs, in PEM, and shows them "
+          "--tls-cert if there is one",
+          options.import_tls_ca);
+  AddFile(app, "ring",
+          "serves only the names whose home it is among the servers of this file, which has a "
+          "line for each: its name, and its host:port for clients",
+          options.ring);
+  app.add_option("--ring-name", options.ring_name, "which line of --ring this server is")
+      ->type_name("NAME")
+      ->envname(EnvironmentName("ring-name"));
   CLI::Option* socket_mode =
       AddText(app, "socket-mode", "MODE", "0600",
               "permissions of the files of unix sockets, in octal: whoever may write one may "
@@ -233,6 +251,8 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
            options.max_uploads);
   AddCount(app, "max-downloads", "download streams at once", std::uint64_t{1},
            std::uint64_t{1} << 20, options.max_downloads);
+  AddCount(app, "max-imports", "imports from other servers at once, each on a thread",
+           std::uint64_t{1}, std::uint64_t{256}, options.max_imports);
   AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
@@ -334,6 +354,18 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   if (options.tls_cert.empty() != options.tls_key.empty() ||
       (options.tls_cert.empty() && !options.tls_client_ca.empty())) {
     err << "--tls-cert and --tls-key go together, and --tls-client-ca with them\n";
+    *exit_code = 1;
+    return std::nullopt;
+  }
+  if (!options.import_from.empty() && !options.tokens.empty() && options.import_tls_ca.empty() &&
+      !options.insecure) {
+    err << "with --tokens, --import-from needs --import-tls-ca, since callers' tokens go to the "
+           "servers that they import from, or --insecure\n";
+    *exit_code = 1;
+    return std::nullopt;
+  }
+  if (options.ring.empty() != options.ring_name.empty()) {
+    err << "--ring and --ring-name go together\n";
     *exit_code = 1;
     return std::nullopt;
   }

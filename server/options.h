@@ -38,6 +38,14 @@ struct Options {
   std::string tokens;         // file of who may call (server/access.h); empty: everyone
   SocketAccess sockets;       // who may connect to the unix sockets, that of shared memory included
 
+  // Other servers: whom buffers may be imported from (host:port, with `*`), and the file in PEM of
+  // whose certificates those have to have; empty: no TLS.
+  std::vector<std::string> import_from;
+  std::string import_tls_ca;
+  // The servers that share names, and which of them this one is; empty: it has all names.
+  std::string ring;  // file
+  std::string ring_name;
+
   // Budgets. Sizes are bytes.
   MemoryLimit memory_limit;                             // of the buffers of each device
   std::uint64_t scratch_limit = 0;                      // of each device; 0: see ScratchLimit
@@ -45,6 +53,7 @@ struct Options {
   std::uint64_t max_buffers = 100'000;                  // drafts included
   std::uint64_t max_uploads = 128;                      // streams at once
   std::uint64_t max_downloads = 128;                    // streams at once
+  std::uint64_t max_imports = 4;                        // from other servers, at once
   std::size_t max_ranges = 4096;                        // that a draft's bytes may be in
   std::uint32_t max_connections = 4096;                 // fewer when descriptors do not suffice
   int max_streams = 1024;                               // calls at once on a connection

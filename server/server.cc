@@ -34,8 +34,12 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 // How often free host memory is looked at, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
 
-// How often the file of tokens is looked at.
+// How often the files of tokens and of the ring are looked at.
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
+
+// How often devices are asked whether they still answer, so that one that is lost while nobody uses
+// it is noticed.
+constexpr absl::Duration kProbeInterval = absl::Milliseconds(500);
 constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // Users of this host who are told apart, where lines of the file of --tokens may name them.
@@ -316,7 +320,9 @@ bool Server::TendDevices() {
 }
 
 void Server::Tend() {
-  absl::Time next_trim = SteadyNow(), next_reload = next_trim;
+  absl::Time next_trim = SteadyNow(), next_reload = next_trim, next_probe = next_trim;
+  // A device that does not even answer this holds one chore, not one every time.
+  const auto probing = std::make_shared<std::atomic<bool>>(false);
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
@@ -331,6 +337,16 @@ void Server::Tend() {
     if (now >= next_reload) {
       next_reload = now + kReloadInterval;
       core_->access().Reload();
+      if (core_->home() != nullptr) core_->home()->Reload();
+    }
+    if (now >= next_probe && !probing->exchange(true)) {
+      next_probe = now + kProbeInterval;
+      const absl::Status submitted = core_->chores().Submit([&core = *core_, probing] {
+        for (const std::unique_ptr<Device>& device : core.devices())
+          if (!device->lost()) Probe(*device).IgnoreError();  // the device knows from then on
+        *probing = false;
+      });
+      if (!submitted.ok()) *probing = false;
     }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;

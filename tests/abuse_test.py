@@ -1771,6 +1771,7 @@ UNARY = {
         "SealBuffer",
         "UpdateBuffer",
         "CopyBuffer",
+        "ImportBuffer",
         "DeleteBuffer",
     ),
     "ComputeService": (

@@ -38,7 +38,7 @@ ROLES = ("read", "write", "admin")
 NEEDED = {
     "CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
     "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
-    "DeleteBuffer": "write",
+    "ImportBuffer": "write", "DeleteBuffer": "write",
     "Dot": "read", "Reduce": "read", "Matmul": "read", "Add": "read", "WindowSum": "read",
     "Map": "read", "TopK": "read", "Execute": "read", "ListStrategies": "read", "GetServerInfo": "read",
     "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
@@ -171,6 +171,7 @@ class AccessTest(unittest.TestCase):
             "SealBuffer": dict(name="x"),
             "UpdateBuffer": dict(name="x"),
             "CopyBuffer": dict(source="x", name="copy", replace=True),
+            "ImportBuffer": dict(source="nowhere", source_name="x", name="copy"),
             "DeleteBuffer": dict(name="nothing"),
             "Dot": dict(a=x, b=x),
             "Reduce": dict(op=o.compute.REDUCE_OP_SUM, x=x),
@@ -411,6 +412,39 @@ class AccessTest(unittest.TestCase):
         self.assertEqual(anna.names(), [])
         self.assertEqual(bert.names(), ["x"])
 
+    def test_an_import_reads_as_its_caller(self):
+        flags = ("--import-from", "127.0.0.1:*", "--insecure")
+        anna, bert, far = self.two()
+        anna.put("x", PIECE)
+        bert.put("x", 2 * PIECE)
+        anna.put("large", np.zeros(1 << 17, np.float32))
+        near = self.serve(  # the same file, which the first server reads again
+            line_of("a", "write", "anna", "bytes=100Ki"), line_of("b", "write", "bert"),
+            line_of("r", "read", "bert"), flags=flags,
+        )  # fmt: skip
+        ask = dict(source=far.address, source_name="x", name="y")
+        callers = {token: Caller(near, token) for token in ("a", "b", "r")}
+        for token, expected in (("a", PIECE), ("b", 2 * PIECE)):
+            callers[token].call("ImportBuffer", **ask)
+            got = np.frombuffer(callers[token].download("y"), np.float32)
+            np.testing.assert_array_equal(got, expected)
+        end = callers["r"].attempt("ImportBuffer", **ask)
+        self.assertEqual((end.code, end.reason), ("PERMISSION_DENIED", "ROLE_TOO_SMALL"))
+        end = callers["a"].attempt("ImportBuffer", **(ask | dict(source_name="large", name="z")))
+        self.assertEqual((end.code, end.reason), ("RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED"))
+        # Who means nothing to the source reads nothing there.
+        alone = o.Server(self.folder, "--no-warm-up", "--tokens", self.other_file("somebody"))
+        self.addCleanup(alone.kill)
+        end = callers["b"].attempt("ImportBuffer", **(ask | dict(source=alone.address, name="z")))
+        self.assertEqual((end.code, end.reason), ("FAILED_PRECONDITION", "SOURCE_REFUSED"))
+        self.assertEqual(end.metadata["reason"], "BAD_TOKEN")
+
+    def other_file(self, token):
+        file = self.folder / "other-tokens"
+        file.write_text(line_of(token) + "\n")
+        file.chmod(0o600)
+        return str(file)
+
     def test_tenants_are_blind_to_each_other(self):
         anna, bert, server = self.two()
         made = anna.put("secret", PIECE)
@@ -429,6 +463,7 @@ class AccessTest(unittest.TestCase):
                 bert.attempt("DeleteBuffer", name=name),
                 bert.attempt("DeleteBuffer", name=name, version=made.version),
                 bert.attempt("CopyBuffer", source=name, name="copy"),
+                bert.attempt("CopyBuffer", source=name, name="link", link=True),
                 bert.attempt("Dot", a=operand, b=operand),
                 bert.attempt("Add", a=operand, b=operand),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
@@ -625,6 +660,23 @@ class AccessTest(unittest.TestCase):
             f.cancel()
         # Three calls of bert's took the time of a few of anna's, of which 40 waited.
         self.assertGreater(left, 20, f"{one:.3f} s each, {len(refused)} refused")
+
+    def test_small_calls_do_not_wait_for_a_large_product(self):
+        long = ("--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000")
+        anna, bert, _ = self.two(flags=("--workers", "1", *long))
+        anna.put("m", np.ones(1, np.float32))
+        # Minutes of work, which is cancelled in the end.
+        m = o.resident("m", o.view([4000, 4000], [0, 0]))
+        fields = dict(a=m, b=m, strategy="cpu_naive", result=o.into("p", replace=True))
+        product = anna.future("Matmul", timeout=300, **fields)
+        self.addCleanup(product.cancel)
+        behind = anna.future("Matmul", timeout=300, **fields)
+        self.addCleanup(behind.cancel)
+        for _ in range(5):
+            self.assertEqual(bert.dot_of_ones(), 1)
+            self.assertEqual(anna.dot_of_ones(), 1)
+        self.assertFalse(product.done(), product.done() and o.outcome_of(product))
+        self.assertFalse(behind.done(), behind.done() and o.outcome_of(behind))
 
     # --- The command line ---
 

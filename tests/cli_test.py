@@ -287,6 +287,24 @@ class CliTest(CliCase):
         self.cli("cp", "x", "y", "--replace", "--dtype", "bf16")
         self.cli("cp", "y", "y", "--replace", "--dtype", "f32")
         np.testing.assert_allclose(self.get("y"), x, rtol=2**-8)
+        # A link outlives its source, and is as large.
+        self.assertIn("4.7 KiB", self.cli("cp", "x", "same", "--link", "--ttl", "10m"))
+        self.cli("rm", "x")
+        np.testing.assert_array_equal(self.get("same"), x)
+        self.fails(4, "BAD_LINK", "", "cp", "same[1]", "z", "--link")
+
+    def test_import(self):
+        other = Server("--import-from", "127.0.0.1:*")
+        try:
+            x = np.arange(12, dtype="<f8").reshape(3, 4)
+            self.put("x", x)
+            words = ("import", self.server.address, "x", "y")
+            run = self.run_cli(*words, server=other.address)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertIn("y: f64 [3, 4], 96 B", run.stdout)
+            self.fails(1, "SOURCE_NOT_ALLOWED", "--import-from", "import", other.address, "y")
+        finally:
+            other.stop()
 
     def program(self, *steps):
         path = self.folder / "program.json"
@@ -764,7 +782,7 @@ class CliTest(CliCase):
                           ("bench", "reduce", "magic", "x"),
                           ("bench", "dot", "x", "x", "--repeat", "0")):
             self.assertEqual(self.run_cli(*arguments).returncode, 2, arguments)
-        for command in ("put", "get", "ls", "rm", "cp", "info", "strategies", "dot", "reduce",
+        for command in ("put", "get", "ls", "rm", "cp", "import", "info", "strategies", "dot", "reduce",
                         "matmul", "add", "window-sum", "topk", "search", "bench", "health"):
             self.assertIn("Exit codes:", self.cli(command, "--help"))
         for command in ("dot", "reduce", "matmul", "add", "window-sum", "topk"):
@@ -1040,12 +1058,12 @@ class ShardsTest(CliCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(device="cpu:0,cpu:1,cpu:2")
+        cls.server = Server("--no-warm-up", device="cpu:0,cpu:1,cpu:2")
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
 
     def test_placement(self):
-        random = ("--random", "normal", "--shape", 5000)
+        random = ("--random", "normal", "--shape", 50000)
         self.assertIn("on cpu:0,cpu:1,cpu:2",
                       self.cli("put", "--name", "x", *random, "--placement", "all"))
         self.cli("put", "--name", "alone", *random)
@@ -1060,7 +1078,7 @@ class ShardsTest(CliCase):
         self.assertRegex(self.cli("ls"), r"y .* cpu:2,cpu:1 ")
         self.assertIn("cpu:2,cpu:1", self.cli("info", "y"))
         shards = self.json("info", "y")["buffer"]["shards"]
-        self.assertEqual([s["bytes"] for s in shards], [[0, 12288], [12288, 20000]])
+        self.assertEqual([s["bytes"] for s in shards], [[0, 102400], [102400, 200000]])
         alone, shared = (self.json("dot", name, name) for name in ("alone", "x"))
         self.assertEqual(alone["value"], shared["value"])
         self.assertEqual((alone["stats"]["devices"], shared["stats"]["devices"]), (1, 3))

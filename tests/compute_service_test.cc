@@ -568,7 +568,8 @@ TEST_F(TwoDevicesTest, ALostDeviceTakesItsBuffersAlong) {
 // x, and s: the same on both devices.
 class ShardedTest : public TwoDevicesTest, public testing::WithParamInterface<FakeDevice::Step> {
  protected:
-  static constexpr std::int64_t kFloats = 4 * 4096 / 4;
+  // Rows of the fixed tree, in four chunks.
+  static constexpr std::int64_t kUnits = 16, kFloats = kUnits * 4096 / 4;
   void SetUp() override {
     const std::vector<float> ones(kFloats, 1);
     ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {kFloats}, ones).ok());
@@ -580,7 +581,7 @@ class ShardedTest : public TwoDevicesTest, public testing::WithParamInterface<Fa
     ASSERT_TRUE(Call(&v1::BufferService::Stub::CopyBuffer, request, &copied).ok());
     ASSERT_EQ(copied.buffer().shards_size(), 2);
     EXPECT_EQ(copied.buffer().shards(1).device(), "fake:1");
-    EXPECT_EQ(server_.used_bytes(1), 2u * 4096);
+    EXPECT_EQ(server_.used_bytes(1), kUnits / 2 * 4096u);
   }
 };
 
@@ -597,7 +598,7 @@ TEST_P(ShardedTest, ALostDeviceTakesTheBuffersAlongThatItHasAPartOf) {
               {{"device", "fake:1"}});
   v1::GetBufferResponse got;
   EXPECT_TRUE(Eventually([&] { return Get("s", &got).error_code() == StatusCode::NOT_FOUND; }));
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(0) == 4u * 4096; }));
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(0) == kUnits * 4096u; }));
   EXPECT_EQ(server_.used_bytes(1), 0u);
   EXPECT_TRUE(server_.Info(1).lost());
   EXPECT_FALSE(server_.Info(0).lost());

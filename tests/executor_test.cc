@@ -167,6 +167,68 @@ TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
   EXPECT_GE(second, 18);
 }
 
+TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
+  FakeDevice device;
+  auto executor = *Executor::Start(device, {.workers = 2, .reserve = true, .queue_length = 8});
+  EXPECT_EQ(executor->workers(), 2);
+  Blocker blockers[2];
+  for (Blocker& blocker : blockers) {
+    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+    blocker.WaitUntilRunning();
+  }
+  TestTask large;
+  ASSERT_TRUE(executor->Submit(large).ok());
+  for (const std::size_t share : {0, 1}) {
+    for (const TaskSize size : {TaskSize::kSmall, TaskSize::kTiny}) {
+      std::promise<void> done;
+      TestTask task([&](Stream&) { done.set_value(); }, share);
+      ASSERT_TRUE(executor->Submit(task, size).ok());
+      done.get_future().wait();
+    }
+  }
+  EXPECT_EQ(large.runs(), 0) << "the reserve is for others";
+  EXPECT_EQ(executor->waiting(), 1u);
+  for (Blocker& blocker : blockers) blocker.Release();
+  executor.reset();
+  EXPECT_EQ(large.runs(), 1);
+}
+
+TEST(ExecutorTest, SizesOvertakeNothingThatMayRun) {
+  FakeDevice device;
+  Blocker blocker;
+  std::vector<int> order;
+  std::deque<TestTask> tasks;
+  for (int i = 0; i < 6; ++i) tasks.emplace_back([&order, i](Stream&) { order.push_back(i); });
+  auto executor = Start(device, 1, 8);
+  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+  blocker.WaitUntilRunning();
+  for (int i = 0; i < 6; ++i)
+    ASSERT_TRUE(executor->Submit(tasks[i], i % 2 == 0 ? TaskSize::kLarge : TaskSize::kSmall).ok());
+  EXPECT_TRUE(executor->Cancel(tasks[2]));
+  EXPECT_TRUE(executor->Cancel(tasks[3]));
+  blocker.Release();
+  executor.reset();
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 4, 5}));
+}
+
+TEST(ExecutorTest, StopsAfterWhatWaitedForAWorkerWasCancelled) {
+  FakeDevice device;
+  Blocker blocker;
+  TestTask large;
+  auto executor = *Executor::Start(device, {.workers = 1, .reserve = true, .queue_length = 8});
+  ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+  blocker.WaitUntilRunning();
+  ASSERT_TRUE(executor->Submit(large).ok());
+  Executor* const ending = executor.get();
+  std::thread end([&] { executor.reset(); });
+  std::this_thread::sleep_for(milliseconds(50));
+  // The thread of the reserve waits for a worker that never takes this task.
+  EXPECT_TRUE(ending->Cancel(large));
+  blocker.Release();
+  end.join();
+  EXPECT_EQ(large.runs(), 0);
+}
+
 TEST(ExecutorTest, AQueueThatIsFullIsThatOfOneShare) {
   FakeDevice device;
   Blocker blocker;

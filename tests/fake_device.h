@@ -41,10 +41,15 @@ class FakeDevice final : public Device {
     info_.pci_bus_id = pci_bus_id;
   }
 
-  // From now on the step fails so, `times` times.
-  void Fail(Step step, DeviceError::Kind kind, int times = 1) {
+  // From now on, but for the first `after` times, the step fails so, `times` times.
+  void Fail(Step step, DeviceError::Kind kind, int times = 1, int after = 0) {
     const std::lock_guard lock(mutex_);
-    failures_[step] = {kind, times};
+    failures_[step] = {kind, times, after};
+  }
+  // Takes back what is left of Fail: how often the step would still have failed.
+  int Relent(Step step) {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(failures_[step].times, 0);
   }
 
   // From now on the step, and no other, blocks until Open.
@@ -122,9 +127,13 @@ class FakeDevice final : public Device {
       --blocked_;
     }
     const auto it = failures_.find(step);
-    if (it == failures_.end() || it->second.second == 0) return;
-    --it->second.second;
-    const DeviceError::Kind kind = it->second.first;
+    if (it == failures_.end() || it->second.times == 0) return;
+    if (it->second.after > 0) {
+      --it->second.after;
+      return;
+    }
+    --it->second.times;
+    const DeviceError::Kind kind = it->second.kind;
     throw DeviceError(kind, "fakeCall(x)",
                       kind == DeviceError::Kind::kOutOfMemory ? "fakeErrorMemoryAllocation"
                       : kind == DeviceError::Kind::kLost      ? "fakeErrorIllegalAddress"
@@ -136,7 +145,12 @@ class FakeDevice final : public Device {
   DeviceInfo info_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<Step, std::pair<DeviceError::Kind, int>> failures_;
+  struct Failure {
+    DeviceError::Kind kind = DeviceError::Kind::kFailed;
+    int times = 0;
+    int after = 0;
+  };
+  std::map<Step, Failure> failures_;
   std::map<Step, int> counts_;
   std::optional<Step> closed_;
   int blocked_ = 0;

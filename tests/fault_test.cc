@@ -371,6 +371,18 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   server_->server().Drain();
 }
 
+TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
+  StartServer();
+  device_->Fail(Step::kProbe, Kind::kFailed);  // which is no loss
+  const int asked = device_->Count(Step::kProbe);
+  ASSERT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
+  EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kServing);
+  device_->Fail(Step::kProbe, Kind::kLost);
+  EXPECT_EQ(server_->server().Wait(), Server::Reason::kDevicesLost);
+  EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kNotServing);
+  server_->server().Drain();
+}
+
 TEST_F(FaultTest, TheServerStopsWhenItHasLostItsLastDevice) {
   std::vector<std::unique_ptr<Device>> devices = TwoDevices();
   const Device &first = *devices[0], &second = *devices[1];

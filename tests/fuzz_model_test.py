@@ -243,7 +243,11 @@ class Held:
             self.committed(),
         )
         check(said == known, "buffer", said, "is not", known)
-        check(message.device == o.Program.device, "device", message.device)
+        check(message.device in o.Program.device.split(","), "device", message.device)
+        if message.shards:
+            cuts = [(s.begin, s.end) for s in message.shards]
+            check(len(cuts) > 1 and message.shards[0].device == message.device, "shards", message)
+            check([0, *(c[1] for c in cuts)] == [*(c[0] for c in cuts), len(self.data)], cuts)
         check(message.create_time.seconds > 0, "no create_time")
         if self.ready:
             check(message.HasField("expire_time") == self.ttl, "expire_time", message.expire_time)
@@ -295,7 +299,7 @@ class ThroughPrograms(o.Client):
             return outcome
         results = outcome.answer.results
         check(len(results) == len(steps), len(results), "results of", len(steps), "steps")
-        check(outcome.answer.device == o.Program.device, outcome.answer.device)
+        check(outcome.answer.device in o.Program.device.split(","), outcome.answer.device)
         mine_failed = results[mine].WhichOneof("result") == "error"
         for i, (step, result) in enumerate(zip(steps, results)):
             if i != mine:
@@ -1044,7 +1048,7 @@ class Fuzzer:
     def check_stats(self, answer, strategy, versions):
         stats = answer.stats
         check(not strategy or stats.strategy == strategy, "strategy", stats.strategy)
-        check(stats.strategy and stats.device == o.Program.device, "stats", stats)
+        check(stats.strategy and stats.device in o.Program.device.split(","), "stats", stats)
         check(
             list(stats.operand_versions) == versions,
             "operand_versions",

@@ -37,8 +37,8 @@ GHZ_KEYS = set(
     "enable-compression load-schedule load-start load-end load-step load-step-duration "
     "load-max-duration".split()
 )
-# A call that is repeated has to succeed again: what these do can be done once.
-ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer"}
+# A call that is repeated has to succeed again: what these do can be done once, or needs a second server.
+ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
 
 programs = None  # --server and --cli
 

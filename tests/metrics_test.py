@@ -282,6 +282,17 @@ class CountsTest(MetricsCase):
         self.assertEqual(after.sum("tessera_program_steps_total", result="ok"), 1)
         self.assertEqual(after.sum("tessera_program_steps_total", result="failed"), 1)
 
+    def test_slow_calls(self):
+        for limit, slow in (("1ns", 1), ("1h", 0)):
+            self.serve("--slow-call", limit)
+            self.client.dot_of_ones()
+            self.client.put("x", ONES)
+            self.client.attempt("GetBuffer", name="none")
+            scrape = self.scrape()
+            self.assertEqual(scrape.types["tessera_slow_calls_total"], "counter")
+            for rpc in ("Dot", "Upload", "GetBuffer"):
+                self.assertEqual(scrape.sum("tessera_slow_calls_total", rpc=rpc), slow, rpc)
+
     def test_buffers_and_transfers(self):
         self.serve()
         data = np.ones(3 << 20, np.uint8).view(np.float32)
@@ -659,11 +670,17 @@ class DeployedTest(MetricsCase):
                                   "%7Brpc=%22Dot%22,code=%22OK%22%7D)")
                     return found and found["result"] and float(found["result"][0]["value"][1]) == 5
 
-                self.assertTrue(eventually(dots, 60, pause=0.5))
-                self.assertEqual(query("/api/v1/query?query=up")["result"][0]["value"][1], "1")
-                self.assertTrue(eventually(lambda: {
-                    rule["health"] for group in query("/api/v1/rules")["groups"]
-                    for rule in group["rules"]} == {"ok"}, 60, pause=0.5))
+                def up():
+                    found = query("/api/v1/query?query=up")
+                    return found and found["result"] and found["result"][0]["value"][1] == "1"
+
+                def healthy():
+                    found = query("/api/v1/rules")
+                    return found and {rule["health"] for group in found["groups"]
+                                      for rule in group["rules"]} == {"ok"}
+
+                for condition in (dots, up, healthy):
+                    self.assertTrue(eventually(condition, 60, pause=0.5), condition.__name__)
             finally:
                 process.terminate()
                 process.wait(30)

@@ -1,5 +1,5 @@
-// A profiler that only listens to NVTX: the library of NVTX_INJECTION64_PATH. It appends a line for each
-// range that begins or ends to the file of NVTX_RECORD: "push NAME THREAD", "pop THREAD".
+// A profiler that only listens to NVTX: the library of NVTX_INJECTION64_PATH. It appends a line for
+// each range that begins or ends to the file of NVTX_RECORD: "push NAME THREAD", "pop THREAD".
 #include <unistd.h>
 
 #include <cstdio>

@@ -73,6 +73,23 @@ TEST(Options, TlsFilesGoTogether) {
   }
 }
 
+TEST(Options, OtherServers) {
+  EXPECT_TRUE(Parse({}).options->import_from.empty());
+  const Parsed some = Parse({"--import-from", "a:1,*.b:*", "--import-from", "[::1]:2"});
+  ASSERT_TRUE(some.options.has_value()) << some.err;
+  EXPECT_EQ(some.options->import_from, (std::vector<std::string>{"a:1", "*.b:*", "[::1]:2"}));
+  EXPECT_EQ(Parse({"--max-imports", "7"}).options->max_imports, 7u);
+  EXPECT_FALSE(Parse({"--max-imports", "0"}).options.has_value());
+  // Tokens do not travel in clear unless somebody says so.
+  const std::vector<const char*> open = {"--tokens", "t", "--import-from", "a:1"};
+  EXPECT_NE(Parse(open).err.find("--import-tls-ca"), std::string::npos);
+  EXPECT_TRUE(Parse({"--tokens", "t", "--import-from", "a:1", "--import-tls-ca", "c"}).options);
+  EXPECT_TRUE(Parse({"--tokens", "t", "--import-from", "a:1", "--insecure"}).options);
+  EXPECT_EQ(Parse({"--ring", "r", "--ring-name", "a"}).options->ring_name, "a");
+  EXPECT_FALSE(Parse({"--ring", "r"}).options.has_value());
+  EXPECT_FALSE(Parse({"--ring-name", "a"}).options.has_value());
+}
+
 TEST(Options, Flags) {
   const Parsed parsed = Parse(
       {"--listen",        "0.0.0.0:1", "--listen",         "unix:/tmp/s", "--device",      "cuda:1",

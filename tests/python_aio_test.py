@@ -87,6 +87,26 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
             await self.bounded(running)
         self.assertEqual(await self.bounded(x[0].dot(x[0]).item()), 1100)
 
+    async def test_a_cancelled_upload(self):
+        """Nothing of it stays."""
+        begun = asyncio.Event()
+        data = np.zeros(16 << 20, "f4")
+        running = asyncio.ensure_future(
+            self.t.put(data, "half", progress=lambda done, total: begun.set())
+        )
+        await self.bounded(begun.wait())
+        running.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await self.bounded(running)
+        await self.t.info()
+
+        async def gone():
+            while (await self.t.call("ListBuffers", prefix="half")).buffers:
+                await asyncio.sleep(0.05)
+
+        await self.bounded(gone())
+        await self.t.put(self.a, "half")
+
     async def test_refusals(self):
         x = await self.t.put(self.a)
         for attempt in (lambda: bool(x), lambda: float(x[0, 0]), lambda: np.asarray(x)):

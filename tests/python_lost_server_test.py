@@ -218,6 +218,38 @@ class LostServer(Case):
         finally:
             server.signal(signal.SIGCONT)
 
+    def test_the_end_of_a_scope(self):
+        """It fails where nothing else has."""
+        server = self.server()
+        client = self.client(server.address)
+
+        def scoped(t, failure):
+            """For the blocking client."""
+            with t.scope() as s:
+                s.put(np.ones(3), "scoped", replace=True)
+                s.put(np.ones(3), "other", replace=True)
+                server.process.kill()
+                server.process.wait()
+                if failure:
+                    raise failure
+
+        async def scoped_in_the_loop(t, failure):
+            async with t.scope() as s:
+                await s.put(np.ones(3), "scoped", replace=True)
+                await s.put(np.ones(3), "other", replace=True)
+                server.process.kill()
+                server.process.wait()
+                if failure:
+                    raise failure
+
+        work = scoped if self.kind is Blocking else scoped_in_the_loop
+        with self.bounded(), self.assertRaises(ZeroDivisionError):
+            client.do(lambda t: work(t, ZeroDivisionError()))
+        server = self.server()
+        client = self.client(server.address)
+        with self.bounded(), self.assertRaises(ts.ConnectionLost):
+            client.do(lambda t: work(t, None))
+
     def test_a_client_that_is_closed_meanwhile(self):
         server = self.server()
         client = self.client(server.address)
@@ -293,10 +325,19 @@ class Cancelling(grpc.GenericRpcHandler):
 class Cancelled(Case):
     """Nobody here has cancelled these calls: they count as lost with their connection."""
 
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        server = o.Server(folder.name)
+        cls.addClassCleanup(server.kill)
+        cls.relay = Cancelling(server.address)
+        cls.addClassCleanup(cls.relay.close)
+        cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
+
     def setUp(self):
-        self.relay = Cancelling(self.server().address)
-        self.addCleanup(self.relay.close)
-        self.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
+        self.relay.cancels = {}
+        self.relay.calls.clear()
 
     def check(self, client, work, method, want, calls=2, cancels=1):
         self.relay.cancels = {method: cancels}
@@ -326,9 +367,9 @@ class Cancelled(Case):
         self.check(client, lambda t: (x + 1).save("y"), "Map", None, 1)
         self.check(client, lambda t: (x.max() + 1).save("y"), "Execute", None, 1)
         self.check(client, lambda t: t.put(a, "y"), "Upload", None, 1)
-        for works in ((lambda t: (x + 1).save("z", replace=True)), lambda t: (x + 1).save()):
+        for work in ((lambda t: (x + 1).save("z", replace=True)), lambda t: (x + 1).save()):
             self.relay.cancels = {"Map": 1}
-            z = client.do(works)
+            z = client.do(work)
             np.testing.assert_array_equal(client.do(lambda t: z.numpy()), a + 1)
         client.do(lambda t: t.delete("y"))
 

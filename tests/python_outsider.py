@@ -13,7 +13,7 @@ import unittest
 import outsider as o
 
 # Flags of a server that allows the slow products that tests interrupt.
-PATIENT = ("--max-operation-seconds", "60", "--max-slow-operation-seconds", "60")
+PATIENT = ("--max-operation-seconds", "600", "--max-slow-operation-seconds", "600")
 PACKAGE = o.ROOT / "client" / "python"
 
 

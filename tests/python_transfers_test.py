@@ -135,6 +135,23 @@ class TransfersTest(python_outsider.Case):
         self.assertLess(whole - after, got.nbytes + 96 * MIB)
         self.assertEqual(float(got[-1]), 1)
 
+    def test_into_an_array_that_is_there(self):
+        x = self.t.put(self.data, "into", replace=True)
+        out = np.empty_like(self.data)
+        self.assertIs(x.numpy(out=out), out)
+        np.testing.assert_array_equal(out, self.data)
+        for view in (slice(5, 900), slice(None, None, -1), slice(None, None, 100), slice(7, 7)):
+            part = np.zeros_like(self.data[view])
+            self.assertIs(x[view].numpy(out=part), part)
+            np.testing.assert_array_equal(part, self.data[view])
+        for wrong in (out[1:], out.astype("i4"), out.reshape(1, -1)):
+            self.assertRaises(ts.BadShape, x.numpy, out=wrong)
+        fixed = np.empty_like(self.data)
+        fixed.flags.writeable = False
+        for wrong in (fixed, np.empty((len(out), 2), "i8")[:, 0]):
+            self.assertRaisesRegex(ValueError, "row-major", x.numpy, out=wrong)
+        self.assertRaises(TypeError, x.numpy, out=[0])
+
     def test_a_window_fetches_its_range_alone(self):
         x = self.t.put(self.data, "window", replace=True)
         fetched = []
@@ -158,7 +175,7 @@ class SharedTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.socket_path = f"{folder.name}/socket"
-        self.server = o.Server(folder.name, "--shared-memory", self.socket_path)
+        self.server = o.Server(folder.name, "--no-warm-up", "--shared-memory", self.socket_path)
         self.addCleanup(self.server.kill)
         self.t = ts.connect(self.server.address)
         self.addCleanup(self.t.close)
@@ -183,7 +200,8 @@ class SharedTest(unittest.TestCase):
         self.assertEqual(told, [(16 * MIB, size), (size, size)])
         np.testing.assert_array_equal(x.numpy(), self.data)
         np.testing.assert_array_equal(x[5:-7].numpy(), self.data[5:-7])
-        self.assertEqual(self.kinds(), ["SharedDownload"] * 2)
+        np.testing.assert_array_equal(x.numpy(out=np.empty_like(self.data)), self.data)
+        self.assertEqual(self.kinds(), ["SharedDownload"] * 3)
         self.t.put(self.data[:100])
         self.assertEqual(self.kinds(), ["Upload"])
 
@@ -253,12 +271,30 @@ class SharedTest(unittest.TestCase):
         async def work():
             async with await ts.aio.connect(self.server.address) as t:
                 arrays = await asyncio.gather(*(t.put(self.data + i) for i in range(3)))
-                found = await asyncio.gather(*(array.numpy() for array in arrays))
+                outs = [None, np.empty_like(self.data), None]
+                found = await asyncio.gather(*(x.numpy(out=out) for x, out in zip(arrays, outs)))
+                self.assertIs(found[1], outs[1])
                 for i, got in enumerate(found):
                     np.testing.assert_array_equal(got, self.data + i)
                 self.assertEqual(len(t._core.pool.region()._free), 4)
 
         asyncio.run(work())
+
+
+class ShardedTest(SharedTest):
+    """The same to and from arrays on several devices."""
+
+    def setUp(self):
+        with mock.patch.object(o.Program, "device", "cpu:0,cpu:1,cpu:2"):
+            super().setUp()
+        put = self.t.put
+        self.t.put = lambda *args, **more: put(*args, placement=["cpu:2", "cpu:0"], **more)
+
+    def test_placement(self):
+        x = self.t.put(self.long)
+        self.assertEqual(x.devices, ("cpu:2", "cpu:0"))
+        self.assertEqual(self.kinds(), ["SharedUpload"])
+        np.testing.assert_array_equal(x.numpy(), self.long)
 
 
 class ProgressTest(unittest.TestCase):

@@ -268,8 +268,9 @@ class RatesTest(TopCase):
         self.assertEqual(first["memory_used_bytes"], 75161927680)
         self.assertEqual(second, {"device": "cuda:1", "temperature_celsius": 40, "slowed_by": []})
         with Page(lambda: page) as metrics:
-            text = self.top(self.server, "--metrics", metrics, "--interval", "50ms")
-        self.assertRegex(text, r"(?m)^cuda:0 +87% +70.0 GiB +61 C +512 W +- +1.75 GHz +4 +power_cap$")
+            text = run("-s", self.server.address, "top", "--metrics", metrics, "--interval",
+                       "50ms").stdout
+        self.assertRegex(text, r"(?m)^cuda:0 +87% +70 GiB +61 C +512 W +- +1.75 GHz +4 +power_cap$")
         self.assertRegex(text, r"(?m)^cuda:1 +- +- +40 C +- +- +- +- +-$")
         document, _ = self.rates(PAGE, PAGE)
         self.assertNotIn("gpus", document)

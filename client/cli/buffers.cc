@@ -275,6 +275,7 @@ struct CopyFlags {
   std::vector<std::string> placement;
   std::string ttl;
   bool replace = false;
+  bool link = false;
 };
 
 absl::Status Copy(Session& session, const CopyFlags& flags) {
@@ -284,7 +285,14 @@ absl::Status Copy(Session& session, const CopyFlags& flags) {
   if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
   std::optional<DType> dtype;
   if (!flags.dtype.empty()) dtype = Parse(kAllDTypes, flags.dtype);
-  const auto buffer = session.client.CopyBuffer(*source, target, dtype, flags.device);
+  if (flags.link && source->view) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_LINK",
+                     "--link gives a whole buffer another name, not a part of one");
+  }
+  const std::string* name = std::get_if<std::string>(&source->source);
+  const auto buffer = flags.link && name != nullptr
+                          ? session.client.LinkBuffer(*name, target, source->version)
+                          : session.client.CopyBuffer(*source, target, dtype, flags.device);
   if (!buffer.ok()) return buffer.status();
   ReportBuffer(session, *buffer);
   return absl::OkStatus();
@@ -314,7 +322,54 @@ void AddCp(CLI::App& app, Command& chosen) {
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of that name");
+  command
+      ->add_flag("--link", flags->link,
+                 "Give the source's memory another name instead of copying it")
+      ->excludes("--dtype", "--device");
   command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Copy(s, *flags); }; });
+}
+
+namespace {
+
+struct ImportFlags {
+  std::string server;
+  std::string source;
+  std::string name;
+  std::string device;
+  std::string ttl;
+  bool replace = false;
+};
+
+absl::Status Import(Session& session, const ImportFlags& flags) {
+  ResultBuffer target{flags.name.empty() ? flags.source : flags.name, std::nullopt, flags.replace};
+  if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
+  const auto answer =
+      session.client.ImportBuffer(flags.server, flags.source, target, 0, flags.device);
+  if (!answer.ok()) return answer.status();
+  ReportBuffer(session, answer->buffer());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddImport(CLI::App& app, Command& chosen) {
+  auto flags = std::make_shared<ImportFlags>();
+  CLI::App* command = app.add_subcommand(
+      "import", "Let the server fetch a buffer from another server, which it has to be allowed");
+  command->add_option("from", flags->server, "The other server, as the server reaches it")
+      ->type_name("HOST:PORT")
+      ->required();
+  command->add_option("source", flags->source, "Its buffer")->type_name("NAME")->required();
+  command->add_option("name", flags->name, "The new buffer; default: the same name")
+      ->type_name("NAME");
+  command
+      ->add_option("--device", flags->device, "Where it goes; default: the server's first device")
+      ->type_name("DEVICE");
+  command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
+      ->check(DurationCheck());
+  command->add_flag("--replace", flags->replace, "Replace a buffer of that name");
+  command->callback(
+      [flags, &chosen] { chosen = [flags](Session& s) { return Import(s, *flags); }; });
 }
 
 }  // namespace tessera

@@ -127,6 +127,7 @@ void AddGet(CLI::App& app, Command& chosen);
 void AddLs(CLI::App& app, Command& chosen);
 void AddRm(CLI::App& app, Command& chosen);
 void AddCp(CLI::App& app, Command& chosen);
+void AddImport(CLI::App& app, Command& chosen);
 void AddInfo(CLI::App& app, Command& chosen);
 void AddOperations(CLI::App& app, Command& chosen);
 void AddSearch(CLI::App& app, Command& chosen);

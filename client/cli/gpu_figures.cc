@@ -13,7 +13,8 @@ void WriteGpus(const MetricsSample& sample, std::ostream& out) {
   out << '\n';
   Table table({"GPU", ">BUSY", ">USED BY ALL", ">TEMPERATURE", ">POWER", ">LIMIT", ">SM CLOCK",
                ">ECC ERRORS", "SLOWED BY"});
-  for (const auto& [device, gpu] : sample.gpus) {
+  for (const auto& entry : sample.gpus) {
+    const MetricsSample::Gpu& gpu = entry.second;
     // The figure in a unit; "-": the driver does not tell it.
     const auto figure = [&](const char* name, const auto& text) -> std::string {
       const auto found = gpu.figures.find(name);
@@ -23,7 +24,7 @@ void WriteGpus(const MetricsSample& sample, std::ostream& out) {
     const auto in = [](const char* unit, double of = 1, int digits = 0) {
       return [=](double value) { return absl::StrFormat("%.*f%s", digits, value / of, unit); };
     };
-    table.Add({device, figure("busy_ratio", in("%", 0.01)),
+    table.Add({entry.first, figure("busy_ratio", in("%", 0.01)),
                figure("memory_used_bytes",
                       [](double bytes) {
                         return bytes < 0 || bytes >= 0x1p63

@@ -1,4 +1,4 @@
-// What a driver tells of a server's GPUs, as the server's page of metrics has it, for `tessera top`.
+// What a driver tells of a server's GPUs, by the server's page of metrics, for `tessera top`.
 #pragma once
 
 #include <ostream>

@@ -64,6 +64,7 @@ int Main(int argc, char** argv) {
   AddLs(app, command);
   AddRm(app, command);
   AddCp(app, command);
+  AddImport(app, command);
   AddInfo(app, command);
   AddOperations(app, command);
   AddSearch(app, command);

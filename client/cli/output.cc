@@ -411,6 +411,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if (reason == "UNREACHABLE" || reason == "CONNECTION_LOST") {
     return "is tessera-server running at " + at + "? --server or TESSERA_SERVER names another one";
   }
+  if (reason == "WRONG_HOST") return "its home is --server " + figure("address");
+  if (reason == "SOURCE_NOT_ALLOWED") return "start " + at + " with --import-from to allow it";
   if (reason == "BUFFER_NOT_FOUND") return "'tessera ls' shows the buffers that are there";
   if (reason == "UNKNOWN_STRATEGY") {
     return figure("valid").empty() ? "'tessera strategies' lists the names"

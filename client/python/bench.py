@@ -4,7 +4,8 @@
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
 
 A ping is grpc.health.v1.Health/Check by grpcio alone, bytes in and out; "bare Dot" is the same
-with a request that was serialised before. Of the asyncio callers, bare_bytes sends such bytes again
+with a request that was serialised before, "Dot by a stub" makes and reads messages as generated
+code does. Of the asyncio callers, bare_bytes sends such bytes again
 and again, bare_messages makes the messages for each call, as callers of stubs do; same_expression
 and new_expression are ours. --cli: the C++ client's command line, which transfers the
 same array from and to a file in memory; what its process takes to start is left out.
@@ -45,9 +46,21 @@ def latencies(address, rounds, count=400):
         dot = channel.unary_unary(p.METHODS["Dot"].path)
         operand = p.Operand(buffer=x.name, version=x.version)
         request = p.METHODS["Dot"].request(a=operand, b=operand).SerializeToString()
+        method = p.METHODS["Dot"]
+        stub = channel.unary_unary(
+            method.path, method.request.SerializeToString, method.response.FromString
+        )
+        buffer, version = x.name, x.version
+
+        def by_stub():
+            a = p.Operand(buffer=buffer, version=version)
+            b = p.Operand(buffer=buffer, version=version)
+            return stub(method.request(a=a, b=b), timeout=60).value.real
+
         calls = {
             "ping": lambda: ping(b"", timeout=60),
             "bare Dot": lambda: dot(request, timeout=60),
+            "Dot by a stub": by_stub,
             "float(x.dot(x))": lambda: float(x.dot(x)),
             "program of 3": lambda: float((x + 1).sum() + 1),
         }
@@ -57,8 +70,9 @@ def latencies(address, rounds, count=400):
                 found[name].append(microseconds(call, count))
         for name, values in found.items():
             print(f"{name:<18}{statistics.median(values):9.1f} us")
-        added = [a - b for a, b in zip(found["float(x.dot(x))"], found["ping"])]
-        print(f"{'added to a ping':<18}{statistics.median(added):9.1f} us")
+        for name in ("bare Dot", "Dot by a stub", "float(x.dot(x))"):
+            added = [a - b for a, b in zip(found[name], found["ping"])]
+            print(f"a ping and {statistics.median(added):5.1f} us: {name}")
 
 
 async def rate(call, seconds=1.0):
@@ -141,6 +155,7 @@ def transfers(address, mib, rounds, cli):
                 seconds, x = timed(lambda t=t: t.put(array, "bench/array", replace=True))
                 row["put" + way] = gb / seconds
                 row["numpy" + way] = gb / timed(x.numpy)[0]
+                row["numpy(out)" + way] = gb / timed(lambda x=x: x.numpy(out=array))[0]
             if cli:
                 start = run("info")
                 seconds = run("put", path, "--name", "bench/array", "--replace") - start
@@ -148,7 +163,7 @@ def transfers(address, mib, rounds, cli):
                 row["C++ get"] = gb / (run("get", "bench/array", "-o", path) - start)
             found.append(row)
     for name in found[0]:
-        line = f"{name:<18} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
+        line = f"{name:<21} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
         peer = "C++ put" if name.startswith("put") else "C++ get"
         if cli and name != peer and not name.startswith("C++"):
             ratio = statistics.median(row[name] / row[peer] for row in found)

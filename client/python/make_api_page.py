@@ -21,14 +21,17 @@ HEAD = """# The Python client: reference
 
 Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](python.md) comes first.
 In `ts.aio` the classes have the same methods, and those that talk to the server are awaited:
-`connect`, `Client`'s but `scope`, `numpy`, `save`, `item`, `copy`, `delete`. There
+`connect`, `Client`'s but `scope`, `numpy`, `save`, `item`, `copy`, `link`, `delete`. There
 `await t.get(name)` stands for `t[name]`.
 """
 # The sections: title, and the file and name of what is in each.
 SECTIONS = (
-    ("Connections", (("_client", "connect"), ("_client", "Client"), ("_scope", "Scope"))),
+    ("Connections", (("_client", "connect"), ("_client", "Client"), ("_scope", "Scope"),
+                     ("_ring", "Ring"))),
     ("Arrays and expressions", (("_lazy", "Lazy"), ("_client", "Expr"), ("_client", "Array"))),
     ("Costs", (("_plan", "Stats"),)),
+    ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
+              ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
 # Classes that readers do not see by the name that they have in the sources.
 SHOWN = {"Lazy": "Array and Expr"}
@@ -85,7 +88,8 @@ def entry(title, text):
 
 def function_lines(module, name):
     node = definitions(module)[name]
-    return entry("ts." + signature(node, name), docstring(node, name))
+    package = "tessera.dask." if module.startswith("dask/") else "ts."
+    return entry(package + signature(node, name), docstring(node, name))
 
 
 def class_lines(module, name):

@@ -30,7 +30,7 @@ configure() {
   local preset=$1 options=(-DTESSERA_CUDA=OFF) nvcc devices
   local architectures=${TESSERA_CUDA_ARCHITECTURES:-}
   nvcc=$(find_nvcc)
-  if [[ $preset == asan || $preset == tsan ]]; then
+  if [[ $preset == asan || $preset == tsan || $preset == fuzz ]]; then
     devices="CPU alone, under $preset"
   elif [[ -z $nvcc ]]; then
     devices="CPU alone, for want of nvcc 13 or newer"

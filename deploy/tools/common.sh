@@ -8,7 +8,7 @@ readonly packages=(
   libspdlog-dev libcli11-dev nlohmann-json3-dev libopenblas-dev libisal-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-numpy python3-grpcio python3-protobuf python3-hypothesis python3-yaml openssl
-  python3-build python3-installer python3-setuptools python3-wheel python3-venv mypy
+  python3-dask python3-distributed python3-build python3-installer python3-setuptools python3-wheel python3-venv mypy
 )
 # $built: the folder with bin/, gpu_tests.txt and devices.txt; build() says which.
 if [[ -f CMakeLists.txt ]]; then

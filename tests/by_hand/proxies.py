@@ -1,12 +1,13 @@
 #!/usr/bin/python3
 """The configurations of deploy/proxy in front of two servers, with the real nginx and HAProxy: TLS,
-certificates of clients, affinity, large transfers, a server that stops. Needs the packages nginx and
-haproxy; CI does without it.
+certificates of clients, affinity, large transfers, a server that stops; and in front of three servers
+that share names, one of which is killed. Needs the packages nginx and haproxy; CI does without it.
 
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
 
 import argparse
+import importlib
 import pathlib
 import re
 import signal
@@ -18,16 +19,19 @@ import time
 import unittest
 
 import grpc
+import numpy as np
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
 import outsider as o  # noqa: E402
+import python_outsider  # noqa: E402, F401  (puts the package on the path)
 from tls_test import Authority  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
 CLI = None
+ts = None  # the package in client/python
 
 
 def free_port():
@@ -36,8 +40,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-class ProxyCase:
-    """A proxy in front of two servers; name, command and configuration are the class's."""
+class Proxied:
+    """A proxy in front of servers; name, command and configuration are the class's."""
+
+    count = 2
+    flags = ("--drain-delay", "5s")
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -55,7 +62,7 @@ class ProxyCase:
         self.folder.chmod(0o755)
         for path in self.tls.iterdir():
             path.chmod(0o644)
-        self.servers = [o.Server(self.folder, "--drain-delay", "5s") for _ in range(2)]
+        self.servers = [o.Server(self.folder, *self.flags) for _ in range(self.count)]
         for server in self.servers:
             self.addCleanup(server.process.wait)
             self.addCleanup(server.process.kill)
@@ -87,6 +94,10 @@ class ProxyCase:
     def buffers_of(self, server):
         run = subprocess.run([CLI, "--server", server.address, "ls"], capture_output=True, text=True)
         return {line.split()[0] for line in run.stdout.splitlines()[1:]}
+
+
+class ProxyCase(Proxied):
+    """Clients by their address."""
 
     def test_calls_and_transfers(self):
         # 128 MiB in four streams, with checksums, there and back.
@@ -153,28 +164,105 @@ class ProxyCase:
         print(f"{type(self).__name__}: {calls} calls while it stopped, {repeated} of them repeated", file=sys.stderr)
 
 
-class NginxTest(ProxyCase, unittest.TestCase):
+class RouteCase(Proxied):
+    """Buffers by the routes of their names."""
+
+    count = 3
+
+    def connect(self, route):
+        """A client of the package in client/python whose calls have the route of a name."""
+        cert, key = self.client_cert
+        return ts.connect(
+            f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
+            tls_key=str(key), route=route,
+        )  # fmt: skip
+
+    def test_names_have_homes(self):
+        routes = [f"run{i}/part" for i in range(24)]
+        clients = {route: self.connect(f"{route}/any") for route in routes}
+        for client in clients.values():
+            self.addCleanup(client.close)
+        for i, (route, client) in enumerate(clients.items()):
+            client.put(np.full(4, i, np.float32), name=f"{route}/a")
+            client.put(np.full(4, i, np.float32), name=f"{route}/b")
+        holders = {
+            route: [s for s in self.servers if f"{route}/a" in self.buffers_of(s)]
+            for route in routes
+        }
+        for route in routes:
+            self.assertEqual(len(holders[route]), 1, route)
+            self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
+        self.assertEqual({id(found[0]) for found in holders.values()}, set(map(id, self.servers)))
+        # One is killed: its names are gone, and made anew on the others; all others are where they were.
+        victim = self.servers[1]
+        victim.process.kill()
+        victim.process.wait()
+        moved = 0
+        for i, (route, client) in enumerate(clients.items()):
+            if holders[route][0] is not victim:
+                found = client[f"{route}/a"] @ client[f"{route}/b"]
+                self.assertEqual(found.item(), 4.0 * i * i)
+                continue
+            moved += 1
+            self.wait_until(lambda: self.missing(client, route))  # noqa: B023
+            client.put(np.full(4, i, np.float32), name=f"{route}/a")
+            self.assertEqual(client[f"{route}/a"].sum().item(), 4.0 * i)
+        left = [s for s in self.servers if s is not victim]
+        taken = [sum(f"{r}/a" in self.buffers_of(s) for r in routes
+                     if holders[r][0] is victim) for s in left]  # fmt: skip
+        self.assertEqual(sum(taken), moved)
+        print(f"{type(self).__name__}: {moved} routes of the killed server, {taken} on the others",
+              file=sys.stderr)  # fmt: skip
+
+    def missing(self, client, route):
+        try:
+            client[f"{route}/a"]
+        except ts.BufferNotFound:
+            return True
+        except ts.Error:
+            return False
+        self.fail(f"{route} is on another server than that which was killed")
+
+
+class Nginx:
     command = ["nginx", "-g", "daemon off;", "-c"]
     watches_health = False  # nginx learns from calls that fail
 
     def configuration(self):
         text = (PROXY / "nginx.conf").read_text()
         one = re.search(r"server tessera:50051 (.*);", text)
-        both = "\n".join(f"server {s.address} {one[1]};" for s in self.servers)
-        text = text.replace(one[0], both).replace("50052", f"127.0.0.1:{self.port}")
+        all_of_them = "\n".join(f"server {s.address} {one[1]};" for s in self.servers)
+        text = text.replace(one[0], all_of_them).replace("50052", f"127.0.0.1:{self.port}")
         return text.replace("/tmp/", f"{self.folder}/").replace("/etc/nginx/tls", str(self.tls))
 
 
-class HaproxyTest(ProxyCase, unittest.TestCase):
+class Haproxy:
     command = ["haproxy", "-db", "-f"]
     watches_health = True
 
     def configuration(self):
         text = (PROXY / "haproxy.cfg").read_text()
+        text = re.sub(r"    server tessera-.*\n?", "", text)
         for i, server in enumerate(self.servers):
-            text = text.replace(f"tessera-{i}.tessera:50051", server.address)
+            text += f"    server tessera-{i} {server.address}\n"
         text = text.replace(":50053", f"127.0.0.1:{self.port}")
         return text.replace("/etc/haproxy/tls", str(self.tls))
+
+
+class NginxTest(Nginx, ProxyCase, unittest.TestCase):
+    pass
+
+
+class HaproxyTest(Haproxy, ProxyCase, unittest.TestCase):
+    pass
+
+
+class NginxRoutesTest(Nginx, RouteCase, unittest.TestCase):
+    pass
+
+
+class HaproxyRoutesTest(Haproxy, RouteCase, unittest.TestCase):
+    pass
 
 
 if __name__ == "__main__":
@@ -185,4 +273,5 @@ if __name__ == "__main__":
     o.Program.path, CLI = programs.server, programs.cli
     with tempfile.TemporaryDirectory() as stubs:
         o.make_stubs(stubs)
+        ts = importlib.import_module("tessera")
         unittest.main(argv=[sys.argv[0], *rest])

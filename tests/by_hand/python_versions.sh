@@ -40,29 +40,32 @@ finish() {
   if [[ -n $work ]]; then rm -rf "$work"; fi
 }
 
-# Suite by suite in the background, each with its log; what fails is shown whole.
+# suite BIN NAME DEVICE: leaves NAME.log, and NAME.ok if all is well.
+suite() {
+  local bin=$1 name=$2 device=$3 only=()
+  # The others need protoc and the tools that build wheels.
+  if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
+  if timeout 300 python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" \
+    --device "$device" "${only[@]}" >"$work/$name.log" 2>&1; then
+    touch "$work/$name.ok"
+  fi
+}
+
 suites() {
-  local bin=$1 device=$2 name on pids=() names=() failed=0
-  for name in lost_server misuse errors arrays elementwise array_api differences transfers tls aio package; do
-    on=$device
-    # These wait for products that take a CPU seconds, or show what a CPU answers.
-    case $name in errors | lost_server | misuse | aio | package) on=cpu ;; esac
-    local only=()
-    # The others need protoc and the tools that build wheels.
-    if [[ $name == package ]]; then only=(-k tutorial -k examples -k peers -k reference); fi
-    while (($(jobs -rp | wc -l) > $(nproc) / 2)); do wait -n || true; done
-    timeout 240 python3 "tests/python_${name}_test.py" --server "$bin/tessera-server" --device "$on" \
-      "${only[@]}" >"$work/$name.log" 2>&1 &
-    pids+=($!)
-    names+=("$name")
-  done
-  for i in "${!pids[@]}"; do
-    if wait "${pids[i]}"; then
-      printf '%-12s %s\n' "${names[i]}" "$(grep -E '^(Ran|OK)' "$work/${names[i]}.log" | tr '\n' ' ')"
+  local bin=$1 device=$2 name failed=0
+  # What waits for products that take a CPU seconds, or shows what a CPU answers, is side by side.
+  local by_cpu=(lost_server misuse errors aio package)
+  local by_device=(arrays elementwise array_api differences transfers tls)
+  for name in "${by_cpu[@]}"; do suite "$bin" "$name" cpu & done
+  for name in "${by_device[@]}"; do suite "$bin" "$name" "$device"; done
+  wait
+  for name in "${by_device[@]}" "${by_cpu[@]}"; do
+    if [[ -e $work/$name.ok ]]; then
+      printf '%-12s %s\n' "$name" "$(grep -E '^(Ran|OK)' "$work/$name.log" | tr '\n' ' ')"
     else
       failed=1
-      printf '%-12s FAILED\n' "${names[i]}"
-      grep -vE '^(\.|ok)' "$work/${names[i]}.log" | tail -n 60
+      printf '%-12s FAILED\n' "$name"
+      tail -n 60 "$work/$name.log"
     fi
   done
   return $failed

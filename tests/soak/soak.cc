@@ -1,48 +1,57 @@
-// Many callers for a while, every answer checked: soak --target in-process --callers 64 --seconds
-// 30
+// A server under everything at once, every answer checked:
 //
-// Random Dot, Reduce and Matmul on random views of resident arrays. An answer is wrong when it is
-// further from a double-precision reference than the row's own bound allows. Exit code 1 on any
-// error or wrong answer.
+//   soak --callers 64 --seconds 600
+//   soak --target 127.0.0.1:50051 --pid 4711 --tokens FILE ...
+//
+// Callers of several tenants, on several connections, make random requests of every operation and
+// element type, whose answers have to have the bits that they had alone, and give buffers short lives.
+// Exit code 1 on an error or a wrong answer, when something is left afterwards (buffers, host memory,
+// descriptors, threads), and, in a run of three minutes or more, when the last minute's latency is not
+// the first one's.
+#include <malloc.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <limits>
-#include <memory>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "grpcpp/grpcpp.h"
-#include "kernels/compute.h"
+#include "absl/time/clock.h"
 #include "server/log.h"
 #include "server/server.h"
-#include "tessera/v1/buffer.grpc.pb.h"
-#include "tessera/v1/compute.grpc.pb.h"
+#include "tests/soak/requests.h"
+#include "tests/temporary_file.h"
 
-namespace tessera {
+namespace tessera::soak {
 namespace {
 
-constexpr std::int64_t kElements = 1 << 16;
-constexpr std::int64_t kLongest = 4096;  // of a Dot or Reduce
-constexpr std::int64_t kLargest = 40;    // side of a Matmul
+using std::chrono::steady_clock;
 
-struct Array {
-  std::string name;
-  v1::Dtype dtype;
-  std::vector<double> values;  // exactly those on the device
+constexpr int kRequests = 400;
+constexpr int kChurn = 8;  // one call in so many is the life of a buffer
+constexpr double kSteadySeconds = 180;
+constexpr double kSteady = 1.5;  // of the last minute's latency to the first one's
+
+struct Flags {
+  std::string target = "in-process";
+  std::string tokens;
+  int pid = 0;
+  int callers = 64;
+  int connections = 8;
+  double seconds = 30;
 };
 
 struct Tally {
-  std::atomic<std::int64_t> calls{0};
-  std::atomic<std::int64_t> errors{0};
-  std::atomic<std::int64_t> wrong{0};
+  std::atomic<std::int64_t> calls{0}, lives{0}, errors{0}, wrong{0};
   std::mutex mutex;
 
   // Prints the first few, counts all.
@@ -53,264 +62,293 @@ struct Tally {
   }
 };
 
-class Caller {
+// Latencies of a minute, in buckets that are 5 % wide.
+class Latencies {
  public:
-  Caller(const std::shared_ptr<grpc::Channel>& channel, const std::vector<Array>& arrays,
-         Tally& tally, std::uint64_t seed)
-      : stub_(v1::ComputeService::NewStub(channel)),
-        arrays_(arrays),
-        tally_(tally),
-        random_(seed) {}
-
-  void CallOnce() {
-    ++tally_.calls;
-    switch (Below(3)) {
-      case 0:
-        Dot();
-        break;
-      case 1:
-        Reduce();
-        break;
-      default:
-        Matmul();
+  void Add(double microseconds) {
+    const double bucket = std::log(std::max(microseconds, 1.0)) / std::log(1.05);
+    ++counts_[std::min(static_cast<std::size_t>(bucket), counts_.size() - 1)];
+  }
+  void Add(const Latencies& other) {
+    for (std::size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+  }
+  double Quantile(double q) const {
+    std::uint64_t all = 0, below = 0;
+    for (const std::uint32_t count : counts_) all += count;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+      below += counts_[i];
+      if (static_cast<double>(below) >= q * static_cast<double>(all))
+        return std::pow(1.05, static_cast<double>(i));
     }
+    return 0;
   }
 
  private:
-  std::int64_t Below(std::int64_t n) {
-    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n));
-  }
-  // Two arrays of one type may meet; they come in pairs.
-  const Array& Pick() { return arrays_[static_cast<std::size_t>(Below(std::ssize(arrays_)))]; }
-  const Array& Partner(const Array& a) {
-    return arrays_[static_cast<std::size_t>(&a - arrays_.data()) ^ 1];
-  }
-  static void SetOperand(const Array& array, std::int64_t offset,
-                         std::initializer_list<std::int64_t> shape, v1::Operand* out) {
-    out->set_buffer(array.name);
-    out->mutable_view()->set_offset(offset);
-    for (const std::int64_t extent : shape) out->mutable_view()->add_shape(extent);
-  }
-
-  bool Succeeded(const grpc::Status& status) {
-    if (status.ok()) return true;
-    tally_.Note(tally_.errors,
-                "error " + std::to_string(status.error_code()) + ": " + status.error_message());
-    return false;
-  }
-  // terms: the sum of what was added, in absolute value. unit: of the rounding of the result
-  // itself.
-  void Check(const char* what, const v1::ExecutionStats& stats, double value, double expected,
-             double terms, double unit) {
-    const double bound = stats.roundoff() * terms + unit * std::fabs(expected);
-    if (std::fabs(value - expected) <= bound) return;
-    char text[200];
-    std::snprintf(text, sizeof(text), "%s by %s: %.17g instead of %.17g, bound %.3g", what,
-                  stats.strategy().c_str(), value, expected, bound);
-    tally_.Note(tally_.wrong, text);
-  }
-
-  void Dot() {
-    const Array& a = Pick();
-    const Array& b = Partner(a);
-    const std::int64_t n = Below(kLongest);
-    const std::int64_t at_a = Below(kElements - n);
-    const std::int64_t at_b = Below(kElements - n);
-    v1::DotRequest request;
-    SetOperand(a, at_a, {n}, request.mutable_a());
-    SetOperand(b, at_b, {n}, request.mutable_b());
-    v1::DotResponse response;
-    grpc::ClientContext context;
-    if (!Succeeded(stub_->Dot(&context, request, &response))) return;
-    long double sum = 0;
-    double terms = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const double term = a.values[static_cast<std::size_t>(at_a + i)] *
-                          b.values[static_cast<std::size_t>(at_b + i)];
-      sum += term;
-      terms += std::fabs(term);
-    }
-    Check("Dot", response.stats(), response.value().real(), static_cast<double>(sum), terms,
-          kRoundoffF64);
-  }
-
-  void Reduce() {
-    const Array& x = Pick();
-    const std::int64_t n = 1 + Below(kLongest);
-    const std::int64_t at = Below(kElements - n);
-    const bool largest = Below(2) != 0;
-    v1::ReduceRequest request;
-    SetOperand(x, at, {n}, request.mutable_x());
-    request.set_op(largest ? v1::REDUCE_OP_ARGMAX : v1::REDUCE_OP_SUM);
-    v1::ReduceResponse response;
-    grpc::ClientContext context;
-    if (!Succeeded(stub_->Reduce(&context, request, &response))) return;
-    const double* values = x.values.data() + at;
-    if (largest) {
-      const std::int64_t index = std::max_element(values, values + n) - values;
-      if (response.index() != index || response.value().real() != values[index]) {
-        tally_.Note(tally_.wrong, "ARGMAX by " + response.stats().strategy());
-      }
-      return;
-    }
-    long double sum = 0;
-    double terms = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      sum += values[i];
-      terms += std::fabs(values[i]);
-    }
-    Check("SUM", response.stats(), response.value().real(), static_cast<double>(sum), terms,
-          kRoundoffF64);
-  }
-
-  void Matmul() {
-    const Array& a = Pick();
-    const Array& b = Partner(a);
-    const std::int64_t m = 1 + Below(kLargest);
-    const std::int64_t n = 1 + Below(kLargest);
-    const std::int64_t k = Below(kLargest);
-    const std::int64_t at_a = Below(kElements - m * k);
-    const std::int64_t at_b = Below(kElements - k * n);
-    v1::MatmulRequest request;
-    SetOperand(a, at_a, {m, k}, request.mutable_a());
-    SetOperand(b, at_b, {k, n}, request.mutable_b());
-    v1::MatmulResponse response;
-    grpc::ClientContext context;
-    if (!Succeeded(stub_->Matmul(&context, request, &response))) return;
-    const bool f32 = a.dtype == v1::DTYPE_F32;
-    const std::string& data = response.tensor().data();
-    const std::size_t size = f32 ? sizeof(float) : sizeof(double);
-    if (data.size() != static_cast<std::size_t>(m * n) * size) {
-      tally_.Note(tally_.wrong, "Matmul answers with another size");
-      return;
-    }
-    for (std::int64_t i = 0; i < m; ++i) {
-      for (std::int64_t j = 0; j < n; ++j) {
-        long double sum = 0;
-        double terms = 0;
-        for (std::int64_t l = 0; l < k; ++l) {
-          const double term = a.values[static_cast<std::size_t>(at_a + i * k + l)] *
-                              b.values[static_cast<std::size_t>(at_b + l * n + j)];
-          sum += term;
-          terms += std::fabs(term);
-        }
-        const char* from = data.data() + static_cast<std::size_t>(i * n + j) * size;
-        double value = 0;
-        if (f32) {
-          float narrow = 0;
-          std::memcpy(&narrow, from, sizeof(narrow));
-          value = narrow;
-        } else {
-          std::memcpy(&value, from, sizeof(value));
-        }
-        Check("Matmul", response.stats(), value, static_cast<double>(sum), terms,
-              f32 ? kRoundoffF32 : kRoundoffF64);
-      }
-    }
-  }
-
-  const std::unique_ptr<v1::ComputeService::Stub> stub_;
-  const std::vector<Array>& arrays_;
-  Tally& tally_;
-  std::mt19937_64 random_;
+  std::array<std::uint32_t, 400> counts_{};
 };
 
-grpc::Status Upload(v1::BufferService::Stub& stub, const Array& array) {
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  auto writer = stub.Upload(&context, &response);
-  v1::UploadRequest request;
-  request.set_name(array.name);
-  request.mutable_spec()->set_dtype(array.dtype);
-  request.mutable_spec()->add_shape(kElements);
-  request.mutable_spec()->set_replace(true);
-  for (const double value : array.values) {
-    const float narrow = static_cast<float>(value);
-    const bool f32 = array.dtype == v1::DTYPE_F32;
-    request.mutable_data()->append(
-        f32 ? reinterpret_cast<const char*>(&narrow) : reinterpret_cast<const char*>(&value),
-        f32 ? sizeof(narrow) : sizeof(value));
+// What the server's process holds.
+struct Holdings {
+  std::int64_t resident_kib = 0, threads = 0, descriptors = 0;
+};
+
+Holdings HoldingsOf(int pid) {
+  if (pid == getpid()) malloc_trim(0);
+  Holdings now;
+  const std::string folder = "/proc/" + std::to_string(pid);
+  std::ifstream status(folder + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmRSS:", 0) == 0) now.resident_kib = std::stoll(line.substr(6));
+    if (line.rfind("Threads:", 0) == 0) now.threads = std::stoll(line.substr(8));
   }
-  writer->Write(request);
-  writer->WritesDone();
-  return writer->Finish();
+  std::error_code ignored;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator(folder + "/fd", ignored))
+    ++now.descriptors;
+  return now;
 }
 
-int Main(int argc, char** argv) {
-  std::string target = "in-process";
-  int callers = 64;
-  double seconds = 30;
-  CLI::App app("Checks every answer of a server under load.", "soak");
-  app.add_option("--target", target, "address of a server, or in-process");
-  app.add_option("--callers", callers, "threads that call without a pause")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--seconds", seconds, "how long");
-  CLI11_PARSE(app, argc, argv);
-  SetUpLog("warn", false);
+// Three tenants, each with a token of its own, and their file.
+constexpr const char* kTokens[] = {"soak-one", "soak-two", "soak-three"};
+constexpr const char* kTokenFile =
+    "0e13a61b6340965a9933b191660b0f366d06723d78f0bee2681f182727c20600 admin one\n"
+    "3e1dd7e922cba4c77603c129d9cf0d25f87493d5409715584133438e65adc678 admin two\n"
+    "7da0df23c622b03bfafccdab9d6bff5c765bb1ada13360b6fbfc22b0da19caab admin three\n";
 
-  std::unique_ptr<Server> server;
-  std::shared_ptr<grpc::Channel> channel;
-  if (target == "in-process") {
+std::vector<std::string> ReadTokens(const std::string& file) {
+  std::vector<std::string> tokens;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty()) tokens.push_back(line);
+  return tokens;
+}
+
+class Soak {
+ public:
+  explicit Soak(const Flags& flags) : flags_(flags) {}
+
+  int Run() {
+    if (!Connect() || !AskAlone()) return 1;
+    // Caches fill, pools grow: what counts is what comes on top of a short run.
+    Load(std::min(flags_.seconds / 5, 20.0), nullptr);
+    const Holdings held = HoldingsOf(flags_.pid);
+    std::vector<Latencies> minutes;
+    Load(flags_.seconds, &minutes);
+    bool good = CheckHoldings(held);
+    for (std::size_t i = 0; i < tenants_; ++i) arrays_.Delete(peers_[i]);
+    good &= CheckBudgets();
+    good &= CheckLatencies(minutes);
+    std::printf("%lld calls and %lld lives of buffers in %.1f s, %lld errors, %lld wrong answers\n",
+                static_cast<long long>(tally_.calls), static_cast<long long>(tally_.lives),
+                flags_.seconds, static_cast<long long>(tally_.errors),
+                static_cast<long long>(tally_.wrong));
+    return good && tally_.calls > 0 && tally_.errors == 0 && tally_.wrong == 0 ? 0 : 1;
+  }
+
+ private:
+  bool Connect() {
+    std::vector<std::string> tokens = ReadTokens(flags_.tokens);
+    if (flags_.target == "in-process") {
+      flags_.pid = getpid();
+      if (!StartServer()) return false;
+      flags_.target = server_->addresses().front();
+      tokens.assign(std::begin(kTokens), std::end(kTokens));
+    }
+    if (tokens.empty()) tokens.emplace_back();
+    for (int i = 0; i < std::max<int>(flags_.connections, static_cast<int>(tokens.size())); ++i) {
+      grpc::ChannelArguments arguments;
+      arguments.SetInt("grpc.use_local_subchannel_pool", 1);
+      peers_.push_back(
+          {grpc::CreateCustomChannel(flags_.target, grpc::InsecureChannelCredentials(), arguments),
+           tokens[static_cast<std::size_t>(i) % tokens.size()]});
+    }
+    tenants_ = tokens.size();
+    return true;
+  }
+
+  bool StartServer() {
     Options options;
-    options.listen.clear();
-    options.reflection = false;
+    options.listen = {"127.0.0.1:0"};
+    options.tokens = token_file_.path();
     absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("auto");
-    if (!device.ok()) return 1;
+    if (!device.ok()) return Fail(device.status().ToString());
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(*std::move(device));
     absl::StatusOr<std::unique_ptr<Server>> started = Server::Start(options, std::move(devices));
-    if (!started.ok()) return 1;
-    server = *std::move(started);
-    channel = server->InProcessChannel();
-  } else {
-    channel = grpc::CreateChannel(target, grpc::InsecureChannelCredentials());
+    if (!started.ok()) return Fail(started.status().ToString());
+    server_ = *std::move(started);
+    return true;
   }
 
-  std::mt19937_64 random(1);
-  std::uniform_real_distribution<double> uniform(-1, 1);
-  std::vector<Array> arrays;
-  auto buffers = v1::BufferService::NewStub(channel);
-  for (const v1::Dtype dtype : {v1::DTYPE_F32, v1::DTYPE_F64}) {
-    for (const char* part : {"a", "b"}) {
-      Array& array = arrays.emplace_back();
-      array.name = "soak/" + v1::Dtype_Name(dtype) + "/" + part;
-      array.dtype = dtype;
-      for (std::int64_t i = 0; i < kElements; ++i) {
-        const double value = uniform(random);
-        array.values.push_back(dtype == v1::DTYPE_F32 ? static_cast<float>(value) : value);
-      }
-      const grpc::Status status = Upload(*buffers, array);
-      if (!status.ok()) {
-        std::fprintf(stderr, "soak: upload: %s\n", status.error_message().c_str());
-        return 1;
-      }
+  // The answers that all others are compared with: one at a time, by the first tenant. Every tenant has
+  // the same arrays.
+  bool AskAlone() {
+    for (std::size_t i = 0; i < tenants_; ++i) {
+      const grpc::Status status = arrays_.Upload(peers_[i]);
+      if (!status.ok()) return Fail("upload: " + status.error_message());
+    }
+    for (Request& request : requests_) {
+      std::unique_ptr<google::protobuf::Message> answer;
+      const grpc::Status status = Call(peers_[0], request, answer);
+      if (!status.ok()) return Fail(request.method + ": " + status.error_message());
+      const std::string wrong = arrays_.Check(request, *answer);
+      if (!wrong.empty()) return Fail(wrong);
+      request.answer = Bits(*answer);
+    }
+    return true;
+  }
+
+  // minutes: where latencies go, one entry a minute; null: nowhere.
+  void Load(double seconds, std::vector<Latencies>* minutes) {
+    const auto begin = steady_clock::now();
+    const auto end = begin + std::chrono::duration_cast<steady_clock::duration>(
+                                 std::chrono::duration<double>(seconds));
+    const auto count = static_cast<std::size_t>(seconds / 60) + 1;
+    std::vector<std::vector<Latencies>> mine(static_cast<std::size_t>(flags_.callers),
+                                             std::vector<Latencies>(count));
+    std::vector<std::thread> threads;
+    for (int i = 0; i < flags_.callers; ++i) {
+      threads.emplace_back([&, i] {
+        const Peer& peer = peers_[static_cast<std::size_t>(i) % peers_.size()];
+        std::mt19937_64 random(static_cast<std::uint64_t>(i) + 1);
+        for (auto now = steady_clock::now(); now < end;) {
+          const bool churn = random() % kChurn == 0;
+          churn ? Live(peer, i, random) : CallOnce(peer, random);
+          const auto done = steady_clock::now();
+          const auto minute =
+              static_cast<std::size_t>(std::chrono::duration<double>(now - begin).count() / 60);
+          if (!churn)
+            mine[static_cast<std::size_t>(i)][std::min(minute, count - 1)].Add(
+                std::chrono::duration<double, std::micro>(done - now).count());
+          now = done;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (minutes == nullptr) return;
+    minutes->resize(count);
+    for (const auto& latencies : mine)
+      for (std::size_t i = 0; i < count; ++i) (*minutes)[i].Add(latencies[i]);
+  }
+
+  void CallOnce(const Peer& peer, std::mt19937_64& random) {
+    ++tally_.calls;
+    const Request& request = requests_[random() % requests_.size()];
+    std::unique_ptr<google::protobuf::Message> answer;
+    const grpc::Status status = Call(peer, request, answer);
+    if (!status.ok()) {
+      tally_.Note(tally_.errors, request.method + ": " + std::to_string(status.error_code()) + " " +
+                                     status.error_message());
+    } else if (Bits(*answer) != request.answer) {
+      tally_.Note(tally_.wrong, request.method + " has other bits than alone: " +
+                                    request.message->ShortDebugString());
     }
   }
 
-  Tally tally;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < callers; ++i) {
-    threads.emplace_back([&, i] {
-      Caller caller(channel, arrays, tally, static_cast<std::uint64_t>(i) + 1);
-      while (std::chrono::steady_clock::now() < end) caller.CallOnce();
-    });
+  void Live(const Peer& peer, int caller, std::mt19937_64& random) {
+    ++tally_.lives;
+    const std::string wrong = Churn(peer, caller, random);
+    if (!wrong.empty()) tally_.Note(tally_.errors, wrong);
   }
-  for (std::thread& thread : threads) thread.join();
-  for (const Array& array : arrays) {
+
+  v1::GetServerInfoResponse Info() {
     grpc::ClientContext context;
-    v1::DeleteBufferRequest request;
-    request.set_name(array.name);
-    v1::DeleteBufferResponse response;
-    (void)buffers->DeleteBuffer(&context, request, &response);
+    peers_[0].Identify(context);
+    v1::GetServerInfoResponse info;
+    const auto stub = v1::ComputeService::NewStub(peers_[0].channel);
+    const grpc::Status status = stub->GetServerInfo(&context, {}, &info);
+    if (!status.ok()) tally_.Note(tally_.errors, "GetServerInfo: " + status.error_message());
+    return info;
   }
-  std::printf("%lld calls in %.1f s, %lld errors, %lld wrong answers\n",
-              static_cast<long long>(tally.calls), seconds, static_cast<long long>(tally.errors),
-              static_cast<long long>(tally.wrong));
-  return tally.calls > 0 && tally.errors == 0 && tally.wrong == 0 ? 0 : 1;
+
+  // Buffers that expire are gone within their ttl and a sweep.
+  bool CheckBudgets() {
+    constexpr const char* kHeld[] = {"buffers", "uploads", "downloads"};
+    std::string left;
+    for (int i = 0; i < 900; ++i) {
+      left.clear();
+      const v1::GetServerInfoResponse now = Info();
+      for (const v1::Device& device : now.devices())
+        if (device.buffer_used_bytes() + device.scratch_used_bytes() != 0)
+          left += device.name() + " " + std::to_string(device.buffer_used_bytes()) + " bytes ";
+      for (const v1::Budget& budget : now.budgets())
+        for (const char* name : kHeld)
+          if (budget.name() == name && budget.used() != 0)
+            left += budget.name() + " " + std::to_string(budget.used()) + " ";
+      if (left.empty()) break;
+      absl::SleepFor(absl::Milliseconds(100));
+    }
+    std::printf("left on devices: %s\n", left.empty() ? "0 bytes" : left.c_str());
+    return left.empty();
+  }
+
+  // A sanitizer keeps what is freed; gRPC keeps a few threads for the next burst.
+  bool CheckHoldings(const Holdings& before) {
+    if (flags_.pid == 0) return true;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    constexpr bool kExactMemory = false;
+#else
+    constexpr bool kExactMemory = true;
+#endif
+    constexpr int kSpareThreads = 4;
+    Holdings after;
+    bool good = false;
+    for (int i = 0; i < 300 && !good; ++i) {
+      after = HoldingsOf(flags_.pid);
+      good = after.threads <= before.threads + kSpareThreads &&
+             after.descriptors <= before.descriptors &&
+             (!kExactMemory ||
+              after.resident_kib <= before.resident_kib + before.resident_kib / 10 + (16 << 10));
+      if (!good) absl::SleepFor(absl::Milliseconds(100));
+    }
+    std::printf(
+        "resident %lld KiB after %lld, threads %lld after %lld, descriptors %lld after %lld\n",
+        static_cast<long long>(after.resident_kib), static_cast<long long>(before.resident_kib),
+        static_cast<long long>(after.threads), static_cast<long long>(before.threads),
+        static_cast<long long>(after.descriptors), static_cast<long long>(before.descriptors));
+    return good;
+  }
+
+  // Of whole minutes.
+  bool CheckLatencies(const std::vector<Latencies>& minutes) const {
+    if (flags_.seconds < kSteadySeconds) return true;
+    const std::size_t last = static_cast<std::size_t>(flags_.seconds / 60) - 1;
+    const double first_p99 = minutes[0].Quantile(0.99), last_p99 = minutes[last].Quantile(0.99);
+    std::printf("p99 %.0f us in the first minute, %.0f us in the last\n", first_p99, last_p99);
+    return last_p99 <= kSteady * first_p99;
+  }
+
+  bool Fail(const std::string& text) const {
+    std::fprintf(stderr, "soak: %s\n", text.c_str());
+    return false;
+  }
+
+  Flags flags_;
+  const TemporaryFile token_file_{kTokenFile};
+  std::unique_ptr<Server> server_;
+  std::vector<Peer> peers_;  // the first of each tenant first
+  std::size_t tenants_ = 1;
+  Arrays arrays_{1};
+  std::vector<Request> requests_ = arrays_.MakeRequests(kRequests);
+  Tally tally_;
+};
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Checks every answer of a server under load, and what is left of it.", "soak");
+  app.add_option("--target", flags.target, "address of a server, or in-process");
+  app.add_option("--tokens", flags.tokens, "file of a token a line, each of a tenant of its own");
+  app.add_option("--pid", flags.pid, "of the server, to watch its memory, threads and descriptors");
+  app.add_option("--callers", flags.callers, "threads that call without a pause")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--connections", flags.connections, "that they share")->check(CLI::Range(1, 1024));
+  app.add_option("--seconds", flags.seconds, "how long");
+  CLI11_PARSE(app, argc, argv);
+  SetUpLog("warn", false);
+  return Soak(flags).Run();
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::soak
 
-int main(int argc, char** argv) { return tessera::Main(argc, argv); }
+int main(int argc, char** argv) { return tessera::soak::Main(argc, argv); }

@@ -21,6 +21,7 @@ from ._errors import *  # noqa: F403  (every class of _errors, by its name)
 from ._errors import Error
 from ._functions import fma, matmul, norm, sum_squares, topk, vecdot, window_sum
 from ._plan import Stats
+from ._ring import Ring
 from ._scope import Scope
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "Array",
     "Client",
     "Expr",
+    "Ring",
     "Scope",
     "Stats",
     "aio",

@@ -125,14 +125,18 @@ class Array(Expr):
         """The devices among which the buffer is divided, in order; of others the one it is on."""
         return self._source.devices  # type: ignore[no-any-return]
 
-    def numpy(self, progress: Progress = None) -> npt.NDArray[Any]:
+    def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
         """The elements as an array of this process. A view downloads the range that it spans, or is
         gathered there first where it leaves most of it out. A broken connection resumes where it
-        stood. progress: True for a bar, or a function of the bytes done and in all.
-        BufferNotFound, VersionMismatch: the array is gone."""
+        stood. progress: True for a bar, or a function of the bytes done and in all. out: an array
+        of the same shape and dtype for them, contiguous, which is returned: new memory takes longer
+        than the transfer on some hosts.
+        BufferNotFound, VersionMismatch: the array is gone. BadShape: out is another kind of array.
+        """
         session: Client = self._session
-        array = session._run(session._core.fetch(self._source, self._view, progress))
-        return _dtypes.to_host(array)
+        steps = session._core.fetch(self._source, self._view, progress, out)
+        array: npt.NDArray[Any] = session._run(steps)
+        return _dtypes.to_host(array) if out is None else array
 
     def copy(
         self,
@@ -151,6 +155,13 @@ class Array(Expr):
                 self._source, self._view, name, dtype, replace, ttl, device, placement
             )
         )
+        return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
+        """Another name for the memory of the whole buffer: nothing is copied. With a ttl: a ticket,
+        by which others find the array for so long, also when its own name is gone."""
+        session: Client = self._session
+        leaf = session._run(session._core.link(self._source, name, replace, ttl))
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def delete(self) -> None:
@@ -194,6 +205,29 @@ class Client:
         """
         leaf = self._run(
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
+        )
+        return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def import_from(
+        self,
+        server: str,
+        source: str,
+        name: Optional[str] = None,
+        *,
+        version: int = 0,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        timeout: float = 3600.0,
+    ) -> Array:
+        """A buffer that the server fetches from another one, at host:port, by itself: nothing comes
+        here. version: that the source must have; 0: any. timeout: seconds for all of it. Names and
+        ttl as of put(). SourceNotAllowed: this server does not import from there. SourceRefused,
+        SourceUnreachable, SourceStalled; errors of put()."""
+        leaf = self._run(
+            self._core.import_from(
+                server, source, name, version, replace, ttl, device, timeout
+            )
         )
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
@@ -287,6 +321,7 @@ def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     buffers whose client has died.
     tls (False): TLS with the system's authorities; tls_ca: a file of those to trust; tls_cert,
     tls_key: files of what the client shows; tls_server_name: that the certificate is for.
+    route: the name of a buffer whose folder's server a proxy is to find, sent as "tessera-route".
     token, token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the
     environment. ValueError for a token without TLS to another host.
     Unreachable: no server answers.

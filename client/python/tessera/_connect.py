@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import grpc
 
 from . import _protocol as p
+from ._ring import route_of
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
 # "all", or names of devices.
@@ -71,6 +72,7 @@ class Options:
     tls_cert: Optional[str] = None
     tls_key: Optional[str] = None
     tls_server_name: Optional[str] = None
+    route: Optional[str] = None
     token: Optional[str] = dataclasses.field(default=None, repr=False)
     token_file: Optional[str] = None
 
@@ -123,11 +125,16 @@ class Options:
         token = self.token
         if self.token_file is not None:
             token = pathlib.Path(self.token_file).read_text(encoding="utf-8").strip()
-        if token is None:
+        if token is None and self.route is None:
             return None
-        if not (token.isascii() and token.isprintable()):
-            raise ValueError("a token has characters that no header can carry")
-        return (("authorization", f"Bearer {token}"),)
+        found: Tuple[Tuple[str, str], ...] = ()
+        if token is not None:
+            if not (token.isascii() and token.isprintable()):
+                raise ValueError("a token has characters that no header can carry")
+            found = (("authorization", f"Bearer {token}"),)
+        if self.route is not None:
+            found += (("tessera-route", route_of(self.route)),)
+        return found
 
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [

@@ -31,6 +31,7 @@ from . import _dtypes, _plan
 from . import _protocol as p
 from ._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
 from ._errors import (
+    BadShape,
     BufferNotFound,
     BufferNotReady,
     ConnectionLost,
@@ -87,6 +88,17 @@ def _named(name: Any) -> None:
         raise TypeError(f"a buffer's name is a str, not {type(name).__name__}")
 
 
+def _fits(into: Any, leaf: Leaf, view: View) -> None:
+    if not isinstance(into, np.ndarray):
+        raise TypeError(f"out is a NumPy array, not {type(into).__name__}")
+    if (into.shape, into.dtype) != (view.shape, leaf.dtype):
+        raise BadShape(
+            f"out is {into.dtype} of shape {into.shape}, the array {leaf.dtype} of {view.shape}"
+        )
+    if not into.flags.c_contiguous or not into.flags.writeable:
+        raise ValueError("out has to be writable, and contiguous in row-major order")
+
+
 def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
     """The memory of a vector, not a copy."""
     array: Any = flat.view(np.uint8)
@@ -115,9 +127,10 @@ class Core:
         request: bytes,
         idempotent: bool = True,
         failures: Optional[List[Error]] = None,
+        timeout: Optional[float] = None,
     ) -> Steps:
         """The answer of a call. failures: that of a first attempt that was made elsewhere."""
-        timeout = self.options.timeout
+        whole = timeout = self.options.timeout if timeout is None else timeout
         begin = time.monotonic()
         retry = None  # Most calls need none.
         while True:
@@ -126,7 +139,7 @@ class Core:
                     raise failures.pop()
                 return (yield Call(method, request, timeout))
             except Error as error:
-                retry = retry or Retry(self.options, idempotent, timeout, begin)
+                retry = retry or Retry(self.options, idempotent, whole, begin)
                 if not (yield from self._again(retry, error)):
                     raise
             timeout = max(retry.left(), 0.001)
@@ -367,17 +380,70 @@ class Core:
         )
         return Leaf(answer.buffer, dead)
 
-    def fetch(self, leaf: Leaf, view: View, progress: Progress = None) -> Steps:
-        """The elements of a view. One that leaves most of its range out is gathered there first."""
+    def link(self, leaf: Leaf, name: str, replace: bool, ttl: Ttl) -> Steps:
+        """Another name for the memory of a buffer."""
+        answer = yield from self.unary(
+            "CopyBuffer",
+            replace,
+            source=leaf.name,
+            source_version=leaf.version,
+            name=name,
+            ttl=duration(ttl),
+            replace=replace,
+            link=True,
+        )
+        return Leaf(answer.buffer)
+
+    def import_from(
+        self,
+        server: str,
+        source: str,
+        name: Optional[str],
+        version: int,
+        replace: bool,
+        ttl: Ttl,
+        device: str,
+        timeout: float,
+    ) -> Steps:
+        """A buffer that the server fetches from another server."""
+        dead = None
+        if name is None:
+            name, dead, replace = self._unnamed(), self.dead, True
+            ttl = self._lifetime(ttl)
+        _named(name)
+        request = p.METHODS["ImportBuffer"].request(
+            source=server,
+            source_name=source,
+            source_version=version,
+            name=name,
+            ttl=duration(ttl),
+            replace=replace,
+            device=device,
+        )
+        answer = yield from self.call(
+            "ImportBuffer", request.SerializeToString(), replace, timeout=timeout
+        )
+        return Leaf(answer.buffer, dead)
+
+    def fetch(
+        self, leaf: Leaf, view: View, progress: Progress = None, into: Optional[Any] = None
+    ) -> Steps:
+        """The elements of a view, in `into` if given. One that leaves most of its range out is
+        gathered there first."""
+        if into is not None:
+            _fits(into, leaf, view)
         if view.size == 0:
-            return np.empty(view.shape, leaf.dtype)
+            return np.empty(view.shape, leaf.dtype) if into is None else into
         begin, end = view.span()
         size = leaf.dtype.itemsize
         if (end - begin) * size > CHUNK and view.size * 4 < end - begin:
             leaf = yield from self.copy(leaf, view, None)
             view = View.whole(view.shape)
             begin, end = 0, view.size
-        flat = np.empty(end - begin, leaf.dtype)
+        if into is None or not view.contiguous:
+            flat = np.empty(end - begin, leaf.dtype)
+        else:
+            flat = into.reshape(-1)
         report = reporter(progress, flat.nbytes, f"get {leaf.name}")
         out = flat.view(np.uint8)
         download = Download(leaf.name, leaf.version, begin * size, out, report)
@@ -399,7 +465,12 @@ class Core:
                     retry.progress()
                 if not (yield from self._again(retry, error)):
                     raise
-        return _plan.on_host(flat, view._replace(offset=view.offset - begin))
+        found = _plan.on_host(flat, view._replace(offset=view.offset - begin))
+        if into is None:
+            return found
+        if not view.contiguous:
+            into[...] = found
+        return into
 
     # --- expressions
 
@@ -455,7 +526,7 @@ class Core:
         source, view = term
         assert isinstance(source, Node)
         array = _plan.value_of(source, answers[plan.outputs[0][0]])
-        if view.shape != array.shape or not view.contiguous:
+        if view.shape != array.shape or view.shape and not view.contiguous:
             array = _plan.on_host(array, view)
         return _dtypes.to_host(array), (plan, answers)
 

@@ -112,7 +112,7 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """What a caller gets for bytes of the server: float32 for bf16 without ml_dtypes."""
-    if array.dtype != bfloat16 or HAVE_ML_DTYPES:
+    if HAVE_ML_DTYPES or array.dtype.kind != "V":
         return array
     bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32) << 16
     return bits.view(np.float32).reshape(array.shape)

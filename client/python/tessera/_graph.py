@@ -103,6 +103,16 @@ class Node:
         self.timing = timing
         self.output = output
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is one step by itself, of buffers and small arrays."""
+        if self.op == "map":
+            return False
+        for source, _ in self.inputs:
+            if isinstance(source, Node):
+                return False
+        return True
+
     def using(self, strategy: str, timing: bool) -> "Node":
         return Node(
             self.op,

@@ -80,8 +80,7 @@ class Plan:
         self.leaves: Dict[str, Leaf]
         self.outputs: List[Output]
         (first, *others) = outputs
-        alone = first.op != "map" and not any(isinstance(s, Node) for s, _ in first.inputs)
-        if alone and not others:
+        if not others and first.alone:
             self.steps = [Step(first, first.inputs)]
             self.leaves = {s.name: s for s, _ in first.inputs if isinstance(s, Leaf)}
             self.outputs = [(0, first.output)]
@@ -171,7 +170,7 @@ class Plan:
     def call(self, results: Dict[Output, Any]) -> Tuple[str, bytes]:
         """The method and its request, serialised; results: where those go that are not inline."""
         if self._alone:
-            mine = {output: result for (_, output), result in results.items()}
+            mine = {output: result for (_, output), result in results.items()} if results else {}
             return _METHOD[self.steps[0].node.op], self.request_bytes(0, mine)
         scratch = p.Result(scratch=True)
         inline = set(self.outputs).difference(results)

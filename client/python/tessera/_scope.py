@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, List, Optional
 
 from ._connect import Ttl
+from ._errors import Error
 
 if TYPE_CHECKING:
     from ._client import Array, Client, Expr
@@ -35,11 +36,16 @@ class Scope:
     def __enter__(self) -> "Scope":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
         arrays, self._arrays = self._arrays, []
-        for array in arrays:
-            try:
-                array.delete()
-            except (KeyError, LookupError):
-                pass  # Expired, deleted or replaced meanwhile.
-            array._source.dead = None
+        try:
+            for array in arrays:
+                try:
+                    array.delete()
+                except LookupError:
+                    pass  # Expired, deleted or replaced meanwhile.
+                array._source.dead = None
+        except Error:
+            # An exception of the block is not hidden by that of a server that is gone.
+            if kind is None:
+                raise

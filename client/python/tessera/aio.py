@@ -71,8 +71,10 @@ class Array(Expr):
     def devices(self) -> Tuple[str, ...]:
         return self._source.devices  # type: ignore[no-any-return]
 
-    def numpy(self, progress: Progress = None) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        return _fetch(self, progress)
+    def numpy(
+        self, progress: Progress = None, out: Any = None
+    ) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        return _fetch(self, progress, out)
 
     def copy(
         self,
@@ -88,6 +90,12 @@ class Array(Expr):
             self._source, self._view, name, dtype, replace, ttl, device, placement
         )
         return session._made(copy)
+
+    def link(
+        self, name: str, replace: bool = False, ttl: Ttl = None
+    ) -> "Coroutine[Any, Any, Array]":
+        session: Client = self._session
+        return session._made(session._core.link(self._source, name, replace, ttl))
 
     def delete(self) -> Coroutine[Any, Any, None]:
         session: Client = self._session
@@ -126,10 +134,11 @@ async def _item(expression: Expr) -> Any:
     return (await expression.numpy()).item()
 
 
-async def _fetch(array: Array, progress: Progress) -> npt.NDArray[Any]:
+async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]:
     session: Client = array._session
-    found = await session._run(session._core.fetch(array._source, array._view, progress))
-    return _dtypes.to_host(found)
+    steps = session._core.fetch(array._source, array._view, progress, out)
+    found: npt.NDArray[Any] = await session._run(steps)
+    return _dtypes.to_host(found) if out is None else found
 
 
 class Client:
@@ -164,6 +173,25 @@ class Client:
     async def get(self, name: str) -> Array:
         """The READY buffer of a name, of the version it has now. BufferNotFound."""
         return await self._made(self._core.find(name))
+
+    async def import_from(
+        self,
+        server: str,
+        source: str,
+        name: Optional[str] = None,
+        *,
+        version: int = 0,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        timeout: float = 3600.0,
+    ) -> Array:
+        """As ts.Client.import_from."""
+        return await self._made(
+            self._core.import_from(
+                server, source, name, version, replace, ttl, device, timeout
+            )
+        )
 
     async def list(self, prefix: str = "") -> List[Array]:
         leaves = await self._run(self._core.list(prefix))
@@ -249,14 +277,19 @@ class Scope:
     async def __aenter__(self) -> "Scope":
         return self
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, kind: Any, *_: Any) -> None:
         arrays, self._arrays = self._arrays, []
-        for array in arrays:
-            try:
-                await array.delete()
-            except LookupError:
-                pass  # Expired, deleted or replaced meanwhile.
-            array._source.dead = None
+        try:
+            for array in arrays:
+                try:
+                    await array.delete()
+                except LookupError:
+                    pass  # Expired, deleted or replaced meanwhile.
+                array._source.dead = None
+        except Error:
+            # An exception of the block is not hidden by that of a server that is gone.
+            if kind is None:
+                raise
 
 
 async def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:

@@ -1,0 +1,91 @@
+"""Several servers that share names: which of them is the home of a name."""
+
+import pathlib
+import re
+from typing import Any, Dict, Mapping, Union
+
+_MASK = (1 << 64) - 1
+
+
+def route_of(name: str) -> str:
+    """What comes before a name's last "/", or all of it: names with one route have one home."""
+    return name.rpartition("/")[0] if "/" in name else name
+
+
+def _fnv1a(text: str) -> int:
+    found = 0xCBF29CE484222325
+    for byte in text.encode():
+        found = (found ^ byte) * 0x100000001B3 & _MASK
+    return found
+
+
+def _mix(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+    return x ^ x >> 31
+
+
+class Ring:
+    """The clients of several servers, each the home of a part of the names (rendezvous hashing; the
+    servers have the same list as --ring).
+
+        ring = ts.Ring("ring.txt")                  # or {"a": "gpu-0:50051", "b": "gpu-1:50051"}
+        t = ring.home("run7/weights")               # a ts.Client
+        t["run7/weights"] @ t["run7/batch"]         # names of one folder have one home
+
+    servers: a file with a line for each server, its name and its host:port, or a dict of these.
+    options: of connect(), for each server. A server is connected to when it is first needed.
+    ValueError: no list of servers.
+    """
+
+    def __init__(self, servers: Union[str, Mapping[str, str]], **options: Any) -> None:
+        self.servers: Dict[str, str] = dict(
+            sorted((_read(servers) if isinstance(servers, str) else servers).items())
+        )
+        if not self.servers:
+            raise ValueError("a ring has at least one server")
+        self._options = options
+        self._hashes = {name: _fnv1a(name) for name in self.servers}
+        self._clients: Dict[str, Any] = {}
+
+    def server(self, name: str) -> str:
+        """The name of the server that is the home of a buffer's name."""
+        route = _mix(_fnv1a(route_of(name)))
+        return max(self._hashes, key=lambda server: _mix(self._hashes[server] ^ route))
+
+    def home(self, name: str) -> Any:
+        """The client of a name's home. Unreachable."""
+        from ._client import connect
+
+        server = self.server(name)
+        client = self._clients.get(server)
+        if client is None:
+            client = self._clients.setdefault(
+                server, connect(self.servers[server], **self._options)
+            )
+        return client
+
+    def close(self) -> None:
+        """Closes the clients."""
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+    def __enter__(self) -> "Ring":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _read(path: str) -> Dict[str, str]:
+    servers: Dict[str, str] = {}
+    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").split("\n"), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not re.fullmatch(r"[a-zA-Z0-9._-]{1,64}", words[0]):
+            raise ValueError(f"{path}, line {number}: it has a server's name and its address")
+        if words[0] in servers:
+            raise ValueError(f"{path}, line {number}: the name is there already")
+        servers[words[0]] = words[1]
+    return servers

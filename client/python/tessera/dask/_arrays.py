@@ -1,0 +1,58 @@
+"""Arrays of Dask whose chunks are on servers."""
+
+from typing import Any, Sequence, Tuple
+
+import dask.array as da
+import dask.base
+import numpy as np
+
+from .. import _dtypes
+from .._errors import VersionMismatch
+from . import _servers
+from ._chunk import Chunk
+from ._joined import numpy_of
+
+
+def _put_one(x: Any) -> Any:
+    if isinstance(x, Chunk):
+        return x
+    return Chunk(_servers.own().put(x) if x.size else x, _servers.own_address())
+
+
+def put(x: Any) -> Any:
+    """A Dask array with the chunks of another one on the servers of the workers that make them. A
+    NumPy array is one chunk."""
+    x = x if isinstance(x, da.Array) else da.from_array(x, chunks=-1)
+    meta = Chunk(np.empty((0,) * x.ndim, _dtypes.dtype_of(x.dtype)))
+    return x.map_blocks(_put_one, meta=meta)
+
+
+def numpy(x: Any) -> Any:
+    """A Dask array with the chunks of another one as NumPy arrays of the workers, from where
+    compute() brings them to the caller."""
+    return x.map_blocks(numpy_of, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
+
+
+def from_buffers(buffers: Sequence[Tuple[str, str]], axis: int = 0) -> Any:
+    """A Dask array of READY buffers, each an (address, name), one behind the other along an axis. A
+    worker whose server is another one has that fetch the buffer. BufferNotFound."""
+    found = [_servers.client_of(address)[name] for address, name in buffers]
+    arrays = []
+    for (address, name), array in zip(buffers, found):
+        key = f"buffer-{dask.base.tokenize(address, name, array.version)}"
+        graph = {(key, *([0] * array.ndim)): (_open, address, name, array.version)}
+        chunks = tuple((extent,) for extent in array.shape)
+        meta = Chunk(np.empty((0,) * array.ndim, array.dtype))
+        arrays.append(da.Array(graph, key, chunks, meta=meta))
+    return da.concatenate(arrays, axis)
+
+
+def _open(address: str, name: str, version: int) -> Chunk:
+    if _servers.own_address() in ("", address):
+        array = _servers.client_of(address)[name]
+        if array.version != version:
+            raise VersionMismatch(
+                f"{name} on {address} has been replaced since the array of Dask was made"
+            )
+        return Chunk(array, address)
+    return Chunk(_servers.own().import_from(address, name, version=version), _servers.own_address())

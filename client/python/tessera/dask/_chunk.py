@@ -1,0 +1,237 @@
+"""A part of a Dask array that is on a server, and how it travels."""
+
+import concurrent.futures
+import secrets
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import dask.base
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from .._client import Array
+from .._connect import duration
+from .._errors import Error
+from . import _servers
+
+# How long a handle that has been sent keeps its array, and for how long after it has arrived.
+TICKET_TTL = "10m"
+ARRIVED_TTL = "30s"
+
+_fetches = concurrent.futures.ThreadPoolExecutor(4, "tessera-fetch")
+# What NumPy's functions do with chunks where that is not the server's business alone.
+FUNCTIONS: Dict[Any, Callable[..., Any]] = {}
+
+
+class Shaped(NDArrayOperatorsMixin):
+    """What follows from a shape and a type, and operators."""
+
+    shape: Tuple[int, ...]
+    dtype: "np.dtype[Any]"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without axes")
+        return self.shape[0]
+
+    def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
+        raise TypeError("no silent download: tessera.dask.numpy(x), or .numpy() of a chunk")
+
+
+class Chunk(Shaped):
+    """An array on a server, as Dask takes a part of an array: NumPy's operations on it are computed
+    there at once, and give others. Without elements it is empty, and needs no server. Immutable.
+
+    A reduction whose result has at most 1 MiB gives a NumPy array."""
+
+    __array_priority__ = 2000
+
+    def __init__(self, array: Any, address: str = "") -> None:
+        """array: of a server, or one of NumPy, which stays in this process."""
+        self._array = array
+        self._address = address
+        self._arriving: Any = None
+        self.shape = tuple(array.shape)
+        self.dtype = array.dtype
+
+    def __repr__(self) -> str:
+        where = self._address or "no server"
+        return f"<tessera.dask.Chunk on {where} shape={self.shape} dtype={self.dtype}>"
+
+    @property
+    def array(self) -> Any:
+        """The ts.Array; waits for one that is on its way. Errors of Client.import_from."""
+        if self._arriving is not None:
+            self._array = self._arriving.result()
+            self._arriving = None
+        return self._array
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The elements as an array of this process."""
+        array = self.array
+        return array if isinstance(array, np.ndarray) else array.numpy()  # type: ignore[no-any-return]
+
+    # --- operations
+
+    def _apply(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return _computed(lambda: function(*_opened(args), **_opened_in(options)), args, options)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return self._apply(getattr(ufunc, method), *inputs, **options)
+
+    def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
+        own = FUNCTIONS.get(function)
+        if own is not None:
+            return own(*args, **options)
+        return self._apply(function, *args, **options)
+
+    def __getitem__(self, key: Any) -> "Chunk":
+        return _view(self, lambda array: array[key])
+
+    def reshape(self, *shape: Any) -> "Chunk":
+        return self._apply(lambda x: x.reshape(*shape), self)  # type: ignore[no-any-return]
+
+    def ravel(self) -> "Chunk":
+        return self.reshape(-1)
+
+    def transpose(self, *axes: Any) -> "Chunk":
+        return _view(self, lambda array: array.transpose(*axes))
+
+    @property
+    def T(self) -> "Chunk":
+        return self.transpose()
+
+    def squeeze(self, axis: Any = None) -> "Chunk":
+        return _view(self, lambda array: array.squeeze(axis))
+
+    def astype(self, dtype: Any, copy: bool = True, **_: Any) -> "Chunk":
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        return self._apply(lambda x: x.astype(dtype), self)  # type: ignore[no-any-return]
+
+    def copy(self) -> "Chunk":
+        return self
+
+    def dot(self, other: Any) -> Any:
+        return np.dot(self, other)
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy().item())
+
+    def __float__(self) -> float:
+        return float(self.numpy().item())
+
+    def __int__(self) -> int:
+        return int(self.numpy().item())
+
+    # --- travelling
+
+    def __reduce__(self) -> Any:
+        array = self.array
+        if isinstance(array, np.ndarray):
+            return Chunk, (array,)
+        ticket = f"unnamed/ticket/{secrets.token_hex(12)}"
+        if array._view == array._source.whole:
+            sent = array.link(ticket, ttl=TICKET_TTL)
+        else:
+            sent = array.copy(ticket, ttl=TICKET_TTL)
+        return _arrived, (self._address, ticket, sent.version, self.shape, self.dtype.str)
+
+    def __dask_tokenize__(self) -> Any:
+        array = self.array
+        if isinstance(array, np.ndarray):
+            return dask.base.normalize_token(array)
+        view = array._view
+        return (self._address, array.name, array.version, view.offset, view.shape, view.strides)
+
+
+def _arrived(address: str, ticket: str, version: int, shape: Any, dtype: str) -> Chunk:
+    """The chunk of a handle. Fetching begins at once, and whoever needs the array waits for it: the
+    thread that reads handles has others to read."""
+    chunk = Chunk(np.empty(0, dtype), _servers.own_address() or address)
+    chunk.shape = tuple(shape)
+    chunk.dtype = np.dtype(dtype)
+    chunk._arriving = _fetches.submit(_fetch, address, ticket, version)
+    return chunk
+
+
+def _fetch(address: str, ticket: str, version: int) -> Array:
+    there = _servers.client_of(address)
+    if _servers.own_address() in ("", address):
+        array = there[ticket]
+        core = there._core
+        leaf = there._run(core.link(array._source, core._unnamed(), True, core.options.unnamed_ttl))
+        leaf.dead = core.dead
+        found: Array = there._wrap(leaf, leaf.whole)  # type: ignore[assignment]
+    else:
+        found = _servers.own().import_from(address, ticket, version=version)
+    try:  # Others may have got the same handle.
+        there.call("UpdateBuffer", name=ticket, ttl=duration(ARRIVED_TTL))
+    except Error:
+        pass
+    return found
+
+
+def _opened(values: Any) -> Any:
+    """Chunks as what they hold, in lists and tuples too."""
+    if isinstance(values, Chunk):
+        return values.array
+    if isinstance(values, (list, tuple)):
+        return type(values)(_opened(value) for value in values)
+    return values
+
+
+def _opened_in(options: Dict[str, Any]) -> Dict[str, Any]:
+    return {name: _opened(value) for name, value in options.items()}
+
+
+def _first_remote(values: Any) -> Optional[Chunk]:
+    for value in values:
+        if isinstance(value, Chunk) and not isinstance(value.array, np.ndarray):
+            return value
+        if isinstance(value, (list, tuple)):
+            found = _first_remote(value)
+            if found is not None:
+                return found
+    return None
+
+
+def wrapped(value: Any, address: str) -> Any:
+    """What an operation has given, as chunks; expressions are computed."""
+    if isinstance(value, tuple):
+        return tuple(wrapped(one, address) for one in value)
+    if isinstance(value, np.ndarray):
+        return Chunk(value)
+    if not hasattr(value, "_session"):
+        return value
+    if not isinstance(value, Array):
+        (value,) = value._session.keep(value)
+    return Chunk(value, address)
+
+
+def _computed(work: Callable[[], Any], args: Any, options: Dict[str, Any]) -> Any:
+    remote = _first_remote([*args, *options.values()])
+    result = work()
+    if remote is None:  # Nothing but empty arrays: NumPy knows what comes of them.
+        return Chunk(np.asarray(result)) if isinstance(result, np.generic) else wrapped(result, "")
+    return wrapped(result, remote._address)
+
+
+def _view(chunk: Chunk, of: Callable[[Any], Any]) -> Chunk:
+    return wrapped(of(chunk.array), chunk._address)  # type: ignore[no-any-return]

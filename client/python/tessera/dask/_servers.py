@@ -1,0 +1,77 @@
+"""The servers that a process of Dask computes on: its own, and those that it has handles from."""
+
+import threading
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+from .._client import Client, connect
+
+_lock = threading.Lock()
+_own: Optional[Client] = None
+_own_address = ""
+_clients: Dict[str, Client] = {}
+_options: Dict[str, Any] = {}
+
+
+def use(address: str, **options: Any) -> Client:
+    """Makes the server at host:port, by which other servers reach it as well, that of this process:
+    its chunks are made and computed there. options: of connect(), for this and other servers."""
+    global _own, _own_address
+    client = connect(address, **options)
+    with _lock:
+        _options.update(options)
+        _own, _own_address = client, address
+        _clients[address] = client
+    return client
+
+
+def client_of(address: str) -> Client:
+    """A client of any server. Unreachable."""
+    with _lock:
+        client = _clients.get(address)
+    if client is None:
+        client = connect(address, **_options)
+        with _lock:
+            client = _clients.setdefault(address, client)
+    return client
+
+
+def own_address() -> str:
+    """Empty: this process has no server."""
+    return _own_address
+
+
+def own() -> Client:
+    """The client of this process's server. RuntimeError: it has none."""
+    if _own is None:
+        raise RuntimeError(
+            "this process has no server: register tessera.dask.Servers for the workers, or call"
+            " tessera.dask.use(address)"
+        )
+    return _own
+
+
+class Servers:
+    """A plugin of workers that gives each its server: of a list by the worker's number, taken
+    round; of a dict by the worker's name or its host. options: of connect()."""
+
+    name = "tessera-servers"
+
+    def __init__(self, servers: Union[Sequence[str], Mapping[str, str]], **options: Any) -> None:
+        self._by_name = dict(servers) if isinstance(servers, Mapping) else {}
+        self._by_number = [] if isinstance(servers, Mapping) else list(servers)
+        self._options = options
+
+    def setup(self, worker: Any) -> None:
+        """Called by distributed in each worker."""
+        use(self.server_of(str(worker.name), worker.address), **self._options)
+
+    def server_of(self, name: str, address: str) -> str:
+        """The address of a worker's server. KeyError: the dict has neither its name nor its host."""
+        if self._by_number:
+            digits = "".join(c for c in name if c.isdigit())
+            return self._by_number[int(digits or 0) % len(self._by_number)]
+        host = address.rpartition("://")[2].rpartition(":")[0]
+        for key in (name, host):
+            if key in self._by_name:
+                return self._by_name[key]
+        raise KeyError(f"no server for worker {name} on {host}")

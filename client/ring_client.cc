@@ -1,0 +1,34 @@
+#include "client/ring_client.h"
+
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+RingClient::RingClient(Ring ring, const ClientOptions& options) : ring_(std::move(ring)) {
+  for (const Ring::Server& server : ring_.servers()) {
+    ClientOptions own = options;
+    own.server = server.address;
+    clients_.emplace(server.name, std::make_unique<Client>(own));
+  }
+}
+
+absl::StatusOr<RingClient> RingClient::Read(const std::string& file, const ClientOptions& options) {
+  std::ifstream input(file);
+  std::stringstream text;
+  text << input.rdbuf();
+  if (!input) {
+    return MakeError(absl::StatusCode::kNotFound, "BAD_RING", absl::StrCat("cannot read ", file));
+  }
+  absl::StatusOr<Ring> ring = Ring::Parse(text.str());
+  if (!ring.ok()) return ring.status();
+  return RingClient(*std::move(ring), options);
+}
+
+Client& RingClient::For(std::string_view buffer) const { return Of(ring_.HomeOf(buffer)); }
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// A client for each of several servers that share names: each name has one home (kernels/base/ring.h).
+//
+//   auto ring = tessera::RingClient::Read("ring.txt");
+//   tessera::Client& home = ring->For("run7/weights");
+//   home.Dot("run7/weights", "run7/gradient");  // names of one folder have one home
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "kernels/base/ring.h"
+
+namespace tessera {
+
+// Thread safe. Movable. A client connects at its first call.
+class RingClient {
+ public:
+  // options: of each client; `server` is that of the ring.
+  explicit RingClient(Ring ring, const ClientOptions& options = {});
+  // The file that the servers have as --ring. NOT_FOUND / BAD_RING for none; the errors of
+  // Ring::Parse.
+  static absl::StatusOr<RingClient> Read(const std::string& file,
+                                         const ClientOptions& options = {});
+
+  const Ring& ring() const { return ring_; }
+  // The client of a buffer's home, or of a server by its name.
+  Client& For(std::string_view buffer) const;
+  Client& Of(const Ring::Server& server) const { return *clients_.find(server.name)->second; }
+
+ private:
+  Ring ring_;
+  std::map<std::string, std::unique_ptr<Client>, std::less<>> clients_;
+};
+
+}  // namespace tessera

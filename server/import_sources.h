@@ -1,0 +1,37 @@
+// Which servers buffers may be imported from, and how they are reached.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/options.h"
+
+namespace tessera {
+
+// Whether text is a host name or an IPv4 address, or an IPv6 address in brackets, and a port.
+bool IsHostAndPort(std::string_view text);
+// Whether a pattern, in which each `*` stands for any number of characters, is all of the text.
+bool Matches(std::string_view pattern, std::string_view text);
+
+// Thread safe.
+class ImportSources {
+ public:
+  // The options outlive it.
+  explicit ImportSources(const Options& options) : options_(options) {}
+
+  // INVALID_ARGUMENT / BAD_SOURCE {field, value}; PERMISSION_DENIED / SOURCE_NOT_ALLOWED {source}.
+  absl::Status Check(const std::string& source) const;
+  // A connection of its own. FAILED_PRECONDITION / BAD_CERTIFICATE {file} for the files of TLS.
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& source) const;
+
+ private:
+  const Options& options_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+// Requests of the page and the metrics by HTTP, over a socket, and whatever else a client sends
+// there.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "server/http_listener.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kPatienceMs = 60'000;
+
+std::uint16_t Port() {
+  static const auto listener = HttpListener::Open("127.0.0.1:0", [](std::string_view path) {
+    Require(!path.empty() && path[0] == '/' && path.find('?') == path.npos, "a path that is none");
+    return HttpAnswer{.code = path == "/" ? 200 : 404, .body = std::string(path)};
+  });
+  Require(listener.ok(), "no listener");
+  const std::string& address = (*listener)->address();
+  return static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
+}
+
+void Check(std::string_view request) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(Port());
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  // No port is left waiting behind each of a million connections.
+  const linger reset{1, 0};
+  setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  Require(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "no connection");
+  static_cast<void>(send(fd, request.data(), request.size(), MSG_NOSIGNAL));
+  shutdown(fd, SHUT_WR);
+  std::string answer;
+  char part[4096];
+  for (pollfd wait{fd, POLLIN, 0};;) {
+    Require(poll(&wait, 1, kPatienceMs) == 1, "neither an answer nor an end");
+    const ssize_t size = recv(fd, part, sizeof part, 0);
+    if (size <= 0) break;
+    answer.append(part, static_cast<std::size_t>(size));
+  }
+  close(fd);
+  Require(answer.empty() || answer.rfind("HTTP/1.1 ", 0) == 0, "an answer that is no HTTP");
+  const bool whole = request.substr(0, HttpListener::kLargestHead).find("\r\n\r\n") != request.npos;
+  Require(!whole || !answer.empty(), "a whole request without an answer");
+}
+
+}  // namespace
+}  // namespace tessera
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  tessera::Check(tessera::Text(data, size));
+  return 0;
+}

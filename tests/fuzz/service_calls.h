@@ -1,0 +1,82 @@
+// Inputs of service_fuzz: calls of any method, one after the other. A call is a byte for its
+// method, two bytes for the length of its request (little endian), and the request.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+
+namespace tessera {
+
+// The byte of a method is its index. New ones go to the end, so that inputs keep their meaning.
+inline constexpr const char* kFuzzMethods[] = {
+    "BufferService.CreateBuffer",
+    "BufferService.Upload",  // neighbouring ones are the messages of one stream
+    "BufferService.Download",
+    "BufferService.GetBuffer",
+    "BufferService.ListBuffers",
+    "BufferService.SealBuffer",
+    "BufferService.UpdateBuffer",
+    "BufferService.CopyBuffer",
+    "BufferService.DeleteBuffer",
+    "ComputeService.Dot",
+    "ComputeService.Reduce",
+    "ComputeService.Matmul",
+    "ComputeService.Add",
+    "ComputeService.WindowSum",
+    "ComputeService.Map",
+    "ComputeService.TopK",
+    "ComputeService.Execute",
+    "ComputeService.ListStrategies",
+    "ComputeService.GetServerInfo",
+    "SharedMemoryService.GetSharedMemory",
+    "SharedMemoryService.UploadShared",
+    "SharedMemoryService.DownloadShared",
+};
+inline constexpr std::size_t kUploadMethod = 1;
+
+struct FuzzCall {
+  std::size_t method = 0;
+  std::string request;
+};
+
+inline std::vector<FuzzCall> ParseCalls(std::string_view bytes) {
+  std::vector<FuzzCall> calls;
+  while (bytes.size() >= 3) {
+    const auto byte = [&](std::size_t i) {
+      return std::size_t{static_cast<unsigned char>(bytes[i])};
+    };
+    const std::size_t size = std::min(byte(1) | byte(2) << 8, bytes.size() - 3);
+    calls.push_back({byte(0) % std::size(kFuzzMethods), std::string(bytes.substr(3, size))});
+    bytes.remove_prefix(3 + size);
+  }
+  return calls;
+}
+
+inline std::string JoinCalls(const std::vector<FuzzCall>& calls) {
+  std::string bytes;
+  for (const FuzzCall& call : calls) {
+    const std::size_t size = std::min<std::size_t>(call.request.size(), 0xffff);
+    bytes += static_cast<char>(call.method);
+    bytes += static_cast<char>(size & 0xff);
+    bytes += static_cast<char>(size >> 8);
+    bytes.append(call.request, 0, size);
+  }
+  return bytes;
+}
+
+inline const google::protobuf::MethodDescriptor* MethodOf(std::size_t method) {
+  return google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
+      std::string("tessera.v1.") + kFuzzMethods[method]);
+}
+
+inline const google::protobuf::Message& PrototypeOf(const google::protobuf::Descriptor* type) {
+  return *google::protobuf::MessageFactory::generated_factory()->GetPrototype(type);
+}
+
+}  // namespace tessera

@@ -1,0 +1,241 @@
+// Calls of every method, with any bytes as their requests, to a server in this process. Between two
+// inputs the server has no buffers, and has to have all of their memory back.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "google/protobuf/stubs/logging.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/codegen/client_unary_call.h"
+#include "kernels/compute.h"
+#include "server/log.h"
+#include "server/region_listener.h"
+#include "server/server.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+#include "tessera/v1/compute.grpc.pb.h"
+#include "tessera/v1/shared_memory.pb.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/service_calls.h"
+#include "tests/temporary_file.h"
+
+namespace tessera {
+namespace {
+
+using grpc::ByteBuffer;
+using grpc::internal::RpcMethod;
+
+// In requests it stands for the token of a region that the server knows.
+constexpr std::string_view kRegion = "0123456789abcdef";
+
+class Service {
+ public:
+  Service() {
+    SetUpLog("off", false);
+    Options options;
+    options.listen.clear();
+    options.workers = 2;
+    options.memory_limit = {.bytes = 4 << 20};
+    options.scratch_limit = 4 << 20;
+    options.host_memory = 64 << 20;
+    options.max_operation_seconds = 0.05;
+    options.max_slow_operation_seconds = 0.05;
+    options.shared_memory = socket_.path();
+    options.shared_memory_limit = 1 << 20;
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(*OpenDevice("cpu"));
+    auto started = Server::Start(options, std::move(devices));
+    Require(started.ok(), "no server");
+    server_ = *std::move(started);
+    channel_ = server_->InProcessChannel();
+    buffers_ = v1::BufferService::NewStub(channel_);
+    compute_ = v1::ComputeService::NewStub(channel_);
+    ShareMemory();
+    for (std::size_t i = 0; i < std::size(kFuzzMethods); ++i)
+      Require(MethodOf(i) != nullptr, std::string("no method ") + kFuzzMethods[i]);
+  }
+  ~Service() {
+    channel_.reset();
+    buffers_.reset();
+    compute_.reset();
+    server_.reset();
+    close(region_socket_);
+  }
+
+  void Run(std::vector<FuzzCall> calls) {
+    for (auto call = calls.begin(); call != calls.end();) {
+      auto end = call + 1;
+      if (call->method == kUploadMethod) {
+        while (end != calls.end() && end->method == kUploadMethod) ++end;
+      }
+      Call(call, end);
+      call = end;
+    }
+    DeleteAll();
+  }
+
+ private:
+  using Iterator = std::vector<FuzzCall>::iterator;
+
+  void Call(Iterator call, Iterator end) {
+    const google::protobuf::MethodDescriptor* method = MethodOf(call->method);
+    const std::string path = "/" + method->service()->full_name() + "/" + method->name();
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(100)));
+    ByteBuffer answer;
+    grpc::Status status;
+    if (call->method == kUploadMethod) {
+      const RpcMethod rpc(path.c_str(), RpcMethod::CLIENT_STREAMING);
+      const std::unique_ptr<grpc::ClientWriter<ByteBuffer>> writer(
+          grpc::internal::ClientWriterFactory<ByteBuffer>::Create(channel_.get(), rpc, &context,
+                                                                  &answer));
+      while (call != end && writer->Write(Message(*call++))) {
+      }
+      writer->WritesDone();
+      status = writer->Finish();
+    } else if (method->server_streaming()) {
+      const RpcMethod rpc(path.c_str(), RpcMethod::SERVER_STREAMING);
+      const std::unique_ptr<grpc::ClientReader<ByteBuffer>> reader(
+          grpc::internal::ClientReaderFactory<ByteBuffer>::Create(channel_.get(), rpc, &context,
+                                                                  Message(*call)));
+      while (reader->Read(&answer)) CheckAnswer(*method, answer);
+      status = reader->Finish();
+    } else {
+      const RpcMethod rpc(path.c_str(), RpcMethod::NORMAL_RPC);
+      status = grpc::internal::BlockingUnaryCall<ByteBuffer, ByteBuffer>(
+          channel_.get(), rpc, &context, Message(*call), &answer);
+    }
+    CheckStatus(path, status);
+    if (status.ok() && !method->server_streaming()) CheckAnswer(*method, answer);
+  }
+
+  // What a request can cause is an error of the request, or of limits.
+  static void CheckStatus(const std::string& path, const grpc::Status& status) {
+    switch (status.error_code()) {
+      case grpc::StatusCode::INTERNAL:
+      case grpc::StatusCode::UNKNOWN:
+      case grpc::StatusCode::UNAVAILABLE:
+      case grpc::StatusCode::DEADLINE_EXCEEDED:
+        Require(false,
+                path + ": " + std::to_string(status.error_code()) + " " + status.error_message());
+      default:
+        break;
+    }
+  }
+
+  static void CheckAnswer(const google::protobuf::MethodDescriptor& method,
+                          const ByteBuffer& bytes) {
+    const std::unique_ptr<google::protobuf::Message> message(
+        PrototypeOf(method.output_type()).New());
+    Require(message->ParseFromString(TextOf(bytes)),
+            "an answer that is no " + message->GetTypeName());
+  }
+
+  static std::string TextOf(const ByteBuffer& bytes) {
+    std::vector<grpc::Slice> slices;
+    Require(bytes.Dump(&slices).ok(), "an answer without bytes");
+    std::string text;
+    for (const grpc::Slice& slice : slices)
+      text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    return text;
+  }
+
+  ByteBuffer Message(const FuzzCall& call) const {
+    std::string bytes = call.request;
+    for (std::size_t at = 0; (at = bytes.find(kRegion, at)) != bytes.npos;)
+      bytes.replace(at, kRegion.size(), region_);
+    const grpc::Slice slice(bytes.data(), bytes.size());
+    return ByteBuffer(&slice, 1);
+  }
+
+  // A region of the server's shared memory, as clients register theirs.
+  void ShareMemory() {
+    constexpr std::size_t kSize = 64 << 10;
+    const int file = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    Require(file >= 0 && fallocate(file, 0, 0, kSize) == 0 &&
+                fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0,
+            "no memory to share");
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, socket_.path().c_str(), sizeof address.sun_path - 1);
+    region_socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    Require(connect(region_socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
+            "no connection to share memory by");
+    std::string greeting(RegionListener::kGreeting);
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
+    iovec place = {greeting.data(), greeting.size()};
+    msghdr message{};
+    message.msg_iov = &place;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(part), &file, sizeof file);
+    char answer[4096];
+    Require(sendmsg(region_socket_, &message, 0) > 0, "no greeting");
+    const ssize_t size = recv(region_socket_, answer, sizeof answer, 0);
+    v1::RegisterRegionResponse response;
+    Require(size > 0 && response.ParseFromArray(answer, static_cast<int>(size)) &&
+                response.region().size() == kRegion.size(),
+            "no region");
+    region_ = response.region();
+    close(file);
+  }
+
+  void DeleteAll() {
+    for (;;) {
+      grpc::ClientContext context;
+      v1::ListBuffersResponse list;
+      Require(buffers_->ListBuffers(&context, {}, &list).ok(), "no list of buffers");
+      if (list.buffers().empty()) break;
+      for (const v1::Buffer& buffer : list.buffers()) {
+        grpc::ClientContext of_delete;
+        v1::DeleteBufferRequest request;
+        request.set_name(buffer.name());
+        v1::DeleteBufferResponse response;
+        const grpc::Status status = buffers_->DeleteBuffer(&of_delete, request, &response);
+        // It may have expired.
+        Require(status.ok() || status.error_code() == grpc::StatusCode::NOT_FOUND,
+                "a buffer that cannot be deleted: " + status.error_message());
+      }
+    }
+    // Memory comes back beside the answers.
+    for (int i = 0;; ++i) {
+      grpc::ClientContext context;
+      v1::GetServerInfoResponse info;
+      Require(compute_->GetServerInfo(&context, {}, &info).ok(), "no information");
+      const v1::Device& device = info.devices(0);
+      if (device.buffer_used_bytes() == 0) return;
+      Require(i < 10'000, "memory is lost: " + device.ShortDebugString());
+      absl::SleepFor(absl::Milliseconds(i < 100 ? 0 : 1));
+    }
+  }
+
+  const TemporaryFile socket_;
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::BufferService::Stub> buffers_;
+  std::unique_ptr<v1::ComputeService::Stub> compute_;
+  int region_socket_ = -1;
+  std::string region_;
+};
+
+}  // namespace
+}  // namespace tessera
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const google::protobuf::LogSilencer quiet;
+  static tessera::Service service;
+  service.Run(tessera::ParseCalls(tessera::Text(data, size)));
+  return 0;
+}

@@ -1,0 +1,416 @@
+#!/usr/bin/env python3
+"""Dask arrays on several servers, against NumPy: a cluster of four workers and four servers here.
+Workers and servers that are killed, links that break. And names with homes.
+
+usage: python_dask_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import concurrent.futures
+import gc
+import logging
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import unittest
+
+import grpc
+import numpy as np
+
+import outsider as o
+import python_outsider
+
+try:
+    import dask
+    import dask.array as da
+    import distributed
+except ImportError:
+    print("python3-dask and python3-distributed are missing")
+    sys.exit(1)
+
+import tessera as ts
+import tessera.dask as td
+from hosts_test import Relay, home_of
+from tessera.dask import _servers
+
+RNG = np.random.default_rng(20261125)
+FLAGS = ("--import-from", "127.0.0.1:*", "--no-warm-up", "--workers", "2")
+
+
+def close_to(found, expected, dtype=np.float32):
+    np.testing.assert_allclose(found, expected, rtol=200 * np.finfo(dtype).eps, atol=1e-6)
+
+
+def whole_numbers(*shape):
+    """Floats whose sums are exact."""
+    return RNG.integers(-50, 50, shape).astype(np.float32)
+
+
+def used(server):
+    with ts.connect(server.address) as client:
+        return sum(device.buffer_used_bytes for device in client.info().devices)
+
+
+def tell_own_server():
+    """A call of a worker, with which it deletes what nobody refers to."""
+    gc.collect()
+    _servers.own().info()
+
+
+class Rings(unittest.TestCase):
+    """ts.Ring, and the route that calls carry."""
+
+    def test_homes_are_those_of_the_servers(self):
+        names = {"a": "h:1", "gpu-0.x": "h:2", "c_9": "h:3", "z": "h:4"}
+        ring = ts.Ring(names)
+        for i in range(500):
+            name = f"run{i}/{'deep/' * (i % 3)}x{i}" if i % 7 else f"plain{i}"
+            self.assertEqual(ring.server(name), home_of(names, name))
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "ring")
+
+            def written(text):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                return ts.Ring(path)
+
+            ring = written("# two\n b\thost-b:2 # second\r\n\na host-a:1")
+            self.assertEqual(ring.servers, {"a": "host-a:1", "b": "host-b:2"})
+            for text, complaint in (
+                ("a", "line 1"), ("a b c", "line 1"), ("a h:1\n\na h:2", "line 3"),
+                ("a/b h:1", "line 1"), ("", "at least one"),
+            ):  # fmt: skip
+                with self.assertRaisesRegex(ValueError, complaint):
+                    written(text)
+
+    def test_servers_with_one_ring(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "ring")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("a h:1\nb h:2\n")
+            servers = {
+                name: o.Server(folder, *FLAGS, "--ring", path, "--ring-name", name) for name in "ab"
+            }
+            for server in servers.values():
+                self.addCleanup(server.kill)
+            with ts.Ring({name: one.address for name, one in servers.items()}) as ring:
+                x = np.arange(6, dtype=np.float32)
+                seen = set()
+                for i in range(8):
+                    t = ring.home(f"run{i}/x")
+                    a = t.put(x, name=f"run{i}/x")
+                    self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # unnamed ones as well
+                    seen.add(ring.server(f"run{i}/y"))
+                    other = ring.home(next(n for n in map("o{}".format, range(99))
+                                           if ring.server(n) != ring.server(f"run{i}/x")))  # fmt: skip
+                    with self.assertRaises(ts.WrongHost) as error:
+                        other[f"run{i}/x"]
+                    self.assertEqual(error.exception.details["owner"], ring.server(f"run{i}/x"))
+                self.assertEqual(seen, {"a", "b"})
+
+    def test_route(self):
+        seen = []
+
+        class Deaf(grpc.GenericRpcHandler):
+            def service(self, details):
+                seen.append(dict(details.invocation_metadata).get("tessera-route"))
+
+        wire = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=[Deaf()])
+        port = wire.add_insecure_port("127.0.0.1:0")
+        wire.start()
+        self.addCleanup(wire.stop, None)
+        for options, expected in ((dict(route="run7/a/x"), "run7/a"), (dict(), None)):
+            with ts.connect(f"127.0.0.1:{port}", **options) as t:
+                with self.assertRaises(ts.Error):
+                    t["run7/a/x"]
+                with self.assertRaises(ts.Error):
+                    t.put(np.ones(3), name="run7/a/y")
+            self.assertEqual(set(seen), {expected})
+            seen.clear()
+
+
+class OneProcess(unittest.TestCase):
+    """Chunks without a cluster: what NumPy's functions give, and how chunks travel."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.servers = [o.Server(cls.folder.name, *FLAGS) for _ in range(2)]
+        td.use(cls.servers[0].address)
+
+    @classmethod
+    def tearDownClass(cls):
+        for server in cls.servers:
+            server.kill()
+        cls.folder.cleanup()
+
+    def chunk(self, array):
+        return td.Chunk(_servers.own().put(array), _servers.own_address())
+
+    def test_operations_of_a_chunk(self):
+        x = RNG.normal(size=(60, 50)).astype(np.float32)
+        y = RNG.normal(size=(50, 40)).astype(np.float32)
+        a, b = self.chunk(x), self.chunk(y)
+        for found, expected in (
+            (a @ b, x @ y), (a + a, x + x), (np.exp(a), np.exp(x)), (a[3:9, ::-2], x[3:9, ::-2]),
+            (a.T, x.T), (a[..., None, :], x[..., None, :]), (a.reshape(-1), x.reshape(-1)),
+            (a.sum(axis=0), x.sum(axis=0)), (np.max(a, axis=1, keepdims=True),
+            np.max(x, axis=1, keepdims=True)), (np.tensordot(a, b, ((1,), (0,))), x @ y),
+            (a * 2 - 1, x * 2 - 1), (np.where(a > 0, a, 0), np.where(x > 0, x, 0)),
+        ):  # fmt: skip
+            self.assertEqual(found.shape, expected.shape)
+            self.assertEqual(found.dtype, expected.dtype)
+            close_to(found if isinstance(found, np.ndarray) else found.numpy(), expected)
+        self.assertEqual(np.argmax(a), np.argmax(x))
+        self.assertIsInstance(a @ b, td.Chunk)
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # small: it comes home
+        with self.assertRaises(TypeError):
+            np.asarray(memoryview(a))
+        with self.assertRaisesRegex(TypeError, "no silent download"):
+            a.__array__()
+
+    def test_empty_chunks_need_no_server(self):
+        empty = td.Chunk(np.empty((0, 0), np.float32))
+        for made, shape, dtype in (
+            (empty[0:0], (0, 0), np.float32), (empty.astype(np.float64), (0, 0), np.float64),
+            (empty.reshape((0,)), (0,), np.float32), (empty @ empty, (0, 0), np.float32),
+            (empty + 1, (0, 0), np.float32), (np.sum(empty, axis=(0,), keepdims=True), (1, 0),
+            np.float32), (empty.T, (0, 0), np.float32), (np.exp(empty), (0, 0), np.float32),
+        ):  # fmt: skip
+            self.assertIsInstance(made, td.Chunk)
+            self.assertEqual((made.shape, made.dtype), (shape, dtype))
+        self.assertEqual(dask.sizeof.sizeof(empty), 256)
+
+    def test_size_and_token(self):
+        a = self.chunk(np.ones((1000, 100), np.float32))
+        self.assertEqual(dask.sizeof.sizeof(a), 400_000 + 256)
+        self.assertEqual(dask.base.tokenize(a), dask.base.tokenize(a[:]))
+        b = self.chunk(np.ones((1000, 100), np.float32))
+        tokens = {dask.base.tokenize(one) for one in (a, b, a[1:], a.T)}
+        self.assertEqual(len(tokens), 4)
+
+    def test_handles_travel(self):
+        x = whole_numbers(1000, 300)
+        a = self.chunk(x)
+        before = used(self.servers[0])
+        sent = pickle.dumps(a)
+        self.assertLess(len(sent), 500)
+        self.assertEqual(used(self.servers[0]), before, "a handle takes memory")
+        del a  # the handle keeps the array
+        again = pickle.loads(sent)
+        np.testing.assert_array_equal(again.numpy(), x)
+        third = pickle.loads(sent)  # more than once
+        part = pickle.dumps(third[10:20, ::2])
+        self.assertLess(len(part), 500)
+        # On another server: it fetches the array from this one.
+        td.use(self.servers[1].address)
+        try:
+            there = pickle.loads(part)
+            np.testing.assert_array_equal(there.numpy(), x[10:20, ::2])
+            self.assertEqual(there.array._session._core.options.target, self.servers[1].address)
+            self.assertEqual(used(self.servers[1]) > 0, True)
+            whole = pickle.loads(sent)
+            np.testing.assert_array_equal((whole * 2).sum(axis=0), (x * 2).sum(axis=0))
+            del there, whole
+            self.assertTrue(
+                o.eventually(lambda: _servers.own().info() and not used(self.servers[1]), 20)
+            )
+        finally:
+            td.use(self.servers[0].address)
+
+    def test_joined_chunks(self):
+        x = [whole_numbers(700, 500) for _ in range(3)]
+        joined = np.concatenate([self.chunk(one) for one in x], axis=0)
+        whole = np.concatenate(x, axis=0)
+        self.assertIsInstance(joined, td.Joined)
+        self.assertEqual((joined.shape, joined.dtype), (whole.shape, whole.dtype))
+        np.testing.assert_array_equal(joined.numpy(), whole)
+        np.testing.assert_array_equal(joined.sum(axis=0), whole.sum(axis=0))
+        np.testing.assert_array_equal(joined.max(axis=(0, 1)), whole.max())
+        np.testing.assert_array_equal(joined.sum(axis=1), whole.sum(axis=1))
+        np.testing.assert_array_equal((joined + 1)[5:9].numpy(), whole[5:9] + 1)
+
+
+class Cluster(unittest.TestCase):
+    """Four workers, each a process with a server beside it."""
+
+    @classmethod
+    def setUpClass(cls):
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        dask.config.set({"distributed.worker.memory.target": False,
+                         "distributed.worker.memory.spill": False,
+                         "distributed.worker.memory.pause": False,
+                         "distributed.worker.memory.terminate": False,
+                         "distributed.admin.tick.limit": "60s",
+                         "distributed.comm.timeouts.connect": "10s"})  # fmt: skip
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.servers = [o.Server(cls.folder.name, *FLAGS) for _ in range(4)]
+        cls.cluster = distributed.LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
+            memory_limit=0, local_directory=cls.folder.name,
+        )  # fmt: skip
+        cls.client = distributed.Client(cls.cluster)
+        addresses = [server.address for server in cls.servers]
+        cls.client.register_worker_plugin(td.Servers(addresses))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        cls.cluster.close()
+        for server in cls.servers:
+            server.kill()
+        cls.folder.cleanup()
+
+    def put(self, x, chunks):
+        found = td.put(da.from_array(x, chunks=chunks)).persist()
+        distributed.wait(found)
+        return found
+
+    def test_arrays(self):
+        x = RNG.normal(size=(1200, 400)).astype(np.float32)
+        y = RNG.normal(size=(400, 300)).astype(np.float32)
+        a, b = self.put(x, (300, 200)), self.put(y, (200, 150))
+        self.assertIsInstance(a._meta, td.Chunk)
+        self.assertGreater(sum(used(server) > 0 for server in self.servers), 1)
+        for name, found, expected in (
+            ("sum", a.sum(), x.sum()), ("sum of an axis", a.sum(axis=0), x.sum(axis=0)),
+            ("mean", a.mean(), x.mean()), ("mean of an axis", a.mean(axis=1), x.mean(axis=1)),
+            ("var", a.var(), x.var()), ("var of an axis", a.var(axis=0), x.var(axis=0)),
+            ("std", a.std(ddof=1), x.std(ddof=1)), ("min", a.min(axis=1), x.min(axis=1)),
+            ("max", a.max(), x.max()), ("argmax", a.argmax(axis=1), x.argmax(axis=1)),
+            ("argmin", a.argmin(axis=0), x.argmin(axis=0)), ("argmax of all", a.argmax(),
+            x.argmax()), ("any", (a > 4).any(), (x > 4).any()),
+        ):  # fmt: skip
+            with self.subTest(name):
+                self.assertEqual(found.shape, np.shape(expected))
+                self.assertEqual(found.dtype, expected.dtype)
+                got = found.compute()
+                self.assertIsInstance(got, (np.ndarray, np.generic))
+                np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-4)
+        for name, found, expected in (
+            ("matmul", a @ b, x @ y), ("dot", a.dot(b), x.dot(y)), ("vector", a @ b[:, 0], x @ y[:, 0]),
+            ("tensordot", da.tensordot(a, b, ((1,), (0,))), np.tensordot(x, y, ((1,), (0,)))),
+            ("both axes", da.tensordot(a, a, ((0, 1), (0, 1))), np.tensordot(x, x, 2)),
+            ("slices", a[100:900:3, 50:250], x[100:900:3, 50:250]), ("reversed", a[::-1], x[::-1]),
+            ("elementwise", da.exp(a * 0.5) - 1, np.exp(x * np.float32(0.5)) - 1),
+            ("transposed", a.T, x.T), ("row", a[7], x[7]), ("sum of products",
+            (a * a).sum(axis=0), (x * x).sum(axis=0)),
+        ):  # fmt: skip
+            with self.subTest(name):
+                self.assertEqual(found.shape, expected.shape)
+                got = td.numpy(found).compute()
+                self.assertIsInstance(got, (np.ndarray, np.generic))
+                np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
+
+    def test_large_partial_results(self):
+        """Chunks of products are above what comes home: they are added where they are."""
+        x = RNG.integers(-4, 5, (640, 640)).astype(np.float64)
+        a = self.put(x, (640, 160))  # four products of 640 x 640: 3.1 MiB each
+        product = da.tensordot(a, self.put(x, (160, 640)), ((1,), (0,)))
+        np.testing.assert_array_equal(td.numpy(product).compute(), x @ x)
+        np.testing.assert_array_equal(td.numpy(a @ a.T).compute(), x @ x.T)
+
+    def test_integers(self):
+        x = RNG.integers(-1000, 1000, (500, 40)).astype(np.int32)
+        a = self.put(x, (125, 40))
+        self.assertEqual(a.sum().compute(), x.sum())
+        close_to(a.mean(axis=0).compute(), x.mean(axis=0), np.float64)
+        np.testing.assert_array_equal(td.numpy(a[::7, 3]).compute(), x[::7, 3])
+
+    def test_buffers_of_servers(self):
+        parts = [RNG.normal(size=(100 + i, 30)).astype(np.float32) for i in range(4)]
+        names = []
+        for i, (server, part) in enumerate(zip(self.servers, parts)):
+            with ts.connect(server.address) as client:
+                client.put(part, name=f"shard/{i}", replace=True)
+            names.append((server.address, f"shard/{i}"))
+        x = np.concatenate(parts)
+        array = td.from_buffers(names)
+        self.assertEqual((array.shape, array.dtype), (x.shape, x.dtype))
+        np.testing.assert_allclose(array.sum(axis=0).compute(), x.sum(axis=0), rtol=1e-3, atol=1e-4)
+        for server, (_, name) in zip(self.servers, names):  # they are not Dask's to delete
+            with ts.connect(server.address) as client:
+                self.assertIn(name, client)
+                client.delete(name)
+
+    def test_memory_goes_with_the_array(self):
+        def held():
+            self.client.run(tell_own_server)
+            return sum(map(used, self.servers))
+
+        seen = []  # what other tests have left goes first
+
+        def rests():
+            seen.append(held())
+            return len(seen) > 3 and len(set(seen[-4:])) == 1
+
+        self.assertTrue(o.eventually(rests, 60, 0.5))
+        before = seen[-1]
+        x = np.ones((2000, 500), np.float32)
+        a = self.put(x, (500, 500))
+        self.assertGreaterEqual(held(), before + x.nbytes)
+        self.assertEqual((a + 1).sum().compute(), 2 * x.size)
+        del a
+        self.assertTrue(o.eventually(lambda: held() <= before, 60, 0.5))
+
+    def test_worker_that_is_killed(self):
+        x = RNG.normal(size=(800, 300)).astype(np.float32)
+        a = self.put(x, (100, 300))
+        victim = self.client.run(os.getpid)
+        pid = sorted(victim.values())[0]
+        future = self.client.compute((a @ a.T).sum())
+        os.kill(pid, signal.SIGKILL)
+        # Dask makes the lost chunks again, on a new worker with its server, or on others.
+        np.testing.assert_allclose(future.result(timeout=120), (x @ x.T).sum(), rtol=1e-2)
+        self.client.wait_for_workers(4, timeout=60)
+        np.testing.assert_allclose(a.sum().compute(), x.sum(), rtol=1e-3, atol=1e-2)
+
+
+class Faults(unittest.TestCase):
+    """A server or a link that ends while an array moves."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.servers = [o.Server(self.folder.name, *FLAGS) for _ in range(2)]
+        for server in self.servers:
+            self.addCleanup(server.kill)
+
+    def sent(self, x, address=None):
+        """A handle from the first server, by which the second one is to fetch it."""
+        td.use(self.servers[0].address)
+        sent = pickle.dumps(td.Chunk(_servers.own().put(x), address or self.servers[0].address))
+        td.use(self.servers[1].address)
+        return sent
+
+    def test_a_link_that_is_cut(self):
+        x = RNG.normal(size=(2048, 1024)).astype(np.float32)  # 8 MiB
+        # The first connection is that of this process, the next ones are the other server's.
+        relay = Relay(self.servers[0].address, cuts=[None, 3 << 20, 2 << 20])
+        self.addCleanup(relay.close)
+        sent = self.sent(x, relay.where)
+        chunk = pickle.loads(sent)
+        np.testing.assert_array_equal(chunk.numpy(), x)
+        self.assertFalse(relay.cuts)
+
+    def test_a_server_that_dies(self):
+        x = RNG.normal(size=(2048, 2048)).astype(np.float32)
+        relay = Relay(self.servers[0].address)
+        sent = self.sent(x, relay.where)
+        chunk = pickle.loads(sent)
+        self.assertTrue(o.eventually(lambda: max(relay.passed, default=0) > 2 << 20, 30))
+        relay.silent.set()
+        self.servers[0].kill()
+        relay.listener.close()
+        relay.silent.clear()
+        with self.assertRaises((ts.SourceUnreachable, ts.ConnectionLost)):
+            chunk.numpy()
+        self.assertTrue(o.eventually(lambda: used(self.servers[1]) == 0, 20))
+        relay.close()
+
+
+if __name__ == "__main__":
+    python_outsider.main(sys.modules[__name__])

@@ -1,0 +1,206 @@
+// Names with homes, and the metadata by which proxies find them.
+#include "kernels/base/ring.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/async.h"
+#include "client/ring_client.h"
+#include "kernels/base/error.h"
+#include "tessera/v1/buffer.grpc.pb.h"
+#include "tessera/v1/compute.grpc.pb.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Ring, RouteIsTheFolder) {
+  EXPECT_EQ(RouteOf("x"), "x");
+  EXPECT_EQ(RouteOf("run7/x"), "run7");
+  EXPECT_EQ(RouteOf("run7/a/x"), "run7/a");
+  EXPECT_EQ(RouteOf("/x"), "");
+  EXPECT_EQ(RouteOf("run7/"), "run7");
+}
+
+TEST(Ring, WeightsAreThoseOfTheDocumentation) {
+  EXPECT_EQ(RouteWeight("a", ""), 0x32cd4e8b32d0fa7cu);
+  EXPECT_EQ(RouteWeight("a", "run7"), 0xbee5beb9bb3d3212u);
+  EXPECT_EQ(RouteWeight("gpu-0.x", "run7/part"), 0xd7658e9e17c9d1b6u);
+}
+
+TEST(Ring, NamesOfAServerThatGoesMoveToAllOthers) {
+  const Ring four = *Ring::Parse("a h:1\nb h:2\nc h:3\nd h:4");
+  const Ring three = *Ring::Parse("c h:3\na h:1\nb h:2");
+  std::map<std::string, int> held, moved;
+  for (int i = 0; i < 4000; ++i) {
+    const std::string name = "run" + std::to_string(i) + "/x";
+    const std::string before = four.HomeOf(name).name, after = three.HomeOf(name).name;
+    ++held[before];
+    EXPECT_EQ(four.HomeOf("run" + std::to_string(i) + "/y").name, before);
+    if (before != "d") {
+      EXPECT_EQ(before, after) << name;
+    } else {
+      ++moved[after];
+    }
+  }
+  for (const auto& [server, names] : held) EXPECT_NEAR(names, 1000, 150) << server;
+  for (const auto& [server, names] : moved) EXPECT_NEAR(names, held["d"] / 3, 80) << server;
+  EXPECT_EQ(moved.size(), 3u);
+}
+
+TEST(Ring, ParseSaysWhichLineIsWrong) {
+  const auto why = [](const char* text) {
+    const auto ring = Ring::Parse(text);
+    EXPECT_EQ(ErrorReason(ring.status()), "BAD_RING") << text;
+    return std::string(ring.status().message());
+  };
+  EXPECT_THAT(why(""), HasSubstr("no server"));
+  EXPECT_THAT(why("# none\n\n"), HasSubstr("no server"));
+  EXPECT_THAT(why("a h:1\nb\n"), HasSubstr("line 2"));
+  EXPECT_THAT(why("a h:1 more"), HasSubstr("line 1"));
+  EXPECT_THAT(why("a/b h:1"), HasSubstr("line 1"));
+  EXPECT_THAT(why("a h:1\n\na h:2"), HasSubstr("line 3"));
+  const auto good = Ring::Parse("  b\th:2 # second\r\n#\na h:1");
+  ASSERT_TRUE(good.ok());
+  EXPECT_EQ(good->servers()[0].name, "a");
+  EXPECT_EQ(good->Find("b")->address, "h:2");
+  EXPECT_EQ(good->Find("c"), nullptr);
+  EXPECT_EQ(ErrorReason(RingClient::Read("/none").status()), "BAD_RING");
+}
+
+// Notes the route of each call, and answers nothing of use.
+class Listener {
+ public:
+  Listener() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(&buffers_);
+    builder.RegisterService(&compute_);
+    server_ = builder.BuildAndStart();
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  std::vector<std::string> Take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(routes_, {});
+  }
+
+ private:
+  grpc::Status Note(const grpc::ServerContext& context) {
+    const auto route = context.client_metadata().find("tessera-route");
+    const std::lock_guard lock(mutex_);
+    routes_.push_back(route == context.client_metadata().end()
+                          ? "none"
+                          : std::string(route->second.data(), route->second.size()));
+    return {grpc::StatusCode::NOT_FOUND, "no"};
+  }
+  struct Buffers final : v1::BufferService::Service {
+    explicit Buffers(Listener& to) : listener(to) {}
+    grpc::Status GetBuffer(grpc::ServerContext* context, const v1::GetBufferRequest*,
+                           v1::GetBufferResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status ListBuffers(grpc::ServerContext* context, const v1::ListBuffersRequest*,
+                             v1::ListBuffersResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status CopyBuffer(grpc::ServerContext* context, const v1::CopyBufferRequest*,
+                            v1::CopyBufferResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status ImportBuffer(grpc::ServerContext* context, const v1::ImportBufferRequest*,
+                              v1::ImportBufferResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status Upload(grpc::ServerContext* context, grpc::ServerReader<v1::UploadRequest>*,
+                        v1::UploadResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status Download(grpc::ServerContext* context, const v1::DownloadRequest*,
+                          grpc::ServerWriter<v1::DownloadResponse>*) override {
+      return listener.Note(*context);
+    }
+    Listener& listener;
+  };
+  struct Compute final : v1::ComputeService::Service {
+    explicit Compute(Listener& to) : listener(to) {}
+    grpc::Status Dot(grpc::ServerContext* context, const v1::DotRequest*,
+                     v1::DotResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status Reduce(grpc::ServerContext* context, const v1::ReduceRequest*,
+                        v1::ReduceResponse*) override {
+      return listener.Note(*context);
+    }
+    grpc::Status Execute(grpc::ServerContext* context, const v1::ExecuteRequest*,
+                         v1::ExecuteResponse*) override {
+      return listener.Note(*context);
+    }
+    Listener& listener;
+  };
+
+  int port_ = 0;
+  std::mutex mutex_;
+  std::vector<std::string> routes_;
+  Buffers buffers_{*this};
+  Compute compute_{*this};
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(Route, TravelsWithCallsThatNameABuffer) {
+  Listener listener;
+  Client client({.server = listener.address(), .shared_memory = false, .send_route = true});
+  v1::Tensor one;
+  one.set_dtype(v1::DTYPE_F32);
+  one.add_shape(1);
+  one.set_data(std::string(4, '\0'));
+  client.GetBuffer("run7/a/x").status().IgnoreError();
+  client.Dot(one, "run8/x").status().IgnoreError();
+  client.Async().Dot("run9/x", "run8/x").Get().status().IgnoreError();
+  client.Reduce(ReduceOp::kSum, one, {0}, false, {.target = ResultBuffer{"out/y"}})
+      .status()
+      .IgnoreError();
+  client.CopyBuffer("from/x", {"to/x"}).status().IgnoreError();
+  client.ImportBuffer("h:1", "there/x", {"here/x"}).status().IgnoreError();
+  client.Upload("up/x", DType::kF32, {1}, FromMemory("abcd")).status().IgnoreError();
+  client.Download("down/x", [](const v1::Buffer&, std::string_view) { return absl::OkStatus(); })
+      .status()
+      .IgnoreError();
+  Program program;
+  program.Dot(one, one);
+  program.Dot("steps/x", one);
+  client.Execute(program).status().IgnoreError();
+  EXPECT_THAT(listener.Take(),
+              ElementsAre("run7/a", "run8", "run9", "out", "from", "here", "up", "down", "steps"));
+  // What names none, and what no header can carry.
+  client.ListBuffers().status().IgnoreError();
+  client.Dot(one, one).status().IgnoreError();
+  client.GetBuffer("bad name\n").status().IgnoreError();
+  EXPECT_THAT(listener.Take(), ElementsAre("none", "none", "none"));
+  Client plain({.server = listener.address(), .shared_memory = false});
+  plain.GetBuffer("run7/x").status().IgnoreError();
+  EXPECT_THAT(listener.Take(), ElementsAre("none"));
+}
+
+TEST(RingClient, CallsTheHome) {
+  Listener listeners[2];
+  const RingClient ring(
+      *Ring::Parse("a " + listeners[0].address() + "\nb " + listeners[1].address()));
+  for (int i = 0; i < 10; ++i) {
+    const std::string name = "run" + std::to_string(i) + "/x";
+    ring.For(name).GetBuffer(name).status().IgnoreError();
+    const bool first = ring.ring().HomeOf(name).name == "a";
+    EXPECT_EQ(listeners[0].Take().size(), first ? 1u : 0u);
+    EXPECT_EQ(listeners[1].Take().size(), first ? 0u : 1u);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
