@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
@@ -235,8 +236,10 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   };
   absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
   if (absl::IsResourceExhausted(buffer.status())) {
-    Sweep(SteadyNow());  // and frees
-    buffer = make();
+    const bool freed = !Sweep(SteadyNow()).empty();
+    // A sweep of the server's may have come first, to which a limit has room by now; a device that
+    // is full stays so.
+    if (freed || !absl::EndsWith(ErrorReason(buffer.status()), "MEMORY_EXHAUSTED")) buffer = make();
   }
   if (!buffer.ok()) return buffer.status();
 
