@@ -68,7 +68,7 @@ class ImportCall final : public UnaryCall {
         request_(exchange.request()),
         response_(exchange.response()) {
     // The caller reads there as whom he is here. A token that means nothing here is not sent in clear.
-    if (!core.access().by_token() && core.options().import_tls_ca.empty()) return;
+    if (!core.access().restricted() && core.options().import_tls_ca.empty()) return;
     const auto& metadata = exchange.context().client_metadata();
     if (const auto token = metadata.find("authorization"); token != metadata.end())
       token_.assign(token->second.data(), token->second.size());
