@@ -71,7 +71,8 @@ class Target {
  public:
   Target() {
     SetUpLog("off", false);
-    auto listener = RegionListener::Open(socket_.path(), 64, regions_, chores_);
+    auto listener = RegionListener::Open(
+        socket_.path(), {}, 64, [](uid_t) { return true; }, regions_, chores_);
     Require(listener.ok(), "no listener");
     listener_ = *std::move(listener);
   }
