@@ -61,13 +61,13 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
-      metrics_(ListStrategies(Pointers(devices_))),
       tenants_(Places(devices_, options_.memory_limit), {.default_ttl = options_.default_ttl,
                                                          .max_ttl = options_.max_ttl,
                                                          .idle_draft = options_.upload_timeout,
                                                          .buffers = options_.max_buffers,
                                                          .ranges = options_.max_ranges,
                                                          .foreign = Foreign()}),
+      metrics_(ListStrategies(Pointers(devices_))),
       chores_(kChoreThreads, kWaitingChores) {}
 
 std::function<absl::Status(std::string_view)> Core::Foreign() {
