@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "google/rpc/error_details.pb.h"
@@ -186,7 +187,10 @@ class ImportCall final : public UnaryCall {
     v1::DownloadResponse message;
     Ended ended;
     while (ended.status.ok() && reader->Read(&message)) {
+      const bool described = draft_ != nullptr;
+      const std::uint64_t before = position_;
       ended = Take(message);
+      if (described && position_ == before) continue;  // it brought nothing
       const std::lock_guard lock(mutex_);
       moved_ = SteadyNow();
     }
@@ -211,7 +215,11 @@ class ImportCall final : public UnaryCall {
   Ended Take(const v1::DownloadResponse& message) {
     if (draft_ == nullptr) {
       if (!message.has_buffer()) return Damaged("the first message describes no buffer");
+      if (message.buffer().state() != v1::Buffer::STATE_READY)
+        return Damaged("the source is not READY");
       if (absl::Status opened = Open(message.buffer()); !opened.ok()) return {opened};
+    } else if (message.has_buffer() && !IsSource(message.buffer())) {
+      return Damaged("another buffer answers than that of which the first bytes are");
     }
     const std::string& data = message.data();
     if (message.offset() != position_ || data.size() > size_ - position_)
@@ -248,8 +256,16 @@ class ImportCall final : public UnaryCall {
     draft_ = *std::move(draft);
     size_ = spec.type.bytes();
     version_ = source.version();
+    dtype_ = source.dtype();
+    shape_.assign(source.shape().begin(), source.shape().end());
     if (source.has_crc32c()) checksum_ = source.crc32c();
     return absl::OkStatus();
+  }
+
+  // Whether it is the buffer that the first message described.
+  bool IsSource(const v1::Buffer& buffer) const {
+    return buffer.version() == version_ && buffer.dtype() == dtype_ &&
+           std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
   }
 
   Ended Damaged(std::string_view what) const {
@@ -299,6 +315,8 @@ class ImportCall final : public UnaryCall {
   std::unique_ptr<Stream> stream_;
   std::shared_ptr<Draft> draft_;
   std::uint64_t version_ = 0;
+  v1::Dtype dtype_ = v1::DTYPE_UNSPECIFIED;
+  std::vector<std::int64_t> shape_;
   std::uint64_t size_ = 0;
   std::uint64_t position_ = 0;
   std::optional<std::uint32_t> checksum_;  // of the whole

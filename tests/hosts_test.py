@@ -335,7 +335,9 @@ def test_import_checks_the_whole(server, client):
             self.asked += 1
             data = x.tobytes()
             buffer = o.buffers.Buffer(
-                name="x", dtype=1, shape=x.shape, size_bytes=x.nbytes, state=2, version=7,
+                name="x", dtype=1, shape=x.shape, size_bytes=x.nbytes,
+                state=self.changes.get("state", 2),
+                version=7 + self.asked * self.changes.get("replaced", 0),
                 crc32c=o.crc32c(data) ^ self.changes.get("whole", 0),
             )  # fmt: skip
             for i in range(request.offset, len(data), size):
@@ -355,10 +357,12 @@ def test_import_checks_the_whole(server, client):
         (dict(untyped=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(shift=8), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(more=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
+        (dict(state=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
+        (dict(short=1, replaced=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(), "OK", ""),
         (dict(short=1), "OK", ""),  # a message an attempt is progress
     )
-    with servers((*FROM_HERE, "--max-imports", "8")) as (near,):
+    with servers((*FROM_HERE, "--max-imports", "10")) as (near,):
         there = near.client()
 
         def run(i):
@@ -374,12 +378,13 @@ def test_import_checks_the_whole(server, client):
             assert (outcome.code, outcome.reason) == (code, reason), (changes, outcome)
             if code == "UNAVAILABLE":
                 assert liar.asked == 7, liar.asked
-                assert outcome.metadata["received"] == "0", outcome
+                right = size if "replaced" in changes else 0  # its first message was
+                assert outcome.metadata["received"] == str(right), outcome
             if outcome.ok:
                 assert same(there, f"y{i}", x)
 
         o.in_threads(len(cases), run)
-        assert sorted(there.names()) == ["y5", "y6"]
+        assert sorted(there.names()) == ["y7", "y8"]
 
 
 def test_import_of_a_server_that_dies(server, client):
@@ -427,6 +432,27 @@ def test_import_that_stands_still(server, client):
             relay.close()
         assert eventually(lambda: there.budget("imports").used == 0, 10)
         there.call("ImportBuffer", source=server.address, source_name="x", name="z")
+
+
+def test_import_of_a_source_that_sends_no_bytes(server, client):
+    """Messages without any are no progress."""
+
+    class Idler(o.buffer_grpc.BufferServiceServicer):
+        def Download(self, request, context):
+            buffer = o.buffers.Buffer(name="x", dtype=1, shape=[4096], state=2, version=7)
+            while context.is_active():
+                yield o.buffers.DownloadResponse(buffer=buffer, crc32c=0)
+                time.sleep(0.2)
+
+    wire = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+    o.buffer_grpc.add_BufferServiceServicer_to_server(Idler(), wire)
+    port = wire.add_insecure_port("127.0.0.1:0")
+    wire.start()
+    with servers((*FROM_HERE, "--upload-timeout", "2s")) as (near,):
+        outcome = near.client().attempt("ImportBuffer", source=f"127.0.0.1:{port}", source_name="x",
+                                        name="y", timeout=60)  # fmt: skip
+        fails(outcome, "DEADLINE_EXCEEDED", "SOURCE_STALLED")
+    wire.stop(None)
 
 
 def test_import_ends_with_its_caller(server, client):

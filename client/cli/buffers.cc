@@ -325,7 +325,7 @@ void AddCp(CLI::App& app, Command& chosen) {
   command
       ->add_flag("--link", flags->link,
                  "Give the source's memory another name instead of copying it")
-      ->excludes("--dtype", "--device");
+      ->excludes("--dtype", "--device", "--placement");
   command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Copy(s, *flags); }; });
 }
 
