@@ -119,7 +119,8 @@ def test_cve_2023_33953_endless_headers(server, client):
             pass  # the server reads no further, or has hung up
         check_others(server, client)
         grown = server.rss() - before
-        assert grown < 64 * o.MI, f"{grown / o.MI:.0f} MiB for 1.6 MB of headers"
+        kept = 256 if o.Program.sanitized() else 0  # by AddressSanitizer, of what was freed
+        assert grown < (64 + kept) * o.MI, f"{grown / o.MI:.0f} MiB for 1.6 MB of headers"
         raw.close()
 
 
@@ -141,7 +142,8 @@ def test_cve_2025_8671_frames_that_make_the_server_reset(server, client):
         raw.close()
     time.sleep(1)
     grown = server.rss() - before
-    assert grown < 200 * o.MI, f"{grown / o.MI:.0f} MiB"
+    kept = 256 if o.Program.sanitized() else 0  # AddressSanitizer keeps so much of what was freed
+    assert grown < (200 + kept) * o.MI, f"{grown / o.MI:.0f} MiB"
 
 
 if __name__ == "__main__":
