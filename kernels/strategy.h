@@ -238,8 +238,8 @@ struct Strategy {
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
   // Of Dot and Reduce along the fixed tree: the same as launch and launch_wide, with its chunks
   // folded on the devices of several shares, which follow each other from the first chunk to the
-  // last. The stream that the problem belongs to is among theirs, and finishes: the result is there
-  // once it has been synchronised. All devices reach the operands. Null: a device folds all.
+  // last. The stream of the problem, which may have no share, finishes: the result is there once it
+  // has been synchronised. All devices reach the operands. Null: a device folds all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   // What the strategy needs and this device or host does not have; empty: nothing. Null: always

@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "grpc/grpc_security_constants.h"
 #include "kernels/base/error.h"
+#include "kernels/base/word_lines.h"
 #include "server/options.h"
 #include "server/user_mark.h"
 #include "spdlog/spdlog.h"
@@ -60,7 +61,6 @@ constexpr MethodRule kMethods[] = {
     {"DownloadShared", Role::kRead},
 };
 
-constexpr std::size_t kLongestTenant = 64;
 constexpr std::size_t kLongestToken = 1024;
 constexpr std::size_t kLongestName = 1024;  // of a certificate
 constexpr std::string_view kScheme = "bearer ";
@@ -114,13 +114,6 @@ std::optional<Role> ParseRole(absl::string_view text) {
   for (const Role role : {Role::kRead, Role::kWrite, Role::kAdmin})
     if (Absl(Name(role)) == text) return role;
   return std::nullopt;
-}
-
-bool IsTenantName(absl::string_view text) {
-  return !text.empty() && text.size() <= kLongestTenant &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-         });
 }
 
 // "bytes=4Gi". Nothing: what is wrong with it is said in *why.
@@ -227,13 +220,7 @@ absl::Status Caller::Require(Role needed, std::string_view method, std::string_v
 absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
   TokenFile file;
   std::set<std::string> seen;
-  std::size_t number = 0;
-  for (absl::string_view line : absl::StrSplit(Absl(text), '\n')) {
-    ++number;
-    line = line.substr(0, line.find('#'));
-    const std::vector<absl::string_view> words =
-        absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
-    if (words.empty()) continue;
+  for (const auto& [number, words] : WordLines(text)) {
     if (words.size() < 3) return Bad(number, "it is not who, role and tenant");
     const std::optional<TokenHash> hash = ParseHash(words[0]);
     const std::optional<std::string> name = ParseName(words[0]);
@@ -244,7 +231,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
     }
     const std::optional<Role> role = ParseRole(words[1]);
     if (!role.has_value()) return Bad(number, "the role is none of read, write and admin");
-    if (!IsTenantName(words[2]))
+    if (!IsPlainName(words[2]))
       return Bad(number, "a tenant's name is 1 to 64 characters of [a-zA-Z0-9._-]");
     const std::string tenant(words[2]);
     if (!seen.insert(name.value_or(absl::AsciiStrToLower(words[0]))).second)

@@ -237,8 +237,8 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
   if (absl::IsResourceExhausted(buffer.status())) {
     const bool freed = !Sweep(SteadyNow()).empty();
-    // A sweep of the server's may have come first, to which a limit has room by now; a device that
-    // is full stays so.
+    // The server's own sweep may have made room a moment ago, so that a limit is tried again in any
+    // case. A device without room has none without anything freed here.
     if (freed || !absl::EndsWith(ErrorReason(buffer.status()), "MEMORY_EXHAUSTED")) buffer = make();
   }
   if (!buffer.ok()) return buffer.status();

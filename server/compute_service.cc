@@ -72,8 +72,8 @@ class OperationCall final : public DeviceCall {
 
   TaskSize SizeOn(const Device& device) const override {
     for (const Source& source : sources_)
-      if (source.buffer != nullptr &&
-          (source.IsElsewhere(device) || source.buffer->shards().size() > 1))
+      if (source.IsElsewhere(device) ||
+          (source.buffer != nullptr && source.buffer->shards().size() > 1))
         return TaskSize::kLarge;
     if (!request_.strategy().empty()) return TaskSize::kLarge;
     const double least = LeastMicroseconds(request_, sources_, device);

@@ -1,6 +1,6 @@
 // Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
-// drive them. What is small never waits for a stream behind what is large, and what is tiny may
-// also run on the thread that brings it.
+// drive them. With a reserve, what is small never waits for a stream behind what is large; what is
+// tiny may also run on the thread that brings it.
 #pragma once
 
 #include <atomic>

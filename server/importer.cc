@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -68,7 +69,8 @@ class ImportCall final : public UnaryCall {
         importer_(importer),
         request_(exchange.request()),
         response_(exchange.response()) {
-    // The caller reads there as whom he is here. A token that means nothing here is not sent in clear.
+    // The caller's token goes along, so that the other server decides what he may read. Where this
+    // one checks no tokens, it goes over TLS alone.
     if (!core.access().restricted() && core.options().import_tls_ca.empty()) return;
     const auto& metadata = exchange.context().client_metadata();
     if (const auto token = metadata.find("authorization"); token != metadata.end())
@@ -125,6 +127,8 @@ class ImportCall final : public UnaryCall {
       importer_.running_.insert(this);
     }
     absl::Status status = Guarded([&] { return Import(); });
+    // Copies may still be under way to memory that is about to be freed.
+    if (stream_ != nullptr) Synchronize(*stream_).IgnoreError();
     if (draft_ != nullptr) store().Discard(*draft_);
     draft_.reset();
     stream_.reset();
@@ -177,6 +181,10 @@ class ImportCall final : public UnaryCall {
       context_ = &context;
       moved_ = SteadyNow();
     }
+    const absl::Cleanup over = [this] {
+      const std::lock_guard lock(mutex_);
+      context_ = nullptr;
+    };
     v1::DownloadRequest ask;
     ask.set_name(request_.source_name());
     ask.set_version(version_);
@@ -196,10 +204,6 @@ class ImportCall final : public UnaryCall {
     }
     if (!ended.status.ok()) context.TryCancel();
     const grpc::Status finished = reader->Finish();
-    {
-      const std::lock_guard lock(mutex_);
-      context_ = nullptr;
-    }
     if (!ended.status.ok() || (draft_ != nullptr && position_ == size_)) return ended;
     if (finished.ok()) return Damaged("the stream ended too early");
     const std::string why = absl::StrCat(request_.source(), ": ", finished.error_message());

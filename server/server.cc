@@ -33,6 +33,7 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 
 // How often free host memory is looked at, and how much of it the heap keeps.
 constexpr absl::Duration kTrimInterval = absl::Seconds(1);
+constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // How often the files of tokens and of the ring are looked at.
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
@@ -40,7 +41,6 @@ constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 // How often devices are asked whether they still answer, so that one that is lost while nobody uses
 // it is noticed.
 constexpr absl::Duration kProbeInterval = absl::Milliseconds(500);
-constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 
 // Users of this host who are told apart, where lines of the file of --tokens may name them.
 constexpr std::size_t kMostUsers = 64;

@@ -6,7 +6,6 @@ seen.
 usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import argparse
 import array
 import collections
 import fcntl
@@ -768,9 +767,5 @@ class AccessTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    CLI, rest = o.server_and_cli()
     unittest.main(argv=[sys.argv[0], *rest])

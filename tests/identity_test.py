@@ -7,7 +7,6 @@ To be other users it has to be root.
 usage: identity_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import argparse
 import grp
 import os
 import pathlib
@@ -386,9 +385,5 @@ class IdentityTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    CLI, rest = o.server_and_cli()
     unittest.main(argv=[sys.argv[0], *rest])

@@ -578,6 +578,16 @@ class RawConnection:
 # --- Suites of functions --------------------------------------------------------------------------
 
 
+def server_and_cli():
+    """Reads --server and --cli from the command line: the path of the latter, and what else is there."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--cli", required=True)
+    programs, rest = parser.parse_known_args()
+    Program.path = os.path.abspath(programs.server)
+    return os.path.abspath(programs.cli), rest
+
+
 def chosen_tests(namespace, device="cpu"):
     """Reads the command line of a suite whose tests are the functions test_* of a module, by name:
     which server, which device, and parts of names of the tests to run."""

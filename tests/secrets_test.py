@@ -5,7 +5,6 @@ client at the most talkative level, and are then looked for in all that anybody 
 usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import argparse
 import base64
 import hashlib
 import json
@@ -206,9 +205,14 @@ class SecretsTest(unittest.TestCase):
         client_cert, client_key = ca.issue("client")
         server = self.serve("t", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.cert)
         at = ("--server", server.address, "--timeout", "5s", "--tls-ca", ca.cert)
-        self.command(*at, "--tls-cert", client_cert, "--tls-key", client_key, "ls", token="t")
-        self.command(*at, "--tls-cert", client_key, "--tls-key", client_cert, "ls", token="t")
-        self.command(*at, "ls", token="t")
+        for cert_shown, key_shown, served in (
+            (client_cert, client_key, True),
+            (client_key, client_cert, False),
+        ):
+            shown = ("--tls-cert", cert_shown, "--tls-key", key_shown)
+            ended, _ = self.command(*at, *shown, "ls", token="t")
+            self.assertEqual(ended == 0, served)
+        self.assertNotEqual(self.command(*at, "ls", token="t")[0], 0)
         body = key.read_text().splitlines()[1]
         # A key where a certificate belongs.
         os.replace(key, cert)
@@ -222,9 +226,5 @@ class SecretsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    CLI, rest = o.server_and_cli()
     unittest.main(argv=[sys.argv[0], *rest])

@@ -5,7 +5,6 @@ that runs, and what is refused at the start.
 usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import argparse
 import os
 import pathlib
 import subprocess
@@ -201,9 +200,5 @@ class TlsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
+    CLI, rest = o.server_and_cli()
     unittest.main(argv=[sys.argv[0], *rest])

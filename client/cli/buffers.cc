@@ -114,6 +114,18 @@ absl::Status Put(Session& session, const PutFlags& flags) {
   return absl::OkStatus();
 }
 
+// --device and --placement, of which a command has one or the other.
+template <class Flags>
+void AddWhere(CLI::App& command, const std::string& device_help, Flags& flags) {
+  auto* device = command.add_option("--device", flags.device, device_help)->type_name("DEVICE");
+  command
+      .add_option("--placement", flags.placement,
+                  "Devices among which it is divided, such as cuda:0,cuda:1; all: all there are")
+      ->type_name("DEVICES")
+      ->delimiter(',')
+      ->excludes(device);
+}
+
 }  // namespace
 
 void AddPut(CLI::App& app, Command& chosen) {
@@ -125,16 +137,7 @@ void AddPut(CLI::App& app, Command& chosen) {
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m; default: the server's")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of this name");
-  auto* device = command
-                     ->add_option("--device", flags->device,
-                                  "Device that holds it; default: the server's first")
-                     ->type_name("DEVICE");
-  command
-      ->add_option("--placement", flags->placement,
-                   "Devices among which it is divided, such as cuda:0,cuda:1; all: all there are")
-      ->type_name("DEVICES")
-      ->delimiter(',')
-      ->excludes(device);
+  AddWhere(*command, "Device that holds it; default: the server's first", *flags);
   command
       ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
       ->check(CLI::Range(1, 64));
@@ -310,15 +313,7 @@ void AddCp(CLI::App& app, Command& chosen) {
   command->add_option("name", flags->name, "The new buffer")->type_name("BUFFER")->required();
   command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
-  auto* device =
-      command->add_option("--device", flags->device, "Where it goes; default: where the source is")
-          ->type_name("DEVICE");
-  command
-      ->add_option("--placement", flags->placement,
-                   "Devices among which it is divided, such as cuda:0,cuda:1; all: all there are")
-      ->type_name("DEVICES")
-      ->delimiter(',')
-      ->excludes(device);
+  AddWhere(*command, "Where it goes; default: where the source is", *flags);
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
       ->check(DurationCheck());
   command->add_flag("--replace", flags->replace, "Replace a buffer of that name");

@@ -2,7 +2,6 @@
 #include <openssl/evp.h>
 #include <sys/random.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -10,10 +9,10 @@
 #include <memory>
 #include <string>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
+#include "kernels/base/word_lines.h"
 
 namespace tessera {
 namespace {
@@ -57,11 +56,8 @@ void AddToken(CLI::App& app, Command& chosen) {
       ->type_name("NAME")
       ->check(
           [](const std::string& name) {
-            const bool fits = !name.empty() && name.size() <= 64 &&
-                              std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                                return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-                              });
-            return fits ? "" : "a tenant is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'";
+            return IsPlainName(name) ? ""
+                                     : "a tenant is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'";
           },
           "")
       ->capture_default_str();

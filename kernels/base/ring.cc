@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "kernels/base/error.h"
+#include "kernels/base/word_lines.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t kLongestName = 64;
 
 std::uint64_t Fnv1a(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -23,13 +20,6 @@ std::uint64_t Mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
-}
-
-bool IsName(absl::string_view text) {
-  return !text.empty() && text.size() <= kLongestName &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-         });
 }
 
 absl::Status Bad(std::size_t line, std::string_view why) {
@@ -47,20 +37,18 @@ std::uint64_t RouteWeight(std::string_view server, std::string_view route) {
 
 absl::StatusOr<Ring> Ring::Parse(std::string_view text) {
   Ring ring;
-  std::size_t number = 0;
-  for (absl::string_view line : absl::StrSplit(Absl(text), '\n')) {
-    ++number;
-    line = line.substr(0, line.find('#'));
-    const std::vector<absl::string_view> words =
-        absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
-    if (words.empty()) continue;
+  for (const auto& [number, words] : WordLines(text)) {
     if (words.size() != 2) return Bad(number, "it has a server's name and its address");
-    if (!IsName(words[0])) return Bad(number, "a name is 1 to 64 characters of [a-zA-Z0-9._-]");
+    if (!IsPlainName(words[0]))
+      return Bad(number, "a name is 1 to 64 characters of [a-zA-Z0-9._-]");
     Server server{std::string(words[0]), std::string(words[1])};
     if (ring.Find(server.name) != nullptr) return Bad(number, "the name is there already");
     ring.servers_.push_back(std::move(server));
   }
-  if (ring.servers_.empty()) return Bad(number, "there is no server");
+  if (ring.servers_.empty()) {
+    const auto breaks = std::count(text.begin(), text.end(), '\n');
+    return Bad(static_cast<std::size_t>(breaks) + 1, "there is no server");
+  }
   std::sort(ring.servers_.begin(), ring.servers_.end(),
             [](const Server& a, const Server& b) { return a.name < b.name; });
   return ring;

@@ -284,7 +284,10 @@ class Soak {
 
   // A sanitizer keeps what is freed; gRPC keeps a few threads for the next burst.
   bool CheckHoldings(const Holdings& before) {
-    if (flags_.pid == 0) return true;
+    if (flags_.pid == 0) {
+      std::printf("memory, threads and descriptors are not watched: no --pid\n");
+      return true;
+    }
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     constexpr bool kExactMemory = false;
 #else
@@ -311,7 +314,10 @@ class Soak {
 
   // Of whole minutes.
   bool CheckLatencies(const std::vector<Latencies>& minutes) const {
-    if (flags_.seconds < kSteadySeconds) return true;
+    if (flags_.seconds < kSteadySeconds) {
+      std::printf("p99 is not judged: the run is too short\n");
+      return true;
+    }
     const std::size_t last = static_cast<std::size_t>(flags_.seconds / 60) - 1;
     const double first_p99 = minutes[0].Quantile(0.99), last_p99 = minutes[last].Quantile(0.99);
     std::printf("p99 %.0f us in the first minute, %.0f us in the last\n", first_p99, last_p99);

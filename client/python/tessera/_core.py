@@ -207,6 +207,15 @@ class Core:
         """Of an unnamed buffer."""
         return self.options.unnamed_ttl if ttl is None else ttl
 
+    def _destination(
+        self, name: Optional[str], replace: bool, ttl: Ttl
+    ) -> Tuple[str, bool, Ttl, Optional[Deque[Tuple[str, int]]]]:
+        """Name, replace and ttl of a new buffer, and who deletes it; without a name it is unnamed."""
+        if name is None:
+            return self._unnamed(), True, self._lifetime(ttl), self.dead
+        _named(name)
+        return name, replace, ttl, None
+
     # --- buffers
 
     def find(self, name: str) -> Steps:
@@ -359,11 +368,7 @@ class Core:
         placement: Placement = (),
     ) -> Steps:
         """A buffer of its own of a view, possibly of another type or on other devices."""
-        dead = None
-        if name is None:
-            name, dead, replace = self._unnamed(), self.dead, True
-            ttl = self._lifetime(ttl)
-        _named(name)
+        name, replace, ttl, dead = self._destination(name, replace, ttl)
         request = p.METHODS["CopyBuffer"].request(
             source=leaf.name,
             source_version=leaf.version,
@@ -406,11 +411,7 @@ class Core:
         timeout: float,
     ) -> Steps:
         """A buffer that the server fetches from another server."""
-        dead = None
-        if name is None:
-            name, dead, replace = self._unnamed(), self.dead, True
-            ttl = self._lifetime(ttl)
-        _named(name)
+        name, replace, ttl, dead = self._destination(name, replace, ttl)
         request = p.METHODS["ImportBuffer"].request(
             source=server,
             source_name=source,

@@ -2,13 +2,14 @@
 """Clients that are killed at random points of an upload leave nothing behind: no buffer, no draft, no
 byte of a device or of the host's memory, no thread and no descriptor.
 
-usage: killed_clients_test.py --server build/bin/tessera-server --cli build/bin/tessera [--device cuda:0]
+usage: killed_clients.py --server build/bin/tessera-server --cli build/bin/tessera [--device cuda:0]
        [--kills N] [--seed S] [unittest arguments]
 """
 
 import argparse
 import json
 import os
+import pathlib
 import random
 import subprocess
 import sys
@@ -18,7 +19,8 @@ import unittest
 
 import numpy as np
 
-import outsider
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import outsider  # noqa: E402
 
 MIB = 1 << 20
 BYTES = 24 * MIB
@@ -117,7 +119,7 @@ def main():
     parser.add_argument("--server", required=True)
     parser.add_argument("--cli", required=True)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     global options  # pylint: disable=global-statement
     options, rest = parser.parse_known_args()

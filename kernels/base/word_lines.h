@@ -1,0 +1,23 @@
+// Files that have words on lines, of which `#` begins a comment: of callers, of servers.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+struct WordLine {
+  std::size_t number = 0;  // of the line in the text, from 1 on
+  std::vector<absl::string_view> words;
+};
+
+// The lines that have words, which lie in the text.
+std::vector<WordLine> WordLines(std::string_view text);
+
+// What such a file may call something: 1 to 64 characters of [a-zA-Z0-9._-].
+bool IsPlainName(absl::string_view text);
+
+}  // namespace tessera
