@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 
 import grpc
@@ -21,7 +20,9 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 import outsider as o
+from home import home_of
 from outsider import eventually
+from relay import Relay
 
 MIB = 1 << 20
 FROM_HERE = ("--import-from", "127.0.0.1:*")
@@ -39,68 +40,6 @@ def servers(*flags):
         finally:
             for server in started:
                 server.kill()
-
-
-class Relay:
-    """Passes TCP connections on to an address. The next len(cuts) connections end after so many
-    bytes of answers each; damage: the number of the byte that arrives changed, once; silent: nothing
-    passes, and nothing ends."""
-
-    def __init__(self, address, cuts=(), damage=None):
-        self.address = address.split(":")
-        self.cuts = list(cuts)
-        self.damage = damage
-        self.silent = threading.Event()
-        self.passed = []  # bytes of answers, of each connection
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.where = "127.0.0.1:%d" % self.listener.getsockname()[1]
-        self.open = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection((self.address[0], int(self.address[1])))
-            except OSError:
-                near.close()
-                continue
-            self.open += [near, far]
-            limit = self.cuts.pop(0) if self.cuts else None
-            number = len(self.passed)
-            self.passed.append(0)
-            threading.Thread(target=self._pump, args=(near, far, None, None), daemon=True).start()
-            threading.Thread(
-                target=self._pump, args=(far, near, limit, number), daemon=True
-            ).start()
-
-    def _pump(self, source, sink, limit, number):
-        try:
-            while data := source.recv(65536):
-                while self.silent.is_set():
-                    time.sleep(0.01)
-                if number is not None:
-                    if limit is not None and self.passed[number] + len(data) > limit:
-                        break
-                    begin = self.passed[number]
-                    if self.damage is not None and begin <= self.damage < begin + len(data):
-                        data = bytearray(data)
-                        data[self.damage - begin] ^= 1
-                        self.damage = None
-                    self.passed[number] += len(data)
-                sink.sendall(data)
-        except OSError:
-            pass
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        for one in [self.listener, *self.open]:
-            one.close()
 
 
 def put(client, name, array, checksums=True, **spec):
@@ -510,25 +449,6 @@ def test_import_within_limits(server, client):
 
 
 # --- homes of names
-
-
-def fnv1a(text):
-    value = 0xCBF29CE484222325
-    for byte in text.encode():
-        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
-    return value
-
-
-def mix(x):
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
-    x = (x ^ x >> 27) * 0x94D049BB133111EB % (1 << 64)
-    return x ^ x >> 31
-
-
-def home_of(servers_named, name):
-    route = name.rpartition("/")[0] if "/" in name else name
-    weigh = lambda server: mix(fnv1a(server) ^ mix(fnv1a(route)))  # noqa: E731
-    return max(sorted(servers_named), key=weigh)
 
 
 def test_names_have_one_home(server, client):

@@ -31,7 +31,8 @@ except ImportError:
 
 import tessera as ts
 import tessera.dask as td
-from hosts_test import Relay, home_of
+from home import home_of
+from relay import Relay
 from tessera.dask import _servers
 
 RNG = np.random.default_rng(20261125)

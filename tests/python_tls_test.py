@@ -14,7 +14,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tls_test import Authority
+from authority import Authority
 
 SOON = {"connect_timeout": 0.7}  # Of those that never come.
 

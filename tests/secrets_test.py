@@ -22,11 +22,10 @@ import urllib.request
 
 import numpy as np
 
-import access_test
 import outsider as o
-from access_test import PIECE, Caller, line_of, replace
+from authority import Authority
+from callers import PIECE, Caller, every_method, line_of, replace
 from python_outsider import PACKAGE, build_protocol
-from tls_test import Authority
 
 CLI = None
 
@@ -142,7 +141,7 @@ class SecretsTest(unittest.TestCase):
         caller = Caller(server, token, metadata=[trace])
         caller.try_upload([dict(name="x", spec=o.spec_of(PIECE, replace=True),
                                 data=PIECE.tobytes())])
-        for rpc, end in access_test.AccessTest.every_method(self, caller).items():
+        for rpc, end in every_method(caller).items():
             answer = "" if end.answer is None else str(end.answer)
             self.say("answers", f"{rpc} {end.code} {end.reason} {end.metadata} {end.text} {answer}")
         # All metadata that comes back, as bytes.

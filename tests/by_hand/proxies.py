@@ -26,7 +26,7 @@ sys.path.insert(0, str(TESTS))
 
 import outsider as o  # noqa: E402
 import python_outsider  # noqa: E402, F401  (puts the package on the path)
-from tls_test import Authority  # noqa: E402
+from authority import Authority  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
