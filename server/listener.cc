@@ -52,15 +52,6 @@ constexpr std::string_view kUnixPrefix = "unix:";
 
 bool IsUnix(const std::string& address) { return address.rfind(kUnixPrefix, 0) == 0; }
 
-absl::Status CannotListen(const std::string& address, const std::string& why) {
-  return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-                   absl::StrCat("cannot listen on ", address, ": ", why), {{"address", address}});
-}
-
-absl::Status CannotListen(const std::string& address, int error) {
-  return CannotListen(address, std::string(std::strerror(error)));
-}
-
 // A socket that listens; or -1, and errno says why.
 int ListenOn(const sockaddr* address, socklen_t size, bool only_ipv6) {
   const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -36,11 +36,6 @@ constexpr int kBatch = 64;
 // The most descriptors that Linux takes in one message (SCM_MAX_FD).
 constexpr std::size_t kMostDescriptors = 253;
 
-absl::Status CannotListen(const std::string& path, const std::string& why) {
-  return MakeError(StatusCode::kUnavailable, "CANNOT_LISTEN",
-                   absl::StrCat("cannot listen on ", path, ": ", why), {{"address", path}});
-}
-
 absl::Status BadPacket(std::string_view field, std::string_view message) {
   return MakeError(StatusCode::kInvalidArgument, "BAD_REGION", message,
                    {{"field", std::string(field)}});
@@ -118,7 +113,7 @@ absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
   std::string absolute = path;
   if (path.empty() || path.front() != '/') {
     const std::unique_ptr<char, void (*)(void*)> folder(getcwd(nullptr, 0), std::free);
-    if (folder == nullptr) return CannotListen(path, std::strerror(errno));
+    if (folder == nullptr) return CannotListen(path, errno);
     absolute = absl::StrCat(folder.get(), "/", path);
   }
   std::unique_ptr<RegionListener> listener(
@@ -130,7 +125,7 @@ absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
 
 absl::Status RegionListener::Listen(const SocketAccess& access) {
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (wake_.get() < 0) return CannotListen(path_, std::strerror(errno));
+  if (wake_.get() < 0) return CannotListen(path_, errno);
   absl::StatusOr<UnixSocket> opened = ListenUnix(path_, SOCK_SEQPACKET, access, path_);
   if (!opened.ok()) return opened.status();
   listening_ = Descriptor(opened->fd);

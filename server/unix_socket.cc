@@ -51,6 +51,15 @@ std::optional<gid_t> FindGroup(const std::string& group) {
 
 }  // namespace
 
+absl::Status CannotListen(const std::string& address, const std::string& why) {
+  return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
+                   absl::StrCat("cannot listen on ", address, ": ", why), {{"address", address}});
+}
+
+absl::Status CannotListen(const std::string& address, int error) {
+  return CannotListen(address, std::error_code(error, std::generic_category()).message());
+}
+
 void RemoveSocketFile(const SocketFile& file) {
   struct stat there;
   if (lstat(file.path.c_str(), &there) == 0 && there.st_dev == file.device &&
@@ -61,13 +70,8 @@ void RemoveSocketFile(const SocketFile& file) {
 
 absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
                                       const std::string& address) {
-  const auto cannot = [&address](const std::string& why) {
-    return MakeError(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-                     absl::StrCat("cannot listen on ", address, ": ", why), {{"address", address}});
-  };
-  const auto failed = [&cannot](int error) {
-    return cannot(std::error_code(error, std::generic_category()).message());
-  };
+  const auto cannot = [&address](const std::string& why) { return CannotListen(address, why); };
+  const auto failed = [&address](int error) { return CannotListen(address, error); };
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   if (path.empty()) return cannot("it has no path");

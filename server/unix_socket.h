@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tessera {
@@ -30,9 +31,13 @@ struct UnixSocket {
   int fd;  // belongs to the caller
   SocketFile file;
 };
+// UNAVAILABLE / CANNOT_LISTEN {address}: for sockets of any kind. error: of errno.
+absl::Status CannotListen(const std::string& address, const std::string& why);
+absl::Status CannotListen(const std::string& address, int error);
+
 // A socket that listens, does not block, and accepts nobody before its file has the permissions
 // asked for. type: SOCK_STREAM or SOCK_SEQPACKET. Takes the place of a socket that no process
-// serves. UNAVAILABLE / CANNOT_LISTEN {address}, which messages name.
+// serves. Errors: CannotListen(address, ...).
 absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
                                       const std::string& address);
 
