@@ -138,6 +138,10 @@ struct OperationOptions {
   // The same two for the indices of TopK; those above are for its values.
   std::optional<ResultBuffer> indices_target;
   bool indices_scratch = false;
+  // Of Reduce: what is folded, of x as operand 0 and of `with` from 1 on. Of Matmul: what becomes of
+  // the product, which is operand 0. Expr::ToMessage() of Expr.
+  std::optional<v1::Expression> expression;
+  std::vector<Operand> with;
   std::optional<absl::Duration> timeout;  // absent: that of the client; unused in a program
 };
 

@@ -45,7 +45,7 @@ absl::Status FileError(std::string_view path, std::string_view action) {
 }
 
 absl::StatusOr<DType> ParseDescr(std::string_view descr) {
-  for (DType dtype : kAllDTypes) {
+  for (DType dtype : kArrayDTypes) {
     const std::string_view known = InfoOf(dtype).numpy;
     if (descr.size() != known.size() || descr.substr(1) != known.substr(1)) continue;
     if (descr[0] == '<' || descr[0] == known[0]) return dtype;
@@ -59,8 +59,9 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
   descr = descr.substr(0, 32);  // of what may be a megabyte
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-      absl::StrCat("element type '", absl::CHexEscape(Absl(descr)),
-                   "' has no counterpart; convert it to float32, float64, float16, int32 or int64"),
+      absl::StrCat(
+          "element type '", absl::CHexEscape(Absl(descr)),
+          "' has no counterpart; convert it to float32, float64, float16, int32, int64 or bool"),
       {{"descr", absl::CHexEscape(Absl(descr))}});
 }
 

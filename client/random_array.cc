@@ -102,7 +102,8 @@ Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed) {
       case DType::kI64:
         fill(std::int64_t{}, double{}, integer);
         break;
-      case DType::kBool:  // of no array
+      case DType::kBool:
+        fill(bool{}, float{}, [](float x) { return x > 0; });
         break;
     }
     return absl::OkStatus();

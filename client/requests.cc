@@ -70,6 +70,16 @@ v1::Operand ToMessage(const Operand& operand) {
   return proto;
 }
 
+namespace {
+
+template <class Request>
+void SetExpression(const OperationOptions& options, Request& request) {
+  if (options.expression) *request.mutable_expression() = *options.expression;
+  for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
+}
+
+}  // namespace
+
 v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
   return Binary<v1::DotRequest>(a, b, options);
 }
@@ -82,6 +92,7 @@ v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const 
   request.mutable_axes()->Add(axes.begin(), axes.end());
   request.set_keep_dims(keep_dims);
   SetOptions(options, request);
+  SetExpression(options, request);
   return request;
 }
 
@@ -92,6 +103,7 @@ v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpo
   request.set_transpose_a(transpose_a);
   request.set_transpose_b(transpose_b);
   if (out_dtype) request.set_out_dtype(ToMessage(*out_dtype));
+  SetExpression(options, request);
   return request;
 }
 

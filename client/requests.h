@@ -56,6 +56,8 @@ std::string_view BufferOf(const Request& request) {
     look(request.b().buffer());
   }
   if constexpr (requires { request.x().buffer(); }) look(request.x().buffer());
+  if constexpr (requires { request.with(); })
+    for (const v1::Operand& operand : request.with()) look(operand.buffer());
   if constexpr (requires { request.operands(); })
     for (const v1::Operand& operand : request.operands()) look(operand.buffer());
   if constexpr (requires { request.result().buffer().name(); })

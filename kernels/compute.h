@@ -191,8 +191,9 @@ struct Stats {
   std::uint64_t bytes = 0;
   std::uint64_t flops = 0;
   double roundoff = 0;
-  double estimate_seconds = 0;  // by options.pace, else 0
-  int devices = 1;              // that worked
+  double estimate_seconds = 0;    // by options.pace, else 0
+  int devices = 1;                // that worked
+  std::uint64_t moved_bytes = 0;  // of operands, between devices that share the work out
 };
 
 struct ScalarResult {
@@ -218,11 +219,24 @@ class Output {
   std::optional<absl::FunctionRef<absl::StatusOr<void*>()>> ask_;
 };
 
+// An expression on the way into an operation or out of it. Its operand 0 is what the operation would
+// take or give without it, and `with` are the others, from 1 on.
+struct MapStage {
+  absl::Span<const ExpressionNode> expression;
+  absl::Span<const View> with;
+};
+
 // What an operation's array result will be: all checks of the operands, none of the strategy.
+// in: null, or what makes the array that is folded of x. Shapes are broadcast.
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
-                                         bool keep_dims);
+                                         bool keep_dims, const MapStage* in = nullptr);
+// The same of a whole array, where the result is an array of rank 0.
+absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage* in = nullptr);
+// out_of: null, or what makes the result of the product, whose dtype is then out_dtype. Its other
+// operands are broadcast to the product's shape.
 absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
-                                     bool transpose_b, DType out_dtype);
+                                     bool transpose_b, DType out_dtype,
+                                     const MapStage* out_of = nullptr);
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 // Shapes of operands are broadcast as in NumPy.
@@ -239,18 +253,21 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 //     that names no strategy falls back on ChooseInPlace: by configuration, never by load, since
 //     another strategy has other bits.
 //   CANCELLED / CANCELLED: stream.stopped() said so meanwhile, and the result is not worth reading.
-// Dot and Reduce by the strategies that are chosen on the CPU, Add, Map, and copies take strided and
-// repeated operands as they are, or in pieces of bounded size.
+// Dot and Reduce by the strategies that are chosen, Add, Map, and copies take strided and repeated
+// operands as they are, or in pieces of bounded size. What an expression makes for Reduce is computed
+// where it is folded or in pieces of bounded size; it is scratch memory of the array's size for
+// strategies that are named and no trees, for a folded outermost axis, and for Matmul. Results have the
+// bits of Map into an array and the operation on that.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
-                                       const RunOptions& options);
+                                       const RunOptions& options, const MapStage* in = nullptr);
 absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
-                                    const RunOptions& options);
+                                    const RunOptions& options, const MapStage* in = nullptr);
 absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
                                 bool transpose_b, DType out_dtype, const Output& out,
-                                const RunOptions& options);
+                                const RunOptions& options, const MapStage* out_of = nullptr);
 absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const Output& out,
                              const RunOptions& options);
 absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
@@ -262,7 +279,8 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
                               bool smallest, const Output& values, const Output& indices,
                               const RunOptions& options);
 
-// Whether a Dot or a Reduce of these operands may be part of a batch: they are contiguous and short.
+// Whether a Dot or a Reduce of these operands may be part of a batch: they are numbers, contiguous and
+// short.
 bool FitsBatch(const View& operand);
 
 // Many short vectors at once, with a launch for a thousand of them: results[i] is, bit by bit and

@@ -84,8 +84,9 @@ bool Rounds(MapOp op) {
 // are numbered by the instruction that fills them until Allocate.
 class Compiler {
  public:
-  Compiler(absl::Span<const ExpressionNode> nodes, absl::Span<const DType> operands)
-      : nodes_(nodes), operands_(operands) {}
+  Compiler(absl::Span<const ExpressionNode> nodes, absl::Span<const DType> operands,
+           std::optional<DType> cast)
+      : nodes_(nodes), operands_(operands), cast_(cast) {}
 
   absl::StatusOr<MapProgram> Compile() {
     if (absl::Status status = CheckCounts(); !status.ok()) return status;
@@ -94,14 +95,15 @@ class Compiler {
     program_.operands = static_cast<int>(operands_.size());
     std::copy(operands_.begin(), operands_.end(), program_.operand_dtypes.begin());
     program_.dtype = types_[nodes_.size() - 1].settled();
-    if (program_.dtype == DType::kBool)
-      return BadNode(nodes_.size() - 1,
-                     "the result is a truth value; cast or where makes a number");
     FindNeeded();
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       if (needed_[i]) Emit(i);
     const std::size_t last = nodes_.size() - 1;
-    if (types_[last].is_free()) Constant(last, program_.dtype);
+    if (types_[last].is_free()) value_[last] = Constant(last, program_.dtype);
+    if (cast_.has_value() && *cast_ != program_.dtype) {
+      Convert(value_[last], program_.dtype, *cast_);
+      program_.dtype = *cast_;
+    }
     Allocate();
     return program_;
   }
@@ -356,6 +358,7 @@ class Compiler {
 
   const absl::Span<const ExpressionNode> nodes_;
   const absl::Span<const DType> operands_;
+  const std::optional<DType> cast_;
   std::array<NodeType, kMostNodes> types_{};
   std::array<DType, kMostNodes> common_{};  // of an operation's arguments
   std::array<bool, kMostNodes> needed_{};
@@ -377,8 +380,9 @@ DType Promote(DType a, DType b) {
 }
 
 absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
-                                             absl::Span<const DType> operands) {
-  return Compiler(nodes, operands).Compile();
+                                             absl::Span<const DType> operands,
+                                             std::optional<DType> cast) {
+  return Compiler(nodes, operands, cast).Compile();
 }
 
 }  // namespace tessera

@@ -32,9 +32,11 @@ struct ExpressionNode {
 };
 
 // The expression over operands of these types as a program. INVALID_ARGUMENT / BAD_EXPRESSION {node,
-// ...}, with the index of the node at fault, as far as there is one.
+// ...}, with the index of the node at fault, as far as there is one. cast: what the result is cast
+// to, if to anything.
 absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
-                                             absl::Span<const DType> operands);
+                                             absl::Span<const DType> operands,
+                                             std::optional<DType> cast = std::nullopt);
 
 // The type that both become where they meet, as in NumPy: the larger of two of a kind, F32 for F16
 // and BF16, F64 for an integer beside any floating-point type, any number beside BOOL.

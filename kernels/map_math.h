@@ -205,6 +205,11 @@ TESSERA_HD ValueOf<Element> RoundTo(From x) {
   }
 }
 
+// An element as it is read from memory, where a bool may be any byte: conversion to bool makes 1 of
+// what is not 0.
+template <class Element>
+using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
+
 // Calls f(T{}) for the element type, of which BOOL may be one.
 template <class F>
 constexpr void DispatchElement(DType dtype, F&& f) {

@@ -4,6 +4,8 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,8 @@
 #include "kernels/batch.h"
 #include "kernels/compute.h"
 #include "kernels/guard.h"
+#include "kernels/map_cost.h"
+#include "kernels/map_range.h"
 #include "kernels/matmul.h"
 #include "kernels/profiler_range.h"
 #include "kernels/share_out.h"
@@ -50,7 +54,7 @@ absl::Status CheckSame(const View& a, const View& b) {
 
 std::string Names(DTypes dtypes) {
   std::vector<std::string> names;
-  for (DType d : kAllDTypes)
+  for (DType d : kArrayDTypes)
     if (dtypes.Contains(d)) names.emplace_back(Name(d));
   return absl::StrJoin(names, ", ");
 }
@@ -345,7 +349,9 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 }
 
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
-// time includes.
+// time includes. What else it may have: Account(strategy, stats) for what it costs beside the
+// strategy, Settle(problem, stream) for a trivial problem, and LaunchWide(stream, problem, strategy)
+// where Strategy::launch_wide alone does not do it.
 template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
@@ -357,6 +363,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   if (!strategy.ok()) return strategy.status();
   const bool trivial = IsTrivial(problem);
   Stats stats = StatsOf(**strategy, problem);
+  if constexpr (requires { work.Account(**strategy, stats); }) work.Account(**strategy, stats);
   double gather_seconds = 0;
   if (options.pace != nullptr && !trivial) {
     gather_seconds = work.GatherSeconds(*options.pace);
@@ -383,7 +390,11 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       [&] {
         if (options.timing) stream.StartTimer();
         if (trivial) {
-          Settle(problem, stream);
+          if constexpr (requires { work.Settle(problem, stream); }) {
+            work.Settle(problem, stream);
+          } else {
+            Settle(problem, stream);
+          }
         } else if (shares.empty()) {
           work(stream, problem, **strategy);
         } else {
@@ -395,10 +406,12 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
         stream.Synchronize();
         if (!LeftRange(problem, **strategy, shares, stream) || stream.stopped()) return;
         if (options.timing) stream.StartTimer();
-        if (shares.empty()) {
-          (*strategy)->launch_wide(problem, stream);
-        } else {
+        if (!shares.empty()) {
           LaunchShares(problem, **strategy, shares, stream, /*wide=*/true);
+        } else if constexpr (requires { work.LaunchWide(stream, problem, **strategy); }) {
+          work.LaunchWide(stream, problem, **strategy);
+        } else {
+          (*strategy)->launch_wide(problem, stream);
         }
         if (options.timing) stats.kernel_us += stream.StopTimer();
         AwaitOthers(shares, stream);
@@ -420,16 +433,15 @@ auto PlaceAt(const Output& output, void** data) {
   };
 }
 
-template <class Problem>
+template <class Problem, class Work>
 absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
-                                           RunOptions options, absl::Span<const Operand> operands) {
+                                           RunOptions options, const Work& work) {
   options.enqueue_only = false;  // the result is read at once
   const auto place = [&stream](Problem& p) {
     p.result = stream.result();
     return absl::OkStatus();
   };
-  absl::StatusOr<Stats> stats =
-      Execute(stream, problem, options, place, WholeLaunch<Problem>{operands});
+  absl::StatusOr<Stats> stats = Execute(stream, problem, options, place, work);
   if (!stats.ok()) return stats.status();
   return ScalarResult{options.check_only ? Scalar{} : *problem.result, integer, *stats};
 }
@@ -437,11 +449,12 @@ absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, boo
 // --- In pieces ----------------------------------------------------------------------------------
 
 // Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
-// outlast their launches, on the CPU what stays in a cache. `copies` of them fit what a stream
+// outlast their launches, on the CPU what stays in a cache, or in so many. `copies` of them fit what a stream
 // keeps of scratch memory on the CPU, and a quarter of the budget anywhere.
-std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies) {
+std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies, int caches = 1) {
   std::uint64_t bytes = stream.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20
                                                                          : std::uint64_t{512} << 10;
+  bytes *= static_cast<std::uint64_t>(caches);
   if (const Budget* budget = stream.scratch_budget(); budget != nullptr)
     bytes = std::min(bytes, budget->limit() / 4);
   return std::max<std::int64_t>(
@@ -551,9 +564,10 @@ struct AddInPieces {
 // --- Axes ---------------------------------------------------------------------------------------
 
 // Which axes of x are folded.
-absl::StatusOr<std::array<bool, kMaxRank>> FoldedAxes(const View& x, absl::Span<const int> axes) {
+absl::StatusOr<std::array<bool, kMaxRank>> FoldedAxes(const Shape& shape,
+                                                      absl::Span<const int> axes) {
   std::array<bool, kMaxRank> folded{};
-  const int rank = x.shape.rank;
+  const int rank = shape.rank;
   for (int axis : axes) {
     if (axis < -rank || axis >= rank) {
       return Invalid("BAD_AXES",
@@ -576,15 +590,36 @@ absl::Status EmptyInput(ReduceOp op) {
                  {{"op", absl::StrCat(static_cast<int>(op))}});
 }
 
-// x with its axes reordered so that folded ones are neighbours, and the three extents that result.
+// Whether the operation has a value for so many elements of the type.
+absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n) {
+  if (!Folds(op, dtype)) {
+    return Invalid(
+        "BAD_DTYPE",
+        absl::StrCat(Absl(Name(op)), " of truth values: sum, mean, all and any fold them"),
+        {{"op", std::string(Name(op))}, {"dtype", std::string(Name(dtype))}});
+  }
+  return n == 0 && NeedsElements(op) ? EmptyInput(op) : absl::OkStatus();
+}
+
+// The axes of an array so ordered that folded ones are neighbours, and the three extents that result.
 // Axes that are neighbours already stay where they are, which saves a gather.
 struct Folding {
-  View x;
+  std::vector<int> order;
   std::int64_t outer = 1, length = 1, inner = 1;
+
+  View Of(const View& x) const {
+    View ordered = x;
+    for (int i = 0; i < x.shape.rank; ++i) {
+      const int from = order[static_cast<std::size_t>(i)];
+      ordered.shape[i] = x.shape[from];
+      ordered.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(from)];
+    }
+    return ordered;
+  }
 };
 
-Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
-  const int rank = x.shape.rank;
+Folding MakeFolding(const Shape& shape, const std::array<bool, kMaxRank>& folded) {
+  const int rank = shape.rank;
   const auto is_folded = [&](int i) { return folded[static_cast<std::size_t>(i)]; };
   int first = 0;
   while (first < rank && !is_folded(first)) ++first;
@@ -593,22 +628,16 @@ Folding MakeFolding(const View& x, const std::array<bool, kMaxRank>& folded) {
   bool neighbours = true;
   for (int i = first; i < last; ++i) neighbours &= is_folded(i);
 
-  std::vector<int> order;
+  Folding folding;
   for (int i = 0; i < rank; ++i)
-    if (neighbours || !is_folded(i)) order.push_back(i);
+    if (neighbours || !is_folded(i)) folding.order.push_back(i);
   if (!neighbours)
     for (int i = 0; i < rank; ++i)
-      if (is_folded(i)) order.push_back(i);
-
-  Folding folding;
-  folding.x = x;
-  for (int i = 0; i < rank; ++i) {
-    const int from = order[static_cast<std::size_t>(i)];
-    folding.x.shape[i] = x.shape[from];
-    folding.x.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(from)];
+      if (is_folded(i)) folding.order.push_back(i);
+  for (int from : folding.order) {
     (is_folded(from)              ? folding.length
      : neighbours && from >= last ? folding.inner
-                                  : folding.outer) *= x.shape[from];
+                                  : folding.outer) *= shape[from];
   }
   return folding;
 }
@@ -619,8 +648,9 @@ DType ScalarDType(ReduceOp op, DType dtype) { return IsArg(op) ? dtype : ResultD
 // --- Shapes that are broadcast ------------------------------------------------------------------
 
 // The shape that all operands are stretched to: of each axis, counted from the last, the one extent
-// that is not 1.
-absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands) {
+// that is not 1. names: of an operand in an error.
+template <class Names>
+absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands, const Names& names) {
   Shape shape;
   for (const View& view : operands) shape.rank = std::max(shape.rank, view.shape.rank);
   for (int i = 0; i < shape.rank; ++i) shape[i] = 1;
@@ -630,12 +660,11 @@ absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands) {
       std::int64_t& extent = shape[shape.rank - own.rank + i];
       if (own[i] == extent || own[i] == 1) continue;
       if (extent != 1) {
-        return Invalid("BAD_SHAPE",
-                       absl::StrCat("operand ", operand, " has shape ", ToString(own),
-                                    ", which does not go with ", ToString(shape)),
-                       {{"operand", absl::StrCat("operands[", operand, "]")},
-                        {"shape", ToString(own)},
-                        {"others", ToString(shape)}});
+        return Invalid(
+            "BAD_SHAPE",
+            absl::StrCat("operand ", names(operand), " has shape ", ToString(own),
+                         ", which does not go with ", ToString(shape)),
+            {{"operand", names(operand)}, {"shape", ToString(own)}, {"others", ToString(shape)}});
       }
       extent = own[i];
     }
@@ -654,11 +683,224 @@ View Broadcast(const View& view, const Shape& shape) {
   return wide;
 }
 
+std::string NameOfMapOperand(std::size_t i) { return absl::StrCat("operands[", i, "]"); }
+
 absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
-                                      absl::Span<const ExpressionNode> expression) {
+                                      absl::Span<const ExpressionNode> expression,
+                                      std::optional<DType> cast = std::nullopt) {
   std::vector<DType> dtypes;
   for (const View& view : operands) dtypes.push_back(view.dtype);
-  return CompileExpression(expression, dtypes);
+  return CompileExpression(expression, dtypes, cast);
+}
+
+// --- Expressions on the way into operations and out of them ---
+
+// Takes the elements as they are.
+absl::Span<const ExpressionNode> Identity() {
+  static const ExpressionNode node{.kind = ExpressionNode::Kind::kOperand};
+  return {&node, 1};
+}
+
+// A MapStage that has been checked, as a problem. Stays where it is, for the problem names the program.
+class StagedMap {
+ public:
+  // Of operand 0, which errors call first_name. numeric: truth values become I32.
+  static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage& stage,
+                                                         std::string_view first_name,
+                                                         bool numeric) {
+    std::vector<View> operands = {first};
+    operands.insert(operands.end(), stage.with.begin(), stage.with.end());
+    absl::StatusOr<MapProgram> program = CompileFor(operands, stage.expression);
+    if (!program.ok()) return program.status();
+    auto staged = std::make_unique<StagedMap>();
+    staged->type_.dtype = program->dtype;
+    if (numeric && program->dtype == DType::kBool) {
+      program = CompileFor(operands, stage.expression, DType::kI32);
+      if (!program.ok()) return program.status();
+    }
+    staged->program_ = *std::move(program);
+    const absl::StatusOr<Shape> shape = BroadcastShape(operands, [&](std::size_t i) {
+      return i == 0 ? std::string(first_name) : absl::StrCat("with[", i - 1, "]");
+    });
+    if (!shape.ok()) return shape.status();
+    const absl::StatusOr<ArrayType> type = MakeArrayType(
+        staged->program_.dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+    if (!type.ok()) return type.status();
+    staged->type_.shape = *shape;
+    MapProblem& problem = staged->problem_;
+    problem.dtype = type->dtype;
+    problem.n = shape->elements();
+    problem.program = &staged->program_;
+    for (std::size_t i = 0; i < operands.size(); ++i)
+      problem.operands[i] = Broadcast(operands[i], *shape);
+    return staged;
+  }
+
+  // Of what the expression makes, in which truth values are still such.
+  const ArrayType& type() const { return type_; }
+  MapProblem& problem() { return problem_; }
+
+ private:
+  ArrayType type_;
+  MapProgram program_;
+  MapProblem problem_;
+};
+
+// What is folded: x itself, through an expression that changes nothing, where there is no other.
+absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapStage* in) {
+  const MapStage identity{Identity(), {}};
+  return StagedMap::Make(x, in == nullptr ? identity : *in, "x", /*numeric=*/true);
+}
+
+// Whether elements are to be computed before they are folded.
+bool IsMapped(const View& x, const MapStage* in) {
+  return in != nullptr || x.dtype == DType::kBool;
+}
+
+// What a map costs beside the operation: its operands are read, and `copies` times its result is
+// written and read.
+void AccountMap(const MapProblem& map, int copies, Stats& stats) {
+  const Cost cost = OnePassCost(map);
+  const std::uint64_t result = static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+  stats.bytes += OperandBytes(map) + static_cast<std::uint64_t>(copies) * result;
+  stats.flops += cost.flops;
+}
+
+double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace) {
+  return pace.Estimate(*Choose(map, stream.device()), map);
+}
+
+// Reduce of what an expression makes: by a strategy that computes its elements as it goes, or from
+// scratch memory.
+struct FoldMap {
+  const MapProblem& map;
+  const Stream& stream;
+
+  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceProblem>& strategy) const {
+    return strategy.reads_views ? 0 : static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+  }
+  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
+  Division Divide(const ReduceProblem&, const Strategy<ReduceProblem>&, const Team&) const {
+    return {};
+  }
+  void Account(const Strategy<ReduceProblem>& strategy, Stats& stats) const {
+    // The strategy counts one reading of the elements.
+    AccountMap(map, strategy.reads_views ? 0 : 1, stats);
+    if (strategy.reads_views) stats.bytes -= static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+  }
+  void operator()(Stream& on, ReduceProblem& problem,
+                  const Strategy<ReduceProblem>& strategy) const {
+    if (strategy.reads_views) {
+      problem.map = &map;
+    } else {
+      void* const copy = on.Scratch(static_cast<std::size_t>(CopyBytes(on, strategy)));
+      LaunchMapRange(map, 0, map.n, copy, on);
+      problem.x = copy;
+    }
+    if (!on.stopped()) LaunchOn(on, problem, strategy);
+  }
+};
+
+// The same along axes, in pieces of the outermost one: the map's result is [outer, length, inner].
+struct FoldMapAxes {
+  const MapProblem& map;
+  const Stream& stream;
+  const ReduceAxesProblem& problem;
+
+  std::int64_t row() const { return problem.length * problem.inner; }
+  // Rows of a piece: what stays in a cache of the second level, of each core's on a CPU.
+  std::int64_t rows() const {
+    const DeviceInfo& info = stream.device().info();
+    const int cores = info.backend == Backend::kCpu ? std::max(1, info.multiprocessors) : 1;
+    const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1, cores);
+    return std::clamp<std::int64_t>(elements / std::max<std::int64_t>(1, row()), 1,
+                                    std::max<std::int64_t>(1, problem.outer));
+  }
+  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceAxesProblem>&) const {
+    return static_cast<std::uint64_t>(rows() * row()) * SizeOf(map.dtype);
+  }
+  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
+  Division Divide(const ReduceAxesProblem&, const Strategy<ReduceAxesProblem>&, const Team&) const {
+    return {};
+  }
+  void Account(const Strategy<ReduceAxesProblem>&, Stats& stats) const {
+    AccountMap(map, rows() < problem.outer ? 0 : 1, stats);
+    if (rows() < problem.outer)
+      stats.bytes -= static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+  }
+  void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
+            bool wide) const {
+    if (whole.x == nullptr) {
+      const std::uint64_t bytes = std::max<std::uint64_t>(1, CopyBytes(on, strategy));
+      whole.x = on.Scratch(static_cast<std::size_t>(bytes));
+    }
+    void* const piece = const_cast<void*>(whole.x);
+    for (std::int64_t first = 0; first < whole.outer && !on.stopped();) {
+      const std::int64_t end = std::min(whole.outer, first + rows());
+      LaunchMapRange(map, first * row(), (end - first) * row(), piece, on);
+      ReduceAxesProblem part = PartOf(whole, {&on, first, end});
+      part.x = piece;
+      part.continues = first > 0;
+      if (wide) {
+        strategy.launch_wide(part, on);
+      } else {
+        LaunchOn(on, part, strategy);
+      }
+      first = end;
+    }
+  }
+  void operator()(Stream& on, ReduceAxesProblem& whole,
+                  const Strategy<ReduceAxesProblem>& strategy) const {
+    Fold(on, whole, strategy, /*wide=*/false);
+  }
+  void LaunchWide(Stream& on, ReduceAxesProblem& whole,
+                  const Strategy<ReduceAxesProblem>& strategy) const {
+    Fold(on, whole, strategy, /*wide=*/true);
+  }
+};
+
+// Matmul into scratch memory, which the map reads from operand 0.
+struct MatmulThenMap {
+  WholeLaunch<MatmulProblem> product;
+  MapProblem& map;
+  const Stream& stream;
+  std::uint64_t product_bytes;
+
+  std::uint64_t CopyBytes(const Stream& on, const Strategy<MatmulProblem>& strategy) const {
+    return SaturatingAdd(product.CopyBytes(on, strategy), product_bytes);
+  }
+  double GatherSeconds(const Pace& pace) const {
+    return product.GatherSeconds(pace) + MapSeconds(map, stream, pace);
+  }
+  Division Divide(const MatmulProblem&, const Strategy<MatmulProblem>&, const Team&) const {
+    return {};
+  }
+  void Account(const Strategy<MatmulProblem>&, Stats& stats) const { AccountMap(map, 1, stats); }
+  void Settle(MatmulProblem& problem, Stream& on) const {
+    if (map.n == 0) return;
+    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
+    tessera::Settle(problem, on);
+    Finish(problem, on);
+  }
+  void operator()(Stream& on, MatmulProblem& problem,
+                  const Strategy<MatmulProblem>& strategy) const {
+    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
+    product(on, problem, strategy);
+    if (!on.stopped()) Finish(problem, on);
+  }
+  void Finish(const MatmulProblem& problem, Stream& on) const {
+    map.operands[0].data = problem.c;
+    LaunchMapRange(map, 0, map.n, map.out, on);
+  }
+};
+
+// n contiguous elements as another type. Throws DeviceError.
+void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, std::int64_t n) {
+  if (from != DType::kBool && to != DType::kBool) return stream.Convert(in, from, out, to, n);
+  const absl::StatusOr<MapProgram> program = CompileExpression(Identity(), {from}, to);
+  MapProblem cast{.dtype = to, .n = n, .program = &*program};
+  cast.operands[0] = {.data = in, .dtype = from, .shape = {.rank = 1, .dims = {n}}, .strides = {1}};
+  LaunchMapRange(cast, 0, n, out, stream);
 }
 
 // --- Batches ------------------------------------------------------------------------------------
@@ -735,57 +977,113 @@ absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
   const Operand operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
                               {b, HasGaps(b), &problem.b, &problem.b_view}};
-  return ExecuteScalar(stream, problem, IsInteger(a.dtype), options, operands);
+  return ExecuteScalar(stream, problem, IsInteger(a.dtype), options,
+                       WholeLaunch<DotProblem>{operands});
 }
 
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
-                                       const RunOptions& options) {
-  if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
+                                       const RunOptions& options, const MapStage* in) {
+  if (IsMapped(x, in)) {
+    absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
+    if (!staged.ok()) return staged.status();
+    const MapProblem& map = (*staged)->problem();
+    const DType dtype = (*staged)->type().dtype;
+    if (absl::Status status = CheckFolds(op, dtype, map.n); !status.ok()) return status;
+    ReduceProblem problem{.dtype = map.dtype, .op = op, .n = map.n};
+    return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, dtype)), options,
+                         FoldMap{map, stream});
+  }
+  if (absl::Status status = CheckFolds(op, x.dtype, x.elements()); !status.ok()) return status;
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
   const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
-  return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options, operands);
+  return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options,
+                       WholeLaunch<ReduceProblem>{operands});
+}
+
+namespace {
+
+// Of the array that is folded.
+absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
+  if (!IsMapped(x, in)) return ArrayType{x.dtype, x.shape};
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
+  if (!staged.ok()) return staged.status();
+  return (*staged)->type();
+}
+
+}  // namespace
+
+absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage* in) {
+  const absl::StatusOr<ArrayType> folded = FoldedType(x, in);
+  if (!folded.ok()) return folded.status();
+  absl::Status status = CheckFolds(op, folded->dtype, folded->shape.elements());
+  if (!status.ok()) return status;
+  return ArrayType{ResultDType(op, folded->dtype), {}};
 }
 
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
-                                         bool keep_dims) {
-  absl::StatusOr<std::array<bool, kMaxRank>> folded = FoldedAxes(x, axes);
+                                         bool keep_dims, const MapStage* in) {
+  const absl::StatusOr<ArrayType> of = FoldedType(x, in);
+  if (!of.ok()) return of.status();
+  absl::StatusOr<std::array<bool, kMaxRank>> folded = FoldedAxes(of->shape, axes);
   if (!folded.ok()) return folded.status();
   std::vector<std::int64_t> shape;
   bool nothing_to_fold = false;
-  for (int i = 0; i < x.shape.rank; ++i) {
+  for (int i = 0; i < of->shape.rank; ++i) {
     if (!(*folded)[static_cast<std::size_t>(i)]) {
-      shape.push_back(x.shape[i]);
+      shape.push_back(of->shape[i]);
     } else {
-      nothing_to_fold |= x.shape[i] == 0;
+      nothing_to_fold |= of->shape[i] == 0;
       if (keep_dims) shape.push_back(1);
     }
   }
-  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, x.dtype), shape);
-  if (type.ok() && nothing_to_fold && NeedsElements(op) && type->shape.elements() > 0)
-    return EmptyInput(op);
+  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, of->dtype), shape);
+  if (!type.ok()) return type;
+  const bool empty = nothing_to_fold && type->shape.elements() > 0;
+  absl::Status status = CheckFolds(op, of->dtype, empty ? 0 : 1);
+  if (!status.ok()) return status;
   return type;
 }
 
 absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
-                                    const RunOptions& options) {
-  if (absl::Status status = ReduceAxesType(x, op, axes, false).status(); !status.ok())
+                                    const RunOptions& options, const MapStage* in) {
+  if (absl::Status status = ReduceAxesType(x, op, axes, false, in).status(); !status.ok())
     return status;
-  const Folding folding = MakeFolding(x, *FoldedAxes(x, axes));
-  ReduceAxesProblem problem{.dtype = x.dtype,
-                            .op = op,
-                            .outer = folding.outer,
-                            .length = folding.length,
-                            .inner = folding.inner,
-                            .x = nullptr,
-                            .out = nullptr};
-  const Operand operands[] = {{folding.x, HasGaps(folding.x), &problem.x}};
+  const auto problem_of = [&](const Folding& folding, DType dtype) {
+    return ReduceAxesProblem{.dtype = dtype,
+                             .op = op,
+                             .outer = folding.outer,
+                             .length = folding.length,
+                             .inner = folding.inner,
+                             .x = nullptr,
+                             .out = nullptr};
+  };
+  if (IsMapped(x, in)) {
+    absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
+    if (!staged.ok()) return staged.status();
+    MapProblem& map = (*staged)->problem();
+    const Shape& shape = (*staged)->type().shape;
+    const Folding folding = MakeFolding(shape, *FoldedAxes(shape, axes));
+    for (int i = 0; i < map.program->operands; ++i) {
+      View& view = map.operands[static_cast<std::size_t>(i)];
+      view = folding.Of(view);
+    }
+    ReduceAxesProblem problem = problem_of(folding, map.dtype);
+    return Execute(stream, problem, options, PlaceAt(out, &problem.out),
+                   FoldMapAxes{map, stream, problem});
+  }
+  const Folding folding = MakeFolding(x.shape, *FoldedAxes(x.shape, axes));
+  const View ordered = folding.Of(x);
+  ReduceAxesProblem problem = problem_of(folding, x.dtype);
+  const Operand operands[] = {{ordered, HasGaps(ordered), &problem.x}};
   return Execute(stream, problem, options, PlaceAt(out, &problem.out),
                  WholeLaunch<ReduceAxesProblem>{operands});
 }
 
-absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
-                                     bool transpose_b, DType out_dtype) {
+namespace {
+
+absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpose_a,
+                                      bool transpose_b, DType out_dtype) {
   if (a.dtype != b.dtype) return DtypesDiffer(a, b);
   if (a.shape.rank != 2 || b.shape.rank != 2) return ShapesDiffer("both must have rank 2", a, b);
   const std::int64_t a_k = a.shape[transpose_a ? 0 : 1];
@@ -803,10 +1101,46 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
   return MakeArrayType(out_dtype, {a.shape[transpose_a ? 1 : 0], b.shape[transpose_b ? 0 : 1]});
 }
 
+absl::StatusOr<std::unique_ptr<StagedMap>> StageMatmul(const ArrayType& product,
+                                                       const MapStage& out_of) {
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged =
+      StagedMap::Make(WholeView(product, nullptr), out_of, "product", /*numeric=*/false);
+  if (!staged.ok() || (*staged)->type().shape == product.shape) return staged;
+  // Some other operand stretches the product.
+  std::size_t at = 0;
+  const auto stretches = [&](const Shape& own) {
+    if (own.rank > product.shape.rank) return true;
+    for (int i = 1; i <= own.rank; ++i) {
+      const std::int64_t extent = own[own.rank - i];
+      if (extent != 1 && extent != product.shape[product.shape.rank - i]) return true;
+    }
+    return false;
+  };
+  while (!stretches(out_of.with[at].shape)) ++at;
+  const std::string name = absl::StrCat("with[", at, "]");
+  return Invalid("BAD_SHAPE",
+                 absl::StrCat("operand ", name, " has shape ", ToString(out_of.with[at].shape),
+                              ", which is not broadcast to ", ToString(product.shape)),
+                 {{"operand", name},
+                  {"shape", ToString(out_of.with[at].shape)},
+                  {"others", ToString(product.shape)}});
+}
+
+}  // namespace
+
+absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
+                                     bool transpose_b, DType out_dtype, const MapStage* out_of) {
+  absl::StatusOr<ArrayType> product = ProductType(a, b, transpose_a, transpose_b, out_dtype);
+  if (!product.ok() || out_of == nullptr) return product;
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*product, *out_of);
+  if (!staged.ok()) return staged.status();
+  return (*staged)->type();
+}
+
 absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
                                 bool transpose_b, DType out_dtype, const Output& out,
-                                const RunOptions& options) {
-  absl::StatusOr<ArrayType> type = MatmulType(a, b, transpose_a, transpose_b, out_dtype);
+                                const RunOptions& options, const MapStage* out_of) {
+  absl::StatusOr<ArrayType> type = ProductType(a, b, transpose_a, transpose_b, out_dtype);
   if (!type.ok()) return type.status();
   const MatrixOperand left = MakeMatrixOperand(a, transpose_a);
   const MatrixOperand right = MakeMatrixOperand(b, transpose_b);
@@ -822,8 +1156,14 @@ absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bo
                         .c = nullptr};
   const Operand operands[] = {{a, left.gather && HasGaps(a), &problem.a},
                               {b, right.gather && HasGaps(b), &problem.b}};
-  return Execute(stream, problem, options, PlaceAt(out, &problem.c),
-                 WholeLaunch<MatmulProblem>{operands});
+  const WholeLaunch<MatmulProblem> product{operands};
+  if (out_of == nullptr)
+    return Execute(stream, problem, options, PlaceAt(out, &problem.c), product);
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*type, *out_of);
+  if (!staged.ok()) return staged.status();
+  MapProblem& map = (*staged)->problem();
+  return Execute(stream, problem, options, PlaceAt(out, &map.out),
+                 MatmulThenMap{product, map, stream, type->bytes()});
 }
 
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b) {
@@ -869,7 +1209,7 @@ absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
                                   absl::Span<const ExpressionNode> expression) {
   const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
   if (!program.ok()) return program.status();
-  const absl::StatusOr<Shape> shape = BroadcastShape(operands);
+  const absl::StatusOr<Shape> shape = BroadcastShape(operands, NameOfMapOperand);
   if (!shape.ok()) return shape.status();
   return MakeArrayType(program->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
 }
@@ -888,7 +1228,7 @@ absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
 }
 
 absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {
-  absl::StatusOr<std::array<bool, kMaxRank>> chosen = FoldedAxes(x, {axis});
+  absl::StatusOr<std::array<bool, kMaxRank>> chosen = FoldedAxes(x.shape, {axis});
   if (!chosen.ok()) return chosen.status();
   const int at = axis < 0 ? axis + x.shape.rank : axis;
   const std::int64_t most = std::min(x.shape[at], kMostTopK);
@@ -942,7 +1282,7 @@ void LaunchBatch(std::span<const ReduceProblem> problems, Stream& stream) {
 }
 
 bool FitsBatch(const View& operand) {
-  return operand.contiguous() &&
+  return operand.dtype != DType::kBool && operand.contiguous() &&
          operand.elements() <= kBatchBytes / static_cast<std::int64_t>(SizeOf(operand.dtype));
 }
 
@@ -977,13 +1317,15 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
   const Stopwatch watch;
   absl::Status status = Finished(stream, [&] {
     if (dtype == view.dtype) return stream.Gather(view, out);
-    if (!HasGaps(view)) return stream.Convert(view.data, view.dtype, out, dtype, view.elements());
+    if (!HasGaps(view))
+      return ConvertOn(stream, view.data, view.dtype, out, dtype, view.elements());
     const std::int64_t most =
         std::min(view.elements(), PieceElements(stream, SizeOf(view.dtype), /*copies=*/1));
     void* const copy = stream.Scratch(static_cast<std::size_t>(most) * SizeOf(view.dtype));
     ForPieces(view.shape, most, [&](const Piece& piece) {
       stream.Gather(piece.Of(view), copy);
-      stream.Convert(copy, view.dtype, At(out, piece.first, dtype), dtype, piece.shape.elements());
+      ConvertOn(stream, copy, view.dtype, At(out, piece.first, dtype), dtype,
+                piece.shape.elements());
       return !stream.stopped();
     });
   });
@@ -1024,7 +1366,7 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
         source = gathered;
       }
       if (converts) {
-        from.Convert(source, view.dtype, converted, dtype, n);
+        ConvertOn(from, source, view.dtype, converted, dtype, n);
         source = converted;
       }
       const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);

@@ -72,6 +72,9 @@ struct DotProblem {
   Launch launch;
 };
 
+struct MapProblem;
+
+// With a map, element i of x is element i of its result, and x is null.
 struct ReduceProblem {
   static constexpr std::string_view kOperation = "reduce";
   DType dtype = DType::kF32;
@@ -79,6 +82,7 @@ struct ReduceProblem {
   std::int64_t n = 0;  // > 0 when NeedsElements(op)
   const void* x = nullptr;
   const View* x_view = nullptr;
+  const MapProblem* map = nullptr;
   Scalar* result = nullptr;
   Launch launch;
 };
@@ -96,6 +100,8 @@ struct ReduceAxesProblem {
   void* out = nullptr;
   // Above 0: this is a share of a problem with so many, and has the bits that it has there.
   std::int64_t outer_of_all = 0;
+  // The stream has had another share of that problem, whose left_range counts still.
+  bool continues = false;
   Launch launch;
 };
 
@@ -202,7 +208,7 @@ struct Cost {
 };
 
 // Parts [first, end) of a problem, for a stream of the device that takes them: of Dot and Reduce
-// chunks of the fixed tree.
+// chunks of the fixed tree, of Matmul rows of c.
 struct TeamShare {
   Stream* stream = nullptr;
   std::int64_t first = 0;
@@ -236,10 +242,10 @@ struct Strategy {
   // themselves, it finds the same again. Null, both: there is nothing wider to do.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
-  // Of Dot and Reduce along the fixed tree: the same as launch and launch_wide, with its chunks
-  // folded on the devices of several shares, which follow each other from the first chunk to the
-  // last. The stream of the problem, which may have no share, finishes: the result is there once it
-  // has been synchronised. All devices reach the operands. Null: a device folds all.
+  // The same as launch and launch_wide, shared out among devices that all reach the operands: of Dot
+  // and Reduce chunks of the fixed tree, of which the problem's stream, with or without a share,
+  // makes the result; of Matmul rows of c. Shares follow each other from the first part to the last.
+  // The result is there once all streams have been synchronised. Null: one device does all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   // What the strategy needs and this device or host does not have; empty: nothing. Null: always
@@ -253,7 +259,8 @@ struct Strategy {
   std::uint64_t (*scratch)(const Problem&) = nullptr;
   // It calls the vendor's library: what the others are compared with.
   bool vendor = false;
-  // Of Dot and Reduce: takes operands that are not contiguous as they are.
+  // Of Dot and Reduce: takes operands that are not contiguous as they are; of Reduce also those that
+  // a map computes.
   bool reads_views = false;
 };
 

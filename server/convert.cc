@@ -1,5 +1,6 @@
 #include "server/convert.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -83,13 +84,30 @@ v1::StepError ToStepError(const absl::Status& status) {
 }
 
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field) {
-  if (dtype != v1::DTYPE_UNSPECIFIED && dtype != v1::DTYPE_BOOL && v1::Dtype_IsValid(dtype))
-    return static_cast<DType>(dtype);
+  if (dtype != v1::DTYPE_UNSPECIFIED && v1::Dtype_IsValid(dtype)) return static_cast<DType>(dtype);
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
                    "the element type is missing or unknown",
                    {{"field", std::string(field)},
                     {"value", absl::StrCat(static_cast<int>(dtype))},
-                    {"valid", "f32, f64, f16, bf16, i32, i64"}});
+                    {"valid", "f32, f64, f16, bf16, i32, i64, bool"}});
+}
+
+absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset) {
+  if (dtype != DType::kBool) return absl::OkStatus();
+  const absl::Span<const std::uint8_t> values(static_cast<const std::uint8_t*>(bytes.data),
+                                              bytes.size);
+  std::uint8_t all = 0;
+  for (const std::uint8_t value : values) all |= value;
+  if (all <= 1) return absl::OkStatus();
+  const auto bad =
+      std::find_if(values.begin(), values.end(), [](std::uint8_t value) { return value > 1; });
+  const std::string at = absl::StrCat(offset + static_cast<std::uint64_t>(bad - values.begin()));
+  // Who shares the memory may have changed it meanwhile.
+  const std::string value = absl::StrCat(bad == values.end() ? all : *bad);
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_BOOL",
+      absl::StrCat("byte ", at, " of the elements is ", value, ", and a truth value is 0 or 1"),
+      {{"offset", at}, {"value", value}});
 }
 
 v1::Dtype ToProto(DType dtype) { return static_cast<v1::Dtype>(dtype); }

@@ -28,6 +28,10 @@ v1::StepError ToStepError(const absl::Status& status);
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);
 v1::Dtype ToProto(DType dtype);
 
+// INVALID_ARGUMENT / BAD_BOOL {offset, value} for a byte of BOOL elements that is neither 0 nor 1; offset: of
+// the first of these bytes in the array.
+absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset);
+
 absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
                                         const google::protobuf::RepeatedField<std::int64_t>& shape,
                                         std::string_view field);

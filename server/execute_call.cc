@@ -1,6 +1,8 @@
 #include "server/execute_call.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -35,14 +37,17 @@ bool Within(CodedInputStream& in, const Read& read) {
   return true;
 }
 
-// read(in) for each message in a field of that number, until the stream or its limit ends.
+// read(in, number) for each message in a field of one of these numbers, until the stream or its limit
+// ends.
 template <class Read>
-bool ForMessages(CodedInputStream& in, int number, const Read& read) {
+bool ForMessages(CodedInputStream& in, std::initializer_list<int> numbers, const Read& read) {
   while (const std::uint32_t tag = in.ReadTag()) {
+    const int number = WireFormatLite::GetTagFieldNumber(tag);
     const bool wanted =
-        WireFormatLite::GetTagFieldNumber(tag) == number &&
+        std::find(numbers.begin(), numbers.end(), number) != numbers.end() &&
         WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
-    if (!(wanted ? Within(in, read) : WireFormatLite::SkipField(&in, tag))) return false;
+    const auto one = [&](CodedInputStream& message) { return read(message, number); };
+    if (!(wanted ? Within(in, one) : WireFormatLite::SkipField(&in, tag))) return false;
   }
   return true;
 }
@@ -51,10 +56,18 @@ Parts CountParts(grpc::ByteBuffer bytes) {
   grpc::ProtoBufferReader reader(&bytes);
   CodedInputStream all(&reader);
   Parts parts;
-  ForMessages(all, v1::ExecuteRequest::kStepsFieldNumber, [&](CodedInputStream& step) {
+  ForMessages(all, {v1::ExecuteRequest::kStepsFieldNumber}, [&](CodedInputStream& step, int) {
     ++parts.steps;
-    return ForMessages(step, v1::Step::kMapFieldNumber,
-                       [&](CodedInputStream& map) { return CountMapParts(map, parts.maps); });
+    return ForMessages(
+        step,
+        {v1::Step::kReduceFieldNumber, v1::Step::kMatmulFieldNumber, v1::Step::kMapFieldNumber},
+        [&](CodedInputStream& request, int number) {
+          if (number == v1::Step::kMapFieldNumber)
+            return CountMapParts<v1::MapRequest>(request, parts.maps);
+          return number == v1::Step::kReduceFieldNumber
+                     ? CountMapParts<v1::ReduceRequest>(request, parts.maps)
+                     : CountMapParts<v1::MatmulRequest>(request, parts.maps);
+        });
   });
   return parts;
 }

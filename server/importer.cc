@@ -231,6 +231,9 @@ class ImportCall final : public UnaryCall {
     if (!message.has_crc32c() || message.crc32c() != Crc32c(data.data(), data.size()))
       return Damaged("the bytes of a message do not have its checksum");
     if (data.empty()) return {};
+    absl::Status checked =
+        CheckElements(draft_->buffer().type().dtype, {data.data(), data.size()}, position_);
+    if (!checked.ok()) return {checked};
     absl::StatusOr<void*> place = store().BeginWrite(*draft_, position_, data.size());
     if (!place.ok()) return {place.status()};
     const absl::Time begin = SteadyNow();

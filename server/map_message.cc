@@ -3,7 +3,6 @@
 #include "google/protobuf/wire_format_lite.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
-#include "kernels/map.h"
 
 namespace tessera {
 namespace {
@@ -22,11 +21,11 @@ bool CountFields(CodedInputStream& in, int field, std::uint32_t& count) {
 
 }  // namespace
 
-bool CountMapParts(CodedInputStream& in, MapParts& parts) {
+bool CountMapParts(CodedInputStream& in, int expression, int operands, MapParts& parts) {
   while (const std::uint32_t tag = in.ReadTag()) {
     const int field = WireFormatLite::GetTagFieldNumber(tag);
-    if (field == v1::MapRequest::kOperandsFieldNumber) ++parts.operands;
-    if (field == v1::MapRequest::kExpressionFieldNumber &&
+    if (field == operands) ++parts.operands;
+    if (field == expression &&
         WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
       std::uint32_t length = 0;
       if (!in.ReadVarint32(&length)) return false;
@@ -41,17 +40,20 @@ bool CountMapParts(CodedInputStream& in, MapParts& parts) {
   return true;
 }
 
-bool RequestParser<v1::MapRequest>::Parse(grpc::ByteBuffer& bytes, v1::MapRequest& request) {
+template <class Request>
+bool MapRequestParser<Request>::Parse(grpc::ByteBuffer& bytes, Request& request) {
   MapParts parts;
   {
     grpc::ByteBuffer same = bytes;
     grpc::ProtoBufferReader reader(&same);
     CodedInputStream in(&reader);
-    CountMapParts(in, parts);  // of what is no valid message, some number: parsing it fails
+    CountMapParts<Request>(in,
+                           parts);  // of what is no valid message, some number: parsing it fails
   }
   bool parsed = true;
-  if (parts.operands > kMostOperands) {
-    while (request.operands_size() <= kMostOperands) request.add_operands();
+  if (parts.operands > MapFields<Request>::kMost) {
+    auto& operands = MapFields<Request>::OperandsIn(request);
+    while (operands.size() <= MapFields<Request>::kMost) operands.Add();
   } else if (parts.nodes > kMostNodes) {
     while (request.expression().nodes_size() <= kMostNodes)
       request.mutable_expression()->add_nodes();
@@ -62,5 +64,9 @@ bool RequestParser<v1::MapRequest>::Parse(grpc::ByteBuffer& bytes, v1::MapReques
   bytes.Clear();
   return parsed;
 }
+
+template struct MapRequestParser<v1::MapRequest>;
+template struct MapRequestParser<v1::ReduceRequest>;
+template struct MapRequestParser<v1::MatmulRequest>;
 
 }  // namespace tessera

@@ -57,7 +57,13 @@ absl::Status BadOutput(const Named& named) {
 
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
   absl::StatusOr<ArrayType> type = MakeArrayType(tensor.dtype(), tensor.shape(), "tensor");
-  if (!type.ok() || tensor.data().size() == type->bytes()) return type;
+  if (!type.ok()) return type;
+  if (tensor.data().size() == type->bytes()) {
+    const HostBytes bytes{tensor.data().data(), tensor.data().size()};
+    const absl::Status status = CheckElements(type->dtype, bytes, 0);
+    if (!status.ok()) return status;
+    return type;
+  }
   return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
                    "the data of an inline operand does not fit its dtype and shape",
                    {{"field", "tensor.data"},

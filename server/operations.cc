@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "server/convert.h"
+#include "server/map_message.h"
 
 namespace tessera {
 namespace {
@@ -29,132 +30,16 @@ absl::StatusOr<DType> OutDType(const v1::MatmulRequest& request, const View& a) 
   return FromProto(request.out_dtype(), "out_dtype");
 }
 
-void SetScalar(const ScalarResult& result, v1::Scalar* out) {
-  if (result.integer) {
-    out->set_integer(result.value.integer);
-  } else {
-    out->set_real(result.value.real);
-  }
-}
-
-}  // namespace
-
-// --- Dot ---
-
-NamedOperands OperandsOf(const v1::DotRequest& request) {
-  return {{"a", &request.a()}, {"b", &request.b()}};
-}
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest&, absl::Span<const View> x) {
-  const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
-  if (!same.ok()) return same.status();
-  return ResultType{.scalar = true,
-                    .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::DotRequest&, Stream& stream, absl::Span<const View> x,
-                                 Outputs, const RunOptions& options) {
-  return RunDot(stream, x[0], x[1], options);
-}
-
-void SetValue(const v1::DotRequest&, const ScalarResult& result, v1::DotResponse& response) {
-  SetScalar(result, response.mutable_value());
-}
-
-// --- Reduce ---
-
-NamedOperands OperandsOf(const v1::ReduceRequest& request) { return {{"x", &request.x()}}; }
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
-                                        absl::Span<const View> x) {
-  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
-  if (!op.ok()) return op.status();
-  if (request.axes_size() > 0)
-    return ArrayOf(ReduceAxesType(x[0], *op, ToSpan(request.axes()), request.keep_dims()));
-  if (request.result().has_buffer() || request.result().has_scratch()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_AXES",
-                     "a result buffer needs axes; name all of them to fold all",
-                     {{"field", "axes"}});
-  }
-  return ResultType{.scalar = true, .arrays = {ArrayType{ResultDType(*op, x[0].dtype), {}}}};
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
-  if (!op.ok()) return op.status();
-  if (request.axes_size() == 0) return RunReduce(stream, x[0], *op, options);
-  return ArrayRun(RunReduceAxes(stream, x[0], *op, ToSpan(request.axes()), out[0], options));
-}
-
-void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
-              v1::ReduceResponse& response) {
-  SetScalar(result, response.mutable_value());
-  if (request.op() == v1::REDUCE_OP_ARGMIN || request.op() == v1::REDUCE_OP_ARGMAX)
-    response.set_index(result.value.index);
-}
-
-// --- Matmul ---
-
-NamedOperands OperandsOf(const v1::MatmulRequest& request) {
-  return {{"a", &request.a()}, {"b", &request.b()}};
-}
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request,
-                                        absl::Span<const View> x) {
-  const absl::StatusOr<DType> out = OutDType(request, x[0]);
-  if (!out.ok()) return out.status();
-  return ArrayOf(MatmulType(x[0], x[1], request.transpose_a(), request.transpose_b(), *out));
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  const absl::StatusOr<DType> dtype = OutDType(request, x[0]);
-  if (!dtype.ok()) return dtype.status();
-  return ArrayRun(RunMatmul(stream, x[0], x[1], request.transpose_a(), request.transpose_b(),
-                            *dtype, out[0], options));
-}
-
-// --- Add ---
-
-NamedOperands OperandsOf(const v1::AddRequest& request) {
-  return {{"a", &request.a()}, {"b", &request.b()}};
-}
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest&, absl::Span<const View> x) {
-  return ArrayOf(AddType(x[0], x[1]));
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::AddRequest&, Stream& stream, absl::Span<const View> x,
-                                 Outputs out, const RunOptions& options) {
-  return ArrayRun(RunAdd(stream, x[0], x[1], out[0], options));
-}
-
-// --- WindowSum ---
-
-NamedOperands OperandsOf(const v1::WindowSumRequest& request) { return {{"x", &request.x()}}; }
-
-absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
-                                        absl::Span<const View> x) {
-  return ArrayOf(WindowSumType(x[0], request.radius()));
-}
-
-absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
-                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
-  return ArrayRun(RunWindowSum(stream, x[0], request.radius(), out[0], options));
-}
-
-// --- Map ---
-
-namespace {
+// --- Expressions ---
 
 constexpr std::array<std::string_view, kMostOperands> kMapOperandNames = {
     "operands[0]", "operands[1]", "operands[2]", "operands[3]",
     "operands[4]", "operands[5]", "operands[6]", "operands[7]"};
+constexpr std::array<std::string_view, kMostOperands - 1> kWithNames = {
+    "with[0]", "with[1]", "with[2]", "with[3]", "with[4]", "with[5]", "with[6]"};
 
 absl::StatusOr<std::optional<DType>> NodeDType(const v1::Expression::Node& node, int index) {
   if (node.dtype() == v1::DTYPE_UNSPECIFIED) return std::nullopt;
-  if (node.dtype() == v1::DTYPE_BOOL) return DType::kBool;
   absl::StatusOr<DType> dtype = FromProto(node.dtype(), "expression.nodes.dtype");
   if (dtype.ok()) return *dtype;
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
@@ -210,7 +95,183 @@ absl::StatusOr<std::vector<ExpressionNode>> ToNodes(const v1::Expression& expres
   return nodes;
 }
 
+// The operands of an operation, and those that its expression has beside them; none of a request that
+// has too many parts.
+template <class Request>
+NamedOperands OperandsWith(const Request& request, NamedOperands operands) {
+  if (HasTooManyParts(request)) return {};
+  for (int i = 0; i < request.with_size(); ++i)
+    operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
+  return operands;
+}
+
+// The expression of a Reduce or a Matmul.
+class Stage {
+ public:
+  // with: the views of request.with.
+  template <class Request>
+  static absl::StatusOr<Stage> Of(const Request& request, absl::Span<const View> with) {
+    Stage stage;
+    if (!request.has_expression() && with.empty()) return stage;
+    absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
+    if (!nodes.ok()) return nodes.status();
+    stage.nodes_ = *std::move(nodes);
+    stage.stage_ = MapStage{stage.nodes_, with};
+    return stage;
+  }
+  // null: there is none.
+  const MapStage* get() {
+    if (!stage_.has_value()) return nullptr;
+    stage_->expression = nodes_;
+    return &*stage_;
+  }
+
+ private:
+  std::vector<ExpressionNode> nodes_;
+  std::optional<MapStage> stage_;
+};
+
+absl::Status TooManyParts() {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+                   absl::StrCat("an expression has at most ", kMostNodes, " nodes and ",
+                                kMostOperands, " operands, with that of the operation"),
+                   {{"field", "expression"}});
+}
+
+void SetScalar(const ScalarResult& result, v1::Scalar* out) {
+  if (result.integer) {
+    out->set_integer(result.value.integer);
+  } else {
+    out->set_real(result.value.real);
+  }
+}
+
 }  // namespace
+
+// --- Dot ---
+
+NamedOperands OperandsOf(const v1::DotRequest& request) {
+  return {{"a", &request.a()}, {"b", &request.b()}};
+}
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest&, absl::Span<const View> x) {
+  const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
+  if (!same.ok()) return same.status();
+  return ResultType{.scalar = true,
+                    .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::DotRequest&, Stream& stream, absl::Span<const View> x,
+                                 Outputs, const RunOptions& options) {
+  return RunDot(stream, x[0], x[1], options);
+}
+
+void SetValue(const v1::DotRequest&, const ScalarResult& result, v1::DotResponse& response) {
+  SetScalar(result, response.mutable_value());
+}
+
+// --- Reduce ---
+
+NamedOperands OperandsOf(const v1::ReduceRequest& request) {
+  return OperandsWith(request, {{"x", &request.x()}});
+}
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
+                                        absl::Span<const View> x) {
+  if (HasTooManyParts(request)) return TooManyParts();
+  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
+  if (!op.ok()) return op.status();
+  absl::StatusOr<Stage> in = Stage::Of(request, x.subspan(1));
+  if (!in.ok()) return in.status();
+  if (request.axes_size() > 0) {
+    return ArrayOf(
+        ReduceAxesType(x[0], *op, ToSpan(request.axes()), request.keep_dims(), in->get()));
+  }
+  if (request.result().has_buffer() || request.result().has_scratch()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_AXES",
+                     "a result buffer needs axes; name all of them to fold all",
+                     {{"field", "axes"}});
+  }
+  const absl::StatusOr<ArrayType> type = ReduceType(x[0], *op, in->get());
+  if (!type.ok()) return type.status();
+  return ResultType{.scalar = true, .arrays = {*type}};
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& stream,
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
+  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
+  if (!op.ok()) return op.status();
+  absl::StatusOr<Stage> in = Stage::Of(request, x.subspan(1));
+  if (!in.ok()) return in.status();
+  if (request.axes_size() == 0) return RunReduce(stream, x[0], *op, options, in->get());
+  return ArrayRun(
+      RunReduceAxes(stream, x[0], *op, ToSpan(request.axes()), out[0], options, in->get()));
+}
+
+void SetValue(const v1::ReduceRequest& request, const ScalarResult& result,
+              v1::ReduceResponse& response) {
+  SetScalar(result, response.mutable_value());
+  if (request.op() == v1::REDUCE_OP_ARGMIN || request.op() == v1::REDUCE_OP_ARGMAX)
+    response.set_index(result.value.index);
+}
+
+// --- Matmul ---
+
+NamedOperands OperandsOf(const v1::MatmulRequest& request) {
+  return OperandsWith(request, {{"a", &request.a()}, {"b", &request.b()}});
+}
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request,
+                                        absl::Span<const View> x) {
+  if (HasTooManyParts(request)) return TooManyParts();
+  const absl::StatusOr<DType> out = OutDType(request, x[0]);
+  if (!out.ok()) return out.status();
+  absl::StatusOr<Stage> out_of = Stage::Of(request, x.subspan(2));
+  if (!out_of.ok()) return out_of.status();
+  return ArrayOf(
+      MatmulType(x[0], x[1], request.transpose_a(), request.transpose_b(), *out, out_of->get()));
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& stream,
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
+  const absl::StatusOr<DType> dtype = OutDType(request, x[0]);
+  if (!dtype.ok()) return dtype.status();
+  absl::StatusOr<Stage> out_of = Stage::Of(request, x.subspan(2));
+  if (!out_of.ok()) return out_of.status();
+  return ArrayRun(RunMatmul(stream, x[0], x[1], request.transpose_a(), request.transpose_b(),
+                            *dtype, out[0], options, out_of->get()));
+}
+
+// --- Add ---
+
+NamedOperands OperandsOf(const v1::AddRequest& request) {
+  return {{"a", &request.a()}, {"b", &request.b()}};
+}
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::AddRequest&, absl::Span<const View> x) {
+  return ArrayOf(AddType(x[0], x[1]));
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::AddRequest&, Stream& stream, absl::Span<const View> x,
+                                 Outputs out, const RunOptions& options) {
+  return ArrayRun(RunAdd(stream, x[0], x[1], out[0], options));
+}
+
+// --- WindowSum ---
+
+NamedOperands OperandsOf(const v1::WindowSumRequest& request) { return {{"x", &request.x()}}; }
+
+absl::StatusOr<ResultType> ResultTypeOf(const v1::WindowSumRequest& request,
+                                        absl::Span<const View> x) {
+  return ArrayOf(WindowSumType(x[0], request.radius()));
+}
+
+absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& stream,
+                                 absl::Span<const View> x, Outputs out, const RunOptions& options) {
+  return ArrayRun(RunWindowSum(stream, x[0], request.radius(), out[0], options));
+}
+
+// --- Map ---
 
 NamedOperands OperandsOf(const v1::MapRequest& request) {
   NamedOperands operands;
@@ -289,20 +350,21 @@ double LeastMicroseconds(absl::Span<const Source> sources, const Device& device)
   return bytes / bytes_per_us;
 }
 
-double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
-                         const Device& device) {
-  const View &a = sources[0].view, &b = sources[1].view;
-  if (a.shape.rank != 2 || b.shape.rank != 2) return 0;  // it will be refused
-  const double per_us = device.info().backend == Backend::kCuda ? 5e6 : 5e3;
-  const auto m = static_cast<double>(a.shape[request.transpose_a() ? 1 : 0]);
-  const auto n = static_cast<double>(b.shape[request.transpose_b() ? 0 : 1]);
-  const auto k = static_cast<double>(a.shape[request.transpose_a() ? 0 : 1]);
-  return LeastMicroseconds(sources, device) + m * n * (2 * k + 8) / per_us;
+namespace {
+
+// Of one element, by the cost model.
+double FlopsOf(const v1::Expression& expression) {
+  double flops = 0;
+  for (const v1::Expression::Node& node : expression.nodes()) {
+    const MapOpInfo* info = InfoOf(static_cast<MapOp>(node.op()));
+    flops += info == nullptr ? 1 : info->flops;
+  }
+  return flops;
 }
 
 // Operands that are broadcast make a result larger than all of them.
-double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
-                         const Device& device) {
+double MapMicroseconds(const v1::Expression& expression, absl::Span<const Source> sources,
+                       const Device& device) {
   std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis
   extents.fill(1);
   double element_bytes = 0;
@@ -317,13 +379,34 @@ double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source>
   double elements = 1;
   for (const std::int64_t extent : extents) elements *= static_cast<double>(extent);
   const bool cuda = device.info().backend == Backend::kCuda;
-  double flops = 0;
-  for (const v1::Expression::Node& node : request.expression().nodes()) {
-    const MapOpInfo* info = InfoOf(static_cast<MapOp>(node.op()));
-    flops += info == nullptr ? 1 : info->flops;
-  }
   return LeastMicroseconds(sources, device) + elements * element_bytes / (cuda ? 1e6 : 4e3) +
-         elements * flops / (cuda ? 5e6 : 5e3);
+         elements * FlopsOf(expression) / (cuda ? 5e6 : 5e3);
+}
+
+}  // namespace
+
+double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const Source> sources,
+                         const Device& device) {
+  return request.has_expression() ? MapMicroseconds(request.expression(), sources, device)
+                                  : LeastMicroseconds(sources, device);
+}
+
+double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,
+                         const Device& device) {
+  return MapMicroseconds(request.expression(), sources, device);
+}
+
+double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
+                         const Device& device) {
+  if (sources.size() < 2) return 0;  // it will be refused
+  const View &a = sources[0].view, &b = sources[1].view;
+  if (a.shape.rank != 2 || b.shape.rank != 2) return 0;  // it will be refused
+  const double per_us = device.info().backend == Backend::kCuda ? 5e6 : 5e3;
+  const auto m = static_cast<double>(a.shape[request.transpose_a() ? 1 : 0]);
+  const auto n = static_cast<double>(b.shape[request.transpose_b() ? 0 : 1]);
+  const auto k = static_cast<double>(a.shape[request.transpose_a() ? 0 : 1]);
+  const double flops = request.has_expression() ? FlopsOf(request.expression()) : 0;
+  return LeastMicroseconds(sources, device) + m * n * (2 * k + 8 + flops) / per_us;
 }
 
 double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source> sources,

@@ -17,6 +17,7 @@
 namespace tessera {
 
 NamedOperands OperandsOf(const v1::DotRequest& request);
+// None of a request with too many operands or nodes of an expression, as of a Map.
 NamedOperands OperandsOf(const v1::ReduceRequest& request);
 NamedOperands OperandsOf(const v1::MatmulRequest& request);
 NamedOperands OperandsOf(const v1::AddRequest& request);
@@ -76,6 +77,8 @@ void SetValue(const Request&, const ScalarResult&, Response&) {}
 // its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or
 // 5 GFLOP/s, nodes of an expression and what TopK sorts as a few of those. For
 // problems that are small enough to be launched at once, hence of no great precision.
+double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const Source> sources,
+                         const Device& device);
 double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
                          const Device& device);
 double LeastMicroseconds(const v1::MapRequest& request, absl::Span<const Source> sources,

@@ -82,6 +82,12 @@ v1::TopKResponse& Response(const v1::TopKRequest&, v1::StepResult& result) {
   return *result.mutable_top_k();
 }
 
+template <class Request>
+bool HasExpression(const Request& request) {
+  if constexpr (requires { request.has_expression(); }) return request.has_expression();
+  return false;
+}
+
 // Of the step's arrays.
 Destinations DestinationsIn(const v1::Step& step) {
   Destinations destinations;
@@ -223,7 +229,8 @@ absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& strea
   const Launch& launch = options.launch;
   const bool plain = result->scalar && options.strategy.empty() && !options.timing &&
                      launch.block_size == 0 && launch.grid_size == 0 &&
-                     launch.items_per_thread == 0 && step.views[0].elements() > 0;
+                     launch.items_per_thread == 0 && step.views[0].elements() > 0 &&
+                     !HasExpression(request);
   step.batched = plain && std::all_of(step.views.begin(), step.views.end(), FitsBatch);
   if (step.batched) return absl::OkStatus();
   options.check_only = true;

@@ -7,6 +7,7 @@
 #include "kernels/base/error.h"
 #include "kernels/profiler_range.h"
 #include "server/buffer_messages.h"
+#include "server/convert.h"
 #include "server/device_call.h"
 
 namespace tessera {
@@ -146,6 +147,9 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
 
 absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
   const std::uint64_t offset = request_.offset() + begin;
+  const HostBytes bytes{memory() + begin, static_cast<std::size_t>(size)};
+  absl::Status checked = CheckElements(draft_->buffer().type().dtype, bytes, offset);
+  if (!checked.ok()) return checked;
   absl::StatusOr<void*> to = store().BeginWrite(*draft_, offset, size);
   if (!to.ok()) return to.status();
   const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);

@@ -259,6 +259,12 @@ absl::Status UploadCall::Copy(Stream& stream) {
     absl::Status status = CheckChecksum(checksum);
     return status.ok() ? tenant_.store().CheckOpen(*draft_) : status;
   }
+  std::uint64_t at = position_;
+  for (const HostBytes& piece : message_.data()) {
+    absl::Status status = CheckElements(draft_->buffer().type().dtype, piece, at);
+    if (!status.ok()) return status;
+    at += piece.size;
+  }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
   if (!follows) {
     if (absl::Status status = EndWrite(stream); !status.ok()) return status;

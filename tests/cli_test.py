@@ -547,6 +547,48 @@ class CliTest(CliCase):
         steps = self.json("run", path)["steps"]
         np.testing.assert_allclose(steps[1]["data"], np.sqrt(abs(x * y)))
 
+    def test_expressions_of_reduce_and_matmul(self):
+        x, y = np.arange(12.0).reshape(3, 4) - 5, np.array([1.0, 0, -2, 3])
+        self.put("x", x)
+        self.put("y", y)
+        answer = self.json("reduce", "sum", "x", "--expression", "(a - b) ** 2", "--with", "y")
+        self.assertEqual(answer["value"], ((x - y) ** 2).sum())
+        self.assertEqual(self.cli("reduce", "sum", "x", "--expression", "a > b", "--with", "y"),
+                         f"{(x > y).sum()}\n")
+        answer = self.json("reduce", "max", "x", "--axes", "1", "--expression", "a * b + c",
+                           "--with", "y", "x[:, 0:1]")
+        self.assertEqual(answer["data"], (x * y + x[:, 0:1]).max(1).tolist())
+        self.cli("matmul", "x", "x", "--transpose-b", "--expression", "f32(maximum(a + b, 0))",
+                 "--with", "x[:, 0]", "-o", "z.npy")
+        want = np.maximum(x @ x.T + x[:, 0], 0).astype("<f4")
+        np.testing.assert_array_equal(np.load(self.folder / "z.npy"), want)
+        self.assertEqual(self.run_cli("reduce", "sum", "x", "--with", "y").returncode, 2)
+        self.fails(4, "BAD_EXPRESSION", "--help", "reduce", "sum", "x", "--expression", "a +")
+        path = self.program(
+            {"reduce": {"op": "mean", "x": "x", "axes": [0], "result": "scratch"}},
+            {"reduce": {"op": "sum", "x": "x", "expression": "(a - b) ** 2", "with": ["step:0"]}})
+        steps = self.json("run", path)["steps"]
+        self.assertAlmostEqual(steps[1]["value"], ((x - x.mean(0)) ** 2).sum())
+
+    def test_truth_values(self):
+        mask = np.array([[True, False, True], [False, False, True]])
+        self.put("mask", mask)
+        np.testing.assert_array_equal(self.get("mask"), mask)
+        self.assertEqual(self.get("mask").dtype, np.dtype(bool))
+        self.cli("map", "not a", "mask", "-o", "not.npy")
+        np.testing.assert_array_equal(np.load(self.folder / "not.npy"), ~mask)
+        self.assertEqual(self.cli("reduce", "sum", "mask"), "3\n")
+        self.assertEqual(self.json("reduce", "mean", "mask", "--axes", "1")["data"],
+                         mask.mean(1).tolist())
+        self.assertEqual(self.json("map", "a", "mask")["data"], mask.tolist())
+        self.assertEqual(self.cli("map", "a", "mask[0]"), "[ true false  true]\n")
+        self.cli("cp", "mask", "numbers", "--dtype", "f16")
+        np.testing.assert_array_equal(self.get("numbers"), mask.astype("<f2"))
+        self.cli("cp", "numbers", "again", "--dtype", "bool")
+        np.testing.assert_array_equal(self.get("again"), mask)
+        self.cli("put", "--random", "ones", "--shape", "5", "--dtype", "bool", "--name", "ones")
+        self.assertEqual(self.cli("reduce", "all", "ones"), "1\n")
+
     def test_every_strategy_by_name(self):
         """Whole numbers, on which every type and every order of summation is exact."""
         random = np.random.default_rng(6)

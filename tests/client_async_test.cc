@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -229,6 +230,38 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
         results->Tensor("length").status()}) {
     EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
   }
+}
+
+TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
+  OperationOptions squares;
+  squares.expression = ((Element(0) - Element(1)) * (Element(0) - Element(1))).ToMessage();
+  Program program;
+  const ProgramStep mean = program.Reduce(ReduceOp::kMean, "x");
+  squares.with = {mean};
+  program.Name("deviations", program.Reduce(ReduceOp::kSum, "x", {}, false, squares));
+  OperationOptions above;
+  above.expression = (Element(0) > 1.5).ToMessage();
+  program.Name("above", program.Reduce(ReduceOp::kSum, "x", {}, false, above));
+  const auto results = ProgramResults::Execute(client_, program);
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_EQ(*results->Real("deviations"), 2);  // of 1, 2, 3
+  EXPECT_EQ(*results->Integer("above"), 2);
+
+  v1::Tensor row;
+  row.set_dtype(v1::DTYPE_F32);
+  row.add_shape(1);
+  row.add_shape(2);
+  const float values[] = {3, 4};
+  row.set_data(values, sizeof values);
+  OperationOptions bias;
+  bias.expression = (Element(0) * Element(1) - 1).ToMessage();
+  bias.with = {Operand(row)};
+  const auto product = client_.Matmul(row, row, true, false, {}, bias);
+  ASSERT_TRUE(product.ok()) << product.status();
+  float found[4];
+  ASSERT_EQ(product->tensor().data().size(), sizeof found);
+  std::memcpy(found, product->tensor().data().data(), sizeof found);
+  EXPECT_THAT(found, ::testing::ElementsAre(26, 47, 35, 63));
 }
 
 TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {

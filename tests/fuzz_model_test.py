@@ -27,9 +27,9 @@ import numpy as np
 import outsider as o
 from outsider import eventually, in_threads, outcome_of
 
-F32, F64, F16, BF16, I32, I64 = 1, 2, 3, 4, 5, 6
+F32, F64, F16, BF16, I32, I64, BOOL = 1, 2, 3, 4, 5, 6, 7
 DTYPES = (F32, F64, F16, BF16, I32, I64)
-SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8}
+SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1}
 INTEGERS = (I32, I64)
 EXTREMES = (
     -(2**63),
@@ -108,7 +108,7 @@ def wide(array, dtype):
     array = np.asarray(array)
     if dtype == BF16:
         return bf16_values(array).astype(np.float64)
-    return array.astype(np.int64 if dtype in INTEGERS else np.float64)
+    return array.astype(np.int64 if dtype in (*INTEGERS, BOOL) else np.float64)
 
 
 def narrow(values, dtype):
@@ -125,6 +125,8 @@ def cast(array, source, target):
     if source == target:
         return array
     values = wide(array, source)
+    if target == BOOL:
+        return values != 0
     if target in INTEGERS:
         bits = 8 * SIZES[target]
         low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
@@ -145,6 +147,8 @@ def cast(array, source, target):
 def random_array(rng, dtype, shape, special=True):
     count = int(np.prod(shape, dtype=np.int64)) if shape else 1
     kind = rng.random()
+    if dtype == BOOL:
+        return np.array([rng.random() < 0.5 for _ in range(count)], bool).reshape(shape)
     if dtype in INTEGERS:
         values = np.array([rng.randint(-9, 9) for _ in range(count)], np.int64)
         if special and kind < 0.05 and count:
@@ -315,7 +319,7 @@ class ThroughPrograms(o.Client):
         if not operand.HasField("tensor") or len(tensor.shape) > 6 or -1 in tensor.shape:
             return
         size = math.prod(tensor.shape) * SIZES.get(tensor.dtype, 0)
-        if len(tensor.data) != size or tensor.dtype not in SIZES:
+        if len(tensor.data) != size or tensor.dtype not in DTYPES:
             return
         axis = len(tensor.shape)
         folded = o.compute.Tensor(
@@ -426,7 +430,7 @@ class Fuzzer:
     def random_spec(self):
         """(spec, dtype, shape, replace, ttl), or with one fault (spec, reasons)."""
         rng = self.rng
-        dtype = rng.choice(DTYPES)
+        dtype = rng.choice((*DTYPES, BOOL))
         shape = [rng.choice((0, 1, 2, 3, 5, 8)) for _ in range(rng.randrange(4))]
         replace, ttl = rng.random() < 0.6, rng.random() < 0.2
         more = dict(replace=replace)
@@ -443,7 +447,7 @@ class Fuzzer:
             if rng.random() < 0.3:
                 shape = [rng.choice((1500, 2049, 4001))]  # enough for several devices
         if fault < 0.02:
-            return self.spec(rng.choice((0, 7, 99, -1)), shape, **more), ("BAD_DTYPE",)
+            return self.spec(rng.choice((0, 8, 99, -1)), shape, **more), ("BAD_DTYPE",)
         if fault < 0.06:
             bad = rng.choice(([-1], [2, -(2**63)], [2**62, 2**62], [1] * 9, [2**63 - 1, 2]))
             return self.spec(dtype, bad, **more), ("BAD_SHAPE", "QUOTA_EXCEEDED")
@@ -932,7 +936,7 @@ class Fuzzer:
                 0,
             )
         if fault and rng.random() < 0.1:
-            bad = o.compute.Tensor(dtype=rng.choice((0, 7, -3)), shape=[1], data=b"1234")
+            bad = o.compute.Tensor(dtype=rng.choice((0, 8, -3)), shape=[1], data=b"1234")
             return o.compute.Operand(tensor=bad), None, ("BAD_DTYPE", "BAD_OPERAND"), 0
         names = [n for n, held in self.live.items() if held.dtype == dtype]
         array, name, version = None, None, 0
@@ -1264,6 +1268,13 @@ class Fuzzer:
             reasons = (*reasons, "BAD_DTYPE", "STRATEGY_UNSUPPORTED")
         elif result_type != dtype and result_type != wide_out.get(dtype):
             reasons = (*reasons, "BAD_DTYPE")
+        more_fields, bias = {}, None
+        if not reasons and rng.random() < 0.3:
+            bias = random_array(rng, result_type, rng.choice(((), (n,), (m, 1), (m, n))), special=False)
+            make = o.compute.Expression.Node
+            nodes = [make(operand=0), make(operand=1), make(op="MAP_OP_ADD", args=[0, 1])]
+            more_fields["expression"] = o.compute.Expression(nodes=nodes)
+            more_fields["with"] = [o.inline(bias)]
         target = self.target() if not reasons else (None, None, False, False, ())
         strategy, launch, more = ("", None, ())
         if not reasons and not target[4]:
@@ -1278,6 +1289,7 @@ class Fuzzer:
             strategy=strategy,
             launch=launch,
             result=target[0],
+            **more_fields,
         )
         reasons = (*reasons, *more)
         if reasons:
@@ -1289,10 +1301,17 @@ class Fuzzer:
             # Row by row: the library behind @ may treat NaN and infinity in its own way.
             terms = x[:, :, None] * y[None, :, :]
             expected = terms.sum(axis=1)
-            judge = self.near_array(expected, np.abs(terms).sum(axis=1), result_type)
+            sizes = np.abs(terms).sum(axis=1)
+            if bias is not None:
+                added = wide(bias, result_type)
+                expected, sizes = expected + added, sizes + 4 * np.abs(added)
+                if result_type in (F16, BF16):  # the product is rounded before it is added to
+                    sizes = sizes * (1 + 2.0**16)
+            judge = self.near_array(expected, sizes, result_type)
         self.land(outcome, target, expected, result_type, judge, ())
         if outcome.ok:
-            self.check_stats(outcome.answer, strategy, [first, second])
+            versions = [first, second] + [0] * (bias is not None)
+            self.check_stats(outcome.answer, strategy, versions)
 
     def window_sum(self):
         rng = self.rng
@@ -1462,9 +1481,23 @@ class Fuzzer:
         finite = x[np.isfinite(x) & (x != 0)]
         return len(finite) == len(x) and np.abs(np.log2(np.abs(finite))).sum() < 100
 
+    @staticmethod
+    def expression_of(dtype, x, y, result):
+        """(nodes, values) of (a - b) * b, or of a > b, which is of BOOL."""
+        make = o.compute.Expression.Node
+        nodes = [make(operand=0), make(operand=1)]
+        first, second = wide(x, dtype), wide(y, dtype)
+        with np.errstate(all="ignore"):
+            if result == BOOL:
+                nodes += [make(op="MAP_OP_GREATER", args=[0, 1])]
+                return o.compute.Expression(nodes=nodes), (first > second).astype(np.int64)
+            nodes += [make(op="MAP_OP_SUBTRACT", args=[0, 1]), make(op="MAP_OP_MULTIPLY", args=[2, 1])]
+            difference = wide(narrow(first - second, dtype), dtype)
+            return o.compute.Expression(nodes=nodes), wide(narrow(difference * second, dtype), dtype)
+
     def reduce(self):
         rng = self.rng
-        dtype, op = rng.choice(DTYPES), rng.choice(self.OPS)
+        dtype, op = rng.choice((*DTYPES, BOOL)), rng.choice(self.OPS)
         fault = self.fault()
         if fault == "view":
             x, _, reasons, _ = self.operand(dtype, fault=True)
@@ -1481,20 +1514,30 @@ class Fuzzer:
             return
         x, array, _, version = self.operand(dtype)
         values = wide(array, dtype)
-        if array.ndim and rng.random() < 0.5:
-            self.reduce_axes(x, values, dtype, op, version, fault)
+        fields, versions = dict(x=x, op="REDUCE_OP_" + op), [version]
+        if rng.random() < 0.4 and dtype != BOOL:
+            y = random_array(rng, dtype, array.shape[rng.randint(0, array.ndim) :])
+            result = rng.choice((dtype, BOOL))
+            expression, values = self.expression_of(dtype, array, y, result)
+            fields.update({"expression": expression, "with": [o.inline(y)]})
+            dtype, versions = result, [version, 0]
+        if dtype == BOOL:
+            if op not in ("SUM", "MEAN", "ALL", "ANY"):
+                self.expect(self.client.attempt("Reduce", **fields), "BAD_DTYPE")
+                return
+            dtype = I32  # what truth values are folded as
+        if values.ndim and rng.random() < 0.5:
+            self.reduce_axes(fields, values, dtype, op, versions, fault)
             return
         strategy, launch, reasons = self.strategy("reduce", dtype)
-        outcome = self.client.attempt(
-            "Reduce", x=x, op="REDUCE_OP_" + op, strategy=strategy, launch=launch
-        )
+        outcome = self.client.attempt("Reduce", **fields, strategy=strategy, launch=launch)
         if values.size == 0 and op in self.NEED_ONE:
             self.expect(outcome, "EMPTY_INPUT", *reasons)
             return
         if not self.expect(outcome, *reasons, ok=not reasons):
             return
         answer = outcome.answer
-        self.check_stats(answer, strategy, [version])
+        self.check_stats(answer, strategy, versions)
         if values.size:
             value, terms, index = self.fold(op, values.ravel(), dtype in INTEGERS)
         else:
@@ -1509,7 +1552,7 @@ class Fuzzer:
         if self.product_is_safe(values.ravel(), op):
             self.near_scalar(answer.value.real, float(value), terms, answer.stats.roundoff, op)
 
-    def reduce_axes(self, x, values, dtype, op, version, fault):
+    def reduce_axes(self, fields, values, dtype, op, versions, fault):
         rng = self.rng
         rank = values.ndim
         axes = rng.sample(range(rank), rng.randint(1, rank))
@@ -1525,8 +1568,7 @@ class Fuzzer:
             strategy, launch, more = self.strategy("reduce_axes", dtype)
         outcome = self.client.attempt(
             "Reduce",
-            x=x,
-            op="REDUCE_OP_" + op,
+            **fields,
             axes=asked,
             keep_dims=keep,
             strategy=strategy,
@@ -1587,7 +1629,7 @@ class Fuzzer:
         self.what += f" {op} of {values.shape} {dtype} over {asked}"
         self.land(outcome, target, expected, out, judge if safe else lambda *_: None, ())
         if outcome.ok:
-            self.check_stats(outcome.answer, strategy, [version])
+            self.check_stats(outcome.answer, strategy, versions)
 
     def land_anything(self, outcome, target):
         """Takes over a result of which the model knows nothing."""
@@ -1610,7 +1652,7 @@ class Fuzzer:
         array = None
         if not reasons:
             held = self.live[source]
-            dtype = rng.choice((0, 0, *DTYPES))
+            dtype = rng.choice((0, 0, *DTYPES, BOOL))
             fields["dtype"] = dtype
             dtype = dtype or held.dtype
             view = self.random_view(held.array().size) if rng.random() < 0.5 else None

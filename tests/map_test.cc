@@ -553,7 +553,6 @@ TEST(ExpressionTest, ErrorsNameTheNode) {
   EXPECT_EQ(node({In(0), Op(MapOp{}, {0})}), "1");
   EXPECT_EQ(node({In(0), Op(MapOp::kNot, {0}), In(0)}), "1");
   EXPECT_EQ(node({In(0), Op(MapOp::kCast, {0})}), "1");
-  EXPECT_EQ(node({In(0), Op(MapOp::kLess, {0, 0})}), "1");
 }
 
 }  // namespace

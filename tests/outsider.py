@@ -86,8 +86,10 @@ def make_stubs(folder):
 
 # --- Values ---------------------------------------------------------------------------------------
 
-NUMPY_TYPES = {1: "<f4", 2: "<f8", 3: "<f2", 4: "<u2", 5: "<i4", 6: "<i8"}
-WIRE_TYPES = {"float32": 1, "float64": 2, "float16": 3, "uint16": 4, "int32": 5, "int64": 6}
+NUMPY_TYPES = {1: "<f4", 2: "<f8", 3: "<f2", 4: "<u2", 5: "<i4", 6: "<i8", 7: "?"}
+WIRE_TYPES = {
+    "float32": 1, "float64": 2, "float16": 3, "uint16": 4, "int32": 5, "int64": 6, "bool": 7,
+}
 
 
 def dtype_of(array):

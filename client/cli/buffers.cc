@@ -69,7 +69,7 @@ absl::Status Put(Session& session, const PutFlags& flags) {
     const auto extents = ParseExtents(flags.shape);
     if (!extents) return BadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
     if (name.empty()) return BadOption("--random needs a --name");
-    dtype = Parse(kAllDTypes, flags.dtype);
+    dtype = Parse(kArrayDTypes, flags.dtype);
     shape = *extents;
     source = RandomArray(*ParseDistribution(flags.random), dtype, flags.seed);
   }
@@ -151,7 +151,7 @@ void AddPut(CLI::App& app, Command& chosen) {
       ->needs(random);
   random->needs("--shape");
   command->add_option("--dtype", flags->dtype, "Type of --random")
-      ->check(CLI::IsMember(NamesOf(kAllDTypes)))
+      ->check(CLI::IsMember(NamesOf(kArrayDTypes)))
       ->needs(random)
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Seed of --random")
@@ -287,7 +287,7 @@ absl::Status Copy(Session& session, const CopyFlags& flags) {
   ResultBuffer target{flags.name, std::nullopt, flags.replace, flags.placement};
   if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
   std::optional<DType> dtype;
-  if (!flags.dtype.empty()) dtype = Parse(kAllDTypes, flags.dtype);
+  if (!flags.dtype.empty()) dtype = Parse(kArrayDTypes, flags.dtype);
   if (flags.link && source->view) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_LINK",
                      "--link gives a whole buffer another name, not a part of one");
@@ -312,7 +312,7 @@ void AddCp(CLI::App& app, Command& chosen) {
       ->required();
   command->add_option("name", flags->name, "The new buffer")->type_name("BUFFER")->required();
   command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
-      ->check(CLI::IsMember(NamesOf(kAllDTypes)));
+      ->check(CLI::IsMember(NamesOf(kArrayDTypes)));
   AddWhere(*command, "Where it goes; default: where the source is", *flags);
   command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
       ->check(DurationCheck());

@@ -64,7 +64,7 @@ std::optional<absl::Duration> ParseDuration(const std::string& text);
 
 CLI::Validator DurationCheck();
 
-// The names of kAllDTypes or kAllReduceOps.
+// The names of kAllDTypes, kArrayDTypes or kAllReduceOps.
 template <class Values>
 std::vector<std::string> NamesOf(const Values& values) {
   std::vector<std::string> names;

@@ -9,6 +9,7 @@
 #include "client/cli/command.h"
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
+#include "client/expression_text.h"
 
 namespace tessera {
 namespace {
@@ -52,12 +53,43 @@ absl::Status Dot(Session& session, const BinaryFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::Status Matmul(Session& session, const BinaryFlags& flags) {
+// The expression of Reduce and Matmul.
+struct ExpressionFlags {
+  std::string expression;
+  std::vector<std::string> with;
+
+  void Add(CLI::App& command, const std::string& description) {
+    auto* text = command.add_option("--expression", expression, description)->type_name("TEXT");
+    command.add_option("--with", with, "b, c, ... of the expression; broadcast")
+        ->type_name("OPERAND")
+        ->needs(text)
+        ->expected(1, 7);
+  }
+  // Sets those two of the options.
+  absl::Status Set(Session& session, OperationOptions& options) const {
+    if (expression.empty()) return absl::OkStatus();
+    const absl::StatusOr<Expr> parsed = ParseExpression(expression);
+    if (!parsed.ok()) return parsed.status();
+    options.expression = parsed->ToMessage();
+    for (const std::string& text : with) {
+      absl::StatusOr<Operand> operand = ResolveOperand(session, text);
+      if (!operand.ok()) return operand.status();
+      options.with.push_back(*std::move(operand));
+    }
+    return absl::OkStatus();
+  }
+};
+
+absl::Status Matmul(Session& session, const BinaryFlags& flags, const ExpressionFlags& expression) {
   const auto operands = ResolveBoth(session, flags);
   if (!operands.ok()) return operands.status();
   std::optional<DType> out_dtype;
   if (!flags.out_dtype.empty()) out_dtype = Parse(kAllDTypes, flags.out_dtype);
-  return DeliverArray(session, flags.operation, flags.result, [&](const OperationOptions& options) {
+  OperationOptions stage;
+  if (absl::Status status = expression.Set(session, stage); !status.ok()) return status;
+  return DeliverArray(session, flags.operation, flags.result, [&](OperationOptions options) {
+    options.expression = stage.expression;
+    options.with = stage.with;
     return session.client.Matmul(operands->first, operands->second, flags.transpose_a,
                                  flags.transpose_b, out_dtype, options);
   });
@@ -76,6 +108,7 @@ struct ReduceFlags {
   std::string x;
   std::string axes;
   bool keep_dims = false;
+  ExpressionFlags expression;
   OperationFlags operation;
   ResultFlags result;
 };
@@ -90,14 +123,17 @@ absl::Status Reduce(Session& session, const ReduceFlags& flags) {
   const auto x = ResolveOperand(session, flags.x);
   if (!x.ok()) return x.status();
   const ReduceOp op = Parse(kAllReduceOps, flags.op);
+  OperationOptions stage = flags.operation.Options();
+  if (absl::Status status = flags.expression.Set(session, stage); !status.ok()) return status;
   if (!axes.empty()) {
-    return DeliverArray(session, flags.operation, flags.result,
-                        [&](const OperationOptions& options) {
-                          return session.client.Reduce(op, *x, axes, flags.keep_dims, options);
-                        });
+    return DeliverArray(session, flags.operation, flags.result, [&](OperationOptions options) {
+      options.expression = stage.expression;
+      options.with = stage.with;
+      return session.client.Reduce(op, *x, axes, flags.keep_dims, options);
+    });
   }
   const auto start = Clock::now();
-  const auto response = session.client.Reduce(op, *x, {}, false, flags.operation.Options());
+  const auto response = session.client.Reduce(op, *x, {}, false, stage);
   if (!response.ok()) return response.status();
   const absl::Duration wall = Since(start);
   if (IsArg(op)) {
@@ -219,8 +255,7 @@ absl::Status TopK(Session& session, const TopKFlags& flags) {
 }  // namespace
 
 void AddOperations(CLI::App& app, Command& chosen) {
-  const auto binary = [&](const char* name, const char* description,
-                          absl::Status (*run)(Session&, const BinaryFlags&)) {
+  const auto binary = [&](const char* name, const char* description, auto run) {
     auto flags = std::make_shared<BinaryFlags>();
     CLI::App* command = app.add_subcommand(name, description);
     flags->AddOperands(*command);
@@ -239,16 +274,23 @@ void AddOperations(CLI::App& app, Command& chosen) {
   command->add_option("--axes", reduce->axes,
                       "Axes to fold, as in 0,1 or -1; default: all, to one number");
   command->add_flag("--keep-dims", reduce->keep_dims, "Keep folded axes with extent 1");
+  reduce->expression.Add(*command,
+                         "What is folded, of the operand as a, as in '(a - b) ** 2' --with y");
   reduce->operation.Add(*command);
   reduce->result.Add(*command);
   command->callback(
       [reduce, &chosen] { chosen = [reduce](Session& s) { return Reduce(s, *reduce); }; });
 
-  const auto [matmul, flags] = binary("matmul", "Product of two matrices", Matmul);
+  auto expression = std::make_shared<ExpressionFlags>();
+  const auto [matmul, flags] =
+      binary("matmul", "Product of two matrices",
+             [expression](Session& s, const BinaryFlags& f) { return Matmul(s, f, *expression); });
   flags->result.Add(*matmul);
   matmul->add_flag("--transpose-a", flags->transpose_a, "Use the transpose of the first");
   matmul->add_flag("--transpose-b", flags->transpose_b, "Use the transpose of the second");
-  matmul->add_option("--out-dtype", flags->out_dtype, "Type of the result; default: the operands'")
+  expression->Add(*matmul,
+                  "What becomes of the product, which is a, as in 'tanh(a + b)' --with bias");
+  matmul->add_option("--out-dtype", flags->out_dtype, "Type of the product; default: the operands'")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
 
   const auto [add, add_flags] = binary("add", "Sum of two arrays, elementwise", Add);

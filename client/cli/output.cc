@@ -36,10 +36,11 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
                           absl::UTCTimeZone());
 }
 
-// f(pointer to the value) for element i of the tensor: double for the floating-point types, else
+// f(the value) of element i of the tensor: double for the floating-point types, bool, else
 // std::int64_t.
 template <class F>
 decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
+  if (tensor.dtype() == v1::DTYPE_BOOL) return f(tensor.data()[i] != 0);
   return DispatchDType(static_cast<DType>(tensor.dtype()), [&]<class T>(T value) {
     std::memcpy(&value, tensor.data().data() + i * sizeof(T), sizeof(T));
     if constexpr (std::is_integral_v<T>) {
@@ -52,7 +53,9 @@ decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
 
 std::string ElementText(const v1::Tensor& tensor, std::size_t i) {
   return WithElement(tensor, i, [](auto value) -> std::string {
-    if constexpr (std::is_integral_v<decltype(value)>) {
+    if constexpr (std::is_same_v<decltype(value), bool>) {
+      return value ? "true" : "false";
+    } else if constexpr (std::is_integral_v<decltype(value)>) {
       return absl::StrCat(value);
     } else {
       std::string text = absl::StrFormat("%.8g", value);
@@ -474,6 +477,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return "'tessera info' lists the server's devices";
   if (reason == "BAD_LAUNCH") return "without the option the strategy chooses by itself";
   if (reason == "BAD_RADIUS") return "--radius takes whole numbers from 0 on";
+  if (reason == "BAD_BOOL")
+    return "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes";
   if (reason == "BAD_K")
     return "--k takes whole numbers from 1 to 4096, and no more than the axis has elements";
   if (reason == "RESULTS_DISAGREE") {

@@ -53,8 +53,9 @@ absl::Status ExpandOperand(Session& session, Json& json) {
 }
 
 absl::Status ExpandMap(Session& session, Json& request) {
-  if (request.contains("operands") && request["operands"].is_array()) {
-    for (Json& operand : request["operands"])
+  for (const char* name : {"operands", "with"}) {
+    if (!request.contains(name) || !request[name].is_array()) continue;
+    for (Json& operand : request[name])
       if (absl::Status status = ExpandOperand(session, operand); !status.ok()) return status;
   }
   if (!request.contains("expression") || !request["expression"].is_string())

@@ -21,7 +21,7 @@ struct DTypeInfo {
 
 // THE list of element types, in the order of their values. What else an element type needs: its
 // C++ type (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value
-// of the protocol's enum. bool is the type of truth values inside expressions: no array has it.
+// of the protocol's enum. An element of bool is a byte, 0 or 1; kernels read any other as 1.
 inline constexpr std::array<DTypeInfo, 7> kDTypeInfos = {{
     {DType::kF32, "f32", "<f4", 4, 0x1p-24},
     {DType::kF64, "f64", "<f8", 8, 0x1p-53},
@@ -32,7 +32,15 @@ inline constexpr std::array<DTypeInfo, 7> kDTypeInfos = {{
     {DType::kBool, "bool", "|b1", 1, 0},
 }};
 
-// Those of arrays.
+// Those that arrays may have.
+inline constexpr auto kArrayDTypes = [] {
+  std::array<DType, kDTypeInfos.size()> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
+  return all;
+}();
+
+// The numbers: what every operation computes with. bool is for expressions, and through them for
+// reductions, copies and casts.
 inline constexpr auto kAllDTypes = [] {
   std::array<DType, kDTypeInfos.size() - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
@@ -69,5 +77,6 @@ constexpr DTypes AllDTypes() {
   for (DType dtype : kAllDTypes) all.bits |= 1u << static_cast<unsigned>(dtype);
   return all;
 }
+constexpr DTypes ArrayDTypes() { return {AllDTypes().bits | DTypesOf(DType::kBool).bits}; }
 
 }  // namespace tessera

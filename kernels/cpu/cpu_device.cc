@@ -141,6 +141,8 @@ class CpuStream final : public Stream {
   }
   void Gather(const View& view, void* out) override {
     switch (SizeOf(view.dtype)) {
+      case 1:
+        return GatherAs<std::uint8_t>(view, out);
       case 2:
         return GatherAs<std::uint16_t>(view, out);
       case 4:

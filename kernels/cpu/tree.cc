@@ -1,7 +1,8 @@
 // A chunk goes through memory from front to back, row by row, with its W columns in the first-level
 // cache, in loops over columns that the compiler turns into vector instructions. Chunks are shared
 // out by OpenMP; the tree says how their values meet. Of an operand that is not contiguous a row is
-// copied to the stack before it is used: the same elements in the same places, the same bits.
+// copied to the stack before it is used, and of one that a map computes it is computed there: the
+// same elements in the same places, the same bits.
 //
 // Compiled without contraction of a * b + c, and twice where processors may lack a fused
 // multiply-add: with it, an error-free product costs two instructions; without, std::fma computes
@@ -10,11 +11,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "kernels/cpu/gather.h"
+#include "kernels/cpu/map/rows.h"
 #include "kernels/tree_columns.h"
 
 namespace tessera {
@@ -24,6 +31,7 @@ template <class C>
 struct Operands {
   const typename C::Element* x[C::kOperands];
   const View* view[C::kOperands];  // Merged; null where x is contiguous
+  MapRows* map = nullptr;          // what computes x[0]; null where it is in memory
 };
 
 // One row of the operands: where it stands, or a copy.
@@ -35,7 +43,10 @@ struct Row {
 
   void Load(const Operands<C>& in, std::int64_t first, std::int64_t count) {
     for (int o = 0; o < C::kOperands; ++o) {
-      if (in.view[o] == nullptr) {
+      if (in.map != nullptr) {
+        in.map->Run(first, count, copy[o]);
+        x[o] = copy[o];
+      } else if (in.view[o] == nullptr) {
         x[o] = in.x[o] + first;
       } else {
         GatherRange(*in.view[o], first, count, copy[o]);
@@ -126,10 +137,25 @@ ChunkFunction<C> BestFoldChunk() {
 }
 #endif
 
-// shares: all chunks, in order.
+int Thread() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+int MostThreads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+// map: what computes x[0], or null. shares: all chunks, in order.
 template <class C>
-void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result,
-              std::span<const TeamShare> shares) {
+void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::int64_t n,
+              Scalar* result, std::span<const TeamShare> shares) {
   using Wide = typename C::Wide;
   // Below this there is not enough work to share out.
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
@@ -137,12 +163,19 @@ void FoldTree(const Operands<C>& in, ReduceOp op, std::int64_t n, Scalar* result
   const bool mirror = IsMirrored(op);
   const ChunkFunction<C> fold = BestFoldChunk<C>();
   std::vector<Wide> chunks(static_cast<std::size_t>(tree.chunks));
+  std::vector<std::unique_ptr<MapRows>> rows;  // of each thread
+  if (map != nullptr) {
+    rows.resize(static_cast<std::size_t>(n > kShared ? MostThreads() : 1));
+    for (auto& one : rows) one = std::make_unique<MapRows>(*map);
+  }
   for (const TeamShare& share : shares) {
 #pragma omp parallel for schedule(static) if (n > kShared)
     for (std::int64_t c = share.first; c < share.end; ++c) {
       if (share.stream->stopped()) continue;
+      Operands<C> operands = in;
+      if (map != nullptr) operands.map = rows[static_cast<std::size_t>(Thread())].get();
       chunks[static_cast<std::size_t>(c)] =
-          fold(in, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
+          fold(operands, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
     }
   }
   Wide value = chunks[0];
@@ -175,7 +208,7 @@ template <class T, bool kCompensated>
 void Reduce(const ReduceProblem& p, std::span<const TeamShare> shares) {
   const MergedView x(p.x_view);
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.op, p.n, p.result,
+    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.map, p.op, p.n, p.result,
                              shares);
   });
 }
@@ -185,7 +218,7 @@ void Dot(const DotProblem& p, std::span<const TeamShare> shares) {
   using C = decltype(DotColumnsType<T, kCompensated>());
   const MergedView a(p.a_view), b(p.b_view);
   FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}},
-              ReduceOp::kSum, p.n, p.result, shares);
+              nullptr, ReduceOp::kSum, p.n, p.result, shares);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Strided n-dimensional view -> contiguous array, for elements of 2, 4 and 8 bytes: one thread an
+// Strided n-dimensional view -> contiguous array, for elements of 1, 2, 4 and 8 bytes: one thread an
 // output element, so that stores coalesce and loads do as far as the view allows. The host first
 // merges neighbouring dimensions that one stride walks through, which leaves most views with two or
 // three.
@@ -154,6 +154,8 @@ void GatherRangeOf(const View& view, std::int64_t first, std::int64_t count, E* 
 
 void GatherAsync(const View& view, void* out, cudaStream_t stream) {
   switch (SizeOf(view.dtype)) {
+    case 1:
+      return GatherElementsOf(view, static_cast<std::uint8_t*>(out), stream);
     case 2:
       return GatherElementsOf(view, static_cast<std::uint16_t*>(out), stream);
     case 4:
@@ -166,6 +168,8 @@ void GatherAsync(const View& view, void* out, cudaStream_t stream) {
 void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
                       cudaStream_t stream) {
   switch (SizeOf(view.dtype)) {
+    case 1:
+      return GatherRangeOf(view, first, count, static_cast<std::uint8_t*>(out), stream);
     case 2:
       return GatherRangeOf(view, first, count, static_cast<std::uint16_t*>(out), stream);
     case 4:

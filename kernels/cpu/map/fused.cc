@@ -3,44 +3,59 @@
 // costs to decode is shared by 512 elements, and each is a loop of vector instructions.
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to share out.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "kernels/cpu/chunks.h"
-#include "kernels/cpu/map/nodes.h"
+#include "kernels/cpu/map/rows.h"
 #include "kernels/map_cost.h"
 
 namespace tessera {
-namespace {
 
-void RunBlock(const MapProblem& p, const MapOperands& operands, std::int64_t first,
-              std::int64_t count, MapRegisters& r) {
-  const Instruction* const last = p.program->end() - 1;
-  for (const Instruction& in : *p.program) {
-    void* memory = r.memory[in.out];
-    // The result is computed where it belongs.
-    if (&in == last && IsStoredAsValue(p.dtype)) {
-      memory = static_cast<char*>(p.out) + first * static_cast<std::int64_t>(SizeOf(p.dtype));
-    }
-    RunInstruction(p, operands, in, first, count, r, memory);
-  }
-  StoreBlock(p, r.at[last->out], first, count);
+MapRows::MapRows(const MapProblem& problem)
+    : problem_(problem),
+      operands_(problem),
+      cells_(std::make_unique_for_overwrite<char[]>(
+          static_cast<std::size_t>(problem.program->registers * kMapBlock * kCellBytes))) {
+  for (int i = 0; i < problem.program->registers; ++i)
+    registers_.memory[static_cast<std::size_t>(i)] = cells_.get() + i * kMapBlock * kCellBytes;
 }
 
+void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
+  const MapProgram& program = *problem_.program;
+  const Instruction* const last = program.end() - 1;
+  for (const Instruction& in : program) {
+    void* memory = registers_.memory[in.out];
+    // The result is computed where it belongs.
+    if (&in == last && IsStoredAsValue(problem_.dtype)) memory = out;
+    RunInstruction(problem_, operands_, in, first, count, registers_, memory);
+  }
+  StoreBlock(problem_.dtype, registers_.at[last->out], count, out);
+}
+
+void MapRows::Run(std::int64_t first, std::int64_t count, void* out) {
+  const auto size = static_cast<std::int64_t>(SizeOf(problem_.dtype));
+  for (std::int64_t done = 0; done < count; done += kMapBlock) {
+    RunBlock(first + done, std::min(kMapBlock, count - done),
+             static_cast<char*>(out) + done * size);
+  }
+}
+
+namespace {
+
 void Run(const MapProblem& p, Stream& stream) {
-  const MapOperands operands(p);
   const std::int64_t chunks = Chunks(p.n);
   const int workers =
       static_cast<int>(std::min<std::int64_t>(chunks, stream.device().info().multiprocessors));
-  const std::int64_t cells = p.program->registers * kMapBlock * kCellBytes;
-  auto* memory = static_cast<char*>(stream.Scratch(static_cast<std::size_t>(workers * cells)));
+  std::vector<std::unique_ptr<MapRows>> rows;
+  for (int worker = 0; worker < workers; ++worker) rows.push_back(std::make_unique<MapRows>(p));
 #pragma omp parallel for schedule(static, 1) num_threads(workers)
   for (int worker = 0; worker < workers; ++worker) {
-    MapRegisters r;
-    for (int i = 0; i < p.program->registers; ++i) {
-      r.memory[static_cast<std::size_t>(i)] = memory + worker * cells + i * kMapBlock * kCellBytes;
-    }
     for (std::int64_t chunk = worker; chunk < chunks && !stream.stopped(); chunk += workers) {
-      const std::int64_t end = std::min(p.n, (chunk + 1) * kChunk);
-      for (std::int64_t first = chunk * kChunk; first < end; first += kMapBlock)
-        RunBlock(p, operands, first, std::min(kMapBlock, end - first), r);
+      const std::int64_t first = chunk * kChunk;
+      rows[static_cast<std::size_t>(worker)]->Run(first, std::min(kChunk, p.n - first),
+                                                  ResultAt(p, first));
     }
   }
 }
@@ -51,6 +66,7 @@ extern constexpr Strategy<MapProblem> kMapCpuFused = {
     .name = "fused",
     .summary = "one pass: the whole expression for blocks that stay in the first-level cache",
     .source = "vectorised execution of databases (Boncz, Zukowski and Nes, MonetDB/X100, 2005)",
+    .dtypes = ArrayDTypes(),
     .deterministic = true,
     .roundoff = MapRoundoff,
     .cost = OnePassCost,

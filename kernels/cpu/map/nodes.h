@@ -31,6 +31,11 @@ inline bool IsWhole(const View& merged) {
   return merged.shape.rank == 0 || (merged.shape.rank == 1 && merged.strides[0] == 1);
 }
 
+// Element `index` of the result, which begins at out.
+inline void* ResultAt(const MapProblem& p, std::int64_t index) {
+  return static_cast<char*>(p.out) + index * static_cast<std::int64_t>(SizeOf(p.dtype));
+}
+
 // Registers of one block: where each may be written, and where its values are, which is elsewhere
 // for an operand that is read in place.
 struct MapRegisters {
@@ -43,12 +48,13 @@ template <class Element>
 void LoadBlock(const View& view, std::int64_t first, std::int64_t count, void* memory,
                const void** at) {
   using Value = ValueOf<Element>;
-  const Element* source = static_cast<const Element*>(view.data) + first;
-  std::array<Element, kMapBlock> gathered;
+  using Stored = StoredOf<Element>;
+  const Stored* source = static_cast<const Stored*>(view.data) + first;
+  std::array<Stored, kMapBlock> gathered;
   if (!IsWhole(view)) {
     source = gathered.data();
     GatherRange(view, first, count, gathered.data());
-  } else if constexpr (std::is_same_v<Element, Value>) {
+  } else if constexpr (std::is_same_v<Stored, Value>) {
     *at = source;
     return;
   }
@@ -97,7 +103,7 @@ inline void RunInstruction(const MapProblem& p, const MapOperands& operands, con
   r.at[in.out] = memory;
   switch (in.kind) {
     case Instruction::Kind::kLoad:
-      DispatchDType(in.dtype, [&]<class T>(T) {
+      DispatchElement(in.dtype, [&]<class T>(T) {
         LoadBlock<T>(operands.views[in.a], first, count, memory, &r.at[in.out]);
       });
       break;
@@ -118,13 +124,12 @@ inline void RunInstruction(const MapProblem& p, const MapOperands& operands, con
   }
 }
 
-// The result's values at `from` as elements [first, first + count) of out.
-inline void StoreBlock(const MapProblem& p, const void* from, std::int64_t first,
-                       std::int64_t count) {
-  DispatchDType(p.dtype, [&]<class T>(T) {
-    T* out = static_cast<T*>(p.out) + first;
+// The result's values at `from` as elements at `to`.
+inline void StoreBlock(DType dtype, const void* from, std::int64_t count, void* to) {
+  if (to == from) return;
+  DispatchElement(dtype, [&]<class T>(T) {
+    T* const out = static_cast<T*>(to);
     const auto* values = static_cast<const ValueOf<T>*>(from);
-    if (static_cast<const void*>(out) == from) return;
     for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(values[i]);
   });
 }

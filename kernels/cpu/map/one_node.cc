@@ -35,7 +35,7 @@ void RunChunk(const MapProblem& p, const MapOperands& operands, const Instructio
     RunInstruction(p, operands, in, first, count, r, memory);
     if (r.at[in.out] != memory)
       std::memcpy(memory, r.at[in.out], static_cast<std::size_t>(count) * SizeOf(in.dtype));
-    if (&in + 1 == p.program->end()) StoreBlock(p, memory, first, count);
+    if (&in + 1 == p.program->end()) StoreBlock(p.dtype, memory, count, ResultAt(p, first));
   }
 }
 
@@ -57,6 +57,7 @@ extern constexpr Strategy<MapProblem> kMapCpuOneNode = {
     .name = "one_node",
     .summary = "one pass for each node, with arrays of intermediate values",
     .source = "how chains of array functions are evaluated",
+    .dtypes = ArrayDTypes(),
     .deterministic = true,
     .roundoff = MapRoundoff,
     .cost = PassEachCost,

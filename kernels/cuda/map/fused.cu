@@ -115,6 +115,7 @@ extern constexpr Strategy<MapProblem> kMapFused = {
     .summary = "one pass: a thread interprets the whole expression for four elements",
     .source = "loop fusion, with an interpreter in place of a compiler",
     .backend = Backend::kCuda,
+    .dtypes = ArrayDTypes(),
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
     .roundoff = MapRoundoff,

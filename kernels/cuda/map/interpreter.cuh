@@ -92,7 +92,7 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
       DispatchFittingElement<kBytes>(in.dtype, [&](auto t) {
         using T = decltype(t);
         const MapLayout::Operand& operand = layout.operands[in.a];
-        const auto* data = static_cast<const T*>(operand.data);
+        const auto* data = static_cast<const StoredOf<T>*>(operand.data);
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
           if (inside(j))

@@ -92,6 +92,7 @@ extern constexpr Strategy<MapProblem> kMapOneNode = {
     .summary = "one kernel for each node, with arrays of intermediate values",
     .source = "how chains of array functions are evaluated",
     .backend = Backend::kCuda,
+    .dtypes = ArrayDTypes(),
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
     .roundoff = MapRoundoff,

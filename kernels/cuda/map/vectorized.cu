@@ -199,12 +199,16 @@ __device__ __forceinline__ void DispatchSize(int size, F f) {
   }
 }
 
-// The bits of elements of 16 bits as F32, and back; those of other types are what registers hold.
+// The bits of elements of 16 bits as F32, and back, and any byte but 0 as 1; those of other types are
+// what registers hold.
 template <class Cell>
 __device__ void Widen(DType dtype, Cells<Cell>& cells) {
   DispatchElement(dtype, [&](auto t) {
     using T = decltype(t);
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (std::is_same_v<T, bool>) {
+#pragma unroll
+      for (int j = 0; j < kEach<Cell>; ++j) cells[j] = cells[j] != 0;
+    } else if constexpr (sizeof(T) == 2) {
 #pragma unroll
       for (int j = 0; j < kEach<Cell>; ++j)
         cells[j] = ToCell<Cell>(static_cast<float>(FromCell<T>(cells[j])));
@@ -398,7 +402,7 @@ __global__ void __launch_bounds__(kBlock, 2)
         }
       });
     }
-    if (p.sizes[i] == 2) Widen<Cell>(p.operand_dtypes[i], registers[i]);
+    if (p.sizes[i] <= 2) Widen<Cell>(p.operand_dtypes[i], registers[i]);
   }
 
   Cells<Cell> a = {}, b = {}, c = {}, value;
@@ -475,6 +479,7 @@ extern constexpr Strategy<MapProblem> kMapVectorized = {
     .summary = "one pass with values in registers, four elements a load",
     .source = "loop fusion, with an interpreter in place of a compiler",
     .backend = Backend::kCuda,
+    .dtypes = ArrayDTypes(),
     .deterministic = true,
     .limits = {.block_size = {kWarpSize, kBlock}},
     .roundoff = MapRoundoff,

@@ -380,7 +380,7 @@ Cost CostOf(const ReduceAxesProblem& p) {
 }
 
 void Enqueue(const ReduceAxesProblem& p, Stream& stream) {
-  stream.result()->integer = 0;
+  if (!p.continues) stream.result()->integer = 0;
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(stream)); });

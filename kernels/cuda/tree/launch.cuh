@@ -1,7 +1,8 @@
 // The launches behind tree.h, for files that instantiate them for some types.
 //
-// Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time,
-// and each piece is a launch. Tickets count on from launch to launch, so that the last block of the
+// Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time, and
+// what a map computes is written there, to be read again while it is in the cache of the second level;
+// each piece is a launch. Tickets count on from launch to launch, so that the last block of the
 // last one to start is the receiver, and what the others have sent waits in the mailbox.
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <span>
 
 #include "kernels/cuda/tree/kernel.cuh"
+#include "kernels/map_range.h"
 
 namespace tessera {
 
@@ -46,10 +48,11 @@ void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned gr
 // Bytes of a piece of an operand that is not contiguous: enough to outlast its launches.
 inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 
-// views: of operands that are not contiguous, null for others.
+// views: of operands that are not contiguous, null for others. map: what computes the only operand, or
+// null.
 template <class C>
-void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], ReduceOp op,
-                const TreeLaunch& launch, Scalar* result, CudaStream& stream) {
+void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], const MapProblem* map,
+                ReduceOp op, const TreeLaunch& launch, Scalar* result, CudaStream& stream) {
   using T = typename C::Element;
   const Tree& tree = launch.tree;
   const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
@@ -58,7 +61,7 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], Re
   };
   // Chunks of a piece.
   std::int64_t piece = tree.chunks;
-  int copies = 0;
+  int copies = map != nullptr ? 1 : 0;
   for (const View* view : views) copies += view != nullptr;
   if (copies > 0) {
     std::int64_t most = kTreePieceBytes;
@@ -78,7 +81,7 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], Re
   T* copy[C::kOperands] = {};
   for (int o = 0; o < C::kOperands; ++o) {
     // What follows a vector is loaded with it where another operand is not aligned.
-    if (views[o] != nullptr)
+    if (views[o] != nullptr || map != nullptr)
       copy[o] = static_cast<T*>(stream.Scratch(
           static_cast<std::size_t>(piece * tree.chunk) * sizeof(T) + kTreeVectorBytes));
   }
@@ -88,8 +91,10 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], Re
       const std::int64_t begin = work.first * tree.chunk;
       const std::int64_t count = std::min(tree.n, work.end * tree.chunk) - begin;
       for (int o = 0; o < C::kOperands; ++o) {
-        if (views[o] == nullptr) continue;
-        if (piece == tree.chunks) {
+        if (copy[o] == nullptr) continue;
+        if (map != nullptr) {
+          LaunchMapRange(*map, begin, count, copy[o], stream);
+        } else if (piece == tree.chunks) {
           GatherAsync(*views[o], copy[o], stream.handle());
         } else {
           GatherRangeAsync(*views[o], begin, count, copy[o], stream.handle());
@@ -185,7 +190,8 @@ template <class T, bool kCompensated>
 void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     using C = decltype(kind);
-    LaunchTree<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.op, launch, p.result, stream);
+    LaunchTree<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.map, p.op, launch, p.result,
+                  stream);
   });
 }
 
@@ -193,7 +199,7 @@ template <class T, bool kCompensated>
 void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   using C = decltype(DotColumnsType<T, kCompensated>());
   LaunchTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, {p.a_view, p.b_view},
-                ReduceOp::kSum, launch, p.result, stream);
+                nullptr, ReduceOp::kSum, launch, p.result, stream);
 }
 
 #define TESSERA_TREE_INSTANCES_OF(T, kCompensated)                                                 \

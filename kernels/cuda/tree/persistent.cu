@@ -114,7 +114,7 @@ bool BeginPersistent(const DotProblem& p, CudaStream& stream) {
 }
 
 bool BeginPersistent(const ReduceProblem& p, CudaStream& stream) {
-  if (!Suits(p, {p.x_view}, stream)) return false;
+  if (p.map != nullptr || !Suits(p, {p.x_view}, stream)) return false;
   DispatchDType(p.dtype, [&](auto zero) {
     DispatchColumns<decltype(zero), false>(
         p.op, [&](auto kind) { Begin<decltype(kind)>(p.x, nullptr, p.n, p.op, stream); });

@@ -1,0 +1,482 @@
+// Expressions on the way into Reduce and out of Matmul, by every strategy, and truth values: results have
+// the bits of Map into an array and the operation on that.
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "kernels/expression.h"
+#include "kernels/matmul.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+using Kind = ExpressionNode::Kind;
+
+ExpressionNode In(std::uint32_t operand) { return {.kind = Kind::kOperand, .operand = operand}; }
+ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
+                  std::optional<DType> dtype = std::nullopt) {
+  return {.kind = Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
+}
+// (a - b) * a
+const std::vector<ExpressionNode>& Weighted() {
+  static const auto& nodes = *new std::vector<ExpressionNode>{
+      In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
+  return nodes;
+}
+// a > b
+const std::vector<ExpressionNode>& Greater() {
+  static const auto& nodes =
+      *new std::vector<ExpressionNode>{In(0), In(1), Op(MapOp::kGreater, {0, 1})};
+  return nodes;
+}
+
+View At(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+        std::initializer_list<std::int64_t> strides) {
+  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  return view;
+}
+
+// Of the expression, as an array of its own.
+struct Mapped {
+  Memory memory;
+  View view;
+};
+Mapped Map(Stream& stream, const std::vector<View>& operands,
+           const std::vector<ExpressionNode>& nodes) {
+  const absl::StatusOr<ArrayType> type = MapType(operands, nodes);
+  EXPECT_TRUE(type.ok()) << type.status();
+  if (!type.ok()) return {};
+  Mapped mapped{*Allocate(stream.device(), std::max<std::uint64_t>(1, type->bytes())), {}};
+  const auto stats = RunMap(stream, operands, nodes, mapped.memory.data(), {});
+  EXPECT_TRUE(stats.ok()) << stats.status();
+  mapped.view = WholeView(*type, mapped.memory.data());
+  return mapped;
+}
+
+std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) {
+  std::vector<char> bytes(static_cast<std::size_t>(size));
+  EXPECT_TRUE(CopyToHost(stream, bytes.data(), data, bytes.size()).ok());
+  return bytes;
+}
+
+bool SameBits(const Scalar& a, const Scalar& b) {
+  return std::memcmp(&a.real, &b.real, sizeof a.real) == 0 && a.integer == b.integer &&
+         a.index == b.index;
+}
+
+class ReduceStageTest : public testing::TestWithParam<StrategyCase> {
+ protected:
+  Stream& stream() { return TestStream(GetParam().backend); }
+
+  // Whether both ways have the same bits, or fail alike.
+  void Compare(const View& x, const View& with, const std::vector<ExpressionNode>& nodes,
+               const Launch& launch = {}) {
+    Mapped mapped = Map(stream(), {x, with}, nodes);
+    const MapStage stage{nodes, {&with, 1}};
+    const RunOptions options{.strategy = GetParam().name, .launch = launch};
+    for (ReduceOp op : kAllReduceOps) {
+      SCOPED_TRACE(testing::Message() << Name(op) << " of " << ToString(mapped.view.shape));
+      const auto expected = RunReduce(stream(), mapped.view, op, options);
+      const auto found = RunReduce(stream(), x, op, options, &stage);
+      EXPECT_EQ(ErrorReason(found.status()), ErrorReason(expected.status()));
+      if (!found.ok() || !expected.ok()) continue;
+      EXPECT_TRUE(SameBits(found->value, expected->value))
+          << found->value.real << " " << expected->value.real << ", " << found->value.integer << " "
+          << expected->value.integer;
+      EXPECT_EQ(found->integer, expected->integer);
+      EXPECT_EQ(found->stats.strategy, GetParam().name);
+      EXPECT_EQ(found->stats.roundoff, expected->stats.roundoff);
+      if (mapped.view.elements() > 0) EXPECT_GT(found->stats.flops, expected->stats.flops);
+    }
+  }
+};
+
+TEST_P(ReduceStageTest, HasTheBitsOfMapAndReduce) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  const bool exact_order = StrategyOf<ReduceProblem>(GetParam()).deterministic;
+  if (!exact_order) GTEST_SKIP() << "its bits change from call to call";
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001, (1 << 20) + 1})) {
+      const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
+      Compare(VectorView(a.data(), n), VectorView(b.data(), n), Weighted());
+    }
+  });
+}
+
+TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  if (!StrategyOf<ReduceProblem>(GetParam()).deterministic) GTEST_SKIP() << "its bits change";
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr DType kDType = DTypeOf<T>();
+    const std::int64_t rows = WatchedClosely() ? 7 : 701, columns = 53;
+    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3);
+    const DeviceArray<T> b(stream(), NormalVector<T>(rows + columns, 2), 1);
+    const View row = At(b.data(), kDType, {columns}, {1}),
+               column = At(b.data(), kDType, {rows, 1}, {1, 1});
+    Compare(At(a.data(), kDType, {rows, columns}, {columns, 1}), row, Weighted());
+    // Transposed, backwards, and stretched along both axes.
+    Compare(At(a.data(), kDType, {columns, rows}, {1, columns}),
+            At(b.data(), kDType, {columns, 1}, {1, 1}), Weighted());
+    Compare(At(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}), column,
+            Weighted());
+    Compare(row, column, Weighted());
+    Compare(At(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
+            At(b.data(), kDType, {3, 1, 1}, {7, 1, 1}), Weighted());
+  });
+}
+
+TEST_P(ReduceStageTest, CountsWhatAnExpressionFindsTrue) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  if (GetParam().dtype != DType::kI32) GTEST_SKIP() << "truth values are folded as I32";
+  const std::int64_t n = std::min<std::int64_t>(Largest(), 300001);
+  const auto values = NormalVector<float>(n, 1), others = NormalVector<float>(n, 2);
+  const DeviceArray<float> a(stream(), values), b(stream(), others);
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) count += values[i] > others[i];
+  const View with = VectorView(b.data(), n);
+  const MapStage stage{Greater(), {&with, 1}};
+  const RunOptions options{.strategy = GetParam().name};
+  const auto run = [&](ReduceOp op) {
+    return RunReduce(stream(), VectorView(a.data(), n), op, options, &stage);
+  };
+  const auto sum = run(ReduceOp::kSum), mean = run(ReduceOp::kMean), any = run(ReduceOp::kAny),
+             all = run(ReduceOp::kAll);
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_EQ(sum->value.integer, count);
+  EXPECT_TRUE(sum->integer);
+  EXPECT_EQ(mean->value.real, static_cast<double>(count) / static_cast<double>(n));
+  EXPECT_FALSE(mean->integer);
+  EXPECT_EQ(any->value.integer, count > 0);
+  EXPECT_EQ(all->value.integer, count == n);
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kArgMax, ReduceOp::kProduct, ReduceOp::kNormL2})
+    EXPECT_EQ(ErrorReason(run(op).status()), "BAD_DTYPE") << Name(op);
+}
+
+// Sums of finite elements that leave f32 are found again in double.
+TEST_P(ReduceStageTest, LeavesTheRangeAsTheReductionAloneDoes) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  if (StrategyOf<ReduceProblem>(GetParam()).left_range == nullptr ||
+      GetParam().dtype != DType::kF32)
+    GTEST_SKIP() << "it has no range to leave";
+  const std::int64_t n = std::min<std::int64_t>(Largest(), 5000);
+  std::vector<float> values(static_cast<std::size_t>(n), 3e38f);
+  for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
+  // Column by column of one sign.
+  const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
+  const View x = VectorView(a.data(), n), with = VectorView(one.data(), 1);
+  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
+  const MapStage stage{nodes, {&with, 1}};
+  const auto found = RunReduce(stream(), x, ReduceOp::kSum, {.strategy = GetParam().name}, &stage);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->value.real, n % 2 == 0 ? 0 : static_cast<double>(3e38f));
+}
+
+TEST_P(ReduceStageTest, TakesScratchMemoryOfBoundedSize) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  if (!StrategyOf<ReduceProblem>(GetParam()).reads_views || GetParam().dtype != DType::kF32)
+    GTEST_SKIP() << "it takes the array as a whole";
+  const std::int64_t n = std::min<std::int64_t>(Largest(), 1 << 22);
+  const auto stream = MakeStream(*TestDevice(GetParam().backend));
+  ASSERT_TRUE(stream.ok());
+  Budget budget(4 << 20);
+  (*stream)->SetScratchBudget(&budget);
+  ASSERT_TRUE(BeginRequest(**stream).ok());
+  const DeviceArray<float> a(**stream, NormalVector<float>(n, 1));
+  const View x = VectorView(a.data(), n);
+  const MapStage stage{Weighted(), {&x, 1}};
+  const auto zero =
+      RunReduce(**stream, x, ReduceOp::kNormL1, {.strategy = GetParam().name}, &stage);
+  ASSERT_TRUE(zero.ok()) << zero.status();
+  EXPECT_EQ(zero->value.real, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceStageTest, testing::ValuesIn(StrategyCases<ReduceProblem>()),
+                         CaseName);
+
+class ReduceAxesStageTest : public testing::TestWithParam<StrategyCase> {
+ protected:
+  Stream& stream() { return TestStream(GetParam().backend); }
+
+  void Compare(const View& x, const View& with, const std::vector<int>& axes,
+               const std::vector<ExpressionNode>& nodes = Weighted()) {
+    Mapped mapped = Map(stream(), {x, with}, nodes);
+    const MapStage stage{nodes, {&with, 1}};
+    for (ReduceOp op : kAllReduceOps) {
+      SCOPED_TRACE(testing::Message() << Name(op) << " of " << ToString(mapped.view.shape)
+                                      << " along " << testing::PrintToString(axes));
+      const auto type = ReduceAxesType(mapped.view, op, axes, false);
+      const auto staged = ReduceAxesType(x, op, axes, false, &stage);
+      ASSERT_EQ(ErrorReason(staged.status()), ErrorReason(type.status()));
+      if (!type.ok()) continue;
+      EXPECT_EQ(staged->dtype, type->dtype);
+      EXPECT_EQ(ToString(staged->shape), ToString(type->shape));
+      const std::uint64_t bytes = std::max<std::uint64_t>(1, type->bytes());
+      Memory one = *Allocate(stream().device(), bytes), two = *Allocate(stream().device(), bytes);
+      const RunOptions options{.strategy = GetParam().name};
+      const auto expected = RunReduceAxes(stream(), mapped.view, op, axes, one.data(), options);
+      const auto found = RunReduceAxes(stream(), x, op, axes, two.data(), options, &stage);
+      ASSERT_TRUE(expected.ok() && found.ok()) << expected.status() << found.status();
+      EXPECT_EQ(BytesOf(stream(), two.data(), type->bytes()),
+                BytesOf(stream(), one.data(), type->bytes()));
+    }
+  }
+};
+
+TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr DType kDType = DTypeOf<T>();
+    const std::int64_t a = WatchedClosely() ? 3 : 29, b = 17, c = WatchedClosely() ? 5 : 101;
+    const DeviceArray<T> x(stream(), NormalVector<T>(a * b * c, 1));
+    const DeviceArray<T> y(stream(), NormalVector<T>(a * b, 2));
+    const View whole = At(x.data(), kDType, {a, b, c}, {b * c, c, 1});
+    const View mirrored = At(x.data() + c - 1, kDType, {a, b, c}, {b * c, c, -1});
+    const View column = At(y.data(), kDType, {a, b, 1}, {b, 1, 1});
+    for (const std::vector<int>& axes :
+         {std::vector<int>{2}, {1}, {0}, {0, 2}, {1, 2}, {0, 1, 2}, {-3, -2}}) {
+      Compare(whole, column, axes);
+      Compare(mirrored, At(y.data(), kDType, {b, 1}, {1, 1}), axes);
+    }
+    // What is stretched is folded as many times as it is repeated.
+    Compare(column, At(y.data(), kDType, {c}, {1}), {1});
+    Compare(At(x.data(), kDType, {0, b, c}, {0, c, 1}), At(y.data(), kDType, {b, 1}, {1, 1}), {0});
+    Compare(At(x.data(), kDType, {a, b, 0}, {b, 1, 1}), column, {2});
+  });
+}
+
+// Of one array in several pieces, some of which leave the range of f32.
+TEST_P(ReduceAxesStageTest, FoldsInPieces) {
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
+  if (GetParam().dtype != DType::kF32) GTEST_SKIP() << "one type is enough";
+  const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), length = 64;
+  const auto stream = MakeStream(*TestDevice(GetParam().backend));
+  ASSERT_TRUE(stream.ok());
+  Budget budget(4 << 20);  // a piece is a quarter of it at most
+  (*stream)->SetScratchBudget(&budget);
+  ASSERT_TRUE(BeginRequest(**stream).ok());
+  std::vector<float> values = NormalVector<float>(rows * length, 1);
+  for (std::size_t i = 0; i < 64; i += 1) values[i] = i % 2 == 0 ? 3e38f : -3e38f;
+  values[0] = values[2] = values[4] = 3e38f;
+  values[1] = values[3] = 0;
+  const DeviceArray<float> a(**stream, values), one(**stream, std::vector<float>{1});
+  const View x = At(a.data(), DType::kF32, {rows, length}, {length, 1});
+  const View with = VectorView(one.data(), 1);
+  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
+  const MapStage stage{nodes, {&with, 1}};
+  const RunOptions options{.strategy = GetParam().name};
+  DeviceArray<float> expected(**stream, rows), found(**stream, rows);
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
+    ASSERT_TRUE(RunReduceAxes(**stream, x, op, {1}, expected.data(), options).ok());
+    ASSERT_TRUE(BeginRequest(**stream).ok());
+    const auto stats = RunReduceAxes(**stream, x, op, {1}, found.data(), options, &stage);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    const auto one_way = expected.Values(), other = found.Values();
+    EXPECT_EQ(std::memcmp(one_way.data(), other.data(), one_way.size() * sizeof(float)), 0)
+        << Name(op);
+    ASSERT_TRUE(BeginRequest(**stream).ok());
+  }
+}
+
+TEST_P(ReduceAxesStageTest, CountsTruthValues) {
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
+  if (GetParam().dtype != DType::kI32) GTEST_SKIP() << "truth values are folded as I32";
+  const std::int64_t rows = 37, columns = 53;
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
+  Random random(3);
+  for (std::uint8_t& byte : bytes) byte = random.Bits() % 2;
+  Memory memory = *Allocate(stream().device(), bytes.size());
+  ASSERT_TRUE(CopyToDevice(stream(), memory.data(), bytes.data(), bytes.size()).ok());
+  const View x = WholeView({DType::kBool, MakeShape({rows, columns})}, memory.data());
+  DeviceArray<std::int64_t> sums(stream(), columns);
+  const auto stats =
+      RunReduceAxes(stream(), x, ReduceOp::kSum, {0}, sums.data(), {.strategy = GetParam().name});
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  const std::vector<std::int64_t> found = sums.Values();
+  for (std::int64_t j = 0; j < columns; ++j) {
+    std::int64_t count = 0;
+    for (std::int64_t i = 0; i < rows; ++i)
+      count += bytes[static_cast<std::size_t>(i * columns + j)];
+    EXPECT_EQ(found[static_cast<std::size_t>(j)], count) << j;
+  }
+  EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kMax, {0}, false).status()), "BAD_DTYPE");
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesStageTest,
+                         testing::ValuesIn(StrategyCases<ReduceAxesProblem>()), CaseName);
+
+class MatmulStageTest : public testing::TestWithParam<StrategyCase> {
+ protected:
+  Stream& stream() { return TestStream(GetParam().backend); }
+};
+
+TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr DType kDType = DTypeOf<T>();
+    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+             {1, 1, 1}, {33, 65, 17}, {128, 64, 32}, {0, 5, 3}, {5, 7, 0}}) {
+      const DeviceArray<T> a(stream(), NormalVector<T>(m * k, 1)),
+          b(stream(), NormalVector<T>(k * n, 2)), bias(stream(), NormalVector<T>(n + m * n, 3));
+      const View left = At(a.data(), kDType, {m, k}, {k, 1}),
+                 right = At(b.data(), kDType, {k, n}, {n, 1});
+      const View with[] = {VectorView(bias.data(), n), At(bias.data() + n, kDType, {m, n}, {n, 1})};
+      // where(c + bias > residual, c, 0) as F16, and whether it is.
+      std::vector<ExpressionNode> nodes = {In(0),
+                                           In(1),
+                                           In(2),
+                                           Op(MapOp::kAdd, {0, 1}),
+                                           Op(MapOp::kGreater, {3, 2}),
+                                           Op(MapOp::kWhere, {4, 0, 1}),
+                                           Op(MapOp::kCast, {5}, DType::kF16)};
+      for (int last = 0; last < 2; ++last) {
+        const MapStage stage{nodes, with};
+        const RunOptions options{.strategy = GetParam().name};
+        const DType out_dtype = kDType;
+        const auto product = MatmulType(left, right, false, false, out_dtype);
+        ASSERT_TRUE(product.ok());
+        Memory c = *Allocate(stream().device(), product->bytes() + 1);
+        const auto plain =
+            RunMatmul(stream(), left, right, false, false, out_dtype, c.data(), options);
+        const auto type = MatmulType(left, right, false, false, out_dtype, &stage);
+        ASSERT_TRUE(type.ok()) << type.status();
+        EXPECT_EQ(type->dtype, last == 0 ? DType::kF16 : DType::kBool);
+        Memory out = *Allocate(stream().device(), type->bytes() + 1);
+        const auto found =
+            RunMatmul(stream(), left, right, false, false, out_dtype, out.data(), options, &stage);
+        ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
+        if (!found.ok()) continue;
+        EXPECT_EQ(found->strategy, plain->strategy);
+        Mapped mapped = Map(stream(), {WholeView(*product, c.data()), with[0], with[1]}, nodes);
+        EXPECT_EQ(BytesOf(stream(), out.data(), type->bytes()),
+                  BytesOf(stream(), mapped.view.data, type->bytes()))
+            << m << " " << n << " " << k;
+        nodes = {In(0), In(1), In(2), Op(MapOp::kAdd, {0, 1}), Op(MapOp::kGreater, {3, 2})};
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, MatmulStageTest,
+                         testing::ValuesIn(StrategyCases<MatmulProblem>(kDeterministic)), CaseName);
+
+// --- Without a strategy of its own -------------------------------------------------------------
+
+class StageTest : public testing::TestWithParam<Backend> {
+ protected:
+  Stream& stream() { return TestStream(GetParam()); }
+};
+
+TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
+  TESSERA_NEED_DEVICE(GetParam());
+  const View x = WholeView({DType::kF32, MakeShape({4, 3})}, nullptr);
+  const View bad = WholeView({DType::kF32, MakeShape({2})}, nullptr);
+  const View wide = WholeView({DType::kF32, MakeShape({2, 4, 4})}, nullptr);
+  const RunOptions options{.check_only = true};
+  const auto sum = [&](const MapStage& stage) {
+    return RunReduce(stream(), x, ReduceOp::kSum, options, &stage).status();
+  };
+  const std::vector<ExpressionNode> both = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
+  EXPECT_EQ(ErrorReason(sum({both, {&bad, 1}})), "BAD_SHAPE");
+  EXPECT_EQ(ErrorMetadata(sum({both, {&bad, 1}}))["operand"], "with[0]");
+  EXPECT_EQ(ErrorReason(sum({both, {}})), "BAD_EXPRESSION");
+  EXPECT_EQ(ErrorMetadata(sum({both, {}}))["node"], "1");
+  EXPECT_EQ(ErrorReason(sum({{}, {&x, 1}})), "BAD_EXPRESSION");
+  const std::vector<View> many(8, x);
+  EXPECT_EQ(ErrorReason(sum({both, many})), "BAD_EXPRESSION");
+  EXPECT_TRUE(sum({both, {&x, 1}}).ok());
+
+  // What would stretch the product.
+  const MapStage stage{both, {&wide, 1}};
+  const absl::Status status = MatmulType(x, x, false, true, DType::kF32, &stage).status();
+  EXPECT_EQ(ErrorReason(status), "BAD_SHAPE");
+  EXPECT_EQ(ErrorMetadata(status)["operand"], "with[0]");
+  const View narrow = WholeView({DType::kF32, MakeShape({4, 1})}, nullptr);
+  const MapStage fits{both, {&narrow, 1}};
+  EXPECT_TRUE(MatmulType(x, x, false, true, DType::kF32, &fits).ok());
+}
+
+TEST_P(StageTest, OperationsOnNumbersRefuseTruthValues) {
+  TESSERA_NEED_DEVICE(GetParam());
+  const View x = WholeView({DType::kBool, MakeShape({4, 4})}, nullptr);
+  const View row = WholeView({DType::kBool, MakeShape({4})}, nullptr);
+  const RunOptions options{.check_only = true};
+  EXPECT_EQ(ErrorReason(RunDot(stream(), x, x, options).status()), "STRATEGY_UNSUPPORTED");
+  EXPECT_EQ(ErrorReason(RunAdd(stream(), x, x, nullptr, options).status()), "STRATEGY_UNSUPPORTED");
+  EXPECT_EQ(ErrorReason(RunWindowSum(stream(), row, 1, nullptr, options).status()),
+            "STRATEGY_UNSUPPORTED");
+  EXPECT_EQ(ErrorReason(RunTopK(stream(), x, 1, 0, false, nullptr, nullptr, options).status()),
+            "STRATEGY_UNSUPPORTED");
+  EXPECT_EQ(ErrorReason(MatmulType(x, x, false, false, DType::kBool).status()), "BAD_DTYPE");
+  EXPECT_EQ(ErrorReason(RunReduce(stream(), x, ReduceOp::kMax, options).status()), "BAD_DTYPE");
+  EXPECT_FALSE(FitsBatch(row));
+}
+
+// Bytes that are no truth values count as true, wherever they are read.
+TEST_P(StageTest, ReadsAnyByteButZeroAsTrue) {
+  TESSERA_NEED_DEVICE(GetParam());
+  std::vector<std::uint8_t> bytes(1003);
+  std::iota(bytes.begin(), bytes.end(), std::uint8_t{0});
+  const auto n = static_cast<std::int64_t>(bytes.size());
+  std::int64_t count = 0;
+  for (std::uint8_t byte : bytes) count += byte != 0;
+  Memory memory = *Allocate(stream().device(), bytes.size());
+  ASSERT_TRUE(CopyToDevice(stream(), memory.data(), bytes.data(), bytes.size()).ok());
+  const View x = WholeView({DType::kBool, MakeShape({n})}, memory.data());
+  const auto sum = RunReduce(stream(), x, ReduceOp::kSum, {});
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_EQ(sum->value.integer, count);
+  for (const Strategy<MapProblem>* strategy : Strategies<MapProblem>()) {
+    if (strategy->backend != GetParam()) continue;
+    SCOPED_TRACE(strategy->name);
+    DeviceArray<std::uint8_t> out(stream(), n);
+    const std::vector<ExpressionNode> same = {In(0)}, negated = {In(0), Op(MapOp::kNot, {0})};
+    ASSERT_TRUE(RunMap(stream(), {x}, same, out.data(), {.strategy = strategy->name}).ok());
+    for (std::size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(out.Values()[i], bytes[i] != 0) << i;
+    ASSERT_TRUE(RunMap(stream(), {x}, negated, out.data(), {.strategy = strategy->name}).ok());
+    const std::vector<std::uint8_t> values = out.Values();
+    for (std::size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(values[i], bytes[i] == 0) << i;
+  }
+}
+
+TEST_P(StageTest, CopiesConvertTruthValues) {
+  TESSERA_NEED_DEVICE(GetParam());
+  const std::vector<float> values = {0.0f, -0.0f, 1.0f, 0.25f, -3.0f, NAN, INFINITY, 1e-45f};
+  const std::vector<std::uint8_t> truth = {0, 0, 1, 1, 1, 1, 1, 1};
+  const DeviceArray<float> x(stream(), values);
+  DeviceArray<std::uint8_t> out(stream(), 8);
+  ASSERT_TRUE(RunCopy(stream(), VectorView(x.data(), 8), DType::kBool, out.data()).ok());
+  EXPECT_EQ(out.Values(), truth);
+  // Backwards, so that it is gathered before.
+  const View backwards = At(x.data() + 7, DType::kF32, {8}, {-1});
+  ASSERT_TRUE(RunCopy(stream(), backwards, DType::kBool, out.data()).ok());
+  EXPECT_EQ(out.Values(), std::vector<std::uint8_t>(truth.rbegin(), truth.rend()));
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&](auto t) {
+      using T = decltype(t);
+      DeviceArray<T> numbers(stream(), 8);
+      const View bits{out.data(), DType::kBool, MakeShape({8}), {1}};
+      ASSERT_TRUE(RunCopy(stream(), bits, dtype, numbers.data()).ok());
+      const std::vector<T> found = numbers.Values();
+      for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(Exact(found[i]), truth[7 - i]) << Name(dtype);
+    });
+  }
+  DeviceArray<std::uint8_t> turned(stream(), 8);
+  const View columns = At(out.data(), DType::kBool, {4, 2}, {1, 4});
+  ASSERT_TRUE(RunCopy(stream(), columns, DType::kBool, turned.data()).ok());
+  const std::vector<std::uint8_t> flat = out.Values(), two = turned.Values();
+  for (std::size_t i = 0; i < 4; ++i)
+    for (std::size_t j = 0; j < 2; ++j) EXPECT_EQ(two[2 * i + j], flat[i + 4 * j]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, StageTest, testing::Values(Backend::kCpu, Backend::kCuda),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+}  // namespace
+}  // namespace tessera::test
