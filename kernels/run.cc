@@ -757,12 +757,12 @@ bool IsMapped(const View& x, const MapStage* in) {
   return in != nullptr || x.dtype == DType::kBool;
 }
 
-// What a map costs beside the operation: its operands are read, and `copies` times its result is
-// written and read.
-void AccountMap(const MapProblem& map, int copies, Stats& stats) {
+// What a map costs beside the operation. in_cache: its result is in device memory neither when it is
+// written nor when the operation, which counts that, reads it.
+void AccountMap(const MapProblem& map, bool in_cache, Stats& stats) {
   const Cost cost = OnePassCost(map);
-  const std::uint64_t result = static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
-  stats.bytes += OperandBytes(map) + static_cast<std::uint64_t>(copies) * result;
+  stats.bytes += cost.bytes;
+  if (in_cache) stats.bytes -= 2 * static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
   stats.flops += cost.flops;
 }
 
@@ -784,9 +784,7 @@ struct FoldMap {
     return {};
   }
   void Account(const Strategy<ReduceProblem>& strategy, Stats& stats) const {
-    // The strategy counts one reading of the elements.
-    AccountMap(map, strategy.reads_views ? 0 : 1, stats);
-    if (strategy.reads_views) stats.bytes -= static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+    AccountMap(map, /*in_cache=*/strategy.reads_views, stats);
   }
   void operator()(Stream& on, ReduceProblem& problem,
                   const Strategy<ReduceProblem>& strategy) const {
@@ -824,9 +822,7 @@ struct FoldMapAxes {
     return {};
   }
   void Account(const Strategy<ReduceAxesProblem>&, Stats& stats) const {
-    AccountMap(map, rows() < problem.outer ? 0 : 1, stats);
-    if (rows() < problem.outer)
-      stats.bytes -= static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+    AccountMap(map, /*in_cache=*/rows() < problem.outer, stats);
   }
   void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
             bool wide) const {
@@ -875,7 +871,9 @@ struct MatmulThenMap {
   Division Divide(const MatmulProblem&, const Strategy<MatmulProblem>&, const Team&) const {
     return {};
   }
-  void Account(const Strategy<MatmulProblem>&, Stats& stats) const { AccountMap(map, 1, stats); }
+  void Account(const Strategy<MatmulProblem>&, Stats& stats) const {
+    AccountMap(map, /*in_cache=*/false, stats);
+  }
   void Settle(MatmulProblem& problem, Stream& on) const {
     if (map.n == 0) return;
     problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));

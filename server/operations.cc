@@ -106,30 +106,23 @@ NamedOperands OperandsWith(const Request& request, NamedOperands operands) {
 }
 
 // The expression of a Reduce or a Matmul.
-class Stage {
- public:
-  // with: the views of request.with.
-  template <class Request>
-  static absl::StatusOr<Stage> Of(const Request& request, absl::Span<const View> with) {
-    Stage stage;
-    if (!request.has_expression() && with.empty()) return stage;
-    absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
-    if (!nodes.ok()) return nodes.status();
-    stage.nodes_ = *std::move(nodes);
-    stage.stage_ = MapStage{stage.nodes_, with};
-    return stage;
-  }
-  // null: there is none.
-  const MapStage* get() {
-    if (!stage_.has_value()) return nullptr;
-    stage_->expression = nodes_;
-    return &*stage_;
-  }
+struct Stage {
+  std::vector<ExpressionNode> nodes;
+  std::optional<MapStage> stage;  // of these nodes; absent: the request has no expression
 
- private:
-  std::vector<ExpressionNode> nodes_;
-  std::optional<MapStage> stage_;
+  const MapStage* get() const { return stage.has_value() ? &*stage : nullptr; }
 };
+
+// with: the views of request.with.
+template <class Request>
+absl::StatusOr<Stage> StageOf(const Request& request, absl::Span<const View> with) {
+  if (!request.has_expression() && with.empty()) return Stage();
+  absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
+  if (!nodes.ok()) return nodes.status();
+  Stage stage{*std::move(nodes), {}};
+  stage.stage = MapStage{stage.nodes, with};
+  return stage;
+}
 
 absl::Status TooManyParts() {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
@@ -181,7 +174,7 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
   if (HasTooManyParts(request)) return TooManyParts();
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
-  absl::StatusOr<Stage> in = Stage::Of(request, x.subspan(1));
+  const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
   if (!in.ok()) return in.status();
   if (request.axes_size() > 0) {
     return ArrayOf(
@@ -201,7 +194,7 @@ absl::StatusOr<ScalarResult> Run(const v1::ReduceRequest& request, Stream& strea
                                  absl::Span<const View> x, Outputs out, const RunOptions& options) {
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
-  absl::StatusOr<Stage> in = Stage::Of(request, x.subspan(1));
+  const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
   if (!in.ok()) return in.status();
   if (request.axes_size() == 0) return RunReduce(stream, x[0], *op, options, in->get());
   return ArrayRun(
@@ -226,7 +219,7 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request,
   if (HasTooManyParts(request)) return TooManyParts();
   const absl::StatusOr<DType> out = OutDType(request, x[0]);
   if (!out.ok()) return out.status();
-  absl::StatusOr<Stage> out_of = Stage::Of(request, x.subspan(2));
+  const absl::StatusOr<Stage> out_of = StageOf(request, x.subspan(2));
   if (!out_of.ok()) return out_of.status();
   return ArrayOf(
       MatmulType(x[0], x[1], request.transpose_a(), request.transpose_b(), *out, out_of->get()));
@@ -236,7 +229,7 @@ absl::StatusOr<ScalarResult> Run(const v1::MatmulRequest& request, Stream& strea
                                  absl::Span<const View> x, Outputs out, const RunOptions& options) {
   const absl::StatusOr<DType> dtype = OutDType(request, x[0]);
   if (!dtype.ok()) return dtype.status();
-  absl::StatusOr<Stage> out_of = Stage::Of(request, x.subspan(2));
+  const absl::StatusOr<Stage> out_of = StageOf(request, x.subspan(2));
   if (!out_of.ok()) return out_of.status();
   return ArrayRun(RunMatmul(stream, x[0], x[1], request.transpose_a(), request.transpose_b(),
                             *dtype, out[0], options, out_of->get()));

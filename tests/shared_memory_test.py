@@ -307,6 +307,22 @@ def test_replacing_and_names(server, client):
     region.close()
 
 
+def test_truth_values(server, client):
+    region = Region(path_of(server), MIB)
+    spec = o.buffers.BufferSpec(dtype=7, shape=[1000], replace=True)
+    region.bytes[:1000] = [0, 1] * 500
+    call(client, "UploadShared", name="b", spec=spec, source=region.range(0, 1000))
+    assert client.download("b") == bytes([0, 1] * 500)
+    region.bytes[700] = 2
+    outcome = attempt(client, "UploadShared", name="c", spec=spec, source=region.range(0, 1000))
+    refused(outcome, "INVALID_ARGUMENT", "BAD_BOOL", offset=700, value=2)
+    client.create("d", np.zeros(1000, bool))
+    outcome = attempt(client, "UploadShared", name="d", offset=10, source=region.range(690, 20))
+    refused(outcome, "INVALID_ARGUMENT", "BAD_BOOL", offset=20, value=2)
+    assert client.names() == ["b", "d"]
+    region.close()
+
+
 def test_ranges_outside_of_the_region(server, client):
     region = Region(path_of(server), 16 * PAGE)
     size = 16 * PAGE
