@@ -73,7 +73,8 @@
   CUDA(Matmul, TensorBf16)            \
   CUDA(Matmul, TensorF16)             \
   CUDA(Matmul, TensorF32x3)           \
-  CUDA(Matmul, Cublas)
+  CUDA(Matmul, Cublas)                \
+  CUDA(Matmul, CublasLt)
 
 #define ROWS_Add(CPU, CUDA) \
   CPU(Add, Cpu)             \
@@ -181,13 +182,19 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 // On a GPU by what random products took (kernels/tuning.h), as long as the error bound is no larger
 // than that of the library or what stands in for it: f32 operands are never rounded to less, and
 // `tensor_tf32` and `tensor_bf16` take them only when they are named. On the CPU `cpu_cache_tiled` is
-// five times as fast as Debian's OpenBLAS on 16 cores, as fast within a sixth on 2; the library is
-// better with few rows or columns.
+// five times as fast as Debian's OpenBLAS on 16 cores, but a core of the library's own does a product in
+// 0.4 to 0.9 of its time: the library gets what it does not share out (up to 2^18 multiply-adds),
+// few rows or columns, and all products where cores are few.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {
     constexpr std::int64_t kMany = 128;
-    return std::min(problem.m, problem.n) >= kMany
+    constexpr double kLittle = 0x1p18;
+    constexpr int kFewCores = 2;
+    const double work = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
+                        static_cast<double>(problem.k);
+    return std::min(problem.m, problem.n) >= kMany && work > kLittle &&
+                   device.info().multiprocessors > kFewCores
                ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }

@@ -155,7 +155,8 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
       {"cuda/reduce_axes", "axis"},
       {"cuda/matmul",
        "naive register_tiled shared_tiled shared_tiled_vectorized double_buffered warp_tiled "
-       "skinny tensor_mma tensor_f64 tensor_tf32 tensor_bf16 tensor_f16 tensor_f32x3 cublas"},
+       "skinny tensor_mma tensor_f64 tensor_tf32 tensor_bf16 tensor_f16 tensor_f32x3 cublas "
+       "cublas_lt"},
       {"cuda/add", "simple"},
       {"cuda/window_sum", "simple shared running_sum"},
       {"cuda/map", "one_node fused vectorized"},
@@ -226,9 +227,9 @@ TEST(TableTest, ModelsTakeEveryProblem) {
 // What is known of a device that is not there.
 class Described final : public Device {
  public:
-  explicit Described(Backend backend, int compute_capability = 90) {
+  explicit Described(Backend backend, int compute_capability = 90, int cores = 2) {
     info_.backend = backend;
-    info_.multiprocessors = backend == Backend::kCpu ? 2 : 132;
+    info_.multiprocessors = backend == Backend::kCpu ? cores : 132;
     info_.compute_capability = backend == Backend::kCpu ? 0 : compute_capability;
   }
   const DeviceInfo& info() const override { return info_; }
@@ -362,10 +363,14 @@ TEST(ChoiceTest, OnTheCpu) {
     EXPECT_EQ(Chosen<DotProblem>({.dtype = dtype}, cpu), "fixed_tree");
     EXPECT_EQ(Chosen<ReduceProblem>({.dtype = dtype}, cpu), "fixed_tree");
   }
+  const Described many_cores(Backend::kCpu, 0, 3);
   for (DType dtype : {DType::kF32, DType::kF64}) {
-    EXPECT_EQ(Chosen(Matmul(dtype, 127, 1000, 1000), cpu), "cpu_library");
-    EXPECT_EQ(Chosen(Matmul(dtype, 1000, 127, 1000), cpu), "cpu_library");
-    EXPECT_EQ(Chosen(Matmul(dtype, 128, 128, 1000), cpu), "cpu_cache_tiled");
+    EXPECT_EQ(Chosen(Matmul(dtype, 127, 1000, 1000), many_cores), "cpu_library");
+    EXPECT_EQ(Chosen(Matmul(dtype, 1000, 127, 1000), many_cores), "cpu_library");
+    EXPECT_EQ(Chosen(Matmul(dtype, 128, 128, 16), many_cores), "cpu_library");
+    EXPECT_EQ(Chosen(Matmul(dtype, 128, 128, 17), many_cores), "cpu_cache_tiled");
+    EXPECT_EQ(Chosen(Matmul(dtype, 128, 128, 1000), cpu), "cpu_library");
+    EXPECT_EQ(Chosen(Matmul(dtype, 1797, 1797, 64), cpu), "cpu_library");
   }
   EXPECT_EQ(Chosen(Matmul(DType::kI32, 4, 4, 4), cpu), "cpu_cache_tiled");
 }

@@ -5,10 +5,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "kernels/device.h"
-#include "kernels/matmul.h"
 
 namespace tessera::bench {
 
@@ -27,23 +25,6 @@ void LaunchRowSums(Stream& stream, const float* x, std::int64_t rows, std::int64
 // Dot products of `count` pairs of vectors of n floats each, one pair behind the other, by cuBLAS's
 // batched product of matrices, in f32. REQUIRES: HasPeers().
 void LaunchDots(Stream& stream, const float* a, const float* b, std::int64_t count, std::int64_t n);
-
-// Products by cublasLt with the fastest of the algorithms that its heuristics propose for a
-// problem. REQUIRES: HasPeers().
-class LtMatmul {
- public:
-  // tf32: f32 operands are rounded to TF32.
-  LtMatmul(const MatmulProblem& like, bool tf32);
-  ~LtMatmul();
-
-  // Enqueues a product that differs from `like` in places only, aligned as those of the first call,
-  // which tries the algorithms and takes much longer. False: the library has none for it.
-  bool Launch(const MatmulProblem& problem, Stream& stream);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 // Whether this host has the libraries.
 bool HasPeers();

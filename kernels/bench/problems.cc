@@ -4,7 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
-#include <memory>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/batch.h"
@@ -16,6 +16,9 @@
 
 namespace tessera::bench {
 namespace {
+
+// Of all strategies the one that is never a default: it begins with trying algorithms.
+constexpr std::string_view kNoDefault = "cublas_lt";
 
 bool HasVendor([[maybe_unused]] Rig& rig) {
 #ifdef TESSERA_WITH_CUDA
@@ -86,7 +89,7 @@ void Problems::AddStrategies(RandomProblem& out, const Problem& like,
       continue;
     out.candidates.push_back({.name = std::string(strategy->name),
                               .chosen = strategy == chosen,
-                              .strategy = true,
+                              .strategy = strategy->name != kNoDefault,
                               .vendor = strategy->vendor,
                               .launch = [this, like, place, strategy] {
                                 Problem p = like;
@@ -153,18 +156,6 @@ RandomProblem Problems::Matmul() {
   const MatmulFeatures features = FeaturesOf(placed);
   out.features.assign(features.begin(), features.end());
   AddStrategies(out, p, place);
-#ifdef TESSERA_WITH_CUDA
-  if (HasVendor(rig_) && !IsInteger(p.dtype)) {
-    auto library = std::make_shared<LtMatmul>(p, false);
-    out.candidates.push_back(
-        {.name = "cublaslt", .vendor = true, .launch = [this, p, place, library] {
-           MatmulProblem q = p;
-           place(q);
-           if (!library->Launch(q, rig_.stream()))
-             throw DeviceError(DeviceError::Kind::kFailed, "cublasLt", "no algorithm");
-         }});
-  }
-#endif
   return out;
 }
 

@@ -16,7 +16,7 @@ namespace tessera::bench {
 struct Candidate {
   std::string name;
   bool chosen = false;    // what a request gets that names none
-  bool strategy = false;  // a request may name it
+  bool strategy = false;  // it could be the default
   bool vendor = false;    // it is the vendor's
   std::function<void()> launch;
 };

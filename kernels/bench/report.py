@@ -42,7 +42,8 @@ PAGES = [PLOTS_PAGE, *sorted((ROOT / "kernels" / "cuda").glob("*/README.md"))]
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
 # The vendor's other calls, which stand in an operation's tables.
-PEERS = {"matmul": {"cublaslt": "cublasLt, best of several", "cublaslt_tf32": "cublasLt in TF32"}}
+PEERS = {"matmul": {"cublaslt_tf32": "cublasLt in TF32"}}
+VENDORS = {"cublas", "cublas_lt"}
 # Strategies that round their operands to fewer bits than they have.
 ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f32")}
 
@@ -346,9 +347,7 @@ def choices_table(data, operation):
         if not chosen:
             continue
         fastest = next(r for r in here if r["operation"] == operation)
-        vendors = [
-            r for r in here if r["operation"] == "peer" or r["strategy"] == LIBRARY[operation]
-        ]
+        vendors = [r for r in here if r["operation"] == "peer" or r["strategy"] in VENDORS]
         size = chosen["size"]
         line = [chosen["dtype"], size if size.isdigit() else size_text(size)]
         line += [f"`{chosen['strategy']}`", time_text(chosen["us"])]

@@ -36,6 +36,7 @@
 #include "kernels/map_cost.h"
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/bench/peers.h"
+#include "kernels/cuda/matmul/cublas.h"
 #endif
 
 namespace tessera::bench {
@@ -485,25 +486,20 @@ void TimeMatmul(Rig& rig, benchmark::State& state, const MatmulProblem& like, do
   state.counters["error"] = error;
 }
 
-// The vendor's best: cublasLt with the fastest of its algorithms.
+// The vendor's best for f32 operands that are rounded to TF32.
 void RegisterMatmulPeers([[maybe_unused]] Rig& rig, [[maybe_unused]] const MatmulProblem& like,
                          [[maybe_unused]] const std::string& size) {
 #ifdef TESSERA_WITH_CUDA
-  if (rig.device().info().backend != Backend::kCuda || !HasPeers() || IsInteger(like.dtype)) return;
-  for (const bool tf32 : {false, true}) {
-    if (tf32 && like.dtype != DType::kF32) continue;
-    auto peer = std::make_shared<LtMatmul>(like, tf32);
-    benchmark::RegisterBenchmark(
-        Join({"peer", tf32 ? "cublaslt_tf32" : "cublaslt", Name(like.dtype), size}, "/").c_str(),
-        [&rig, like, peer, error = -1.0](benchmark::State& state) mutable {
-          TimeMatmul(rig, state, like, error, [&](const MatmulProblem& p) {
-            if (!peer->Launch(p, rig.stream()))
-              throw DeviceError(DeviceError::Kind::kFailed, "cublasLt", "no algorithm");
-          });
-        })
-        ->UseManualTime()
-        ->Unit(benchmark::kMicrosecond);
-  }
+  if (rig.device().info().backend != Backend::kCuda || !HasPeers() || like.dtype != DType::kF32)
+    return;
+  benchmark::RegisterBenchmark(Join({"peer/cublaslt_tf32", Name(like.dtype), size}, "/").c_str(),
+                               [&rig, like, error = -1.0](benchmark::State& state) mutable {
+                                 TimeMatmul(rig, state, like, error, [&](const MatmulProblem& p) {
+                                   LaunchCublasLt(p, /*tf32=*/true, rig.stream());
+                                 });
+                               })
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
 #endif
 }
 
@@ -521,7 +517,7 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const auto all = [](const Strategy<MatmulProblem>&) { return true; };
   // For the largest products, which take the simpler strategies seconds.
   const auto fast = [](const Strategy<MatmulProblem>& strategy) {
-    return strategy.name == "cublas" || strategy.name == "warp_tiled_tma" ||
+    return strategy.vendor || strategy.name == "warp_tiled_tma" ||
            strategy.name.substr(0, 7) == "tensor_";
   };
   const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);

@@ -2,15 +2,23 @@
 """Fits the decision trees of kernels/tuning.h to the times of random products.
 
     strategy_bench --regret=2000 --seed=11 --operation=matmul --json=a.json
-    kernels/bench/tune.py a.json [b.json...] >kernels/tuning/matmul_sm90.inc
+    kernels/bench/tune.py a.json [b.json...] [--judge c.json] >kernels/tuning/matmul_sm90.inc
 
 A tree for each type of operands; those of 16 bits differ in the names of their strategies alone and
-are fitted as one. A product costs what its strategy's time is above the best one's,
-as a ratio less 1; a split is the one that leaves least cost where each side takes one strategy, and
-a side has at least LEAST products. How deep trees go is decided by what they cost on products that
-they were not fitted to. Needs NumPy."""
+are fitted as one. A product costs what its strategy's time is above the best one's, as a ratio
+less 1.
 
+A tree that is fitted to the times themselves follows their noise. So many trees are grown first, each
+on products drawn with replacement and with some of the features at each split; the mean over them is
+what a strategy is expected to cost for a product (a random forest: Breiman, 2001). The tree that is
+written is fitted to what they expect of products that nobody has timed, of which there are as many as
+it takes. --judge: what the trees would have cost on products of other files, beside what their
+defaults did. Needs NumPy."""
+
+import argparse
 import json
+import math
+import statistics
 import sys
 
 import numpy as np
@@ -29,18 +37,29 @@ FEATURES = [
     "kAlignmentA",
     "kAlignmentB",
 ]
+EXTENTS = 8  # features that follow from m, n and k
 # Types of 16 bits share a tree, which calls strategies by their names for f16.
 TWINS = {"bf16": "f16", "tensor_bf16": "tensor_f16"}
 FALLBACKS = ["cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"]
-DEPTHS = range(3, 11)
-LEAST = 8
-FOLDS = 8
 # Ratios above this one are no worse than it, lest a single product decide a split.
 WORST = 4
+# Of the forest: its trees, the least products of a leaf, and the features that a split may ask for.
+TREES, TREE_LEAST, TREE_FEATURES = 64, 3, 6
+# Of the tree: the products that it is fitted to, the least of a leaf, and how deep it goes.
+SAMPLES, LEAST, DEPTH = 30000, 20, 12
+# A split is worth its nodes if it saves so much of the cost per product.
+LEAST_GAIN = 2e-5
+FOLDS = 4
+MOST_EXTENT, MOST_WORK = 15, 40  # of random products, as logarithms to base 2
 
 
-def read(paths):
-    """{type: (features, costs, strategies)}, and the devices' names."""
+def times_of(row):
+    """{strategy: time} of one product, by the names for f16."""
+    return {TWINS.get(t["name"], t["name"]): t["us"] for t in row["times"] if not t.get("call")}
+
+
+def products(paths):
+    """{type: rows of its products}, and the devices' names."""
     rows, devices = {}, []
     for path in paths:
         with open(path, encoding="utf-8") as file:
@@ -49,38 +68,120 @@ def read(paths):
         for row in run["rows"]:
             if row["operation"] == "matmul":
                 rows.setdefault(TWINS.get(row["dtype"], row["dtype"]), []).append(row)
-    data = {}
-    for dtype, problems in rows.items():
-        times = [
-            {TWINS.get(t["name"], t["name"]): t["us"] for t in p["times"] if not t.get("call")}
-            for p in problems
-        ]
-        names = sorted({name for t in times for name in t})
-        costs = np.empty((len(problems), len(names)))
-        for i, t in enumerate(times):
-            best = min(t.values())
-            # Where a strategy does not take a product, the one that takes its place costs.
-            instead = next((t[name] for name in FALLBACKS if name in t), WORST * best)
-            for j, name in enumerate(names):
-                costs[i, j] = min(t.get(name, instead * 1.1) / best, WORST) - 1
-        data[dtype] = np.array([p["features"] for p in problems]), costs, names
-    return data, devices
+    return rows, devices
+
+
+def costs_of(rows):
+    """What each strategy costs for each product, and the strategies' names."""
+    times = [times_of(row) for row in rows]
+    names = sorted({name for t in times for name in t})
+    costs = np.empty((len(rows), len(names)))
+    for i, t in enumerate(times):
+        best = min(t.values())
+        # Where a strategy does not take a product, the one that takes its place costs.
+        instead = next((t[name] for name in FALLBACKS if name in t), WORST * best)
+        for j, name in enumerate(names):
+            costs[i, j] = min(t.get(name, instead * 1.1) / best, WORST) - 1
+    return costs, names
+
+
+def allowed_splits(values, least):
+    """Where sorted values may be parted, so that either side has `least` of them."""
+    allowed = values[:-1] < values[1:]
+    allowed[: least - 1] = False
+    allowed[len(values) - least :] = False
+    return allowed
+
+
+# --- the forest -----------------------------------------------------------------------------------
+
+
+def grow(x, costs, random):
+    """A leaf is the mean costs of its products, an inner node (feature, threshold, below, above);
+    a split leaves the least squares of what is not the mean."""
+    count = len(x)
+    mean = costs.mean(axis=0)
+    if count < 2 * TREE_LEAST:
+        return mean
+    total, squares = costs.sum(axis=0), (costs * costs).sum()
+    least, feature, threshold = squares - count * (mean * mean).sum() - 1e-9, None, None
+    sizes = np.arange(1, count)[:, None]
+    for candidate in random.choice(x.shape[1], TREE_FEATURES, replace=False):
+        order = np.argsort(x[:, candidate], kind="stable")
+        values = x[order, candidate]
+        allowed = allowed_splits(values, TREE_LEAST)
+        if not allowed.any():
+            continue
+        below = np.cumsum(costs[order], axis=0)[:-1]
+        explained = (below * below / sizes + (total - below) ** 2 / (count - sizes)).sum(axis=1)
+        left = np.where(allowed, squares - explained, np.inf)
+        at = int(np.argmin(left))
+        if left[at] < least:
+            least, feature, threshold = left[at], candidate, (values[at] + values[at + 1]) / 2
+    if feature is None:
+        return mean
+    side = x[:, feature] <= threshold
+    return (
+        feature,
+        threshold,
+        grow(x[side], costs[side], random),
+        grow(x[~side], costs[~side], random),
+    )
+
+
+def expect(tree, x, out):
+    """Adds what the tree expects of each product to out."""
+    if not isinstance(tree, tuple):
+        out += tree
+        return
+    feature, threshold, below, above = tree
+    side = x[:, feature] <= threshold
+    for which, branch in ((side, below), (~side, above)):
+        part = out[which]
+        expect(branch, x[which], part)
+        out[which] = part
+
+
+class Forest:
+    def __init__(self, x, costs):
+        random = np.random.default_rng(1)
+        self.columns = costs.shape[1]
+        draws = [random.integers(0, len(x), len(x)) for _ in range(TREES)]
+        self.trees = [grow(x[draw], costs[draw], random) for draw in draws]
+
+    def __call__(self, x):
+        costs = np.zeros((len(x), self.columns))
+        for tree in self.trees:
+            expect(tree, x, costs)
+        return costs / TREES
+
+
+# --- the tree -------------------------------------------------------------------------------------
+
+
+def imagined(like):
+    """Features of SAMPLES products whose extents are random, with transposes and alignments of those
+    that were timed."""
+    random = np.random.default_rng(2)
+    extents = np.round(2 ** random.uniform(0, MOST_EXTENT, (4 * SAMPLES, 3)))
+    m, n, k = np.log2(extents[np.log2(extents).sum(axis=1) <= MOST_WORK][:SAMPLES]).T
+    least = np.minimum(m, n)
+    sizes = np.column_stack((m, n, k, least, np.maximum(m, n), m + n, m + n + k, k - least))
+    return np.hstack((sizes, like[random.integers(0, len(like), len(sizes)), EXTENTS:]))
 
 
 def split(x, costs):
     """The best (cost, feature, threshold), or None if no split helps."""
-    best = costs.sum(axis=0).min() - 1e-9, None, None
+    best = costs.sum(axis=0).min() - LEAST_GAIN * SAMPLES, None, None
     for feature in range(x.shape[1]):
         order = np.argsort(x[:, feature], kind="stable")
         values = x[order, feature]
+        allowed = allowed_splits(values, LEAST)
+        if not allowed.any():
+            continue
         below = np.cumsum(costs[order], axis=0)
         total = below[-1]
         cost = below[:-1].min(axis=1) + (total - below[:-1]).min(axis=1)
-        allowed = values[:-1] < values[1:]
-        allowed[: LEAST - 1] = False
-        allowed[len(values) - LEAST :] = False
-        if not allowed.any():
-            continue
         cost = np.where(allowed, cost, np.inf)
         at = int(np.argmin(cost))
         if cost[at] < best[0]:
@@ -102,6 +203,13 @@ def fit(x, costs, depth):
     return feature, threshold, below, above
 
 
+def tree_for(x, costs):
+    forest = Forest(x, costs)
+    samples = imagined(x)
+    expected = forest(samples)
+    return fit(samples, expected - expected.min(axis=1, keepdims=True), DEPTH)
+
+
 def choose(tree, features):
     while not isinstance(tree, int):
         feature, threshold, below, above = tree
@@ -113,17 +221,14 @@ def cost_of(tree, x, costs):
     return np.array([costs[i, choose(tree, features)] for i, features in enumerate(x)])
 
 
-def depth_for(x, costs):
-    """The depth that costs least on parts left out, and what it costs there on average."""
+def on_others(x, costs):
+    """What trees cost on products that they were not fitted to, on average."""
     fold = np.random.default_rng(1).permutation(len(x)) % FOLDS
-    found = []
-    for depth in DEPTHS:
-        left_out = [
-            cost_of(fit(x[fold != f], costs[fold != f], depth), x[fold == f], costs[fold == f])
-            for f in range(FOLDS)
-        ]
-        found.append((np.concatenate(left_out).mean(), depth))
-    return min(found)
+    left_out = [
+        cost_of(tree_for(x[fold != f], costs[fold != f]), x[fold == f], costs[fold == f])
+        for f in range(FOLDS)
+    ]
+    return np.concatenate(left_out).mean()
 
 
 def preorder(tree, names):
@@ -135,24 +240,71 @@ def preorder(tree, names):
     return [f'{{"", {at}}}', *below, *above]
 
 
+def summary(chosen, rows):
+    """Of products and the times of what is chosen for them: regret, and ratios to the vendor."""
+    best = [min(times_of(row).values()) for row in rows]
+    regret = 100 * statistics.mean(c / b - 1 for c, b in zip(chosen, best))
+    ratios = [
+        c / min(t["us"] for t in row["times"] if t.get("vendor"))
+        for c, row in zip(chosen, rows)
+        if any(t.get("vendor") for t in row["times"])
+    ]
+    text = f"regret {regret:.1f} %"
+    if ratios:
+        behind = sum(ratio > 1.05 for ratio in ratios)
+        text += f", {math.exp(statistics.mean(map(math.log, ratios))):.3f} of the vendor's time"
+        text += f", {behind} of {len(ratios)} above 1.05"
+    return text
+
+
+def judge(path, trees):
+    rows, devices = products([path])
+    print(f"{devices[0]}:", file=sys.stderr)
+    for dtype, of_type in rows.items():
+        tree, names = trees[dtype]
+        fitted, default = [], []
+        for row in of_type:
+            times = times_of(row)
+            wanted = [names[choose(tree, row["features"])], *FALLBACKS]
+            fitted.append(next((times[name] for name in wanted if name in times), None))
+            default.append(next(t["us"] for t in row["times"] if t.get("chosen")))
+        both = [i for i, time in enumerate(fitted) if time is not None]
+        for what, chosen in (("defaults", default), ("trees", fitted)):
+            text = summary([chosen[i] for i in both], [of_type[i] for i in both])
+            print(f"  {dtype}, {len(both)} products, {what}: {text}", file=sys.stderr)
+
+
 def main():
-    data, devices = read(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("times", nargs="+")
+    parser.add_argument("--judge", action="append", default=[])
+    options = parser.parse_args()
+    rows, devices = products(options.times)
     print("// Written by kernels/bench/tune.py, from random products on")
     for device in devices:
         print(f"//   {device}")
-    for dtype, (x, costs, names) in data.items():
-        expected, depth = depth_for(x, costs)
-        tree = fit(x, costs, depth)
+    trees = {}
+    for dtype, of_type in rows.items():
+        x = np.array([row["features"] for row in of_type])
+        costs, names = costs_of(of_type)
+        tree = tree_for(x, costs)
+        trees[dtype] = tree, names
+        nodes = preorder(tree, names)
         print(
-            f"{dtype}: {len(x)} products, a tree of depth {depth}: regret"
-            f" {100 * cost_of(tree, x, costs).mean():.1f} % on these, {100 * expected:.1f} % on"
-            f" others; {100 * costs.mean(axis=0).min():.1f} % of one strategy for all",
+            f"{dtype}: {len(x)} products, a tree of {len(nodes)} nodes: regret"
+            f" {100 * cost_of(tree, x, costs).mean():.1f} % on these,"
+            f" {100 * on_others(x, costs):.1f} % on others;"
+            f" {100 * costs.mean(axis=0).min():.1f} % of one strategy for all",
             file=sys.stderr,
         )
         print(f"constexpr TuningNode kTree{dtype.upper()}[] = {{")
-        for node in preorder(tree, names):
+        for node in nodes:
             print(f"    {node},")
         print("};")
+    for path in options.judge:
+        judge(path, trees)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,17 @@ std::optional<CublasApi> Load() {
       FIND(set_stream, cublasSetStream) && FIND(set_math_mode, cublasSetMathMode) &&
       FIND(set_pointer_mode, cublasSetPointerMode) && FIND(status_name, cublasGetStatusName) &&
       FIND(sdot, cublasSdot_64) && FIND(ddot, cublasDdot_64) && FIND(sgemm, cublasSgemm_64) &&
-      FIND(dgemm, cublasDgemm_64) && FIND(gemm_ex, cublasGemmEx_64))
+      FIND(dgemm, cublasDgemm_64) && FIND(gemm_ex, cublasGemmEx_64) &&
+      // dlsym also looks in the libraries that this one needs, of which cublasLt is one.
+      FIND(lt_matmul, cublasLtMatmul) && FIND(lt_desc_create, cublasLtMatmulDescCreate) &&
+      FIND(lt_desc_destroy, cublasLtMatmulDescDestroy) &&
+      FIND(lt_desc_set, cublasLtMatmulDescSetAttribute) &&
+      FIND(lt_layout_create, cublasLtMatrixLayoutCreate) &&
+      FIND(lt_layout_destroy, cublasLtMatrixLayoutDestroy) &&
+      FIND(lt_preference_create, cublasLtMatmulPreferenceCreate) &&
+      FIND(lt_preference_destroy, cublasLtMatmulPreferenceDestroy) &&
+      FIND(lt_preference_set, cublasLtMatmulPreferenceSetAttribute) &&
+      FIND(lt_heuristic, cublasLtMatmulAlgoGetHeuristic))
     return api;
 #undef FIND
   return std::nullopt;

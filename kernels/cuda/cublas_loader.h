@@ -1,8 +1,9 @@
-// cuBLAS at run time. The library takes 500 MB and only the `cublas` strategies need it, so nothing
-// links with it: the first use looks for its shared object, and without one those strategies report
-// themselves missing. Included by .cu files only.
+// cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and `cublas_lt` need it,
+// so nothing links with it: the first use looks for its shared object, and without one those strategies
+// report themselves missing. Included by .cu files only.
 #pragma once
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 
 #include <string>
@@ -25,6 +26,17 @@ struct CublasApi {
   decltype(&cublasSgemm_64) sgemm;
   decltype(&cublasDgemm_64) dgemm;
   decltype(&cublasGemmEx_64) gemm_ex;
+  // Of cublasLt, which the library stands on.
+  decltype(&cublasLtMatmul) lt_matmul;
+  decltype(&cublasLtMatmulDescCreate) lt_desc_create;
+  decltype(&cublasLtMatmulDescDestroy) lt_desc_destroy;
+  decltype(&cublasLtMatmulDescSetAttribute) lt_desc_set;
+  decltype(&cublasLtMatrixLayoutCreate) lt_layout_create;
+  decltype(&cublasLtMatrixLayoutDestroy) lt_layout_destroy;
+  decltype(&cublasLtMatmulPreferenceCreate) lt_preference_create;
+  decltype(&cublasLtMatmulPreferenceDestroy) lt_preference_destroy;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) lt_preference_set;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) lt_heuristic;
 };
 
 // The library, or null when it or one of its entry points cannot be found. Looks once. Thread safe.

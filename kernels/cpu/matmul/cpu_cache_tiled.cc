@@ -42,6 +42,8 @@ namespace {
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;
+// Multiply-adds for which another core is woken: it takes longer to come than 2^18 take.
+constexpr double kWorkerWork = 0x1p19;
 
 // Unsigned integers wrap as two's complement does, and vectors of them may.
 template <class A>
@@ -202,8 +204,11 @@ void Run(const MatmulProblem& p, Stream& stream) {
 
   const std::int64_t column_blocks = (p.n + kBlockColumns - 1) / kBlockColumns;
   const std::int64_t blocks = (p.m + kBlockRows - 1) / kBlockRows * column_blocks;
-  const int workers =
-      static_cast<int>(std::min<std::int64_t>(blocks, stream.device().info().multiprocessors));
+  const double work =
+      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  const int cores = stream.device().info().multiprocessors;
+  const int workers = static_cast<int>(
+      std::min({static_cast<double>(blocks), static_cast<double>(cores), 1 + work / kWorkerWork}));
   if (workers == 0) return;
   auto* workspaces =
       static_cast<A*>(stream.Scratch(static_cast<std::size_t>(workers * kWorkspace) * sizeof(A)));

@@ -4,11 +4,12 @@
 // op(b) read that way is c' = op(b)' op(a)'. So the operands change places, m and n change places,
 // and every pitch and transpose stays as it is.
 //
-// f32 is computed in f32: CUBLAS_PEDANTIC_MATH keeps TF32 and emulation out, also where the
-// environment asks for them. f64 may use the tensor cores, whose f64 is IEEE arithmetic. f16 and
-// bf16 are multiplied by the tensor cores and summed in f32, and are rounded to the result's type
-// once, at the end: partial results of 16 bits, which the library would otherwise allow itself, are
-// ruled out. The order of the additions is the library's own, for which the bounds hold as well.
+// f32 is computed in f32: the library's default mode keeps at least the bits of its operands, and takes
+// TF32 only where it is asked to. Its pedantic mode is no more exact in f32 and leaves it fewer
+// kernels. f64 may use the tensor cores, whose f64 is IEEE arithmetic. f16 and bf16 are multiplied by
+// the tensor cores and summed in f32, and are rounded to the result's type once, at the end: partial
+// results of 16 bits, which the library would otherwise allow itself, are ruled out. The order of the
+// additions is the library's own, for which the bounds hold as well.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
 // are written.
@@ -16,20 +17,14 @@
 
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/matmul.h"
+#include "kernels/cuda/matmul/cublas.h"
 
 namespace tessera {
 namespace {
 
 constexpr int MathMode(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return CUBLAS_PEDANTIC_MATH;
-    case DType::kF64:
-      return CUBLAS_DEFAULT_MATH;
-    default:
-      return CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-  }
+  return SizeOf(dtype) == 2 ? CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+                            : CUBLAS_DEFAULT_MATH;
 }
 
 // REQUIRES: dtype is F32, F16 or BF16.
@@ -74,16 +69,18 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   }
 }
 
+}  // namespace
+
 // The tensor cores sum products of 16 bits in groups of 4 (compute capability 7) to 16 (9), by
 // aligning them and the sum so far to the largest and cutting off what sticks out: each term of a
 // group costs 2 u of the largest, and so does the result (Fasi, Higham, Mikaitis and Pranesh,
 // "Numerical behavior of NVIDIA tensor cores", 2021). That is 6 terms for 4 products at worst.
-double Roundoff(const MatmulProblem& p) {
+double CublasRoundoff(const MatmulProblem& p) {
   if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
   return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
 }
 
-Cost CostOf(const MatmulProblem& p) {
+Cost CublasCost(const MatmulProblem& p) {
   Cost cost =
       MatmulCost(p, static_cast<std::uint64_t>(p.m * p.k) + static_cast<std::uint64_t>(p.k * p.n));
   // It cuts k where there are few results.
@@ -92,8 +89,6 @@ Cost CostOf(const MatmulProblem& p) {
   return cost;
 }
 
-}  // namespace
-
 extern constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .name = "cublas",
     .summary = "the library's gemm: f32 without TF32, 16 bits on the tensor cores",
@@ -101,8 +96,8 @@ extern constexpr Strategy<MatmulProblem> kMatmulCublas = {
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
     .deterministic = true,
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = CublasRoundoff,
+    .cost = CublasCost,
     .launch = Enqueue,
     .missing = CublasMissing,
     .vendor = true,

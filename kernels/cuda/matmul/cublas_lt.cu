@@ -1,0 +1,259 @@
+// Matmul by cublasLt: the same library as `cublas`, with the algorithm found by trying.
+//
+// `cublas` takes the algorithm that the library's heuristics put first. cublasLt hands out their
+// whole list, and for products that are far from square the first is often not the fastest. So the
+// first call for a problem times each proposal, twice, and later ones for a problem like it (extents,
+// pitches, transposes, types, alignments) take the winner. What wins is up to clocks: the bits of a
+// result may differ from one server to the next, and so this is no default.
+//
+// As in cublas.cu a row-major problem is handed over as columns: the operands change places. f32 is
+// computed in f32, parts of sums of 16 bits are kept in f32.
+//
+// Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
+// are written.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "kernels/cuda/cublas_loader.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/cublas.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kWorkspace = std::size_t{32} << 20;
+constexpr int kMostProposals = 8;
+// Multiply-adds from which on a trial takes a tenth of a second, and the library's order has to do.
+constexpr double kLong = 0x1p40;
+constexpr int kLongProposals = 3;
+// Problems whose algorithms are remembered.
+constexpr std::size_t kMostPlans = 4096;
+
+template <class T>
+using Owned = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
+
+constexpr cudaDataType_t DataType(DType dtype) {
+  return dtype == DType::kF64   ? CUDA_R_64F
+         : dtype == DType::kF32 ? CUDA_R_32F
+         : dtype == DType::kF16 ? CUDA_R_16F
+                                : CUDA_R_16BF;
+}
+
+// The largest power of two, up to 256, that the address is a multiple of.
+std::uint32_t AlignmentOf(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data) | 256;
+  return static_cast<std::uint32_t>(address & (~address + 1));
+}
+
+Owned<cublasLtMatrixLayoutOpaque_t> MakeLayout(const CublasApi& api, DType dtype, std::int64_t rows,
+                                               std::int64_t columns, std::int64_t pitch,
+                                               bool transpose) {
+  if (transpose) std::swap(rows, columns);
+  cublasLtMatrixLayout_t layout = nullptr;
+  CUBLAS_CHECK(api.lt_layout_create(&layout, DataType(dtype), static_cast<std::uint64_t>(rows),
+                                    static_cast<std::uint64_t>(columns), pitch));
+  return {layout, api.lt_layout_destroy};
+}
+
+Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const MatmulProblem& p,
+                                                  bool tf32) {
+  const bool wide = p.dtype == DType::kF64;
+  const cublasComputeType_t compute = wide   ? CUBLAS_COMPUTE_64F
+                                      : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                             : CUBLAS_COMPUTE_32F;
+  cublasLtMatmulDesc_t made = nullptr;
+  CUBLAS_CHECK(api.lt_desc_create(&made, compute, wide ? CUDA_R_64F : CUDA_R_32F));
+  Owned<cublasLtMatmulDescOpaque_t> description(made, api.lt_desc_destroy);
+  for (const auto& [which, transpose] :
+       {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b},
+        std::pair{CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a}}) {
+    const cublasOperation_t operation = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
+    CUBLAS_CHECK(api.lt_desc_set(made, which, &operation, sizeof operation));
+  }
+  return description;
+}
+
+// How to compute problems that differ in places only.
+class Plan {
+ public:
+  // Tries the library's proposals on the problem, whose result is written several times.
+  Plan(const MatmulProblem& p, bool tf32, CudaStream& stream)
+      : wide_(p.dtype == DType::kF64),
+        description_(MakeDescription(*LoadCublas(), p, tf32)),
+        first_(MakeLayout(*LoadCublas(), p.dtype, p.n, p.k, p.ldb, p.transpose_b)),
+        second_(MakeLayout(*LoadCublas(), p.dtype, p.k, p.m, p.lda, p.transpose_a)),
+        result_(MakeLayout(*LoadCublas(), p.out_dtype, p.n, p.m, p.n, false)) {
+    std::array<cublasLtMatmulHeuristicResult_t, kMostProposals> proposals;
+    int count = Ask(p, stream, proposals);
+    const double products =
+        static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+    if (products > kLong) count = std::min(count, kLongProposals);
+    const Event begin = MakeEvent(/*timed=*/true), end = MakeEvent(/*timed=*/true);
+    void* const workspace = stream.Scratch(count > 0 ? kWorkspace : 0);
+    float best = std::numeric_limits<float>::infinity();
+    for (int i = 0; i < count; ++i) {
+      const auto& proposal = proposals[static_cast<std::size_t>(i)];
+      float shortest = std::numeric_limits<float>::infinity();
+      bool works = true;
+      for (int pass = 0; pass < 3 && works; ++pass) {  // the first loads the kernel
+        CUDA_CHECK(cudaEventRecord(begin.get(), stream.handle()));
+        works = Enqueue(p, stream, proposal.algo, workspace) == CUBLAS_STATUS_SUCCESS;
+        CUDA_CHECK(cudaEventRecord(end.get(), stream.handle()));
+        CUDA_CHECK(cudaEventSynchronize(end.get()));
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
+        if (pass > 0) shortest = std::min(shortest, ms);
+      }
+      if (!works || shortest >= best) continue;
+      best = shortest;
+      algorithm_ = proposal.algo;
+      workspace_ = proposal.workspaceSize;
+      found_ = true;
+    }
+  }
+
+  void Launch(const MatmulProblem& p, CudaStream& stream) const {
+    if (!found_)
+      throw DeviceError(DeviceError::Kind::kFailed, "cublasLtMatmulAlgoGetHeuristic",
+                        "no algorithm for this product");
+    CUBLAS_CHECK(Enqueue(p, stream, algorithm_, stream.Scratch(workspace_)));
+  }
+
+ private:
+  // The library's proposals, the one that it expects most of first. Returns how many there are.
+  int Ask(const MatmulProblem& p, CudaStream& stream,
+          std::array<cublasLtMatmulHeuristicResult_t, kMostProposals>& proposals) const {
+    const CublasApi& api = *LoadCublas();
+    cublasLtMatmulPreference_t made = nullptr;
+    CUBLAS_CHECK(api.lt_preference_create(&made));
+    const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made, api.lt_preference_destroy);
+    CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
+                                       sizeof kWorkspace));
+    // Parts of a sum are not rounded to 16 bits.
+    const std::uint32_t schemes =
+        CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+                                       sizeof schemes));
+    for (const auto& [which, data] :
+         {std::pair<cublasLtMatmulPreferenceAttributes_t, const void*>{
+              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b},
+          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a},
+          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c},
+          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c}}) {
+      const std::uint32_t alignment = AlignmentOf(data);
+      CUBLAS_CHECK(api.lt_preference_set(made, which, &alignment, sizeof alignment));
+    }
+    int count = 0;
+    const cublasStatus_t status = api.lt_heuristic(
+        Handle(stream), description_.get(), first_.get(), second_.get(), result_.get(),
+        result_.get(), made, kMostProposals, proposals.data(), &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
+    CUBLAS_CHECK(status);
+    return count;
+  }
+
+  cublasStatus_t Enqueue(const MatmulProblem& p, CudaStream& stream,
+                         const cublasLtMatmulAlgo_t& algorithm, void* workspace) const {
+    const float one_f32 = 1, zero_f32 = 0;
+    const double one_f64 = 1, zero_f64 = 0;
+    const void* one = wide_ ? static_cast<const void*>(&one_f64) : &one_f32;
+    const void* zero = wide_ ? static_cast<const void*>(&zero_f64) : &zero_f32;
+    return LoadCublas()->lt_matmul(Handle(stream), description_.get(), one, p.b, first_.get(), p.a,
+                                   second_.get(), zero, p.c, result_.get(), p.c, result_.get(),
+                                   &algorithm, workspace, workspace == nullptr ? 0 : kWorkspace,
+                                   stream.handle());
+  }
+
+  // A handle of cuBLAS serves cublasLt as well.
+  static cublasLtHandle_t Handle(CudaStream& stream) {
+    return reinterpret_cast<cublasLtHandle_t>(stream.Cublas());
+  }
+
+  const bool wide_;
+  const Owned<cublasLtMatmulDescOpaque_t> description_;
+  const Owned<cublasLtMatrixLayoutOpaque_t> first_, second_, result_;
+  cublasLtMatmulAlgo_t algorithm_{};
+  std::size_t workspace_ = 0;  // bytes that the algorithm needs
+  bool found_ = false;
+};
+
+// What a plan depends on.
+using Key = std::array<std::int64_t, 14>;
+
+Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
+  return {stream.device().ordinal(),
+          static_cast<std::int64_t>(p.dtype),
+          static_cast<std::int64_t>(p.out_dtype),
+          p.m,
+          p.n,
+          p.k,
+          p.lda,
+          p.ldb,
+          p.transpose_a,
+          p.transpose_b,
+          AlignmentOf(p.a),
+          AlignmentOf(p.b),
+          AlignmentOf(p.c),
+          tf32};
+}
+
+// Plans by what they depend on; when there are kMostPlans, it begins anew. Thread safe.
+class Plans {
+ public:
+  std::shared_ptr<const Plan> Find(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = plans_.find(key);
+    return found == plans_.end() ? nullptr : found->second;
+  }
+
+  void Keep(const Key& key, std::shared_ptr<const Plan> plan) {
+    const std::lock_guard lock(mutex_);
+    if (plans_.size() >= kMostPlans) plans_.clear();
+    plans_.emplace(key, std::move(plan));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<const Plan>> plans_;
+};
+
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  LaunchCublasLt(p, /*tf32=*/false, stream);
+}
+
+}  // namespace
+
+void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
+  static Plans* const plans = new Plans;  // of the library, which is never unloaded
+  CudaStream& stream = Cuda(any_stream);
+  const Key key = KeyOf(p, tf32, stream);
+  std::shared_ptr<const Plan> plan = plans->Find(key);
+  if (plan == nullptr) {
+    plan = std::make_shared<const Plan>(p, tf32, stream);
+    plans->Keep(key, plan);
+  }
+  plan->Launch(p, stream);
+}
+
+extern constexpr Strategy<MatmulProblem> kMatmulCublasLt = {
+    .name = "cublas_lt",
+    .summary = "the library's gemm, by the fastest of the algorithms that it proposes",
+    .source = "NVIDIA cublasLt",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
+    .deterministic = false,
+    .roundoff = CublasRoundoff,
+    .cost = CublasCost,
+    .launch = Enqueue,
+    .missing = CublasMissing,
+    .scratch = [](const MatmulProblem&) -> std::uint64_t { return kWorkspace; },
+    .vendor = true,
+};
+
+}  // namespace tessera
