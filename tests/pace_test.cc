@@ -79,9 +79,9 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   l.ExpectRefused(RunReduceAxes(*l.stream, cube, ReduceOp::kSum, {1}, nullptr, l.options).status(),
                   30, "cpu_axis");
   constexpr std::int64_t kSide = std::int64_t{1} << 30;
-  const View a = Broadcast(&l.one, DType::kF32, {kSide, kSide});
+  const View a = Broadcast(&l.one, DType::kI32, {kSide, kSide});
   l.ExpectRefused(
-      RunMatmul(*l.stream, a, a, false, false, DType::kF32, nullptr, l.options).status(), 30,
+      RunMatmul(*l.stream, a, a, false, false, DType::kI32, nullptr, l.options).status(), 30,
       "cpu_cache_tiled");
 }
 

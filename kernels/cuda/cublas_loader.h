@@ -1,6 +1,6 @@
-// cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and `cublas_lt` need it,
-// so nothing links with it: the first use looks for its shared object, and without one those strategies
-// report themselves missing. Included by .cu files only.
+// cuBLAS at run time. The library takes 500 MB and only the strategies `cublas` and `cublas_lt`
+// need it, so nothing links with it: the first use looks for its shared object, and without one
+// those strategies report themselves missing. Included by .cu files only.
 #pragma once
 
 #include <cublasLt.h>
@@ -44,6 +44,14 @@ const CublasApi* LoadCublas() noexcept;
 
 // What the `cublas` strategies need and this host does not have; empty: nothing.
 std::string CublasMissing(const Device& device);
+
+// What the library calls a type. REQUIRES: dtype is a floating-point type.
+constexpr cudaDataType_t CublasType(DType dtype) {
+  return dtype == DType::kF64   ? CUDA_R_64F
+         : dtype == DType::kF32 ? CUDA_R_32F
+         : dtype == DType::kF16 ? CUDA_R_16F
+                                : CUDA_R_16BF;
+}
 
 // Throws DeviceError unless status is success. REQUIRES: LoadCublas() is not null.
 void CheckCublas(cublasStatus_t status, const char* call);

@@ -4,12 +4,12 @@
 // op(b) read that way is c' = op(b)' op(a)'. So the operands change places, m and n change places,
 // and every pitch and transpose stays as it is.
 //
-// f32 is computed in f32: the library's default mode keeps at least the bits of its operands, and takes
-// TF32 only where it is asked to. Its pedantic mode is no more exact in f32 and leaves it fewer
-// kernels. f64 may use the tensor cores, whose f64 is IEEE arithmetic. f16 and bf16 are multiplied by
-// the tensor cores and summed in f32, and are rounded to the result's type once, at the end: partial
-// results of 16 bits, which the library would otherwise allow itself, are ruled out. The order of the
-// additions is the library's own, for which the bounds hold as well.
+// f32 is computed in f32: the library's default mode keeps at least the bits of its operands, and
+// takes TF32 only where it is asked to. Its pedantic mode leaves it fewer kernels. f64 may use the
+// tensor cores, whose f64 is IEEE arithmetic. f16 and bf16 are multiplied by the tensor cores and
+// summed in f32, and are rounded to the result's type once, at the end: partial results of 16 bits,
+// which the library would otherwise allow itself, are ruled out. The order of the additions is the
+// library's own, for which the bounds hold as well.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; at best each operand is read once, 8 MiB, and 4 MiB
 // are written.
@@ -25,11 +25,6 @@ namespace {
 constexpr int MathMode(DType dtype) {
   return SizeOf(dtype) == 2 ? CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
                             : CUBLAS_DEFAULT_MATH;
-}
-
-// REQUIRES: dtype is F32, F16 or BF16.
-constexpr cudaDataType_t DataType(DType dtype) {
-  return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
 constexpr cublasOperation_t Operation(bool transpose) {
@@ -48,8 +43,8 @@ void RunReal(const MatmulProblem& p, cublasHandle_t handle, Gemm gemm) {
 void RunHalves(const MatmulProblem& p, cublasHandle_t handle, const CublasApi& api) {
   const float one = 1, zero = 0;
   CUBLAS_CHECK(api.gemm_ex(handle, Operation(p.transpose_b), Operation(p.transpose_a), p.n, p.m,
-                           p.k, &one, p.b, DataType(p.dtype), p.ldb, p.a, DataType(p.dtype), p.lda,
-                           &zero, p.c, DataType(p.out_dtype), p.n, CUBLAS_COMPUTE_32F,
+                           p.k, &one, p.b, CublasType(p.dtype), p.ldb, p.a, CublasType(p.dtype),
+                           p.lda, &zero, p.c, CublasType(p.out_dtype), p.n, CUBLAS_COMPUTE_32F,
                            CUBLAS_GEMM_DEFAULT));
 }
 

@@ -2,9 +2,9 @@
 //
 // `cublas` takes the algorithm that the library's heuristics put first. cublasLt hands out their
 // whole list, and for products that are far from square the first is often not the fastest. So the
-// first call for a problem times each proposal, twice, and later ones for a problem like it (extents,
-// pitches, transposes, types, alignments) take the winner. What wins is up to clocks: the bits of a
-// result may differ from one server to the next, and so this is no default.
+// first call for a problem times each proposal, twice, and later ones for a problem like it
+// (extents, pitches, transposes, types, alignments) take the winner. What wins is up to clocks: the
+// bits of a result may differ from one server to the next, and so this is no default.
 //
 // As in cublas.cu a row-major problem is handed over as columns: the operands change places. f32 is
 // computed in f32, parts of sums of 16 bits are kept in f32.
@@ -38,13 +38,6 @@ constexpr std::size_t kMostPlans = 4096;
 template <class T>
 using Owned = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
 
-constexpr cudaDataType_t DataType(DType dtype) {
-  return dtype == DType::kF64   ? CUDA_R_64F
-         : dtype == DType::kF32 ? CUDA_R_32F
-         : dtype == DType::kF16 ? CUDA_R_16F
-                                : CUDA_R_16BF;
-}
-
 // The largest power of two, up to 256, that the address is a multiple of.
 std::uint32_t AlignmentOf(const void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data) | 256;
@@ -56,7 +49,7 @@ Owned<cublasLtMatrixLayoutOpaque_t> MakeLayout(const CublasApi& api, DType dtype
                                                bool transpose) {
   if (transpose) std::swap(rows, columns);
   cublasLtMatrixLayout_t layout = nullptr;
-  CUBLAS_CHECK(api.lt_layout_create(&layout, DataType(dtype), static_cast<std::uint64_t>(rows),
+  CUBLAS_CHECK(api.lt_layout_create(&layout, CublasType(dtype), static_cast<std::uint64_t>(rows),
                                     static_cast<std::uint64_t>(columns), pitch));
   return {layout, api.lt_layout_destroy};
 }
@@ -70,9 +63,8 @@ Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const Ma
   cublasLtMatmulDesc_t made = nullptr;
   CUBLAS_CHECK(api.lt_desc_create(&made, compute, wide ? CUDA_R_64F : CUDA_R_32F));
   Owned<cublasLtMatmulDescOpaque_t> description(made, api.lt_desc_destroy);
-  for (const auto& [which, transpose] :
-       {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b},
-        std::pair{CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a}}) {
+  for (const auto& [which, transpose] : {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b},
+                                         std::pair{CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a}}) {
     const cublasOperation_t operation = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
     CUBLAS_CHECK(api.lt_desc_set(made, which, &operation, sizeof operation));
   }
@@ -82,8 +74,9 @@ Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const Ma
 // How to compute problems that differ in places only.
 class Plan {
  public:
-  // Tries the library's proposals on the problem, whose result is written several times.
-  Plan(const MatmulProblem& p, bool tf32, CudaStream& stream)
+  // Tries the library's proposals on the problem, whose result is written several times. workspace:
+  // kWorkspace bytes.
+  Plan(const MatmulProblem& p, bool tf32, CudaStream& stream, void* workspace)
       : wide_(p.dtype == DType::kF64),
         description_(MakeDescription(*LoadCublas(), p, tf32)),
         first_(MakeLayout(*LoadCublas(), p.dtype, p.n, p.k, p.ldb, p.transpose_b)),
@@ -95,7 +88,6 @@ class Plan {
         static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
     if (products > kLong) count = std::min(count, kLongProposals);
     const Event begin = MakeEvent(/*timed=*/true), end = MakeEvent(/*timed=*/true);
-    void* const workspace = stream.Scratch(count > 0 ? kWorkspace : 0);
     float best = std::numeric_limits<float>::infinity();
     for (int i = 0; i < count; ++i) {
       const auto& proposal = proposals[static_cast<std::size_t>(i)];
@@ -103,7 +95,8 @@ class Plan {
       bool works = true;
       for (int pass = 0; pass < 3 && works; ++pass) {  // the first loads the kernel
         CUDA_CHECK(cudaEventRecord(begin.get(), stream.handle()));
-        works = Enqueue(p, stream, proposal.algo, workspace) == CUBLAS_STATUS_SUCCESS;
+        works = Enqueue(p, stream, proposal.algo, workspace, proposal.workspaceSize) ==
+                CUBLAS_STATUS_SUCCESS;
         CUDA_CHECK(cudaEventRecord(end.get(), stream.handle()));
         CUDA_CHECK(cudaEventSynchronize(end.get()));
         float ms = 0;
@@ -113,16 +106,18 @@ class Plan {
       if (!works || shortest >= best) continue;
       best = shortest;
       algorithm_ = proposal.algo;
-      workspace_ = proposal.workspaceSize;
+      workspace_bytes_ = proposal.workspaceSize;
       found_ = true;
     }
   }
 
-  void Launch(const MatmulProblem& p, CudaStream& stream) const {
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+
+  void Launch(const MatmulProblem& p, CudaStream& stream, void* workspace) const {
     if (!found_)
       throw DeviceError(DeviceError::Kind::kFailed, "cublasLtMatmulAlgoGetHeuristic",
                         "no algorithm for this product");
-    CUBLAS_CHECK(Enqueue(p, stream, algorithm_, stream.Scratch(workspace_)));
+    CUBLAS_CHECK(Enqueue(p, stream, algorithm_, workspace, workspace_bytes_));
   }
 
  private:
@@ -140,34 +135,33 @@ class Plan {
         CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
                                        sizeof schemes));
-    for (const auto& [which, data] :
-         {std::pair<cublasLtMatmulPreferenceAttributes_t, const void*>{
-              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b},
-          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a},
-          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c},
-          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c}}) {
+    for (const auto& [which, data] : {std::pair<cublasLtMatmulPreferenceAttributes_t, const void*>{
+                                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b},
+                                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a},
+                                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c},
+                                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c}}) {
       const std::uint32_t alignment = AlignmentOf(data);
       CUBLAS_CHECK(api.lt_preference_set(made, which, &alignment, sizeof alignment));
     }
     int count = 0;
-    const cublasStatus_t status = api.lt_heuristic(
-        Handle(stream), description_.get(), first_.get(), second_.get(), result_.get(),
-        result_.get(), made, kMostProposals, proposals.data(), &count);
+    const cublasStatus_t status = api.lt_heuristic(Handle(stream), description_.get(), first_.get(),
+                                                   second_.get(), result_.get(), result_.get(),
+                                                   made, kMostProposals, proposals.data(), &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
     CUBLAS_CHECK(status);
     return count;
   }
 
   cublasStatus_t Enqueue(const MatmulProblem& p, CudaStream& stream,
-                         const cublasLtMatmulAlgo_t& algorithm, void* workspace) const {
+                         const cublasLtMatmulAlgo_t& algorithm, void* workspace,
+                         std::size_t workspace_bytes) const {
     const float one_f32 = 1, zero_f32 = 0;
     const double one_f64 = 1, zero_f64 = 0;
     const void* one = wide_ ? static_cast<const void*>(&one_f64) : &one_f32;
     const void* zero = wide_ ? static_cast<const void*>(&zero_f64) : &zero_f32;
     return LoadCublas()->lt_matmul(Handle(stream), description_.get(), one, p.b, first_.get(), p.a,
                                    second_.get(), zero, p.c, result_.get(), p.c, result_.get(),
-                                   &algorithm, workspace, workspace == nullptr ? 0 : kWorkspace,
-                                   stream.handle());
+                                   &algorithm, workspace, workspace_bytes, stream.handle());
   }
 
   // A handle of cuBLAS serves cublasLt as well.
@@ -179,7 +173,7 @@ class Plan {
   const Owned<cublasLtMatmulDescOpaque_t> description_;
   const Owned<cublasLtMatrixLayoutOpaque_t> first_, second_, result_;
   cublasLtMatmulAlgo_t algorithm_{};
-  std::size_t workspace_ = 0;  // bytes that the algorithm needs
+  std::size_t workspace_bytes_ = 0;  // that the algorithm needs
   bool found_ = false;
 };
 
@@ -223,9 +217,7 @@ class Plans {
   std::map<Key, std::shared_ptr<const Plan>> plans_;
 };
 
-void Enqueue(const MatmulProblem& p, Stream& stream) {
-  LaunchCublasLt(p, /*tf32=*/false, stream);
-}
+void Enqueue(const MatmulProblem& p, Stream& stream) { LaunchCublasLt(p, /*tf32=*/false, stream); }
 
 }  // namespace
 
@@ -233,12 +225,14 @@ void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
   static Plans* const plans = new Plans;  // of the library, which is never unloaded
   CudaStream& stream = Cuda(any_stream);
   const Key key = KeyOf(p, tf32, stream);
-  std::shared_ptr<const Plan> plan = plans->Find(key);
-  if (plan == nullptr) {
-    plan = std::make_shared<const Plan>(p, tf32, stream);
-    plans->Keep(key, plan);
+  if (const std::shared_ptr<const Plan> plan = plans->Find(key)) {
+    plan->Launch(p, stream, stream.Scratch(plan->workspace_bytes()));
+    return;
   }
-  plan->Launch(p, stream);
+  void* const workspace = stream.Scratch(kWorkspace);
+  const auto plan = std::make_shared<const Plan>(p, tf32, stream, workspace);
+  plans->Keep(key, plan);
+  plan->Launch(p, stream, workspace);
 }
 
 extern constexpr Strategy<MatmulProblem> kMatmulCublasLt = {
