@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""What counting costs: a server as it is built, one whose counters do nothing, and one whose metrics are read
-every two seconds, in turns: calls a second, and processor time of the server for each call, which tells
-smaller differences apart where other programs run. Needs a build folder with tessera-server; CI does
-without it.
+"""What counting costs: a server as it is built, the same once more, one whose counters do nothing, and one whose
+metrics are read every two seconds, in many short turns. Compared is the processor time of the server's process for a
+call, turn by turn: other programs take time from all of them, and a turn that they disturbed moves no median. The
+second of the equal servers shows what such a figure is good for. Then the instructions of a call, and of the
+counting in it, which no other program changes. Needs a build folder with tessera-server and service_bench, and
+valgrind; CI does without it.
 
-usage: metrics_cost.py --build build/cpu [--bench PATH/service_bench] [--rounds 10] [--seconds 2]
+usage: metrics_cost.py --build build/release [--bench PATH/service_bench] [--turns 60] [--seconds 0.5]
+       --turns 0: instructions alone
 """
 
 import argparse
@@ -12,6 +15,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import statistics
@@ -19,12 +23,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
+
+import grpc
+import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import outsider as o  # noqa: E402
 
 CALLERS, ELEMENTS = 16, 4096
+BASE = "without the counters"
 COUNTING = re.compile(r"^(void (?:Histogram::Add|Metrics::Count\w*)\([^{]*\{)", re.MULTILINE)
 
 
@@ -50,75 +59,120 @@ def without_counters(build, folder):
 
 
 def processor_seconds(server):
-    fields = pathlib.Path(f"/proc/{server.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of all threads of the process, in nanoseconds' steps (clock_getcpuclockid)."""
+    return time.clock_gettime(~server.pid << 3 | 2)
 
 
-@contextlib.contextmanager
-def scraped(server):
-    """Reads a server's metrics every two seconds."""
+def scrape_for_ever(server, stop):
     address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
-    stop = threading.Event()
-
-    def read():
-        while not stop.wait(2):
-            urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
+    while not stop.wait(2):
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read()
 
 
-def main(arguments, folder):
+def interval(ratios):
+    """The median, and where it lies in 95 of 100 samples of as many turns drawn from these."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10000))
+    return statistics.median(ratios), medians[250], medians[-250]
+
+
+def count_instructions(build, folder):
+    """Of a Dot, of which 16 are always under way, and of what counts them, by callgrind."""
+    address, out, rounds = f"unix:{folder}/counted", f"{folder}/callgrind", 100
+    server = subprocess.Popen(
+        ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}",
+         build / "bin" / "tessera-server", "--listen", address, "--device", "cpu", "--no-warm-up", "--memory-limit", "64Mi"],
+        stderr=subprocess.DEVNULL)
+    try:
+        client = o.Client(address)
+        grpc.channel_ready_future(client.channel).result(300)
+        client.put("x", np.ones(ELEMENTS, np.float32))
+        x = o.resident("x")
+
+        def calls(count):
+            for _ in range(count):
+                for call in [client.future("Dot", a=x, b=x) for _ in range(CALLERS)]:
+                    call.result(timeout=300)
+
+        def switch(state):
+            subprocess.run(["callgrind_control", "-i", state, str(server.pid)], check=True, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)
+
+        calls(5)
+        switch("on")
+        calls(rounds)
+        switch("off")
+        client.close()
+        server.terminate()
+        server.wait(300)
+    finally:
+        server.kill()
+    text = subprocess.run(["callgrind_annotate", "--inclusive=yes", "--threshold=100", out], check=True,
+                          capture_output=True, text=True).stdout
+    found = {}
+    for line in text.splitlines():
+        for name, pattern in (("all", "PROGRAM TOTALS"), ("counting", r":tessera::Metrics::Count\(")):
+            if re.search(pattern, line):
+                found[name] = int(line.split()[0].replace(",", "")) / (rounds * CALLERS)
+    print(f"\n{found['all']:.0f} instructions a call, {found['counting']:.0f} of them to count it: "
+          f"{100 * found['counting'] / found['all']:.2f} %")
+
+
+def compare(arguments, folder):
     build = arguments.build.resolve()
     usual = str(build / "bin" / "tessera-server")
     other, environment = without_counters(build, folder)
-    kinds = {"without the counters": (other, ()), "with them": (usual, ()),
-             "read every 2 s": (usual, ("--metrics-listen", "127.0.0.1:0"))}
     os.environ.update(environment)  # the other server lies in another folder than its library
-    servers = {}
-    for name, (program, flags) in kinds.items():
-        o.Program.path = program
-        servers[name] = o.Server(folder, "--memory-limit", "256Mi", *flags)
+    read = "read every 2 s"
+    kinds = {BASE: (other, ()), "with them": (usual, ()), "with them, once more": (usual, ()),
+             read: (usual, ("--metrics-listen", "127.0.0.1:0"))}
     rates, cost = {name: [] for name in kinds}, {name: [] for name in kinds}
-    try:
-        for turn in range(arguments.rounds):
-            names = list(kinds)
-            for name in names[turn % 3:] + names[:turn % 3]:  # nobody is always first
-                server, path = servers[name], f"{folder}/row.json"
-                with scraped(server) if name == "read every 2 s" else contextlib.nullcontext():
-                    before = processor_seconds(server)
-                    subprocess.run(
-                        [arguments.bench, "--target", f"us={server.address}", "--operations", "dot", "--callers",
-                         str(CALLERS), "--elements", str(ELEMENTS), "--seconds", str(arguments.seconds), "--rounds",
-                         "1", "--json", path], check=True, stdout=subprocess.DEVNULL)
-                    used = processor_seconds(server) - before
-                row = next(r for r in json.loads(pathlib.Path(path).read_text())["rows"]
-                           if r["target"] == "us" and r["operation"] == "dot")
-                rates[name].append(row["median"]["per_second"])
-                cost[name].append(1e6 * used / (arguments.seconds * rates[name][-1]))
-                print(f"{turn + 1}: {name}: {rates[name][-1]:.0f} calls/s", flush=True)
-    finally:
-        for server in servers.values():
-            server.kill()
-    base = statistics.median(cost["without the counters"])
-    print("\n| server | calls/s | quartiles | processor time a call |\n|---|---|---|---|")
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name, (program, flags) in kinds.items():
+            o.Program.path = program
+            servers[name] = o.Server(folder, "--memory-limit", "256Mi", *flags)
+            stack.callback(servers[name].kill)
+        reader = threading.Thread(target=scrape_for_ever, args=(servers[read], stop))
+        reader.start()
+        stack.callback(reader.join)
+        stack.callback(stop.set)
+        targets = [word for name, server in servers.items() for word in ("--target", f"{name}={server.address}")]
+        for turn in range(arguments.turns + 1):
+            before = {name: processor_seconds(server) for name, server in servers.items()}
+            path = f"{folder}/rows.json"
+            subprocess.run(
+                [arguments.bench, *targets, "--operations", "dot", "--callers", str(CALLERS), "--elements", str(ELEMENTS),
+                 "--seconds", str(arguments.seconds), "--rounds", "1", "--seed", str(turn + 1), "--json", path],
+                check=True, stdout=subprocess.DEVNULL)
+            found = {row["target"]: row["median"]["per_second"]
+                     for row in json.loads(pathlib.Path(path).read_text())["rows"] if row["operation"] == "dot"}
+            if turn == 0:
+                continue  # the first touches memory
+            for name, server in servers.items():
+                used = processor_seconds(server) - before[name]
+                rates[name].append(found[name])
+                cost[name].append(1e6 * used / (arguments.seconds * found[name]))
+            print(f"{turn}: " + ", ".join(f"{cost[name][-1]:.2f} us" for name in kinds), flush=True)
+    print("\n| server | calls/s | processor time a call | beside the first, turn by turn (95 % interval) |\n|---|---|---|---|")
     for name in kinds:
-        low, middle, high = statistics.quantiles(rates[name], n=4)
-        print(f"| {name} | {middle / 1000:.2f} k | {low / 1000:.2f} k, {high / 1000:.2f} k "
-              f"| {statistics.median(cost[name]):.1f} us, {100 * (statistics.median(cost[name]) / base - 1):+.1f} % |")
+        ratios = [100 * (mine / base - 1) for mine, base in zip(cost[name], cost[BASE])]
+        middle, low, high = interval(ratios)
+        beside = "" if name == BASE else f"{middle:+.2f} % ({low:+.2f} to {high:+.2f} %)"
+        print(f"| {name} | {statistics.median(rates[name]) / 1000:.2f} k | {statistics.median(cost[name]):.2f} us | {beside} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--bench")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=0.5)
     flags = parser.parse_args()
     flags.bench = os.path.abspath(flags.bench or flags.build / "bin" / "service_bench")
     with tempfile.TemporaryDirectory() as place:
         o.make_stubs(place)
-        main(flags, place)
+        if flags.turns:
+            compare(flags, place)
+        count_instructions(flags.build.resolve(), place)

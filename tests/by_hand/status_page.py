@@ -5,7 +5,7 @@ pictures to be looked at. Needs Chromium; CI does without it.
 
 usage: status_page.py --server build/bin/tessera-server [--out FOLDER]
 
-The pictures "gpu" show figures that a GPU's driver would tell, which are made up.
+The pictures "gpu" show figures that a GPU's driver would tell, which are made up, and a label that is markup.
 """
 
 import argparse
@@ -42,6 +42,7 @@ tessera_gpu_slowdown{device="cpu",reason="power_cap"} 1
 tessera_gpu_slowdown{device="cpu",reason="thermal_hardware"} 0
 tessera_gpu_memory_errors_total{device="cpu",kind="corrected"} 3
 tessera_gpu_memory_errors_total{device="cpu",kind="uncorrected"} 0
+tessera_error_last_timestamp_seconds{code="UNKNOWN",reason="<img src=x onerror=document.title=1>\\"\\\\"} 1
 """
 # Of what WCAG asks for text: 4.5.
 CONTRAST = """(() => {
@@ -235,6 +236,8 @@ def main(folder, out):
                                "slowed down: power cap", "3 corrected memory errors"):
                     assert wanted in text, (wanted, text)
                 assert "thermal" not in text, text
+                assert '<img src=x onerror=document.title=1>"\\' in text, text
+                assert browser.value("document.title") != "1"
                 browser.picture(out / f"gpu_{scheme}_{size}.png")
         browser.show(f"http://{address}/", "light", "wide")
         time.sleep(3)
