@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What counting costs: a server as it is built, the same once more, one whose counters do nothing, and one whose
-metrics are read every two seconds, in many short turns. Compared is the processor time of the server's process for a
-call, turn by turn: other programs take time from all of them, and a turn that they disturbed moves no median. The
-second of the equal servers shows what such a figure is good for. Then the instructions of a call, and of the
-counting in it, which no other program changes. Needs a build folder with tessera-server and service_bench, and
-valgrind; CI does without it.
+"""What counting costs: a server as it is built, the same once more, one whose counters do nothing, and one
+whose metrics are read every two seconds, in many short turns with processes of their own. Compared is the
+processor time of the server's process for a call, turn by turn: other programs take time from all of them, and a
+turn that they disturbed moves no median. The second of the equal servers shows what such a figure is good for.
+Then the instructions of a call, and of the counting in it, which no other program changes. Needs a build folder
+with tessera-server and service_bench, and valgrind; CI does without it.
 
 usage: metrics_cost.py --build build/release [--bench PATH/service_bench] [--turns 60] [--seconds 0.5]
        --turns 0: instructions alone
@@ -63,10 +63,21 @@ def processor_seconds(server):
     return time.clock_gettime(~server.pid << 3 | 2)
 
 
-def scrape_for_ever(server, stop):
+@contextlib.contextmanager
+def scraped(server):
+    """Reads a server's metrics every two seconds."""
     address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
-    while not stop.wait(2):
-        urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read()
+    stop = threading.Event()
+
+    def read():
+        while not stop.wait(2):
+            urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
 
 
 def interval(ratios):
@@ -127,19 +138,16 @@ def compare(arguments, folder):
     kinds = {BASE: (other, ()), "with them": (usual, ()), "with them, once more": (usual, ()),
              read: (usual, ("--metrics-listen", "127.0.0.1:0"))}
     rates, cost = {name: [] for name in kinds}, {name: [] for name in kinds}
-    stop = threading.Event()
-    with contextlib.ExitStack() as stack:
-        servers = {}
-        for name, (program, flags) in kinds.items():
-            o.Program.path = program
-            servers[name] = o.Server(folder, "--memory-limit", "256Mi", *flags)
-            stack.callback(servers[name].kill)
-        reader = threading.Thread(target=scrape_for_ever, args=(servers[read], stop))
-        reader.start()
-        stack.callback(reader.join)
-        stack.callback(stop.set)
-        targets = [word for name, server in servers.items() for word in ("--target", f"{name}={server.address}")]
-        for turn in range(arguments.turns + 1):
+    for turn in range(arguments.turns):
+        # Processes of a turn's own: where memory lies makes a difference of some per cent between equal ones.
+        with contextlib.ExitStack() as stack:
+            servers = {}
+            for name, (program, flags) in sorted(kinds.items(), key=lambda _: random.random()):
+                o.Program.path = program
+                servers[name] = o.Server(folder, "--memory-limit", "256Mi", "--no-warm-up", *flags)
+                stack.callback(servers[name].kill)
+            stack.enter_context(scraped(servers[read]))
+            targets = [word for name, server in servers.items() for word in ("--target", f"{name}={server.address}")]
             before = {name: processor_seconds(server) for name, server in servers.items()}
             path = f"{folder}/rows.json"
             subprocess.run(
@@ -148,13 +156,11 @@ def compare(arguments, folder):
                 check=True, stdout=subprocess.DEVNULL)
             found = {row["target"]: row["median"]["per_second"]
                      for row in json.loads(pathlib.Path(path).read_text())["rows"] if row["operation"] == "dot"}
-            if turn == 0:
-                continue  # the first touches memory
             for name, server in servers.items():
                 used = processor_seconds(server) - before[name]
                 rates[name].append(found[name])
                 cost[name].append(1e6 * used / (arguments.seconds * found[name]))
-            print(f"{turn}: " + ", ".join(f"{cost[name][-1]:.2f} us" for name in kinds), flush=True)
+        print(f"{turn + 1}: " + ", ".join(f"{cost[name][-1]:.2f} us" for name in kinds), flush=True)
     print("\n| server | calls/s | processor time a call | beside the first, turn by turn (95 % interval) |\n|---|---|---|---|")
     for name in kinds:
         ratios = [100 * (mine / base - 1) for mine, base in zip(cost[name], cost[BASE])]
