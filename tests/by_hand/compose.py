@@ -46,8 +46,8 @@ STAND_INS = {
         "FROM ubuntu:24.04\n" + APT.format("prometheus") + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
         'CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]\n'),
     "tessera:load": (
-        "FROM tessera:load\nUSER root\n" + APT.format("python3-grpcio python3-googleapis-common-protos python3-numpy "
-                                                      "protobuf-compiler protobuf-compiler-grpc")
+        "FROM tessera:load\nUSER root\n" + APT.format("python3-grpcio python3-numpy "
+                                                      "libprotobuf-dev protobuf-compiler protobuf-compiler-grpc")
         + "COPY tests /opt/tessera/tests\nUSER 65532:65532\n"),
 }  # fmt: skip
 GHZ = '#!/bin/sh\nexec python3 /opt/tessera/tests/ghz_stand_in.py "$@"\n'
@@ -160,12 +160,10 @@ class ComposeTest(unittest.TestCase):
         self.assertEqual({binding["HostIp"] for bindings in ports.values() for binding in bindings}, {"127.0.0.1"})
 
     def test_2_load(self):
-        cases = "dot-latency upload-latency"
-        known = set(re.findall(r"^\[case\.([\w-]+)\]", (FILE.parent / "loadtest" / "slo.toml").read_text(), re.MULTILINE))
-        cases = " ".join(case for case in cases.split() if case in known)
-        run_ = self.compose("run", "--rm", "load", "--cases", cases, "--seconds", "20")
-        self.assertIn("dot-latency", run_.stdout)
-        print(run_.stdout[-1500:])
+        report = self.compose("run", "--rm", "load", "--cases", "dot-latency upload-latency", "--seconds", "20").stdout
+        for case in ("dot-latency", "upload-latency"):
+            self.assertRegex(report, rf"(?m)^.*{case}.*$")
+        print(report[report.find("==> dot-latency"):])
 
     def test_3_prometheus(self):
         self.wait(lambda: [t["health"] for t in prometheus("targets")["activeTargets"]] == ["up"], "scraped")
@@ -178,7 +176,9 @@ class ComposeTest(unittest.TestCase):
         # The dashboard's queries return data: all but those about GPUs, and about what has not happened.
         self.tessera("info", "none", check=False)
         self.tessera("dot", "plain", "plain", "--timing")
-        time.sleep(15)
+        time.sleep(10)  # of a counter that has just begun nobody knows by how much it grew
+        self.tessera("info", "none", check=False)
+        time.sleep(10)
         empty = []
         board = json.loads((FILE.parent / "monitoring" / "dashboard.json").read_text())
         for panel in board["panels"]:
@@ -186,7 +186,7 @@ class ComposeTest(unittest.TestCase):
                 query = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "5m")
                 if not prometheus("query", query=query)["result"]:
                     empty.append(panel["title"])
-        self.assertEqual([title for title in empty if not title.startswith("GPU")], [])
+        self.assertEqual([title for title in empty if not title.startswith("GPU")], ["Slow calls"])
 
     @unittest.skipUnless(has_image("grafana/grafana:11.3.0"), "there is no image of Grafana")
     def test_4_grafana(self):
@@ -201,7 +201,7 @@ class ComposeTest(unittest.TestCase):
         os.kill(int(before), 9)
         self.wait(lambda: self.state("{{.State.Pid}}") not in (before, "0") and
                   self.state("{{.State.Health.Status}}") == "healthy", "healthy again")
-        self.assertEqual(self.tessera("dot", "plain", "plain", check=False).returncode, 1)  # its buffers are gone
+        self.assertIn("BUFFER_NOT_FOUND", self.tessera("dot", "plain", "plain", check=False).stderr)
 
     def test_6_a_stop(self):
         begin = time.monotonic()
