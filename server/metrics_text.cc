@@ -221,8 +221,9 @@ void WriteDevices(Core& core, Writer& out) {
   each("tessera_scratch_used_bytes", "What operations take beside buffers.",
        [&](const Device& device) { return core.scratch(device).used(); });
 
-  const auto states = [&](std::string_view name, std::string_view help, auto ready, auto writing) {
-    out.Begin(name, "gauge", help);
+  const auto states = [&](std::string_view metric, std::string_view help, auto ready,
+                          auto writing) {
+    out.Begin(metric, "gauge", help);
     for (const auto& device : core.devices()) {
       const std::string_view name = device->info().name;
       for (Tenant* tenant : core.tenants().All()) {
