@@ -1,6 +1,10 @@
 #include "server/executor.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
@@ -23,6 +27,10 @@ void Pause() {
 // An interval that nobody polls for.
 constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
 
+// What threads of large tasks add to their nice value: a tenth of the processor's time beside threads
+// that others need, all of it beside none.
+constexpr int kGiveWay = 10;
+
 std::int64_t Ticks() { return steady_clock::now().time_since_epoch().count(); }
 
 }  // namespace
@@ -35,7 +43,7 @@ absl::Status DeviceLostError(const Device& device) {
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Stream&)> prepare) {
   std::unique_ptr<Executor> executor(new Executor(device, settings));
-  const int lanes = settings.workers + (settings.reserve ? 1 : 0);
+  const int lanes = settings.reserve ? 2 * settings.workers : settings.workers;
   for (int i = 0; i < lanes; ++i) {
     absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
     if (!stream.ok()) return stream.status();
@@ -43,10 +51,13 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     if (absl::Status status = prepare(**stream); !status.ok()) return status;
     executor->lanes_.push_back(std::make_unique<Lane>());
     executor->lanes_.back()->stream = *std::move(stream);
-    executor->idle_.push_back(executor->lanes_.back().get());
+    executor->groups_[i / settings.workers].idle.push_back(executor->lanes_.back().get());
   }
   executor->interval_ = kLongInterval;
-  for (int i = 0; i < lanes; ++i) executor->threads_.emplace_back(&Executor::Work, executor.get());
+  for (int i = 0; i < lanes; ++i) {
+    Group& group = executor->groups_[i / settings.workers];
+    executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(group));
+  }
   return executor;
 }
 
@@ -55,7 +66,7 @@ Executor::~Executor() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
+  for (Group& group : groups_) group.wake.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -68,22 +79,23 @@ absl::Status Executor::Submit(Task& task, TaskSize size) {
     const std::lock_guard lock(mutex_);
     status = Enqueue(task, wake);
   }
-  if (wake) wake_.notify_one();
+  if (wake) GroupOf(size).wake.notify_one();
   return status;
 }
 
 absl::Status Executor::RunOrSubmit(Task& task) {
   if (device_.lost()) return DeviceLostError(device_);
   task.size_ = TaskSize::kTiny;
+  Group& group = GroupOf(TaskSize::kTiny);
   bool wake = false;
   absl::Status status;
   Lane* lane = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (active_.empty() && running_ == 0 && !idle_.empty()) {
+    if (waiting() == 0 && running_ == 0 && !group.idle.empty()) {
       NoteArrival();
       task.stop_.store(false, std::memory_order_relaxed);
-      least_used_ = std::max(least_used_, QueueOf(task.share_).used);
+      group.least_used = std::max(group.least_used, QueueOf(group, task.share_).used);
       lane = TakeLane(task);
     } else {
       status = Enqueue(task, wake);
@@ -95,13 +107,13 @@ absl::Status Executor::RunOrSubmit(Task& task) {
     const std::lock_guard lock(mutex_);
     wake = GiveBack(*lane, TaskSize::kTiny, share, took);
   }
-  if (wake) wake_.notify_one();
+  if (wake) group.wake.notify_one();
   return status;
 }
 
 absl::Status Executor::Enqueue(Task& task, bool& wake) {
-  Queue& queue = QueueOf(task.share_);
-  if (queue.length >= settings_.queue_length) {
+  if (lengths_.size() <= task.share_) lengths_.resize(task.share_ + 1);
+  if (lengths_[task.share_] >= settings_.queue_length) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
         "the device has as much work waiting as the server accepts",
@@ -110,51 +122,35 @@ absl::Status Executor::Enqueue(Task& task, bool& wake) {
   NoteArrival();
   task.stop_.store(false, std::memory_order_relaxed);
   task.queued_ = true;
-  task.number_ = ++arrivals_;
-  List& list = ListOf(queue, task);
-  task.before_ = list.last;
+  Group& group = GroupOf(task.size_);
+  Queue& queue = QueueOf(group, task.share_);
+  task.before_ = queue.last;
   task.behind_ = nullptr;
-  if (queue.length == 0) {
-    queue.used = std::max(queue.used, least_used_);
-    active_.push_back(&queue);
+  if (queue.first == nullptr) {
+    queue.used = std::max(queue.used, group.least_used);
+    group.active.push_back(&queue);
   }
-  (list.last == nullptr ? list.first : list.last->behind_) = &task;
-  list.last = &task;
-  ++queue.length;
-  const std::size_t waiting = waiting_.load(std::memory_order_relaxed);
-  waiting_.store(waiting + 1, std::memory_order_release);
-  wake = !polling_ || waiting > 0;
+  (queue.last == nullptr ? queue.first : queue.last->behind_) = &task;
+  queue.last = &task;
+  ++lengths_[task.share_];
+  const std::size_t waiting = group.waiting.load(std::memory_order_relaxed);
+  group.waiting.store(waiting + 1, std::memory_order_release);
+  wake = !group.polling || waiting > 0;
   return absl::OkStatus();
 }
 
-Executor::Queue& Executor::QueueOf(std::size_t share) {
-  while (queues_.size() <= share) queues_.emplace_back();
-  return queues_[share];
+Executor::Queue& Executor::QueueOf(Group& group, std::size_t share) {
+  while (group.queues.size() <= share) group.queues.emplace_back();
+  return group.queues[share];
 }
 
-Task* Executor::FirstOf(const Queue& queue) const {
-  Task* const large = large_running_ < settings_.workers ? queue.large.first : nullptr;
-  Task* const other = queue.others.first;
-  if (large == nullptr || other == nullptr) return large == nullptr ? other : large;
-  return large->number_ < other->number_ ? large : other;
-}
-
-bool Executor::MayRunSome() const {
-  return !idle_.empty() && std::any_of(active_.begin(), active_.end(), [this](const Queue* queue) {
-    return FirstOf(*queue) != nullptr;
-  });
-}
-
-Task* Executor::First() {
-  auto next = active_.end();
-  for (auto it = active_.begin(); it != active_.end(); ++it) {
-    if (FirstOf(**it) != nullptr && (next == active_.end() || (*it)->used < (*next)->used))
-      next = it;
-  }
-  if (next == active_.end()) return nullptr;
-  std::rotate(next, next + 1, active_.end());  // among equals it is the last from now on
-  least_used_ = std::max(least_used_, active_.back()->used);
-  return FirstOf(*active_.back());
+Task* Executor::First(Group& group) {
+  const auto next =
+      std::min_element(group.active.begin(), group.active.end(),
+                       [](const Queue* a, const Queue* b) { return a->used < b->used; });
+  std::rotate(next, next + 1, group.active.end());  // among equals it is the last from now on
+  group.least_used = std::max(group.least_used, group.active.back()->used);
+  return group.active.back()->first;
 }
 
 void Executor::NoteArrival() {
@@ -166,19 +162,19 @@ void Executor::NoteArrival() {
 }
 
 Executor::Lane* Executor::TakeLane(const Task& task) {
-  Lane* lane = idle_.back();
-  idle_.pop_back();
+  std::vector<Lane*>& idle = GroupOf(task.size_).idle;
+  Lane* lane = idle.back();
+  idle.pop_back();
   if (task.size_ != TaskSize::kTiny) ++running_;
-  if (task.size_ == TaskSize::kLarge) ++large_running_;
   return lane;
 }
 
 bool Executor::GiveBack(Lane& lane, TaskSize size, std::size_t share, std::int64_t took) {
   if (size != TaskSize::kTiny) --running_;
-  if (size == TaskSize::kLarge) --large_running_;
-  QueueOf(share).used += took;
-  idle_.push_back(&lane);
-  return !active_.empty();
+  Group& group = GroupOf(size);
+  QueueOf(group, share).used += took;
+  group.idle.push_back(&lane);
+  return !group.active.empty();
 }
 
 bool Executor::Cancel(Task& task) {
@@ -200,14 +196,16 @@ std::chrono::steady_clock::duration Executor::LongestRun() const {
 }
 
 void Executor::Unlink(Task& task) {
-  Queue& queue = QueueOf(task.share_);
-  List& list = ListOf(queue, task);
-  (task.before_ == nullptr ? list.first : task.before_->behind_) = task.behind_;
-  (task.behind_ == nullptr ? list.last : task.behind_->before_) = task.before_;
-  if (--queue.length == 0) std::erase(active_, &queue);
+  Group& group = GroupOf(task.size_);
+  Queue& queue = QueueOf(group, task.share_);
+  (task.before_ == nullptr ? queue.first : task.before_->behind_) = task.behind_;
+  (task.behind_ == nullptr ? queue.last : task.behind_->before_) = task.before_;
+  if (queue.first == nullptr) std::erase(group.active, &queue);
+  --lengths_[task.share_];
   task.before_ = task.behind_ = nullptr;
   task.queued_ = false;
-  waiting_.store(waiting_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  const std::size_t waiting = group.waiting.load(std::memory_order_relaxed);
+  group.waiting.store(waiting - 1, std::memory_order_release);
 }
 
 std::int64_t Executor::Run(Task& task, Lane& lane) {
@@ -220,10 +218,15 @@ std::int64_t Executor::Run(Task& task, Lane& lane) {
   return Ticks() - begin;
 }
 
-void Executor::Work() {
+void Executor::Work(Group& group) {
+  if (settings_.reserve && &group == &GroupOf(TaskSize::kLarge) &&
+      device_.info().backend == Backend::kCpu) {
+    // Of this thread, and of those that it makes. Where it fails, nothing gives way.
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kGiveWay);
+  }
   Lane* lane = nullptr;
   std::unique_lock lock(mutex_);
-  while (Task* task = Next(lock, lane)) {
+  while (Task* task = Next(lock, group, lane)) {
     const TaskSize size = task->size_;
     const std::size_t share = task->share_;
     std::int64_t took = 0;
@@ -238,30 +241,26 @@ void Executor::Work() {
   }
 }
 
-Task* Executor::Next(std::unique_lock<std::mutex>& lock, Lane*& lane) {
-  if (active_.empty() && !stopping_ && !polling_) Poll(lock);
-  wake_.wait(lock, [this] { return active_.empty() ? stopping_ : MayRunSome(); });
-  if (active_.empty()) {
-    wake_.notify_all();  // whoever waits for what has been cancelled
-    return nullptr;
-  }
-  Task* const task = First();
+Task* Executor::Next(std::unique_lock<std::mutex>& lock, Group& group, Lane*& lane) {
+  if (group.active.empty() && !stopping_ && !group.polling) Poll(lock, group);
+  group.wake.wait(lock, [&] { return group.active.empty() ? stopping_ : !group.idle.empty(); });
+  if (group.active.empty()) return nullptr;
+  Task* const task = First(group);
   Unlink(*task);
   lane = TakeLane(*task);
-  if (stopping_) wake_.notify_all();  // whoever waits for a lane may have nothing left to do
   return task;
 }
 
-void Executor::Poll(std::unique_lock<std::mutex>& lock) {
+void Executor::Poll(std::unique_lock<std::mutex>& lock, Group& group) {
   const steady_clock::duration most = settings_.spin;
   const steady_clock::duration likely(2 * interval_);
   if (likely > most) return;  // polling would end before the next task comes
-  polling_ = true;
+  group.polling = true;
   lock.unlock();
   const steady_clock::time_point end = steady_clock::now() + likely;
-  while (waiting_.load(std::memory_order_acquire) == 0 && steady_clock::now() < end) Pause();
+  while (group.waiting.load(std::memory_order_acquire) == 0 && steady_clock::now() < end) Pause();
   lock.lock();
-  polling_ = false;
+  group.polling = false;
 }
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
 // Runs work on one device: a bounded queue for each share, a few streams, and as many threads to
-// drive them. With a reserve, what is small never waits for a stream behind what is large; what is
-// tiny may also run on the thread that brings it.
+// drive them. With a reserve, what is not large has streams and threads of its own; what is tiny may
+// also run on the thread that brings it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -22,7 +23,7 @@
 namespace tessera {
 
 // How much of the device's time a task takes: beside a tiny one the waking of a thread would count;
-// large ones may take all workers, and leave the reserve to the others.
+// large ones leave the reserve to the others.
 enum class TaskSize { kTiny, kSmall, kLarge };
 
 // One piece of work for a device. It may be submitted again once it has run.
@@ -52,7 +53,6 @@ class Task {
   Task* behind_ = nullptr;
   bool queued_ = false;
   TaskSize size_ = TaskSize::kLarge;
-  std::uint64_t number_ = 0;  // in the order of arrival
   // What the stream looks at while the task runs.
   std::atomic<bool> stop_{false};
 };
@@ -64,8 +64,8 @@ absl::Status DeviceLostError(const Device& device);
 class Executor {
  public:
   struct Settings {
-    // Tasks that run at once. Where there is a reserve, one more that is not large runs beside
-    // large ones.
+    // Tasks that run at once. With a reserve: so many large ones, and as many others, for which the
+    // threads of a device that computes on them give way.
     int workers = 1;
     bool reserve = false;
     // How many tasks of a share may wait, besides the ones that run.
@@ -81,7 +81,7 @@ class Executor {
       Device& device, const Settings& settings,
       absl::FunctionRef<absl::Status(Stream&)> prepare = [](Stream&) { return absl::OkStatus(); });
 
-  // Runs what is queued, then stops.
+  // Runs what is queued, then stops. REQUIRES: nobody is in another function.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -100,7 +100,10 @@ class Executor {
 
   int workers() const { return settings_.workers; }
   // How many tasks wait for a thread now.
-  std::size_t waiting() const { return waiting_.load(std::memory_order_relaxed); }
+  std::size_t waiting() const {
+    return groups_[0].waiting.load(std::memory_order_relaxed) +
+           groups_[1].waiting.load(std::memory_order_relaxed);
+  }
   // For how long the task that has run longest has run.
   std::chrono::steady_clock::duration LongestRun() const;
 
@@ -112,40 +115,47 @@ class Executor {
     std::atomic<std::int64_t> busy_since{0};
   };
 
-  // Tasks in the order in which they came.
-  struct List {
+  // The tasks of one share that wait in a group, in the order in which they came.
+  struct Queue {
     Task* first = nullptr;
     Task* last = nullptr;
-  };
-  // The tasks of one share that wait.
-  struct Queue {
-    List large, others;
-    std::size_t length = 0;
     // The time that its tasks have had, in ticks of the steady clock. A share that comes back
     // begins where the others are: it saves nothing up.
     std::int64_t used = 0;
   };
+  // Streams, as many threads that drive them, and what waits for these. Belongs to the mutex.
+  struct Group {
+    std::condition_variable wake;
+    std::deque<Queue> queues;  // by share
+    // Those with tasks; where two have had the same, the one that waits longer comes first.
+    std::vector<Queue*> active;
+    // What the share that went last had had by then.
+    std::int64_t least_used = 0;
+    // At most one thread polls at a time: it takes the next task without being woken.
+    bool polling = false;
+    // The length of all queues, to read without the mutex.
+    std::atomic<std::size_t> waiting{0};
+    std::vector<Lane*> idle;
+  };
 
   Executor(Device& device, const Settings& settings) : device_(device), settings_(settings) {}
 
-  void Work();
-  // Waits for a task that may run and a lane for it; null when there are no tasks left and the
-  // executor stops. With the mutex.
-  Task* Next(std::unique_lock<std::mutex>& lock, Lane*& lane);
-  void Poll(std::unique_lock<std::mutex>& lock);
+  void Work(Group& group);
+  // Waits for a task and a lane for it; null when there are no tasks left and the executor stops.
+  // With the mutex.
+  Task* Next(std::unique_lock<std::mutex>& lock, Group& group, Lane*& lane);
+  void Poll(std::unique_lock<std::mutex>& lock, Group& group);
   // Without the mutex. How long it took, in ticks of the steady clock.
   std::int64_t Run(Task& task, Lane& lane);
   // With the mutex.
   absl::Status Enqueue(Task& task, bool& wake);
-  Queue& QueueOf(std::size_t share);
-  static List& ListOf(Queue& queue, const Task& task) {
-    return task.size_ == TaskSize::kLarge ? queue.large : queue.others;
+  // Where tasks of a size run.
+  Group& GroupOf(TaskSize size) {
+    return groups_[settings_.reserve && size != TaskSize::kLarge ? 1 : 0];
   }
-  // The one of a share's tasks that came first, of those that may run; null: none may.
-  Task* FirstOf(const Queue& queue) const;
-  // The task that is next, if any may run.
-  Task* First();
-  bool MayRunSome() const;
+  static Queue& QueueOf(Group& group, std::size_t share);
+  // The task that is next. REQUIRES: some wait.
+  static Task* First(Group& group);
   void Unlink(Task& task);
   Lane* TakeLane(const Task& task);
   // Whether a thread has to be woken for what waits. size, share, took: of what ran.
@@ -156,21 +166,11 @@ class Executor {
   const Settings settings_;
 
   std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Queue> queues_;  // by share
-  // Those with tasks; where two have had the same, the one that waits longer comes first.
-  std::vector<Queue*> active_;
-  // What the share that went last had had by then.
-  std::int64_t least_used_ = 0;
+  // With a reserve, the first one has the large tasks, the second one the others; else it is empty.
+  std::array<Group, 2> groups_;
+  std::vector<std::size_t> lengths_;  // of both queues of a share
   bool stopping_ = false;
-  // At most one thread polls at a time: it takes the next task without being woken.
-  bool polling_ = false;
-  // The length of all queues, to read without the mutex: for the polling thread, and for waiting().
-  std::atomic<std::size_t> waiting_{0};
-  std::vector<Lane*> idle_;
-  int running_ = 0;        // tasks that are not tiny
-  int large_running_ = 0;  // of those
-  std::uint64_t arrivals_ = 0;
+  int running_ = 0;  // tasks that are not tiny
   // When the last task came and the mean interval between tasks, in ticks of the steady clock.
   std::int64_t last_arrival_ = 0;
   std::int64_t interval_ = 0;
