@@ -133,6 +133,42 @@ class ArraysTest(python_outsider.Case):
             np.linalg.svd(self.t.put(self.a))
 
 
+class ShortLivesTest(python_outsider.Case):
+    """A server that lets no buffer live longer than a minute."""
+
+    FLAGS = ("--max-ttl", "1m")
+
+    def test_unnamed_arrays_live_as_long_as_the_server_allows(self):
+        t, a = self.t, np.ones((600, 600))
+        with self.calls() as calls:
+            x = t.put(a)
+            small = t.put(a[0])
+            kept = [x.copy(), (x + 1).save(), *t.keep(x.sum(axis=0), x * 2)]
+            np.testing.assert_array_equal((x + x).numpy(), a + a)  # Too large for an answer.
+        self.assertEqual(calls.count("GetServerInfo"), 1)
+        for array in (x, small, *kept):
+            buffer = t.call("GetBuffer", name=array.name).buffer
+            left = buffer.expire_time.seconds - time.time()
+            self.assertTrue(30 < left <= 61, left)
+
+        async def work():
+            async with await ts.aio.connect(self.server.address) as other:
+                y = await other.put(a)
+                return (await (y + 1).numpy())[0, 0]
+
+        self.assertEqual(asyncio.run(work()), 2)
+
+    def test_lifetimes_of_the_callers_own(self):
+        with ts.connect(self.server.address, unnamed_ttl="10s") as t:
+            x = t.put([1.0])
+            buffer = t.call("GetBuffer", name=x.name).buffer
+            self.assertLess(buffer.expire_time.seconds, time.time() + 12)
+        with ts.connect(self.server.address, unnamed_ttl=None) as t:
+            self.assertEqual(t.put([1.0]).numpy(), [1])
+        for call in (lambda: self.t.put([1.0], ttl="2m"), lambda: self.t.put([1.0], "x", ttl=61)):
+            self.assertRaises(ts.BadTtl, call)
+
+
 class ArgumentsTest(python_outsider.Case):
     def test_names_and_lifetimes(self):
         t, a = self.t, np.ones(3)

@@ -318,7 +318,7 @@ def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     answers. stall_timeout (60): how long a transfer may stand still. retry_refused (True): whether
     calls that the server has no room for are repeated. shared_memory (True): whether large arrays
     go through memory that a server on this host shares. unnamed_ttl ("24h"): lifetime of unnamed
-    buffers whose client has died.
+    buffers whose client has died, or what the server allows (--max-ttl) if that is less.
     tls (False): TLS with the system's authorities; tls_ca: a file of those to trust; tls_cert,
     tls_key: files of what the client shows; tls_server_name: that the certificate is for.
     route: the name of a buffer whose folder's server a proxy is to find, sent as "tessera-route".

@@ -116,7 +116,7 @@ class Core:
         self._has_unnamed = False
         # A fork has the same references, and must not delete what this process still has.
         self._process = os.getpid()
-        self._inline_limit: Optional[int] = None
+        self._limits: Any = None
         self.pool = Pool()
 
     # --- calls
@@ -157,6 +157,8 @@ class Core:
         if pause is None:
             return False
         lost = isinstance(failure, (ConnectionLost, Draining))
+        if lost:
+            self._limits = None  # The next server may have others.
         reconnect = min(self.options.connect_timeout, retry.left()) if lost else None
         return (yield Pause(pause, reconnect))
 
@@ -203,18 +205,23 @@ class Core:
         self._has_unnamed = True
         return self._prefix + str(next(self._count))
 
-    def _lifetime(self, ttl: Ttl) -> Ttl:
-        """Of an unnamed buffer."""
-        return self.options.unnamed_ttl if ttl is None else ttl
+    def _lifetime(self, ttl: Ttl = None) -> Steps:
+        """Of an unnamed buffer, as a Duration: without a ttl of its own unnamed_ttl, or what the
+        server allows if that is less."""
+        wanted = duration(self.options.unnamed_ttl if ttl is None else ttl)
+        if ttl is None and wanted is not None:
+            limits = yield from self._server_limits()
+            if limits.HasField("max_ttl"):
+                longest = limits.max_ttl
+                return min(wanted, longest, key=lambda time: (time.seconds, time.nanos))
+        return wanted
 
-    def _destination(
-        self, name: Optional[str], replace: bool, ttl: Ttl
-    ) -> Tuple[str, bool, Ttl, Optional[Deque[Tuple[str, int]]]]:
+    def _destination(self, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
         """Name, replace and ttl of a new buffer, and who deletes it; without a name it is unnamed."""
         if name is None:
-            return self._unnamed(), True, self._lifetime(ttl), self.dead
+            return self._unnamed(), True, (yield from self._lifetime(ttl)), self.dead
         _named(name)
-        return name, replace, ttl, None
+        return name, replace, duration(ttl), None
 
     # --- buffers
 
@@ -259,14 +266,11 @@ class Core:
         progress: Progress,
     ) -> Steps:
         array = _dtypes.to_server(value, dtype)
-        dead = None
-        if name is None:
-            name, ttl, dead = self._unnamed(), self._lifetime(ttl), self.dead
-        _named(name)
+        name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         spec = p.BufferSpec(
             dtype=_dtypes.to_wire(array.dtype),
             shape=array.shape,
-            ttl=duration(ttl),
+            ttl=lifetime,
             replace=replace,
             device=device,
             placement=devices_of(placement),
@@ -274,7 +278,7 @@ class Core:
         data = _bytes_of(array.reshape(-1))
         report = reporter(progress, len(data), f"put {name}")
         if len(data) <= CHUNK:
-            retry = Retry(self.options, replace or dead is not None, self.options.timeout)
+            retry = Retry(self.options, replace, self.options.timeout)
             while True:
                 try:
                     answer = yield Upload(name, data, 0, 0, spec, report)
@@ -368,14 +372,14 @@ class Core:
         placement: Placement = (),
     ) -> Steps:
         """A buffer of its own of a view, possibly of another type or on other devices."""
-        name, replace, ttl, dead = self._destination(name, replace, ttl)
+        name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         request = p.METHODS["CopyBuffer"].request(
             source=leaf.name,
             source_version=leaf.version,
             view=_plan.view_message(view),
             name=name,
             dtype=0 if dtype is None else _dtypes.to_wire(_dtypes.dtype_of(dtype)),
-            ttl=duration(ttl),
+            ttl=lifetime,
             replace=replace,
             device=device,
             placement=devices_of(placement),
@@ -385,19 +389,20 @@ class Core:
         )
         return Leaf(answer.buffer, dead)
 
-    def link(self, leaf: Leaf, name: str, replace: bool, ttl: Ttl) -> Steps:
+    def link(self, leaf: Leaf, name: Optional[str], replace: bool = False, ttl: Ttl = None) -> Steps:
         """Another name for the memory of a buffer."""
+        name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         answer = yield from self.unary(
             "CopyBuffer",
             replace,
             source=leaf.name,
             source_version=leaf.version,
             name=name,
-            ttl=duration(ttl),
+            ttl=lifetime,
             replace=replace,
             link=True,
         )
-        return Leaf(answer.buffer)
+        return Leaf(answer.buffer, dead)
 
     def import_from(
         self,
@@ -411,13 +416,13 @@ class Core:
         timeout: float,
     ) -> Steps:
         """A buffer that the server fetches from another server."""
-        name, replace, ttl, dead = self._destination(name, replace, ttl)
+        name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         request = p.METHODS["ImportBuffer"].request(
             source=server,
             source_name=source,
             source_version=version,
             name=name,
-            ttl=duration(ttl),
+            ttl=lifetime,
             replace=replace,
             device=device,
         )
@@ -490,11 +495,12 @@ class Core:
             error.text += "; the array of this version is gone: another one has taken its name"
         return error
 
-    def _limit(self) -> Steps:
-        if self._inline_limit is None:
+    def _server_limits(self) -> Steps:
+        """Those of GetServerInfo, asked for once a connection."""
+        if self._limits is None:
             info = yield from self.unary("GetServerInfo")
-            self._inline_limit = info.limits.max_inline_result_bytes
-        return self._inline_limit
+            self._limits = info.limits
+        return self._limits
 
     def run(
         self, plan: _plan.Plan, results: Dict[_plan.Output, Any], idempotent: bool = True
@@ -556,13 +562,14 @@ class Core:
             total = _plan.inline_bytes(list(wanted.values()))
             limit = CHUNK
             if total > CHUNK:
-                limit = yield from self._limit()
+                limits = yield from self._server_limits()
+                limit = limits.max_inline_result_bytes
             large = limit if total <= limit else limit // len(wanted)
-            results = {
-                output: _plan.target(self._unnamed(), True, duration(self.options.unnamed_ttl))
-                for output, node in wanted.items()
-                if _plan.inline_bytes([node]) > large
-            }
+            results = {}
+            for output, node in wanted.items():
+                if _plan.inline_bytes([node]) > large:
+                    target, _, lifetime, _ = yield from self._destination(None, True, None)
+                    results[output] = _plan.target(target, True, lifetime)
             answers = yield from self.run(plan, results)
             stats = plan, answers
             for node, output in zip(nodes, plan.outputs):
@@ -604,17 +611,10 @@ class Core:
             return [], None
         nodes = [_plan.stored_node(term) for term in terms]
         plan = _plan.Plan(nodes)
-        dead = None
-        if name is None:
-            dead, replace, ttl = self.dead, True, self._lifetime(ttl)
-        else:
-            _named(name)
-        results = {
-            output: _plan.target(
-                self._unnamed() if name is None else name, replace, duration(ttl)
-            )
-            for output in plan.outputs
-        }
+        results: Dict[_plan.Output, Any] = {}
+        for output in plan.outputs:
+            target, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
+            results[output] = _plan.target(target, replace, lifetime)
         answers = yield from self.run(plan, results, replace)
         leaves = {
             output: Leaf(_plan.buffer_of(node, answers[output[0]]), dead)

@@ -175,9 +175,7 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
     there = _servers.client_of(address)
     if _servers.own_address() in ("", address):
         array = there[ticket]
-        core = there._core
-        leaf = there._run(core.link(array._source, core._unnamed(), True, core.options.unnamed_ttl))
-        leaf.dead = core.dead
+        leaf = there._run(there._core.link(array._source, None))
         found: Array = there._wrap(leaf, leaf.whole)  # type: ignore[assignment]
     else:
         found = _servers.own().import_from(address, ticket, version=version)
