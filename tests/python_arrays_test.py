@@ -427,6 +427,30 @@ class ArraysTest(python_outsider.Case):
         self.t.delete("saved/number")
         self.assertNotIn("saved/number", self.t)
 
+    def test_numbers_come_with_all_that_their_answers_say(self):
+        """The package reads the number alone until more is asked for."""
+        a = np.array([3, -7, 5, 0])
+        for dtype in ("f4", "f8", "f2", "i4", "i8"):
+            x = self.t.put(a.astype(dtype))
+            dot, total, first = x.dot(x), x.sum(), x.argmin()
+            found = [float(dot), float(total), int(first), bool(x.all()), bool(x.any())]
+            self.assertEqual(found, [83, 1, 1, False, True])
+            for e, operation in ((dot, "dot"), (total, "reduce"), (first, "reduce")):
+                (stats,) = e.stats
+                self.assertEqual(stats.operation, operation)
+                self.assertTrue(stats.strategy and stats.bytes >= x.nbytes and stats.total_us > 0)
+                self.assertEqual(e.numpy().dtype, e.dtype)
+            self.assertIsInstance(dot.save(), ts.Array)
+            operand = x._source.operand
+            answer = self.t.call("Dot", a=operand, b=operand)
+            self.assertEqual(answer.value.real or answer.value.integer, 83)
+            self.assertEqual(list(answer.stats.operand_versions), [x.version] * 2)
+        special = self.t.put(np.array([np.nan, np.inf, -0.0, 1e300]))
+        np.testing.assert_array_equal(special.sum().numpy(), np.nan)
+        np.testing.assert_array_equal(special[1:].sum().numpy(), np.inf)
+        np.testing.assert_array_equal(special[3:].dot(special[3:]).numpy(), np.inf)
+        self.assertTrue(np.signbit(special[2:3].max().numpy()))
+
     def test_keep(self):
         a, x = self.a, self.x
         with self.calls() as calls:

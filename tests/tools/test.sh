@@ -1,8 +1,35 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # ./dev test: every suite, perhaps under a sanitizer. Sourced by ./dev.
 
-# count_tests RESULTS: reads lines "suite run|fail|other" and prints "N passed, N failed, N
-# skipped". A suite that left a GoogleTest report in RESULTS counts by its tests, any other as one.
+# read_outcomes: reads ctest's report in JUnit's format and prints a line "suite status tests failed
+# skipped" for each suite: the figures are what a suite of Python has printed last, or 0.
+read_outcomes() {
+  awk '
+    function figure(key) {
+      if (!match($0, "(\\(|, )" key "=[0-9]+")) return 0
+      key = substr($0, RSTART, RLENGTH)
+      return substr(key, index(key, "=") + 1) + 0
+    }
+    match($0, /<testcase name="[^"]*"/) {
+      suite = substr($0, RSTART + 16, RLENGTH - 17)
+      status = match($0, / status="[^"]*"/) ? substr($0, RSTART + 9, RLENGTH - 10) : "other"
+      tests = failed = skipped = 0
+    }
+    { sub(/^[ \t]*<system-out>/, "") }
+    /^Ran [0-9]+ tests? in / { tests = $2 }
+    /^(OK|FAILED|NO TESTS RAN)( \(.*\))?$/ {
+      failed = figure("failures") + figure("errors") + figure("unexpected successes")
+      skipped = figure("skipped")
+    }
+    /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$/ {
+      failed = $3; skipped = $5; tests = $1 + failed + skipped
+    }
+    /<\/testcase>/ { print suite, status, tests, failed, skipped }'
+}
+
+# count_tests RESULTS: reads lines "suite run|fail|other [tests failed skipped]" and prints "N passed,
+# N failed, N skipped", and before it which suites of Python have skipped tests. A suite that left a
+# GoogleTest report in RESULTS counts by its tests, one with figures by these, any other as one.
 count_tests() {
   awk -v results="$1" '
     function figure(line, name) {
@@ -19,6 +46,13 @@ count_tests() {
         idle += figure(line, "skipped") + figure(line, "disabled")
       }
       close(file)
+      if (tests == 0 && $3 + $4 + $5 > 0) {
+        tests = $3
+        bad = $4
+        idle = $5
+        if (bad + idle > tests) tests = bad + idle  # A class that fails or is skipped as a whole.
+        if (idle > 0) printf "%s: %d of %d skipped\n", $1, idle, tests
+      }
       if (tests == 0) tests = 1
       if ($2 == "fail" && bad == 0) { tests += (tests > 1); bad = 1 }
       if ($2 != "fail" && $2 != "run") idle = tests
@@ -65,9 +99,9 @@ run_suites() {
     UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=$tsan_options \
     "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
-    --no-tests=error --output-junit "$results/ctest.junit" "${selection[@]}" || status=$?
+    --no-tests=error --output-junit "$results/ctest.junit" \
+    --test-output-truncation head "${selection[@]}" || status=$?
   if ! has_gpu; then say "No GPU here: tests of the CUDA device are skipped"; fi
-  sed -n 's/.*<testcase name="\([^"]*\)".* status="\([^"]*\)".*/\1 \2/p' "$results/ctest.junit" |
-    count_tests "$results"
+  read_outcomes <"$results/ctest.junit" | count_tests "$results"
   return "$status"
 }
