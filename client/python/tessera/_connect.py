@@ -167,11 +167,13 @@ def channel(space: Any, options: Options) -> Any:
 
 def calls_of(made: Any) -> Dict[str, Any]:
     """What calls each method of the protocol on a channel, with serialised requests. Messages of
-    downloads come as bytes, and so does the answer of PING."""
+    downloads come as bytes, and so do the answers of PING and of p.UNREAD."""
     calls = {PING: made.unary_unary(PING)}
     for name, method in p.METHODS.items():
         if name == "Download":
             calls[name] = made.unary_stream(method.path)
+        elif name in p.UNREAD:
+            calls[name] = made.unary_unary(method.path)
         else:
             make = made.stream_unary if name == "Upload" else made.unary_unary
             calls[name] = make(method.path, response_deserializer=method.response.FromString)

@@ -148,7 +148,8 @@ class Core:
         if method not in p.METHODS or method in ("Upload", "Download"):
             raise ValueError(f"{method!r} is no unary method of the protocol")
         request = p.METHODS[method].request(**fields).SerializeToString()
-        return self.call(method, request, idempotent)
+        answer = yield from self.call(method, request, idempotent)
+        return p.METHODS[method].response.FromString(answer) if method in p.UNREAD else answer
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
         """Whether to try again; waits for the right moment. The caller raises a final failure: what

@@ -5,6 +5,7 @@ own, which is shorter.
 """
 
 import dataclasses
+import struct
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -188,7 +189,7 @@ class Plan:
     def answers(self, method: str, response: Any) -> List[Any]:
         """A response for every step. Raises the first error that is not another one's."""
         if method != "Execute":
-            return [response]
+            return [response]  # Perhaps of p.UNREAD: bytes.
         errors: List[Error] = []
         found = []
         for i, result in enumerate(response.results):
@@ -209,7 +210,7 @@ class Plan:
     def stats(self, answers: Sequence[Any]) -> List[Stats]:
         found = []
         for step, answer in zip(self.steps, answers):
-            s = answer.stats
+            s = _read(step.node, answer).stats
             found.append(
                 Stats(
                     step.node.op,
@@ -262,22 +263,35 @@ class Plan:
         return f"{name} as {'x'.join(map(str, view.shape)) or 'number'}"
 
 
+def _read(node: Node, answer: Any) -> Any:
+    """The message of an answer."""
+    if type(answer) is bytes:
+        return p.METHODS[_METHOD[node.op]].response.FromString(answer)
+    return answer
+
+
+# What answers of Dot and Reduce begin with: a Scalar, field 1, of a double, field 1 of it.
+_REAL = b"\x0a\x09\x09"
+_double = struct.Struct("<d").unpack_from
+
+
 def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
     """The array, or rank-0 array, that an answer without a buffer carries."""
     dtype = node.dtype
     if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
-        if node.params and node.params["op"] in ("argmin", "argmax"):
+        argument = node.params and node.params["op"] in ("argmin", "argmax")
+        if type(answer) is bytes:
+            if answer[:3] == _REAL and not argument:
+                return _number(_double(answer, 3)[0], dtype)
+            answer = _read(node, answer)
+        if argument:
             value: Any = answer.index
         elif dtype.kind in "ib":
             value = answer.value.integer
         else:
             value = answer.value.real
-        if abs(value) <= _LARGEST.get(dtype.char, -1):
-            return np.array(value, dtype)
-        if dtype == _dtypes.bfloat16:
-            return _dtypes.round_to_bf16(np.asarray(value))
-        with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as NumPy's.
-            return np.asarray(value).astype(dtype)
+        return _number(value, dtype)
+    answer = _read(node, answer)
     if node.op == "top_k":
         tensor = answer.indices if node.output else answer.values
     else:
@@ -288,8 +302,19 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
     return stored.astype(dtype, copy=False)
 
 
+def _number(value: Any, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
+    """A rank-0 array of a number, rounded to the type."""
+    if abs(value) <= _LARGEST.get(dtype.char, -1):
+        return np.array(value, dtype)
+    if dtype == _dtypes.bfloat16:
+        return _dtypes.round_to_bf16(np.asarray(value))
+    with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as NumPy's.
+        return np.asarray(value).astype(dtype)
+
+
 def buffer_of(node: Node, answer: Any) -> Any:
     """The buffer that an answer describes."""
+    answer = _read(node, answer)
     if node.op == "top_k":
         return answer.indices_buffer if node.output else answer.values_buffer
     return answer.buffer
