@@ -4,6 +4,7 @@
 usage: python_arrays_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
+import copy
 import gc
 import pickle
 import unittest
@@ -264,6 +265,21 @@ class ArraysTest(python_outsider.Case):
         order = np.argsort(-a if largest else a, axis, kind="stable")
         indices = np.take(order, np.arange(k), axis)
         return np.take_along_axis(a, indices, axis), indices
+
+    def test_what_arrays_of_numpy_have_as_well(self):
+        a, x = self.a, self.x
+        for one in (copy.copy(x), copy.deepcopy([x])[0], copy.deepcopy(x + 0)):
+            self.check(one, a, 0)
+        self.check(x.flatten(), a.flatten(), 0)
+        self.check(x.std(axis=0, ddof=1), a.std(axis=0, ddof=1), 1e-5)
+        self.check(x.var(ddof=2), a.var(ddof=2), 1e-5)
+        weights = [1, 2, 3]
+        self.check(np.average(x[:3], axis=0, weights=weights),
+                   np.average(a[:3].astype("f8"), axis=0, weights=weights), 1e-5)
+        self.assertTrue(np.allclose(x, a * (1 + 1e-7)) and np.array_equal(x, a))
+        self.assertFalse(np.allclose(x, a + 1) or np.array_equal(x, a + 1) or np.array_equal(x, a.T))
+        for radius, error in ((-1, ts.BadRadius), (1.5, TypeError), ("1", TypeError)):
+            self.assertRaises(error, ts.window_sum, x.ravel(), radius)
 
     def test_topk(self):
         for dtype in ("f4", "f8", "f2", "i4", "i8"):

@@ -123,6 +123,12 @@ def isclose(
     return _made(close, a, b)
 
 
+def _array_equal(a: Any, b: Any) -> Any:
+    if np.shape(a) != np.shape(b):
+        return False
+    return _made(lambda x, y: e.apply("equal", x, y), a, b).all()
+
+
 def nan_to_num(x: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     if x.dtype.kind != "f" or x.dtype == _dtypes.bfloat16:
         raise Unsupported("np.nan_to_num of f16, f32 and f64 alone")
@@ -170,6 +176,7 @@ def _deviation(name: str) -> Callable[..., Any]:
 def average(a: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:
     if weights is None:
         return a.mean(axis, keepdims)
+    weights = weights if hasattr(weights, "_session") else np.asarray(weights)
     if np.shape(weights) != a.shape:
         if not hasattr(axis, "__index__") or np.shape(weights) != (a.shape[axis],):
             raise BadShape(f"weights of shape {np.shape(weights)} for shape {a.shape}")
@@ -267,6 +274,8 @@ add(
         "around": _round,
         "fix": lambda x: x._make(e.apply("trunc", x._term())),
         "isclose": isclose,
+        "allclose": lambda *arrays, **options: isclose(*arrays, **options).all(),
+        "array_equal": _array_equal,
         "nan_to_num": lambda x, copy=True, **options: nan_to_num(x, **options),
         "real": lambda x: x,
         "dot": _dot,

@@ -175,6 +175,8 @@ class Lazy(Operators):
         """All elements in row-major order: reshape(-1)."""
         return self.reshape(-1)
 
+    flatten = ravel
+
     def broadcast_to(self: Self, shape: Sequence[int]) -> Self:
         """A view that repeats axes of extent 1, and new ones in front."""
         return self._seen(self._view.broadcast_to(shape))
@@ -243,9 +245,16 @@ class Lazy(Operators):
         return self._reduce("mean", axis, keepdims)
 
     def var(
-        self: Self, axis: Any = None, keepdims: bool = False, *, correction: float = 0
+        self: Self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        correction: float = 0,
+        ddof: float = 0,
     ) -> Self:
-        """The mean squared deviation from the mean; divided by n - correction rather than n."""
+        """The mean squared deviation from the mean; divided by n - correction rather than n. ddof:
+        another name of correction."""
+        correction = correction or ddof
         found = self._reduce("variance", axis, keepdims)
         if not correction:
             return found
@@ -253,10 +262,15 @@ class Lazy(Operators):
         return found * (n / (n - correction) if n > correction else float("nan"))
 
     def std(
-        self: Self, axis: Any = None, keepdims: bool = False, *, correction: float = 0
+        self: Self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        correction: float = 0,
+        ddof: float = 0,
     ) -> Self:
         """The square root of var()."""
-        found = self.var(axis, keepdims, correction=correction)
+        found = self.var(axis, keepdims, correction=correction or ddof)
         return found._make(apply("sqrt", found._term()))
 
     def all(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
@@ -282,6 +296,14 @@ class Lazy(Operators):
 
     def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
         return _numpy.function(function, args, options)
+
+    # What never changes is its own copy; copy() makes another buffer.
+
+    def __copy__(self: Self) -> Self:
+        return self
+
+    def __deepcopy__(self: Self, _: Any) -> Self:
+        return self
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _dtypes
 from ._elementwise import cast, common_dtype, copy
-from ._errors import BadK, BadShape, Unsupported
+from ._errors import BadK, BadRadius, BadShape, Unsupported
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._views import View, normalize_axis, size_of
 
@@ -176,9 +176,12 @@ def window_sum(a: Term, radius: int) -> Term:
     """y[i] = the sum of x[j] for |j - i| <= radius, of a vector x."""
     if len(a[1].shape) != 1:
         raise BadShape(f"window_sum takes a vector, not shape {a[1].shape}: use .reshape(-1)")
+    radius = operator.index(radius)
+    if radius < 0:
+        raise BadRadius(f"radius {radius}: the number of neighbours on each side, 0 or more")
     (a,) = _numbers(a)
     dtype = _I64 if _dtypes.is_integer(a[0].dtype) else a[0].dtype
-    return _term(Node("window_sum", (a,), a[1].shape, dtype, {"radius": int(radius)}))
+    return _term(Node("window_sum", (a,), a[1].shape, dtype, {"radius": radius}))
 
 
 def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, Term]:
