@@ -339,6 +339,11 @@ class Cancelled(Case):
         self.relay.cancels = {}
         self.relay.calls.clear()
 
+    def client(self, address):
+        client = super().client(address)
+        impatient(client.t, connect_timeout=o.START_TIMEOUT_S)  # This server is there all the time.
+        return client
+
     def check(self, client, work, method, want, calls=2, cancels=1):
         self.relay.cancels = {method: cancels}
         self.relay.calls.clear()

@@ -55,13 +55,14 @@ suites() {
   local bin=$1 device=$2 name failed=0
   # What waits for products that take a CPU seconds, or shows what a CPU answers, is side by side.
   local by_cpu=(lost_server misuse errors aio package)
-  local by_device=(arrays elementwise array_api differences transfers tls)
+  local by_device=(arrays elementwise masks programs array_api differences transfers tls)
+  if python3 -c 'import distributed' 2>/dev/null; then by_cpu+=(dask); fi
   for name in "${by_cpu[@]}"; do suite "$bin" "$name" cpu & done
   for name in "${by_device[@]}"; do suite "$bin" "$name" "$device"; done
   wait
   for name in "${by_device[@]}" "${by_cpu[@]}"; do
     if [[ -e $work/$name.ok ]]; then
-      printf '%-12s %s\n' "$name" "$(grep -E '^(Ran|OK)' "$work/$name.log" | tr '\n' ' ')"
+      printf '%-12s %s\n' "$name" "$(grep -E '^(Ran|OK|.* passed, )' "$work/$name.log" | tr '\n' ' ')"
     else
       failed=1
       printf '%-12s FAILED\n' "$name"

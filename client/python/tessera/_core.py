@@ -218,7 +218,7 @@ class Core:
         return wanted
 
     def _destination(self, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
-        """Name, replace and ttl of a new buffer, and who deletes it; without a name it is unnamed."""
+        """Name, replace and ttl of a new buffer, and who deletes it: without a name the client."""
         if name is None:
             return self._unnamed(), True, (yield from self._lifetime(ttl)), self.dead
         _named(name)
@@ -267,7 +267,7 @@ class Core:
         progress: Progress,
     ) -> Steps:
         array = _dtypes.to_server(value, dtype)
-        name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
+        to, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         spec = p.BufferSpec(
             dtype=_dtypes.to_wire(array.dtype),
             shape=array.shape,
@@ -277,33 +277,33 @@ class Core:
             placement=devices_of(placement),
         )
         data = _bytes_of(array.reshape(-1))
-        report = reporter(progress, len(data), f"put {name}")
+        report = reporter(progress, len(data), f"put {to}")
         if len(data) <= CHUNK:
             retry = Retry(self.options, replace, self.options.timeout)
             while True:
                 try:
-                    answer = yield Upload(name, data, 0, 0, spec, report)
+                    answer = yield Upload(to, data, 0, 0, spec, report)
                     return Leaf(answer.buffer, dead)
                 except Error as error:
                     if not (yield from self._again(retry, error)):
                         raise
         version = 0
         try:
-            created = yield from self.unary("CreateBuffer", idempotent=False, name=name, spec=spec)
+            created = yield from self.unary("CreateBuffer", idempotent=False, name=to, spec=spec)
             version = created.buffer.version
-            yield from self._fill(name, version, data, report)
-            sealed = yield from self.unary("SealBuffer", name=name, version=version)
+            yield from self._fill(to, version, data, report)
+            sealed = yield from self.unary("SealBuffer", name=to, version=version)
         except Exception:
             # A caller who tries again at once finds the name free. The draft ends by itself if not.
             try:
                 if version:
-                    yield self._deletion(name, version)
+                    yield self._deletion(to, version)
             except Error:
                 pass
             raise
         except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
             if version or dead is not None:
-                self.dead.append((name, version))
+                self.dead.append((to, version))
             raise
         return Leaf(sealed.buffer, dead)
 
@@ -390,7 +390,9 @@ class Core:
         )
         return Leaf(answer.buffer, dead)
 
-    def link(self, leaf: Leaf, name: Optional[str], replace: bool = False, ttl: Ttl = None) -> Steps:
+    def link(
+        self, leaf: Leaf, name: Optional[str], replace: bool = False, ttl: Ttl = None
+    ) -> Steps:
         """Another name for the memory of a buffer."""
         name, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         answer = yield from self.unary(
@@ -577,7 +579,8 @@ class Core:
                 answer = answers[output[0]]
                 if output in results:
                     leaf = Leaf(_plan.buffer_of(node, answer), self.dead)
-                    arrays[id(node)] = yield from self.fetch(leaf, View.whole(leaf.shape))
+                    array = yield from self.fetch(leaf, View.whole(leaf.shape))
+                    arrays[id(node)] = array.astype(node.dtype, copy=False)
                 else:
                     arrays[id(node)] = _plan.value_of(node, answer)
         found = []

@@ -27,13 +27,13 @@ _NAMES: Tuple[Tuple[int, str, "np.dtype[Any]"], ...] = (
     (4, "bf16", bfloat16),
     (5, "i32", np.dtype("<i4")),
     (6, "i64", np.dtype("<i8")),
+    (7, "bool", np.dtype(bool)),
 )
 _WIRE: Dict["np.dtype[Any]", int] = {dtype: wire for wire, _, dtype in _NAMES}
 _NUMPY: Dict[int, "np.dtype[Any]"] = {wire: dtype for wire, _, dtype in _NAMES}
 _BY_NAME: Dict[str, "np.dtype[Any]"] = {name: dtype for _, name, dtype in _NAMES}
 _BY_NAME["bfloat16"] = bfloat16
 SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
-SHORT[np.dtype(bool)] = "bool"
 
 
 def dtype_of(dtype: Any) -> "np.dtype[Any]":
@@ -43,8 +43,8 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
         found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
     if found not in _WIRE:
         raise Unsupported(
-            f"the server has no elements of {found}: it has float16, bfloat16, float32, float64,"
-            " int32 and int64; convert with .astype() before put()"
+            f"the server has no elements of {found}: it has bool, int32, int64, float16, bfloat16,"
+            " float32 and float64; convert with .astype() before put()"
         )
     return found
 
@@ -71,14 +71,9 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
             return bfloat16
         return np.dtype("<f4" if other.kind == "f" and other.itemsize < 8 else "<f8")
     found: "np.dtype[Any]" = np.promote_types(a, b)
-    if found not in _WIRE and found.kind != "b":
+    if found not in _WIRE:
         raise Unsupported(f"{a} and {b} give {found}, which the server lacks: use .astype()")
     return found
-
-
-def stored(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    """The type that elements have in memory of the server: truth values are there as int32."""
-    return np.dtype("<i4") if dtype.kind == "b" else dtype
 
 
 def is_float(dtype: "np.dtype[Any]") -> bool:

@@ -59,11 +59,9 @@ def lift(value: Any) -> Term:
         raise Unsupported(
             f"a NumPy operand of {array.nbytes} bytes would travel with every call: put() it first"
         )
-    stored = _dtypes.stored(array.dtype)
     # A copy: the expression is what it was when it was written, whatever becomes of the array.
-    small = Inline(_dtypes.to_server(np.array(array), stored))
-    term = small, View.whole(small.shape)
-    return cast(term, BOOL) if array.dtype.kind == "b" else term
+    small = Inline(_dtypes.to_server(np.array(array)))
+    return small, View.whole(small.shape)
 
 
 def common_dtype(terms: List[Term]) -> "np.dtype[Any]":

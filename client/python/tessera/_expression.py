@@ -49,7 +49,7 @@ def expression_message(code: Sequence[Instruction]) -> Any:
         else:
             fields = {"op": p.MAP_OPS[fn], "args": args}
             if fn == "cast":
-                fields["dtype"] = p.DTYPES["bool"] if dtype.kind == "b" else _dtypes.to_wire(dtype)
+                fields["dtype"] = _dtypes.to_wire(dtype)
         nodes.append(p.ExpressionNode(**fields))
     return p.Expression(nodes=nodes)
 

@@ -142,16 +142,40 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None)
 # --- reductions
 
 
+# What an initial value is combined with a reduction's result by.
+_WITH_INITIAL = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+
+
 def reduction(name: str) -> Callable[..., Any]:
     """A method of arrays as NumPy's function; dtype casts before it folds."""
 
-    def call(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
-        if dtype is None:
-            return getattr(x, name)(axis, keepdims)
-        return getattr(x.astype(dtype), name)(axis, keepdims).astype(dtype)
+    def call(
+        x: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        keepdims: bool = False,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Any:
+        if dtype is not None:
+            x = x.astype(dtype)
+        if name in ("min", "max"):
+            if where is not None and where is not True:
+                if initial is None:
+                    raise ValueError(f"{name} of what a mask picks needs an initial value")
+                x = x._where(where, initial)
+            found = getattr(x, name)(axis, keepdims)
+        else:
+            found = getattr(x, name)(axis, keepdims, where=where)
+        if dtype is not None:
+            found = found.astype(dtype)
+        if initial is None:
+            return found
+        first = e.cast(e.constant(initial), found.dtype)
+        return found._make(e.apply(_WITH_INITIAL[name], found._term(), first))
 
-    def plain(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-        return getattr(x, name)(axis, keepdims)
+    def plain(x: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> Any:
+        return call(x, axis, None, keepdims, **options)
 
     if name in ("sum", "prod", "mean"):
         return call
@@ -166,9 +190,10 @@ def _deviation(name: str) -> Callable[..., Any]:
         ddof: float = 0,
         keepdims: bool = False,
         correction: float = 0,
+        where: Any = None,
     ) -> Any:
         x = x if dtype is None else x.astype(dtype)
-        return getattr(x, name)(axis, keepdims, correction=ddof or correction)
+        return getattr(x, name)(axis, keepdims, correction=ddof or correction, where=where)
 
     return call
 
@@ -254,17 +279,26 @@ def _vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: Any =
     return norm(x, ord, _ops.axes_of(axis, x.ndim), keepdims)
 
 
+# Those that take a mask.
+REDUCTIONS: Dict[Any, Callable[..., Any]] = {}
 add(
-    FUNCTIONS,
+    REDUCTIONS,
     np,
     {
         **{name: reduction(name) for name in "sum prod mean min max all any".split()},
         "amin": reduction("min"),
         "amax": reduction("max"),
-        "argmin": reduction("argmin"),
-        "argmax": reduction("argmax"),
         "var": _deviation("var"),
         "std": _deviation("std"),
+    },
+)
+FUNCTIONS.update(REDUCTIONS)
+add(
+    FUNCTIONS,
+    np,
+    {
+        "argmin": lambda x, axis=None, keepdims=False: x.argmin(axis, keepdims),
+        "argmax": lambda x, axis=None, keepdims=False: x.argmax(axis, keepdims),
         "ptp": lambda x, axis=None, keepdims=False: x.max(axis, keepdims) - x.min(axis, keepdims),
         "average": average,
         "count_nonzero": count_nonzero,

@@ -1,19 +1,20 @@
 """From the nodes of expressions to the steps of a program: neighbours that work element by element
-become one expression of a Map. No I/O.
+become one expression. No I/O.
 
-A step takes an operand each for what it reads, at most MAX_OPERANDS, and has at most MAX_NODES
-nodes, loads and constants included. Larger expressions are cut where the larger part is. What
-several steps need is computed in each of them, unless it has to be stored anyway.
+An expression is a Map, or part of a Reduce that folds what it makes, or of a Matmul whose product
+nothing else reads. A step takes an operand each for what it reads, at most MAX_OPERANDS, and has at
+most MAX_NODES nodes, loads and constants included. Larger expressions are cut where the larger part
+is. What several steps need is computed in each of them, unless it has to be stored anyway.
 """
 
+import bisect
 from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from . import _dtypes
 from ._graph import Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
-MAX_NODES = 64 - MAX_OPERANDS - 1  # Truth values are cast where they are read and written.
+MAX_NODES = 64 - MAX_OPERANDS - 1  # Room for casts of what ALL and ANY give, and a last load.
 
 
 class Instruction(NamedTuple):
@@ -28,7 +29,9 @@ class Instruction(NamedTuple):
 
 class Step:
     """One operation of a program. node: what it computes; operands: what it reads, where a source
-    that is a Node means the step that `number` says; code: the expression of a map."""
+    that is a Node means the step that `number` says; code: the expression of a map, or of a reduce
+    or a matmul that has one. Of the last, operand 0 of the expression is the product, and operands
+    from the third on are the expression's others."""
 
     __slots__ = ("node", "operands", "code")
 
@@ -76,8 +79,8 @@ class Fuser:
                 if position in self._stored:
                     self._emit(position)
             else:
-                self._step_of[position] = len(self.steps)
-                self.steps.append(Step(node, node.inputs))
+                self._add(position, self._folding(position) or Step(node, node.inputs))
+        self._absorb_products(outputs)
         self.outputs = [(self.number(node), node.output) for node in outputs]
 
     def number(self, node: Node) -> int:
@@ -138,7 +141,9 @@ class Fuser:
                 stored.add(position)
             for source, view in node.inputs:
                 if isinstance(source, Node) and not (
-                    node.op == "map" and source.op == "map" and view == View.whole(source.shape)
+                    node.op in ("map", "reduce")
+                    and source.op == "map"
+                    and view == View.whole(source.shape)
                 ):
                     stored.add(self._position[id(source)])
         return stored
@@ -177,8 +182,25 @@ class Fuser:
             )
             self._emit(largest)
 
+    def _add(self, position: int, step: Step) -> None:
+        self._step_of[position] = len(self.steps)
+        self.steps.append(step)
+
     def _emit(self, position: int) -> None:
         """The node's expression as a step."""
+        operands = list(self._trees[position].operands.values())
+        self._add(position, Step(self._nodes[position], operands, self._code(position)))
+
+    def _folding(self, position: int) -> Optional[Step]:
+        """The step of a reduce that folds what an expression makes; None: it folds an array."""
+        node = self._nodes[position]
+        made = self._inlined(node.inputs[0][0]) if node.op == "reduce" else None
+        if made is None:
+            return None
+        return Step(node, list(self._trees[made].operands.values()), self._code(made))
+
+    def _code(self, position: int) -> List[Instruction]:
+        """The expression of a node, whose operands are those of its tree."""
         tree = self._trees[position]
         code: List[Instruction] = []
         place: Dict[Hashable, int] = {}  # of operands and constants by key, of nodes by position
@@ -204,21 +226,66 @@ class Fuser:
                 continue
             place["node", member] = len(code)
             code.append(Instruction(node.params["fn"], tuple(args), dtype=node.dtype))
-        self._finish(code, place["node", position], self._nodes[position].dtype)
-        self._step_of[position] = len(self.steps)
-        self.steps.append(Step(self._nodes[position], list(tree.operands.values()), code))
+        value = place["node", position]
+        if value != len(code) - 1:
+            code.append(code[value])  # The last instruction is the value.
+        return code
 
     @staticmethod
     def _load(code: List[Instruction], i: int, term: Term) -> int:
         code.append(Instruction("operand", value=i))
-        if _dtypes.stored(term[0].dtype) != term[0].dtype:
-            code.append(Instruction("cast", (len(code) - 1,), dtype=term[0].dtype))
+        source = term[0]
+        if isinstance(source, Node) and source.gives_integers:
+            code.append(Instruction("cast", (len(code) - 1,), dtype=source.dtype))
         return len(code) - 1
 
-    @staticmethod
-    def _finish(code: List[Instruction], last: int, dtype: Any) -> None:
-        """The last instruction is the value."""
-        if _dtypes.stored(dtype) != dtype:
-            code.append(Instruction("cast", (last,), dtype=_dtypes.stored(dtype)))
-        elif last != len(code) - 1:
-            code.append(code[last])
+    def _absorb_products(self, outputs: Sequence[Node]) -> None:
+        """Products that one Map alone reads, element by element, become one step with it."""
+        kept = {self._position[id(node)] for node in outputs}
+        readers: Dict[int, int] = {}
+        for step in self.steps:
+            for source, _ in step.operands:
+                if isinstance(source, Node):
+                    at = self._position[id(source)]
+                    readers[at] = readers.get(at, 0) + 1
+        gone: List[int] = []
+        for i, step in enumerate(self.steps):
+            if step.node.op != "map" or step.node.strategy:
+                continue
+            for operand, (source, view) in enumerate(step.operands):
+                if not (isinstance(source, Node) and source.op == "matmul") or source.timing:
+                    continue
+                at = self._position[id(source)]
+                whole = view == View.whole(source.shape) and source.shape == step.node.shape
+                if whole and readers[at] == 1 and at not in kept:
+                    self.steps[i] = _with_product(self.steps[self._step_of[at]], step, operand)
+                    gone.append(self._step_of.pop(at))
+                    break
+        gone.sort()
+        for i in reversed(gone):
+            del self.steps[i]
+        for at, number in self._step_of.items():
+            self._step_of[at] = number - bisect.bisect(gone, number)
+
+
+def _with_product(product: Step, step: Step, operand: int) -> Step:
+    """A matmul with the expression of a map that reads its product as an operand."""
+    matmul, node = product.node, step.node
+    others = [term for i, term in enumerate(step.operands) if i != operand]
+    # The product comes first.
+    place = {operand: 0}
+    for i in range(len(step.operands)):
+        place.setdefault(i, len(place))
+    code = [
+        one._replace(value=place[one.value]) if one.fn == "operand" else one for one in step.code
+    ]
+    made = Node(
+        "matmul",
+        matmul.inputs,
+        node.shape,
+        node.dtype,
+        matmul.params,
+        matmul.strategy,
+        node.timing,
+    )
+    return Step(made, [*product.operands, *others], code)

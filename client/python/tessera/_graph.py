@@ -113,6 +113,11 @@ class Node:
                 return False
         return True
 
+    @property
+    def gives_integers(self) -> bool:
+        """Whether the server's elements of it are i32 and stand for truth values."""
+        return self.op == "reduce" and self.dtype.kind == "b"
+
     def using(self, strategy: str, timing: bool) -> "Node":
         return Node(
             self.op,

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _dtypes, _html, _numpy, _ops, _plan
-from ._elementwise import apply, cast, lift
+from ._elementwise import apply, cast, common_dtype, constant, lift
 from ._errors import BadShape, Unsupported
-from ._graph import Leaf, Node, Term
+from ._graph import Constant, Leaf, Node, Term
 from ._operators import Operators
 from ._views import Shape, View, normalize_axis, size_of
 
@@ -196,11 +196,8 @@ class Lazy(Operators):
 
     def astype(self: Self, dtype: Any) -> Self:
         """Each element as one of another type, rounded to nearest. Floats beyond the range of an
-        integer type give its nearest number, NaN gives 0."""
-        truth = dtype in (bool, "bool") or dtype == np.bool_
-        return self._make(
-            cast(self._term(), np.dtype(bool) if truth else _dtypes.dtype_of(dtype))
-        )
+        integer type give its nearest number, NaN gives 0; of bool whether it is not 0."""
+        return self._make(cast(self._term(), _dtypes.dtype_of(dtype)))
 
     def dot(self: Self, other: Any) -> Self:
         """As numpy.dot of numbers, vectors and matrices: of two vectors the sum of products (of
@@ -215,13 +212,40 @@ class Lazy(Operators):
     def _reduce(self: Self, op: str, axis: Any, keepdims: bool) -> Self:
         return self._make(_ops.reduce(op, self._term(), axis, keepdims))
 
-    def sum(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """The sum of all elements or along axes; of integers and truth values as i64."""
-        return self._reduce("sum", axis, keepdims)
+    def _mask(self, where: Any) -> Term:
+        """A mask of the elements."""
+        mask = self._other(where)
+        dtype = None if mask is None else common_dtype([mask])
+        if mask is None or dtype != np.dtype(bool):
+            kind = dtype or type(where).__name__
+            raise TypeError(f"where is an array of truth values, not {kind}")
+        source, view = mask
+        if isinstance(source, Constant):
+            return _ops.full(source.value, self.shape, np.dtype(bool))
+        return source, view.broadcast_to(self.shape)
 
-    def prod(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """The product; of integers as i64. Of no elements 1."""
-        return self._reduce("product", axis, keepdims)
+    def _where(self: Self, where: Any, rest: Any) -> Self:
+        """The elements where a mask is true, and a number elsewhere."""
+        if where is None or where is True:
+            return self
+        return self._make(apply("where", self._mask(where), self._term(), constant(rest)))
+
+    def _count(self: Self, where: Any, axis: Any, keepdims: bool) -> Self:
+        """How many elements a mask picks."""
+        return self._make(_ops.reduce("sum", self._mask(where), axis, keepdims))
+
+    def _wide(self: Self) -> Self:
+        """Of types whose range sums do not leave."""
+        return self.astype("f4") if self.itemsize == 2 else self
+
+    def sum(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+        """The sum of all elements or along axes, or of those where a mask is true; of integers and
+        truth values as i64."""
+        return self._where(where, 0)._reduce("sum", axis, keepdims)
+
+    def prod(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+        """The product, as sum(); of integers as i64. Of no elements 1."""
+        return self._where(where, 1)._reduce("product", axis, keepdims)
 
     def min(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
         """The smallest element, NaN if there is any. EmptyInput."""
@@ -240,9 +264,14 @@ class Lazy(Operators):
         """As argmin, of the largest."""
         return self._reduce("argmax", axis, keepdims)
 
-    def mean(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """The mean; of integers as f64. EmptyInput."""
-        return self._reduce("mean", axis, keepdims)
+    def mean(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+        """The mean, or that of the elements where a mask is true; of integers and truth values as
+        f64. EmptyInput; NaN where a mask has no true element."""
+        if where is None or where is True:
+            return self._reduce("mean", axis, keepdims)
+        dtype = self.dtype if _dtypes.is_float(self.dtype) else np.dtype("<f8")
+        total = self._wide().sum(axis, keepdims, where=where).astype("f8")
+        return (total / self._count(where, axis, keepdims)).astype(dtype)
 
     def var(
         self: Self,
@@ -251,15 +280,27 @@ class Lazy(Operators):
         *,
         correction: float = 0,
         ddof: float = 0,
+        where: Any = None,
     ) -> Self:
         """The mean squared deviation from the mean; divided by n - correction rather than n. ddof:
-        another name of correction."""
+        another name of correction. where: a mask of the elements that count."""
         correction = correction or ddof
-        found = self._reduce("variance", axis, keepdims)
-        if not correction:
-            return found
-        n = size_of([self.shape[i] for i in _ops.axes_of(axis, self.ndim)])
-        return found * (n / (n - correction) if n > correction else float("nan"))
+        if where is None or where is True:
+            found = self._reduce("variance", axis, keepdims)
+            if not correction:
+                return found
+            n = size_of([self.shape[i] for i in _ops.axes_of(axis, self.ndim)])
+            return found * (n / (n - correction) if n > correction else float("nan"))
+        wide = self._wide()
+        mean = wide.mean(axis, True, where=where)
+        apart = wide - mean
+        total = (apart * apart).sum(axis, keepdims, where=where).astype("f8")
+        count = self._count(where, axis, keepdims)
+        if correction:
+            least = apply("maximum", (count - correction)._term(), constant(0))
+            count = count._make(least)
+        dtype = self.dtype if _dtypes.is_float(self.dtype) else mean.dtype
+        return (total / count).astype(dtype)
 
     def std(
         self: Self,
@@ -268,18 +309,21 @@ class Lazy(Operators):
         *,
         correction: float = 0,
         ddof: float = 0,
+        where: Any = None,
     ) -> Self:
         """The square root of var()."""
-        found = self.var(axis, keepdims, correction=correction or ddof)
+        found = self.var(axis, keepdims, correction=correction or ddof, where=where)
         return found._make(apply("sqrt", found._term()))
 
-    def all(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """Whether all elements are nonzero; NaN is."""
-        return self._reduce("all", axis, keepdims)
+    def all(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+        """Whether all elements are nonzero, or those where a mask is true; NaN is."""
+        found = self if where is None else self.astype(bool)._where(where, True)
+        return found._reduce("all", axis, keepdims)
 
-    def any(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """Whether any element is nonzero; NaN is."""
-        return self._reduce("any", axis, keepdims)
+    def any(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+        """Whether any element is nonzero, or any of those where a mask is true; NaN is."""
+        found = self if where is None else self.astype(bool)._where(where, False)
+        return found._reduce("any", axis, keepdims)
 
     def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
         """(values, indices) of the k largest or smallest elements along an axis: ts.topk."""

@@ -27,13 +27,16 @@ def _terms(array: Any, values: Iterable[Any], name: str) -> Any:
     return terms
 
 
-def _given(options: Dict[str, Any], name: str) -> Dict[str, Any]:
-    """The options without those that say nothing; Unsupported for what no function here knows."""
+def _given(options: Dict[str, Any], name: str, folds: bool = False) -> Dict[str, Any]:
+    """The options without those that say nothing; Unsupported for what no function here knows.
+    folds: whether it is a reduction, which may have a mask and an initial value."""
     no_value = np._NoValue  # type: ignore[attr-defined]
     kept = {key: value for key, value in options.items() if value is not no_value}
     for key in ("out", "where", "casting", "order", "subok", "initial", "like", "mode"):
         value = kept.get(key)
         if key not in kept:
+            continue
+        if folds and key in ("where", "initial") and value is not True:
             continue
         if value is None or value is True or (key, value) in (("casting", "same_kind"),):
             del kept[key]
@@ -50,7 +53,7 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
     """__array_ufunc__."""
     name = f"np.{ufunc.__name__}"
     array = arrays_in(inputs)
-    given = _given(options, name)
+    given = _given(options, name, method == "reduce")
     if method == "__call__":
         dtype = given.pop("dtype", None)
         if ufunc in PAIRS and not given:
@@ -72,4 +75,5 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     if function not in _functions.FUNCTIONS:
         first = "the largest or smallest are ts.topk, or " if function in _OF_ORDER else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
-    return _functions.FUNCTIONS[function](*args, **_given(options, name))
+    folds = function in _functions.REDUCTIONS
+    return _functions.FUNCTIONS[function](*args, **_given(options, name, folds))

@@ -17,6 +17,7 @@ _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
 MAX_K = 4096  # The server's.
 _I64, _I32, _F64 = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
+_BOOL = np.dtype(bool)
 
 
 def _term(node: Node) -> Term:
@@ -62,14 +63,20 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
     return tuple(_array(cast(term, common)) for term in terms)
 
 
+def _are_truth(a: Term, b: Term) -> bool:
+    """Whether NumPy's product of them is of truth values: whether any two meet."""
+    return a[0].dtype == b[0].dtype == _BOOL
+
+
 def dot(a: Term, b: Term) -> Term:
     """The sum of products of two vectors."""
+    truth = _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[1].shape != b[1].shape:
         raise BadShape(f"dot of shapes {a[1].shape} and {b[1].shape}")
     dtype = a[0].dtype
     node = Node("dot", (a, b), (), _I64 if _dtypes.is_integer(dtype) else dtype)
-    return node, _NUMBER
+    return cast((node, _NUMBER), _BOOL) if truth else (node, _NUMBER)
 
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
@@ -82,6 +89,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
         raise Unsupported("the server multiplies single matrices: take them out, x[i] @ y[i]")
     if ranks == (1, 1) and out_dtype is None:
         return dot(a, b)
+    truth = out_dtype is None and _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[0].dtype == _I64:
         raise Unsupported(
@@ -95,9 +103,10 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
     node = Node("matmul", (left, right), (m, n), out_dtype or a[0].dtype, params)
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
-    view = View.whole((m, n)).reshape(shape)
+    product = cast(_term(node), _BOOL) if truth else _term(node)
+    view = product[1].reshape(shape)
     assert view is not None
-    return node, view
+    return product[0], view
 
 
 def tensordot(a: Term, b: Term, axes: Any = 2) -> Term:
@@ -123,10 +132,16 @@ def tensordot(a: Term, b: Term, axes: Any = 2) -> Term:
     return reshaped(matmul(left, right), [*shape_a, *shape_b])
 
 
+# What the server folds truth values by.
+_OF_TRUTH = ("all", "any", "sum", "mean")
+
+
 def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
     if op in ("argmin", "argmax"):
         return _I64
-    if _dtypes.is_integer(dtype):
+    if op in ("all", "any"):
+        return _BOOL
+    if dtype.kind in "bi":
         if op in ("sum", "product", "norm_l1", "sum_squares"):
             return _I64
         if op in ("mean", "norm_l2", "variance"):
@@ -152,11 +167,13 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     axes = axes_of(axis, rank)
     if op in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise TypeError(f"{op} takes one axis or none")
-    truth = op in ("all", "any") or op in ("min", "max") and a[0].dtype.kind == "b"
-    (a,) = _numbers(a)
+    if a[0].dtype.kind == "b":
+        op = {"min": "all", "max": "any"}.get(op, op)
+    if a[0].dtype.kind != "b" or op not in _OF_TRUTH:
+        (a,) = _numbers(a)
     if not axes and rank:
         raise Unsupported(f"{op} over no axes")
-    dtype = np.dtype(bool) if truth else _result_dtype(op, a[0].dtype)
+    dtype = _result_dtype(op, a[0].dtype)
     if len(axes) == rank:
         node = Node("reduce", (a,), (), dtype, {"op": op})
         view = View(0, (1,) * rank if keepdims else (), (0,) * rank if keepdims else ())
@@ -200,7 +217,7 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
         _term(Node("top_k", (a,), tuple(shape), dtype, params, output=output))
         for output, dtype in enumerate((a[0].dtype, _I64))
     )
-    return cast(values, np.dtype(bool)) if truth else values, indices
+    return cast(values, _BOOL) if truth else values, indices
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

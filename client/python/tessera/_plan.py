@@ -34,7 +34,7 @@ _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind).char: float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
     **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
-_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "window_sum": "x", "top_k": "x"}
+_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "map": "", "window_sum": "x", "top_k": "x"}
 # A result of a step, by the numbers of the step and, of those that it has, of the result.
 Output = Tuple[int, int]
 
@@ -113,12 +113,13 @@ class Plan:
     def request(self, number: int, results: Dict[int, Any]) -> Any:
         """The request of a step; results: where those of its results go that are not inline."""
         step, fields, operands = self._request(number, results)
+        of_nodes = _FIELDS[step.node.op]
+        for name, term in zip(of_nodes, operands):
+            fields[name] = self._operand(*term)
         if step.code:
-            fields["operands"] = [self._operand(*term) for term in operands]
+            others = [self._operand(*term) for term in operands[len(of_nodes) :]]
+            fields["with" if of_nodes else "operands"] = others
             fields["expression"] = expression_message(step.code)
-        else:
-            for name, term in zip(_FIELDS[step.node.op], operands):
-                fields[name] = self._operand(*term)
         return p.METHODS[_METHOD[step.node.op]].request(**fields)
 
     def request_bytes(self, number: int, results: Dict[int, Any]) -> bytes:
@@ -147,7 +148,7 @@ class Plan:
         fields: Dict[str, Any] = {} if node.op == "map" else dict(node.params)
         operands = list(step.operands)
         if node.op == "matmul":
-            for i, (source, view) in enumerate(operands):
+            for i, (source, view) in enumerate(operands[:2]):
                 if _transposed(view):
                     fields["transpose_" + "ab"[i]] = True
                     operands[i] = source, view.transpose()
@@ -238,9 +239,12 @@ class Plan:
         node = step.node
         parts = [self._describe(source, view) for source, view in step.operands]
         if step.code:
-            parts.insert(0, expression_text(step.code))
-            parts[1:] = [f"{letter}: {part}" for letter, part in zip(OPERANDS, parts[1:])]
-        else:
+            factors, others = ([], parts) if node.op != "matmul" else (parts[:2], parts[2:])
+            if factors:
+                others = ["product", *others]
+            letters = [f"{letter}: {part}" for letter, part in zip(OPERANDS, others)]
+            parts = [*factors, expression_text(step.code), *letters]
+        if node.op != "map":
             parts += [f"{key}={value}" for key, value in node.params.items() if value]
         if node.strategy:
             parts.append(f"strategy={node.strategy}")
@@ -298,7 +302,8 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
         tensor = answer.tensor
     # Bytes belong to Python and cannot change: the caller gets an array to write to.
     data = bytearray(tensor.data)
-    stored = np.frombuffer(data, _dtypes.stored(dtype)).reshape(node.shape)
+    # ALL and ANY give integers.
+    stored = np.frombuffer(data, _dtypes.from_wire(tensor.dtype)).reshape(node.shape)
     return stored.astype(dtype, copy=False)
 
 
@@ -322,10 +327,11 @@ def buffer_of(node: Node, answer: Any) -> Any:
 
 def stored_node(term: Term) -> Node:
     """A node whose result can be a buffer with the elements of the term: numbers of whole
-    reductions and views of results are copied by a Map."""
+    reductions, what ALL and ANY give, and views of results are copied by a Map."""
     source, view = term
     if isinstance(source, Node) and view == View.whole(source.shape):
-        if source.op != "dot" and (source.op != "reduce" or "axes" in source.params):
+        is_array = source.op != "dot" and (source.op != "reduce" or "axes" in source.params)
+        if is_array and not source.gives_integers:
             return source
     node = copy(term)[0]
     assert isinstance(node, Node)

@@ -101,7 +101,8 @@ class View(NamedTuple):
             except TypeError:
                 raise Unsupported(
                     f"an index of type {type(item).__name__}: views take integers, slices, None and"
-                    " ...; for picked rows use .numpy()[rows]"
+                    " ...; for picked rows use .numpy()[rows], for what a mask picks np.where and"
+                    " sum(where=mask)"
                 ) from None
             if not -extent <= i < extent:
                 raise BadView(f"index {i} is out of range for axis {axis - 1} of extent {extent}")

@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+"""Truth values as arrays, masks, and what reductions and products take along: expressions that they
+fold, or that their results go through. All against NumPy.
+
+usage: python_masks_test.py --server build/bin/tessera-server [unittest arguments]
+"""
+
+import asyncio
+import warnings
+
+import numpy as np
+
+import python_outsider
+import tessera as ts
+
+RNG = np.random.default_rng(20261125)
+NUMBERS = ("f2", "f4", "f8", "i4", "i8")
+
+
+def truth(*shape):
+    return RNG.random(shape) < 0.5
+
+
+class Case(python_outsider.Case):
+    def check(self, expression, want, tolerance=0.0, text=""):
+        """Shape and type are known beforehand, and what comes is what NumPy says."""
+        want = np.asarray(want)
+        self.assertEqual((expression.shape, expression.dtype), (want.shape, want.dtype), text)
+        got = expression.numpy()
+        self.assertEqual((got.shape, got.dtype), (want.shape, want.dtype), text)
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=text)
+
+
+class TruthTest(Case):
+    def test_they_come_back(self):
+        large = truth(3_000_001)
+        for array in (truth(5, 7), truth(5, 7)[::-1, ::2], truth(5, 7).T, truth(0, 3), np.array(True),
+                      np.bool_(False), [True, False], truth(1, 1, 1), np.broadcast_to(True, (4, 5)),
+                      large):  # fmt: skip
+            x = self.t.put(array)
+            self.assertEqual((x.dtype, x.itemsize, x.nbytes), (bool, 1, np.size(array)))
+            self.check(x, array)
+            self.assertIn("dtype=bool", repr(x))
+            self.assertIn("bool", x._repr_html_())
+        x = self.t.put(large)
+        for key in (np.s_[::-1], np.s_[5:2_000_000:3], np.s_[-1], np.s_[::1000]):
+            self.check(x[key], large[key])
+        out = np.empty(large.shape, bool)
+        self.assertIs(x.numpy(out=out), out)
+        np.testing.assert_array_equal(out, large)
+        np.testing.assert_array_equal(np.from_dlpack(x.astype("i4")), large)
+
+    def test_dtypes_by_any_name(self):
+        a = np.array([0.0, -0.0, 0.5, np.nan, np.inf])
+        for dtype in (bool, "bool", np.bool_, np.dtype(bool), "?"):
+            self.check(self.t.put(a, dtype=dtype), a.astype(bool))
+            self.check(self.t.put(a).astype(dtype), a.astype(bool))
+            self.check(self.t.put(a).copy(dtype=dtype), a.astype(bool))
+
+    def test_casts_both_ways(self):
+        for dtype in NUMBERS:
+            numbers = np.array([0, 1, -3, 7]).astype(dtype)
+            for made in (self.t.put(numbers).astype(bool), self.t.put(numbers).copy(dtype=bool)):
+                self.check(made, numbers.astype(bool))
+            mask = truth(6, 5)
+            x = self.t.put(mask)
+            for made in (x.astype(dtype), x.copy(dtype=dtype), x.T.astype(dtype).T):
+                self.check(made, mask.astype(dtype))
+        self.check(x.astype("bf16").astype("f4"), mask.astype("f4"))
+
+    def test_other_bytes_are_refused(self):
+        broken = np.zeros(3_000_000, np.uint8)
+        for size, at in ((3, 1), (3_000_000, 2_999_999)):
+            broken[at] = 2
+            with self.assertRaises(ts.BadBool) as caught:
+                self.t.put(broken[:size].view(bool))
+            self.assertEqual(caught.exception.details["offset"], str(at))
+            with self.assertRaises(ts.BadBool):
+                (self.t.put(np.ones(3)) + broken[:3].view(bool)).numpy()
+            broken[at] = 0
+        self.assertIsInstance(broken[:3].view(bool), np.ndarray)
+        self.check(self.t.put(broken[:3].view(bool)), [False] * 3)
+
+    def test_comparisons_and_logic_stay_on_the_server(self):
+        a, b = RNG.integers(-3, 4, (2, 40, 30))
+        x, y = self.t.put(a), self.t.put(b)
+        m, n = self.t.keep(x > y, ~(x == 0) & (y < 2))
+        p, q = a > b, ~(a == 0) & (b < 2)
+        for mine, want in ((m, p), (n, q), (m & n, p & q), (m | n.T.T, p | q), (m ^ n, p ^ q),
+                           (~m, ~p), (m == n, p == q), (m < n, p < q), (m[::-1] >= n, p[::-1] >= q),
+                           (m + n, p + q), (m * n, p * q), (np.maximum(m, n), p | q),
+                           (np.logical_not(m), ~p), (np.logical_and(m, y), p & (b != 0)),
+                           (m + 1, p + 1), (m * 2.5, p * 2.5), (m * y, p * b), (m / 2, p / 2),
+                           (m & True, p), (np.where(m, x, y), np.where(p, a, b)),
+                           (np.where(m, n, False), p & q), (np.where(x, m, n), np.where(a, p, q)),
+                           (np.isnan(m.astype("f4")), np.zeros_like(p)), (m & q, p & q),
+                           (np.clip(m, n, True), np.maximum(p, q)), (abs(m), p), (m.T, p.T),
+                           (m.reshape(-1), p.reshape(-1)), (m.T.reshape(-1), p.T.reshape(-1)),
+                           (np.flip(m), np.flip(p)), (np.repeat(m, 2, axis=0), np.repeat(p, 2, axis=0)),
+                           (np.zeros_like(m), np.zeros_like(p)), (np.full_like(m, True), np.ones_like(p)),
+                           ):  # fmt: skip
+            self.check(mine, want)
+            self.check(mine.save(), want)
+        for refused in (lambda: m - n, lambda: -m, lambda: m << 1):
+            self.assertRaises(TypeError, refused)
+
+    def test_reductions(self):
+        shapes = ((7,), (6, 5), (3, 4, 5), (70_000,), (300, 200))
+        for shape in shapes:
+            p = truth(*shape)
+            p[..., 0] = True
+            m = self.t.put(p)
+            axes = [None, *range(len(shape)), tuple(range(len(shape)))]
+            for mine, want in ((m, p), (m[::-1], p[::-1]), (~m, ~p), (m.T, p.T)):
+                for name in ("all", "any", "sum", "mean", "min", "max", "prod", "var", "std"):
+                    for axis in axes:
+                        for keep in (False, True):
+                            how = {"axis": axis, "keepdims": keep}
+                            text = f"{name} of {shape} {how}"
+                            expected = getattr(np, name)(want, **how)
+                            self.check(getattr(np, name)(mine, **how), expected, 1e-12, text)
+                self.check(mine.argmax(), want.argmax())
+                self.check(mine.argmin(-1), want.argmin(-1))
+                self.check(np.count_nonzero(mine, axis=0), np.count_nonzero(want, axis=0))
+        empty, none = self.t.put(np.zeros((0, 3), bool)), np.zeros((0, 3), bool)
+        for name in ("all", "any", "sum"):
+            self.check(getattr(empty, name)(), getattr(none, name)())
+            self.check(getattr(empty, name)(axis=0), getattr(none, name)(axis=0))
+        kept = self.t.keep(m.all(axis=0), m.any(), m.sum(axis=1))
+        for array, want in zip(kept, (p.all(axis=0), p.any(), p.sum(axis=1))):
+            self.check(array, want)
+        wide = truth(2, 1_200_000)  # Results that no answer has room for.
+        self.check(self.t.put(wide).all(axis=0), wide.all(axis=0))
+        self.check((m.all(axis=0) | m.any(axis=0)).sum(), (p.all(axis=0) | p.any(axis=0)).sum())
+
+    def test_products(self):
+        p, q = truth(5, 6), truth(6, 4)
+        m, n = self.t.put(p), self.t.put(q)
+        self.check(m @ n, p @ q)
+        self.check(m[0] @ n, p[0] @ q)
+        self.check(m[0] @ n[:, 0], p[0] @ q[:, 0])
+        self.check(m[0].dot(n[:, 0]), p[0].dot(q[:, 0]))
+        self.check(m @ n.astype("f4"), p @ q.astype("f4"))
+        values, indices = ts.topk(m[0], 3)
+        np.testing.assert_array_equal(values.numpy(), np.sort(p[0])[::-1][:3])
+        self.assertEqual(indices.numpy().tolist(), np.argsort(~p[0], kind="stable")[:3].tolist())
+
+
+class MasksTest(Case):
+    def test_masked_reductions(self):
+        shape = (17, 23)
+        for dtype in (*NUMBERS, "?"):
+            a = (RNG.integers(-4, 5, shape) / (2 if dtype[0] == "f" else 1)).astype(dtype)
+            p = truth(*shape)
+            p[0] = p[:, 0] = True
+            x, m = self.t.put(a), self.t.put(p)
+            tolerance = {"f2": 4e-3, "f4": 2e-6}.get(dtype, 1e-12)
+            for mask, want in ((m, p), (x > 0, a > 0), (p, p), (m[0], p[0]), (m[:, :1], p[:, :1]),
+                               (True, True), (m[0].numpy().tolist(), p[0].tolist())):
+                for axis in (None, 0, 1, (0, 1)):
+                    for keep in (False, True):
+                        for name in ("sum", "mean", "any", "all", "var", "std"):
+                            if dtype == "?" and name in ("var", "std") and mask is not m:
+                                continue
+                            how = {"axis": axis, "keepdims": keep}
+                            text = f"{name} of {dtype} {how}"
+                            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                                warnings.simplefilter("ignore")
+                                expected = getattr(np, name)(a, where=want, **how)
+                            self.check(getattr(x, name)(where=mask, **how), expected, tolerance, text)
+                self.check(np.mean(x, 0, where=mask), self.quiet(np.mean, a, 0, where=want), tolerance)
+            small = a[:, :4]
+            self.check(np.prod(x[:, :4], axis=1, where=m[:, :4]),
+                       np.prod(small, axis=1, where=p[:, :4]), tolerance)
+            for name in ("min", "max"):
+                call = getattr(np, name)
+                self.check(call(x, axis=0, initial=1, where=m),
+                           call(a, axis=0, initial=1, where=p))
+                self.check(call(x, initial=1), call(a, initial=1))
+                self.assertRaises(ValueError, call, x, where=m)
+            if dtype != "?":
+                self.check(np.sum(x, axis=1, initial=3, where=m),
+                           np.sum(a, axis=1, initial=3, where=p), tolerance)
+                self.check(np.var(x, axis=0, ddof=1, where=m),
+                           self.quiet(np.var, a, axis=0, ddof=1, where=p), tolerance)
+                self.check(np.add.reduce(x, axis=1, where=m, initial=1),
+                           np.add.reduce(a.astype(np.sum(a).dtype), axis=1, where=p, initial=1), tolerance)
+
+    @staticmethod
+    def quiet(call, *arguments, **options):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return call(*arguments, **options)
+
+    def test_what_is_not_picked_does_not_count(self):
+        a = np.array([[1, np.nan, 3], [np.inf, np.nan, -0.0]], "f4")
+        x = self.t.put(a)
+        self.check(np.mean(x, axis=1, where=np.isfinite(x)), np.array([2, 0], "f4"))
+        self.check(x.sum(where=np.isfinite(x)), np.float32(4))
+        self.check(np.mean(x, axis=0, where=np.isnan(x)), self.quiet(np.mean, a, axis=0, where=np.isnan(a)))
+        self.check(x.mean(where=x == 7), np.float32(np.nan))
+        half = self.t.put(np.full(100_000, 1000, "f2"))
+        self.check(half.mean(where=half > 0), np.float16(1000))  # Its sum is beyond the type.
+        self.check(half.var(where=half > 0), np.float16(0))
+
+    def test_masks_that_are_none(self):
+        x = self.t.put(np.ones((3, 4)))
+        for mask in (1, x, "yes", np.ones((3, 4)), [1, 0, 1, 0], None):
+            if mask is None:
+                self.check(x.sum(where=None), np.float64(12))
+            else:
+                self.assertRaises(TypeError, x.sum, where=mask)
+        for shape in ((4, 3), (2, 3, 4), (5,)):
+            self.assertRaises(ts.BadShape, x.sum, where=np.ones(shape, bool))
+        self.assertRaises(ts.Unsupported, np.add, x, 1, where=x > 0)
+        with self.assertRaisesRegex(ts.Unsupported, "where"):
+            x[x > 0]
+
+    def test_a_masked_mean_is_one_call(self):
+        x = self.t.put(np.arange(12.0).reshape(3, 4))
+        e = np.mean(x, axis=0, where=x > 3)
+        with self.calls() as calls:
+            self.assertEqual(e.numpy().tolist(), [6, 7, 8, 9])
+        self.assertEqual(calls, ["Execute"])
+        self.assertEqual([s.operation for s in e.stats], ["reduce", "reduce", "map"])
+
+
+class FoldedTest(Case):
+    """Reductions of expressions: one Reduce, the bits of a Map and a Reduce."""
+
+    def operations(self, e):
+        with self.calls() as calls:
+            got = e.numpy()
+        return calls, [s.operation for s in e.stats], got
+
+    def test_one_reduce(self):
+        a, b, c = RNG.standard_normal((3, 60, 50)).astype("f4")
+        x, y, w = self.t.put(a), self.t.put(b), self.t.put(c)
+        for e, want in (
+            (((x - y) ** 2).sum(), ((a - b).astype("f8") ** 2).sum()),
+            ((x * w).sum(axis=1), (a * c).astype("f8").sum(axis=1)),
+            (np.linalg.norm(x - y), np.linalg.norm((a - b).astype("f8"))),
+            (abs(x).max(axis=0, keepdims=True), abs(a).max(axis=0, keepdims=True)),
+            ((x > y).sum(axis=0), (a > b).sum(axis=0)),
+            ((x > y).mean(), (a > b).mean()),
+            ((x - y).argmin(axis=1), (a - b).argmin(axis=1)),
+            ((x - y).argmin(), (a - b).argmin()),
+            ((x > 9).any(), False),
+            ((x - x[:, :1] * y[0]).var(axis=1), (a - a[:, :1] * b[0]).astype("f8").var(axis=1)),
+            ((x.T[::-1] + y.T).sum(axis=0), (a.T[::-1] + b.T).astype("f8").sum(axis=0)),
+        ):
+            calls, operations, got = self.operations(e)
+            self.assertEqual((calls, operations), (["Reduce"], ["reduce"]), e.explain())
+            np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=e.explain())
+        self.assertEqual(((x - y) ** 2).sum().explain().split("\n")[1],
+                         f"0: reduce((a - b) * (a - b), a: {x.name}, b: {y.name}, op=sum) -> f32 number")
+
+    def test_the_bits_of_map_and_reduce(self):
+        for dtype in NUMBERS:
+            for shape in ((100_003,), (257, 391), (1, 70_001), (5, 4, 3, 2), (40_001, 2)):
+                a = RNG.integers(-50, 50, shape).astype(dtype) / (7 if dtype[0] == "f" else 1)
+                x, y = self.t.put(a.astype(dtype)), self.t.put(a.astype(dtype)[..., :1])
+                made = (x * 3 - y) * x
+                kept = made.save()
+                for name in ("sum", "prod", "min", "max", "mean", "var", "argmax", "all", "any"):
+                    for axis in (None, 0, -1):
+                        one = getattr(made, name)(axis).numpy()
+                        two = getattr(kept, name)(axis).numpy()
+                        self.assertEqual((one.dtype, one.shape), (two.dtype, two.shape))
+                        self.assertEqual(one.tobytes(), two.tobytes(), f"{name} {dtype} {shape} {axis}")
+
+    def test_what_else_is_wanted_is_there(self):
+        a = RNG.standard_normal((30, 20))
+        x = self.t.put(a)
+        y = x * 2 + 1
+        got = self.t.compute(y, y.sum(axis=0), (y - y.mean()).std(), y.T.sum(axis=0), y[::2].max())
+        b = a * 2 + 1
+        for mine, want in zip(got, (b, b.sum(axis=0), b.std(), b.T.sum(axis=0), b[::2].max())):
+            np.testing.assert_allclose(mine, want, rtol=1e-12)
+        kept = self.t.keep(y.sum(axis=1), (y > 1).all(axis=0), y.sum())
+        for mine, want in zip(kept, (b.sum(axis=1), (b > 1).all(axis=0), b.sum())):
+            self.check(mine, want, 1e-12)
+
+    def test_strategies_and_timing(self):
+        x = self.t.put(np.ones(100_000, "f4"))
+        e = (x * x).sum().with_(strategy="fixed_tree", timing=True)
+        self.assertEqual(float(e), 100_000)
+        self.assertEqual((e.stats[0].strategy, len(e.stats)), ("fixed_tree", 1))
+        self.assertGreater(e.stats[0].kernel_us, 0)
+        # A Map that is told how is a step of its own.
+        e = (x * x).with_(strategy="fused").sum()
+        self.assertEqual(float(e), 100_000)
+        self.assertEqual([s.operation for s in e.stats], ["map", "reduce"])
+        with self.assertRaises(ts.UnknownStrategy):
+            (x * x).sum().with_(strategy="fused").numpy()
+
+    def test_long_expressions_are_cut(self):
+        a = RNG.standard_normal((12, 500))
+        arrays = [self.t.put(row) for row in a]
+        total = arrays[0]
+        for i, array in enumerate(arrays[1:], 1):
+            total = total * 0.5 + array * i
+        want = a[0]
+        for i, row in enumerate(a[1:], 1):
+            want = want * 0.5 + row * i
+        self.check(total.sum(), want.sum(), 1e-9)
+        self.check(total.max(), want.max(), 1e-12)
+
+    def test_errors_name_what_is_wrong(self):
+        with self.assertRaises(ts.EmptyInput):
+            (self.t.put(np.zeros((0, 3))) + 1).max().numpy()
+        self.check((self.t.put(np.zeros((0, 3))) + 1).sum(axis=0), np.zeros(3))
+        x = self.t.put(np.ones(3))
+        e = (x + 1).sum()
+        x.delete()
+        with self.assertRaisesRegex(ts.BufferNotFound, "is gone"):
+            e.numpy()
+
+
+class ProductsTest(Case):
+    """Products of matrices and what is done with their elements: one Matmul."""
+
+    def test_one_matmul(self):
+        a, w = RNG.standard_normal((2, 40, 40)).astype("f4")
+        bias, rows, residual = RNG.standard_normal(40).astype("f4"), a[:, :1].copy(), w + 1
+        x, y, b, r, z = map(self.t.put, (a, w, bias, rows, residual))
+        exact = a.astype("f8") @ w
+        for e, want in (
+            (x @ y + b, exact + bias),
+            (np.tanh(x @ y + r), np.tanh(exact + rows)),
+            (z - 2 * (x @ y), residual - 2 * exact),
+            (np.maximum(x @ y + b, 0) + z, np.maximum(exact + bias, 0) + residual),
+            ((x @ y) * (x @ y), exact * exact),
+            (x.T @ y / 8, (a.T.astype("f8") @ w) / 8),
+            (x @ y.T + b[::-1], a.astype("f8") @ w.T + bias[::-1]),
+        ):
+            with self.calls() as calls:
+                got = e.numpy()
+            self.assertEqual(calls, ["Matmul"], e.explain())
+            self.assertEqual([s.operation for s in e.stats], ["matmul"])
+            self.assertEqual(got.dtype, np.float32)
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=e.explain())
+            self.assertEqual(got.tobytes(), e.save().numpy().tobytes())
+        positive = x @ y > 0
+        np.testing.assert_array_equal(positive.save().numpy(), (a @ w) > 0)
+        half = (x @ y + b).astype("f2")
+        self.check(half, ((x @ y).save().numpy() + bias).astype("f2"))
+
+    def test_the_bits_of_a_product_and_a_map(self):
+        for dtype in ("f2", "f4", "f8", "i4"):
+            a = RNG.integers(-9, 9, (33, 65)).astype(dtype)
+            x = self.t.put(a)
+            product = x @ x.T
+            kept = product.save()
+            for call in (lambda p: p * 3 - x[:, :33], lambda p: p > 5, lambda p: p.astype("f8") / 7):
+                self.assertEqual(call(product).numpy().tobytes(), call(kept).numpy().tobytes())
+
+    def test_wider_results(self):
+        a = RNG.standard_normal((16, 300)).astype("f2")
+        x = self.t.put(a)
+        e = (ts.matmul(x, x.T, dtype="f32") * 0.125).astype("f2")
+        with self.calls() as calls:
+            got = e.numpy()
+        self.assertEqual(calls, ["Matmul"])
+        np.testing.assert_allclose(got, (a.astype("f8") @ a.astype("f8").T) / 8, rtol=2e-3, atol=2e-3)
+
+    def test_products_that_are_needed_are_kept(self):
+        a = RNG.standard_normal((20, 20))
+        x = self.t.put(a)
+        p = x @ x
+        for terms, want, steps in (
+            ((p + 1, p), (a @ a + 1, a @ a), 2),
+            ((p + 1, p.sum()), (a @ a + 1, (a @ a).sum()), 3),
+            (((p + 1) @ x,), ((a @ a + 1) @ a,), 2),
+            ((p + p.T,), (a @ a + (a @ a).T,), 2),
+            ((p + x @ x.T,), (a @ a + a @ a.T,), 2),
+            ((p[:10] + 1,), ((a @ a)[:10] + 1,), 2),
+            ((p + np.ones((3, 20, 20)),), (a @ a + np.ones((3, 20, 20)),), 2),
+            (((p + 1).sum(axis=1),), ((a @ a + 1).sum(axis=1),), 2),
+            ((p @ x[0] + 1,), (a @ a @ a[0] + 1,), 3),
+            ((p - p.mean(axis=0),), (a @ a - (a @ a).mean(axis=0),), 3),
+        ):
+            got = self.t.compute(*terms)
+            for mine, expected in zip(got, want):
+                np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-9)
+            self.assertEqual(len(terms[0].stats), steps, terms[0].explain())
+
+    def test_strategies(self):
+        a = np.ones((8, 8), "f4")
+        x = self.t.put(a)
+        name = next(row.name for row in self.t.call("ListStrategies").strategies
+                    if row.operation == "matmul" and row.available)
+        e = (x @ x).with_(strategy=name) + 1
+        self.check(e, a @ a + 1)
+        self.assertEqual([(s.operation, s.strategy) for s in e.stats], [("matmul", name)])
+        e = (x @ x + 1).with_(timing=True)
+        self.check(e, a @ a + 1)
+        self.assertEqual(len(e.stats), 1)
+        self.assertGreater(e.stats[0].kernel_us, 0)
+        e = (x @ x + 1).with_(strategy="fused")
+        self.check(e, a @ a + 1)
+        self.assertEqual([s.operation for s in e.stats], ["matmul", "map"])
+
+    def test_a_layer_in_asyncio(self):
+        a, w, b = (RNG.standard_normal(shape).astype("f4") for shape in ((9, 5), (5, 4), (4,)))
+
+        async def work():
+            async with await ts.aio.connect(self.server.address) as t:
+                x, y, z = [await t.put(array) for array in (a, w, b)]
+                layer = np.maximum(x @ y + z, 0)
+                kept = await (layer > 0).save()
+                return await layer.numpy(), await kept.numpy(), await kept.sum().item()
+
+        layer, positive, count = asyncio.run(work())
+        want = np.maximum(a @ w + b, 0)
+        np.testing.assert_allclose(layer, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(positive, want > 0)
+        self.assertEqual(count, (want > 0).sum())
+
+
+if __name__ == "__main__":
+    python_outsider.main("__main__")
