@@ -321,7 +321,8 @@ struct WholeLaunch {
 template <class Problem, class Work>
 absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* strategy,
                                                      const Problem& problem, bool named,
-                                                     const Stream& stream, const Work& work) {
+                                                     const Team* team, const Stream& stream,
+                                                     const Work& work) {
   const Budget* budget = stream.scratch_budget();
   if (budget == nullptr) return strategy;
   const auto need = [&](const Strategy<Problem>& r) {
@@ -330,7 +331,7 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
   const std::uint64_t needed = need(*strategy);
   if (needed <= budget->limit()) return strategy;
   if (!named) {
-    const Strategy<Problem>* other = ChooseInPlace(problem, stream.device());
+    const Strategy<Problem>* other = ForTeamInPlace(problem, stream.device(), team);
     if (other != nullptr && CheckLaunch(*other, problem.launch).ok() &&
         need(*other) <= budget->limit())
       return other;
@@ -359,7 +360,10 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   absl::StatusOr<const Strategy<Problem>*> strategy =
       Find(options.strategy, problem, stream.device());
   if (!strategy.ok()) return strategy.status();
-  strategy = WithinLimit(*strategy, problem, !options.strategy.empty(), stream, work);
+  const bool named = !options.strategy.empty();
+  if (!named && options.team != nullptr)
+    strategy = ForTeam(problem, **strategy, stream.device(), *options.team);
+  strategy = WithinLimit(*strategy, problem, named, options.team, stream, work);
   if (!strategy.ok()) return strategy.status();
   const bool trivial = IsTrivial(problem);
   Stats stats = StatsOf(**strategy, problem);

@@ -1,18 +1,18 @@
 // How an operation is shared out among the devices that its operands are sharded over: each takes
 // the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
-// outermost axis of an expression or of what is folded along other axes, or an element of a sum of
-// two arrays. What a part is depends on the problem alone, so that any division gives the same
-// bits.
+// outermost axis of an expression or of what is folded along other axes, an element of a sum of two
+// arrays, or some rows of a product. What a part is depends on the problem alone, so that any
+// division gives the same bits.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/compute.h"
 #include "kernels/fixed_tree.h"
+#include "kernels/matmul_shares.h"
 
 namespace tessera {
 
@@ -21,10 +21,14 @@ struct Division {
   const void* data = nullptr;
   std::int64_t part_bytes = 1;
   std::int64_t parts = 0;
+  // One device that has all parts takes them as a share, too: the strategy's bits are others alone.
+  bool also_alone = false;
 };
 
-// On GPUs less than this is done before others have begun.
+// On GPUs less than this is done before others have begun: bytes of an operand, and multiply-adds of
+// a product.
 inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
+inline constexpr double kLeastSharedProduct = 0x1p32;
 
 inline bool IsIn(const Team& team, const void* data) {
   const auto* begin = static_cast<const char*>(team.data());
@@ -43,6 +47,46 @@ inline const void* Advanced(const void* data, std::int64_t bytes) {
 template <class Problem>
 Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
   return {};
+}
+
+// Whether the rows of a product are for those who have them, by its operands alone: it has the same
+// strategy, and bits, however many those are.
+inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team) {
+  if (p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a)) return false;
+  return backend == Backend::kCpu ||
+         static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >=
+             kLeastSharedProduct;
+}
+
+// The strategy of a product whose rows are shared out, in place of the one that is chosen for it
+// alone: that one, or the fastest with a bound that is no larger, that can be shared out.
+const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
+                                            const Strategy<MatmulProblem>& alone,
+                                            const Device& device);
+// The same without scratch memory worth mentioning.
+const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
+                                                   const Device& device);
+
+// Of a request that names no strategy: `alone`, or what takes its place.
+template <class Problem>
+const Strategy<Problem>* ForTeam(const Problem&, const Strategy<Problem>& alone, const Device&,
+                                 const Team&) {
+  return &alone;
+}
+inline const Strategy<MatmulProblem>* ForTeam(const MatmulProblem& p,
+                                              const Strategy<MatmulProblem>& alone,
+                                              const Device& device, const Team& team) {
+  return SharesRows(p, device.info().backend, team) ? ChooseShared(p, alone, device) : &alone;
+}
+template <class Problem>
+const Strategy<Problem>* ForTeamInPlace(const Problem& p, const Device& device, const Team*) {
+  return ChooseInPlace(p, device);
+}
+inline const Strategy<MatmulProblem>* ForTeamInPlace(const MatmulProblem& p, const Device& device,
+                                                     const Team* team) {
+  return team != nullptr && SharesRows(p, device.info().backend, *team)
+             ? ChooseSharedInPlace(p, device)
+             : ChooseInPlace(p, device);
 }
 
 inline Division TreeDivision(const void* data, std::int64_t n, DType dtype) {
@@ -65,6 +109,14 @@ inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxes
                            const Team&) {
   if (p.x == nullptr) return {};
   return {p.x, p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype)), p.outer};
+}
+
+inline Division DivisionOf(const MatmulProblem& p, const Strategy<MatmulProblem>& strategy,
+                           const Team& team) {
+  if (strategy.launch_shared == nullptr || !SharesRows(p, strategy.backend, team)) return {};
+  const std::int64_t rows = MatmulPartRows(strategy.backend);
+  return {p.a, rows * p.lda * static_cast<std::int64_t>(SizeOf(p.dtype)), (p.m + rows - 1) / rows,
+          /*also_alone=*/true};
 }
 
 inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, const Team& team) {
@@ -131,13 +183,16 @@ inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
 
 // --- Sharing out ---
 
-// At least two shares, or none where nobody else would have anything to do or it is not worth it.
+// At least two shares, or none where nobody else would have anything to do or it is not worth it;
+// one of what is a share alone, too.
 inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
                                                        Stream& own) {
   std::vector<TeamShare> shares;
   const std::int64_t bytes = division.parts * division.part_bytes;
   if (bytes == 0) return shares;
-  if (own.device().info().backend == Backend::kCuda && bytes < kLeastSharedBytes) return shares;
+  if (!division.also_alone && own.device().info().backend == Backend::kCuda &&
+      bytes < kLeastSharedBytes)
+    return shares;
   const std::int64_t offset =
       static_cast<const char*>(division.data) - static_cast<const char*>(team.data());
   const auto first_behind = [&](std::uint64_t boundary) {
@@ -153,17 +208,17 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
   }
   // What a view of the last shard has behind the array's end: nothing.
   shares.back().end = division.parts;
-  if (workers < 2) return std::vector<TeamShare>();
+  if (workers < 2) {
+    shares.clear();
+    if (division.also_alone) shares.push_back({&own, 0, division.parts});
+    return shares;
+  }
   absl::StatusOr<std::vector<Stream*>> streams = team.Assemble(own);
   if (!streams.ok()) return streams.status();
   for (std::size_t i = 0; i < shares.size(); ++i) shares[i].stream = (*streams)[i];
   std::erase_if(shares, [](const TeamShare& share) { return share.first >= share.end; });
   return shares;
 }
-
-template <class Problem>
-inline constexpr bool kIsTree =
-    std::is_same_v<Problem, DotProblem> || std::is_same_v<Problem, ReduceProblem>;
 
 // Waits for the shares of other devices, whose errors are theirs.
 inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own) {
@@ -180,7 +235,7 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
   }
-  if constexpr (kIsTree<Problem>) {
+  if (strategy.launch_shared != nullptr) {
     (wide ? strategy.launch_wide_shared : strategy.launch_shared)(problem, shares, own);
   } else if constexpr (requires { PartOf(problem, shares.front()); }) {
     for (const TeamShare& share : shares) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/compute.h"
 #include "kernels/map_cost.h"
+#include "kernels/share_out.h"
 #include "kernels/tuning.h"
 
 #define ROWS_Dot(CPU, CUDA)    \
@@ -179,6 +180,22 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
   return FirstOf({"axis", "cpu_axis"}, problem, device);
 }
 
+namespace {
+
+// On Hopper's tensor cores.
+std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
+  switch (problem.dtype) {
+    case DType::kBF16:
+      return "tensor_bf16";
+    case DType::kF16:
+      return "tensor_f16";
+    default:
+      return "tensor_f32x3";
+  }
+}
+
+}  // namespace
+
 // On a GPU by what random products took (kernels/tuning.h), as long as the error bound is no larger
 // than that of the library or what stands in for it: f32 operands are never rounded to less, and
 // `tensor_tf32` and `tensor_bf16` take them only when they are named. On the CPU `cpu_cache_tiled`
@@ -198,10 +215,8 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
                ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
-  std::string_view own = "tensor_f32x3";
-  if (problem.dtype == DType::kBF16) own = "tensor_bf16";
-  if (problem.dtype == DType::kF16) own = "tensor_f16";
-  const auto* fast = FirstOf({TunedStrategy(problem), "cublas", own}, problem, device);
+  const auto* fast =
+      FirstOf({TunedStrategy(problem), "cublas", OwnTensorStrategy(problem)}, problem, device);
   const auto* any = ChooseInPlace(problem, device);
   if (fast == nullptr || any == nullptr) return any;
   return fast->roundoff(problem) <= any->roundoff(problem) ? fast : any;
@@ -211,6 +226,21 @@ template <>
 const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const Device& device) {
   return FirstOf({"cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"}, problem,
                  device);
+}
+
+const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
+                                            const Strategy<MatmulProblem>& alone,
+                                            const Device& device) {
+  if (alone.launch_shared != nullptr) return &alone;
+  const auto* fast = FirstOf({OwnTensorStrategy(problem)}, problem, device);
+  if (fast != nullptr && fast->roundoff(problem) <= alone.roundoff(problem)) return fast;
+  return ChooseSharedInPlace(problem, device);
+}
+
+const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
+                                                   const Device& device) {
+  return FirstOf({"tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled", "cpu_cache_tiled"},
+                 problem, device);
 }
 
 template <>

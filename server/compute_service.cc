@@ -111,7 +111,7 @@ class OperationCall final : public DeviceCall {
 
   absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views, Outputs out) {
     RunOptions options = OptionsOf(request_, core(), stream.device());
-    std::optional<ShardTeam> team = ShardTeam::Of(core(), sources_, stream.device());
+    std::optional<ShardTeam> team = ShardTeam::Of(core(), request_, sources_, stream.device());
     if (team.has_value()) options.team = &*team;
     return tessera::Run(request_, stream, views, out, options);
   }

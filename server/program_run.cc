@@ -446,7 +446,7 @@ absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
   return VisitRequest(*step.proto, [&](const auto& request) -> absl::Status {
     RunOptions options = OptionsOf(request, core_, stream.device());
     options.enqueue_only = true;
-    std::optional<ShardTeam> team = ShardTeam::Of(core_, step.sources, stream.device());
+    std::optional<ShardTeam> team = ShardTeam::Of(core_, request, step.sources, stream.device());
     if (team.has_value()) options.team = &*team;
     const Output outputs[kMostResults] = {step.places[0].memory, step.places[1].memory};
     absl::StatusOr<ScalarResult> outcome =

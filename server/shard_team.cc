@@ -3,20 +3,35 @@
 #include <algorithm>
 #include <memory>
 
+#include "server/buffer_messages.h"
+
 namespace tessera {
 
 std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const Source> sources,
-                                       const Device& device) {
-  const auto first = std::find_if(sources.begin(), sources.end(), [](const Source& source) {
+                                       const Device& device, bool by_first) {
+  const auto is_sharded = [](const Source& source) {
     return source.buffer != nullptr && source.buffer->shards().size() > 1;
-  });
+  };
+  const auto first = std::find_if(sources.begin(), sources.end(), is_sharded);
   if (first == sources.end() || !first->buffer->IsOn(device)) return std::nullopt;
+  if (by_first && first != sources.begin()) return std::nullopt;
   for (const Source& source : sources) {
+    // What the device has for itself, a copy of what is elsewhere too, all reach that share memory
+    // with it.
+    if (by_first && (!is_sharded(source) || source.IsElsewhere(device))) continue;
     if (source.buffer == nullptr) return std::nullopt;
     for (const Shard& shard : first->buffer->shards())
       if (!source.buffer->IsOn(*shard.device)) return std::nullopt;
   }
   return ShardTeam(core, *first->buffer);
+}
+
+bool ShardTeam::Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const {
+  if (placement.empty() || placement[0] == kAllDevices) return true;
+  return std::all_of(shards().begin(), shards().end(), [&](const Shard& shard) {
+    return std::find(placement.begin(), placement.end(), shard.device->info().name) !=
+           placement.end();
+  });
 }
 
 ShardTeam::~ShardTeam() {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -9,16 +11,27 @@
 #include "kernels/compute.h"
 #include "server/core.h"
 #include "server/operands.h"
+#include "server/operations.h"
+#include "tessera/v1/compute.pb.h"
 
 namespace tessera {
 
 // For one operation. One thread; the core and the buffer outlive it.
 class ShardTeam final : public Team {
  public:
-  // The team of an operation that runs on the device; none where no operand is sharded, or where one
-  // is not within reach of all devices of the first that is.
-  static std::optional<ShardTeam> Of(Core& core, absl::Span<const Source> sources,
-                                     const Device& device);
+  // The team of an operation that runs on the device. None where no operand is sharded, or where one,
+  // or a result, is not within reach of all devices of the first that is. A product is shared out by
+  // its first operand; the other one may lie on one device, or have been copied to it.
+  template <class Request>
+  static std::optional<ShardTeam> Of(Core& core, const Request& request,
+                                     absl::Span<const Source> sources, const Device& device) {
+    constexpr bool kByFirst = std::is_same_v<Request, v1::MatmulRequest>;
+    std::optional<ShardTeam> team = Of(core, sources, device, kByFirst);
+    for (const v1::Result* result : DestinationsOf(request)) {
+      if (team.has_value() && !team->Reaches(result->buffer().placement())) return std::nullopt;
+    }
+    return team;
+  }
 
   ShardTeam(ShardTeam&&) = default;
   ~ShardTeam() override;
@@ -28,6 +41,11 @@ class ShardTeam final : public Team {
   absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) override;
 
  private:
+  static std::optional<ShardTeam> Of(Core& core, absl::Span<const Source> sources,
+                                     const Device& device, bool by_first);
+  // Whether all devices reach memory of this placement; none: memory of the operation's device.
+  bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;
+
   ShardTeam(Core& core, const Buffer& buffer) : core_(&core), buffer_(&buffer) {}
 
   Core* core_;

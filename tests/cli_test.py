@@ -1127,6 +1127,19 @@ class ShardsTest(CliCase):
         timed = self.run_cli("dot", "x", "x", "--timing")
         self.assertIn("on cpu:0 and 2 more", timed.stderr)
 
+    def test_results_are_placed(self):
+        matrix = ("--random", "normal", "--shape", "200x200", "--replace")
+        self.cli("put", "--name", "a", *matrix, "--placement", "all")
+        self.cli("put", "--name", "b", *matrix)
+        product = self.json("matmul", "a", "b", "--out", "c", "--placement", "all")
+        self.assertEqual(product["stats"]["devices"], 3)
+        shards = self.json("info", "c")["buffer"]["shards"]
+        self.assertEqual([s["device"] for s in shards], ["cpu:0", "cpu:1", "cpu:2"])
+        self.cli("add", "a", "c", "--out", "sum", "--placement", "cpu:1,cpu:0")
+        self.assertIn("cpu:1,cpu:0", self.cli("info", "sum"))
+        alone = self.run_cli("matmul", "a", "b", "--placement", "all")
+        self.assertEqual(alone.returncode, 2, alone.stderr)
+
     def test_refused(self):
         put = ("put", "--name", "x", "--random", "ones", "--shape", 9)
         self.fails(4, "BAD_PLACEMENT", "info", *put, "--placement", "cpu:0,cpu:0")

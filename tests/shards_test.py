@@ -323,7 +323,9 @@ def test_every_operation(server, client):
         for bias in (o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3)):
             operands = [at("x"), at("y"), at("x", bias)]
             yield "Map", dict(operands=operands, expression=dict(nodes=nodes))
-        yield "Matmul", dict(a=at("x"), b=at("y"), transpose_b=True)
+        # The default of an operand on one device may be a strategy that cannot be shared out.
+        tiled = "cpu_cache_tiled" if step == 4096 else "warp_tiled"
+        yield "Matmul", dict(a=at("x"), b=at("y"), transpose_b=True, strategy=tiled)
         yield "WindowSum", dict(x=at("x", o.view([rows * columns], [1])), radius=3)
         for axes in ([1], [0], [0, 1], [-1]):
             for op in ("SUM", "ARGMAX", "VARIANCE", "MEAN"):
@@ -335,7 +337,7 @@ def test_every_operation(server, client):
         for field in ("tensor", "values", "indices"):
             if hasattr(expected, field):
                 assert getattr(expected, field) == getattr(got, field), (rpc, one)
-        shares = rpc in ("Add", "Map") or (rpc == "Reduce" and 0 not in many["axes"])
+        shares = rpc in ("Add", "Map", "Matmul") or (rpc == "Reduce" and 0 not in many["axes"])
         if step == 4096 and shares and "strides" not in str(many.get("a", "")):
             assert got.stats.devices == len(names), (rpc, many, got.stats)
     assert eventually(lambda: is_idle(client), 5)
@@ -358,6 +360,105 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
+
+
+def matmul_case(step):
+    """Extents of which a is large enough to be shared out."""
+    if step == 4096:
+        return int(RNG.integers(30, 300)), int(RNG.integers(1, 200)), int(RNG.integers(40, 200))
+    return 2048 + int(RNG.integers(0, 400)), 2048 + int(RNG.integers(0, 400)), 1100
+
+
+def test_products(server, client):
+    """a divided among 2 to all devices, b anywhere: the bits do not depend on where anything lies."""
+    names, step = devices(client), unit(client)
+    tolerance = dict(f4=2e-6, f8=1e-14, u2=8e-3)
+    shared = 0
+    for round_ in range(8 if step == 4096 else 6):
+        m, n, k = matmul_case(step)
+        kind = ("f4", "f8", "i4", "u2")[round_ % 4]
+        transpose_b = round_ % 3 == 1
+        a = random_array(m * k, kind).reshape(m, k)
+        b = random_array(k * n, kind).reshape((n, k) if transpose_b else (k, n))
+        number = lambda x: (x.astype("u4") << 16).view("f4") if kind == "u2" else x  # noqa: E731
+        left = number(a).astype("f8")
+        right = number(b).astype("f8").T if transpose_b else number(b).astype("f8")
+        exact, terms = left @ right, np.abs(left) @ np.abs(right)
+        expected = None
+        for count in sorted({2, min(3, len(names)), len(names)}):
+            some = [names[i] for i in RNG.permutation(len(names))[:count]]
+            put_large(client, "a", a, placement=some, replace=True)
+            for b_spec in (dict(placement=some), dict(device=some[-1]), dict(device=names[-1])):
+                put_large(client, "b", b, replace=True, **b_spec)
+                target = o.into("c", replace=True, placement=["all"])
+                got = client.call(
+                    "Matmul", a=o.resident("a"), b=o.resident("b"), transpose_b=transpose_b,
+                    result=target,
+                )
+                raw = client.download("c")
+                if got.stats.device not in some:
+                    continue  # b is the larger one: a went to it
+                assert got.stats.devices <= min(count, -(-a.nbytes // step)), got.stats
+                if a.nbytes >= 2 * count * step:
+                    assert got.stats.devices == count, (m, k, kind, count, b_spec, got.stats)
+                    shared += 1
+                expected = expected or raw
+                assert raw == expected, (m, n, k, kind, transpose_b, count, b_spec, got.stats)
+        c = number(np.frombuffer(expected, kind)).reshape(m, n)
+        if kind == "i4":
+            assert (c == (left @ right).astype("i8").astype("i4")).all()
+        else:
+            assert (np.abs(c - exact) <= tolerance[kind] * terms).all(), np.abs(c - exact).max()
+    assert shared > 10, shared
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def test_products_of_views_and_steps(server, client):
+    names, step = devices(client), unit(client)
+    m, n, k = matmul_case(step)
+    m, k = m - m % 8, k - k % 8
+    a = RNG.standard_normal((m, k)).astype(np.float32)
+    b = RNG.standard_normal((k, n)).astype(np.float32)
+    put_large(client, "a", a, placement=["all"])
+    put_large(client, "b", b)
+    whole = client.call("Matmul", a=o.resident("a"), b=o.resident("b"), result=o.into("c"))
+    c = np.frombuffer(client.download("c"), "f4").reshape(m, n)
+    assert whole.stats.devices > 1
+    # Rows of it, which perhaps one device has: the same elements. On a GPU strategies may be chosen by
+    # the extents.
+    for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
+        window = o.view([end - first, k], [k, 1], first * k)
+        got = client.call(
+            "Matmul", a=o.resident("a", window), b=o.resident("b"),
+            strategy=whole.stats.strategy, result=o.into("part", replace=True),
+        )
+        part = np.frombuffer(client.download("part"), "f4").reshape(-1, n)
+        if step == 4096 or got.stats.devices > 1:
+            assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
+        np.testing.assert_allclose(part, a[first:end] @ b, atol=1e-4 * np.sqrt(k), rtol=1e-4)
+    # An inline b; a that is transposed, which nobody shares out; a program.
+    if step == 4096:
+        inline = client.call("Matmul", a=o.resident("a"), b=o.inline(b))
+        assert inline.tensor.data == c.tobytes() and inline.stats.devices == len(names)
+    turned = client.call("Matmul", a=o.resident("a"), b=o.resident("a"), transpose_a=True,
+                         result=o.into("gram"))
+    assert turned.stats.devices == 1
+    request = o.compute.MatmulRequest(
+        a=o.resident("a"), b=o.resident("b"), result=o.into("again", placement=names[::-1])
+    )
+    answer = client.call("Execute", steps=[o.compute.Step(matmul=request)], stats=True)
+    outcome = o.Outcome.of_step(answer.results[0])
+    assert outcome.ok and outcome.answer.stats.devices == whole.stats.devices, outcome
+    assert client.download("again") == c.tobytes()
+    # A result that not all who work on it would reach is computed by one.
+    if len(names) > 2:
+        put_large(client, "two", a, placement=names[:2])
+        for placement, count in (([names[0], names[2]], 1), (names[:3], 2)):
+            request = dict(a=o.resident("two"), b=o.resident("two"), transpose_b=True)
+            got = client.call("Matmul", result=o.into("d", replace=True, placement=placement),
+                              **request)
+            assert got.stats.devices == count, got.stats
+    assert eventually(lambda: is_idle(client), 5)
 
 
 def test_programs(server, client):

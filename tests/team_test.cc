@@ -1,5 +1,6 @@
 // Sharded memory, and operations that several devices share out: the bits of one device.
 #include <bit>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -231,6 +232,279 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
     });
   }
 }
+
+// --- Products ---
+
+struct ProductCase {
+  DType dtype, out_dtype;
+  std::int64_t m, n, k;
+  bool transpose_b;
+  // Rows of a and of b are longer than what is multiplied of them.
+  std::int64_t gap;
+  std::string_view strategy;  // empty: the one that is chosen
+};
+
+void PrintTo(const ProductCase& c, std::ostream* os) {
+  *os << Name(c.dtype) << " " << c.m << " x " << c.n << " x " << c.k << (c.transpose_b ? " b'" : "")
+      << " gap " << c.gap << " " << c.strategy;
+}
+
+// Calls f(T{}) with the type of the elements.
+template <class F>
+auto OfType(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kF64:
+      return f(double{});
+    case DType::kF16:
+      return f(Half{});
+    case DType::kBF16:
+      return f(BFloat16{});
+    case DType::kI32:
+      return f(std::int32_t{});
+    case DType::kI64:
+      return f(std::int64_t{});
+    default:
+      return f(float{});
+  }
+}
+
+// n random elements as bytes, and as numbers.
+std::pair<std::string, std::vector<double>> RandomElements(DType dtype, std::int64_t n,
+                                                           std::mt19937& random) {
+  std::pair<std::string, std::vector<double>> both;
+  OfType(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto number = static_cast<float>(random() % 2001) / 100.f - 10.f;
+      const T element(std::is_integral_v<T> ? static_cast<T>(std::lround(number)) : T(number));
+      both.first.append(reinterpret_cast<const char*>(&element), sizeof element);
+      both.second.push_back(static_cast<double>(static_cast<ValueOf<T>>(element)));
+    }
+  });
+  return both;
+}
+
+class TeamProductTest : public TeamTest {
+ protected:
+  struct Ran {
+    std::string bytes;
+    Stats stats;
+  };
+
+  // a over some devices, and b and the result over the same ones or on the last of them.
+  void Compare(const ProductCase& c, std::mt19937& random) {
+    SCOPED_TRACE(testing::PrintToString(c));
+    const std::int64_t lda = c.k + c.gap, ldb = (c.transpose_b ? c.k : c.n) + c.gap;
+    const std::int64_t b_rows = c.transpose_b ? c.n : c.k;
+    const auto [a, a_numbers] = RandomElements(c.dtype, c.m * lda, random);
+    const auto [b, b_numbers] = RandomElements(c.dtype, b_rows * ldb, random);
+    const std::uint64_t unit = devices_[0]->ShardUnit();
+    std::string expected;
+    for (std::size_t count : {std::size_t{1}, std::size_t{2}, std::size_t{3}, devices_.size()}) {
+      if (count > devices_.size()) continue;
+      ShardedArray left(devices_, streams_, count, a.size());
+      for (const bool divided : {true, false}) {
+        if (count == 1 && divided) continue;
+        std::optional<ShardedArray> right;
+        absl::StatusOr<Memory> plain;
+        if (divided) {
+          right.emplace(devices_, streams_, count, b.size());
+        } else {
+          plain = Allocate(*devices_[count - 1], b.size());
+          ASSERT_TRUE(plain.ok());
+        }
+        void* const b_memory = divided ? right->memory() : plain->data();
+        Stream& stream = *streams_[divided ? 0 : count - 1];
+        ASSERT_TRUE(BeginRequest(stream).ok());
+        ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size()).ok());
+        ASSERT_TRUE(CopyToDevice(stream, b_memory, b.data(), b.size()).ok());
+        const Ran ran = Run(c, stream, left, b_memory, lda, ldb, count, divided);
+        ASSERT_FALSE(ran.bytes.empty());
+        if (expected.empty()) {
+          expected = ran.bytes;
+          CheckElements(c, ran, a_numbers, b_numbers, lda, ldb, random);
+        }
+        EXPECT_TRUE(ran.bytes == expected) << count << " devices, b " << divided;
+        EXPECT_LE(ran.stats.devices, static_cast<int>(count));
+        if (a.size() > 2 * count * unit && c.m > 128 * 2 * static_cast<std::int64_t>(count)) {
+          EXPECT_EQ(ran.stats.devices, static_cast<int>(count));
+        }
+        ASSERT_TRUE(EndRequest(stream).ok());
+      }
+    }
+  }
+
+ private:
+  Ran Run(const ProductCase& c, Stream& stream, ShardedArray& left, const void* b, std::int64_t lda,
+          std::int64_t ldb, std::size_t count, bool divided) {
+    View x{.data = left.data(),
+           .dtype = c.dtype,
+           .shape = {.rank = 2, .dims = {c.m, c.k}},
+           .strides = {lda, 1}};
+    View y{.data = b,
+           .dtype = c.dtype,
+           .shape = {.rank = 2, .dims = {c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n}},
+           .strides = {ldb, 1}};
+    const std::size_t bytes = static_cast<std::size_t>(c.m * c.n) * SizeOf(c.out_dtype);
+    // The result where a is, or on the stream's device.
+    std::optional<ShardedArray> out;
+    absl::StatusOr<Memory> plain;
+    if (divided) {
+      out.emplace(devices_, streams_, count, bytes);
+    } else {
+      plain = Allocate(stream.device(), bytes);
+      EXPECT_TRUE(plain.ok());
+    }
+    void* const c_memory = divided ? out->memory() : plain->data();
+    EXPECT_TRUE(Zero(stream, c_memory, bytes).ok());
+    const absl::StatusOr<Stats> stats =
+        RunMatmul(stream, x, y, false, c.transpose_b, c.out_dtype, c_memory,
+                  {.strategy = c.strategy, .team = &left});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    if (!stats.ok()) return {};
+    Ran ran{std::string(bytes, '\0'), *stats};
+    EXPECT_TRUE(CopyToHost(stream, ran.bytes.data(), c_memory, bytes).ok());
+    for (const auto& other : streams_) EXPECT_TRUE(Synchronize(*other).ok());
+    return ran;
+  }
+
+  // Some elements against sums in f64, or exact ones of integers.
+  static void CheckElements(const ProductCase& c, const Ran& ran, const std::vector<double>& a,
+                            const std::vector<double>& b, std::int64_t lda, std::int64_t ldb,
+                            std::mt19937& random) {
+    for (int i = 0; i < 200; ++i) {
+      const std::int64_t row = i == 0 ? c.m - 1 : static_cast<std::int64_t>(random()) % c.m;
+      const std::int64_t column = i == 0 ? c.n - 1 : static_cast<std::int64_t>(random()) % c.n;
+      double sum = 0, magnitude = 0;
+      for (std::int64_t l = 0; l < c.k; ++l) {
+        const std::int64_t at = c.transpose_b ? column * ldb + l : l * ldb + column;
+        const double term =
+            a[static_cast<std::size_t>(row * lda + l)] * b[static_cast<std::size_t>(at)];
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      const double got = OfType(c.out_dtype, [&](auto element) {
+        std::memcpy(&element,
+                    &ran.bytes[static_cast<std::size_t>(row * c.n + column) * sizeof element],
+                    sizeof element);
+        return static_cast<double>(static_cast<ValueOf<decltype(element)>>(element));
+      });
+      const double rounding = std::abs(sum) * (SizeOf(c.out_dtype) == 2 ? 0x1p-8 : 0x1p-23);
+      EXPECT_LE(std::abs(got - sum), (ran.stats.roundoff + 0x1p-50) * magnitude + rounding + 1e-30)
+          << "[" << row << ", " << column << "]";
+    }
+  }
+};
+
+TEST_P(TeamProductTest, ProductsHaveTheBitsOfOneDevice) {
+  std::mt19937 random(11);
+  const bool gpu = GetParam() == Backend::kCuda;
+  constexpr std::pair<DType, DType> kTypes[] = {
+      {DType::kF32, DType::kF32}, {DType::kF64, DType::kF64},  {DType::kBF16, DType::kBF16},
+      {DType::kF16, DType::kF16}, {DType::kBF16, DType::kF32}, {DType::kI32, DType::kI64}};
+  const auto between = [&](std::int64_t least, std::int64_t most) {
+    return least + static_cast<std::int64_t>(random()) % (most - least + 1);
+  };
+  for (int i = 0; i < (gpu ? 12 : 24); ++i) {
+    const auto [dtype, out_dtype] = kTypes[i % 6];
+    ProductCase c{dtype, out_dtype, 0, 0, 0, i % 4 >= 2, i % 3 == 2 ? between(1, 9) : 0, ""};
+    if (gpu) {
+      // Enough to be shared out. Half of the results have rows that TMA can write in pieces.
+      c.m = between(2000, 2400), c.k = between(1100, 1300), c.n = between(250, 300) * 8 + i % 2 * 3;
+    } else {
+      c.m = between(1, 400), c.k = between(1, 150), c.n = between(1, 300);
+    }
+    Compare(c, random);
+  }
+}
+
+TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
+  std::mt19937 random(12);
+  const bool gpu = GetParam() == Backend::kCuda;
+  int compared = 0;
+  for (const Strategy<MatmulProblem>* strategy : Strategies<MatmulProblem>()) {
+    if (strategy->launch_shared == nullptr || strategy->backend != GetParam() ||
+        !Missing(*strategy, *devices_[0]).empty())
+      continue;
+    for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+      if (!strategy->dtypes.Contains(dtype)) continue;
+      ProductCase c{dtype, dtype, 333, 130, 77, compared % 2 == 0, 0, strategy->name};
+      if (gpu) c.m = 4096 + 300, c.n = 2304, c.k = 512;
+      // What is enough to be shared out of a k of 8 are gigabytes.
+      if (gpu && strategy->name == "outer_product") continue;
+      Compare(c, random);
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 3);
+}
+
+// What has left the range of the parts of tensor_f32x3 is computed again a tile at a time, and no
+// sum of another share changes.
+TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
+  const bool gpu = GetParam() == Backend::kCuda;
+  const std::int64_t m = gpu ? 4096 : 200, n = gpu ? 2048 : 70, k = gpu ? 600 : 90;
+  std::mt19937 random(13);
+  std::vector<float> a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
+  for (float& x : a) x = static_cast<float>(random() % 2001) / 1000.f - 1.f;
+  for (float& x : b) x = static_cast<float>(random() % 2001) / 1000.f - 1.f;
+  a[static_cast<std::size_t>((m / 2 + 5) * k + 7)] = 3e38f;
+  a[static_cast<std::size_t>((m - 1) * k)] = std::numeric_limits<float>::infinity();
+  std::vector<std::string> results;
+  for (std::size_t count : {std::size_t{1}, std::size_t{2}, devices_.size()}) {
+    ShardedArray left(devices_, streams_, count, a.size() * 4);
+    ShardedArray right(devices_, streams_, count, b.size() * 4);
+    Stream& stream = *streams_[0];
+    ASSERT_TRUE(BeginRequest(stream).ok());
+    ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size() * 4).ok());
+    ASSERT_TRUE(CopyToDevice(stream, right.memory(), b.data(), b.size() * 4).ok());
+    std::string& got = results.emplace_back(static_cast<std::size_t>(m * n) * 4, '\0');
+    auto out = Allocate(stream.device(), got.size());
+    ASSERT_TRUE(out.ok());
+    const auto stats = RunMatmul(stream, ViewOf(left.data(), {m, k}), ViewOf(right.data(), {k, n}),
+                                 false, false, DType::kF32, out->data(), {.team = &left});
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    ASSERT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+  EXPECT_TRUE(results[0] == results[2]);
+}
+
+TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
+  const bool gpu = GetParam() == Backend::kCuda;
+  const std::int64_t side = gpu ? 2048 : 128;
+  ShardedArray array(devices_, streams_, 2, static_cast<std::uint64_t>(side * side) * 4);
+  Stream& stream = *streams_[0];
+  ASSERT_TRUE(BeginRequest(stream).ok());
+  ASSERT_TRUE(Zero(stream, array.memory(), static_cast<std::size_t>(side * side) * 4).ok());
+  auto plain = Allocate(stream.device(), static_cast<std::size_t>(side * side) * 4);
+  auto out = Allocate(stream.device(), static_cast<std::size_t>(side * side) * 4);
+  ASSERT_TRUE(plain.ok() && out.ok());
+  ASSERT_TRUE(Zero(stream, plain->data(), plain->size()).ok());
+  const View sharded = ViewOf(array.data(), {side, side}),
+             own = ViewOf(plain->data(), {side, side});
+  const auto devices = [&](const View& a, const View& b, bool transpose_a,
+                           std::string_view strategy) {
+    const auto stats = RunMatmul(stream, a, b, transpose_a, false, DType::kF32, out->data(),
+                                 {.strategy = strategy, .team = &array});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    return stats.ok() ? stats->devices : 0;
+  };
+  EXPECT_EQ(devices(sharded, own, false, ""), 2);
+  EXPECT_EQ(devices(sharded, own, true, ""), 1) << "a transposed would be cut along k";
+  EXPECT_EQ(devices(own, sharded, false, ""), 1);
+  if (!gpu) {
+    EXPECT_EQ(devices(sharded, own, false, "cpu_library"), 1);
+  }
+  View small = sharded;
+  small.shape[0] = 7;
+  if (gpu) {
+    EXPECT_EQ(devices(small, own, false, ""), 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, TeamProductTest, testing::Values(Backend::kCpu, Backend::kCuda),
+                         [](const auto& param) { return std::string(Name(param.param)); });
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamTest, testing::Values(Backend::kCpu, Backend::kCuda),
                          [](const auto& param) { return std::string(Name(param.param)); });

@@ -66,6 +66,7 @@ struct ResultFlags {
   std::string file;
   bool replace = false;
   std::string ttl;
+  std::vector<std::string> placement;
 
   void Add(CLI::App& command) {
     auto* name = command.add_option("--out", out, "Keep the result on the device as this buffer")
@@ -79,6 +80,13 @@ struct ResultFlags {
         ->needs(name);
     command.add_option("--ttl", ttl, "How long the buffer of --out lives, such as 10m")
         ->check(DurationCheck())
+        ->needs(name);
+    command
+        .add_option("--placement", placement,
+                    "Devices among which the buffer of --out is divided, such as cuda:0,cuda:1; "
+                    "all: all there are")
+        ->type_name("DEVICES")
+        ->delimiter(',')
         ->needs(name);
   }
   bool given() const { return !out.empty() || !file.empty(); }

@@ -67,7 +67,8 @@ absl::Status DeliverArray(Session& session, const OperationFlags& operation,
   if (absl::Status status = CheckOutput(session, result.file); !status.ok()) return status;
   OperationOptions options = operation.Options();
   if (!result.out.empty()) {
-    options.target = ResultBuffer{result.out, ParseDuration(result.ttl), result.replace};
+    options.target =
+        ResultBuffer{result.out, ParseDuration(result.ttl), result.replace, result.placement};
   }
   auto start = Clock::now();
   auto response = run(options);

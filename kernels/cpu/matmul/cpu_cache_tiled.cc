@@ -33,6 +33,7 @@
 
 #include "kernels/device.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_shares.h"
 
 namespace tessera {
 namespace {
@@ -246,6 +247,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
         [](const MatmulProblem& p, Stream& stream) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
+    .launch_shared = LaunchRows<kMatmulCpuCacheTiled>,
 };
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "kernels/convert.h"
 #include "kernels/device.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_shares.h"
 
 namespace tessera {
 namespace {
@@ -75,6 +76,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
         [](const MatmulProblem& p, Stream& stream) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
+    .launch_shared = LaunchRows<kMatmulCpuNaive>,
 };
 
 }  // namespace tessera

@@ -27,6 +27,7 @@
 
 #include "kernels/device.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_shares.h"
 
 namespace tessera {
 namespace {
@@ -93,6 +94,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
         [](const MatmulProblem& p, Stream& stream) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
+    .launch_shared = LaunchRows<kMatmulCpuRegisterTiled>,
 };
 
 }  // namespace tessera

@@ -91,9 +91,9 @@ class WarpTile {
     }
   }
 
-  // Writes what of the tile at [row, column] lies inside c.
+  // Writes what of the tile at [row, column] lies inside c, whose rows are `pitch` apart.
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
-                        bool packable, double* c) const {
+                        std::int64_t pitch, bool packable, double* c) const {
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
     const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
@@ -111,8 +111,8 @@ class WarpTile {
           for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int v = 0; v < 2; ++v) values[B::Place(v, h)] = sums_[i][j][h][2 * half + v];
-          StoreClipped(values, e, n, packable, c + r * n);
-          StoreClipped(values + 2, e + 2, n, packable, c + r * n);
+          StoreClipped(values, e, n, packable, c + r * pitch);
+          StoreClipped(values + 2, e + 2, n, packable, c + r * pitch);
         }
       }
     }

@@ -14,6 +14,7 @@
 // scalar. Each element is one chain of k fused multiply-adds, in f32 for 16-bit operands; integers
 // wrap.
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
@@ -65,6 +66,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulNaive>,
 };
 
 }  // namespace tessera

@@ -30,6 +30,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
@@ -141,6 +142,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulOuterProduct>,
     .refuses = Refuses,
 };
 

@@ -30,6 +30,7 @@
 #include <limits>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
@@ -137,6 +138,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulRegisterTiled>,
     .refuses = Refuses,
 };
 

@@ -33,6 +33,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
@@ -186,6 +187,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulSharedTiled>,
 };
 
 }  // namespace tessera

@@ -36,6 +36,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/primitives.cuh"
 
@@ -192,6 +193,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulSharedTiledVectorized>,
 };
 
 }  // namespace tessera

@@ -43,6 +43,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/f64_tile.cuh"
 #include "kernels/cuda/matmul/hopper/tensor_map.cuh"
+#include "kernels/cuda/matmul/shares.cuh"
 
 namespace tessera {
 namespace {
@@ -54,6 +55,7 @@ struct TmaWork {
   int m, n, k;
   bool packable;  // c can be written in vectors
   double* c;
+  std::int64_t c_pitch;
 };
 
 // --- Kernels ---
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
       WarpTile<C, Ring> result;
       result.Multiply(ring, CeilDiv(work.k, kDepth));
       const TilePlace at = place(tile);
-      result.Store(at.row * C::kRows, at.column * C::kColumns, work.m, work.n, work.packable,
-                   work.c);
+      result.Store(at.row * C::kRows, at.column * C::kColumns, work.m, work.n, work.c_pitch,
+                   work.packable, work.c);
     }
   }
 #endif
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
 template <class C, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(C::kThreads, 1)
     MatmulTensorF64(Operand<double> a, Operand<double> b, Packable packable, std::int64_t k,
-                    double* c) {
+                    double* c, std::int64_t c_pitch) {
   using Ring = ThreadRing<C, kAAlongK, kBAlongK>;
   const TilePlace place =
       GroupedTile<kGroup>(blockIdx.x, CeilDiv(a.extent, C::kRows), CeilDiv(b.extent, C::kColumns));
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   Ring ring(a, b, packable, k, row, column, FirstKTile());
   WarpTile<C, Ring> result;
   result.Multiply(ring, CeilDiv(k, kDepth));
-  result.Store(row, column, a.extent, b.extent, packable.c, c);
+  result.Store(row, column, a.extent, b.extent, c_pitch, packable.c, c);
 }
 
 // --- Launch ---
@@ -132,7 +134,7 @@ bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
 }
 
 template <bool kAAlongK, bool kBAlongK>
-void RunTma(const MatmulProblem& p, CudaStream& stream) {
+void RunTma(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
   using Ring = TmaRing<Large, kAAlongK, kBAlongK>;
   const auto map = [&](const void* data, std::int64_t extent, std::int64_t pitch, bool along_k) {
     return MakeTensorMap<double>(data, 1, along_k ? extent : p.k, along_k ? p.k : extent, pitch,
@@ -141,8 +143,9 @@ void RunTma(const MatmulProblem& p, CudaStream& stream) {
   const TmaWork work{.m = static_cast<int>(p.m),
                      .n = static_cast<int>(p.n),
                      .k = static_cast<int>(p.k),
-                     .packable = IsPackable<double>(p.c, p.n),
-                     .c = static_cast<double*>(p.c)};
+                     .packable = IsPackable<double>(p.c, c_pitch),
+                     .c = static_cast<double*>(p.c),
+                     .c_pitch = c_pitch};
   const auto kernel = MatmulTensorF64Tma<Large, kAAlongK, kBAlongK>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Ring::kSharedBytes));
@@ -154,13 +157,15 @@ void RunTma(const MatmulProblem& p, CudaStream& stream) {
 }
 
 template <class C, bool kAAlongK, bool kBAlongK>
-void RunThreads(const MatmulProblem& p, CudaStream& stream) {
+void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
   constexpr int kShared = ThreadRing<C, kAAlongK, kBAlongK>::kSharedBytes;
   const auto kernel = MatmulTensorF64<C, kAAlongK, kBAlongK>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kShared, stream.handle()>>>(
-      OperandA<double>(p), OperandB<double>(p), PackableOf<double>(p), p.k,
-      static_cast<double*>(p.c));
+      OperandA<double>(p), OperandB<double>(p),
+      Packable{IsPackable<double>(p.a, p.lda), IsPackable<double>(p.b, p.ldb),
+               IsPackable<double>(p.c, c_pitch)},
+      p.k, static_cast<double*>(p.c), c_pitch);
   CUDA_CHECK_LAUNCH(MatmulTensorF64);
 }
 
@@ -177,18 +182,37 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+// c in rows of c_pitch.
+void EnqueuePitched(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
     if (!UsesLarge(p, stream)) {
-      RunThreads<Small, a_along_k, b_along_k>(p, stream);
+      RunThreads<Small, a_along_k, b_along_k>(p, c_pitch, stream);
     } else if (UsesTma(p, stream)) {
-      RunTma<a_along_k, b_along_k>(p, stream);
+      RunTma<a_along_k, b_along_k>(p, c_pitch, stream);
     } else {
-      RunThreads<Large, a_along_k, b_along_k>(p, stream);
+      RunThreads<Large, a_along_k, b_along_k>(p, c_pitch, stream);
     }
   });
 }
+
+void Enqueue(const MatmulProblem& p, Stream& stream) { EnqueuePitched(p, p.n, Cuda(stream)); }
+
+// Work of LaunchProductShares. The sums of an element have one order, whatever the tiles and whoever
+// fetches the k-tiles.
+class PiecesWork {
+ public:
+  explicit PiecesWork(const ProductShare& share) : share_(share) {}
+  static std::int64_t Round(const MatmulProblem&, int multiprocessors) {
+    return std::int64_t{multiprocessors} * Large::kRows * Large::kColumns;
+  }
+  void Multiply(const ProductPiece& piece) {
+    EnqueuePitched(ColumnsOf(share_.problem(), piece), share_.problem().n, share_.stream());
+  }
+  void Finish() {}
+
+ private:
+  const ProductShare& share_;
+};
 
 }  // namespace
 
@@ -203,6 +227,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchProductShares<PiecesWork>,
 };
 
 }  // namespace tessera

@@ -30,6 +30,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -248,6 +249,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulTensorMma>,
     .scratch = ScratchOf,
 };
 

@@ -43,6 +43,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/matmul/k_tiles.cuh"
+#include "kernels/cuda/matmul/shares.h"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -330,6 +331,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulWarpTiled>,
 };
 
 }  // namespace tessera

@@ -17,6 +17,9 @@ struct TensorProduct {
   std::int64_t m, n, k;
   double a_row, b_row;  // see FetchTime
   int multiprocessors;
+  // Whether every tile is computed by one block from the first step along k to the last, so that an
+  // element's bits do not depend on how many tiles there are.
+  bool whole_tiles = false;
 };
 
 // What a row of a box of the operand takes, in the model's units, where it is more than the rates
@@ -63,6 +66,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
       best = {tile, static_cast<int>(CeilDiv(k_tiles, split_k_tiles)), false, time};
   };
   try_splits(1);
+  if (p.whole_tiles) return best;
   if (tiles > slots && tiles % slots != 0) {
     // Of what a cluster has, the last tile and some come in parts. Those cost another beginning and
     // end, and the sums' way through memory. In them clusters are no longer at the same steps along

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/matmul/hopper/plan.cuh"
+#include "kernels/cuda/matmul/shares.cuh"
 
 namespace tessera {
 
@@ -66,18 +67,19 @@ inline std::uint64_t SumsScratch(const MatmulProblem& p) {
   return std::max(copies_c ? all : 0, all > kTiles / pieces ? kTiles : all * pieces);
 }
 
-// Launches: by way of scratch memory where k is cut, or where TMA cannot write c.
+// Launches: by way of scratch memory where k is cut, or where TMA cannot write c. c has rows of
+// c_pitch elements, other than p.n only where TMA can write it and k is not cut.
 template <class C, bool kMnA, bool kMnB>
 void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
              const TensorOperand<typename C::T>& b, const TensorPlan& plan, unsigned* nonfinite,
-             CudaStream& stream) {
+             CudaStream& stream, std::int64_t c_pitch) {
   // S: of the sums that the tensor cores leave; O: of c.
   const auto run = [&](auto s, auto o) {
     using S = decltype(s);
     using O = decltype(o);
     auto* const c = static_cast<O*>(p.c);
-    if (plan.splits == 1 && IsBoxWritable(c, p.n * static_cast<std::int64_t>(sizeof(O)))) {
-      LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, c, p.n, nonfinite, stream);
+    if (plan.splits == 1 && IsBoxWritable(c, c_pitch * static_cast<std::int64_t>(sizeof(O)))) {
+      LaunchTensor<C, kMnA, kMnB>(p, a, b, plan, c, c_pitch, nonfinite, stream);
       return;
     }
     const std::int64_t pitch = PaddedPitch<S>(p.n);
@@ -107,16 +109,24 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
 template <class C>
 void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                       const TensorOperand<typename C::T>& b, const TensorPlan& plan,
-                      unsigned* nonfinite, CudaStream& stream) {
+                      unsigned* nonfinite, CudaStream& stream, std::int64_t c_pitch) {
   if (a.mn_major && b.mn_major) {
-    RunPlan<C, true, true>(p, a, b, plan, nonfinite, stream);
+    RunPlan<C, true, true>(p, a, b, plan, nonfinite, stream, c_pitch);
   } else if (a.mn_major) {
-    RunPlan<C, true, false>(p, a, b, plan, nonfinite, stream);
+    RunPlan<C, true, false>(p, a, b, plan, nonfinite, stream, c_pitch);
   } else if (b.mn_major) {
-    RunPlan<C, false, true>(p, a, b, plan, nonfinite, stream);
+    RunPlan<C, false, true>(p, a, b, plan, nonfinite, stream, c_pitch);
   } else {
-    RunPlan<C, false, false>(p, a, b, plan, nonfinite, stream);
+    RunPlan<C, false, false>(p, a, b, plan, nonfinite, stream, c_pitch);
   }
+}
+
+// What a GPU computes at a time of a share, in tiles of rows x columns for each multiprocessor:
+// ProductShare. 0, all of it, where pieces could not be written in place.
+inline std::int64_t RoundOfTiles(const MatmulProblem& p, int multiprocessors, std::int64_t rows,
+                                 std::int64_t columns) {
+  const auto size = static_cast<std::int64_t>(SizeOf(p.out_dtype));
+  return IsBoxWritable(p.c, p.n * size) ? multiprocessors * rows * columns : 0;
 }
 
 }  // namespace tessera

@@ -41,17 +41,54 @@ inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
 }
 
 template <class T>
+TensorOperand<T> HalfOperandA(const MatmulProblem& p, CudaStream& stream) {
+  return p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, stream)
+                       : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, stream);
+}
+template <class T>
+TensorOperand<T> HalfOperandB(const MatmulProblem& p, CudaStream& stream) {
+  return p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, stream)
+                       : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, stream);
+}
+
+// c in rows of c_pitch.
+template <class T>
+void MultiplyTensor16(const MatmulProblem& p, const TensorOperand<T>& a, const TensorOperand<T>& b,
+                      bool whole_tiles, std::int64_t c_pitch, CudaStream& stream) {
+  TensorProduct product = ProductOf(p.m, p.n, p.k, a, b, stream);
+  product.whole_tiles = whole_tiles;
+  RunBestPlan(product, tuning::kTiles16<T>, [&](auto tile, const TensorPlan& plan) {
+    RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, stream, c_pitch);
+  });
+}
+
+template <class T>
 void MatmulTensor16(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
-  const auto a = p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, stream)
-                               : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, stream);
-  const auto b = p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, stream)
-                               : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, stream);
-  const TensorProduct product = ProductOf(p.m, p.n, p.k, a, b, stream);
-  const auto run = [&](auto tile, const TensorPlan& plan) {
-    RunPlanAnyLayout<decltype(tile)>(p, a, b, plan, nullptr, stream);
-  };
-  RunBestPlan(product, tuning::kTiles16<T>, run);
+  const auto a = HalfOperandA<T>(p, stream), b = HalfOperandB<T>(p, stream);
+  MultiplyTensor16(p, a, b, /*whole_tiles=*/false, p.n, stream);
 }
+
+// Work of LaunchProductShares.
+template <class T>
+class TensorWork16 {
+ public:
+  explicit TensorWork16(const ProductShare& share)
+      : share_(share), a_(HalfOperandA<T>(share.problem(), share.stream())) {}
+
+  static std::int64_t Round(const MatmulProblem& p, int multiprocessors) {
+    return RoundOfTiles(p, multiprocessors, 128, 256);
+  }
+  void Multiply(const ProductPiece& piece) {
+    const MatmulProblem part = ColumnsOf(share_.problem(), piece);
+    MultiplyTensor16(part, a_, HalfOperandB<T>(part, share_.stream()), /*whole_tiles=*/true,
+                     share_.problem().n, share_.stream());
+  }
+  void Finish() {}
+
+ private:
+  const ProductShare& share_;
+  const TensorOperand<T> a_;
+};
 
 }  // namespace tessera

@@ -148,11 +148,15 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
   }
 }
 
+T* TakeParts(std::int64_t rows, std::int64_t columns, CudaStream& stream) {
+  return static_cast<T*>(
+      stream.Scratch(static_cast<std::size_t>(CopyScratch<T>(rows, columns, kParts))));
+}
+
+// out: of TakeParts, for as many rows and columns, or more.
 Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                      CudaStream& stream) {
+                      T* out) {
   const std::int64_t out_pitch = PaddedPitch<T>(columns);
-  auto* out = static_cast<T*>(
-      stream.Scratch(static_cast<std::size_t>(kParts * rows * out_pitch) * sizeof(T)));
   const std::int64_t threads = rows * (out_pitch / Pack<T>::kSize);
   return {static_cast<const float*>(data),
           rows,
@@ -164,26 +168,85 @@ Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns,
           static_cast<unsigned>(CeilDiv(threads, 256))};
 }
 
+Splitting SplittingOfA(const MatmulProblem& p, CudaStream& stream) {
+  const auto [rows, columns] = p.transpose_a ? std::pair(p.k, p.m) : std::pair(p.m, p.k);
+  return SplittingOf(p.a, rows, columns, p.lda, TakeParts(rows, columns, stream));
+}
+T* TakePartsOfB(const MatmulProblem& p, std::int64_t n, CudaStream& stream) {
+  return p.transpose_b ? TakeParts(n, p.k, stream) : TakeParts(p.k, n, stream);
+}
+Splitting SplittingOfB(const MatmulProblem& p, T* out) {
+  return p.transpose_b ? SplittingOf(p.b, p.n, p.k, p.ldb, out)
+                       : SplittingOf(p.b, p.k, p.n, p.ldb, out);
+}
+
+void EnqueueSplit(const Splitting& a, const Splitting& b, unsigned* nonfinite, CudaStream& stream) {
+  SplitOperands<<<a.blocks + b.blocks, 256, 0, stream.handle()>>>(a, b, nonfinite);
+  CUDA_CHECK_LAUNCH(SplitOperands);
+}
+
+// c in rows of c_pitch.
+void EnqueueParts(const MatmulProblem& p, const Splitting& a, const Splitting& b, bool whole_tiles,
+                  std::int64_t c_pitch, unsigned* nonfinite, CudaStream& stream) {
+  const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
+  const TensorOperand<T> b_parts{b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b};
+  TensorProduct product = ProductOf(p.m, p.n, p.k, a_parts, b_parts, stream);
+  product.whole_tiles = whole_tiles;
+  RunBestPlan(product, tuning::kTilesF32x3, [&](auto tile, const TensorPlan& plan) {
+    RunPlanAnyLayout<decltype(tile)>(p, a_parts, b_parts, plan, nonfinite, stream, c_pitch);
+  });
+}
+
+void EnqueueAgain(const MatmulProblem& p, const unsigned* nonfinite, CudaStream& stream) {
+  const int blocks = 2 * stream.device().info().multiprocessors;
+  LaunchOverlapping(ComputeAgain, {static_cast<unsigned>(blocks), kAgainThreads, 0}, stream,
+                    OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,
+                    static_cast<float*>(p.c), nonfinite);
+}
+
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
   auto* nonfinite = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
-  const auto [a_rows, a_columns] = p.transpose_a ? std::pair(p.k, p.m) : std::pair(p.m, p.k);
-  const auto [b_rows, b_columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);
-  const Splitting a = SplittingOf(p.a, a_rows, a_columns, p.lda, stream);
-  const Splitting b = SplittingOf(p.b, b_rows, b_columns, p.ldb, stream);
-  SplitOperands<<<a.blocks + b.blocks, 256, 0, stream.handle()>>>(a, b, nonfinite);
-  CUDA_CHECK_LAUNCH(SplitOperands);
-  const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};
-  const TensorOperand<T> b_parts{b.out, b.rows, b.columns, b.out_pitch, !p.transpose_b};
-  const TensorProduct product = ProductOf(p.m, p.n, p.k, a_parts, b_parts, stream);
-  RunBestPlan(product, tuning::kTilesF32x3, [&](auto tile, const TensorPlan& plan) {
-    RunPlanAnyLayout<decltype(tile)>(p, a_parts, b_parts, plan, nonfinite, stream);
-  });
-  LaunchOverlapping(ComputeAgain,
-                    {static_cast<unsigned>(2 * product.multiprocessors), kAgainThreads, 0}, stream,
-                    OperandA<float>(p), OperandB<float>(p), PackableOf<float>(p), p.k,
-                    static_cast<float*>(p.c), static_cast<const unsigned*>(nonfinite));
+  const Splitting a = SplittingOfA(p, stream);
+  const Splitting b = SplittingOfB(p, TakePartsOfB(p, p.n, stream));
+  EnqueueSplit(a, b, nonfinite, stream);
+  EnqueueParts(p, a, b, /*whole_tiles=*/false, p.n, nonfinite, stream);
+  EnqueueAgain(p, nonfinite, stream);
 }
+
+// Work of LaunchProductShares. a is split once, b piece by piece in the same memory, and what has left
+// the range of the parts is computed again at the end.
+class PartsWork {
+ public:
+  explicit PartsWork(const ProductShare& share)
+      : share_(share),
+        flags_(static_cast<unsigned*>(share.stream().Scratch(2 * sizeof(unsigned)))),
+        a_(SplittingOfA(share.problem(), share.stream())),
+        b_parts_(TakePartsOfB(share.problem(), share.most_columns(), share.stream())) {
+    EnqueueSplit(a_, Splitting{}, nonfinite(), share.stream());
+  }
+
+  static std::int64_t Round(const MatmulProblem& p, int multiprocessors) {
+    return RoundOfTiles(p, multiprocessors, 128, 128);
+  }
+  void Multiply(const ProductPiece& piece) {
+    const MatmulProblem part = ColumnsOf(share_.problem(), piece);
+    const Splitting b = SplittingOfB(part, b_parts_);
+    // Clears the other flag: that of the product tells of earlier pieces, too.
+    EnqueueSplit(b, Splitting{}, flags_ + 1, share_.stream());
+    EnqueueParts(part, a_, b, /*whole_tiles=*/true, share_.problem().n, nonfinite(),
+                 share_.stream());
+  }
+  void Finish() { EnqueueAgain(share_.problem(), nonfinite(), share_.stream()); }
+
+ private:
+  unsigned* nonfinite() const { return flags_; }
+
+  const ProductShare& share_;
+  unsigned* const flags_;
+  const Splitting a_;
+  T* const b_parts_;
+};
 
 // In units of 2^-24, relative to the sum of |terms|: 2 for the products left out (2^-8 2^-16 of a
 // term, twice, and less). In a k-tile of 32 terms the tensor cores cut off 3 (32 + 16) of the terms
@@ -219,6 +282,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchProductShares<PartsWork>,
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,

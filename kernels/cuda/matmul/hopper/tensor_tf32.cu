@@ -50,9 +50,9 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   const auto run = [&](auto tile, const TensorPlan& plan) {
     using C = decltype(tile);
     if (b.mn_major) {
-      RunPlan<C, true, false>(p, b, a, plan, nullptr, stream);
+      RunPlan<C, true, false>(p, b, a, plan, nullptr, stream, p.n);
     } else {
-      RunPlan<C, false, false>(p, a, b, plan, nullptr, stream);
+      RunPlan<C, false, false>(p, a, b, plan, nullptr, stream, p.n);
     }
   };
   RunBestPlan(product, tuning::kTilesTf32, run);

@@ -46,6 +46,7 @@
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/matmul/hopper/stream_k.h"
 #include "kernels/cuda/matmul/k_tiles.cuh"
+#include "kernels/cuda/matmul/shares.h"
 
 namespace tessera {
 
@@ -371,6 +372,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = LaunchGathered<kMatmulWarpTiledTma>,
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,

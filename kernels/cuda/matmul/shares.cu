@@ -1,0 +1,211 @@
+#include "kernels/cuda/matmul/shares.cuh"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/shards.h"
+
+namespace tessera {
+namespace {
+
+std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
+
+// The widest piece is about that part of b: the last one is multiplied after all copies.
+constexpr std::int64_t kMostPart = 4;
+// Columns of pieces are multiples of every strategy's tiles.
+constexpr std::int64_t kPieceUnit = 256;
+// Rows of the copy begin with a line of the L2, as TMA wants them.
+constexpr std::int64_t kLine = 128;
+// What copies of matrices take.
+constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
+
+// Copy lanes that nobody uses, by GPU: making one takes as long as a small product.
+class CopyLanes {
+ public:
+  // Of the device that is current.
+  CopyLane Take(int ordinal, cudaStream_t work) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (auto& free = free_[ordinal]; !free.empty()) {
+        CopyLane lane = std::move(free.back());
+        free.pop_back();
+        lane.work = work;
+        return lane;
+      }
+    }
+    return {MakeStreamHandle(), MakeEvent(/*timed=*/false), ordinal, work};
+  }
+  void Return(CopyLane lane) {
+    const std::lock_guard lock(mutex_);
+    free_[lane.ordinal].push_back(std::move(lane));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::vector<CopyLane>> free_;
+};
+
+// Never destroyed: at the end of the process the driver may be gone before it.
+CopyLanes& TheLanes() {
+  static CopyLanes& lanes = *new CopyLanes;
+  return lanes;
+}
+
+bool IsOn(const CudaDevice& device, const void* data, std::size_t bytes) {
+  cudaPointerAttributes attributes{};
+  CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const CudaShardPart part = ShardPartAt(at, bytes, attributes.device);
+    if (part.ordinal != device.ordinal()) return false;
+    at += part.bytes;
+    bytes -= part.bytes;
+  }
+  return true;
+}
+
+// Rows of `width` bytes, in pieces that lie on one GPU each.
+void CopyRows(void* out, std::size_t out_pitch, const void* data, std::size_t pitch,
+              std::size_t width, std::int64_t rows, cudaStream_t stream) {
+  if (pitch == width && out_pitch == width)
+    return CopyByShards(out, data, static_cast<std::size_t>(rows) * width, cudaMemcpyDefault,
+                        stream);
+  auto* to = static_cast<char*>(out);
+  const auto* from = static_cast<const char*>(data);
+  while (rows > 0) {
+    const std::size_t extent = static_cast<std::size_t>(rows - 1) * pitch + width;
+    const std::size_t left = ShardPartAt(from, extent, 0).bytes;
+    std::size_t count = 1;
+    if (left < width) {  // a row on two GPUs
+      CopyByShards(to, from, width, cudaMemcpyDefault, stream);
+    } else {
+      count = (left - width) / pitch + 1;
+      CUDA_CHECK(
+          cudaMemcpy2DAsync(to, out_pitch, from, pitch, width, count, cudaMemcpyDefault, stream));
+    }
+    to += count * out_pitch;
+    from += count * pitch;
+    rows -= static_cast<std::int64_t>(count);
+  }
+}
+
+// The most columns of a piece: as many rounds of the GPU as are about a kMostPart of all.
+std::int64_t MostColumns(const MatmulProblem& part, std::int64_t round_columns) {
+  return std::max<std::int64_t>(1, part.n / kMostPart / round_columns) * round_columns;
+}
+
+// Of a strategy that takes all columns at once.
+class WholeWork {
+ public:
+  WholeWork(const ProductShare& share, const Strategy<MatmulProblem>& strategy)
+      : share_(share), strategy_(strategy) {}
+  static std::int64_t Round(const MatmulProblem&, int) { return 0; }
+  void Multiply(const ProductPiece&) { strategy_.launch(share_.problem(), share_.stream()); }
+  void Finish() {}
+
+ private:
+  const ProductShare& share_;
+  const Strategy<MatmulProblem>& strategy_;
+};
+
+}  // namespace
+
+void SetWayOfB(WayOfB way) { way_of_b = way; }
+
+void CopyLaneEnd::operator()(CopyLane* lane) const noexcept {
+  const std::unique_ptr<CopyLane> owned(lane);
+  if (cudaSetDevice(lane->ordinal) != cudaSuccess ||
+      cudaEventRecord(lane->event.get(), lane->stream.get()) != cudaSuccess ||
+      cudaStreamWaitEvent(lane->work, lane->event.get(), 0) != cudaSuccess)
+    cudaGetLastError();
+  TheLanes().Return(std::move(*lane));
+}
+
+void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem& p,
+                    std::span<const TeamShare> shares) {
+  EnqueueProductShares<WholeWork>(p, shares, strategy);
+}
+
+ProductShare::ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round,
+                           std::size_t index, std::size_t count)
+    : stream_(Cuda(*share.stream)),
+      problem_(RowsOf(p, share)),
+      columns_(p.n),
+      most_columns_(p.n),
+      left_(p.n) {
+  if (TakeCopy(p) && round > 0 && way_of_b != WayOfB::kBeforehand) {
+    const auto whole_units = [](std::int64_t columns) {
+      return std::max<std::int64_t>(1, columns / kPieceUnit) * kPieceUnit;
+    };
+    const std::int64_t round_columns = whole_units(round / problem_.m);
+    columns_ = whole_units(round_columns / 2);
+    most_columns_ = MostColumns(problem_, round_columns);
+    at_ = p.n * static_cast<std::int64_t>(index) / static_cast<std::int64_t>(count) / kPieceUnit *
+          kPieceUnit;
+  }
+  Fetch();
+}
+
+bool ProductShare::TakeCopy(const MatmulProblem& p) {
+  const std::int64_t size = static_cast<std::int64_t>(SizeOf(p.dtype));
+  const auto [rows, columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);
+  const CudaDevice& device = stream_.device();
+  if (way_of_b == WayOfB::kRemote || p.ldb * size > kMostPitch ||
+      IsOn(device, p.b, static_cast<std::size_t>(((rows - 1) * p.ldb + columns) * size)))
+    return false;
+  const std::int64_t pitch = CeilDiv(columns * size, kLine) * kLine;
+  try {
+    problem_.b = stream_.Scratch(static_cast<std::size_t>(rows * pitch));
+  } catch (const DeviceError& error) {
+    if (error.kind() != DeviceError::Kind::kOutOfScratch &&
+        error.kind() != DeviceError::Kind::kOutOfMemory)
+      throw;
+    return false;
+  }
+  problem_.ldb = pitch / size;
+  source_ = p.b;
+  source_pitch_ = p.ldb;
+  lane_.reset(new CopyLane(TheLanes().Take(device.ordinal(), stream_.handle())));
+  CUDA_CHECK(cudaEventRecord(lane_->event.get(), lane_->work));
+  CUDA_CHECK(cudaStreamWaitEvent(lane_->stream.get(), lane_->event.get(), 0));
+  return true;
+}
+
+void ProductShare::Copy(const ProductPiece& piece) {
+  const auto size = static_cast<std::size_t>(SizeOf(problem_.dtype));
+  const auto bytes = [&](std::int64_t elements) {
+    return static_cast<std::size_t>(elements) * size;
+  };
+  const bool is_rows = problem_.transpose_b;
+  auto* const out = static_cast<char*>(const_cast<void*>(problem_.b)) +
+                    bytes(piece.first * (is_rows ? problem_.ldb : 1));
+  const auto* const data =
+      static_cast<const char*>(source_) + bytes(piece.first * (is_rows ? source_pitch_ : 1));
+  const std::int64_t rows = is_rows ? piece.columns : problem_.k;
+  const std::int64_t columns = is_rows ? problem_.k : piece.columns;
+  // A single row has no pitch to speak of.
+  CopyRows(out, bytes(problem_.ldb), data, bytes(std::max(source_pitch_, columns)), bytes(columns),
+           rows, lane_->stream.get());
+  CUDA_CHECK(cudaEventRecord(lane_->event.get(), lane_->stream.get()));
+}
+
+void ProductShare::Fetch() {
+  next_ = {at_, std::min({columns_, left_, problem_.n - at_})};
+  if (source_ != nullptr && next_.columns > 0) Copy(next_);
+  at_ = (at_ + next_.columns) % problem_.n;
+  left_ -= next_.columns;
+  columns_ = std::min(2 * columns_, most_columns_);
+}
+
+ProductPiece ProductShare::Next() {
+  if (lane_ != nullptr) CUDA_CHECK(cudaStreamWaitEvent(lane_->work, lane_->event.get(), 0));
+  const ProductPiece piece = next_;
+  Fetch();
+  return piece;
+}
+
+}  // namespace tessera

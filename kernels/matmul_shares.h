@@ -1,0 +1,56 @@
+// The rows of a product as shares of several devices: each multiplies its rows of a by all of b, and
+// writes its rows of c. k is never cut, so that a strategy that can be shared out has the same bits
+// for any division. Standard library only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/device.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// Rows of a part of the product (TeamShare). On a GPU those of a tile: tensor_f32x3 computes whole
+// tiles again where an element has left the range of its parts.
+constexpr std::int64_t MatmulPartRows(Backend backend) {
+  return backend == Backend::kCuda ? 128 : 1;
+}
+
+// REQUIRES: !p.transpose_a.
+inline MatmulProblem RowsOf(const MatmulProblem& p, const TeamShare& share) {
+  const std::int64_t rows = MatmulPartRows(share.stream->device().info().backend);
+  const std::int64_t first = share.first * rows;
+  const std::int64_t end = share.end * rows < p.m ? share.end * rows : p.m;
+  MatmulProblem part = p;
+  part.m = end - first;
+  part.a =
+      static_cast<const char*>(p.a) + first * p.lda * static_cast<std::int64_t>(SizeOf(p.dtype));
+  part.c = static_cast<char*>(p.c) + first * p.n * static_cast<std::int64_t>(SizeOf(p.out_dtype));
+  return part;
+}
+
+// Columns [first, first + columns) of a product.
+struct ProductPiece {
+  std::int64_t first = 0;
+  std::int64_t columns = 0;
+};
+
+// The piece as a problem, but for the pitch of c, which is p.n.
+inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece) {
+  MatmulProblem part = p;
+  part.n = piece.columns;
+  part.b = static_cast<const char*>(p.b) +
+           piece.first * (p.transpose_b ? p.ldb : 1) * static_cast<std::int64_t>(SizeOf(p.dtype));
+  part.c = static_cast<char*>(p.c) + piece.first * static_cast<std::int64_t>(SizeOf(p.out_dtype));
+  return part;
+}
+
+// Strategy::launch_shared of a strategy of the CPU, whose devices all reach b as it is.
+template <const Strategy<MatmulProblem>& kStrategy>
+void LaunchRows(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
+  for (const TeamShare& share : shares)
+    OnDeviceOf(*share.stream, [&] { kStrategy.launch(RowsOf(p, share), *share.stream); });
+}
+
+}  // namespace tessera
