@@ -66,6 +66,8 @@ class OperationCall final : public DeviceCall {
     absl::StatusOr<Sources> sources = FindSources(OperandsOf(request_), store());
     if (!sources.ok()) return sources.status();
     sources_ = *std::move(sources);
+    if constexpr (std::is_same_v<Request, v1::MatmulRequest>)
+      MarkScattered(absl::MakeSpan(sources_));
     Device* const device = DeviceOf(sources_);
     return device != nullptr ? device : &core().FirstDevice();
   }

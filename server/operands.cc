@@ -102,6 +102,18 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   return sources;
 }
 
+void MarkScattered(absl::Span<Source> sources) {
+  const auto shards_of = [](const Source& source) {
+    return source.buffer == nullptr ? absl::Span<const Shard>() : source.buffer->shards();
+  };
+  const absl::Span<const Shard> a = shards_of(sources[0]), b = shards_of(sources[1]);
+  if (a.size() < 2 || b.size() < 2) return;
+  const bool is_small = sources[1].type.bytes() <= a.size() * a.front().device->ShardUnit();
+  sources[1].scattered = is_small && std::any_of(a.begin(), a.end(), [&](const Shard& shard) {
+                           return !sources[1].buffer->IsOn(*shard.device);
+                         });
+}
+
 void DeviceBytes::Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end) {
   for (const Shard& shard : buffer.shards()) {
     auto entry = std::find_if(entries_.begin(), entries_.end(),

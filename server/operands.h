@@ -33,10 +33,11 @@ struct Source {
   View view;                      // as if the array began at address 0
   std::uint64_t offset = 0;       // of an operand that moves to the memory of a program
   std::uint64_t moved_bytes = 0;  // that were copied from another device for this operand
+  bool scattered = false;  // some devices that are to share the operation out do not reach it
 
-  // Whether it is resident on another device.
+  // Whether it has to be copied to the device: it is resident on another one, or scattered.
   bool IsElsewhere(const Device& device) const {
-    return buffer != nullptr && !buffer->IsOn(device);
+    return buffer != nullptr && (scattered || !buffer->IsOn(device));
   }
   std::uint64_t version() const { return buffer != nullptr ? buffer->version() : 0; }
 };
@@ -54,6 +55,10 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 
 // All operands of a call, as they are at one moment, and checked with their views.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
+
+// Of a product: b is scattered if it is too small for every device to have a part of it that has one
+// of a.
+void MarkScattered(absl::Span<Source> sources);
 
 // Adds up what a call needs of each device, to run where the fewest bytes have to move.
 class DeviceBytes {
