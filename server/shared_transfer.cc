@@ -147,11 +147,14 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
 
 absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
   const std::uint64_t offset = request_.offset() + begin;
-  const HostBytes bytes{memory() + begin, static_cast<std::size_t>(size)};
-  absl::Status checked = CheckElements(draft_->buffer().type().dtype, bytes, offset);
-  if (!checked.ok()) return checked;
   absl::StatusOr<void*> to = store().BeginWrite(*draft_, offset, size);
   if (!to.ok()) return to.status();
+  const HostBytes bytes{memory() + begin, static_cast<std::size_t>(size)};
+  absl::Status checked = CheckElements(draft_->buffer().type().dtype, bytes, offset);
+  if (!checked.ok()) {
+    store().AbandonWrite(*draft_);
+    return checked;
+  }
   const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);
   // Also after a copy that failed: part of it may still be under way to memory that is about to
   // be freed.

@@ -259,12 +259,6 @@ absl::Status UploadCall::Copy(Stream& stream) {
     absl::Status status = CheckChecksum(checksum);
     return status.ok() ? tenant_.store().CheckOpen(*draft_) : status;
   }
-  std::uint64_t at = position_;
-  for (const HostBytes& piece : message_.data()) {
-    absl::Status status = CheckElements(draft_->buffer().type().dtype, piece, at);
-    if (!status.ok()) return status;
-    at += piece.size;
-  }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
   if (!follows) {
     if (absl::Status status = EndWrite(stream); !status.ok()) return status;
@@ -274,6 +268,12 @@ absl::Status UploadCall::Copy(Stream& stream) {
   if (!memory.ok()) return memory.status();
   if (!follows) write_ = Write{.begin = position_};
   if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
+  std::uint64_t at = position_;
+  for (const HostBytes& piece : message_.data()) {
+    absl::Status status = CheckElements(draft_->buffer().type().dtype, piece, at);
+    if (!status.ok()) return status;
+    at += piece.size;
+  }
   if (write_->size > 0) {
     if (checksum.has_value() && write_->checksum.has_value()) {
       checksum = Crc32cCombine(*write_->checksum, *checksum, size);

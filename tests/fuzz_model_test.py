@@ -631,7 +631,10 @@ class Fuzzer:
             elif version:
                 reasons = (*reasons, "BUFFER_SEALED")
         size = len(draft.data) if draft else 8
-        data = random_array(rng, I64, (size // 8 + 1,)).tobytes()[:size]
+        if draft and draft.dtype == BOOL:
+            data = random_array(rng, BOOL, (size,)).tobytes()
+        else:
+            data = random_array(rng, I64, (size // 8 + 1,)).tobytes()[:size]
         wrong = rng.random()
         first = dict(name=name, version=version)
         if draft and wrong < 0.05:
@@ -932,7 +935,7 @@ class Fuzzer:
             return (
                 rng.choice((o.compute.Operand(), o.compute.Operand(tensor=bad))),
                 None,
-                ("BAD_OPERAND", "BAD_SHAPE", "BAD_MESSAGE"),
+                ("BAD_OPERAND", "BAD_SHAPE", "BAD_MESSAGE", "BAD_BOOL"),
                 0,
             )
         if fault and rng.random() < 0.1:
