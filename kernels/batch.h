@@ -1,5 +1,5 @@
 // Batches: many short problems of Dot or Reduce in one piece of work, each folded as the strategy
-// fixed_tree folds it, with its bits. What run.cc and the two devices agree on. Standard library
+// fixed_tree folds it, with its bits. What run/ and the two devices agree on. Standard library
 // only.
 #pragma once
 

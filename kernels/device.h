@@ -27,7 +27,7 @@ struct DeviceInfo {
   std::string pci_bus_id;  // "0000:65:00.0"; empty: it is no GPU
 };
 
-// A failed call to the device's runtime. Thrown inside kernels/ only: run.cc turns it into a
+// A failed call to the device's runtime. Thrown inside kernels/ only: run/ turns it into a
 // Status.
 class DeviceError : public std::exception {
  public:

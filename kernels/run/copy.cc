@@ -1,0 +1,112 @@
+// Copies and casts, on a device and between devices.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/compute.h"
+#include "kernels/map_range.h"
+#include "kernels/run/execute.h"
+#include "kernels/run/pieces.h"
+#include "kernels/run/stage.h"
+
+namespace tessera {
+
+namespace {
+
+absl::Status CheckCopySeconds(const View& view, DType dtype, const RunOptions& options) {
+  if (options.pace == nullptr) return absl::OkStatus();
+  const double estimate = options.pace->EstimateCopy(view, dtype);
+  if (estimate <= options.max_seconds) return absl::OkStatus();
+  options.pace->ForgetCopy(view, dtype);
+  return TooLong("the copy", "", estimate, options.max_seconds, "");
+}
+
+// n contiguous elements as another type. Throws DeviceError.
+void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, std::int64_t n) {
+  if (from != DType::kBool && to != DType::kBool) return stream.Convert(in, from, out, to, n);
+  const absl::StatusOr<MapProgram> program = CompileExpression(Identity(), {from}, to);
+  MapProblem cast{.dtype = to, .n = n, .program = &*program};
+  cast.operands[0] = {.data = in, .dtype = from, .shape = {.rank = 1, .dims = {n}}, .strides = {1}};
+  LaunchMapRange(cast, 0, n, out, stream);
+}
+
+}  // namespace
+
+absl::Status RunCopy(Stream& stream, const View& view, DType dtype, void* out,
+                     const RunOptions& options) {
+  if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
+  const Stopwatch watch;
+  absl::Status status = Finished(stream, [&] {
+    if (dtype == view.dtype) return stream.Gather(view, out);
+    if (!HasGaps(view))
+      return ConvertOn(stream, view.data, view.dtype, out, dtype, view.elements());
+    const std::int64_t most =
+        std::min(view.elements(), PieceElements(stream, SizeOf(view.dtype), /*copies=*/1));
+    void* const copy = stream.Scratch(static_cast<std::size_t>(most) * SizeOf(view.dtype));
+    ForPieces(view.shape, most, [&](const Piece& piece) {
+      stream.Gather(piece.Of(view), copy);
+      ConvertOn(stream, copy, view.dtype, At(out, piece.first, dtype), dtype,
+                piece.shape.elements());
+      return !stream.stopped();
+    });
+  });
+  if (status.ok() && options.pace != nullptr) options.pace->LearnCopy(view, dtype, watch.seconds());
+  return status;
+}
+
+absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
+                           const RunOptions& options) {
+  if (absl::Status status = CheckCopySeconds(view, dtype, options); !status.ok()) return status;
+  if (view.elements() == 0) return absl::OkStatus();
+  bool direct = false;
+  absl::Status found = Guard(from.device(), [&] { direct = from.ReachesPeer(to); });
+  if (!found.ok()) return found;
+  const bool converts = dtype != view.dtype, gathers = HasGaps(view);
+  const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
+  // What crosses between two looks at whether to stop. A GPU's bus takes some tenths of a
+  // millisecond for the one and the link between two GPUs for the other; what is gathered or
+  // converted on the way has to fit in scratch memory.
+  const std::int64_t piece_bytes = std::int64_t{direct ? 256 : 4} << 20;
+  std::int64_t most = std::min(view.elements(), piece_bytes / static_cast<std::int64_t>(size));
+  if (!direct || converts || gathers)
+    most = std::min(most, PieceElements(from, size, /*copies=*/2));
+  absl::Status sent;
+  absl::Status status = Finished(from, [&] {
+    const auto scratch = [&](bool wanted, DType of) {
+      return wanted ? from.Scratch(static_cast<std::size_t>(most) * SizeOf(of)) : nullptr;
+    };
+    void* const gathered = scratch(gathers, view.dtype);
+    void* const converted = scratch(converts, dtype);
+    std::vector<char> chunk(direct ? 0 : static_cast<std::size_t>(most) * SizeOf(dtype));
+    ForPieces(view.shape, most, [&](const Piece& piece) {
+      const View part = piece.Of(view);
+      const std::int64_t n = piece.shape.elements();
+      const void* source = part.data;
+      if (gathers) {
+        from.Gather(part, gathered);
+        source = gathered;
+      }
+      if (converts) {
+        ConvertOn(from, source, view.dtype, converted, dtype, n);
+        source = converted;
+      }
+      const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+      void* const place = At(out, piece.first, dtype);
+      if (direct) {
+        from.CopyToPeer(to, place, source, bytes);
+        from.Synchronize();
+      } else {
+        from.CopyToHost(chunk.data(), source, bytes);
+        sent = CopyToDevice(to, place, chunk.data(), bytes);
+      }
+      return sent.ok() && !from.stopped() && !to.stopped();
+    });
+  });
+  // What is in flight may still write to out.
+  sent.Update(Guard(to.device(), [&] { to.Synchronize(); }));
+  return sent.ok() ? status : sent;
+}
+
+}  // namespace tessera

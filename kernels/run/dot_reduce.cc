@@ -1,0 +1,187 @@
+// Dot and Reduce of whole arrays, alone and in batches.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/batch.h"
+#include "kernels/compute.h"
+#include "kernels/map_range.h"
+#include "kernels/run/execute.h"
+#include "kernels/run/reduce.h"
+#include "kernels/run/stage.h"
+
+namespace tessera {
+
+absl::Status EmptyInput(ReduceOp op) {
+  return Invalid("EMPTY_INPUT", "this reduction has no value for an empty input",
+                 {{"op", absl::StrCat(static_cast<int>(op))}});
+}
+
+absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n) {
+  if (!Folds(op, dtype)) {
+    return Invalid(
+        "BAD_DTYPE",
+        absl::StrCat(Absl(Name(op)), " of truth values: sum, mean, all and any fold them"),
+        {{"op", std::string(Name(op))}, {"dtype", std::string(Name(dtype))}});
+  }
+  return n == 0 && NeedsElements(op) ? EmptyInput(op) : absl::OkStatus();
+}
+
+absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
+  if (!IsMapped(x, in)) return ArrayType{x.dtype, x.shape};
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
+  if (!staged.ok()) return staged.status();
+  return (*staged)->type();
+}
+
+namespace {
+
+// Of a whole operand's value: ARG operations give the extreme one, which is of the operand's type.
+DType ScalarDType(ReduceOp op, DType dtype) { return IsArg(op) ? dtype : ResultDType(op, dtype); }
+
+// Reduce of what an expression makes: by a strategy that computes its elements as it goes, or from
+// scratch memory.
+struct FoldMap {
+  const MapProblem& map;
+  const Stream& stream;
+
+  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceProblem>& strategy) const {
+    return strategy.reads_views ? 0 : static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+  }
+  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
+  Division Divide(const ReduceProblem&, const Strategy<ReduceProblem>&, const Team&) const {
+    return {};
+  }
+  void Account(const Strategy<ReduceProblem>& strategy, Stats& stats) const {
+    AccountMap(map, /*in_cache=*/strategy.reads_views, stats);
+  }
+  void operator()(Stream& on, ReduceProblem& problem,
+                  const Strategy<ReduceProblem>& strategy) const {
+    if (strategy.reads_views) {
+      problem.map = &map;
+    } else {
+      void* const copy = on.Scratch(static_cast<std::size_t>(CopyBytes(on, strategy)));
+      LaunchMapRange(map, 0, map.n, copy, on);
+      problem.x = copy;
+    }
+    if (!on.stopped()) LaunchOn(on, problem, strategy);
+  }
+};
+
+template <class Problem>
+void LaunchBatchOn(std::span<const Problem> problems, Stream& stream) {
+  const ProfilerRange range("batch");
+#ifdef TESSERA_WITH_CUDA
+  if (stream.device().info().backend == Backend::kCuda) return LaunchBatchCuda(problems, stream);
+#endif
+  LaunchBatchCpu(problems, stream);
+}
+
+// Runs the problems, of one dtype and op, into results; integer: whether those are integers.
+template <class Problem>
+absl::Status ExecuteBatch(Stream& stream, std::vector<Problem>& problems, bool integer,
+                          absl::Span<ScalarResult> results) {
+  if (problems.empty()) return absl::OkStatus();
+  const Strategy<Problem>& strategy = *Choose(problems.front(), stream.device());
+  Scalar* scalars = nullptr;
+  absl::Status status = Finished(stream, [&] {
+    scalars = static_cast<Scalar*>(stream.HostScratch(problems.size() * sizeof(Scalar)));
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      scalars[i] = Scalar{};
+      problems[i].result = scalars + i;
+    }
+    LaunchBatchOn(std::span<const Problem>(problems), stream);
+    stream.Synchronize();
+    for (const Problem& problem : problems) {
+      if (strategy.left_range == nullptr || stream.stopped()) return;
+      if (strategy.left_range(problem, stream)) strategy.launch_wide(problem, stream);
+    }
+  });
+  if (!status.ok()) return status;
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    results[i] = {scalars[i], integer, StatsOf(strategy, problems[i])};
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
+                                    const RunOptions& options) {
+  if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+  DotProblem problem{.dtype = a.dtype, .n = a.elements()};
+  const Operand operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
+                              {b, HasGaps(b), &problem.b, &problem.b_view}};
+  return ExecuteScalar(stream, problem, IsInteger(a.dtype), options,
+                       WholeLaunch<DotProblem>{operands});
+}
+
+absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
+                                       const RunOptions& options, const MapStage* in) {
+  if (IsMapped(x, in)) {
+    absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
+    if (!staged.ok()) return staged.status();
+    const MapProblem& map = (*staged)->problem();
+    const DType dtype = (*staged)->type().dtype;
+    if (absl::Status status = CheckFolds(op, dtype, map.n); !status.ok()) return status;
+    ReduceProblem problem{.dtype = map.dtype, .op = op, .n = map.n};
+    return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, dtype)), options,
+                         FoldMap{map, stream});
+  }
+  if (absl::Status status = CheckFolds(op, x.dtype, x.elements()); !status.ok()) return status;
+  ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
+  const Operand operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
+  return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options,
+                       WholeLaunch<ReduceProblem>{operands});
+}
+
+absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage* in) {
+  const absl::StatusOr<ArrayType> folded = FoldedType(x, in);
+  if (!folded.ok()) return folded.status();
+  absl::Status status = CheckFolds(op, folded->dtype, folded->shape.elements());
+  if (!status.ok()) return status;
+  return ArrayType{ResultDType(op, folded->dtype), {}};
+}
+
+void LaunchBatch(std::span<const DotProblem> problems, Stream& stream) {
+  LaunchBatchOn(problems, stream);
+}
+
+void LaunchBatch(std::span<const ReduceProblem> problems, Stream& stream) {
+  LaunchBatchOn(problems, stream);
+}
+
+bool FitsBatch(const View& operand) {
+  return operand.dtype != DType::kBool && operand.contiguous() &&
+         operand.elements() <= kBatchBytes / static_cast<std::int64_t>(SizeOf(operand.dtype));
+}
+
+absl::Status RunDotBatch(Stream& stream, absl::Span<const DotOperands> operands,
+                         absl::Span<ScalarResult> results) {
+  std::vector<DotProblem> problems;
+  problems.reserve(operands.size());
+  for (const auto& [a, b] : operands) {
+    if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+    problems.push_back({.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data});
+  }
+  return ExecuteBatch(stream, problems, !operands.empty() && IsInteger(operands.front().a.dtype),
+                      results);
+}
+
+absl::Status RunReduceBatch(Stream& stream, ReduceOp op, absl::Span<const View> operands,
+                            absl::Span<ScalarResult> results) {
+  std::vector<ReduceProblem> problems;
+  problems.reserve(operands.size());
+  for (const View& x : operands) {
+    if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
+    problems.push_back({.dtype = x.dtype, .op = op, .n = x.elements(), .x = x.data});
+  }
+  return ExecuteBatch(stream, problems,
+                      !operands.empty() && IsInteger(ScalarDType(op, operands.front().dtype)),
+                      results);
+}
+
+}  // namespace tessera

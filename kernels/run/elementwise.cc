@@ -1,0 +1,102 @@
+// Add and Map.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/compute.h"
+#include "kernels/run/execute.h"
+#include "kernels/run/pieces.h"
+#include "kernels/run/stage.h"
+
+namespace tessera {
+
+namespace {
+
+std::string NameOfMapOperand(std::size_t i) { return absl::StrCat("operands[", i, "]"); }
+
+// Add piece by piece, where an operand is strided.
+struct AddInPieces {
+  const View& a;
+  const View& b;
+
+  int copies() const { return HasGaps(a) + HasGaps(b); }
+  std::int64_t most(const Stream& stream) const {
+    return std::min(a.elements(), PieceElements(stream, SizeOf(a.dtype), copies()));
+  }
+  std::uint64_t CopyBytes(const Stream& stream, const Strategy<AddProblem>&) const {
+    if (copies() == 0) return 0;
+    return static_cast<std::uint64_t>(most(stream) * copies()) * SizeOf(a.dtype);
+  }
+  double GatherSeconds(const Pace& pace) const {
+    return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
+           (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
+  }
+  Division Divide(const AddProblem& problem, const Strategy<AddProblem>& strategy,
+                  const Team& team) const {
+    return copies() == 0 ? DivisionOf(problem, strategy, team) : Division();
+  }
+  void operator()(Stream& stream, AddProblem& problem, const Strategy<AddProblem>& strategy) const {
+    if (copies() == 0) return LaunchOn(stream, problem, strategy);
+    const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a.dtype);
+    void* const a_copy = HasGaps(a) ? stream.Scratch(size) : nullptr;
+    void* const b_copy = HasGaps(b) ? stream.Scratch(size) : nullptr;
+    const auto part = [&](const View& view, void* copy, const Piece& piece) {
+      const View v = piece.Of(view);
+      if (copy == nullptr) return v.data;
+      GatherOn(stream, v, copy);
+      return static_cast<const void*>(copy);
+    };
+    AddProblem p = problem;
+    ForPieces(a.shape, most(stream), [&](const Piece& piece) {
+      p.n = piece.shape.elements();
+      p.a = part(a, a_copy, piece);
+      p.b = part(b, b_copy, piece);
+      p.out = At(problem.out, piece.first, a.dtype);
+      if (!stream.stopped()) LaunchOn(stream, p, strategy);
+      return !stream.stopped();
+    });
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<ArrayType> AddType(const View& a, const View& b) {
+  if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+  return ArrayType{a.dtype, a.shape};
+}
+
+absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const Output& out,
+                             const RunOptions& options) {
+  absl::StatusOr<ArrayType> type = AddType(a, b);
+  if (!type.ok()) return type.status();
+  AddProblem problem{.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data};
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out), AddInPieces{a, b});
+}
+
+absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands,
+                                  absl::Span<const ExpressionNode> expression) {
+  const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
+  if (!program.ok()) return program.status();
+  const absl::StatusOr<Shape> shape = BroadcastShape(operands, NameOfMapOperand);
+  if (!shape.ok()) return shape.status();
+  return MakeArrayType(program->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+}
+
+absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
+                             absl::Span<const ExpressionNode> expression, const Output& out,
+                             const RunOptions& options) {
+  const absl::StatusOr<ArrayType> type = MapType(operands, expression);
+  if (!type.ok()) return type.status();
+  const absl::StatusOr<MapProgram> program = CompileFor(operands, expression);
+  if (!program.ok()) return program.status();
+  MapProblem problem{.dtype = type->dtype, .n = type->shape.elements(), .program = &*program};
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    problem.operands[i] = Broadcast(operands[i], type->shape);
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out), WholeLaunch<MapProblem>{});
+}
+
+}  // namespace tessera

@@ -1,0 +1,410 @@
+// The way of every operation from a checked problem to a finished result: find the strategy, make
+// operands contiguous where they are not, launch, wait. Step 3 of a request's path.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "kernels/compute.h"
+#include "kernels/guard.h"
+#include "kernels/profiler_range.h"
+#include "kernels/share_out.h"
+
+namespace tessera {
+
+// --- Errors -------------------------------------------------------------------------------------
+
+absl::Status Invalid(std::string_view reason, const std::string& message,
+                     std::initializer_list<std::pair<std::string_view, std::string>> metadata);
+absl::Status DtypesDiffer(const View& a, const View& b);
+absl::Status ShapesDiffer(std::string_view rule, const View& a, const View& b);
+// Of dtypes and shapes.
+absl::Status CheckSame(const View& a, const View& b);
+absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
+                     double limit, std::string_view advice);
+absl::Status Cancelled();
+
+// --- Finding a strategy -------------------------------------------------------------------------
+
+std::string Names(DTypes dtypes);
+
+template <class Problem>
+absl::Status Unsupported(std::string_view strategy, const Problem& problem, const Device& device,
+                         const std::string& needs) {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "STRATEGY_UNSUPPORTED",
+      absl::StrCat("strategy ", Absl(strategy), " of ", Absl(Problem::kOperation),
+                   " cannot run this request on ", device.info().name, ": it needs ", needs),
+      {{"strategy", std::string(strategy)},
+       {"operation", std::string(Problem::kOperation)},
+       {"dtype", std::string(Name(problem.dtype))},
+       {"device", device.info().name},
+       {"needs", needs}});
+}
+
+template <class Problem>
+absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch) {
+  struct Knob {
+    const char* field;
+    std::uint32_t value;
+    LaunchLimits::Range range;
+  };
+  for (const Knob& knob : {Knob{"launch.block_size", launch.block_size, strategy.limits.block_size},
+                           Knob{"launch.grid_size", launch.grid_size, strategy.limits.grid_size},
+                           Knob{"launch.items_per_thread", launch.items_per_thread,
+                                strategy.limits.items_per_thread}}) {
+    if (knob.value == 0 || (knob.value >= knob.range.min && knob.value <= knob.range.max)) continue;
+    const std::string range = knob.range.max == 0
+                                  ? "0 (this strategy has no such knob)"
+                                  : absl::StrCat(knob.range.min, " to ", knob.range.max);
+    return Invalid("BAD_LAUNCH",
+                   absl::StrCat(knob.field, " is ", knob.value, ", strategy ", Absl(strategy.name),
+                                " takes ", range),
+                   {{"field", knob.field},
+                    {"value", absl::StrCat(knob.value)},
+                    {"range", range},
+                    {"strategy", std::string(strategy.name)}});
+  }
+  return absl::OkStatus();
+}
+
+// The strategy that a request names, or the fastest; checked against the problem's type, the device
+// and the launch.
+template <class Problem>
+absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
+                                              const Device& device) {
+  const Strategy<Problem>* found = nullptr;
+  if (name.empty()) {
+    found = Choose(problem, device);
+    if (found == nullptr) {
+      DTypes any;
+      for (const Strategy<Problem>* strategy : Strategies<Problem>())
+        if (Missing(*strategy, device).empty()) any.bits |= strategy->dtypes.bits;
+      return Unsupported("(any)", problem, device, absl::StrCat("operands of ", Names(any)));
+    }
+  } else {
+    // A name may have a strategy for each kind of device.
+    std::vector<std::string_view> valid;
+    for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+      if (std::find(valid.begin(), valid.end(), strategy->name) == valid.end())
+        valid.push_back(strategy->name);
+      if (strategy->name == name &&
+          (found == nullptr || strategy->backend == device.info().backend))
+        found = strategy;
+    }
+    if (found == nullptr) {
+      const std::string names =
+          absl::StrJoin(valid, ", ", [](std::string* out, std::string_view s) { out->append(s); });
+      return Invalid("UNKNOWN_STRATEGY",
+                     absl::StrCat("no strategy of ", Absl(Problem::kOperation), " is called '",
+                                  Absl(name), "'; there are ", names),
+                     {{"strategy", std::string(name)},
+                      {"operation", std::string(Problem::kOperation)},
+                      {"valid", names}});
+    }
+    if (std::string needs = Missing(*found, device); !needs.empty())
+      return Unsupported(name, problem, device, needs);
+    if (!found->dtypes.Contains(problem.dtype)) {
+      return Unsupported(name, problem, device, absl::StrCat("operands of ", Names(found->dtypes)));
+    }
+    if (std::string needs = Refusal(*found, problem); !needs.empty())
+      return Unsupported(name, problem, device, needs);
+  }
+  if (absl::Status status = CheckLaunch(*found, problem.launch); !status.ok()) return status;
+  return found;
+}
+
+// --- What it may cost ---------------------------------------------------------------------------
+
+// The expected seconds.
+template <class Problem>
+absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
+                                    const Device& device, double gather_seconds,
+                                    const RunOptions& options) {
+  const double estimate = gather_seconds + options.pace->Estimate(strategy, problem);
+  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return estimate;
+  const bool slow = !options.strategy.empty() && Choose(problem, device) != &strategy;
+  const double limit =
+      slow ? std::min(options.max_seconds, options.max_slow_seconds) : options.max_seconds;
+  if (estimate <= limit) return estimate;
+  options.pace->Forget(strategy, problem);
+  return TooLong(
+      absl::StrCat(Absl(Problem::kOperation), " by strategy ", Absl(strategy.name)), strategy.name,
+      estimate, limit,
+      slow ? "; a request that names no strategy gets the default one of this problem" : "");
+}
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// --- Running it ---------------------------------------------------------------------------------
+
+// What work() left, once the stream has been synchronised, or unless `wait`, enqueued: after a
+// failure always synchronised, since what is in flight may still use the operands. On a lost device
+// that fails as well, and nothing runs any more.
+template <class Work>
+absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
+  Device& device = stream.device();
+  absl::Status status = Guard(device, [&] {
+    work();
+    if (!wait) return;
+    const ProfilerRange range("wait");
+    stream.Synchronize();
+  });
+  if (!status.ok()) {
+    Guard(device, [&] { stream.Synchronize(); }).IgnoreError();
+    return status;
+  }
+  return stream.stopped() ? Cancelled() : absl::OkStatus();
+}
+
+inline std::uint64_t SaturatingAdd(std::uint64_t a, std::uint64_t b) {
+  return a + b < a ? UINT64_MAX : a + b;
+}
+
+inline std::uint64_t Bytes(const View& view) {
+  return static_cast<std::uint64_t>(view.elements()) * SizeOf(view.dtype);
+}
+
+// An operand as a view, and where a strategy looks for it.
+struct Operand {
+  const View& view;
+  bool gather;                // the strategy needs a copy: it cannot use the view's own memory
+  const void** data;          // in the problem
+  const View** as_view = {};  // in the problem, for strategies that read views; null: none does
+
+  Operand(const View& v, bool g, const void** d, const View** a = nullptr)
+      : view(v), gather(g), data(d), as_view(a) {
+    *data = gather ? nullptr : view.data;
+  }
+};
+
+inline bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
+
+// Whether there is nothing to compute: the result has no elements, whatever the other extents are,
+// or they are sums without terms. No strategy is asked.
+template <class Problem>
+bool IsTrivial(const Problem&) {
+  return false;
+}
+inline bool IsTrivial(const MatmulProblem& p) { return p.m == 0 || p.n == 0 || p.k == 0; }
+inline bool IsTrivial(const MapProblem& p) { return p.n == 0; }
+inline bool IsTrivial(const TopKProblem& p) { return p.rows == 0; }
+inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
+
+// Writes the result of a trivial problem.
+template <class Problem>
+void Settle(const Problem&, Stream&) {}
+inline void Settle(const MatmulProblem& p, Stream& stream) {
+  if (p.m > 0 && p.n > 0)
+    stream.Zero(p.c, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype));
+}
+
+// Throws DeviceError.
+template <class Problem>
+void LaunchOn(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) {
+  const ProfilerRange range(strategy.name);
+  strategy.launch(problem, stream);
+}
+// Copies the view's elements to out, in row-major order. Throws DeviceError.
+inline void GatherOn(Stream& stream, const View& view, void* out) {
+  const ProfilerRange range("gather");
+  stream.Gather(view, out);
+}
+
+// One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
+// stream's order. Throws DeviceError.
+template <class Problem>
+struct WholeLaunch {
+  absl::Span<const Operand> operands;
+
+  bool Copies(const Operand& operand, const Strategy<Problem>& strategy) const {
+    return operand.gather && !(strategy.reads_views && operand.as_view != nullptr);
+  }
+  std::uint64_t CopyBytes(const Stream&, const Strategy<Problem>& strategy) const {
+    std::uint64_t bytes = 0;
+    for (const Operand& operand : operands)
+      if (Copies(operand, strategy)) bytes = SaturatingAdd(bytes, Bytes(operand.view));
+    return bytes;
+  }
+  // Whether they are copied or read in place.
+  double GatherSeconds(const Pace& pace) const {
+    double seconds = 0;
+    for (const Operand& operand : operands) {
+      if (operand.gather) seconds += pace.EstimateCopy(operand.view, operand.view.dtype);
+    }
+    return seconds;
+  }
+  Division Divide(const Problem& problem, const Strategy<Problem>& strategy,
+                  const Team& team) const {
+    return DivisionOf(problem, strategy, team);
+  }
+  void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
+    for (const Operand& operand : operands) {
+      if (stream.stopped()) return;
+      if (Copies(operand, strategy)) {
+        void* copy = stream.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
+        GatherOn(stream, operand.view, copy);
+        *operand.data = copy;
+      } else if (operand.gather) {
+        *operand.as_view = &operand.view;
+      }
+    }
+    if (!stream.stopped()) LaunchOn(stream, problem, strategy);
+  }
+};
+
+// The strategy, if its scratch memory is within the limit of the stream's budget; or, for whoever
+// leaves the choice to us, another whose is. Both by the limit, not by what is free of it: the same
+// request shall have the same bits however busy the server is.
+template <class Problem, class Work>
+absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* strategy,
+                                                     const Problem& problem, bool named,
+                                                     const Team* team, const Stream& stream,
+                                                     const Work& work) {
+  const Budget* budget = stream.scratch_budget();
+  if (budget == nullptr) return strategy;
+  const auto need = [&](const Strategy<Problem>& r) {
+    return SaturatingAdd(work.CopyBytes(stream, r), r.scratch == nullptr ? 0 : r.scratch(problem));
+  };
+  const std::uint64_t needed = need(*strategy);
+  if (needed <= budget->limit()) return strategy;
+  if (!named) {
+    const Strategy<Problem>* other = ForTeamInPlace(problem, stream.device(), team);
+    if (other != nullptr && CheckLaunch(*other, problem.launch).ok() &&
+        need(*other) <= budget->limit())
+      return other;
+  }
+  return ScratchExhausted(stream.device(), needed, budget->free(), budget->limit());
+}
+
+// What the strategy says of itself for a problem.
+template <class Problem>
+Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
+  const Cost cost = strategy.cost(problem);
+  return {.strategy = strategy.name,
+          .bytes = cost.bytes,
+          .flops = cost.flops,
+          .roundoff = strategy.roundoff(problem)};
+}
+
+// place(problem) says where the result goes; work is launched, and may gather, which the measured
+// time includes. What else it may have: Account(strategy, stats) for what it costs beside the
+// strategy, Settle(problem, stream) for a trivial problem, and LaunchWide(stream, problem, strategy)
+// where Strategy::launch_wide alone does not do it.
+template <class Problem, class Place, class Work>
+absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
+                              const Place& place, const Work& work) {
+  problem.launch = options.launch;
+  absl::StatusOr<const Strategy<Problem>*> strategy =
+      Find(options.strategy, problem, stream.device());
+  if (!strategy.ok()) return strategy.status();
+  const bool named = !options.strategy.empty();
+  if (!named && options.team != nullptr)
+    strategy = ForTeam(problem, **strategy, stream.device(), *options.team);
+  strategy = WithinLimit(*strategy, problem, named, options.team, stream, work);
+  if (!strategy.ok()) return strategy.status();
+  const bool trivial = IsTrivial(problem);
+  Stats stats = StatsOf(**strategy, problem);
+  if constexpr (requires { work.Account(**strategy, stats); }) work.Account(**strategy, stats);
+  double gather_seconds = 0;
+  if (options.pace != nullptr && !trivial) {
+    gather_seconds = work.GatherSeconds(*options.pace);
+    absl::StatusOr<double> estimate =
+        CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options);
+    if (!estimate.ok()) return estimate.status();
+    stats.estimate_seconds = *estimate;
+  }
+  if (options.check_only) return stats;
+  if (absl::Status status = place(problem); !status.ok()) return status;
+
+  std::vector<TeamShare> shares;
+  if (options.team != nullptr && !trivial) {
+    absl::StatusOr<std::vector<TeamShare>> found =
+        ShareOut(*options.team, work.Divide(problem, **strategy, *options.team), stream);
+    if (!found.ok()) return found.status();
+    shares = *std::move(found);
+  }
+  stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
+  const Stopwatch watch;
+  const bool wait = !options.enqueue_only || options.timing || options.team != nullptr;
+  absl::Status status = Finished(
+      stream,
+      [&] {
+        if (options.timing) stream.StartTimer();
+        if (trivial) {
+          if constexpr (requires { work.Settle(problem, stream); }) {
+            work.Settle(problem, stream);
+          } else {
+            Settle(problem, stream);
+          }
+        } else if (shares.empty()) {
+          work(stream, problem, **strategy);
+        } else {
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/false);
+        }
+        if (options.timing) stats.kernel_us = stream.StopTimer();
+        AwaitOthers(shares, stream);
+        if (trivial || (*strategy)->left_range == nullptr || stream.stopped()) return;
+        stream.Synchronize();
+        if (!LeftRange(problem, **strategy, shares, stream) || stream.stopped()) return;
+        if (options.timing) stream.StartTimer();
+        if (!shares.empty()) {
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/true);
+        } else if constexpr (requires { work.LaunchWide(stream, problem, **strategy); }) {
+          work.LaunchWide(stream, problem, **strategy);
+        } else {
+          (*strategy)->launch_wide(problem, stream);
+        }
+        if (options.timing) stats.kernel_us += stream.StopTimer();
+        AwaitOthers(shares, stream);
+      },
+      wait);
+  if (!status.ok()) return status;
+  // With a gather in it, or help, the time says little about the strategy.
+  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty())
+    options.pace->Learn(**strategy, problem, watch.seconds());
+  return stats;
+}
+
+// For operations that end in an array, whose address goes to *data.
+inline auto PlaceAt(const Output& output, void** data) {
+  return [&output, data](const auto&) -> absl::Status {
+    absl::StatusOr<void*> memory = output.Get();
+    if (memory.ok()) *data = *memory;
+    return memory.status();
+  };
+}
+
+template <class Problem, class Work>
+absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, bool integer,
+                                           RunOptions options, const Work& work) {
+  options.enqueue_only = false;  // the result is read at once
+  const auto place = [&stream](Problem& p) {
+    p.result = stream.result();
+    return absl::OkStatus();
+  };
+  absl::StatusOr<Stats> stats = Execute(stream, problem, options, place, work);
+  if (!stats.ok()) return stats.status();
+  return ScalarResult{options.check_only ? Scalar{} : *problem.result, integer, *stats};
+}
+
+}  // namespace tessera

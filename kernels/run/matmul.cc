@@ -1,0 +1,166 @@
+// Matmul, and an expression on its way out.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/compute.h"
+#include "kernels/map_range.h"
+#include "kernels/matmul.h"
+#include "kernels/run/execute.h"
+#include "kernels/run/stage.h"
+
+namespace tessera {
+
+namespace {
+
+// A matrix as the strategies take it: rows or columns without gaps, any pitch.
+struct MatrixOperand {
+  View view;
+  std::int64_t pitch = 0;
+  bool transpose = false;
+  bool gather = false;
+};
+
+MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
+  const std::int64_t rows = view.shape[0], columns = view.shape[1];
+  const std::int64_t row_stride = view.strides[0], column_stride = view.strides[1];
+  const std::int64_t least_pitch = std::max<std::int64_t>(1, columns);
+  MatrixOperand operand{view, least_pitch, transpose, false};
+  if ((columns <= 1 || column_stride == 1) && (rows <= 1 || row_stride >= least_pitch)) {
+    if (rows > 1) operand.pitch = row_stride;
+  } else if ((rows <= 1 || row_stride == 1) &&
+             (columns <= 1 || column_stride >= std::max<std::int64_t>(1, rows))) {
+    // Columns without gaps: the transpose of what is stored.
+    operand.pitch = columns > 1 ? column_stride : std::max<std::int64_t>(1, rows);
+    operand.transpose = !transpose;
+  } else {
+    operand.gather = true;
+  }
+  return operand;
+}
+
+// Matmul into scratch memory, which the map reads from operand 0.
+struct MatmulThenMap {
+  WholeLaunch<MatmulProblem> product;
+  MapProblem& map;
+  const Stream& stream;
+  std::uint64_t product_bytes;
+
+  std::uint64_t CopyBytes(const Stream& on, const Strategy<MatmulProblem>& strategy) const {
+    return SaturatingAdd(product.CopyBytes(on, strategy), product_bytes);
+  }
+  double GatherSeconds(const Pace& pace) const {
+    return product.GatherSeconds(pace) + MapSeconds(map, stream, pace);
+  }
+  Division Divide(const MatmulProblem&, const Strategy<MatmulProblem>&, const Team&) const {
+    return {};
+  }
+  void Account(const Strategy<MatmulProblem>&, Stats& stats) const {
+    AccountMap(map, /*in_cache=*/false, stats);
+  }
+  void Settle(MatmulProblem& problem, Stream& on) const {
+    if (map.n == 0) return;
+    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
+    tessera::Settle(problem, on);
+    Finish(problem, on);
+  }
+  void operator()(Stream& on, MatmulProblem& problem,
+                  const Strategy<MatmulProblem>& strategy) const {
+    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
+    product(on, problem, strategy);
+    if (!on.stopped()) Finish(problem, on);
+  }
+  void Finish(const MatmulProblem& problem, Stream& on) const {
+    map.operands[0].data = problem.c;
+    LaunchMapRange(map, 0, map.n, map.out, on);
+  }
+};
+
+absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpose_a,
+                                      bool transpose_b, DType out_dtype) {
+  if (a.dtype != b.dtype) return DtypesDiffer(a, b);
+  if (a.shape.rank != 2 || b.shape.rank != 2) return ShapesDiffer("both must have rank 2", a, b);
+  const std::int64_t a_k = a.shape[transpose_a ? 0 : 1];
+  const std::int64_t b_k = b.shape[transpose_b ? 1 : 0];
+  if (a_k != b_k) {
+    return ShapesDiffer(absl::StrCat("the inner extents ", a_k, " and ", b_k, " must agree"), a, b);
+  }
+  if (!IsMatmulPair(a.dtype, out_dtype)) {
+    return Invalid(
+        "BAD_DTYPE",
+        absl::StrCat("no strategy turns ", Absl(Name(a.dtype)), " operands into ",
+                     Absl(Name(out_dtype))),
+        {{"dtype", std::string(Name(a.dtype))}, {"out_dtype", std::string(Name(out_dtype))}});
+  }
+  return MakeArrayType(out_dtype, {a.shape[transpose_a ? 1 : 0], b.shape[transpose_b ? 0 : 1]});
+}
+
+absl::StatusOr<std::unique_ptr<StagedMap>> StageMatmul(const ArrayType& product,
+                                                       const MapStage& out_of) {
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged =
+      StagedMap::Make(WholeView(product, nullptr), out_of, "product", /*numeric=*/false);
+  if (!staged.ok() || (*staged)->type().shape == product.shape) return staged;
+  // Some other operand stretches the product.
+  std::size_t at = 0;
+  const auto stretches = [&](const Shape& own) {
+    if (own.rank > product.shape.rank) return true;
+    for (int i = 1; i <= own.rank; ++i) {
+      const std::int64_t extent = own[own.rank - i];
+      if (extent != 1 && extent != product.shape[product.shape.rank - i]) return true;
+    }
+    return false;
+  };
+  while (!stretches(out_of.with[at].shape)) ++at;
+  const std::string name = absl::StrCat("with[", at, "]");
+  return Invalid("BAD_SHAPE",
+                 absl::StrCat("operand ", name, " has shape ", ToString(out_of.with[at].shape),
+                              ", which is not broadcast to ", ToString(product.shape)),
+                 {{"operand", name},
+                  {"shape", ToString(out_of.with[at].shape)},
+                  {"others", ToString(product.shape)}});
+}
+
+}  // namespace
+
+absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
+                                     bool transpose_b, DType out_dtype, const MapStage* out_of) {
+  absl::StatusOr<ArrayType> product = ProductType(a, b, transpose_a, transpose_b, out_dtype);
+  if (!product.ok() || out_of == nullptr) return product;
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*product, *out_of);
+  if (!staged.ok()) return staged.status();
+  return (*staged)->type();
+}
+
+absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
+                                bool transpose_b, DType out_dtype, const Output& out,
+                                const RunOptions& options, const MapStage* out_of) {
+  absl::StatusOr<ArrayType> type = ProductType(a, b, transpose_a, transpose_b, out_dtype);
+  if (!type.ok()) return type.status();
+  const MatrixOperand left = MakeMatrixOperand(a, transpose_a);
+  const MatrixOperand right = MakeMatrixOperand(b, transpose_b);
+  MatmulProblem problem{.dtype = a.dtype,
+                        .out_dtype = out_dtype,
+                        .m = type->shape[0],
+                        .n = type->shape[1],
+                        .k = a.shape[transpose_a ? 0 : 1],
+                        .lda = left.pitch,
+                        .transpose_a = left.transpose,
+                        .ldb = right.pitch,
+                        .transpose_b = right.transpose,
+                        .c = nullptr};
+  const Operand operands[] = {{a, left.gather && HasGaps(a), &problem.a},
+                              {b, right.gather && HasGaps(b), &problem.b}};
+  const WholeLaunch<MatmulProblem> product{operands};
+  if (out_of == nullptr)
+    return Execute(stream, problem, options, PlaceAt(out, &problem.c), product);
+  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*type, *out_of);
+  if (!staged.ok()) return staged.status();
+  MapProblem& map = (*staged)->problem();
+  return Execute(stream, problem, options, PlaceAt(out, &map.out),
+                 MatmulThenMap{product, map, stream, type->bytes()});
+}
+
+}  // namespace tessera

@@ -1,0 +1,18 @@
+// What reductions of a whole array and along axes share.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/compute.h"
+
+namespace tessera {
+
+absl::Status EmptyInput(ReduceOp op);
+// Whether the operation has a value for so many elements of the type.
+absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n);
+// Of the array that is folded.
+absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in);
+
+}  // namespace tessera

@@ -1,0 +1,180 @@
+// Reduce along some axes.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/compute.h"
+#include "kernels/map_range.h"
+#include "kernels/run/axes.h"
+#include "kernels/run/execute.h"
+#include "kernels/run/pieces.h"
+#include "kernels/run/reduce.h"
+#include "kernels/run/stage.h"
+
+namespace tessera {
+
+namespace {
+
+// The axes of an array so ordered that folded ones are neighbours, and the three extents that result.
+// Axes that are neighbours already stay where they are, which saves a gather.
+struct Folding {
+  std::vector<int> order;
+  std::int64_t outer = 1, length = 1, inner = 1;
+
+  View Of(const View& x) const {
+    View ordered = x;
+    for (int i = 0; i < x.shape.rank; ++i) {
+      const int from = order[static_cast<std::size_t>(i)];
+      ordered.shape[i] = x.shape[from];
+      ordered.strides[static_cast<std::size_t>(i)] = x.strides[static_cast<std::size_t>(from)];
+    }
+    return ordered;
+  }
+};
+
+Folding MakeFolding(const Shape& shape, const std::array<bool, kMaxRank>& folded) {
+  const int rank = shape.rank;
+  const auto is_folded = [&](int i) { return folded[static_cast<std::size_t>(i)]; };
+  int first = 0;
+  while (first < rank && !is_folded(first)) ++first;
+  int last = rank;
+  while (last > first && !is_folded(last - 1)) --last;
+  bool neighbours = true;
+  for (int i = first; i < last; ++i) neighbours &= is_folded(i);
+
+  Folding folding;
+  for (int i = 0; i < rank; ++i)
+    if (neighbours || !is_folded(i)) folding.order.push_back(i);
+  if (!neighbours)
+    for (int i = 0; i < rank; ++i)
+      if (is_folded(i)) folding.order.push_back(i);
+  for (int from : folding.order) {
+    (is_folded(from)              ? folding.length
+     : neighbours && from >= last ? folding.inner
+                                  : folding.outer) *= shape[from];
+  }
+  return folding;
+}
+
+// The same along axes, in pieces of the outermost one: the map's result is [outer, length, inner].
+struct FoldMapAxes {
+  const MapProblem& map;
+  const Stream& stream;
+  const ReduceAxesProblem& problem;
+
+  std::int64_t row() const { return problem.length * problem.inner; }
+  // Rows of a piece: what stays in a cache of the second level, of each core's on a CPU.
+  std::int64_t rows() const {
+    const DeviceInfo& info = stream.device().info();
+    const int cores = info.backend == Backend::kCpu ? std::max(1, info.multiprocessors) : 1;
+    const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1, cores);
+    return std::clamp<std::int64_t>(elements / std::max<std::int64_t>(1, row()), 1,
+                                    std::max<std::int64_t>(1, problem.outer));
+  }
+  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceAxesProblem>&) const {
+    return static_cast<std::uint64_t>(rows() * row()) * SizeOf(map.dtype);
+  }
+  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
+  Division Divide(const ReduceAxesProblem&, const Strategy<ReduceAxesProblem>&, const Team&) const {
+    return {};
+  }
+  void Account(const Strategy<ReduceAxesProblem>&, Stats& stats) const {
+    AccountMap(map, /*in_cache=*/rows() < problem.outer, stats);
+  }
+  void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
+            bool wide) const {
+    if (whole.x == nullptr) {
+      const std::uint64_t bytes = std::max<std::uint64_t>(1, CopyBytes(on, strategy));
+      whole.x = on.Scratch(static_cast<std::size_t>(bytes));
+    }
+    void* const piece = const_cast<void*>(whole.x);
+    for (std::int64_t first = 0; first < whole.outer && !on.stopped();) {
+      const std::int64_t end = std::min(whole.outer, first + rows());
+      LaunchMapRange(map, first * row(), (end - first) * row(), piece, on);
+      ReduceAxesProblem part = PartOf(whole, {&on, first, end});
+      part.x = piece;
+      part.continues = first > 0;
+      if (wide) {
+        strategy.launch_wide(part, on);
+      } else {
+        LaunchOn(on, part, strategy);
+      }
+      first = end;
+    }
+  }
+  void operator()(Stream& on, ReduceAxesProblem& whole,
+                  const Strategy<ReduceAxesProblem>& strategy) const {
+    Fold(on, whole, strategy, /*wide=*/false);
+  }
+  void LaunchWide(Stream& on, ReduceAxesProblem& whole,
+                  const Strategy<ReduceAxesProblem>& strategy) const {
+    Fold(on, whole, strategy, /*wide=*/true);
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
+                                         bool keep_dims, const MapStage* in) {
+  const absl::StatusOr<ArrayType> of = FoldedType(x, in);
+  if (!of.ok()) return of.status();
+  absl::StatusOr<std::array<bool, kMaxRank>> folded = FoldedAxes(of->shape, axes);
+  if (!folded.ok()) return folded.status();
+  std::vector<std::int64_t> shape;
+  bool nothing_to_fold = false;
+  for (int i = 0; i < of->shape.rank; ++i) {
+    if (!(*folded)[static_cast<std::size_t>(i)]) {
+      shape.push_back(of->shape[i]);
+    } else {
+      nothing_to_fold |= of->shape[i] == 0;
+      if (keep_dims) shape.push_back(1);
+    }
+  }
+  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, of->dtype), shape);
+  if (!type.ok()) return type;
+  const bool empty = nothing_to_fold && type->shape.elements() > 0;
+  absl::Status status = CheckFolds(op, of->dtype, empty ? 0 : 1);
+  if (!status.ok()) return status;
+  return type;
+}
+
+absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
+                                    absl::Span<const int> axes, const Output& out,
+                                    const RunOptions& options, const MapStage* in) {
+  if (absl::Status status = ReduceAxesType(x, op, axes, false, in).status(); !status.ok())
+    return status;
+  const auto problem_of = [&](const Folding& folding, DType dtype) {
+    return ReduceAxesProblem{.dtype = dtype,
+                             .op = op,
+                             .outer = folding.outer,
+                             .length = folding.length,
+                             .inner = folding.inner,
+                             .x = nullptr,
+                             .out = nullptr};
+  };
+  if (IsMapped(x, in)) {
+    absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
+    if (!staged.ok()) return staged.status();
+    MapProblem& map = (*staged)->problem();
+    const Shape& shape = (*staged)->type().shape;
+    const Folding folding = MakeFolding(shape, *FoldedAxes(shape, axes));
+    for (int i = 0; i < map.program->operands; ++i) {
+      View& view = map.operands[static_cast<std::size_t>(i)];
+      view = folding.Of(view);
+    }
+    ReduceAxesProblem problem = problem_of(folding, map.dtype);
+    return Execute(stream, problem, options, PlaceAt(out, &problem.out),
+                   FoldMapAxes{map, stream, problem});
+  }
+  const Folding folding = MakeFolding(x.shape, *FoldedAxes(x.shape, axes));
+  const View ordered = folding.Of(x);
+  ReduceAxesProblem problem = problem_of(folding, x.dtype);
+  const Operand operands[] = {{ordered, HasGaps(ordered), &problem.x}};
+  return Execute(stream, problem, options, PlaceAt(out, &problem.out),
+                 WholeLaunch<ReduceAxesProblem>{operands});
+}
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#include "kernels/run/stage.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/map_cost.h"
+#include "kernels/run/execute.h"
+
+namespace tessera {
+
+absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
+                                     absl::FunctionRef<std::string(std::size_t)> names) {
+  Shape shape;
+  for (const View& view : operands) shape.rank = std::max(shape.rank, view.shape.rank);
+  for (int i = 0; i < shape.rank; ++i) shape[i] = 1;
+  for (std::size_t operand = 0; operand < operands.size(); ++operand) {
+    const Shape& own = operands[operand].shape;
+    for (int i = 0; i < own.rank; ++i) {
+      std::int64_t& extent = shape[shape.rank - own.rank + i];
+      if (own[i] == extent || own[i] == 1) continue;
+      if (extent != 1) {
+        return Invalid(
+            "BAD_SHAPE",
+            absl::StrCat("operand ", names(operand), " has shape ", ToString(own),
+                         ", which does not go with ", ToString(shape)),
+            {{"operand", names(operand)}, {"shape", ToString(own)}, {"others", ToString(shape)}});
+      }
+      extent = own[i];
+    }
+  }
+  return shape;
+}
+
+View Broadcast(const View& view, const Shape& shape) {
+  View wide{.data = view.data, .dtype = view.dtype, .shape = shape, .strides = {}};
+  const auto rank = static_cast<std::size_t>(view.shape.rank);
+  const std::size_t before = static_cast<std::size_t>(shape.rank) - rank;
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (view.shape[static_cast<int>(i)] != 1) wide.strides[before + i] = view.strides[i];
+  }
+  return wide;
+}
+
+absl::StatusOr<MapProgram> CompileFor(absl::Span<const View> operands,
+                                      absl::Span<const ExpressionNode> expression,
+                                      std::optional<DType> cast) {
+  std::vector<DType> dtypes;
+  for (const View& view : operands) dtypes.push_back(view.dtype);
+  return CompileExpression(expression, dtypes, cast);
+}
+
+absl::Span<const ExpressionNode> Identity() {
+  static const ExpressionNode node{.kind = ExpressionNode::Kind::kOperand};
+  return {&node, 1};
+}
+
+absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, const MapStage& stage,
+                                                           std::string_view first_name,
+                                                           bool numeric) {
+  std::vector<View> operands = {first};
+  operands.insert(operands.end(), stage.with.begin(), stage.with.end());
+  absl::StatusOr<MapProgram> program = CompileFor(operands, stage.expression);
+  if (!program.ok()) return program.status();
+  auto staged = std::make_unique<StagedMap>();
+  staged->type_.dtype = program->dtype;
+  if (numeric && program->dtype == DType::kBool) {
+    program = CompileFor(operands, stage.expression, DType::kI32);
+    if (!program.ok()) return program.status();
+  }
+  staged->program_ = *std::move(program);
+  const absl::StatusOr<Shape> shape = BroadcastShape(operands, [&](std::size_t i) {
+    return i == 0 ? std::string(first_name) : absl::StrCat("with[", i - 1, "]");
+  });
+  if (!shape.ok()) return shape.status();
+  const absl::StatusOr<ArrayType> type = MakeArrayType(
+      staged->program_.dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+  if (!type.ok()) return type.status();
+  staged->type_.shape = *shape;
+  MapProblem& problem = staged->problem_;
+  problem.dtype = type->dtype;
+  problem.n = shape->elements();
+  problem.program = &staged->program_;
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    problem.operands[i] = Broadcast(operands[i], *shape);
+  return staged;
+}
+
+absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapStage* in) {
+  const MapStage identity{Identity(), {}};
+  return StagedMap::Make(x, in == nullptr ? identity : *in, "x", /*numeric=*/true);
+}
+
+bool IsMapped(const View& x, const MapStage* in) {
+  return in != nullptr || x.dtype == DType::kBool;
+}
+
+void AccountMap(const MapProblem& map, bool in_cache, Stats& stats) {
+  const Cost cost = OnePassCost(map);
+  stats.bytes += cost.bytes;
+  if (in_cache) stats.bytes -= 2 * static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+  stats.flops += cost.flops;
+}
+
+double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace) {
+  return pace.Estimate(*Choose(map, stream.device()), map);
+}
+
+}  // namespace tessera
