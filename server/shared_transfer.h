@@ -40,22 +40,26 @@ class SharedTransfer : public UnaryCall, private Task {
   char* memory() const { return memory_; }
 
  private:
-  // Finds or makes the buffer; may take memory.
+  // Whether Open and Close take or free memory, for which they run on a thread of the chores.
+  virtual bool Allocates() const = 0;
+  // Finds or makes the buffer.
   virtual absl::StatusOr<Extent> Open() = 0;
   // Moves bytes [begin, begin + size) of the range.
   virtual absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) = 0;
-  // Every byte has been moved: fills the answer. May free memory.
+  // Every byte has been moved: fills the answer.
   virtual absl::Status Close() = 0;
   // The last: lets go of the buffer.
   virtual void Release(const absl::Status& status) = 0;
 
   absl::Status Check(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
                      std::string_view too_many);
-  // On a thread of the chores.
   void Begin();
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Conclude(status); }
-  // The call may be gone on return, as on that of Begin and Run.
+  void Finish() {
+    Conclude(Guarded([&] { return Close(); }));
+  }
+  // The call may be gone on return, as on that of Begin, Run and Finish.
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 
@@ -80,6 +84,7 @@ class SharedUpload final : public SharedTransfer {
         response_(exchange.response()) {}
 
  private:
+  bool Allocates() const override { return request_.has_spec(); }
   absl::StatusOr<Extent> Open() override;
   absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) override;
   absl::Status Close() override;
@@ -100,6 +105,7 @@ class SharedDownload final : public SharedTransfer {
         response_(exchange.response()) {}
 
  private:
+  bool Allocates() const override { return false; }
   absl::StatusOr<Extent> Open() override;
   absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) override;
   absl::Status Close() override;
