@@ -75,6 +75,8 @@ class Program:
             dtype = np.dtype(self.random.choice(DTYPES))
             array = self.numbers.integers(-6, 7, shape).astype(dtype)
             self.values.append(Value(self.t.put(array), array, "put"))
+        mask = self.numbers.random(self.values[0].array.shape) < 0.5
+        self.values.append(Value(self.t.put(mask), mask, "put"))
         a = self.numbers.integers(-4, 5, (4, 5)).astype(self.random.choice(("f4", "f8")))
         b = self.numbers.integers(-4, 5, (5, 3)).astype(a.dtype)
         for array in (a, b):

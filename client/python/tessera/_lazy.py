@@ -228,7 +228,8 @@ class Lazy(Operators):
         """The elements where a mask is true, and a number elsewhere."""
         if where is None or where is True:
             return self
-        return self._make(apply("where", self._mask(where), self._term(), constant(rest)))
+        number = cast(constant(rest), self.dtype)
+        return self._make(apply("where", self._mask(where), self._term(), number))
 
     def _count(self: Self, where: Any, axis: Any, keepdims: bool) -> Self:
         """How many elements a mask picks."""
