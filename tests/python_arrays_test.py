@@ -79,7 +79,7 @@ class ArraysTest(python_outsider.Case):
         np.testing.assert_array_equal(theirs, mine)
 
     def test_types_the_server_lacks_name_the_way_out(self):
-        for array in (np.zeros(3, bool), np.zeros(3, "c8"), np.array(["x"]), np.zeros(3, "u8")):
+        for array in (np.zeros(3, "c8"), np.array(["x"]), np.zeros(3, "u8")):
             with self.assertRaisesRegex(ts.Unsupported, "astype"):
                 self.t.put(array)
 
@@ -231,7 +231,7 @@ class ArraysTest(python_outsider.Case):
             lambda: np.where(x > 0),
             lambda: np.linalg.inv(x),
             lambda: np.round(x, 2),
-            lambda: np.sum(x, initial=1),
+            lambda: np.add.accumulate(x),
             lambda: x + np.zeros((12, 9), "c8"),
             lambda: x[None] @ x.T,
             lambda: x | x,
@@ -322,8 +322,8 @@ class ArraysTest(python_outsider.Case):
                 together.numpy(), (expected[0] * 2 + expected[1]).sum(axis=1), rtol=1e-6
             )
             self.assertEqual(calls, ["Execute"])
-        self.assertEqual([s.operation for s in together.stats], ["top_k", "map", "reduce"])
-        self.assertIn("one Execute of 3 steps", together.explain())
+        self.assertEqual([s.operation for s in together.stats], ["top_k", "reduce"])
+        self.assertIn("one Execute of 2 steps", together.explain())
         self.assertIn("step 0 indices", together.explain())
         scores = x @ x.T
         wanted = *self.largest(a @ a.T, 4, largest=False), a @ a.T
@@ -383,11 +383,11 @@ class ArraysTest(python_outsider.Case):
         gram = self.x @ self.x.T
         again = self.x @ self.x.T
         e = (gram + again).sum(axis=1)
-        self.assertIn("one Execute of 3 steps", e.explain())
+        self.assertIn("one Execute of 2 steps", e.explain())
         with self.calls() as calls:
             e.numpy()
             self.assertEqual(calls, ["Execute"])
-            self.assertEqual([s.operation for s in e.stats], ["matmul", "map", "reduce"])
+            self.assertEqual([s.operation for s in e.stats], ["matmul", "reduce"])
             calls.clear()
             first, second = self.t.compute(gram.sum(), (gram + 1).max(axis=0))
             self.assertEqual(calls, ["Execute"])

@@ -43,7 +43,7 @@ from ._graph import Inline, Leaf, Node, Term
 from ._progress import Progress, reporter
 from ._retry import Retry
 from ._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
-from ._views import View, size_of
+from ._views import View
 from ._wire import CHUNK, Download, Upload
 
 
@@ -522,7 +522,7 @@ class Core:
         """The request of an expression with a small result, made once: what it costs adds to the
         time of every call. None: evaluate_one() is the only way."""
         source = term[0]
-        if not isinstance(source, Node) or source.dtype.itemsize * size_of(source.shape) > CHUNK:
+        if not isinstance(source, Node) or source.answer_bytes > CHUNK:
             return None
         plan = _plan.Plan([source])
         return Prepared(plan, *plan.call({}))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from . import _dtypes
 from . import _protocol as p
-from ._views import Shape, View
+from ._views import Shape, View, size_of
 from ._wire import varint
 
 
@@ -117,6 +117,11 @@ class Node:
     def gives_integers(self) -> bool:
         """Whether the server's elements of it are i32 and stand for truth values."""
         return self.op == "reduce" and self.dtype.kind == "b"
+
+    @property
+    def answer_bytes(self) -> int:
+        """What its elements take in an answer."""
+        return size_of(self.shape) * (4 if self.gives_integers else self.dtype.itemsize)
 
     def using(self, strategy: str, timing: bool) -> "Node":
         return Node(

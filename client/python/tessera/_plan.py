@@ -349,7 +349,7 @@ def on_host(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
 
 
 def inline_bytes(nodes: Sequence[Node]) -> int:
-    return sum(node.dtype.itemsize * View.whole(node.shape).size for node in nodes)
+    return sum(node.answer_bytes for node in nodes)
 
 
 def target(name: str, replace: bool, ttl: Optional[Any]) -> Any:
