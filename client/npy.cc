@@ -384,6 +384,9 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
   const std::uint64_t count = out.size() / element;
   const bool read = ReadMap([&] {
     switch (element) {
+      case 1:
+        GatherColumnMajor<std::uint8_t>(data, header_.shape, first, count, out.data());
+        break;
       case 2:
         GatherColumnMajor<std::uint16_t>(data, header_.shape, first, count, out.data());
         break;

@@ -103,6 +103,7 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
 }
 
 void MarkScattered(absl::Span<Source> sources) {
+  if (sources.size() != 2) return;
   const auto shards_of = [](const Source& source) {
     return source.buffer == nullptr ? absl::Span<const Shard>() : source.buffer->shards();
   };

@@ -56,7 +56,7 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 // All operands of a call, as they are at one moment, and checked with their views.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
 
-// Of a product: b is scattered if it is too small for every device to have a part of it that has one
+// Of a product without an expression: b is scattered if it is too small for every device to have a part of it that has one
 // of a.
 void MarkScattered(absl::Span<Source> sources);
 

@@ -159,8 +159,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
         bytes.Add(*one.buffer, 0, one.buffer->type().bytes());
       source.buffer = std::move(one.buffer);
     }
-    if (step.proto->has_matmul() && step.sources.size() == 2)
-      MarkScattered(absl::MakeSpan(step.sources));
+    if (step.proto->has_matmul()) MarkScattered(absl::MakeSpan(step.sources));
   }
   Device* const device = bytes.Most();
   return device != nullptr ? device : &core_.FirstDevice();

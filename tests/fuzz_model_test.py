@@ -1086,8 +1086,9 @@ class Fuzzer:
             )
 
     @staticmethod
-    def near_array(expected, terms, dtype):
-        """A judge of arrays: expected and the sum of |terms| of each element, in f64 or i64."""
+    def near_array(expected, terms, dtype, rounded=0):
+        """A judge of arrays: expected and the sum of |terms| of each element, in f64 or i64; rounded:
+        what was rounded to the type on the way."""
 
         def judge(actual, roundoff):
             values = wide(actual, dtype)
@@ -1107,7 +1108,8 @@ class Fuzzer:
             with np.errstate(all="ignore"):
                 special = ~np.isfinite(want)
                 same = np.isnan(want) & np.isnan(values) | (want == values)
-                bound = 4 * (roundoff + 2.0**-50) * terms + 2 * ulp * np.abs(want) + tiny
+                bound = 4 * (roundoff + 2.0**-50) * terms + tiny
+                bound = bound + 2 * ulp * (np.abs(want) + np.abs(rounded))
                 close = np.abs(values - want) <= bound
                 over = np.abs(want) > top
             good = np.where(special, same, close | over)
@@ -1305,12 +1307,10 @@ class Fuzzer:
             terms = x[:, :, None] * y[None, :, :]
             expected = terms.sum(axis=1)
             sizes = np.abs(terms).sum(axis=1)
+            product = expected if bias is not None else 0
             if bias is not None:
-                added = wide(bias, result_type)
-                expected, sizes = expected + added, sizes + 4 * np.abs(added)
-                if result_type in (F16, BF16):  # the product is rounded before it is added to
-                    sizes = sizes * (1 + 2.0**16)
-            judge = self.near_array(expected, sizes, result_type)
+                expected = expected + wide(bias, result_type)
+            judge = self.near_array(expected, sizes, result_type, rounded=product)
         self.land(outcome, target, expected, result_type, judge, ())
         if outcome.ok:
             versions = [first, second] + [0] * (bias is not None)

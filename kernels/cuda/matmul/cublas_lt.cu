@@ -131,8 +131,7 @@ class Plan {
     CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
                                        sizeof kWorkspace));
     // Parts of a sum are not rounded to 16 bits.
-    const std::uint32_t schemes =
-        CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(api.lt_preference_set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
                                        sizeof schemes));
     for (const auto& [which, data] : {std::pair<cublasLtMatmulPreferenceAttributes_t, const void*>{
