@@ -1,7 +1,7 @@
 // The launches behind tree.h, for files that instantiate them for some types.
 //
 // Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time, and
-// what a map computes is written there, to be read again while it is in the cache of the second level;
+// what a map computes is written there;
 // each piece is a launch. Tickets count on from launch to launch, so that the last block of the
 // last one to start is the receiver, and what the others have sent waits in the mailbox.
 #pragma once
