@@ -47,8 +47,8 @@ bool MapRequestParser<Request>::Parse(grpc::ByteBuffer& bytes, Request& request)
     grpc::ByteBuffer same = bytes;
     grpc::ProtoBufferReader reader(&same);
     CodedInputStream in(&reader);
-    CountMapParts<Request>(in,
-                           parts);  // of what is no valid message, some number: parsing it fails
+    // Of what is no valid message, some number: parsing it fails.
+    CountMapParts<Request>(in, parts);
   }
   bool parsed = true;
   if (parts.operands > MapFields<Request>::kMost) {

@@ -56,8 +56,8 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 // All operands of a call, as they are at one moment, and checked with their views.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
 
-// Of a product without an expression: b is scattered if it is too small for every device to have a part of it that has one
-// of a.
+// Of a product without an expression: b is scattered if it is too small for every device that has a
+// part of a to have one of b.
 void MarkScattered(absl::Span<Source> sources);
 
 // Adds up what a call needs of each device, to run where the fewest bytes have to move.

@@ -249,30 +249,11 @@ void PrintTo(const ProductCase& c, std::ostream* os) {
       << " gap " << c.gap << " " << c.strategy;
 }
 
-// Calls f(T{}) with the type of the elements.
-template <class F>
-auto OfType(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kF64:
-      return f(double{});
-    case DType::kF16:
-      return f(Half{});
-    case DType::kBF16:
-      return f(BFloat16{});
-    case DType::kI32:
-      return f(std::int32_t{});
-    case DType::kI64:
-      return f(std::int64_t{});
-    default:
-      return f(float{});
-  }
-}
-
 // n random elements as bytes, and as numbers.
 std::pair<std::string, std::vector<double>> RandomElements(DType dtype, std::int64_t n,
                                                            std::mt19937& random) {
   std::pair<std::string, std::vector<double>> both;
-  OfType(dtype, [&](auto zero) {
+  DispatchDType(dtype, [&](auto zero) {
     using T = decltype(zero);
     for (std::int64_t i = 0; i < n; ++i) {
       const auto number = static_cast<float>(random() % 2001) / 100.f - 10.f;
@@ -383,7 +364,7 @@ class TeamProductTest : public TeamTest {
         sum += term;
         magnitude += std::abs(term);
       }
-      const double got = OfType(c.out_dtype, [&](auto element) {
+      const double got = DispatchDType(c.out_dtype, [&](auto element) {
         std::memcpy(&element,
                     &ran.bytes[static_cast<std::size_t>(row * c.n + column) * sizeof element],
                     sizeof element);

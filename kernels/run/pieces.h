@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Elements of `size` bytes in the pieces in which a strided array is copied: on a GPU enough to
-// outlast their launches, on the CPU what stays in a cache, or in so many. `copies` of them fit what a stream
+// outlast their launches, on the CPU what stays in so many caches. `copies` of them fit what a stream
 // keeps of scratch memory on the CPU, and a quarter of the budget anywhere.
 inline std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies,
                                   int caches = 1) {
