@@ -43,6 +43,9 @@ std::vector<std::string> VisibleDevices();
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device);
+// The two of Device, with errors as they come from MakeStream.
+absl::Status KeepRoom(Device& device);
+absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device);
 
 // The shards of an array of so many bytes that is divided evenly among the devices, in their order:
 // one at least, at multiples of the first device's ShardUnit. A device that would have none of the

@@ -146,6 +146,13 @@ class Device {
   // Begins or ends what a profiler records of the device's work, if one is attached that waits to be
   // told.
   virtual void SetProfiling(bool /*on*/) noexcept {}
+  // Has streams of MakeLargeStream leave a part of the device to the others, if it can be parted: work
+  // of those then never waits for a kernel that fills all the rest. info() counts the rest from here
+  // on, so that strategies do the same, to the last bit, on either kind of stream. REQUIRES: there is
+  // no stream. Throws DeviceError.
+  virtual void KeepRoom() {}
+  // A stream for operations that would hold the device for long. Throws DeviceError.
+  virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
 
   // Latched by the first kLost error on any stream; there is no way back within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }

@@ -155,6 +155,17 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device) {
   return stream;
 }
 
+absl::Status KeepRoom(Device& device) {
+  return Guard(device, [&] { device.KeepRoom(); });
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device) {
+  std::unique_ptr<Stream> stream;
+  absl::Status status = Guard(device, [&] { stream = device.MakeLargeStream(); });
+  if (!status.ok()) return status;
+  return stream;
+}
+
 std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes) {
   const std::uint64_t unit = devices.front()->ShardUnit();
   const std::uint64_t units = bytes / unit + (bytes % unit != 0);

@@ -107,13 +107,17 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
                        absl::StrCat("device ", device->info().name, " is named twice"));
     }
+    const bool reserve = !options.tokens.empty();
+    if (reserve) {
+      if (absl::Status status = KeepRoom(*device); !status.ok()) return status;
+    }
     auto place = std::make_unique<Place>(
         options.ScratchLimit(core->tenants_.budget(*device).limit()), *device);
     bool first_stream = true;
     auto compute = Executor::Start(
         *device,
         {.workers = options.workers,
-         .reserve = !options.tokens.empty(),
+         .reserve = reserve,
          .queue_length = options.queue,
          .spin = absl::ToChronoMicroseconds(options.spin),
          .scratch = &place->scratch},
@@ -132,7 +136,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     if (!transfers.ok()) return transfers.status();
     absl::StatusOr<std::unique_ptr<Stream>> bridge = MakeStream(*device);
     if (!bridge.ok()) return bridge.status();
-    absl::StatusOr<std::unique_ptr<Stream>> team = MakeStream(*device);
+    absl::StatusOr<std::unique_ptr<Stream>> team = MakeLargeStream(*device);
     if (!team.ok()) return team.status();
     (*team)->SetScratchBudget(&place->scratch);
     absl::StatusOr<std::shared_ptr<SlotPool>> slots = SlotPool::Make(*device, kLeastSlots);

@@ -45,7 +45,9 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
   std::unique_ptr<Executor> executor(new Executor(device, settings));
   const int lanes = settings.reserve ? 2 * settings.workers : settings.workers;
   for (int i = 0; i < lanes; ++i) {
-    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(device);
+    const bool large = settings.reserve && i < settings.workers;
+    absl::StatusOr<std::unique_ptr<Stream>> stream =
+        large ? MakeLargeStream(device) : MakeStream(device);
     if (!stream.ok()) return stream.status();
     (*stream)->SetScratchBudget(settings.scratch);
     if (absl::Status status = prepare(**stream); !status.ok()) return status;

@@ -64,8 +64,8 @@ absl::Status DeviceLostError(const Device& device);
 class Executor {
  public:
   struct Settings {
-    // Tasks that run at once. With a reserve: so many large ones, and as many others, for which the
-    // threads of a device that computes on them give way.
+    // Tasks that run at once. With a reserve: so many large ones, on streams for such, and as many
+    // others, for which the threads of a device that computes on them give way.
     int workers = 1;
     bool reserve = false;
     // How many tasks of a share may wait, besides the ones that run.

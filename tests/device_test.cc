@@ -338,6 +338,83 @@ TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
   EXPECT_TRUE(Allocate(*TestDevice(GetParam()), 1 << 20).ok());
 }
 
+// A GPU that keeps room for what is not large, and streams of both kinds.
+class RoomTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    TESSERA_NEED_DEVICE(Backend::kCuda);
+    device_ = *OpenDevice(TestDevice(Backend::kCuda)->info().name);
+    all_ = device_->info().multiprocessors;
+    ASSERT_TRUE(KeepRoom(*device_).ok());
+    large_ = *MakeLargeStream(*device_);
+    other_ = *MakeStream(*device_);
+  }
+
+  int all_ = 0;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> large_, other_;
+};
+
+// Products that fill all SMs they find come one behind the other. Dots of microseconds go on beside
+// them; without room each waits until a product ends.
+TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
+  constexpr int kProducts = 20;
+  constexpr std::int64_t kSide = 8192, kLength = 4096;
+  EXPECT_LT(device_->info().multiprocessors, all_);
+  const auto a = *Allocate(*device_, kSide * kSide * 2), c = *Allocate(*device_, kSide * kSide * 2);
+  const auto x = *Allocate(*device_, kLength * 4);
+  ASSERT_TRUE(Zero(*large_, a.data(), kSide * kSide * 2).ok());
+  ASSERT_TRUE(Zero(*large_, x.data(), kLength * 4).ok());
+  const View matrix = WholeView({DType::kBF16, MakeShape({kSide, kSide})}, a.data());
+  const View vector = WholeView({DType::kF32, MakeShape({kLength})}, x.data());
+  const auto product = [&] {
+    EXPECT_TRUE(BeginRequest(*large_).ok());
+    EXPECT_TRUE(RunMatmul(*large_, matrix, matrix, false, false, DType::kBF16, c.data(), {}).ok());
+  };
+  const auto dot = [&] {
+    EXPECT_TRUE(BeginRequest(*other_).ok());
+    EXPECT_TRUE(RunDot(*other_, vector, vector, {}).ok());
+  };
+  product();
+  dot();
+  std::atomic<bool> done{false};
+  std::thread flood([&] {
+    for (int i = 0; i < kProducts; ++i) product();
+    done = true;
+  });
+  int dots = 0;
+  for (; !done; ++dots) dot();
+  flood.join();
+  EXPECT_GT(dots, 8 * kProducts);
+}
+
+// Strategies that share their tiles out to all SMs do so alike on both kinds of streams.
+TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
+  Random random(7);
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    DispatchDType(dtype, [&](auto zero) {
+      using T = decltype(zero);
+      for (const std::int64_t side : {129, 1000, 2048, 3072}) {
+        std::vector<T> values(static_cast<std::size_t>(side * side));
+        for (T& value : values) value = Element<T>(random.Normal());
+        const auto bytes = values.size() * sizeof(T);
+        const auto a = *Allocate(*device_, bytes), c = *Allocate(*device_, bytes);
+        ASSERT_TRUE(CopyToDevice(*large_, a.data(), values.data(), bytes).ok());
+        const View view = WholeView({dtype, MakeShape({side, side})}, a.data());
+        std::string results[2];
+        for (int i = 0; i < 2; ++i) {
+          Stream& stream = i == 0 ? *large_ : *other_;
+          ASSERT_TRUE(BeginRequest(stream).ok());
+          ASSERT_TRUE(RunMatmul(stream, view, view, false, false, dtype, c.data(), {}).ok());
+          results[i].resize(bytes);
+          ASSERT_TRUE(CopyToHost(stream, results[i].data(), c.data(), bytes).ok());
+        }
+        EXPECT_TRUE(results[0] == results[1]) << Name(dtype) << " " << side;
+      }
+    });
+  }
+}
+
 TEST_P(DeviceTest, StreamsOfManyThreadsDoNotDisturbEachOther) {
   TESSERA_NEED_DEVICE(GetParam());
   Device& device = *TestDevice(GetParam());

@@ -194,6 +194,19 @@ TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   EXPECT_EQ(large.runs(), 1);
 }
 
+TEST(ExecutorTest, LargeTasksHaveStreamsForSuchWhereThereIsAReserve) {
+  for (const bool reserve : {false, true}) {
+    FakeDevice device;
+    auto executor = *Executor::Start(device, {.reserve = reserve, .queue_length = 8});
+    for (const TaskSize size : {TaskSize::kTiny, TaskSize::kSmall, TaskSize::kLarge}) {
+      std::promise<bool> large;
+      TestTask task([&](Stream& stream) { large.set_value(device.IsLarge(stream)); });
+      ASSERT_TRUE(executor->Submit(task, size).ok());
+      EXPECT_EQ(large.get_future().get(), reserve && size == TaskSize::kLarge);
+    }
+  }
+}
+
 TEST(ExecutorTest, ThreadsOfLargeTasksGiveWayToThoseOfTheReserve) {
   FakeDevice device;
   const int here = getpriority(PRIO_PROCESS, 0);

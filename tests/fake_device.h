@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -112,6 +113,12 @@ class FakeDevice final : public Device {
     return cpu_->RegisterHost(memory, bytes);
   }
   std::unique_ptr<Stream> MakeStream() override;
+  std::unique_ptr<Stream> MakeLargeStream() override;
+  // Whether MakeLargeStream made it.
+  bool IsLarge(const Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    return large_.contains(&stream);
+  }
   void Probe() override { Reach(Step::kProbe); }
 
  private:
@@ -155,6 +162,7 @@ class FakeDevice final : public Device {
   std::optional<Step> closed_;
   int blocked_ = 0;
   std::uint64_t allocations_ = 0;
+  std::set<const Stream*> large_;
 };
 
 class FakeStream final : public Stream {
@@ -208,6 +216,13 @@ class FakeStream final : public Stream {
 
 inline std::unique_ptr<Stream> FakeDevice::MakeStream() {
   return std::make_unique<FakeStream>(*this, cpu_->MakeStream());
+}
+
+inline std::unique_ptr<Stream> FakeDevice::MakeLargeStream() {
+  std::unique_ptr<Stream> stream = MakeStream();
+  const std::lock_guard lock(mutex_);
+  large_.insert(stream.get());
+  return stream;
 }
 
 inline std::vector<std::unique_ptr<Device>> TwoDevices() {

@@ -54,8 +54,9 @@ using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
 // Each belongs to the device that is current on the calling thread.
 
-// A stream that does not wait for the legacy default stream.
-StreamHandle MakeStreamHandle();
+// A stream that does not wait for the legacy default stream. first: its blocks go before those of
+// streams that are not, where both wait for room on an SM.
+StreamHandle MakeStreamHandle(bool first = false);
 // cudaEventSynchronize on the event sleeps instead of spinning. Only timed events take time stamps.
 Event MakeEvent(bool timed);
 // Page-locked host memory; kernels may use its address as it is. Throws kOutOfHostMemory when there
@@ -63,6 +64,8 @@ Event MakeEvent(bool timed);
 PinnedMemory MakePinnedMemory(std::size_t bytes);
 
 // --- Device ---
+
+class Partition;  // kernels/cuda/partition.h
 
 // One GPU, with a memory pool that keeps what it has been given, so that an allocation costs
 // microseconds and frees do not stall the kernels of other streams.
@@ -85,6 +88,8 @@ class CudaDevice final : public Device {
   StagingMemory MakeStaging(std::size_t bytes) override;
   HostRegistration RegisterHost(void* memory, std::size_t bytes) override;
   std::unique_ptr<Stream> MakeStream() override;
+  void KeepRoom() override;
+  std::unique_ptr<Stream> MakeLargeStream() override;
   void Probe() override;
   void SetProfiling(bool on) noexcept override;
 
@@ -92,6 +97,9 @@ class CudaDevice final : public Device {
   // process may hold several devices and a thread may serve all of them.
   int ordinal() const { return ordinal_; }
   void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
+  // For what MakeStream and MakeLargeStream make. REQUIRES: the device is current.
+  StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
+  StreamHandle MakeLargeHandle() const;
   // Makes kernels leave that wait for small work (kernels/cuda/persistent.h): others want the SMs, or
   // the driver waits for all kernels.
   void DismissPersistent() const {
@@ -113,6 +121,8 @@ class CudaDevice final : public Device {
   PinnedMemory dismissals_;
   std::mutex peers_mutex_;
   std::map<int, bool> peers_;  // those of OpenTo, and what it said
+  bool keeps_room_ = false;
+  std::unique_ptr<Partition> large_;  // where streams for large operations run; null: anywhere
 };
 
 // --- Stream ---
@@ -132,8 +142,8 @@ struct Mailbox {
 
 class CudaStream final : public Stream {
  public:
-  // Throws DeviceError. device outlives the stream.
-  explicit CudaStream(CudaDevice& device);
+  // handle: new, of the device. Throws DeviceError. device outlives the stream.
+  CudaStream(CudaDevice& device, StreamHandle handle);
   // Waits for the stream's work.
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;

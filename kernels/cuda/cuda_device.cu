@@ -13,6 +13,7 @@
 #include "cuda_profiler_api.h"
 #include "kernels/cuda/cublas_loader.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/partition.h"
 #include "kernels/cuda/persistent.h"
 #include "kernels/cuda/shards.h"
 
@@ -131,9 +132,11 @@ void CudaDeleter::operator()(void* pinned) const noexcept {
   if (cudaFreeHost(pinned) != cudaSuccess) cudaGetLastError();
 }
 
-StreamHandle MakeStreamHandle() {
+StreamHandle MakeStreamHandle(bool first) {
+  int usual = 0, most = 0;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&usual, &most));
   cudaStream_t stream = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, first ? most : usual));
   return StreamHandle(stream);
 }
 
@@ -344,12 +347,37 @@ HostRegistration CudaDevice::RegisterHost(void* memory, std::size_t bytes) {
   return {memory, unregister};
 }
 
-std::unique_ptr<Stream> CudaDevice::MakeStream() { return std::make_unique<CudaStream>(*this); }
+std::unique_ptr<Stream> CudaDevice::MakeStream() {
+  Use();
+  return std::make_unique<CudaStream>(*this, MakeHandle());
+}
+
+void CudaDevice::KeepRoom() {
+  Use();
+  keeps_room_ = true;
+  try {
+    large_ = std::make_unique<Partition>(ordinal_);
+    info_.multiprocessors = large_->multiprocessors();
+  } catch (const DeviceError& error) {
+    if (error.kind() != DeviceError::Kind::kUnsupported) throw;
+    // What is left is that other streams go first.
+  }
+}
+
+StreamHandle CudaDevice::MakeLargeHandle() const {
+  return large_ != nullptr ? large_->MakeStream() : MakeStreamHandle();
+}
+
+std::unique_ptr<Stream> CudaDevice::MakeLargeStream() {
+  Use();
+  return std::make_unique<CudaStream>(*this, MakeLargeHandle());
+}
 
 // --- Stream ---
 
-CudaStream::CudaStream(CudaDevice& device)
+CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
     : device_(device),
+      stream_(std::move(handle)),
       scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
                [&device](void* memory) { device.Free(memory); }),
       host_scratch_(
@@ -360,7 +388,6 @@ CudaStream::CudaStream(CudaDevice& device)
           },
           [](void* memory) { CudaDeleter()(memory); }) {
   device_.Use();
-  stream_ = MakeStreamHandle();
   idle_ = MakeEvent(/*timed=*/false);
   start_ = MakeEvent(/*timed=*/true);
   stop_ = MakeEvent(/*timed=*/true);

@@ -26,7 +26,7 @@ PersistentKernel::PersistentKernel(const CudaDevice& device, Scalar& result,
       linger_ns_(static_cast<std::uint32_t>(
           std::chrono::nanoseconds(std::min(linger, kLongestLinger)).count())) {
   device_.Use();
-  stream_ = MakeStreamHandle();
+  stream_ = device_.MakeHandle();
   end_ = MakeEvent(/*timed=*/false);
   door_ = MakePinnedMemory(sizeof(PersistentDoor));
   door() = {};

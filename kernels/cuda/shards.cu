@@ -1,7 +1,5 @@
 #include "kernels/cuda/shards.h"
 
-#include <cuda.h>  // types; nothing links with the driver
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -12,21 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/driver.h"
+
 namespace tessera {
 namespace {
 
 // --- The driver's functions ---
-
-// Looked up through the runtime.
-template <class Function>
-Function DriverFunction(const char* name, unsigned version) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  CUDA_CHECK(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess)
-    throw DeviceError(DeviceError::Kind::kUnsupported, name, std::string(name) + " is missing");
-  return reinterpret_cast<Function>(function);
-}
 
 struct DriverApi {
   decltype(&cuGetErrorName) get_error_name =
