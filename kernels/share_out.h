@@ -1,7 +1,7 @@
 // How an operation is shared out among the devices that its operands are sharded over: each takes
 // the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
-// outermost axis of an expression or of what is folded along other axes, an element of a sum of two
-// arrays, or some rows of a product. What a part is depends on the problem alone, so that any
+// outermost axis of an expression or of what is folded along other axes, a row that the best of are
+// asked for, an element of a sum of two arrays, or some rows of a product. What a part is depends on the problem alone, so that any
 // division gives the same bits.
 #pragma once
 
@@ -125,6 +125,12 @@ inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, con
   return {data, static_cast<std::int64_t>(SizeOf(p.dtype)), p.n};
 }
 
+// The rows of an index of the axes before the one that is searched, which lie together.
+inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, const Team&) {
+  if (p.x == nullptr) return {};
+  return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
+}
+
 // The outermost axis that there is something to cut along.
 inline int AxisOf(const MapProblem& p) {
   const Shape& shape = p.operands[0].shape;
@@ -153,6 +159,16 @@ inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& sha
   part.x = Advanced(p.x, outputs * p.length * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.out =
       Advanced(p.out, outputs * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline TopKProblem PartOf(const TopKProblem& p, const TeamShare& share) {
+  TopKProblem part = p;
+  const std::int64_t rows = share.first * p.inner;
+  part.rows = (share.end - share.first) * p.inner;
+  part.x = Advanced(p.x, rows * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.values = Advanced(p.values, rows * p.k * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.indices = p.indices == nullptr ? nullptr : p.indices + rows * p.k;
   return part;
 }
 

@@ -226,6 +226,13 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   compare("map", rows * columns * 4, [&](void* out, const RunOptions& o) {
     return RunMap(stream, {x, bias}, sum, out, o);
   });
+  // Values and, behind them, indices.
+  for (std::int64_t k : {1, 10}) {
+    compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
+      void* const indices = static_cast<char*>(out) + rows * k * 4;
+      return RunTopK(stream, x, k, 1, false, out, indices, o);
+    });
+  }
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance}) {
     compare("rows", rows * 4, [&](void* out, const RunOptions& o) {
       return RunReduceAxes(stream, x, op, {1}, out, o);
