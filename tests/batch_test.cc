@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "kernels/batch.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -82,10 +83,18 @@ class BatchTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
   void CheckAll(const std::vector<T>& x, const std::vector<T>& y) const {
     DeviceArray<T> array(stream(), x, 1), other(stream(), y, 3);
     const std::vector<View> a = Cut(array.data()), b = Cut(other.data() + 5);
-    for (ReduceOp op : kAllReduceOps) CheckReduce(op, a);
-    std::vector<DotOperands> operands;
-    for (std::size_t i = 0; i < a.size(); ++i) operands.push_back({a[i], b[i]});
-    CheckDot(operands);
+    // All of them, and those that are so short that a GPU gives each a warp.
+    for (const std::int64_t most : {kBatchBytes, std::int64_t{kTreeRowBytes}}) {
+      std::vector<View> views;
+      std::vector<DotOperands> operands;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        if (a[i].elements() * static_cast<std::int64_t>(sizeof(T)) > most) continue;
+        views.push_back(a[i]);
+        operands.push_back({a[i], b[i]});
+      }
+      for (ReduceOp op : kAllReduceOps) CheckReduce(op, views);
+      CheckDot(operands);
+    }
   }
 };
 

@@ -15,16 +15,15 @@
 
 namespace tessera {
 
-// The halving tree over the lanes' values; all of the first warp calls it, after a barrier that
-// makes the cells visible. The result is its lane 0's.
+// Lanes that a thread of a warp has of all lanes: its own number, and on from there by kWarpSize.
+inline constexpr int kLanesEach = kTreeLanes / kWarpSize;
+
+// The halving tree over the lanes' values, of which each thread of a warp has its own. The result is
+// its first thread's.
 template <class C>
-__device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
-  constexpr int kPerThread = kTreeLanes / kWarpSize;
-  typename C::Wide v[kPerThread];
+__device__ typename C::Wide FoldLanes(typename C::Wide (&v)[kLanesEach]) {
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) v[i] = cells[threadIdx.x + i * kWarpSize];
-#pragma unroll
-  for (int half = kPerThread / 2; half > 0; half /= 2)
+  for (int half = kLanesEach / 2; half > 0; half /= 2)
 #pragma unroll
     for (int i = 0; i < half; ++i) v[i] = C::Combine(v[i], v[i + half]);
       // Lanes in the upper half fold what they get as well, and nobody asks for it.
@@ -32,6 +31,16 @@ __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
     v[0] = C::Combine(v[0], ShuffleDown(kFullMask, v[0], offset));
   return v[0];
+}
+
+// The same of values in shared memory; all of the first warp calls it, after a barrier that makes them
+// visible.
+template <class C>
+__device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
+  typename C::Wide v[kLanesEach];
+#pragma unroll
+  for (int i = 0; i < kLanesEach; ++i) v[i] = cells[threadIdx.x + i * kWarpSize];
+  return FoldLanes<C>(v);
 }
 
 // What a block does with a chunk whose lanes are in cells, called by all threads: it leaves the
