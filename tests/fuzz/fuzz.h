@@ -2,6 +2,9 @@
 // of its own making (./dev fuzz), and that replay.cc calls with those of files.
 #pragma once
 
+#include <poll.h>
+
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +26,17 @@ inline void Require(bool holds, const std::string& what) {
   if (holds) return;
   std::fprintf(stderr, "fuzz: %s\n", what.c_str());
   std::abort();
+}
+
+// Waits until the socket has something to read, or its end. libFuzzer's own alarm interrupts waits.
+inline void AwaitInput(int socket) {
+  constexpr int kPatienceMs = 60'000;
+  pollfd wait{socket, POLLIN, 0};
+  int ready = 0;
+  do {
+    ready = poll(&wait, 1, kPatienceMs);
+  } while (ready < 0 && errno == EINTR);
+  Require(ready == 1, "neither an answer nor an end");
 }
 
 }  // namespace tessera

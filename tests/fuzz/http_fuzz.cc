@@ -2,7 +2,6 @@
 // there.
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,8 +12,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr int kPatienceMs = 60'000;
 
 std::uint16_t Port() {
   static const auto listener = HttpListener::Open("127.0.0.1:0", [](std::string_view path) {
@@ -40,8 +37,8 @@ void Check(std::string_view request) {
   shutdown(fd, SHUT_WR);
   std::string answer;
   char part[4096];
-  for (pollfd wait{fd, POLLIN, 0};;) {
-    Require(poll(&wait, 1, kPatienceMs) == 1, "neither an answer nor an end");
+  for (;;) {
+    AwaitInput(fd);
     const ssize_t size = recv(fd, part, sizeof part, 0);
     if (size <= 0) break;
     answer.append(part, static_cast<std::size_t>(size));

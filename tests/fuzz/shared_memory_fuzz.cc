@@ -2,7 +2,6 @@
 // descriptors come along, a byte for each says of which kind; the rest is the packet. Afterwards
 // the server keeps neither memory nor a descriptor.
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -28,8 +27,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr int kPatienceMs = 60'000;
 
 // A file of so many bytes. kind: which seals it has, and whether its pages are allocated.
 int MemoryFile(std::size_t size, unsigned kind) {
@@ -90,10 +87,9 @@ class Target {
       const Descriptor client = Connect();
       SendPacket(client.get(), input, files);
       // An answer, or the end.
-      pollfd wait{client.get(), POLLIN, 0};
       const bool silent = input.empty() && count == 0;
       if (silent) shutdown(client.get(), SHUT_WR);
-      Require(poll(&wait, 1, kPatienceMs) == 1, "neither an answer nor an end");
+      AwaitInput(client.get());
       char bytes[8192];
       const ssize_t size = recv(client.get(), bytes, sizeof bytes, 0);
       if (size > 0) {
