@@ -1,5 +1,6 @@
 #include "client/random_array.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -101,6 +102,14 @@ Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed) {
         break;
       case DType::kI64:
         fill(std::int64_t{}, double{}, integer);
+        break;
+      case DType::kU8:
+        fill(std::uint8_t{}, double{},
+             [&](double x) { return std::min(std::llabs(integer(x)), 255LL); });
+        break;
+      case DType::kI8:
+        fill(std::int8_t{}, double{},
+             [&](double x) { return std::clamp(integer(x), -128LL, 127LL); });
         break;
       case DType::kBool:
         fill(bool{}, float{}, [](float x) { return x > 0; });

@@ -44,21 +44,21 @@ TESSERA_HD To ConvertElement(From element) {
   if constexpr (std::is_same_v<To, From>) {
     return element;
   } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From>) {
-    if constexpr (sizeof(To) < sizeof(From)) {
+    if constexpr (sizeof(To) < sizeof(x)) {
       if (x > Limits::max()) return Limits::max();
       if (x < Limits::min()) return Limits::min();
     }
     return static_cast<To>(x);
   } else if constexpr (std::is_integral_v<To>) {
-    // 2^31 or 2^63, the first value above the range, is a number of every type; Limits::max() is
+    // The first value above the range, a power of 2, is a number of every type; Limits::max() is
     // not.
-    constexpr auto kEnd = -static_cast<ValueOf<From>>(Limits::min());
+    constexpr auto kEnd = 2 * static_cast<ValueOf<From>>(Limits::max() / 2 + 1);
     if (x != x) return 0;
     if (x >= kEnd) return Limits::max();
-    if (x < -kEnd) return Limits::min();
+    if (x < static_cast<ValueOf<From>>(Limits::min())) return Limits::min();
     return static_cast<To>(x);
   } else if constexpr (sizeof(To) == 2 && std::is_integral_v<From>) {
-    using M = std::make_unsigned_t<From>;
+    using M = std::make_unsigned_t<ValueOf<From>>;
     return To(x < 0 ? -ToOddFloat(static_cast<M>(M{0} - static_cast<M>(x)))
                     : ToOddFloat(static_cast<M>(x)));
   } else if constexpr (sizeof(To) == 2 && sizeof(From) == 8) {

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "kernels/convert.h"
+#include "kernels/map_math.h"
 
 namespace tessera {
 namespace {
@@ -46,6 +45,7 @@ DType CommonType(absl::Span<const NodeType> types) {
   std::optional<DType> common;
   for (const NodeType& type : types)
     if (!type.is_free()) common = common ? Promote(*common, type.dtype) : type.dtype;
+  if (common && IsByteInteger(*common)) common = DType::kI32;
   bool integer = false, real = false;
   for (const NodeType& type : types) {
     integer |= type.free_integer;
@@ -57,8 +57,22 @@ DType CommonType(absl::Span<const NodeType> types) {
 }
 
 bool Fits(std::int64_t value, DType dtype) {
-  return dtype != DType::kI32 || (value >= std::numeric_limits<std::int32_t>::min() &&
-                                  value <= std::numeric_limits<std::int32_t>::max());
+  switch (dtype) {
+    case DType::kI32:
+      return std::in_range<std::int32_t>(value);
+    case DType::kU8:
+      return std::in_range<std::uint8_t>(value);
+    case DType::kI8:
+      return std::in_range<std::int8_t>(value);
+    default:
+      return true;
+  }
+}
+
+// Whether what a register holds of the one is what it holds of the other: values of 16 bits are
+// values of F32, those of a byte of I32.
+bool AreSameValues(DType from, DType to) {
+  return from == to || (ValueTypeOf(from) == ValueTypeOf(to) && IsStoredAsValue(to));
 }
 
 // Whether operations on elements of 16 bits leave values that have to be rounded to them.
@@ -100,8 +114,8 @@ class Compiler {
       if (needed_[i]) Emit(i);
     const std::size_t last = nodes_.size() - 1;
     if (types_[last].is_free()) value_[last] = Constant(last, program_.dtype);
-    if (cast_.has_value() && *cast_ != program_.dtype) {
-      Convert(value_[last], program_.dtype, *cast_);
+    if (cast_.has_value()) {
+      if (!AreSameValues(program_.dtype, *cast_)) Convert(value_[last], program_.dtype, *cast_);
       program_.dtype = *cast_;
     }
     Allocate();
@@ -258,12 +272,8 @@ class Compiler {
     if (node.kind == Kind::kBoolean) {
       set(node.boolean);
     } else {
-      DispatchDType(dtype, [&]<class T>(T) {
-        if (node.kind == Kind::kReal) {
-          set(static_cast<ValueOf<T>>(ConvertElement<T>(node.real)));
-        } else {
-          set(static_cast<ValueOf<T>>(ConvertElement<T>(node.integer)));
-        }
+      DispatchElement(dtype, [&]<class T>(T) {
+        set(node.kind == Kind::kReal ? RoundTo<T>(node.real) : RoundTo<T>(node.integer));
       });
     }
     program_.constants[static_cast<std::size_t>(constants_)] = constant;
@@ -283,10 +293,7 @@ class Compiler {
   int Argument(std::size_t node, DType dtype) {
     if (types_[node].is_free()) return Constant(node, dtype);
     const DType from = types_[node].dtype;
-    // Values of 16 bits are values of F32.
-    const bool same =
-        ValueTypeOf(from) == ValueTypeOf(dtype) && (from == dtype || dtype == DType::kF32);
-    return same ? value_[node] : Convert(value_[node], from, dtype);
+    return AreSameValues(from, dtype) ? value_[node] : Convert(value_[node], from, dtype);
   }
 
   void Emit(std::size_t i) {
@@ -374,6 +381,8 @@ DType Promote(DType a, DType b) {
   if (a == b) return a;
   if (a == DType::kBool) return b;
   if (b == DType::kBool) return a;
+  if (IsByteInteger(a)) return IsByteInteger(b) ? DType::kI32 : b;
+  if (IsByteInteger(b)) return a;
   if (IsInteger(a) && IsInteger(b)) return DType::kI64;
   if (IsInteger(a) || IsInteger(b) || a == DType::kF64 || b == DType::kF64) return DType::kF64;
   return DType::kF32;

@@ -39,7 +39,8 @@ absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> no
                                              std::optional<DType> cast = std::nullopt);
 
 // The type that both become where they meet, as in NumPy: the larger of two of a kind, F32 for F16
-// and BF16, F64 for an integer beside any floating-point type, any number beside BOOL.
+// and BF16, F64 for an integer beside any floating-point type, any number beside BOOL and any but
+// those of a byte beside U8 and I8, I32 for these two.
 DType Promote(DType a, DType b);
 
 }  // namespace tessera

@@ -13,7 +13,8 @@ namespace tessera {
 inline constexpr int kMostOperands = 8;
 inline constexpr int kMostNodes = 64;
 
-// What a register holds. Elements of 16 bits are F32 there, rounded to their own type.
+// What a register holds. Elements of 16 bits are F32 there, and integers of a byte I32, rounded to
+// their own type.
 enum class ValueType : std::uint8_t { kF32, kF64, kI32, kI64, kBool };
 
 constexpr ValueType ValueTypeOf(DType dtype) {
@@ -21,6 +22,8 @@ constexpr ValueType ValueTypeOf(DType dtype) {
     case DType::kF64:
       return ValueType::kF64;
     case DType::kI32:
+    case DType::kU8:
+    case DType::kI8:
       return ValueType::kI32;
     case DType::kI64:
       return ValueType::kI64;
@@ -33,7 +36,7 @@ constexpr ValueType ValueTypeOf(DType dtype) {
 
 // Whether elements in memory are what registers hold.
 constexpr bool IsStoredAsValue(DType dtype) {
-  return dtype != DType::kF16 && dtype != DType::kBF16;
+  return dtype != DType::kF16 && dtype != DType::kBF16 && !IsByteInteger(dtype);
 }
 
 // Calls f(T{}) for the type of the values.

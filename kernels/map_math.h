@@ -210,16 +210,6 @@ TESSERA_HD ValueOf<Element> RoundTo(From x) {
 template <class Element>
 using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
 
-// Calls f(T{}) for the element type, of which BOOL may be one.
-template <class F>
-constexpr void DispatchElement(DType dtype, F&& f) {
-  if (dtype == DType::kBool) {
-    f(bool{});
-  } else {
-    DispatchDType(dtype, f);
-  }
-}
-
 // Calls f(std::integral_constant<MapOp, op>{}), by bisection: a kernel asks for each instruction.
 template <std::size_t kFirst = 0, std::size_t kCount = kMapOpInfos.size(), class F>
 constexpr void DispatchMapOp(MapOp op, F&& f) {

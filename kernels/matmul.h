@@ -20,14 +20,11 @@ constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
     case DType::kF16:
     case DType::kBF16:
       return out_dtype == dtype || out_dtype == DType::kF32;
-    case DType::kBool:
-      return false;
     case DType::kI32:
       return out_dtype == DType::kI32 || out_dtype == DType::kI64;
-    case DType::kI64:
-      break;
+    default:
+      return false;
   }
-  return false;
 }
 
 inline constexpr DTypes kMatmulDTypes =

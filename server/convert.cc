@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "google/protobuf/util/time_util.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -85,11 +86,13 @@ v1::StepError ToStepError(const absl::Status& status) {
 
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field) {
   if (dtype != v1::DTYPE_UNSPECIFIED && v1::Dtype_IsValid(dtype)) return static_cast<DType>(dtype);
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-                   "the element type is missing or unknown",
-                   {{"field", std::string(field)},
-                    {"value", absl::StrCat(static_cast<int>(dtype))},
-                    {"valid", "f32, f64, f16, bf16, i32, i64, bool"}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_DTYPE", "the element type is missing or unknown",
+      {{"field", std::string(field)},
+       {"value", absl::StrCat(static_cast<int>(dtype))},
+       {"valid", absl::StrJoin(kDTypeInfos, ", ", [](std::string* out, const DTypeInfo& info) {
+          absl::StrAppend(out, Absl(info.name));
+        })}});
 }
 
 absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset) {

@@ -62,12 +62,9 @@ Rounding RoundingOf(DType dtype) {
       return {0x1p-8L, 0x1p-133L};
     case DType::kF64:
       return {0x1p-53L, 0x1p-1074L};
-    case DType::kI32:
-    case DType::kI64:
-    case DType::kBool:
-      break;
+    default:
+      return {0, 0};
   }
-  return {0, 0};
 }
 
 // Whether the values of two strategies with these roundoffs may both be right.

@@ -41,7 +41,7 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
 template <class F>
 decltype(auto) WithElement(const v1::Tensor& tensor, std::size_t i, F&& f) {
   if (tensor.dtype() == v1::DTYPE_BOOL) return f(tensor.data()[i] != 0);
-  return DispatchDType(static_cast<DType>(tensor.dtype()), [&]<class T>(T value) {
+  return DispatchElement(static_cast<DType>(tensor.dtype()), [&]<class T>(T value) {
     std::memcpy(&value, tensor.data().data() + i * sizeof(T), sizeof(T));
     if constexpr (std::is_integral_v<T>) {
       return f(static_cast<std::int64_t>(value));

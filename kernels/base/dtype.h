@@ -9,7 +9,7 @@
 namespace tessera {
 
 // The values equal those of tessera.v1.Dtype on the wire.
-enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64, kBool };
+enum class DType : std::uint8_t { kF32 = 1, kF64, kF16, kBF16, kI32, kI64, kBool, kU8, kI8 };
 
 struct DTypeInfo {
   DType dtype;
@@ -22,7 +22,7 @@ struct DTypeInfo {
 // THE list of element types, in the order of their values. What else an element type needs: its
 // C++ type (DispatchDType in element.h), an instance of the tree (kernels/cuda/tree/) and a value
 // of the protocol's enum. An element of bool is a byte, 0 or 1; kernels read any other as 1.
-inline constexpr std::array<DTypeInfo, 7> kDTypeInfos = {{
+inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{
     {DType::kF32, "f32", "<f4", 4, 0x1p-24},
     {DType::kF64, "f64", "<f8", 8, 0x1p-53},
     {DType::kF16, "f16", "<f2", 2, 0x1p-11},
@@ -30,6 +30,8 @@ inline constexpr std::array<DTypeInfo, 7> kDTypeInfos = {{
     {DType::kI32, "i32", "<i4", 4, 0},
     {DType::kI64, "i64", "<i8", 8, 0},
     {DType::kBool, "bool", "|b1", 1, 0},
+    {DType::kU8, "u8", "|u1", 1, 0},
+    {DType::kI8, "i8", "|i1", 1, 0},
 }};
 
 // Those that arrays may have.
@@ -39,10 +41,10 @@ inline constexpr auto kArrayDTypes = [] {
   return all;
 }();
 
-// The numbers: what every operation computes with. bool is for expressions, and through them for
-// reductions, copies and casts.
+// What every operation computes with: those before bool. The others, of a byte an element, are for
+// expressions, and through them for reductions, copies and casts.
 inline constexpr auto kAllDTypes = [] {
-  std::array<DType, kDTypeInfos.size() - 1> all{};
+  std::array<DType, static_cast<std::size_t>(DType::kBool) - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
   return all;
 }();
@@ -57,7 +59,13 @@ constexpr const DTypeInfo& InfoOf(DType dtype) {
 constexpr std::string_view Name(DType dtype) { return InfoOf(dtype).name; }
 constexpr std::size_t SizeOf(DType dtype) { return InfoOf(dtype).size; }
 constexpr double UnitRoundoff(DType dtype) { return InfoOf(dtype).unit_roundoff; }
-constexpr bool IsInteger(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
+// Integers of a byte. Operations of expressions take them as I32, or as the numbers beside them.
+constexpr bool IsByteInteger(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
+constexpr bool IsInteger(DType dtype) {
+  return dtype == DType::kI32 || dtype == DType::kI64 || IsByteInteger(dtype);
+}
+// Whether it is of kAllDTypes.
+constexpr bool IsComputed(DType dtype) { return dtype < DType::kBool; }
 
 // A set of element types, one bit each.
 struct DTypes {
@@ -77,6 +85,10 @@ constexpr DTypes AllDTypes() {
   for (DType dtype : kAllDTypes) all.bits |= 1u << static_cast<unsigned>(dtype);
   return all;
 }
-constexpr DTypes ArrayDTypes() { return {AllDTypes().bits | DTypesOf(DType::kBool).bits}; }
+constexpr DTypes ArrayDTypes() {
+  DTypes all;
+  for (DType dtype : kArrayDTypes) all.bits |= 1u << static_cast<unsigned>(dtype);
+  return all;
+}
 
 }  // namespace tessera

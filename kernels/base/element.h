@@ -88,16 +88,20 @@ struct BFloat16 {
   }
 };
 
+template <class T>
+inline constexpr bool kIsByteInteger =
+    std::is_same_v<T, std::uint8_t> || std::is_same_v<T, std::int8_t>;
+
 // What arithmetic on one element is done in.
 template <class T>
-using ValueOf =
-    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+using ValueOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float,
+                                   std::conditional_t<kIsByteInteger<T>, std::int32_t, T>>;
 
 // Wide enough for long sums: double, or 64 bits that wrap.
 template <class T>
 using WideOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 
-// Calls f(T{}) for the dtype's type. REQUIRES: dtype is not BOOL.
+// Calls f(T{}) for the dtype's type. REQUIRES: IsComputed(dtype).
 template <class F>
 constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   switch (dtype) {
@@ -111,11 +115,25 @@ constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
       return f(BFloat16{});
     case DType::kI32:
       return f(std::int32_t{});
-    case DType::kI64:
-    case DType::kBool:
+    default:
       break;
   }
   return f(std::int64_t{});
+}
+
+// Calls f(T{}) for any element type of arrays.
+template <class F>
+constexpr decltype(auto) DispatchElement(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kBool:
+      return f(bool{});
+    case DType::kU8:
+      return f(std::uint8_t{});
+    case DType::kI8:
+      return f(std::int8_t{});
+    default:
+      return DispatchDType(dtype, f);
+  }
 }
 
 // Additions and products that wrap as two's complement instead of being undefined.

@@ -82,10 +82,10 @@ constexpr bool Folds(ReduceOp op, DType dtype) {
   return dtype != DType::kBool || IsLogical(op) || op == ReduceOp::kSum || op == ReduceOp::kMean;
 }
 
-// The element type of a reduction's result. Truth values are folded as I32. Sums and products of integers need 64 bits, their means
-// and norms fractions.
+// The element type of a reduction's result. Elements of a byte are folded as I32. Sums and products
+// of integers need 64 bits, their means and norms fractions.
 constexpr DType ResultDType(ReduceOp op, DType dtype) {
-  if (dtype == DType::kBool) dtype = DType::kI32;
+  if (!IsComputed(dtype)) dtype = DType::kI32;
   if (IsArg(op)) return DType::kI64;
   if (IsLogical(op)) return DType::kI32;
   if (!IsInteger(dtype) || IsOrdering(op)) return dtype;

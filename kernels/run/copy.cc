@@ -25,7 +25,7 @@ absl::Status CheckCopySeconds(const View& view, DType dtype, const RunOptions& o
 
 // n contiguous elements as another type. Throws DeviceError.
 void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, std::int64_t n) {
-  if (from != DType::kBool && to != DType::kBool) return stream.Convert(in, from, out, to, n);
+  if (IsComputed(from) && IsComputed(to)) return stream.Convert(in, from, out, to, n);
   const absl::StatusOr<MapProgram> program = CompileExpression(Identity(), {from}, to);
   MapProblem cast{.dtype = to, .n = n, .program = &*program};
   cast.operands[0] = {.data = in, .dtype = from, .shape = {.rank = 1, .dims = {n}}, .strides = {1}};

@@ -155,7 +155,7 @@ void LaunchBatch(std::span<const ReduceProblem> problems, Stream& stream) {
 }
 
 bool FitsBatch(const View& operand) {
-  return operand.dtype != DType::kBool && operand.contiguous() &&
+  return IsComputed(operand.dtype) && operand.contiguous() &&
          operand.elements() <= kBatchBytes / static_cast<std::int64_t>(SizeOf(operand.dtype));
 }
 

@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, co
   if (!program.ok()) return program.status();
   auto staged = std::make_unique<StagedMap>();
   staged->type_.dtype = program->dtype;
-  if (numeric && program->dtype == DType::kBool) {
+  if (numeric && !IsComputed(program->dtype)) {
     program = CompileFor(operands, stage.expression, DType::kI32);
     if (!program.ok()) return program.status();
   }
@@ -92,9 +92,7 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapS
   return StagedMap::Make(x, in == nullptr ? identity : *in, "x", /*numeric=*/true);
 }
 
-bool IsMapped(const View& x, const MapStage* in) {
-  return in != nullptr || x.dtype == DType::kBool;
-}
+bool IsMapped(const View& x, const MapStage* in) { return in != nullptr || !IsComputed(x.dtype); }
 
 void AccountMap(const MapProblem& map, bool in_cache, Stats& stats) {
   const Cost cost = OnePassCost(map);

@@ -31,7 +31,7 @@ absl::Span<const ExpressionNode> Identity();
 // A MapStage that has been checked, as a problem. Stays where it is, for the problem names the program.
 class StagedMap {
  public:
-  // Of operand 0, which errors call first_name. numeric: truth values become I32.
+  // Of operand 0, which errors call first_name. numeric: elements of a byte become I32.
   static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage& stage,
                                                          std::string_view first_name, bool numeric);
 

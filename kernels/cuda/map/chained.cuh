@@ -90,7 +90,7 @@ inline bool Place(Chain* chain) {
 inline bool Match(const MapProblem& p, Chain* chain) {
   const MapProgram& program = *p.program;
   const ValueType type = ValueTypeOf(p.dtype);
-  if (!IsAligned(p.out)) return false;
+  if (!IsComputed(p.dtype) || !IsAligned(p.out)) return false;
   std::array<std::uint8_t, kMostOperands> input_of;
   std::array<std::uint8_t, kMostRegisters> in_register;
   input_of.fill(kNothing);
@@ -129,7 +129,7 @@ inline bool Match(const MapProblem& p, Chain* chain) {
         in_register[in.out] = last();
         break;
       case Instruction::Kind::kApply: {
-        if (chain->steps == kMostSteps || in.type != type || type == ValueType::kBool) return false;
+        if (chain->steps == kMostSteps || in.type != type) return false;
         Step& step = chain->step[chain->steps++];
         step.op = in.op;
         const std::uint8_t arguments[] = {in.a, in.b, in.c};

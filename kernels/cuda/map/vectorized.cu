@@ -199,8 +199,9 @@ __device__ __forceinline__ void DispatchSize(int size, F f) {
   }
 }
 
-// The bits of elements of 16 bits as F32, and back, and any byte but 0 as 1; those of other types are
-// what registers hold.
+// The bits of elements of 16 bits as F32, and back, those of integers of a byte as I32, and any byte
+// of BOOL but 0 as 1; those of other types are what registers hold. Nothing is left to do for I32 that
+// goes into a byte: it is the lowest one.
 template <class Cell>
 __device__ void Widen(DType dtype, Cells<Cell>& cells) {
   DispatchElement(dtype, [&](auto t) {
@@ -208,10 +209,10 @@ __device__ void Widen(DType dtype, Cells<Cell>& cells) {
     if constexpr (std::is_same_v<T, bool>) {
 #pragma unroll
       for (int j = 0; j < kEach<Cell>; ++j) cells[j] = cells[j] != 0;
-    } else if constexpr (sizeof(T) == 2) {
+    } else if constexpr (sizeof(T) <= 2) {
 #pragma unroll
       for (int j = 0; j < kEach<Cell>; ++j)
-        cells[j] = ToCell<Cell>(static_cast<float>(FromCell<T>(cells[j])));
+        cells[j] = ToCell<Cell>(static_cast<ValueOf<T>>(FromCell<T>(cells[j])));
     }
   });
 }
