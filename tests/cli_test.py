@@ -589,6 +589,27 @@ class CliTest(CliCase):
         self.cli("put", "--random", "ones", "--shape", "5", "--dtype", "bool", "--name", "ones")
         self.assertEqual(self.cli("reduce", "all", "ones"), "1\n")
 
+    def test_integers_of_a_byte(self):
+        for dtype, name in (("u1", "u8"), ("i1", "i8")):
+            x = np.arange(-100, 140, dtype="i2").astype(dtype).reshape(12, 20)
+            self.put("x", x)
+            self.assertEqual(self.get("x").dtype, np.dtype(dtype))
+            np.testing.assert_array_equal(self.get("x"), x)
+            self.assertEqual(self.json("ls")["buffers"][0]["dtype"], name)
+            self.assertEqual(self.cli("reduce", "sum", "x"), f"{x.sum(dtype=int)}\n")
+            self.assertEqual(self.json("map", "a + 1", "x")["data"], (x.astype(int) + 1).tolist())
+            self.cli("map", f"{name}(a // 2)", "x", "-o", "half.npy")
+            np.testing.assert_array_equal(np.load(self.folder / "half.npy"), x // 2)
+            self.cli("cp", "x", "wide", "--dtype", "f32")
+            np.testing.assert_array_equal(self.get("wide"), x.astype("<f4"))
+            self.cli("cp", "wide", "x", "--dtype", name, "--replace")
+            np.testing.assert_array_equal(self.get("x"), x)
+            self.cli("put", "--random", "normal", "--shape", "5000", "--dtype", name, "--name",
+                     "random", "--replace")
+            self.assertGreater(len(np.unique(self.get("random"))), 120)
+            self.fails(4, "BAD_DTYPE", "cast them before", "topk", "x", "--k", "2")
+            self.cli("rm", "x", "wide", "random")
+
     def test_every_strategy_by_name(self):
         """Whole numbers, on which every type and every order of summation is exact."""
         random = np.random.default_rng(6)

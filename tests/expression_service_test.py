@@ -13,9 +13,10 @@ import numpy as np
 import outsider as o
 
 RNG = np.random.default_rng(20261125)
-F32, F64, F16, BF16, I32, I64, BOOL = range(1, 8)
+F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMBERS = (F32, F64, F16, BF16, I32, I64)
-NUMPY = {F32: "f4", F64: "f8", F16: "f2", BF16: "u2", I32: "i4", I64: "i8", BOOL: "?"}
+NUMPY = {F32: "f4", F64: "f8", F16: "f2", BF16: "u2", I32: "i4", I64: "i8", BOOL: "?", U8: "u1",
+         I8: "i1"}
 OPS = range(1, 14)
 (SUM, PRODUCT, MIN, MAX, ARGMIN, ARGMAX, MEAN, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE, ALL,
  ANY) = OPS
@@ -58,10 +59,17 @@ SQUARED = [operand(0), operand(1), operand(2), node("SUBTRACT", 0, 1), node("MUL
 GREATER = [operand(0), operand(1), node("GREATER", 0, 1)]
 
 
+def bytes_of(dtype, shape):
+    limits = np.iinfo(NUMPY[dtype])
+    return RNG.integers(limits.min, limits.max + 1, shape).astype(NUMPY[dtype])
+
+
 def stored(client, name, dtype, shape):
     """Puts random elements of the type; returns the operand."""
     if dtype in (I32, I64):
         array = RNG.integers(-40, 40, shape).astype(NUMPY[dtype])
+    elif dtype in (U8, I8):
+        array = bytes_of(dtype, shape)
     elif dtype == BOOL:
         array = RNG.integers(0, 2, shape) == 1
     elif dtype == BF16:
@@ -179,7 +187,7 @@ def test_random_expressions_views_and_axes(server, client):
     ops = ["ADD", "SUBTRACT", "MULTIPLY", "MAXIMUM", "LESS", "EQUAL", "WHERE"]
     for trial in range(120):
         count = int(RNG.integers(1, 5))
-        dtypes = [int(d) for d in RNG.choice(NUMBERS + (BOOL,), count)]
+        dtypes = [int(d) for d in RNG.choice(NUMBERS + (BOOL, U8, I8), count)]
         operands, arrays = random_views(client, dtypes)
         nodes = [operand(i) for i in range(count)]
         for _ in range(int(RNG.integers(1, 7))):
@@ -356,6 +364,64 @@ def test_errors_name_the_operand_and_the_node(server, client):
     expect_refused(client.attempt("Reduce", **request), "BAD_AXES")
 
 
+# --- Integers of a byte ---------------------------------------------------------------------------
+
+
+def test_bytes_go_both_ways(server, client):
+    for dtype in (U8, I8):
+        for shape in ((), (1,), (7, 13), (0, 4), (3 * o.MI,)):
+            x = bytes_of(dtype, shape)
+            client.put("x", x, replace=True)
+            assert client.download("x") == x.tobytes(), shape
+            buffer = client.call("GetBuffer", name="x").buffer
+            assert buffer.dtype == dtype and buffer.size_bytes == x.size
+        x = bytes_of(dtype, (40, 30))
+        client.put("x", x, replace=True)
+        turned = o.resident("x", o.view([30, 40], [1, 30]))
+        folds = ((SUM, np.sum, "i8"), (MEAN, np.mean, "f8"), (MIN, np.min, "i4"), (MAX, np.max, "i4"),
+                 (ARGMIN, np.argmin, "i8"), (ARGMAX, np.argmax, "i8"), (ALL, np.all, "i4"))
+        for operand_of, want in ((o.resident("x"), x), (turned, x.T)):
+            for op, fold, kind in folds:
+                got = o.to_numpy(client.call("Reduce", x=operand_of, op=op, axes=[1]).tensor)
+                assert got.dtype == kind and np.array_equal(got, fold(want, axis=1)), (dtype, op)
+        got = client.call("Reduce", x=o.resident("x"), op=SUM)
+        assert got.value.integer == x.sum(dtype=int)
+        # A picture's bytes as numbers from 0 to 1, and back.
+        scaled = [operand(0), dict(real=1 / 255, dtype=F32), node("MULTIPLY", 0, 1)]
+        tensor = client.call("Map", operands=[turned], expression=expression(*scaled)).tensor
+        assert np.array_equal(o.to_numpy(tensor), x.T * np.float32(1 / 255))
+        halved = [operand(0), dict(integer=2), node("FLOOR_DIVIDE", 0, 1),
+                  node("CAST", 2, dtype=dtype)]
+        tensor = client.call("Map", operands=[turned], expression=expression(*halved)).tensor
+        assert tensor.dtype == dtype and np.array_equal(o.to_numpy(tensor), x.T // 2)
+        for rpc, fields in (("Matmul", dict(a=o.resident("x"), b=turned)),
+                            ("Dot", dict(a=o.resident("x"), b=o.resident("x"))),
+                            ("Add", dict(a=o.resident("x"), b=o.resident("x"))),
+                            ("WindowSum", dict(x=o.resident("x", o.view([9], [1])), radius=1)),
+                            ("TopK", dict(x=o.resident("x"), k=1))):
+            expect_refused(client.attempt(rpc, **fields), "BAD_DTYPE")
+
+
+def test_copies_cast_bytes(server, client):
+    a = np.array([0, -0.0, 1, 0.9, -0.9, np.nan, np.inf, -np.inf, -5, 127.5, 128, 254.9, 255.5, 300,
+                  -128.9, -129, 1e-300])
+    client.put("a", a, replace=True)
+    for dtype in (U8, I8):
+        limits = np.iinfo(NUMPY[dtype])
+        want = np.clip(np.trunc(np.nan_to_num(a, posinf=1e9, neginf=-1e9)), limits.min,
+                       limits.max).astype(NUMPY[dtype])
+        client.call("CopyBuffer", source="a", name="b", dtype=dtype, replace=True)
+        assert client.download("b") == want.tobytes()
+        backwards = dict(source="b", view=o.view([len(a)], [-1], len(a) - 1))
+        for target in (F32, F64, F16, I32, I64, BOOL, U8, I8):
+            client.call("CopyBuffer", **backwards, name="c", replace=True, dtype=target)
+            back = want[::-1].astype(int)
+            if target in (U8, I8):
+                ends = np.iinfo(NUMPY[target])
+                back = np.clip(back, ends.min, ends.max)
+            assert client.download("c") == back.astype(NUMPY[target]).tobytes(), (dtype, target)
+
+
 # --- Truth values ---------------------------------------------------------------------------------
 
 
@@ -388,10 +454,10 @@ def test_truth_values_go_both_ways(server, client):
     expect_refused(client.attempt("Matmul", a=o.resident("b"), b=turned), "BAD_DTYPE")
     for rpc in ("Dot", "Add"):
         outcome = client.attempt(rpc, a=o.resident("b"), b=o.resident("b"))
-        expect_refused(outcome, "STRATEGY_UNSUPPORTED")
+        expect_refused(outcome, "BAD_DTYPE", dtype="bool")
     steps = [o.compute.Step(dot=o.compute.DotRequest(a=o.resident("b"), b=o.resident("b")))] * 3
     for result in client.call("Execute", steps=steps).results:
-        assert result.error.reason == "STRATEGY_UNSUPPORTED", result
+        assert result.error.reason == "BAD_DTYPE", result
 
 
 def test_copies_cast_truth_values(server, client):

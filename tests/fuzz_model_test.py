@@ -27,9 +27,10 @@ import numpy as np
 import outsider as o
 from outsider import eventually, in_threads, outcome_of
 
-F32, F64, F16, BF16, I32, I64, BOOL = 1, 2, 3, 4, 5, 6, 7
+F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = 1, 2, 3, 4, 5, 6, 7, 8, 9
 DTYPES = (F32, F64, F16, BF16, I32, I64)
-SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1}
+BYTES = (BOOL, U8, I8)
+SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 INTEGERS = (I32, I64)
 EXTREMES = (
     -(2**63),
@@ -108,7 +109,7 @@ def wide(array, dtype):
     array = np.asarray(array)
     if dtype == BF16:
         return bf16_values(array).astype(np.float64)
-    return array.astype(np.int64 if dtype in (*INTEGERS, BOOL) else np.float64)
+    return array.astype(np.int64 if dtype in (*INTEGERS, *BYTES) else np.float64)
 
 
 def narrow(values, dtype):
@@ -127,9 +128,9 @@ def cast(array, source, target):
     values = wide(array, source)
     if target == BOOL:
         return values != 0
-    if target in INTEGERS:
-        bits = 8 * SIZES[target]
-        low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    if target in (*INTEGERS, U8, I8):
+        limits = np.iinfo(o.NUMPY_TYPES[target])
+        low, high = int(limits.min), int(limits.max)
 
         def one(value):
             if isinstance(value, float):
@@ -149,6 +150,8 @@ def random_array(rng, dtype, shape, special=True):
     kind = rng.random()
     if dtype == BOOL:
         return np.array([rng.random() < 0.5 for _ in range(count)], bool).reshape(shape)
+    if dtype in (U8, I8):
+        return np.frombuffer(rng.randbytes(count), o.NUMPY_TYPES[dtype]).reshape(shape)
     if dtype in INTEGERS:
         values = np.array([rng.randint(-9, 9) for _ in range(count)], np.int64)
         if special and kind < 0.05 and count:
@@ -430,7 +433,7 @@ class Fuzzer:
     def random_spec(self):
         """(spec, dtype, shape, replace, ttl), or with one fault (spec, reasons)."""
         rng = self.rng
-        dtype = rng.choice((*DTYPES, BOOL))
+        dtype = rng.choice((*DTYPES, *BYTES))
         shape = [rng.choice((0, 1, 2, 3, 5, 8)) for _ in range(rng.randrange(4))]
         replace, ttl = rng.random() < 0.6, rng.random() < 0.2
         more = dict(replace=replace)
@@ -1500,7 +1503,7 @@ class Fuzzer:
 
     def reduce(self):
         rng = self.rng
-        dtype, op = rng.choice((*DTYPES, BOOL)), rng.choice(self.OPS)
+        dtype, op = rng.choice((*DTYPES, *BYTES)), rng.choice(self.OPS)
         fault = self.fault()
         if fault == "view":
             x, _, reasons, _ = self.operand(dtype, fault=True)
@@ -1520,6 +1523,7 @@ class Fuzzer:
         fields, versions = dict(x=x, op="REDUCE_OP_" + op), [version]
         if rng.random() < 0.4 and dtype != BOOL:
             y = random_array(rng, dtype, array.shape[rng.randint(0, array.ndim) :])
+            dtype = I32 if dtype in BYTES else dtype  # what operations take them as
             result = rng.choice((dtype, BOOL))
             expression, values = self.expression_of(dtype, array, y, result)
             fields.update({"expression": expression, "with": [o.inline(y)]})
@@ -1528,7 +1532,8 @@ class Fuzzer:
             if op not in ("SUM", "MEAN", "ALL", "ANY"):
                 self.expect(self.client.attempt("Reduce", **fields), "BAD_DTYPE")
                 return
-            dtype = I32  # what truth values are folded as
+        if dtype in BYTES:
+            dtype = I32  # what they are folded as
         if values.ndim and rng.random() < 0.5:
             self.reduce_axes(fields, values, dtype, op, versions, fault)
             return
@@ -1655,7 +1660,7 @@ class Fuzzer:
         array = None
         if not reasons:
             held = self.live[source]
-            dtype = rng.choice((0, 0, *DTYPES, BOOL))
+            dtype = rng.choice((0, 0, *DTYPES, *BYTES))
             fields["dtype"] = dtype
             dtype = dtype or held.dtype
             view = self.random_view(held.array().size) if rng.random() < 0.5 else None

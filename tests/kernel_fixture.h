@@ -131,6 +131,10 @@ constexpr DType DTypeOf() {
     return DType::kBF16;
   } else if constexpr (std::is_same_v<T, std::int32_t>) {
     return DType::kI32;
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+    return DType::kU8;
+  } else if constexpr (std::is_same_v<T, std::int8_t>) {
+    return DType::kI8;
   } else {
     return DType::kI64;
   }

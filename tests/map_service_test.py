@@ -13,12 +13,16 @@ import numpy as np
 import outsider as o
 
 RNG = np.random.default_rng(20261124)
-F32, F64, F16, BF16, I32, I64, BOOL = range(1, 8)
+F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
 NUMBERS = (F32, F64, F16, BF16, I32, I64)
-NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool"}
+NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool",
+         U8: "u8", I8: "i8"}
 # What values of a type are computed in.
-VALUES = {F32: "f4", F64: "f8", F16: "f4", BF16: "f4", I32: "i4", I64: "i8", BOOL: "?"}
-INTEGERS = (I32, I64)
+VALUES = {F32: "f4", F64: "f8", F16: "f4", BF16: "f4", I32: "i4", I64: "i8", BOOL: "?", U8: "i4",
+          I8: "i4"}
+ELEMENTS = {**VALUES, F16: "f2", U8: "u1", I8: "i1"}
+BYTES = (U8, I8)
+INTEGERS = (I32, I64, *BYTES)
 
 
 # --- The model ------------------------------------------------------------------------------------
@@ -41,6 +45,10 @@ def promote(a, b):
         return a
     if a == BOOL:
         return b
+    if a in BYTES:
+        return I32 if b in BYTES else b
+    if b in BYTES:
+        return a
     if {a, b} <= set(INTEGERS):
         return I64
     if a in INTEGERS or b in INTEGERS or F64 in (a, b):
@@ -54,10 +62,10 @@ def cast(values, source, target):
         return values != 0
     if target in INTEGERS:
         if source == BOOL or source in INTEGERS:
-            limits = np.iinfo(VALUES[target])
+            limits = np.iinfo(ELEMENTS[target])
             return np.clip(values.astype(np.int64), limits.min, limits.max).astype(VALUES[target])
         exact = np.trunc(values.astype(np.longdouble))
-        limits = np.iinfo(VALUES[target])
+        limits = np.iinfo(ELEMENTS[target])
         low, high = np.longdouble(limits.min), np.longdouble(limits.max)
         exact = np.where(np.isnan(exact), 0, np.clip(exact, low, high))
         # Through Python's integers: no cast of NumPy's is exact at the ends of the range.
@@ -161,6 +169,7 @@ def apply(op, types, values):
     common = types[0]
     for other in types[1:]:
         common = promote(common, other)
+    common = I32 if common in BYTES else common
     if rule == "reals" and common in INTEGERS:
         common = F64
     values = [v.astype(VALUES[common]) for v in values]
@@ -177,7 +186,7 @@ def stored(dtype, values):
     """Values as elements: of bf16 their bits."""
     if dtype == BF16:
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype({F16: "f2"}.get(dtype, VALUES[dtype]))
+    return values.astype(ELEMENTS[dtype])
 
 
 def loaded(dtype, elements):
@@ -263,8 +272,9 @@ def specials(dtype):
     if dtype == BOOL:
         return [False, True]
     if dtype in INTEGERS:
-        limits = np.iinfo(VALUES[dtype])
-        return [0, 1, -1, 2, -2, 3, -7, 10, limits.max, limits.min, limits.max - 1, limits.min + 1]
+        limits = np.iinfo(ELEMENTS[dtype])
+        some = [0, 1, -1, 2, -2, 3, -7, 10, limits.max, limits.min, limits.max - 1, limits.min + 1]
+        return [x for x in some if x >= limits.min]
     tiny, large = {F32: (1e-45, 3e38), F64: (5e-324, 1e308), F16: (6e-8, 6e4), BF16: (1e-40, 3e38)}[
         dtype
     ]
@@ -278,7 +288,7 @@ def pairs_of(dtype, count=3):
     if dtype == BOOL:
         random = RNG.integers(0, 2, 60) == 1
     elif dtype in INTEGERS:
-        random = RNG.integers(-50, 50, 60).astype(VALUES[dtype])
+        random = RNG.integers(0 if dtype == U8 else -50, 50, 60).astype(VALUES[dtype])
     else:
         random = RNG.normal(0, 3, 60).astype(VALUES[dtype])
     with np.errstate(all="ignore"):
@@ -297,7 +307,7 @@ def test_every_operation_in_every_type(server, client):
     for op, (count, rule, _) in MODEL.items():
         if rule == "logic" or op == "FMA":
             continue
-        for dtype in NUMBERS:
+        for dtype in NUMBERS + BYTES:
             values = pairs_of(dtype, count)
             kind, want = apply(op, [dtype] * count, values)
             nodes = [operand(i) for i in range(count)] + [node(op, *range(count))]
@@ -341,10 +351,11 @@ def test_products_and_sums_are_not_contracted(server, client):
 
 def test_types_that_meet(server, client):
     some = {}
-    for dtype in NUMBERS:
-        some[dtype] = round_to(dtype, RNG.integers(-20, 20, 99).astype(VALUES[dtype]))
-    for a in NUMBERS:
-        for b in NUMBERS:
+    for dtype in NUMBERS + BYTES:
+        least = 0 if dtype == U8 else -20
+        some[dtype] = round_to(dtype, RNG.integers(least, 20, 99).astype(VALUES[dtype]))
+    for a in NUMBERS + BYTES:
+        for b in NUMBERS + BYTES:
             for op in ("ADD", "DIVIDE", "MAXIMUM", "LESS"):
                 kind, want = apply(op, [a, b], [some[a], some[b]])
                 nodes = [operand(0), operand(1), node(op, 0, 1)]
@@ -356,12 +367,12 @@ def test_types_that_meet(server, client):
 
 
 def test_casts(server, client):
-    for source in NUMBERS:
+    for source in NUMBERS + BYTES:
         values = pairs_of(source, 1)[0]
         if source in (F64, I64):  # where a model of bf16 needs values of F32
             with np.errstate(all="ignore"):
                 values = values.astype(np.float32).astype(VALUES[source])
-        for target in NUMBERS + (BOOL,):
+        for target in NUMBERS + BYTES + (BOOL,):
             with np.errstate(all="ignore"):
                 if target == BF16 and source in INTEGERS:
                     values = np.clip(values, -(2**24), 2**24)
@@ -477,7 +488,7 @@ def random_nodes(operands, count):
 def test_random_expressions(server, client):
     for _ in range(120):
         operands = []
-        for dtype in RNG.choice(NUMBERS + (BOOL,), RNG.integers(1, 9)):
+        for dtype in RNG.choice(NUMBERS + BYTES + (BOOL,), RNG.integers(1, 9)):
             dtype = int(dtype)
             operands.append((dtype, RNG.permutation(pairs_of(dtype, 1)[0])[:700]))
         nodes, values = random_nodes(operands, int(RNG.integers(9, 63)))
@@ -546,6 +557,9 @@ def test_bad_expressions_say_which_node(server, client):
         (1, [a, integer(2**31, I32), node("ADD", 0, 1)]),
         (2, [b, integer(2**31), node("ADD", 0, 1)]),
         (1, [a, integer(1, BOOL), node("ADD", 0, 1)]),
+        (1, [a, integer(-1, U8), node("ADD", 0, 1)]),
+        (1, [a, integer(128, I8), node("ADD", 0, 1)]),
+        (1, [a, real(1.5, U8), node("ADD", 0, 1)]),
         (1, [a, dict(boolean=True, dtype=F32), node("ADD", 0, 1)]),
         (0, [dict(real=1.0, dtype=-1), a]),
     ]

@@ -422,20 +422,100 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
   EXPECT_TRUE(MatmulType(x, x, false, true, DType::kF32, &fits).ok());
 }
 
-TEST_P(StageTest, OperationsOnNumbersRefuseTruthValues) {
+TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
   TESSERA_NEED_DEVICE(GetParam());
-  const View x = WholeView({DType::kBool, MakeShape({4, 4})}, nullptr);
-  const View row = WholeView({DType::kBool, MakeShape({4})}, nullptr);
   const RunOptions options{.check_only = true};
-  EXPECT_EQ(ErrorReason(RunDot(stream(), x, x, options).status()), "STRATEGY_UNSUPPORTED");
-  EXPECT_EQ(ErrorReason(RunAdd(stream(), x, x, nullptr, options).status()), "STRATEGY_UNSUPPORTED");
-  EXPECT_EQ(ErrorReason(RunWindowSum(stream(), row, 1, nullptr, options).status()),
-            "STRATEGY_UNSUPPORTED");
-  EXPECT_EQ(ErrorReason(RunTopK(stream(), x, 1, 0, false, nullptr, nullptr, options).status()),
-            "STRATEGY_UNSUPPORTED");
-  EXPECT_EQ(ErrorReason(MatmulType(x, x, false, false, DType::kBool).status()), "BAD_DTYPE");
-  EXPECT_EQ(ErrorReason(RunReduce(stream(), x, ReduceOp::kMax, options).status()), "BAD_DTYPE");
-  EXPECT_FALSE(FitsBatch(row));
+  for (DType dtype : {DType::kBool, DType::kU8, DType::kI8}) {
+    SCOPED_TRACE(Name(dtype));
+    const View x = WholeView({dtype, MakeShape({4, 4})}, nullptr);
+    const View row = WholeView({dtype, MakeShape({4})}, nullptr);
+    EXPECT_EQ(ErrorReason(RunDot(stream(), x, x, options).status()), "BAD_DTYPE");
+    EXPECT_EQ(ErrorReason(RunAdd(stream(), x, x, nullptr, options).status()), "BAD_DTYPE");
+    EXPECT_EQ(ErrorReason(RunWindowSum(stream(), row, 1, nullptr, options).status()), "BAD_DTYPE");
+    EXPECT_EQ(ErrorReason(RunTopK(stream(), x, 1, 0, false, nullptr, nullptr, options).status()),
+              "BAD_DTYPE");
+    EXPECT_EQ(ErrorReason(MatmulType(x, x, false, false, dtype).status()), "BAD_DTYPE");
+    EXPECT_EQ(ErrorReason(RunReduce(stream(), x, ReduceOp::kMax, options).status()),
+              dtype == DType::kBool ? "BAD_DTYPE" : "");
+    EXPECT_FALSE(FitsBatch(row));
+  }
+}
+
+// Integers of a byte: all of them, by every strategy, in expressions, casts and reductions.
+TEST_P(StageTest, ComputesWithIntegersOfAByte) {
+  TESSERA_NEED_DEVICE(GetParam());
+  constexpr std::int64_t n = 4099;
+  std::vector<std::uint8_t> a(n);
+  std::vector<std::int8_t> b(n);
+  std::vector<float> c(n);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    a[i] = static_cast<std::uint8_t>(i);
+    b[i] = static_cast<std::int8_t>(i / 256 * 37 + i);
+    c[i] = static_cast<float>(i % 19) * 0.25f;
+  }
+  // Arrays that begin at multiples of 16 bytes, and such that do not.
+  for (std::size_t offset : {0, 1}) {
+    const DeviceArray<std::uint8_t> da(stream(), a, offset);
+    const DeviceArray<std::int8_t> db(stream(), b, offset);
+    const DeviceArray<float> dc(stream(), c, offset);
+    const std::vector<View> views = {VectorView(da.data(), n), VectorView(db.data(), n),
+                                     VectorView(dc.data(), n)};
+    for (const Strategy<MapProblem>* strategy : Strategies<MapProblem>()) {
+      if (strategy->backend != GetParam()) continue;
+      SCOPED_TRACE(strategy->name);
+      const auto check = [&]<class T>(std::vector<ExpressionNode> nodes, T, auto want) {
+        nodes.insert(nodes.begin(), {In(0), In(1), In(2)});
+        const auto type = MapType(views, nodes);
+        ASSERT_TRUE(type.ok()) << type.status();
+        ASSERT_EQ(type->dtype, DTypeOf<T>());
+        DeviceArray<T> out(stream(), n, offset);
+        const auto ran = RunMap(stream(), views, nodes, out.data(), {.strategy = strategy->name});
+        ASSERT_TRUE(ran.ok()) << ran.status();
+        const std::vector<T> found = out.Values();
+        for (std::size_t i = 0; i < a.size(); ++i)
+          ASSERT_EQ(Exact(found[i]), Exact(static_cast<T>(want(i)))) << i;
+      };
+      check({In(0)}, std::uint8_t{}, [&](std::size_t i) { return a[i]; });
+      check({In(1)}, std::int8_t{}, [&](std::size_t i) { return b[i]; });
+      check({Op(MapOp::kMultiply, {0, 1})}, std::int32_t{},
+            [&](std::size_t i) { return a[i] * b[i]; });
+      check({Op(MapOp::kAdd, {0, 0}), Op(MapOp::kCast, {3}, DType::kU8)}, std::uint8_t{},
+            [&](std::size_t i) { return std::min(2 * a[i], 255); });
+      check({Op(MapOp::kSubtract, {1, 0}), Op(MapOp::kCast, {3}, DType::kI8)}, std::int8_t{},
+            [&](std::size_t i) { return std::max(b[i] - a[i], -128); });
+      check({Op(MapOp::kCast, {1}, DType::kU8)}, std::uint8_t{},
+            [&](std::size_t i) { return std::max<int>(b[i], 0); });
+      check({Op(MapOp::kMultiply, {0, 2})}, float{},
+            [&](std::size_t i) { return static_cast<float>(a[i]) * c[i]; });
+      check(
+          {Op(MapOp::kMultiply, {1, 2}), Op(MapOp::kCast, {3}, DType::kU8)}, std::uint8_t{},
+          [&](std::size_t i) { return std::clamp(static_cast<float>(b[i]) * c[i], 0.0f, 255.0f); });
+      check({Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {3, 0, 1}),
+             Op(MapOp::kCast, {4}, DType::kF64)},
+            double{}, [&](std::size_t i) { return std::min<int>(a[i], b[i]); });
+    }
+    std::int64_t sum = 0;
+    for (std::int8_t x : b) sum += x;
+    const View& x = views[1];
+    const auto reduce = [&](ReduceOp op) {
+      const auto found = RunReduce(stream(), x, op, {});
+      EXPECT_TRUE(found.ok()) << found.status();
+      return found.ok() ? found->value : Scalar{};
+    };
+    EXPECT_EQ(reduce(ReduceOp::kSum).integer, sum);
+    EXPECT_EQ(reduce(ReduceOp::kMean).real, static_cast<double>(sum) / n);
+    EXPECT_EQ(reduce(ReduceOp::kMin).integer, -128);
+    EXPECT_EQ(reduce(ReduceOp::kMax).integer, 127);
+    EXPECT_EQ(reduce(ReduceOp::kArgMax).index, std::max_element(b.begin(), b.end()) - b.begin());
+    const View square = At(da.data(), DType::kU8, {64, 64}, {64, 1});
+    const auto type = ReduceAxesType(square, ReduceOp::kMax, {1}, false);
+    ASSERT_TRUE(type.ok()) << type.status();
+    ASSERT_EQ(type->dtype, DType::kI32);
+    DeviceArray<std::int32_t> most(stream(), 64);
+    ASSERT_TRUE(RunReduceAxes(stream(), square, ReduceOp::kMax, {1}, most.data(), {}).ok());
+    for (std::size_t i = 0; i < 64; ++i)
+      EXPECT_EQ(most.Values()[i], *std::max_element(a.begin() + i * 64, a.begin() + (i + 1) * 64));
+  }
 }
 
 // Bytes that are no truth values count as true, wherever they are read.

@@ -519,8 +519,48 @@ TEST(ExpressionTest, TypesThatMeet) {
   EXPECT_EQ(Promote(DType::kI32, DType::kF32), DType::kF64);
   EXPECT_EQ(Promote(DType::kI32, DType::kI64), DType::kI64);
   EXPECT_EQ(Promote(DType::kBool, DType::kBF16), DType::kBF16);
-  for (DType a : kAllDTypes)
-    for (DType b : kAllDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
+  EXPECT_EQ(Promote(DType::kU8, DType::kU8), DType::kU8);
+  EXPECT_EQ(Promote(DType::kU8, DType::kI8), DType::kI32);
+  EXPECT_EQ(Promote(DType::kI8, DType::kF16), DType::kF16);
+  EXPECT_EQ(Promote(DType::kBool, DType::kU8), DType::kU8);
+  for (DType a : kArrayDTypes)
+    for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
+}
+
+// Integers of a byte are values of I32, and need no instruction to become that.
+TEST(ExpressionTest, BytesAreI32) {
+  const auto sum =
+      CompileExpression({In(0), In(1), Op(MapOp::kAdd, {0, 1})}, {DType::kU8, DType::kI8});
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_EQ(sum->dtype, DType::kI32);
+  EXPECT_EQ(sum->instructions, 3);
+  for (DType dtype : {DType::kU8, DType::kI8}) {
+    for (const MapOpInfo& info : kMapOpInfos) {
+      if (info.rule != MapRule::kNumbers) continue;
+      const auto alone = CompileExpression(
+          {In(0),
+           Op(info.op, std::vector<std::uint32_t>(static_cast<std::size_t>(info.arguments)))},
+          {dtype});
+      ASSERT_TRUE(alone.ok()) << alone.status();
+      EXPECT_EQ(alone->dtype, DType::kI32) << info.name;
+    }
+    EXPECT_EQ(CompileExpression({In(0)}, {dtype})->dtype, dtype);
+    EXPECT_EQ(CompileExpression({In(0)}, {dtype}, DType::kI32)->instructions, 1);
+    EXPECT_EQ(CompileExpression({In(0), Integer(300), Op(MapOp::kAdd, {0, 1})}, {dtype})->dtype,
+              DType::kI32);
+    EXPECT_EQ(CompileExpression({In(0), Real(1.5), Op(MapOp::kAdd, {0, 1})}, {dtype})->dtype,
+              DType::kF64);
+    const auto constant = [&](std::int64_t value) {
+      ExpressionNode node = Integer(value);
+      node.dtype = dtype;
+      return CompileExpression({In(0), node, Op(MapOp::kAdd, {0, 1})}, {dtype}).ok();
+    };
+    const bool with_sign = dtype == DType::kI8;
+    EXPECT_EQ(constant(-128), with_sign);
+    EXPECT_EQ(constant(255), !with_sign);
+    EXPECT_FALSE(constant(-129));
+    EXPECT_FALSE(constant(256));
+  }
 }
 
 TEST(ExpressionTest, WhatIsNotNeededIsNotComputed) {

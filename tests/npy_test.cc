@@ -27,8 +27,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr std::pair<DType, const char*> kTypes[] = {
-    {DType::kF32, "<f4"}, {DType::kF64, "<f8"}, {DType::kF16, "<f2"}, {DType::kBF16, "|V2"},
-    {DType::kI32, "<i4"}, {DType::kI64, "<i8"}, {DType::kBool, "|b1"}};
+    {DType::kF32, "<f4"},  {DType::kF64, "<f8"}, {DType::kF16, "<f2"},
+    {DType::kBF16, "|V2"}, {DType::kI32, "<i4"}, {DType::kI64, "<i8"},
+    {DType::kBool, "|b1"}, {DType::kU8, "|u1"},  {DType::kI8, "|i1"}};
 
 std::string File(int version, std::string dict, std::string_view data = {}) {
   dict += '\n';

@@ -91,6 +91,13 @@ def array_of(dtype, shape, seed):
     return array
 
 
+def every_byte(dtype, seed):
+    """All values of a type of a byte, in a random order, twice."""
+    values = np.arange(256).astype("u1").view(dtype)
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(values), rng.permutation(values)])
+
+
 class ElementwiseTest(python_outsider.Case):
     def compare(self, cases, arrays, **tolerance):
         """All cases in one call: values, types and shapes are NumPy's."""
@@ -204,6 +211,79 @@ class ElementwiseTest(python_outsider.Case):
         mask = (x > 1).astype("f8")
         self.assertEqual(mask.dtype, np.float64)
         np.testing.assert_array_equal(mask.numpy(), (a > 1).astype("f8"))
+
+    def test_integers_of_a_byte(self):
+        """As NumPy's, whose results keep the type and wrap, in every pair that has a type here."""
+        for first in ("u1", "i1"):
+            a = every_byte(first, 3)
+            for second in (first, "f2", "f4", "f8", "i4", "i8", "?"):
+                b = every_byte(first, 4).astype(second)
+                cases = BINARY if second != "?" else {k: BINARY[k] for k in ("+", "*", "<", "where")}
+                self.compare(cases, [a, b])
+                self.compare(cases, [b, a])
+            unary = UNARY if first == "i1" else {k: v for k, v in UNARY.items() if "clip" not in k}
+            self.compare(unary, [a])
+            self.compare({"power": lambda a: a**3, "clip": lambda a: np.clip(a, 3, 99)}, [a])
+            self.compare({"exp": lambda a: np.exp(a / 99), "tanh": np.tanh}, [a], rtol=4e-3)
+            for scalar in (2, -3, 1.5, True, np.float32(0.3), np.int32(5)):
+                if scalar == -3 and first == "u1":
+                    self.assertRaises(OverflowError, lambda: self.t.put(a) + scalar)
+                    continue
+                beside = self.beside(scalar, a.dtype)
+                for name in ("+", "*", "/", "//", "<", "=="):
+                    self.check_beside(BINARY[name], a, scalar, beside, swap=name == "//")
+            with self.assertRaises(OverflowError):
+                self.t.put(a) + 256
+            self.assertTrue((self.t.put(a) < 256).all())
+        with self.assertRaisesRegex(ts.Unsupported, "int16"):
+            self.t.put(a) + self.t.put(a, dtype="u1")
+        self.assertEqual((self.t.put(a) + self.t.put(a, dtype="bf16")).dtype, ts.bfloat16)
+
+    def test_reductions_of_bytes(self):
+        for dtype in ("u1", "i1"):
+            a = every_byte(dtype, 5).reshape(16, -1)
+            x = self.t.put(a)
+            for axis in (None, 0, 1):
+                for name in ("min", "max", "argmin", "argmax", "all", "any", "mean", "var"):
+                    got, want = getattr(x, name)(axis=axis), getattr(a, name)(axis=axis)
+                    self.assertEqual(got.dtype, want.dtype, name)
+                    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, err_msg=name)
+                got = x.sum(axis=axis)
+                self.assertEqual(got.dtype, np.dtype("i8"))
+                np.testing.assert_array_equal(got.numpy(), a.sum(axis=axis, dtype="i8"))
+                got = x.max(axis=axis).save()
+                self.assertEqual(got.dtype, np.dtype(dtype))
+            mask = a > 3
+            self.assertEqual(x.sum(where=x > 3).item(), a[mask].sum(dtype="i8"))
+            values, places = x.topk(5, axis=1)
+            self.assertEqual(values.dtype, np.dtype(dtype))
+            np.testing.assert_array_equal(values.numpy(), -np.sort(-a.astype("i4"))[:, :5])
+            np.testing.assert_array_equal(
+                np.take_along_axis(a, places.numpy(), 1), values.numpy())
+            product = x @ x.T
+            self.assertEqual(product.dtype, np.dtype("i4"))
+            np.testing.assert_array_equal(product.numpy(), a.astype("i4") @ a.T.astype("i4"))
+
+    def test_bytes_come_back(self):
+        for dtype in ("u1", "i1"):
+            a = every_byte(dtype, 6)
+            for array in (a, a.reshape(8, -1).T, a[::-3], a[:0], a[3]):
+                x = self.t.put(array)
+                self.assertEqual((x.dtype, x.nbytes), (np.dtype(dtype), np.asarray(array).nbytes))
+                np.testing.assert_array_equal(x.numpy(), array)
+                np.testing.assert_array_equal(x.copy().numpy(), array)
+            for name in ("f4", "f2", "i4", "i8", "?", "u1", "i1"):
+                if name not in ("u1", "i1") or name == dtype:
+                    np.testing.assert_array_equal(self.t.put(a, dtype=name).numpy(), a.astype(name))
+                    for got in (self.t.put(a).astype(name), self.t.put(a).copy(dtype=name)):
+                        self.assertEqual(got.dtype, np.dtype(name))
+                        np.testing.assert_array_equal(got.numpy(), a.astype(name))
+        numbers = np.array([-1e9, -129, -128.9, -0.9, np.nan, 127.9, 128, 255.9, 256, np.inf])
+        x = self.t.put(numbers)
+        self.assertEqual(x.astype("u1").numpy().tolist(), [0, 0, 0, 0, 0, 127, 128, 255, 255, 255])
+        self.assertEqual(x.astype(np.int8).numpy().tolist(),
+                         [-128, -128, -128, 0, 0, 127, 127, 127, 127, 127])
+        self.assertEqual(x.astype("i8").dtype, np.dtype(np.int64))
 
     def test_truth_values(self):
         a = array_of("f4", (6, 7), 8)

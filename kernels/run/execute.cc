@@ -30,6 +30,14 @@ absl::Status CheckSame(const View& a, const View& b) {
   return absl::OkStatus();
 }
 
+absl::Status CheckComputed(std::string_view operation, DType dtype) {
+  if (IsComputed(dtype)) return absl::OkStatus();
+  return Invalid("BAD_DTYPE",
+                 absl::StrCat(Absl(operation), " takes no elements of ", Absl(Name(dtype)),
+                              ": cast them before, by CopyBuffer or in an expression of Map"),
+                 {{"operation", std::string(operation)}, {"dtype", std::string(Name(dtype))}});
+}
+
 std::string Names(DTypes dtypes) {
   std::vector<std::string> names;
   for (DType d : kArrayDTypes)

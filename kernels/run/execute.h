@@ -31,6 +31,8 @@ absl::Status DtypesDiffer(const View& a, const View& b);
 absl::Status ShapesDiffer(std::string_view rule, const View& a, const View& b);
 // Of dtypes and shapes.
 absl::Status CheckSame(const View& a, const View& b);
+// Of an operation that takes no elements of a byte.
+absl::Status CheckComputed(std::string_view operation, DType dtype);
 absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
                      double limit, std::string_view advice);
 absl::Status Cancelled();
@@ -84,6 +86,10 @@ absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
+  if (!std::is_same_v<Problem, MapProblem>) {
+    absl::Status status = CheckComputed(Problem::kOperation, problem.dtype);
+    if (!status.ok()) return status;
+  }
   const Strategy<Problem>* found = nullptr;
   if (name.empty()) {
     found = Choose(problem, device);

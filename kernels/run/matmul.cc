@@ -88,6 +88,7 @@ absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpo
   if (a_k != b_k) {
     return ShapesDiffer(absl::StrCat("the inner extents ", a_k, " and ", b_k, " must agree"), a, b);
   }
+  if (absl::Status status = CheckComputed("matmul", a.dtype); !status.ok()) return status;
   if (!IsMatmulPair(a.dtype, out_dtype)) {
     return Invalid(
         "BAD_DTYPE",

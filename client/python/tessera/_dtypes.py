@@ -28,10 +28,15 @@ _NAMES: Tuple[Tuple[int, str, "np.dtype[Any]"], ...] = (
     (5, "i32", np.dtype("<i4")),
     (6, "i64", np.dtype("<i8")),
     (7, "bool", np.dtype(bool)),
+    (8, "u8", np.dtype(np.uint8)),
+    (9, "i8", np.dtype(np.int8)),
 )
 _WIRE: Dict["np.dtype[Any]", int] = {dtype: wire for wire, _, dtype in _NAMES}
 _NUMPY: Dict[int, "np.dtype[Any]"] = {wire: dtype for wire, _, dtype in _NAMES}
-_BY_NAME: Dict[str, "np.dtype[Any]"] = {name: dtype for _, name, dtype in _NAMES}
+# "u8" and "i8" are NumPy's, of eight bytes.
+_BY_NAME: Dict[str, "np.dtype[Any]"] = {
+    name: dtype for _, name, dtype in _NAMES if name not in ("u8", "i8")
+}
 _BY_NAME["bfloat16"] = bfloat16
 SHORT: Dict["np.dtype[Any]", str] = {dtype: name for _, name, dtype in _NAMES}
 
@@ -43,8 +48,8 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
         found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
     if found not in _WIRE:
         raise Unsupported(
-            f"the server has no elements of {found}: it has bool, int32, int64, float16, bfloat16,"
-            " float32 and float64; convert with .astype() before put()"
+            f"the server has no elements of {found}: it has bool, uint8, int8, int32, int64, float16,"
+            " bfloat16, float32 and float64; convert with .astype() before put()"
         )
     return found
 
@@ -61,13 +66,14 @@ def from_wire(wire: int) -> "np.dtype[Any]":
 
 
 def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
-    """The type of both together, as NumPy promotes types; bfloat16 with an integer gives float64,
-    with another float the larger one, float32 with float16. Unsupported if the server lacks it."""
+    """The type of both together, as NumPy promotes types; bfloat16 with an integer of more than a
+    byte gives float64, with another float the larger one, float32 with float16. Unsupported if the
+    server lacks it."""
     if a == b:
         return a
     if bfloat16 in (a, b):
         other = b if a == bfloat16 else a
-        if other.kind == "b":
+        if other.itemsize == 1:
             return bfloat16
         return np.dtype("<f4" if other.kind == "f" and other.itemsize < 8 else "<f8")
     found: "np.dtype[Any]" = np.promote_types(a, b)
@@ -83,6 +89,11 @@ def is_float(dtype: "np.dtype[Any]") -> bool:
 
 def is_integer(dtype: "np.dtype[Any]") -> bool:
     return dtype.kind == "i"
+
+
+def is_byte(dtype: "np.dtype[Any]") -> bool:
+    """An integer of a byte."""
+    return dtype.itemsize == 1 and dtype.kind != "b"
 
 
 def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

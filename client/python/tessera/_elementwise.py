@@ -14,7 +14,7 @@ from ._errors import Unsupported
 from ._graph import Constant, Inline, Node, Term
 from ._views import View, broadcast_shapes
 
-BOOL, I64, F64 = np.dtype(bool), np.dtype("<i8"), np.dtype("<f8")
+BOOL, I32, I64, F64 = np.dtype(bool), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SCALAR = View.whole(())
 # NumPy's arrays beside resident ones travel with every call.
 MAX_INLINE_BYTES = 1 << 20
@@ -34,6 +34,8 @@ FUNCTIONS: Dict[str, str] = {
     **dict.fromkeys(_LOGIC, "logic"),
     "where": "select",
 }
+# Those whose results lie in the type of their arguments, of a byte as well.
+_WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
 # Of truth values NumPy has these as logic, and refuses or widens the rest.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
@@ -171,5 +173,18 @@ def _node(name: str, arguments: List[Term], dtype: "np.dtype[Any]") -> Term:
     shape = arguments[0][1].shape
     for _, view in arguments[1:]:
         shape = broadcast_shapes(shape, view.shape)
-    node = Node("map", tuple(arguments), shape, dtype, {"fn": name})
-    return node, View.whole(shape)
+    byte = _dtypes.is_byte(dtype) and name != "copy"
+    node = Node("map", tuple(arguments), shape, I32 if byte else dtype, {"fn": name})
+    term = node, View.whole(shape)
+    if not byte:
+        return term
+    return cast(term if name in _WITHIN else _wrapped(term, dtype), dtype)
+
+
+def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
+    """Integers of i32 as NumPy leaves them in a byte: modulo 256."""
+    low = -int(np.iinfo(dtype).min)
+    if low:
+        term = apply("add", term, constant(low))
+    term = apply("remainder", term, constant(256))
+    return apply("subtract", term, constant(low)) if low else term

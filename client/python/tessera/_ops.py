@@ -48,7 +48,7 @@ def _array(a: Term) -> Term:
 
 
 def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
-    """The terms with the type of all together; truth values become int32 beforehand."""
+    """The terms with the type of all together; elements of a byte become int32 beforehand."""
     terms = (a, *others)
     dtype = a[0].dtype
     for source, _ in terms:
@@ -58,7 +58,7 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
         if dtype in _PLAIN:
             return terms  # The usual case, which has to be quick.
     common = common_dtype(list(terms))
-    if common.kind == "b":
+    if common.itemsize == 1:
         common = _I32
     return tuple(_array(cast(term, common)) for term in terms)
 
@@ -167,9 +167,10 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     axes = axes_of(axis, rank)
     if op in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise TypeError(f"{op} takes one axis or none")
-    if a[0].dtype.kind == "b":
+    own = a[0].dtype
+    if own.kind == "b":
         op = {"min": "all", "max": "any"}.get(op, op)
-    if a[0].dtype.kind != "b" or op not in _OF_TRUTH:
+    if own.kind != "b" or op not in _OF_TRUTH:
         (a,) = _numbers(a)
     if not axes and rank:
         raise Unsupported(f"{op} over no axes")
@@ -186,7 +187,8 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
         params = {"op": op, "axes": axes, "keep_dims": keepdims}
         node = Node("reduce", (a,), shape, dtype, params)
         view = View.whole(shape)
-    return node, view
+    picks_byte = op in ("min", "max") and _dtypes.is_byte(own)
+    return cast((node, view), own) if picks_byte else (node, view)
 
 
 def window_sum(a: Term, radius: int) -> Term:
@@ -210,14 +212,14 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
     if not 1 <= operator.index(k) <= limit:
         raise BadK(f"k is {k}, and can be 1 to {limit} along axis {axis} of {a[1].shape}")
     shape[axis] = operator.index(k)
-    truth = a[0].dtype.kind == "b"
+    own = a[0].dtype
     (a,) = _numbers(a)
     params = {"k": operator.index(k), "smallest": not largest, "axis": axis - len(shape)}
     values, indices = (
         _term(Node("top_k", (a,), tuple(shape), dtype, params, output=output))
         for output, dtype in enumerate((a[0].dtype, _I64))
     )
-    return cast(values, _BOOL) if truth else values, indices
+    return cast(values, own), indices
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:
