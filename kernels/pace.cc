@@ -43,7 +43,7 @@ constexpr double kMostWrong = 1000;
 constexpr int kMostStrategies = 32;                   // of an operation
 constexpr int kStrategiesEach = 2 * kMostStrategies;  // apart those of narrow problems
 constexpr int kOps = 16;                              // a power of two above every ReduceOp
-constexpr int kKinds = 8 * kOps;
+constexpr int kKinds = (static_cast<int>(kDTypeInfos.size()) + 1) * kOps;
 
 constexpr int kCopy = 0;
 // Copies come first, then one operation after the other.

@@ -120,7 +120,7 @@ class CliTest(CliCase):
 
     def test_round_trip_of_every_type_is_the_same_bytes(self):
         raw = np.random.default_rng(0).integers(0, 256, 24 * 10, dtype=np.uint8)
-        for descr in ("<f4", "<f8", "<f2", "|V2", "<i4", "<i8"):
+        for descr in ("<f4", "<f8", "<f2", "|V2", "<i4", "<i8", "|u1", "|i1"):
             for order in ("C", "F"):
                 array = np.asarray(raw.view(descr).reshape(2, 3, -1), order=order)
                 file = self.save("in", array)

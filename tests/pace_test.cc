@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/map_cost.h"
 #include "kernels/matmul.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
@@ -186,7 +187,7 @@ TEST(PaceTest, FiguresStayFigures) {
   }
   const Pace pace(Info(Backend::kCpu));
   const float one = 1;
-  for (DType to : kAllDTypes) {
+  for (DType to : kArrayDTypes) {
     for (const View& view :
          {Broadcast(&one, DType::kF32, {}), Broadcast(&one, DType::kF32, {0, 5}),
           Broadcast(&one, DType::kF32, {kMost}), Broadcast(&one, DType::kF32, {kMost, 1})}) {
@@ -396,6 +397,27 @@ TEST(PaceTest, CallsTeach) {
   const double cold = l.pace.Estimate(strategy, p);
   ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
   EXPECT_NE(l.pace.Estimate(strategy, p), cold);
+}
+
+// What one strategy takes for elements of any type teaches nothing about the others.
+TEST(PaceTest, RatesStandApart) {
+  for (const Strategy<MapProblem>* taught : Strategies<MapProblem>()) {
+    Pace pace(Info(taught->backend));
+    const MapProblem p = ReferenceMap(1 << 24);
+    std::vector<double> before;
+    for (const Strategy<MapProblem>* other : Strategies<MapProblem>())
+      before.push_back(pace.Estimate(*other, p));
+    for (DType dtype : kArrayDTypes) {
+      MapProblem of = p;
+      of.dtype = dtype;
+      pace.Learn(*taught, of, 100);
+    }
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const Strategy<MapProblem>* other = Strategies<MapProblem>()[i];
+      if (other != taught) EXPECT_EQ(pace.Estimate(*other, p), before[i]) << other->name;
+    }
+    EXPECT_GT(pace.Estimate(*taught, p), 1) << taught->name;
+  }
 }
 
 // The time of a call that had to copy its operand says little about the strategy.

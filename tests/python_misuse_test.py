@@ -68,7 +68,7 @@ class ArraysTest(python_outsider.Case):
     def test_types_without_a_counterpart(self):
         x = self.t.put(self.a)
         for array in (
-            np.arange(5, dtype="u1"),
+            np.arange(5, dtype="u2"),
             np.arange(5, dtype="u8"),
             self.a.astype("c8"),
             self.a.astype(np.longdouble),

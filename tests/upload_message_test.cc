@@ -70,7 +70,7 @@ class UploadMessageTest : public testing::Test {
       v1::UploadRequest message;
       if (OneOf(2)) message.set_name(Text(20));
       if (OneOf(2)) {
-        message.mutable_spec()->set_dtype(static_cast<v1::Dtype>(Below(8)));
+        message.mutable_spec()->set_dtype(static_cast<v1::Dtype>(Below(10)));
         for (std::size_t n = Below(4); n > 0; --n) {
           message.mutable_spec()->add_shape(static_cast<std::int64_t>(random_() >> Below(64)));
         }
