@@ -468,7 +468,7 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
         const auto type = MapType(views, nodes);
         ASSERT_TRUE(type.ok()) << type.status();
         ASSERT_EQ(type->dtype, DTypeOf<T>());
-        DeviceArray<T> out(stream(), n, offset);
+        DeviceArray<T> out(stream(), std::vector<T>(n), offset);
         const auto ran = RunMap(stream(), views, nodes, out.data(), {.strategy = strategy->name});
         ASSERT_TRUE(ran.ok()) << ran.status();
         const std::vector<T> found = out.Values();

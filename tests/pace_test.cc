@@ -403,7 +403,7 @@ TEST(PaceTest, CallsTeach) {
 TEST(PaceTest, RatesStandApart) {
   for (const Strategy<MapProblem>* taught : Strategies<MapProblem>()) {
     Pace pace(Info(taught->backend));
-    const MapProblem p = ReferenceMap(1 << 24);
+    const MapProblem p = ReferenceMap(std::int64_t{1} << 32);
     std::vector<double> before;
     for (const Strategy<MapProblem>* other : Strategies<MapProblem>())
       before.push_back(pace.Estimate(*other, p));
@@ -414,9 +414,12 @@ TEST(PaceTest, RatesStandApart) {
     }
     for (std::size_t i = 0; i < before.size(); ++i) {
       const Strategy<MapProblem>* other = Strategies<MapProblem>()[i];
-      if (other != taught) EXPECT_EQ(pace.Estimate(*other, p), before[i]) << other->name;
+      if (other == taught) {
+        EXPECT_GT(pace.Estimate(*other, p), 2 * before[i]) << other->name;
+      } else {
+        EXPECT_EQ(pace.Estimate(*other, p), before[i]) << other->name;
+      }
     }
-    EXPECT_GT(pace.Estimate(*taught, p), 1) << taught->name;
   }
 }
 

@@ -163,7 +163,7 @@ class ElementwiseTest(python_outsider.Case):
         """The scalar as an array of the type that it counts as."""
         if isinstance(scalar, np.generic):
             return np.full(1, scalar)
-        if isinstance(scalar, float) and dtype.kind == "i":
+        if isinstance(scalar, float) and dtype.kind in "iu":
             return np.full(1, scalar, "f8")
         return np.full(1, scalar, bool if isinstance(scalar, bool) else dtype)
 
