@@ -607,7 +607,8 @@ class CliTest(CliCase):
             self.cli("put", "--random", "normal", "--shape", "5000", "--dtype", name, "--name",
                      "random", "--replace")
             self.assertGreater(len(np.unique(self.get("random"))), 120)
-            self.fails(4, "BAD_DTYPE", "cast them before", "topk", "x", "--k", "2")
+            error = self.fails(4, "BAD_DTYPE", "tessera info", "topk", "x", "--k", "2")
+            self.assertIn("cast them before", error["message"])
             self.cli("rm", "x", "wide", "random")
 
     def test_every_strategy_by_name(self):

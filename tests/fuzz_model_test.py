@@ -450,7 +450,7 @@ class Fuzzer:
             if rng.random() < 0.3:
                 shape = [rng.choice((1500, 2049, 4001))]  # enough for several devices
         if fault < 0.02:
-            return self.spec(rng.choice((0, 8, 99, -1)), shape, **more), ("BAD_DTYPE",)
+            return self.spec(rng.choice((0, 10, 99, -1)), shape, **more), ("BAD_DTYPE",)
         if fault < 0.06:
             bad = rng.choice(([-1], [2, -(2**63)], [2**62, 2**62], [1] * 9, [2**63 - 1, 2]))
             return self.spec(dtype, bad, **more), ("BAD_SHAPE", "QUOTA_EXCEEDED")
@@ -931,7 +931,7 @@ class Fuzzer:
                 return (o.resident(name, version=version), None, ("VERSION_MISMATCH",), 0)
             return o.resident(name), None, self.not_readable(name), 0
         if fault and rng.random() < 0.3:
-            data = rng.choice((b"", b"123", b"x" * 100))
+            data = rng.choice((b"", b"1234567", b"x" * 100))
             bad = o.compute.Tensor(
                 dtype=dtype, shape=rng.choice(([1, 3], [-1], [2**62, 8])), data=data
             )
@@ -942,7 +942,7 @@ class Fuzzer:
                 0,
             )
         if fault and rng.random() < 0.1:
-            bad = o.compute.Tensor(dtype=rng.choice((0, 8, -3)), shape=[1], data=b"1234")
+            bad = o.compute.Tensor(dtype=rng.choice((0, 10, -3)), shape=[1], data=b"1234")
             return o.compute.Operand(tensor=bad), None, ("BAD_DTYPE", "BAD_OPERAND"), 0
         names = [n for n, held in self.live.items() if held.dtype == dtype]
         array, name, version = None, None, 0

@@ -107,7 +107,7 @@ TEST(NpyHeader, AnUnknownTypeIsQuotedInPartAndWithoutControlCharacters) {
 }
 
 TEST(NpyHeader, TypesWithoutCounterpart) {
-  for (const char* descr : {"|u1", "<c8", "<U3", "|O", "<f", "", "<V4", "f4", "<f16"}) {
+  for (const char* descr : {"<u2", "<c8", "<U3", "|O", "<f", "", "<V4", "f4", "<f16"}) {
     EXPECT_EQ(ReasonOf(File(1, Dict("(2,)", descr))), "BAD_DTYPE") << descr;
   }
   const auto big = ParseNpyHeader(File(1, Dict("(2,)", ">f8")));

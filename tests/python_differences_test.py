@@ -47,6 +47,20 @@ class DifferencesTest(python_outsider.Case):
         for other, want in ((self.i(), "f8"), (self.i("i8"), "f8"), (self.f().astype("f2"), "f4")):
             self.assertEqual((self.bf16() + other).dtype, np.dtype(want))
 
+        for other in ("u1", "i1"):
+            self.assertEqual((self.bf16() + self.t.put(I, dtype=other)).dtype, ts.bfloat16)
+
+    def bytes_of_both_kinds(self):
+        self.refused(lambda: self.t.put(I, dtype="u1") + self.t.put(I, dtype="i1"), "int16")
+
+    def sums_of_bytes(self):
+        for dtype in ("u1", "i1"):
+            large = self.t.put(np.full(4, 100, dtype))
+            self.is_(large.sum(), np.int64(400), "i8")
+            self.is_(large.prod(), np.int64(10**8), "i8")
+            self.is_(large.dot(large), np.int64(40000), "i8")
+            self.is_(large[None] @ large[:, None], [[40000]], "i4")
+
     def floats_to_integers(self):
         x = self.t.put(np.array([1e20, -1e20, np.nan, 2.7]))
         self.is_(x.astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")
@@ -138,12 +152,14 @@ class DifferencesTest(python_outsider.Case):
     CASES = {
         "types": types,
         "bf16 beside i32, i64": bf16_with_others,
+        "uint8 beside int8": bytes_of_both_kinds,
         "floats to integers": floats_to_integers,
         "integers to negative powers": negative_powers,
         "`floor`, `ceil`, `trunc` of integers": rounding_of_integers,
         "`exp`, `log`, `tanh`, `power`": functions,
         "bits of integers (`&` `~` `<<`)": bits,
         "`dot` and sums of i32": dot_of_integers,
+        "sums of uint8; `dot` and `@` of uint8, int8": sums_of_bytes,
         "`x.sum()` of f16, f32": sums,
         "`x @ y`": products,
         "the largest elements": largest,
