@@ -2,23 +2,24 @@
 """Exact nearest neighbours through the service, and by PyTorch and CuPy in this process, in turns.
 
 usage: search_peers.py ADDRESS [--vectors 1048576] [--queries 1024] [--dimensions 128] [--k 10]
-                       [--dtypes f32,bf16] [--peers torch,cupy] [--rounds 5] [--cli BIN/tessera]
-                       [--json FILE]
+                       [--dtypes f32,bf16] [--peers torch,cupy] [--rounds 5] [--block 256]
+                       [--cli BIN/tessera] [--json FILE]
 
 ADDRESS is a server on the same GPU, whose --scratch-limit holds the scores: queries x vectors x 4
 bytes. Vectors and queries are random normal and lie on the GPU; a search is over when the indices
 and squared distances are here. All compare every query with every vector: |x|^2 - 2 q x by one
 product, with |x|^2 computed beforehand, then the k smallest of each row. Scores of bf16 are f32.
-  tessera      one Execute: Matmul with the expression in it, and TopK
+  tessera      one Execute for every --block queries (all of them, if it is not given): Matmul with
+               the expression in it, and TopK
   tessera cli  `tessera search` (--cli): several calls, and |x|^2 in each
   torch        addmm, of bf16 mm into f32 and sub; topk
   cupy         q @ x.T and an expression; argpartition and argsort of what it leaves
   numpy        the same by NumPy, where there is no GPU
 A figure is the median of the rounds; a round has each of them once, and all give the same distances.
 
-Then the device's time of the product alone and of TopK alone, from the steps' statistics. What a
-product that keeps the k best of its rows to itself could gain is bounded by (product + TopK) over
-the product; it would not write the scores either, for which the product into bf16, half of the
+Then the device's time of the product, the expression and TopK as steps of their own, from their
+statistics. What a product that keeps the k best of its rows to itself could gain is bounded by
+(product + TopK) over the product; it would not write the scores either, for which the product into bf16, half of the
 bytes, gives a figure: what is left if the bytes that are saved are taken off once more.
 """
 
@@ -48,29 +49,34 @@ class Tessera:
         self.norms = ts.sum_squares(squares, axis=1).save()
         self.own = (queries.astype("f8") ** 2).sum(1, keepdims=True)
 
-    def product(self, dtype="f32"):
-        return ts.matmul(self.queries, self.vectors.T, dtype=dtype)
+    def product(self, dtype="f32", rows=slice(None)):
+        return ts.matmul(self.queries[rows], self.vectors.T, dtype=dtype)
 
     def search(self):
-        scores = self.norms - 2 * self.product()
-        values, indices = scores.topk(self.options.k, largest=False)
-        distances, found = self.t.compute(values, indices)
-        return distances, found
+        step = self.options.block or self.options.queries
+        parts = []
+        for begin in range(0, self.options.queries, step):
+            scores = self.norms - 2 * self.product(rows=slice(begin, begin + step))
+            parts.append(self.t.compute(*scores.topk(self.options.k, largest=False)))
+        return tuple(np.concatenate(part) for part in zip(*parts))
 
     def plan(self):
         return (self.norms - 2 * self.product()).topk(self.options.k, largest=False)[1].explain()
 
     def device_us(self, dtype):
-        """Microseconds of the product and of TopK, with the names of their strategies."""
-        found = []
+        """Microseconds of the product, the expression and TopK as steps of their own, with the
+        names of their strategies, and milliseconds of the call."""
+        found, calls = [], []
         for _ in range(self.options.rounds + 1):
-            scores = self.product(dtype).with_(timing=True)
-            best = scores.topk(self.options.k)[0].with_(timing=True)
+            scores = (self.norms - 2 * self.product(dtype).with_(timing=True)).with_(timing=True)
+            best = scores.topk(self.options.k, largest=False)[0].with_(timing=True)
+            begin = time.perf_counter()
             best.numpy()
+            calls.append((time.perf_counter() - begin) * 1e3)
             found.append(best.stats)
         found = found[1:]
-        times = [statistics.median(stats[i].kernel_us for stats in found) for i in (0, 1)]
-        return times, [stats.strategy for stats in found[0]]
+        times = [statistics.median(stats[i].kernel_us for stats in found) for i in (0, 1, 2)]
+        return times, [stats.strategy for stats in found[0]], statistics.median(calls[1:])
 
 
 class Cli:
@@ -191,15 +197,16 @@ def measure(options, dtype):
     for name, ms in result.items():
         print(f"{dtype:>5} {name:<12} {ms:10.2f} ms {ms / result['tessera']:8.2f} x", flush=True)
     row = {"dtype": dtype, "ms": result, "rounds_ms": times}
-    (product, top_k), strategies = tessera.device_us("f32")
-    row.update(product_us=product, top_k_us=top_k, strategies=strategies)
-    row["bound"] = (product + top_k) / product
+    (product, expression, top_k), strategies, call = tessera.device_us("f32")
+    row.update(product_us=product, expression_us=expression, top_k_us=top_k, strategies=strategies)
+    row.update(steps_ms=call, bound=(product + top_k) / product)
     print(
-        f"{dtype:>5} device: {strategies[0]} {product:.0f} us, {strategies[1]} {top_k:.0f} us;"
+        f"{dtype:>5} device: {strategies[0]} {product:.0f} us, {strategies[1]} {expression:.0f} us,"
+        f" {strategies[2]} {top_k:.0f} us, in a call of {call:.2f} ms;"
         f" (product + TopK) / product = {row['bound']:.2f}"
     )
     if dtype == "bf16":
-        (half, _), names = tessera.device_us("bf16")
+        (half, _, _), names, _ = tessera.device_us("bf16")
         left = 2 * half - product
         row.update(product_bf16_us=half, without_writing_us=left)
         print(
@@ -220,8 +227,9 @@ def main():
     for name, value in (("vectors", 1 << 20), ("queries", 1024), ("dimensions", 128), ("k", 10)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["f32", "bf16"])
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=["torch", "cupy"])
+    parser.add_argument("--peers", type=lambda text: [name for name in text.split(",") if name], default=["torch", "cupy"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--block", type=int)
     parser.add_argument("--cli", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
