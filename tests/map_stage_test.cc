@@ -94,6 +94,8 @@ class ReduceStageTest : public testing::TestWithParam<StrategyCase> {
   }
 };
 
+// Of rows that compute chains where they fold them.
+class ReduceFusedStageTest : public ReduceStageTest {};
 // Truth values are folded as I32.
 class ReduceTruthStageTest : public ReduceStageTest {};
 // Of rows that fold again in double what leaves the range of f32.
@@ -131,6 +133,95 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
     Compare(row, column, Weighted());
     Compare(At(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
             At(b.data(), kDType, {3, 1, 1}, {7, 1, 1}), Weighted());
+  });
+}
+
+// What a kernel may compute where it folds it: operands that are whole, stretched along any axes or one
+// element, truth values among them, and a value that waits.
+TEST_P(ReduceStageTest, HasTheBitsOfChains) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr DType kDType = DTypeOf<T>();
+    const std::int64_t rows = WatchedClosely() ? 3 : 517, columns = 48;
+    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1));
+    const DeviceArray<T> b(stream(), NormalVector<T>(rows * columns, 2));
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
+    Random random(3);
+    // Any byte but 0 is true.
+    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.Bits() % 3 * 100);
+    const DeviceArray<std::uint8_t> mask(stream(), bytes);
+    const View whole = At(a.data(), kDType, {rows, columns}, {columns, 1});
+    const View row = At(b.data(), kDType, {columns}, {1});
+    const View column = At(b.data(), kDType, {rows, 1}, {1, 1});
+    for (const View& with : {At(b.data(), kDType, {rows, columns}, {columns, 1}), row, column,
+                             At(b.data(), kDType, {1}, {1})}) {
+      Compare(whole, with, Weighted());
+      Compare(with, whole, Weighted());
+    }
+    // The middle axis of three, and the outermost alone of what is stretched.
+    Compare(At(a.data(), kDType, {3, rows / 3, columns}, {rows / 3 * columns, columns, 1}),
+            At(b.data(), kDType, {rows / 3, 1}, {1, 1}), Weighted());
+    Compare(row, column, Weighted());
+    // where(mask, a, mask); x = a b, then (x a) b + x.
+    const std::vector<ExpressionNode> masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}),
+                                                Op(MapOp::kMultiply, {2, 0})};
+    const std::vector<ExpressionNode> waits = {In(0),
+                                               In(1),
+                                               Op(MapOp::kMultiply, {0, 1}),
+                                               Op(MapOp::kMultiply, {2, 0}),
+                                               Op(MapOp::kMultiply, {3, 1}),
+                                               Op(MapOp::kAdd, {4, 2})};
+    for (const View& with : {At(mask.data(), DType::kBool, {rows, columns}, {columns, 1}),
+                             At(mask.data(), DType::kBool, {columns}, {1}),
+                             At(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
+      Compare(whole, with, masked);
+    Compare(whole, row, waits);
+    // Elements of 16 bits beside those of f32, and what is rounded to 16 bits in the end.
+    if constexpr (kDType == DType::kF32) {
+      const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
+      Compare(whole, At(narrow.data(), DType::kBF16, {columns}, {1}), Weighted());
+      Compare(whole, At(narrow.data(), DType::kBF16, {rows, 1}, {1, 1}), Weighted());
+      Compare(At(narrow.data(), DType::kBF16, {rows, columns}, {columns, 1}), whole, Weighted());
+    }
+    if constexpr (kDType == DType::kBF16) {
+      const DeviceArray<float> wide(stream(), NormalVector<float>(rows * columns, 4));
+      std::vector<ExpressionNode> rounded = Weighted();
+      rounded.push_back(Op(MapOp::kCast, {3}, DType::kBF16));
+      Compare(At(wide.data(), DType::kF32, {rows, columns}, {columns, 1}), row, rounded);
+    }
+  });
+}
+
+// Of the default row on a GPU, whose memory the operands alone pass through.
+TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
+  TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
+  const auto stream = MakeStream(*TestDevice(GetParam().backend));
+  ASSERT_TRUE(stream.ok());
+  Budget budget(1);
+  (*stream)->SetScratchBudget(&budget);
+  ASSERT_TRUE(BeginRequest(**stream).ok());
+  const RunOptions options{.strategy = GetParam().name};
+  DispatchDType(GetParam().dtype, [&](auto t) {
+    using T = decltype(t);
+    const std::int64_t rows = 40, columns = 64;
+    const DeviceArray<T> a(**stream, NormalVector<T>(rows * columns, 1));
+    const View x = At(a.data(), GetParam().dtype, {rows, columns}, {columns, 1});
+    for (const View& with : {x, At(a.data(), GetParam().dtype, {columns}, {1}),
+                             At(a.data(), GetParam().dtype, {rows, 1}, {1, 1}),
+                             At(a.data(), GetParam().dtype, {1}, {1})}) {
+      const MapStage stage{Weighted(), {&with, 1}};
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
+        const auto found = RunReduce(**stream, x, op, options, &stage);
+        EXPECT_TRUE(found.ok()) << found.status();
+      }
+    }
+    if constexpr (DTypeOf<T>() == DType::kF32) {
+      const MapStage stage{Greater(), {&x, 1}};
+      const auto found = RunReduce(**stream, x, ReduceOp::kSum, options, &stage);
+      ASSERT_TRUE(found.ok()) << found.status();
+      EXPECT_EQ(found->value.integer, 0);
+    }
   });
 }
 
@@ -195,6 +286,12 @@ TEST_P(ReducePieceStageTest, TakesScratchMemoryOfBoundedSize) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kDeterministic)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, ReduceFusedStageTest,
+                         testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
+                                                                           DType dtype) {
+                           return strategy.name == "fixed_tree" && !IsInteger(dtype);
+                         })),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Rows, ReduceTruthStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kOf<DType::kI32>)),
                          CaseName);

@@ -326,6 +326,90 @@ TEST_P(MapTest, ViewsAndBroadcasting) {
 }
 
 // Programs of every length, whose values all stay alive until the end.
+// Operands that are stretched along outer, inner and both kinds of axes, in groups of elements that lie
+// side by side or are all the same.
+TEST_P(MapTest, WholeGroupsOfWhatIsStretched) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    const std::int64_t outer = 3, rows = WatchedClosely() ? 5 : 67, columns = 80;
+    const std::vector<T> a = NormalVector<T>(outer * rows * columns, 1),
+                         b = NormalVector<T>(rows * columns, 2);
+    DeviceArray<T> da(stream(), a), db(stream(), b);
+    const View whole = WholeView({DTypeOf<T>(), MakeShape({outer, rows, columns})}, da.data());
+    const auto check = [&](const View& with, auto place, std::string_view what) {
+      std::vector<T> right;
+      for (std::int64_t i = 0; i < outer; ++i)
+        for (std::int64_t j = 0; j < rows; ++j)
+          for (std::int64_t k = 0; k < columns; ++k)
+            right.push_back(b[static_cast<std::size_t>(place(i, j, k))]);
+      ExpectSame(Run<T>({whole, with}, ReferenceNodes()), References(a, right), what);
+      ExpectSame(Run<T>({with, whole}, ReferenceNodes()), References(right, a), what);
+    };
+    using Index = std::int64_t;
+    const auto of = [&](std::initializer_list<std::int64_t> shape) {
+      return WholeView({DTypeOf<T>(), MakeShape(shape)}, db.data());
+    };
+    check(
+        of({columns}), [](Index, Index, Index k) { return k; }, "row");
+    check(
+        of({rows, columns}), [&](Index, Index j, Index k) { return j * columns + k; }, "matrix");
+    check(
+        of({rows, 1}), [](Index, Index j, Index) { return j; }, "column");
+    check(
+        of({outer, 1, 1}), [](Index i, Index, Index) { return i; }, "outermost");
+    check(
+        of({outer, rows, 1}), [&](Index i, Index j, Index) { return i * rows + j; }, "columns");
+    check(
+        of({1}), [](Index, Index, Index) { return 0; }, "one");
+  });
+}
+
+// Steps of one type between elements of others: 16 bits in and out of f32, and truth values.
+TEST_P(MapTest, TypesAtTheEndsOfAChain) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    const std::int64_t n = WatchedClosely() ? 301 : 4097;
+    const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
+    DeviceArray<T> da(stream(), a), db(stream(), b);
+    const View x = VectorView(da.data(), n), y = VectorView(db.data(), n);
+    std::vector<std::uint8_t> bytes;
+    for (std::int64_t i = 0; i < n; ++i) bytes.push_back(static_cast<std::uint8_t>(i % 3 * 80));
+    DeviceArray<std::uint8_t> mask(stream(), bytes);
+    const View truth = WholeView({DType::kBool, MakeShape({n})}, mask.data());
+    std::vector<T> chosen;
+    for (std::size_t i = 0; i < a.size(); ++i) chosen.push_back(bytes[i] != 0 ? a[i] : b[i]);
+    ExpectSame(Run<T>({x, y, truth}, {In(2), In(0), In(1), Op(MapOp::kWhere, {0, 1, 2})}), chosen,
+               "mask");
+    // a < b, of which there are bytes.
+    const std::vector<ExpressionNode> less = {In(0), In(1), Op(MapOp::kLess, {0, 1})};
+    if (Takes({x, y}, less)) {
+      DeviceArray<std::uint8_t> out(stream(), n);
+      const auto stats = RunMap(stream(), {x, y}, less, out.data(), {.strategy = GetParam().name});
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      const std::vector<std::uint8_t> got = out.Values();
+      for (std::size_t i = 0; i < a.size(); ++i)
+        ASSERT_EQ(got[i], static_cast<ValueOf<T>>(a[i]) < static_cast<ValueOf<T>>(b[i])) << i;
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      const std::vector<BFloat16> c = NormalVector<BFloat16>(n, 3);
+      DeviceArray<BFloat16> dc(stream(), c);
+      const View narrow = VectorView(dc.data(), n);
+      std::vector<float> sums;
+      std::vector<Half> rounded;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        sums.push_back(a[i] + static_cast<float>(c[i]));
+        rounded.push_back(Half(a[i] + static_cast<float>(c[i])));
+      }
+      std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
+      ExpectSame(Run<float>({x, narrow}, nodes), sums, "bf16 beside f32");
+      nodes.push_back(Op(MapOp::kCast, {2}, DType::kF16));
+      ExpectSame(Run<Half>({x, narrow}, nodes), rounded, "f16 of f32");
+    }
+  });
+}
+
 TEST_P(MapTest, LongProgramsWithManyRegisters) {
   TESSERA_NEED_STRATEGY(MapProblem, GetParam());
   ForType([&](auto t) {

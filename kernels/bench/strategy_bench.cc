@@ -249,12 +249,14 @@ void RegisterAdd(Rig& rig, DType dtype, std::int64_t n) {
   });
 }
 
-// An expression that is timed beside a * b + c.
+// An expression that is timed beside a * b + c. has_row: operand 1 is one row of kRowLength for all rows.
 struct MapCase {
   std::string_view name;
   int operands;
   std::vector<ExpressionNode> nodes;
+  bool has_row = false;
 };
+constexpr std::int64_t kRowLength = 8192;
 
 const std::vector<MapCase>& MapCases() {
   using Kind = ExpressionNode::Kind;
@@ -283,6 +285,9 @@ const std::vector<MapCase>& MapCases() {
         op(MapOp::kMultiply, {2, 3}), op(MapOp::kAdd, {0, 4}), real(0.79788456),
         op(MapOp::kMultiply, {5, 6}), op(MapOp::kTanh, {7}), real(1), op(MapOp::kAdd, {8, 9}),
         real(0.5), op(MapOp::kMultiply, {0, 11}), op(MapOp::kMultiply, {12, 10})}},
+      // a + b, and its tanh: as a bias is added to a product
+      {"row", 2, {in(0), in(1), op(MapOp::kAdd, {0, 1})}, true},
+      {"tanh_row", 2, {in(0), in(1), op(MapOp::kAdd, {0, 1}), op(MapOp::kTanh, {2})}, true},
   };
   return cases;
 }
@@ -293,10 +298,13 @@ void RegisterMap(Rig& rig, const MapProblem& like, std::string_view operation) {
   const int operands = like.program->operands;
   rig.Need(like.dtype, static_cast<std::size_t>(operands) * bytes);
   rig.NeedOutput(bytes);
+  int whole = 0;
+  for (int i = 0; i < operands; ++i)
+    whole += like.operands[static_cast<std::size_t>(i)].contiguous() ? 1 : 0;
   ForStrategies(
       rig, like, absl::StrCat(like.n),
-      [&rig, like, bytes, operands](auto& state, auto& strategy) {
-        Time(rig, state, (operands + 1.0) * static_cast<double>(bytes),
+      [&rig, like, bytes, operands, whole](auto& state, auto& strategy) {
+        Time(rig, state, (whole + 1.0) * static_cast<double>(bytes),
              static_cast<double>(like.program->flops) * static_cast<double>(like.n), [&] {
                Arena& arena = rig.Operands(like.dtype);
                MapProblem p = like;
@@ -320,8 +328,58 @@ void RegisterMaps(Rig& rig, DType dtype, std::int64_t n, bool all) {
     MapProblem p = like;
     p.program = new MapProgram(*program);  // as long as the process lives
     for (std::size_t i = 3; i < dtypes.size(); ++i) p.operands[i] = p.operands[0];
+    if (c.has_row) {
+      for (std::size_t i = 0; i < dtypes.size(); ++i) {
+        View& view = p.operands[i];
+        view.shape.rank = 2;
+        view.shape[0] = n / kRowLength;
+        view.shape[1] = kRowLength;
+        view.strides = {i == 1 ? 0 : kRowLength, 1};
+      }
+    }
     RegisterMap(rig, p, Join({MapProblem::kOperation, c.name}, "_"));
   }
+}
+
+// The sum of what an expression makes, by the strategies that read its operands themselves.
+void RegisterMappedReduce(Rig& rig, DType dtype, std::int64_t n, std::string_view name,
+                          const std::vector<ExpressionNode>& nodes) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * SizeOf(dtype);
+  const absl::StatusOr<MapProgram> program = CompileExpression(nodes, std::vector<DType>(2, dtype));
+  if (!program.ok()) std::abort();
+  MapProblem map = WarmUpMap(n, dtype, nullptr, nullptr);
+  map.program = new MapProgram(*program);  // as long as the process lives
+  rig.Need(dtype, 2 * bytes);
+  const ReduceProblem like{.dtype = dtype, .op = ReduceOp::kSum, .n = n};
+  ForStrategies<ReduceProblem>(
+      rig, like, absl::StrCat(n),
+      [&rig, like, map, bytes](auto& state, auto& strategy) {
+        Time(rig, state, 2.0 * static_cast<double>(bytes), static_cast<double>(like.n), [&] {
+          Arena& arena = rig.Operands(like.dtype);
+          MapProblem operands = map;
+          for (std::size_t i = 0; i < 2; ++i) operands.operands[i].data = arena.Next(bytes);
+          ReduceProblem p = like;
+          p.map = &operands;
+          p.result = rig.stream().result();
+          strategy.launch(p, rig.stream());
+        });
+      },
+      Join({"mapped_reduce", name}, "_"),
+      [](const Strategy<ReduceProblem>& strategy) { return strategy.reads_views; });
+}
+
+// Sums of a * b and of (a - b)^2.
+void RegisterMappedReduces(Rig& rig, DType dtype, std::int64_t n) {
+  const auto in = [](std::uint32_t i) {
+    return ExpressionNode{.kind = ExpressionNode::Kind::kOperand, .operand = i};
+  };
+  const auto op = [](MapOp o, std::vector<std::uint32_t> args) {
+    return ExpressionNode{
+        .kind = ExpressionNode::Kind::kOperation, .op = o, .args = std::move(args)};
+  };
+  RegisterMappedReduce(rig, dtype, n, "product", {in(0), in(1), op(MapOp::kMultiply, {0, 1})});
+  RegisterMappedReduce(rig, dtype, n, "distance",
+                       {in(0), in(1), op(MapOp::kSubtract, {0, 1}), op(MapOp::kMultiply, {2, 2})});
 }
 
 void RegisterWindowSum(Rig& rig, DType dtype, std::int64_t n, std::int64_t radius) {
@@ -570,6 +628,8 @@ void RegisterAll(Rig& rig, bool gpu, int max_exponent) {
       RegisterReduce(rig, dtype, n, ReduceOp::kSum, "reduce");
       RegisterAdd(rig, dtype, n);
       RegisterMaps(rig, dtype, n, exponent == 16 || exponent == 22 || exponent == top);
+      if (exponent == 16 || exponent == 22 || exponent == std::min(top, 28))
+        RegisterMappedReduces(rig, dtype, n);
       RegisterWindowSum(rig, dtype, n, 8);
       if (!f32) continue;
       RegisterPeers(rig, n);

@@ -91,11 +91,11 @@ constexpr int TreeBlocks() {
   return five ? 5 : kBytes <= 40 ? 4 : 3;
 }
 
-// Any grid, any block of at least a warp. Blocks take chunks a grid apart, threads take lanes a
-// block apart.
-template <class C, Placement kPlacement>
-__global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
-    FoldTree(const TreeOperands<C> in, const TreeWork work) {
+// What a block does with any grid, and any block of at least a warp. Blocks take chunks a grid apart,
+// threads take lanes a block apart: fold_lane(begin, end, lane) is the value of one lane of the chunk
+// [begin, end). All threads call it.
+template <class C, class F>
+__device__ __forceinline__ void FoldChunks(const TreeWork& work, F fold_lane) {
   using Wide = typename C::Wide;
   constexpr int kPairs = kMailPairs<Wide>;
   constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
 #pragma unroll 1
     for (int lane = static_cast<int>(threadIdx.x); lane < kTreeLanes;
          lane += static_cast<int>(blockDim.x))
-      cells[lane] = FoldLane<C, kPlacement>(in, work, begin, end, lane);
+      cells[lane] = fold_lane(begin, end, lane);
     if (threadIdx.x == 0) receiver = !alone && ticket == work.last_ticket;
     __syncthreads();  // cells and receiver are written
     Deliver<C>(cells, work, chunk, alone, direct, receiver, received);
@@ -130,6 +130,14 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
     received[lane] = Receive<C, kAtOnce>(work.mailbox, lane, tree.chunks);
   }
   FinishReceived<C>(received, work);
+}
+
+template <class C, Placement kPlacement>
+__global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
+    FoldTree(const TreeOperands<C> in, const TreeWork work) {
+  FoldChunks<C>(work, [&](std::int64_t begin, std::int64_t end, int lane) {
+    return FoldLane<C, kPlacement>(in, work, begin, end, lane);
+  });
 }
 
 // Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes.

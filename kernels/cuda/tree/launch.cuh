@@ -1,7 +1,7 @@
 // The launches behind tree.h, for files that instantiate them for some types.
 //
 // Operands that are not contiguous are copied to scratch memory a piece of some chunks at a time, and
-// what a map computes is written there;
+// what a map computes is written there, unless a kernel computes it where it is folded (mapped.cuh);
 // each piece is a launch. Tickets count on from launch to launch, so that the last block of the
 // last one to start is the receiver, and what the others have sent waits in the mailbox.
 #pragma once
@@ -186,8 +186,17 @@ void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                       launch, p.result, shares, own);
 }
 
+// Reduce of what a map computes, in one launch that reads the map's operands and nothing else. False, and
+// nothing is launched: the map is no chain of elements of such a type (kernels/cuda/map/chain.cuh), or
+// the operation is none of those that there are kernels for. mapped.cuh has it, for every T but I64.
+template <class T>
+bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
+
 template <class T, bool kCompensated>
 void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
+  if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
+    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, stream)) return;
+  }
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     using C = decltype(kind);
     LaunchTree<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.map, p.op, launch, p.result,

@@ -1,0 +1,198 @@
+// The tree of kernels/fixed_tree.h over elements that an expression makes: a thread loads the vectors of
+// all operands for some rows, runs the steps of the chain on them (kernels/cuda/map/chain.cuh), and folds
+// what comes out into its columns as FoldLane does. Operands pass through memory once, and nothing else
+// does. The bits are those of Map and a reduction of its result: values are rounded to the type that the
+// array between them would have.
+//
+// A step is decoded once for all values that a thread has at a time, kMappedRows vectors of them.
+//
+// Included by .cu files that are compiled with -fmad=false.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/map/chain.cuh"
+#include "kernels/cuda/tree/kernel.cuh"
+
+namespace tessera {
+
+// How a kernel goes about it. kRows: rows that a thread takes at a time. kBlocks: per SM, as TreeBlocks.
+template <int kRowsOf, int kBlocksOf>
+struct MappedShape {
+  static constexpr int kRows = kRowsOf;
+  static constexpr int kBlocks = kBlocksOf;
+};
+template <class T, bool kSaves>
+using MappedShapeOf = MappedShape<sizeof(T) == 2 ? 1 : 2, kSaves ? 3 : 4>;
+
+// Loads of so many times kRows rows are under way while a thread computes: more of fewer operands.
+inline int MappedAhead(int inputs) { return inputs > 1 ? 1 : 2; }
+
+// The value of one lane of the chunk [begin, end), C of what the chain makes of operands of T, elements
+// of as many bytes as those of C.
+//
+// loaded: shared memory for ahead + 1 batches.
+template <class C, class T, bool kSaves, class Shape>
+__device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain& chain,
+                                                           const ValueOf<T>* singles, int ahead,
+                                                           uint4* loaded, const TreeWork& work,
+                                                           std::int64_t begin, std::int64_t end,
+                                                           int lane) {
+  using O = typename C::Element;
+  using Wide = typename C::Wide;
+  static_assert(sizeof(O) == sizeof(T));
+  constexpr int V = kTreeVector<O>;
+  constexpr int kRow = kTreeRow<O>;
+  constexpr int kRows = Shape::kRows;
+  static_assert(kTreeSegmentRows % kRows == 0);
+  const std::int64_t first = begin + lane * V;
+  // Rows with an element of this lane, and those that have all V of them.
+  const int rows = first >= end ? 0 : static_cast<int>((end - 1 - first) / kRow) + 1;
+  const int whole = end - first < V ? 0 : static_cast<int>((end - V - first) / kRow) + 1;
+
+  using Batch = chained::Groups<T, kRows>;
+  const auto batch = [&](int i) {
+    return Batch{reinterpret_cast<chained::Group<T>*>(loaded) +
+                 i * chain.inputs * kRows * chained::kMostThreads + threadIdx.x};
+  };
+  // Of groups that begin behind the end nothing is loaded.
+  const auto load = [&](int row, const Batch& to) {
+    const std::int64_t at = first + std::int64_t{row} * kRow;
+    const bool full = row + kRows <= whole;
+#pragma unroll 1
+    for (int i = 0; i < chain.inputs; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const std::int64_t left = full ? V : end - at - j * kRow;
+        if (left > 0) chained::StartLoad<T>(chain.input[i], at + j * kRow, left, to(i, j));
+      }
+    }
+    chained::EndLoads();
+  };
+  int loads_at = 0, next = 0;  // the batch to load, and its first row
+  const auto load_next = [&] {
+    load(next, batch(loads_at));
+    next += kRows;
+    loads_at = loads_at == ahead ? 0 : loads_at + 1;
+  };
+#pragma unroll 1
+  for (int i = 0; i < ahead; ++i) load_next();
+
+  Wide total = C::Identity();
+  int at_batch = 0;
+#pragma unroll 1
+  for (int top = 0; top < rows; top += kTreeSegmentRows) {
+    typename C::Column column[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) column[k] = C::Start(O{});
+    const int bottom = min(rows, top + kTreeSegmentRows);
+#pragma unroll 1
+    for (int row = top; row < bottom; row += kRows) {
+      const std::int64_t at = first + std::int64_t{row} * kRow;
+      const bool full = row + kRows <= whole;
+      load_next();
+      if (ahead == 1) {
+        chained::WaitForLoads<1>();
+      } else {
+        chained::WaitForLoads<2>();
+      }
+      const Batch groups = batch(at_batch);
+      at_batch = at_batch == ahead ? 0 : at_batch + 1;
+      chained::Settle(chain, groups);
+      ValueOf<T> value[kRows * V];
+      chained::Evaluate<kSaves>(chain, groups, singles, value);
+
+      const auto step = [&](int j, int k) {
+        TreeVectorOf<O> v[1];
+        v[0].element[k] = static_cast<O>(value[j * V + k]);
+        if (j == 0 && row == top) column[k] = C::Start(v[0].element[k]);
+        StepElement<C>(column[k], v, k, row - top + j, work.mirror);
+      };
+      if (full) {
+#pragma unroll
+        for (int j = 0; j < kRows; ++j)
+#pragma unroll
+          for (int k = 0; k < V; ++k) step(j, k);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kRows; ++j)
+#pragma unroll
+          for (int k = 0; k < V; ++k)
+            if (at + j * kRow + k < end) step(j, k);
+      }
+    }
+    const std::int64_t at = first + std::int64_t{top} * kRow;
+    const std::int64_t stop = min(end, begin + std::int64_t{top + kTreeSegmentRows} * kRow);
+    total = C::Combine(total, FoldColumns<C>(column, at, stop));
+  }
+  return total;
+}
+
+template <class C, class T, bool kSaves, class Shape>
+__global__ void __launch_bounds__(kTreeLanes, Shape::kBlocks)
+    FoldMapped(const __grid_constant__ chained::Chain chain, int ahead, const TreeWork work) {
+  extern __shared__ uint4 loaded[];
+  __shared__ ValueOf<T> singles[chained::kMostSingles];
+  chained::LoadSingles<T>(chain, singles);
+  __syncthreads();  // singles are written
+  FoldChunks<C>(work, [&](std::int64_t begin, std::int64_t end, int lane) {
+    return FoldMappedLane<C, T, kSaves, Shape>(chain, singles, ahead, loaded, work, begin, end,
+                                               lane);
+  });
+}
+
+template <class C, class T, bool kSaves, class Shape = MappedShapeOf<T, kSaves>>
+void LaunchMapped(const chained::Chain& chain, const ReduceProblem& p, const TreeLaunch& launch,
+                  CudaStream& stream) {
+  const Tree& tree = launch.tree;
+  const auto grid = static_cast<unsigned>(
+      launch.grid == 0 ? tree.chunks : std::min<std::int64_t>(launch.grid, tree.chunks));
+  const TreeWork work = {
+      tree,     p.op, IsMirrored(p.op), tree.chunks > 1 ? stream.mailbox() : Mailbox{},
+      p.result, 0,    tree.chunks,      grid - 1};
+  constexpr auto kernel = FoldMapped<C, T, kSaves, Shape>;
+  const int ahead = MappedAhead(chain.inputs);
+  const std::uint32_t bytes = (ahead + 1) * chained::Groups<T, Shape::kRows>::Bytes(chain);
+  if (bytes > 32768) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)));
+  }
+  kernel<<<grid, launch.block == 0 ? kTreeLanes : launch.block, bytes, stream.handle()>>>(
+      chain, ahead, work);
+  CUDA_CHECK_LAUNCH(FoldMapped);
+}
+
+template <class C, class T>
+void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const TreeLaunch& launch,
+                    CudaStream& stream) {
+  chain.saves ? LaunchMapped<C, T, true>(chain, p, launch, stream)
+              : LaunchMapped<C, T, false>(chain, p, launch, stream);
+}
+
+// Sums of floating-point numbers, and of the truth values of F32, which are folded as I32: how many
+// elements pass a comparison.
+template <class T>
+bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
+  constexpr bool kCounts = std::is_same_v<T, std::int32_t>;
+  using From = std::conditional_t<kCounts, float, T>;
+  chained::Chain chain;
+  if (!chained::Match(*p.map, &chain) || chain.out != p.dtype ||
+      chain.dtype != (kCounts ? DType::kF32 : p.dtype))
+    return false;
+  const auto run = [&](auto kind) {
+    LaunchMappedAs<decltype(kind), From>(chain, p, launch, stream);
+    return true;
+  };
+  switch (p.op) {
+    case ReduceOp::kSum:
+      return run(ColumnsOf<ReduceOp::kSum, T, false>());
+    case ReduceOp::kMean:
+      return run(ColumnsOf<ReduceOp::kMean, T, false>());
+    case ReduceOp::kNormL1:
+      return run(ColumnsOf<ReduceOp::kNormL1, T, false>());
+    default:
+      return false;
+  }
+}
+
+}  // namespace tessera
