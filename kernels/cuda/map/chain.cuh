@@ -91,6 +91,7 @@ struct Chain {
   int singles = 0;
   int steps = 0;
   bool saves = false;
+  bool simple = true;  // all inputs are whole and plain
   Input input[kMostInputs];
   Single single[kMostSingles];
   Step step[kMostSteps];
@@ -197,6 +198,8 @@ class Matcher {
     const std::uint8_t result = in_register_[program_.code[program_.instructions - 1].out];
     if (chain_.steps == 0 || result != Last() || p_.dtype != chain_.out || !Place(&chain_))
       return false;
+    for (int i = 0; i < chain_.inputs; ++i)
+      chain_.simple &= chain_.input[i].plain && chain_.input[i].lies == Lies::kWhole;
     *chain = chain_;
     return true;
   }
@@ -416,6 +419,7 @@ __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, st
 template <class T, int kGroups>
 __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGroups>& groups) {
   constexpr int kW = kWidth<T>;
+  if (chain.simple) return;
 #pragma unroll 1
   for (int i = 0; i < chain.inputs; ++i) {
     const Input& input = chain.input[i];
@@ -529,11 +533,19 @@ __device__ __forceinline__ void Evaluate(const Chain& chain, const Groups<T, kGr
     read(0, a);
     read(1, b);
     if (step.arguments[2] == kNothing) {
-      DispatchMapOp(step.op, [&](auto o) {
+      const auto apply = [&](auto o) {
         constexpr MapOp kOp = decltype(o)::value;
         if constexpr (kHasMapOp<kOp, V> && InfoOf(kOp)->arguments < 3)
           ApplyToAll<kOp>(a, b, a, value);
-      });
+      };
+      // Few branches to the most frequent ones.
+      constexpr std::size_t kFrequent = 3;
+      static_assert(kMapOpInfos[kFrequent - 1].op == MapOp::kMultiply);
+      if (step.op <= MapOp::kMultiply) {
+        DispatchMapOp<0, kFrequent>(step.op, apply);
+      } else {
+        DispatchMapOp<kFrequent, kMapOpInfos.size() - kFrequent>(step.op, apply);
+      }
     } else {
       V c[kN] = {};
       read(2, c);
