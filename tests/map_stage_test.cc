@@ -211,7 +211,8 @@ TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
                              At(a.data(), GetParam().dtype, {rows, 1}, {1, 1}),
                              At(a.data(), GetParam().dtype, {1}, {1})}) {
       const MapStage stage{Weighted(), {&with, 1}};
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1, ReduceOp::kNormL2,
+                          ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kMax}) {
         const auto found = RunReduce(**stream, x, op, options, &stage);
         EXPECT_TRUE(found.ok()) << found.status();
       }

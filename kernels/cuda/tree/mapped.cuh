@@ -4,7 +4,8 @@
 // does. The bits are those of Map and a reduction of its result: values are rounded to the type that the
 // array between them would have.
 //
-// A step is decoded once for all values that a thread has at a time, kMappedRows vectors of them.
+// A step is decoded once for all values that a thread has at a time, kRows vectors of them. Loads of as
+// many are under way meanwhile.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -22,22 +23,22 @@ struct MappedShape {
   static constexpr int kRows = kRowsOf;
   static constexpr int kBlocks = kBlocksOf;
 };
-template <class T, bool kSaves>
-using MappedShapeOf = MappedShape<sizeof(T) == 2 ? 1 : 2, kSaves ? 3 : 4>;
-
-// Loads of so many times kRows rows are under way while a thread computes: more of fewer operands.
-inline int MappedAhead(int inputs) { return inputs > 1 ? 1 : 2; }
+template <class C>
+constexpr auto MappedShapeOf() {
+  constexpr int kBytes =
+      static_cast<int>(sizeof(typename C::Column)) * kTreeVector<typename C::Element>;
+  return MappedShape < 2, kBytes >= 32 ? 3 : 4 > {};
+}
 
 // The value of one lane of the chunk [begin, end), C of what the chain makes of operands of T, elements
 // of as many bytes as those of C.
 //
-// loaded: shared memory for ahead + 1 batches.
+// loaded: shared memory for two batches of rows.
 template <class C, class T, bool kSaves, class Shape>
 __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain& chain,
-                                                           const ValueOf<T>* singles, int ahead,
-                                                           uint4* loaded, const TreeWork& work,
-                                                           std::int64_t begin, std::int64_t end,
-                                                           int lane) {
+                                                           const ValueOf<T>* singles, uint4* loaded,
+                                                           const TreeWork& work, std::int64_t begin,
+                                                           std::int64_t end, int lane) {
   using O = typename C::Element;
   using Wide = typename C::Wide;
   static_assert(sizeof(O) == sizeof(T));
@@ -59,27 +60,28 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
   const auto load = [&](int row, const Batch& to) {
     const std::int64_t at = first + std::int64_t{row} * kRow;
     const bool full = row + kRows <= whole;
+    if (chain.simple && full) {
 #pragma unroll 1
-    for (int i = 0; i < chain.inputs; ++i) {
+      for (int i = 0; i < chain.inputs; ++i) {
+        const T* from = static_cast<const T*>(chain.input[i].data) + at;
 #pragma unroll
-      for (int j = 0; j < kRows; ++j) {
-        const std::int64_t left = full ? V : end - at - j * kRow;
-        if (left > 0) chained::StartLoad<T>(chain.input[i], at + j * kRow, left, to(i, j));
+        for (int j = 0; j < kRows; ++j) chained::StartCopy<16>(&to(i, j), from + j * kRow);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < chain.inputs; ++i) {
+#pragma unroll 1
+        for (int j = 0; j < kRows; ++j) {
+          const std::int64_t left = end - at - j * kRow;
+          if (left > 0) chained::StartLoad<T>(chain.input[i], at + j * kRow, left, to(i, j));
+        }
       }
     }
     chained::EndLoads();
   };
-  int loads_at = 0, next = 0;  // the batch to load, and its first row
-  const auto load_next = [&] {
-    load(next, batch(loads_at));
-    next += kRows;
-    loads_at = loads_at == ahead ? 0 : loads_at + 1;
-  };
-#pragma unroll 1
-  for (int i = 0; i < ahead; ++i) load_next();
+  load(0, batch(0));
 
   Wide total = C::Identity();
-  int at_batch = 0;
 #pragma unroll 1
   for (int top = 0; top < rows; top += kTreeSegmentRows) {
     typename C::Column column[V];
@@ -90,14 +92,10 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
     for (int row = top; row < bottom; row += kRows) {
       const std::int64_t at = first + std::int64_t{row} * kRow;
       const bool full = row + kRows <= whole;
-      load_next();
-      if (ahead == 1) {
-        chained::WaitForLoads<1>();
-      } else {
-        chained::WaitForLoads<2>();
-      }
-      const Batch groups = batch(at_batch);
-      at_batch = at_batch == ahead ? 0 : at_batch + 1;
+      const int turn = row / kRows % 2;
+      load(row + kRows, batch(1 - turn));
+      chained::WaitForLoads<1>();
+      const Batch groups = batch(turn);
       chained::Settle(chain, groups);
       ValueOf<T> value[kRows * V];
       chained::Evaluate<kSaves>(chain, groups, singles, value);
@@ -130,18 +128,17 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
 
 template <class C, class T, bool kSaves, class Shape>
 __global__ void __launch_bounds__(kTreeLanes, Shape::kBlocks)
-    FoldMapped(const __grid_constant__ chained::Chain chain, int ahead, const TreeWork work) {
+    FoldMapped(const __grid_constant__ chained::Chain chain, const TreeWork work) {
   extern __shared__ uint4 loaded[];
   __shared__ ValueOf<T> singles[chained::kMostSingles];
   chained::LoadSingles<T>(chain, singles);
   __syncthreads();  // singles are written
   FoldChunks<C>(work, [&](std::int64_t begin, std::int64_t end, int lane) {
-    return FoldMappedLane<C, T, kSaves, Shape>(chain, singles, ahead, loaded, work, begin, end,
-                                               lane);
+    return FoldMappedLane<C, T, kSaves, Shape>(chain, singles, loaded, work, begin, end, lane);
   });
 }
 
-template <class C, class T, bool kSaves, class Shape = MappedShapeOf<T, kSaves>>
+template <class C, class T, bool kSaves, class Shape = decltype(MappedShapeOf<C>())>
 void LaunchMapped(const chained::Chain& chain, const ReduceProblem& p, const TreeLaunch& launch,
                   CudaStream& stream) {
   const Tree& tree = launch.tree;
@@ -151,14 +148,13 @@ void LaunchMapped(const chained::Chain& chain, const ReduceProblem& p, const Tre
       tree,     p.op, IsMirrored(p.op), tree.chunks > 1 ? stream.mailbox() : Mailbox{},
       p.result, 0,    tree.chunks,      grid - 1};
   constexpr auto kernel = FoldMapped<C, T, kSaves, Shape>;
-  const int ahead = MappedAhead(chain.inputs);
-  const std::uint32_t bytes = (ahead + 1) * chained::Groups<T, Shape::kRows>::Bytes(chain);
+  const std::uint32_t bytes = 2 * chained::Groups<T, Shape::kRows>::Bytes(chain);
   if (bytes > 32768) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(bytes)));
   }
-  kernel<<<grid, launch.block == 0 ? kTreeLanes : launch.block, bytes, stream.handle()>>>(
-      chain, ahead, work);
+  kernel<<<grid, launch.block == 0 ? kTreeLanes : launch.block, bytes, stream.handle()>>>(chain,
+                                                                                          work);
   CUDA_CHECK_LAUNCH(FoldMapped);
 }
 
@@ -169,8 +165,26 @@ void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const T
               : LaunchMapped<C, T, false>(chain, p, launch, stream);
 }
 
-// Sums of floating-point numbers, and of the truth values of F32, which are folded as I32: how many
-// elements pass a comparison.
+// Operations that there are kernels for, of what is folded as T.
+template <ReduceOp op, class T>
+constexpr bool kIsMapped = [] {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMean:
+      return true;
+    case ReduceOp::kNormL1:
+    case ReduceOp::kNormL2:
+    case ReduceOp::kSumSquares:
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return !std::is_integral_v<T>;
+    default:
+      return false;
+  }
+}();
+
+// Sums, norms and extremes of floating-point numbers, and sums of the truth values of F32, which are
+// folded as I32: how many elements pass a comparison.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   constexpr bool kCounts = std::is_same_v<T, std::int32_t>;
@@ -179,20 +193,14 @@ bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStre
   if (!chained::Match(*p.map, &chain) || chain.out != p.dtype ||
       chain.dtype != (kCounts ? DType::kF32 : p.dtype))
     return false;
-  const auto run = [&](auto kind) {
-    LaunchMappedAs<decltype(kind), From>(chain, p, launch, stream);
-    return true;
-  };
-  switch (p.op) {
-    case ReduceOp::kSum:
-      return run(ColumnsOf<ReduceOp::kSum, T, false>());
-    case ReduceOp::kMean:
-      return run(ColumnsOf<ReduceOp::kMean, T, false>());
-    case ReduceOp::kNormL1:
-      return run(ColumnsOf<ReduceOp::kNormL1, T, false>());
-    default:
-      return false;
-  }
+  bool launched = false;
+  DispatchOp(p.op, [&](auto op) {
+    if constexpr (kIsMapped<op(), T>) {
+      LaunchMappedAs<decltype(ColumnsOf<op(), T, false>()), From>(chain, p, launch, stream);
+      launched = true;
+    }
+  });
+  return launched;
 }
 
 }  // namespace tessera
