@@ -59,7 +59,7 @@ class CliCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--memory-limit", "2Gi")
+        cls.server = Server("--memory-limit", "2Gi", "--scratch-limit", "512Mi")
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
 
@@ -498,7 +498,7 @@ class CliTest(CliCase):
         answer = self.json("search", "vectors", "--queries", "file:" + self.save("q", queries),
                            "--k", 2)
         # Each query has n products and n sums of them with the norms. One call is of norms.
-        scratch = min(256 << 20, self.json("info")["devices"][0]["scratch_limit_bytes"] // 2)
+        scratch = min(2 << 30, self.json("info")["devices"][0]["scratch_limit_bytes"] // 2)
         block = scratch // (8 * n)
         self.assertEqual(answer["calls"], -(-q // block) + 1)
         self.assertEqual(self.json("search", "vectors", "--queries", "queries", "--k",

@@ -32,7 +32,7 @@ struct SearchFlags {
 
 // Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch memory
 // of a device at most, and no more than half of it.
-constexpr std::uint64_t kScratchBytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t kScratchBytes = std::uint64_t{2} << 30;
 
 // Scores are f32 of 16-bit operands, i64 of i32.
 DType ScoreType(DType dtype) {
@@ -274,7 +274,7 @@ void AddSearch(CLI::App& app, Command& chosen) {
                               "subtract their mean first, or\n"
                               "use f64. Many queries are searched for in several calls, so that "
                               "their scores take no more than\n"
-                              "256 MiB of the server's scratch memory.\n\n") +
+                              "2 GiB of the server's scratch memory.\n\n") +
                   std::string(ExitCodesText()));
   command->callback(
       [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });
