@@ -72,7 +72,7 @@ class OperationCall final : public DeviceCall {
     return device != nullptr ? device : &core().FirstDevice();
   }
 
-  TaskSize SizeOn(const Device& device) const override {
+  TaskSize SizeOn(const Device& device) override {
     for (const Source& source : sources_)
       if (source.IsElsewhere(device) ||
           (source.buffer != nullptr && source.buffer->shards().size() > 1))

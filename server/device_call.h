@@ -25,7 +25,7 @@ class DeviceCall : public UnaryCall, private Task {
   // Checks the request as far as that needs no stream: the device to run on.
   virtual absl::StatusOr<Device*> Prepare() = 0;
   // After Prepare. What is tiny this thread may as well do.
-  virtual TaskSize SizeOn(const Device&) const { return TaskSize::kLarge; }
+  virtual TaskSize SizeOn(const Device&) { return TaskSize::kLarge; }
   // On a worker or, if it is tiny, on this thread; inside a request of the stream.
   virtual absl::Status RunOn(Stream& stream) = 0;
   // Lets go of the operands: a client that has its answer may count on the memory of what it has

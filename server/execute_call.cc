@@ -16,6 +16,10 @@
 namespace tessera {
 namespace {
 
+// A program of more steps is not tiny, however little each of them does: they are launched one after
+// the other.
+constexpr std::size_t kMostTinySteps = 16;
+
 // What an ExecuteRequest repeats, counted without making it. Of bytes that are no valid message some
 // number: parsing them fails.
 struct Parts {
@@ -115,6 +119,13 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
   absl::StatusOr<Device*> device = program_->Prepare();
   absl::Status charged = ChargeAnswer(arena_->SpaceAllocated() + program_->memory());
   return charged.ok() ? device : charged;
+}
+
+TaskSize ExecuteCall::SizeOn(const Device& device) {
+  const absl::Duration limit = core().options().inline_time;
+  const bool tiny = limit > absl::ZeroDuration() && program_->steps() <= kMostTinySteps &&
+                    program_->LeastMicroseconds(device) <= absl::ToDoubleMicroseconds(limit);
+  return tiny ? TaskSize::kTiny : TaskSize::kLarge;
 }
 
 absl::Status ExecuteCall::RunOn(Stream& stream) {

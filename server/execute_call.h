@@ -21,6 +21,7 @@ class ExecuteCall final : public DeviceCall {
 
  private:
   absl::StatusOr<Device*> Prepare() override;
+  TaskSize SizeOn(const Device& device) override;
   absl::Status RunOn(Stream& stream) override;
   void Release() override;
 

@@ -256,10 +256,11 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
-  AddDuration(app, "inline", "10us",
-              "operations of up to about so long run on the thread that receives them while the "
-              "device has nothing longer to do; 0: never",
-              false, options.inline_time);
+  AddDuration(
+      app, "inline", "10us",
+      "operations, and programs of a few, of up to about so long run on the thread that receives "
+      "them while the device has nothing longer to do; 0: never",
+      false, options.inline_time);
   AddDuration(app, "spin", "200us",
               "how long an idle worker polls at most, while operations come at shorter intervals; "
               "0: it sleeps at once",

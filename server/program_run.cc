@@ -1,7 +1,9 @@
 #include "server/program_run.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -206,29 +208,64 @@ bool ProgramRun::Stores() const {
 
 // --- Checks ---
 
-absl::Status ProgramRun::Check(Step& step, Stream& stream) {
+double ProgramRun::LeastMicroseconds(const Device& device) {
+  double least = 0;
+  for (Step& step : steps_) {
+    step.status = FindTypes(step);
+    if (!step.status.ok()) continue;  // it will be refused
+    const bool reached =
+        std::all_of(step.sources.begin(), step.sources.end(), [&](const Source& source) {
+          return source.buffer == nullptr ||
+                 (!source.IsElsewhere(device) && source.buffer->shards().size() == 1);
+        });
+    VisitRequest(*step.proto, [&](const auto& request) {
+      const bool plain = reached && request.strategy().empty() && !request.timing();
+      least += plain ? tessera::LeastMicroseconds(request, step.sources, device)
+                     : std::numeric_limits<double>::infinity();
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
+  typed_ = true;
+  return least;
+}
+
+absl::Status ProgramRun::FindTypes(Step& step) {
   if (!step.status.ok()) return step.status;
+  step.views.clear();
   for (Source& source : step.sources) {
     const v1::Operand& operand = *source.named.operand;
-    if (!operand.has_step()) continue;
-    const Step& earlier = steps_[operand.step()];
-    if (!earlier.status.ok()) return StepFailed(operand.step());
-    if (operand.output() >= earlier.result.arrays.size()) return BadOutput(source.named);
-    source.type = earlier.result.arrays[operand.output()];
+    if (operand.has_step()) {
+      const Step& earlier = steps_[operand.step()];
+      if (!earlier.status.ok()) return StepFailed(operand.step());
+      if (operand.output() >= earlier.result.arrays.size()) return BadOutput(source.named);
+      source.type = earlier.result.arrays[operand.output()];
+    }
+    absl::StatusOr<View> view = MakeView(operand, source.type, nullptr);
+    if (!view.ok()) return OfOperand(source.named, view.status());
+    source.view = *view;
+    step.views.push_back(*view);
   }
-  if (absl::Status status = MakeViews(step, stream.device()); !status.ok()) return status;
+  return VisitRequest(*step.proto, [&](const auto& request) {
+    absl::StatusOr<ResultType> result = ResultTypeOf(request, step.views);
+    if (result.ok()) step.result = *std::move(result);
+    return result.status();
+  });
+}
+
+absl::Status ProgramRun::Check(Step& step, Stream& stream) {
+  if (!typed_) step.status = FindTypes(step);
+  Inherit(step);
+  if (!step.status.ok()) return step.status;
+  MakeViews(step, stream.device());
   return VisitRequest(*step.proto,
                       [&](const auto& request) { return Check(request, step, stream); });
 }
 
 template <class Request>
 absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& stream) {
-  absl::StatusOr<ResultType> result = ResultTypeOf(request, step.views);
-  if (!result.ok()) return result.status();
-  step.result = *result;
   RunOptions options = OptionsOf(request, core_, stream.device());
   const Launch& launch = options.launch;
-  const bool plain = result->scalar && options.strategy.empty() && !options.timing &&
+  const bool plain = step.result.scalar && options.strategy.empty() && !options.timing &&
                      launch.block_size == 0 && launch.grid_size == 0 &&
                      launch.items_per_thread == 0 && step.views[0].elements() > 0 &&
                      !HasExpression(request);
@@ -243,19 +280,18 @@ absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& strea
   return absl::OkStatus();
 }
 
-absl::Status ProgramRun::MakeViews(Step& step, const Device& device) {
-  step.views.clear();
-  for (const Source& source : step.sources) {
+void ProgramRun::MakeViews(Step& step, const Device& device) {
+  for (std::size_t i = 0; i < step.sources.size(); ++i) {
+    const Source& source = step.sources[i];
     const v1::Operand& operand = *source.named.operand;
     const bool moves = source.buffer == nullptr || source.IsElsewhere(device);
     const void* data = operand.has_step() ? steps_[operand.step()].places[operand.output()].memory
                        : moves            ? At(block_, source.offset)
                                           : source.buffer->data();
-    absl::StatusOr<View> view = MakeView(operand, source.type, data);
-    if (!view.ok()) return OfOperand(source.named, view.status());
-    step.views.push_back(*view);
+    step.views[i].data =
+        reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(data) +
+                                      reinterpret_cast<std::uintptr_t>(source.view.data));
   }
-  return absl::OkStatus();
 }
 
 // --- Memory ---
@@ -420,7 +456,7 @@ absl::Status ProgramRun::RunSteps(Stream& stream) {
   for (std::size_t i = 0; i < steps_.size();) {
     Step& step = steps_[i];
     Inherit(step);
-    if (step.status.ok()) step.status = MakeViews(step, stream.device());
+    if (step.status.ok()) MakeViews(step, stream.device());
     if (!step.status.ok()) {
       ++i;
       continue;
@@ -468,7 +504,7 @@ bool ProgramRun::Joins(std::size_t first, std::size_t next, const Device& device
     if (operand.has_step() && operand.step() >= first) return false;
   }
   Inherit(step);
-  if (step.status.ok()) step.status = MakeViews(step, device);
+  if (step.status.ok()) MakeViews(step, device);
   return step.status.ok() && step.views[0].dtype == like.views[0].dtype;
 }
 

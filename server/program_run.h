@@ -37,6 +37,12 @@ class ProgramRun {
   // Finds all buffers, as they are at one moment: the device to run on.
   absl::StatusOr<Device*> Prepare();
 
+  std::size_t steps() const { return steps_.size(); }
+  // After Prepare, at most once. The least that the device needs for all steps together, as
+  // LeastMicroseconds of one; infinite where a step does more than run its default strategy on what the
+  // device reaches.
+  double LeastMicroseconds(const Device& device);
+
   // Checks every step, takes all memory, then runs what can run, and synchronises the stream.
   absl::Status Run(Stream& stream);
 
@@ -78,12 +84,14 @@ class ProgramRun {
   };
 
   absl::Status CollectSources(Step& step, std::size_t index);
-  // The types of all operands and results, and all else that can be checked before there is memory.
+  // The types of all operands and results.
+  absl::Status FindTypes(Step& step);
+  // All else that can be checked before there is memory.
   absl::Status Check(Step& step, Stream& stream);
   template <class Request>
   absl::Status Check(const Request& request, Step& step, Stream& stream);
   // Its operands at their addresses, as far as those are known.
-  absl::Status MakeViews(Step& step, const Device& device);
+  void MakeViews(Step& step, const Device& device);
   // Fails the step if one that it needs has failed.
   void Inherit(Step& step) const;
 
@@ -114,6 +122,7 @@ class ProgramRun {
   BufferStore& store_;
   const v1::ExecuteRequest& request_;
   std::vector<Step> steps_;
+  bool typed_ = false;  // whether the types of all steps have been found
   double expected_seconds_ = 0;
   // Of the block: inline results lie at its begin.
   char* block_ = nullptr;

@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -76,6 +77,12 @@ class FakeDevice final : public Device {
     return counts_[step];
   }
 
+  // The thread that reached it last.
+  std::thread::id ThreadOf(Step step) {
+    const std::lock_guard lock(mutex_);
+    return threads_[step];
+  }
+
   // Memory that has been handed out and not come back.
   std::uint64_t allocations() {
     const std::lock_guard lock(mutex_);
@@ -127,6 +134,7 @@ class FakeDevice final : public Device {
   void Reach(Step step, std::size_t bytes = 0) {
     std::unique_lock lock(mutex_);
     ++counts_[step];
+    threads_[step] = std::this_thread::get_id();
     if (closed_ == step) {
       ++blocked_;
       changed_.notify_all();
@@ -159,6 +167,7 @@ class FakeDevice final : public Device {
   };
   std::map<Step, Failure> failures_;
   std::map<Step, int> counts_;
+  std::map<Step, std::thread::id> threads_;
   std::optional<Step> closed_;
   int blocked_ = 0;
   std::uint64_t allocations_ = 0;

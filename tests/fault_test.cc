@@ -203,6 +203,49 @@ TEST_F(FaultTest, CancelledCallsNeverReachTheDevice) {
   EXPECT_EQ(device_->Count(Step::kBegin), 2);
 }
 
+// As short operations do, of which the worker, once it has begun to run one, is a moment late to say
+// that it has nothing to do.
+TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
+  StartServer();
+  ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
+  const auto run = [&](int steps, const std::string& strategy = "", const std::string& name = "x",
+                       const std::vector<std::int64_t>& repeated = {}) {
+    v1::ExecuteRequest request;
+    v1::ExecuteResponse response;
+    for (int i = 0; i < steps; ++i) {
+      v1::AddRequest& add = *request.add_steps()->mutable_add();
+      for (v1::Operand* operand : {add.mutable_a(), add.mutable_b()}) {
+        if (i > 0) {
+          operand->set_step(static_cast<std::uint32_t>(i - 1));
+          continue;
+        }
+        operand->set_buffer(name);
+        for (const std::int64_t extent : repeated) {
+          operand->mutable_view()->add_shape(extent);
+          operand->mutable_view()->add_strides(0);
+        }
+      }
+      add.set_strategy(strategy);
+      add.mutable_result()->set_scratch(true);
+    }
+    v1::ReduceRequest& sum = *request.add_steps()->mutable_reduce();
+    sum.mutable_x()->set_step(static_cast<std::uint32_t>(steps - 1));
+    sum.set_op(v1::REDUCE_OP_SUM);
+    grpc::ClientContext context;
+    EXPECT_TRUE(server_->compute().Execute(&context, request, &response).ok());
+    const v1::StepResult& last = response.results(steps);
+    EXPECT_FALSE(last.has_error()) << last.error().message();
+    if (name == "x" && repeated.empty()) EXPECT_EQ(last.reduce().value().real(), 6 * (1 << steps));
+    return device_->ThreadOf(Step::kBegin);
+  };
+  const std::thread::id worker = run(1, "cpu");
+  EXPECT_TRUE(Eventually([&] { return run(2) != worker; }));
+  EXPECT_TRUE(Eventually([&] { return run(15) != worker; }));
+  EXPECT_EQ(run(16), worker) << "of too many steps";
+  EXPECT_EQ(run(1, "", "wide"), worker);
+  EXPECT_EQ(run(2, "", "x", {1 << 10, 1 << 10}), worker) << "of a view that is large";
+}
+
 TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
   StartServer();
   device_->Close(Step::kBegin);
