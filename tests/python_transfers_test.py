@@ -7,10 +7,12 @@ usage: python_transfers_test.py --server build/bin/tessera-server [unittest argu
 import asyncio
 import io
 import os
-import resource
+import pathlib
+import signal
 import socket
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -19,100 +21,157 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _progress, _shared, _wire
+from relay import Relay
+from tessera import _core, _progress, _shared, _wire
 
 MIB = 1 << 20
 
 
-class Proxy:
-    """A TCP relay that breaks its connections once, after so many bytes in one direction."""
-
-    def __init__(self, address, upstream=0, downstream=0):
-        host, port = address.split(":")
-        self.target = host, int(port)
-        self.left = {"up": upstream, "down": downstream}
-        self.breaks = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self.target)
-            for way, a, b in (("up", near, far), ("down", far, near)):
-                threading.Thread(target=self._relay, args=(way, a, b), daemon=True).start()
-
-    def _relay(self, way, a, b):
-        try:
-            while data := a.recv(65536):
-                if self.left[way]:
-                    self.left[way] -= len(data)
-                    if self.left[way] <= 0:
-                        self.left[way] = 0
-                        self.breaks += 1
-                        break
-                b.sendall(data)
-        except OSError:
-            pass
-        for end in (a, b):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            end.close()
-
-    def close(self):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-
-
 class TransfersTest(python_outsider.Case):
+    STREAMS = 1
+    CUTS = [30 * MIB]  # of the connections in the order in which they are made
+
     def setUp(self):
         self.data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
-    def through_a_break(self, **where):
-        proxy = Proxy(self.server.address, **where)
-        self.addCleanup(proxy.close)
-        t = ts.connect(proxy.address)
+    def through(self, relay, **options):
+        """A client whose connections the relay passes on."""
+        self.addCleanup(relay.close)
+        t = ts.connect(relay.where, **options)
         self.addCleanup(t.close)
-        return proxy, t
+        return t
 
-    def test_an_upload_resumes(self):
-        proxy, t = self.through_a_break(upstream=30 * MIB)
-        begins = []
+    def streams_of(self, t):
+        """A list of the streams that a client begins from now on."""
+        streams = []
         perform = t._io.perform
 
         def watched(command):
-            if isinstance(command, _wire.Upload):
-                begins.append(command.sent)
+            if isinstance(command, _wire.Stream):
+                streams.append(command)
             return perform(command)
 
         t._io.perform = watched
+        return streams
+
+    def test_an_upload_resumes(self):
+        relay = Relay(self.server.address, request_cuts=self.CUTS)
+        t = self.through(relay)
+        streams = self.streams_of(t)
         sent = []
         x = t.put(self.data, "resumed", progress=lambda done, total: sent.append(done))
-        self.assertEqual(proxy.breaks, 1)
+        self.assertEqual(relay.breaks, 1)
         self.assertEqual(sent[-1], self.data.nbytes)
         # It went on where the server's bytes ended. That may be beyond what the client was told of
         # before the break, so the progress need not show it.
-        self.assertEqual(begins[0], 0)
-        self.assertEqual(len(begins), 2)
-        self.assertGreater(begins[1], 0)
+        resumed = sum(relay.requests)
+        self.assertLess(resumed, self.data.nbytes * 5 // 4)
+        self.assertGreater(len(streams), self.STREAMS)
         np.testing.assert_array_equal(self.t["resumed"].numpy(), self.data)
         self.assertEqual(x.version, self.t["resumed"].version)
+        self.t.delete("resumed")
 
     def test_a_download_resumes(self):
         x = self.t.put(self.data, "down", replace=True)
-        proxy, t = self.through_a_break(downstream=30 * MIB)
+        relay = Relay(self.server.address, cuts=self.CUTS)
+        t = self.through(relay)
         done = []
         got = t["down"].numpy(progress=lambda now, total: done.append(now))
-        self.assertEqual(proxy.breaks, 1)
+        self.assertEqual(relay.breaks, 1)
         self.assertEqual(done, sorted(done))
+        self.assertEqual(done[-1], self.data.nbytes)
+        self.assertLess(sum(relay.passed), self.data.nbytes * 3 // 2)
         np.testing.assert_array_equal(got, self.data)
         self.assertEqual(x.version, t["down"].version)
+
+    def test_patience_begins_with_the_break(self):
+        """Not with the transfer, which may take longer than it may stand still."""
+        relay = Relay(self.server.address, request_cuts=self.CUTS)
+        t = self.through(relay, stall_timeout=1.5)
+        # Until the break it takes half a second longer than that.
+        pause = 2 / (30 if self.STREAMS == 1 else 20)
+        x = t.put(self.data, progress=lambda done, total: time.sleep(pause))
+        self.assertEqual(relay.breaks, 1)
+        np.testing.assert_array_equal(x.numpy(), self.data)
+
+    def test_a_transfer_that_stands_still(self):
+        self.t.put(self.data, "still", replace=True)
+        relay = Relay(self.server.address)
+        t = self.through(relay, stall_timeout=1)
+        x = t["still"]
+
+        def hold(done, total):
+            relay.silent.set()
+
+        for work in (lambda: x.numpy(progress=hold), lambda: t.put(self.data, progress=hold)):
+            begin = time.monotonic()
+            self.assertRaises(ts.Stalled, work)
+            self.assertLess(time.monotonic() - begin, 10)
+            relay.silent.clear()
+
+    def test_a_server_that_dies(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for way in ("up", "down"):
+                server = o.Server(folder)
+                self.addCleanup(server.kill)
+                with ts.connect(server.address, connect_timeout=1, stall_timeout=5) as t:
+                    x = t.put(self.data)
+
+                    def kill(done, total, server=server):
+                        server.process.kill()
+
+                    with self.assertRaises(ts.ConnectionLost):
+                        t.put(self.data, progress=kill) if way == "up" else x.numpy(progress=kill)
+
+    def test_an_interrupted_transfer(self):
+        self.t.put(self.data, "interrupted", replace=True)
+        relay = Relay(self.server.address)
+        t = self.through(relay)
+        x = t["interrupted"]
+        out = np.zeros_like(self.data)
+        before = threading.active_count()
+
+        def interrupt(done, total):
+            if not relay.silent.is_set():
+                relay.silent.set()
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+        works = (
+            lambda: x.numpy(progress=interrupt, out=out),
+            lambda: t.put(self.data, "new", progress=interrupt),
+        )
+        for work in works:
+            begin = time.monotonic()
+            self.assertRaises(KeyboardInterrupt, work)
+            self.assertLess(time.monotonic() - begin, 10)
+            came = out.copy()
+            relay.silent.clear()
+            self.assertTrue(o.eventually(lambda: threading.active_count() <= before + 8, 10))
+            np.testing.assert_array_equal(out, came)
+            np.testing.assert_array_equal(x[:5].numpy(), self.data[:5])  # The client goes on.
+        t["interrupted"].copy("after").delete()  # Any call; what was left is deleted along with it.
+        gone = lambda: not [b for b in t.call("ListBuffers", prefix="new").buffers]
+        self.assertTrue(o.eventually(gone, 10))
+
+    def test_one_that_is_gone(self):
+        x = self.t.put(self.data, "gone", replace=True)
+        self.t.delete("gone")
+        with self.assertRaisesRegex(ts.BufferNotFound, "is gone"):
+            x.numpy()
+
+    def test_what_the_caller_raises(self):
+        x = self.t.put(self.data, "raising", replace=True)
+
+        def fail(done, total):
+            raise RuntimeError("enough")
+
+        out = np.zeros_like(self.data)
+        with self.assertRaisesRegex(RuntimeError, "enough"):
+            x.numpy(progress=fail, out=out)
+        came = out.copy()
+        time.sleep(0.2)
+        np.testing.assert_array_equal(out, came)
+        np.testing.assert_array_equal(x.numpy(out=out), self.data)
 
     def test_an_upload_that_fails_leaves_nothing(self):
         def fail(done, total):
@@ -122,18 +181,25 @@ class TransfersTest(python_outsider.Case):
             self.t.put(self.data, "failed", progress=fail)
         self.assertNotIn("failed", self.t)
         self.t.put(self.data, "failed")
+        self.t.delete("failed")
 
     def test_memory_stays_at_the_array(self):
         big = np.zeros(256 * MIB, np.uint8).view("f4")
         big[:] = 1
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        # The peak from here on, whatever other tests have taken.
+        pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = self.peak()
         x = self.t.put(big)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.assertLess(after - before, 96 * MIB)
+        self.assertLess(self.peak() - before, 96 * MIB)
         got = x.numpy()
-        whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.assertLess(whole - after, got.nbytes + 96 * MIB)
+        self.assertLess(self.peak() - before, got.nbytes + 96 * MIB)
         self.assertEqual(float(got[-1]), 1)
+
+    @staticmethod
+    def peak():
+        """Of resident memory, in bytes."""
+        status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def test_into_an_array_that_is_there(self):
         x = self.t.put(self.data, "into", replace=True)
@@ -167,6 +233,203 @@ class TransfersTest(python_outsider.Case):
             self.assertEqual(download.size, self.data[::100].nbytes)
         finally:
             del self.t._io.perform
+
+
+class DividedTest(TransfersTest):
+    """The same by several connections."""
+
+    STREAMS = 4
+    CUTS = [None, None, 8 * MIB]
+
+    def setUp(self):
+        super().setUp()
+        self.enterContext(mock.patch.object(_wire, "DIVIDED", 8 * MIB))
+
+    def test_connections(self):
+        relay = Relay(self.server.address)
+        t = self.through(relay)
+        streams = self.streams_of(t)
+        t.put(self.data[: MIB - 1], "small", replace=True)
+        t["small"].numpy()
+        self.assertEqual(len(relay.passed), 1)
+        self.assertEqual(len(streams), 2)
+        streams.clear()
+        told = []
+        x = t.put(self.data, "large", replace=True, progress=lambda *done: told.append(done))
+        self.assertEqual(sorted(s.connection for s in streams), list(range(_wire.UPLOADS)))
+        connections = max(_wire.UPLOADS, _wire.DOWNLOADS)
+        main = threading.current_thread()
+        streams.clear()
+        callers = set()
+
+        def tell(*done):
+            told.append(done)
+            callers.add(threading.current_thread())
+
+        got = x.numpy(progress=tell)
+        np.testing.assert_array_equal(got, self.data)
+        self.assertEqual(callers, {main})
+        self.assertEqual(sorted(s.connection for s in streams), list(range(_wire.DOWNLOADS)))
+        size = self.data.nbytes
+        self.assertEqual(told, 2 * [(done, size) for done in range(MIB, size + 1, MIB)])
+        self.assertEqual(len(relay.passed), connections)
+        t.put(self.data, "large", replace=True)
+        x = t["large"]
+        np.testing.assert_array_equal(x[9 : 3 * MIB].numpy(), self.data[9 : 3 * MIB])
+        self.assertEqual(len(relay.passed), connections)  # They are kept.
+        ends = relay.open[::2]
+        t.close()
+
+        def hung_up():
+            return all(end.fileno() < 0 or end.recv(1, socket.MSG_PEEK) == b"" for end in ends)
+
+        self.assertTrue(o.eventually(hung_up, 10))
+
+    def test_ranges(self):
+        for begin, end in ((0, 8 * MIB), (5, 48 * MIB + 3), (MIB + 1, 100 * MIB), (0, 8 * MIB - 1)):
+            parts = _wire.divided(begin, end, 4)
+            self.assertEqual(len(parts), 4 if end - begin >= 8 * MIB else 1)
+            self.assertEqual((parts[0][0], parts[-1][1]), (begin, end))
+            for (a, b), (c, d) in zip(parts, parts[1:]):
+                self.assertEqual(b, c)
+                self.assertLess(a, b)
+                self.assertEqual((b - begin) % MIB, 0)
+
+    def test_what_a_server_lacks(self):
+        first = _core._first_missing
+        self.assertEqual(first([(0, 3), (5, 9)], (4, 8)), (5, 8))
+        self.assertEqual(first([(0, 3), (5, 9)], (6, 12)), (6, 12))
+        self.assertEqual(first([(0, 3), (8, 9)], (4, 8)), None)
+        self.assertEqual(first([(0, 3)], (4, 8)), None)
+        self.assertEqual(first([(i, i + 1) for i in range(0, 200, 2)], (300, 400)), (300, 400))
+
+    def test_a_server_with_room_for_one_stream(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = o.Server(folder, "--max-uploads", "1", "--max-downloads", "1")
+            self.addCleanup(server.kill)
+            with ts.connect(server.address, retry_refused=False) as t:
+                np.testing.assert_array_equal(t.put(self.data).numpy(), self.data)
+
+    def test_connections_that_lead_to_another_server(self):
+        with tempfile.TemporaryDirectory() as folder:
+            other = o.Server(folder)
+            self.addCleanup(other.kill)
+            relay = Relay(self.server.address)
+            t = self.through(relay)
+            relay.address = other.address.split(":")
+            np.testing.assert_array_equal(t.put(self.data).numpy(), self.data)
+            self.assertEqual(len(relay.passed), max(_wire.UPLOADS, _wire.DOWNLOADS))
+
+    def test_a_refusal(self):
+        """The server says which byte it does not take, wherever that is."""
+        wrong = np.zeros(48 * MIB, np.uint8)
+        wrong[40 * MIB] = 2
+        with self.assertRaises(ts.BadBool) as caught:
+            self.t.put(wrong.view(bool))
+        self.assertEqual(caught.exception.details["offset"], str(40 * MIB))
+
+    def test_threads(self):
+        def work(i):
+            for _ in range(2):
+                x = self.t.put(self.data + i)
+                np.testing.assert_array_equal(x.numpy(), self.data + i)
+
+        o.in_threads(3, work)
+
+    def test_closed_meanwhile(self):
+        relay = Relay(self.server.address)
+        t = self.through(relay)
+
+        def hold(done, total):
+            relay.silent.set()
+            threading.Timer(0.1, t.close).start()
+
+        with self.assertRaisesRegex(ts.Error, "closed"):
+            t.put(self.data, progress=hold)
+        relay.silent.clear()
+
+
+class AsyncioTest(python_outsider.Case):
+    """Several connections of asyncio."""
+
+    def setUp(self):
+        self.data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
+        self.enterContext(mock.patch.object(_wire, "DIVIDED", 8 * MIB))
+
+    def run_through(self, relay, work, **options):
+        self.addCleanup(relay.close)
+
+        async def run():
+            async with await ts.aio.connect(relay.where, **options) as t:
+                return await work(t)
+
+        return asyncio.run(run())
+
+    def test_both_ways(self):
+        relay = Relay(self.server.address)
+        told = []
+
+        async def work(t):
+            x = await t.put(self.data, progress=lambda done, total: told.append(done))
+            return await x.numpy(progress=lambda done, total: told.append(done))
+
+        np.testing.assert_array_equal(self.run_through(relay, work), self.data)
+        self.assertEqual(len(relay.passed), max(_wire.UPLOADS, _wire.DOWNLOADS))
+        self.assertEqual(told, 2 * list(range(MIB, self.data.nbytes + 1, MIB)))
+
+    def test_breaks(self):
+        async def work(t):
+            return await (await t.put(self.data)).numpy()
+
+        for cuts in ({"cuts": [None, None, 8 * MIB]}, {"request_cuts": [None, None, 8 * MIB]}):
+            relay = Relay(self.server.address, **cuts)
+            np.testing.assert_array_equal(self.run_through(relay, work), self.data)
+            self.assertEqual(relay.breaks, 1)
+
+    def test_what_the_caller_raises(self):
+        def fail(done, total):
+            raise RuntimeError("enough")
+
+        async def work(t):
+            x = await t.put(self.data)
+            with self.assertRaisesRegex(RuntimeError, "enough"):
+                await x.numpy(progress=fail)
+            with self.assertRaisesRegex(RuntimeError, "enough"):
+                await t.put(self.data, "raising", progress=fail)
+            self.assertEqual(await t.list("raising"), [])
+            await t.put(self.data, "raising")
+
+        self.run_through(Relay(self.server.address), work)
+
+    def test_cancelled_and_stalled(self):
+        relay = Relay(self.server.address)
+
+        def hold(done, total):
+            relay.silent.set()
+
+        async def work(t):
+            x = await t.put(self.data)
+            out = np.zeros_like(self.data)
+            for begin in (
+                lambda: x.numpy(progress=hold, out=out),
+                lambda: t.put(self.data, progress=hold),
+            ):
+                task = asyncio.ensure_future(begin())
+                while not relay.silent.is_set():
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                came = out.copy()
+                relay.silent.clear()
+                await asyncio.sleep(0.1)
+                np.testing.assert_array_equal(out, came)
+                with self.assertRaises(ts.Stalled):
+                    await begin()
+                relay.silent.clear()
+            np.testing.assert_array_equal(await x.numpy(), self.data)
+
+        self.run_through(relay, work, stall_timeout=1)
 
 
 class SharedTest(unittest.TestCase):
@@ -323,7 +586,7 @@ class WireTest(unittest.TestCase):
         from tessera import _protocol as p
 
         data = memoryview(os.urandom(3 * MIB + 5))
-        messages = list(_wire.Upload("x", data, MIB, 7, None, None))
+        messages = list(_wire.Upload("x", data, MIB, len(data), 7, None, _wire.Tally(None)))
         parsed = [p.UploadRequest.FromString(message) for message in messages]
         self.assertEqual((parsed[0].name, parsed[0].version, parsed[0].offset), ("x", 7, MIB))
         self.assertEqual(b"".join(m.data for m in parsed), bytes(data[MIB:]))

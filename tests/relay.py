@@ -8,15 +8,18 @@ import time
 
 class Relay:
     """Passes TCP connections on to an address. The next len(cuts) connections end after so many
-    bytes of answers each; damage: the number of the byte that arrives changed, once; silent: nothing
-    passes, and nothing ends."""
+    bytes of answers each, the next len(request_cuts) after so many of requests; damage: the number
+    of the byte of answers that arrives changed, once; silent: nothing passes, and nothing ends."""
 
-    def __init__(self, address, cuts=(), damage=None):
+    def __init__(self, address, cuts=(), damage=None, request_cuts=()):
         self.address = address.split(":")
         self.cuts = list(cuts)
+        self.request_cuts = list(request_cuts)
         self.damage = damage
         self.silent = threading.Event()
         self.passed = []  # bytes of answers, of each connection
+        self.requests = []  # bytes of requests, of each connection
+        self.breaks = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.where = "127.0.0.1:%d" % self.listener.getsockname()[1]
         self.open = []
@@ -34,28 +37,28 @@ class Relay:
                 near.close()
                 continue
             self.open += [near, far]
-            limit = self.cuts.pop(0) if self.cuts else None
-            number = len(self.passed)
-            self.passed.append(0)
-            threading.Thread(target=self._pump, args=(near, far, None, None), daemon=True).start()
-            threading.Thread(
-                target=self._pump, args=(far, near, limit, number), daemon=True
-            ).start()
+            ways = (near, far, self.requests, self.request_cuts), (far, near, self.passed, self.cuts)
+            for source, sink, counts, cuts in ways:
+                limit = cuts.pop(0) if cuts else None
+                counts.append(0)
+                arguments = (source, sink, counts, len(counts) - 1, limit)
+                threading.Thread(target=self._pump, args=arguments, daemon=True).start()
 
-    def _pump(self, source, sink, limit, number):
+    def _pump(self, source, sink, counts, number, limit):
         try:
             while data := source.recv(65536):
                 while self.silent.is_set():
                     time.sleep(0.01)
-                if number is not None:
-                    if limit is not None and self.passed[number] + len(data) > limit:
-                        break
-                    begin = self.passed[number]
-                    if self.damage is not None and begin <= self.damage < begin + len(data):
-                        data = bytearray(data)
-                        data[self.damage - begin] ^= 1
-                        self.damage = None
-                    self.passed[number] += len(data)
+                begin = counts[number]
+                if limit is not None and begin + len(data) > limit:
+                    self.breaks += 1
+                    break
+                damaged = self.damage if counts is self.passed else None
+                if damaged is not None and begin <= damaged < begin + len(data):
+                    data = bytearray(data)
+                    data[damaged - begin] ^= 1
+                    self.damage = None
+                counts[number] += len(data)
                 sink.sendall(data)
         except OSError:
             pass

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Any, AsyncIterator, List, Set
+from typing import Any, AsyncIterator, Dict, List, Set
 
 import grpc
 
@@ -10,26 +10,36 @@ from ._connect import PAUSE_S, PING, Options, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
-from ._wire import Download, Upload
+from ._wire import Download, Several, Upload
 
 
 _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
 
 
 class Async:
-    """A channel of one event loop."""
+    """Channels of one event loop: one for all calls, and more for divided transfers, made when the
+    first one wants them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._channel = channel(grpc.aio, options)
+        self._channels = [channel(grpc.aio, options)]
         self._loop = asyncio.get_running_loop()
         self._tasks: Set[Any] = set()
         self._closed = False
-        self.calls = calls_of(self._channel)
+        self.calls = calls_of(self._channels[0])
+        self._calls = [self.calls]
 
     async def close(self) -> None:
         self._closed = True
-        await self._channel.close()
+        for made in self._channels:
+            await made.close()
+
+    def _calls_of(self, number: int) -> Dict[str, Any]:
+        """Of the connection of a number."""
+        while len(self._calls) <= number and not self._closed:
+            self._channels.append(channel(grpc.aio, self._options))
+            self._calls.append(calls_of(self._channels[-1]))
+        return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: BaseException) -> BaseException:
         """What an error of grpc.aio means. A channel that is closed cancels its calls, and refuses
@@ -109,6 +119,8 @@ class Async:
                 return await self._upload(command)
             if isinstance(command, Download):
                 return await self._download(command)
+            if isinstance(command, Several):
+                return await self._several(command)
             if isinstance(command, Transfer):
                 return await self._transfer(command)
             if isinstance(command, Share):
@@ -130,20 +142,33 @@ class Async:
             for message in upload:
                 yield message
 
-        call = self.calls["Upload"](messages(), metadata=self._options.metadata())
+        calls = self._calls_of(upload.connection)
+        call = calls["Upload"](messages(), metadata=self._options.metadata())
         answer = asyncio.ensure_future(_answer(call))
         try:
             while True:
-                sent = upload.sent
+                moved = upload.tally.done
                 done, _ = await asyncio.wait({answer}, timeout=self._options.stall_timeout)
                 if done:
                     return answer.result()
-                if upload.sent == sent:
+                if upload.tally.done == moved:
                     raise self._stalled()
         finally:
             if not answer.done():
                 call.cancel()
                 answer.cancel()
+
+    async def _several(self, several: Several) -> None:
+        tasks = [asyncio.ensure_future(self.perform(stream)) for stream in several.streams]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Nothing is read from or written to the caller's array from here on.
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _transfer(self, transfer: Transfer) -> None:
         loop = asyncio.get_running_loop()
@@ -168,18 +193,26 @@ class Async:
                 call.cancel()
 
     async def _download(self, download: Download) -> None:
-        call = self.calls["Download"](download.request(), metadata=self._options.metadata())
+        calls = self._calls_of(download.connection)
+        call = calls["Download"](download.request(), metadata=self._options.metadata())
+        read = None
         try:
             while True:
-                message = await asyncio.wait_for(call.read(), self._options.stall_timeout)
-                if message is grpc.aio.EOF:
-                    break
-                download.take(message)
-        except asyncio.TimeoutError:
-            raise self._stalled() from None
+                read = read or asyncio.ensure_future(call.read())
+                moved = download.tally.done
+                done, _ = await asyncio.wait({read}, timeout=self._options.stall_timeout)
+                if done:
+                    message, read = read.result(), None
+                    if message is grpc.aio.EOF:
+                        break
+                    download.take(message)
+                elif download.tally.done == moved:
+                    raise self._stalled()
         finally:
             if not call.done():
                 call.cancel()
+            if read is not None:
+                read.cancel()
         if download.done < download.size:
             raise Error("the server sent too few bytes", "DATA_LOSS")
 

@@ -1,9 +1,10 @@
 """What the blocking client sends, and how: a channel of grpc that performs commands of _core.py."""
 
 import collections.abc
+import queue
 import threading
 import time
-from typing import Any, List, Set
+from typing import Any, Dict, List, Set
 
 import grpc
 
@@ -11,7 +12,7 @@ from ._connect import PAUSE_S, PING, Options, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
-from ._wire import Download, Upload
+from ._wire import Download, Several, Stream, Upload
 
 
 class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
@@ -23,18 +24,31 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
 
 
 class Blocking:
-    """A channel, for any number of threads."""
+    """Channels, for any number of threads: one for all calls, and more for divided transfers, made
+    when the first one wants them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._channel = channel(grpc, options)
-        self.calls = calls_of(self._channel)
+        self._channels = [channel(grpc, options)]
+        self.calls = calls_of(self._channels[0])
+        self._calls = [self.calls]
+        self._lock = threading.Lock()
         self._forgotten: Set[Any] = set()
         self._closed = False
 
     def close(self) -> None:
-        self._closed = True
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+        for made in self._channels:
+            made.close()
+
+    def _calls_of(self, number: int) -> Dict[str, Any]:
+        """Of the connection of a number."""
+        with self._lock:
+            while len(self._calls) <= number and not self._closed:
+                self._channels.append(channel(grpc, self._options))
+                self._calls.append(calls_of(self._channels[-1]))
+        return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: Exception) -> Exception:
         """What an error of grpc means: an RpcError, or the ValueError of a channel that was closed.
@@ -86,6 +100,8 @@ class Blocking:
                 return self._upload(command)
             if isinstance(command, Download):
                 return self._download(command)
+            if isinstance(command, Several):
+                return self._several(command)
             if isinstance(command, Transfer):
                 return self._transfer(command)
             if isinstance(command, Share):
@@ -119,20 +135,64 @@ class Blocking:
         return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")
 
     def _upload(self, upload: Upload) -> Any:
-        future = self.calls["Upload"].future(
+        future = self._calls_of(upload.connection)["Upload"].future(
             _Messages(upload), metadata=self._options.metadata()
         )
+        upload.begun(future)
+        tally = upload.tally
         while True:
-            sent = upload.sent
+            moved = tally.done
             try:
                 return future.result(timeout=self._options.stall_timeout)
             except grpc.FutureTimeoutError:
-                if upload.sent == sent:
-                    future.cancel()
+                if tally.done == moved:
+                    upload.stop()
                     raise self._stalled() from None
             except BaseException:
-                future.cancel()
+                upload.stop()
                 raise
+
+    def _several(self, several: Several) -> None:
+        """A thread for each stream; this one tells the caller how far they are, and can be
+        interrupted."""
+        events: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+
+        def move(stream: Stream) -> None:
+            try:
+                self.perform(stream)  # type: ignore[arg-type]
+                events.put((stream, None))
+            except BaseException as error:
+                # Without the frames, which would keep arrays as long as the exception lives.
+                events.put((stream, error.with_traceback(None)))
+
+        tally = several.tally
+        threads = [
+            threading.Thread(target=move, args=(stream,), daemon=True) for stream in several.streams
+        ]
+        begun: List[threading.Thread] = []
+        try:
+            if tally.report is not None:
+                tally.tell = lambda done: events.put((None, done))
+            for thread in threads:
+                thread.start()
+                begun.append(thread)
+            running = len(threads)
+            while running:
+                stream, outcome = events.get()
+                if stream is None:
+                    tally.report(outcome)
+                elif outcome is None:
+                    running -= 1
+                else:
+                    try:
+                        raise outcome
+                    finally:
+                        del outcome
+        finally:
+            several.stop()
+            # Nothing is read from or written to the caller's array from here on.
+            for thread in begun:
+                thread.join()
 
     def _transfer(self, transfer: Transfer) -> None:
         timeout = self._options.stall_timeout
@@ -158,8 +218,11 @@ class Blocking:
         )
 
     def _download(self, download: Download) -> None:
-        call = self.calls["Download"](download.request(), metadata=self._options.metadata())
-        guard = _Guard(call, download, self._options.stall_timeout)
+        call = self._calls_of(download.connection)["Download"](
+            download.request(), metadata=self._options.metadata()
+        )
+        download.begun(call)
+        guard = _Guard(download, self._options.stall_timeout)
         try:
             for message in call:
                 download.take(message)
@@ -168,7 +231,7 @@ class Blocking:
                 raise self._stalled() from None
             raise
         except BaseException:
-            call.cancel()
+            download.stop()
             raise
         finally:
             guard.end()
@@ -179,22 +242,20 @@ class Blocking:
 class _Guard:
     """Cancels a download that stands still; small ones have a deadline's worth of patience too."""
 
-    def __init__(self, call: Any, download: Download, seconds: float) -> None:
+    def __init__(self, download: Download, seconds: float) -> None:
         self.stalled = False
         self._end = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, args=(call, download, seconds), daemon=True
-        )
+        self._thread = threading.Thread(target=self._watch, args=(download, seconds), daemon=True)
         self._thread.start()
 
-    def _watch(self, call: Any, download: Download, seconds: float) -> None:
-        done = -1
+    def _watch(self, download: Download, seconds: float) -> None:
+        moved = download.tally.done
         while not self._end.wait(seconds):
-            if download.done == done or done == -1 and download.done == 0:
+            if download.tally.done == moved:
                 self.stalled = True
-                call.cancel()
+                download.stop()
                 return
-            done = download.done
+            moved = download.tally.done
 
     def end(self) -> None:
         self._end.set()

@@ -1,7 +1,7 @@
 """What the blocking and the asyncio client have in common, without any I/O.
 
-Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload or a Download
-of _wire.py), is sent the outcome, or has an Error thrown into it, and returns the result.
+Each method is a generator: it yields what is to be done (a Call, a Pause, an Upload, a Download or
+Several of _wire.py), is sent the outcome, or has an Error thrown into it, and returns the result.
 """
 
 import collections
@@ -37,6 +37,7 @@ from ._errors import (
     ConnectionLost,
     Draining,
     Error,
+    Stalled,
     VersionMismatch,
 )
 from ._graph import Inline, Leaf, Node, Term
@@ -44,7 +45,17 @@ from ._progress import Progress, reporter
 from ._retry import Retry
 from ._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
 from ._views import View
-from ._wire import CHUNK, Download, Upload
+from ._wire import (
+    CHUNK,
+    DOWNLOADS,
+    UPLOADS,
+    Download,
+    Range,
+    Several,
+    Tally,
+    Upload,
+    divided,
+)
 
 
 @dataclasses.dataclass
@@ -78,8 +89,10 @@ class Prepared(NamedTuple):
     request: bytes
 
 
-Command = Union[Call, Pause, Upload, Download, Share, Transfer]
+Command = Union[Call, Pause, Upload, Download, Several, Share, Transfer]
 Steps = Generator[Command, Any, Any]
+# So many ranges a server lists at most.
+_MISSING = 100
 _GONE = "its name was deleted or has expired, or the server has restarted since"
 
 
@@ -103,6 +116,15 @@ def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
     """The memory of a vector, not a copy."""
     array: Any = flat.view(np.uint8)
     return memoryview(array)
+
+
+def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
+    """What a server still lacks of a range, by its list, from the first such byte on."""
+    for begin, end in missing:
+        if end > part[0]:
+            return (max(begin, part[0]), part[1]) if begin < part[1] else None
+    # The list has an end, too.
+    return part if len(missing) >= _MISSING else None
 
 
 class Core:
@@ -282,7 +304,8 @@ class Core:
             retry = Retry(self.options, replace, self.options.timeout)
             while True:
                 try:
-                    answer = yield Upload(to, data, 0, 0, spec, report)
+                    stream = Upload(to, data, 0, len(data), 0, spec, Tally(report))
+                    answer = yield stream
                     return Leaf(answer.buffer, dead)
                 except Error as error:
                     if not (yield from self._again(retry, error)):
@@ -317,19 +340,39 @@ class Core:
             upload = SharedUpload(region, name, version, 0, flat, report)
             yield from self._through(upload)
             begin = upload.done
-        if begin == len(data):
-            return
-        while True:
+        tally = Tally(report, begin)
+        left = divided(begin, len(data), UPLOADS) if begin < len(data) else []
+        told = stored = begin
+        several = len(left) > 1
+        while left:
+            parts = left if several else left[:1]
+            streams = [Upload(name, data, *part, version, None, tally) for part in parts]
             try:
-                yield Upload(name, data, begin, version, None, report)
-                return
+                yield Several(streams) if several else streams[0]
+                left = left[len(parts) :]
+                continue
             except Error as error:
-                if not (yield from self._again(retry, error)):
+                if tally.done > told:
+                    retry.moved()
+                if not (yield from self._go_on(retry, error, several)):
                     raise
+            several = False
             state = yield from self.unary("GetBuffer", name=name, version=version)
-            if state.buffer.committed_bytes > begin:
-                begin = state.buffer.committed_bytes
+            missing = [(part.begin, part.end) for part in state.missing]
+            left = [part for part in (_first_missing(missing, part) for part in left) if part]
+            told = len(data) - sum(end - begin for begin, end in left)
+            tally = tally.anew(told)
+            if told > stored:
+                stored = told
                 retry.progress()
+
+    def _go_on(self, retry: Retry, failure: Error, several: bool) -> Steps:
+        """Whether a transfer goes on after a failure, by one stream at a time. What fails several
+        connections alone (there is room for fewer streams; they lead to different servers) is no
+        failure yet: if it is one, the single stream tells."""
+        if several and not isinstance(failure, (ConnectionLost, Draining, Stalled)):
+            return True
+        return (yield from self._again(retry, failure))
 
     # --- shared memory
 
@@ -455,25 +498,36 @@ class Core:
             flat = into.reshape(-1)
         report = reporter(progress, flat.nbytes, f"get {leaf.name}")
         out = flat.view(np.uint8)
-        download = Download(leaf.name, leaf.version, begin * size, out, report)
         retry = Retry(self.options, True, self.options.stall_timeout)
         done = 0
         region = yield from self._region(len(out))
         if region is not None:
             shared = SharedDownload(region, leaf.name, leaf.version, begin * size, out, report)
             yield from self._through(shared)
-            download.done = done = shared.done
-        while download.done < len(out):
+            done = shared.done
+        tally = Tally(report, done)
+        left = divided(done, len(out), DOWNLOADS) if done < len(out) else []
+        several = len(left) > 1
+        while left:
+            parts = left if several else left[:1]
+            streams = [
+                Download(leaf.name, leaf.version, begin * size + at, out[at:to], tally)
+                for at, to in parts
+            ]
             try:
-                yield download
-                break
+                yield Several(streams) if several else streams[0]
+                left = left[len(parts) :]
             except Error as error:
                 self._explained(error, {leaf.name: leaf})
-                if download.done > done:
-                    done = download.done
+                if tally.done > done:
+                    done = tally.done
                     retry.progress()
-                if not (yield from self._again(retry, error)):
+                if not (yield from self._go_on(retry, error, several)):
                     raise
+                several = False
+                rest = [(at + stream.done, to) for (at, to), stream in zip(parts, streams)]
+                left = [part for part in rest + left[len(parts) :] if part[0] < part[1]]
+                tally = tally.anew(done)
         found = _plan.on_host(flat, view._replace(offset=view.offset - begin))
         if into is None:
             return found

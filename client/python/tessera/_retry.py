@@ -34,9 +34,14 @@ class Retry:
         """Seconds of patience."""
         return self._patience - (time.monotonic() - self._since)
 
-    def progress(self) -> None:
-        self._failures = 0
+    def moved(self) -> None:
+        """Patience begins anew."""
         self._since = time.monotonic()
+
+    def progress(self) -> None:
+        """The failures before it do not count any more, either."""
+        self._failures = 0
+        self.moved()
 
     def pause(self, error: Error) -> Optional[float]:
         """Seconds to wait before the next attempt; None: the failure is final."""

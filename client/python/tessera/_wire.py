@@ -1,13 +1,27 @@
 """Messages of transfers, taken apart and put together by hand: protobuf would copy their data twice
 more."""
 
-from typing import Any, Iterator, Optional, Tuple
+import threading
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _protocol as p
 
 CHUNK = 1 << 20
+# Transfers of so many bytes and more go through several connections.
+DIVIDED = 64 << 20
+UPLOADS = 4
+DOWNLOADS = 4
+Range = Tuple[int, int]
+
+
+def divided(begin: int, end: int, streams: int) -> List[Range]:
+    """The ranges of bytes [begin, end) that go through connections of their own."""
+    chunks = -(-(end - begin) // CHUNK)
+    count = streams if end - begin >= DIVIDED else 1
+    bounds = [min(begin + chunks * i // count * CHUNK, end) for i in range(count + 1)]
+    return list(zip(bounds, bounds[1:]))
 
 
 def varint(value: int) -> bytes:
@@ -49,11 +63,57 @@ def data_of(message: bytes) -> Tuple[int, memoryview]:
     return offset, found
 
 
-class Upload:
+class Tally:
+    """The bytes that all streams of a transfer have moved. Whoever waits for one of them sees by it
+    that the transfer does not stand still.
+
+    report: the caller's function of them, if there is one. tell: what is called after each message.
+    """
+
+    def __init__(self, report: Any, done: int = 0) -> None:
+        self.done = done
+        self.report = self.tell = report
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+            if self.tell is not None:
+                self.tell(self.done)
+
+    def anew(self, done: int) -> "Tally":
+        """One for what is left: threads that still carry streams of this one tell nothing more."""
+        self.tell = None
+        return Tally(self.report, done)
+
+
+class Stream:
+    """One call that moves a range of bytes, through the client's connection of a number. It may be
+    stopped by another thread before or after it has begun."""
+
+    connection = 0
+    _call: Any = None
+    _stopped = False
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+
+    def begun(self, call: Any) -> None:
+        self._call = call
+        if self._stopped:
+            call.cancel()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Upload(Stream):
     """The messages of one stream: of bytes [begin, end) of a draft, or with a spec of an array.
 
-    sent: bytes that gRPC has taken; whoever waits for the stream sees by it that it moves.
-    failure: what the caller's progress function raised, which ends the stream.
+    sent: where the bytes end that gRPC has taken. failure: what the caller's progress function
+    raised, which ends the stream.
     """
 
     def __init__(
@@ -61,44 +121,44 @@ class Upload:
         name: str,
         data: memoryview,
         begin: int,
+        end: int,
         version: int,
         spec: Optional[Any],
-        report: Any,
+        tally: Tally,
     ) -> None:
+        super().__init__(tally)
         fields = {"spec": spec} if spec is not None else {"version": version, "offset": begin}
         self._head = p.UploadRequest(name=name, **fields).SerializeToString()
         self._data = data
-        self._begin = begin
-        self._report = report
+        self._end = end
         self.sent = begin
         self.failure: Optional[BaseException] = None
 
     def __iter__(self) -> Iterator[bytes]:
         head = self._head
-        while True:
-            chunk = self._data[self.sent : self.sent + CHUNK]
+        while not self._stopped:
+            chunk = self._data[self.sent : min(self.sent + CHUNK, self._end)]
             # Field 4, data; a message is its fields one after the other.
             yield b"".join((head, b"\x22", varint(len(chunk)), chunk)) if chunk else head
             head = b""
             self.sent += len(chunk)
-            if self._report is not None:
-                try:
-                    self._report(self.sent)
-                except BaseException as error:
-                    self.failure = error
-                    raise
-            if self.sent >= len(self._data):
+            try:
+                self.tally.add(len(chunk))
+            except BaseException as error:
+                self.failure = error
+                raise
+            if self.sent >= self._end:
                 return
 
 
-class Download:
+class Download(Stream):
     """Bytes [begin, begin + len(out)) of a buffer into an array of uint8; `done` have come."""
 
-    def __init__(self, name: str, version: int, begin: int, out: Any, report: Any) -> None:
+    def __init__(self, name: str, version: int, begin: int, out: Any, tally: Tally) -> None:
+        super().__init__(tally)
         self._fields = {"name": name, "version": version}
         self._begin = begin
         self._out = out
-        self._report = report
         self.done = 0
 
     @property
@@ -121,5 +181,19 @@ class Download:
         # NumPy copies without the interpreter's lock, so that gRPC reads on meanwhile.
         self._out[self.done : self.done + len(data)] = np.frombuffer(data, np.uint8)
         self.done += len(data)
-        if self._report is not None:
-            self._report(self.done)
+        self.tally.add(len(data))
+
+
+class Several:
+    """Streams of one transfer, at the same time and through as many connections. When one fails the
+    others end as well; the outcome is the first failure."""
+
+    def __init__(self, streams: Sequence[Union[Upload, Download]]) -> None:
+        self.streams = streams
+        self.tally = streams[0].tally
+        for number, stream in enumerate(streams):
+            stream.connection = number
+
+    def stop(self) -> None:
+        for stream in self.streams:
+            stream.stop()
