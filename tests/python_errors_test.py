@@ -5,6 +5,7 @@ are tried again, tokens.
 usage: python_errors_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
+import asyncio
 import os
 import pathlib
 import pickle
@@ -13,6 +14,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -198,6 +200,155 @@ class ErrorsOfCallsTest(python_outsider.Case):
             with self.assertRaisesRegex(TypeError, r"client\.put"):
                 call(np.ones(3, "f4"))
         self.assertEqual(self.t.call("GetBuffer", name=x.name).buffer.version, x.version)
+
+
+class Cut:
+    """A method whose answers are cut short, by the client's calls of either kind."""
+
+    def __init__(self, real):
+        self.real = real
+        self.length = None
+        self.answer = None
+
+    def cut(self, answer):
+        if not isinstance(answer, bytes):
+            return answer
+        self.answer = answer
+        return answer[: self.length]
+
+    def __call__(self, *arguments, **more):
+        call = self.real(*arguments, **more)
+        return self.cut(call) if isinstance(call, bytes) else CutCall(self, call)
+
+    def future(self, *arguments, **more):
+        return CutCall(self, self.real.future(*arguments, **more))
+
+
+class CutCall:
+    def __init__(self, method, call):
+        self.method = method
+        self.call = call
+
+    def __getattr__(self, name):
+        return getattr(self.call, name)
+
+    def __iter__(self):
+        return map(self.method.cut, self.call)
+
+    def __await__(self):
+        return self.method.cut((yield from self.call.__await__()))
+
+    def result(self, timeout=None):
+        return self.method.cut(self.call.result(timeout))
+
+    async def read(self):
+        return self.method.cut(await self.call.read())
+
+
+class CutAnswersTest(python_outsider.Case):
+    """Answers that were cut short are an Error, unless what is left has all that was asked for."""
+
+    # Fields that are not there have their defaults: these answers, and an index, cannot tell.
+    SILENT = {"ListBuffers", "GetServerInfo"}
+
+    def setUp(self):
+        self.a = np.arange(12, dtype="f4").reshape(3, 4)
+        self.x = self.t.put(self.a, "cut/x", replace=True)
+        self.k = self.t.put(np.arange(5), "cut/k", replace=True)
+
+    def same(self, one, other):
+        return type(one) is type(other) and np.array_equal(one, other)
+
+    def test_blocking(self):
+        t, x, k, large = self.t, self.x, self.k, np.ones(1 << 19, "f4")
+        reads = (
+            ("Dot", lambda: x[0].dot(x[1]).numpy()),
+            ("Dot", lambda: k.dot(k).numpy()),
+            ("Reduce", lambda: x.sum().numpy()),
+            ("Reduce", lambda: x.argmin().numpy()),
+            ("Reduce", lambda: x.sum(axis=1).numpy()),
+            ("Reduce", lambda: (k > 3).any().numpy()),
+            ("Matmul", lambda: (x @ x.T).numpy()),
+            ("Map", lambda: (x + 1).numpy()),
+            ("WindowSum", lambda: ts.window_sum(k, 1).numpy()),
+            ("Execute", lambda: ts.topk(x, 2)[1].numpy()),
+            ("Execute", lambda: (x + 1).sum().numpy() + (x.T @ x).sum().numpy()),
+            ("Execute", lambda: np.concatenate(t.compute(x.sum(axis=0), x.max(axis=1)))),
+            ("Execute", lambda: t.keep(x + 1, x.T @ x)[1].shape),
+            ("GetBuffer", lambda: t["cut/x"].shape),
+            ("GetServerInfo", lambda: len(t.info().devices)),
+            ("ListBuffers", lambda: len(t.list("cut/"))),
+            ("Download", lambda: x.numpy()),
+            ("Download", lambda: large_x.numpy()),
+            ("Upload", lambda: t.put(self.a, "cut/small", replace=True).shape),
+            ("CreateBuffer", lambda: t.put(large, "cut/large", replace=True).shape),
+            ("SealBuffer", lambda: t.put(large, "cut/large", replace=True).shape),
+            ("CopyBuffer", lambda: x.copy("cut/copy", replace=True).shape),
+            ("CopyBuffer", lambda: x.link("cut/link", replace=True).shape),
+            ("Map", lambda: (x + 1).save("cut/saved", replace=True).shape),
+        )
+        large_x = t.put(large)
+        for method, work in reads:
+            cut = Cut(t._io.calls[method])
+            with mock.patch.dict(t._io.calls, {method: cut}):
+                want = work()
+                self.assertTrue(cut.answer, method)
+                size = len(cut.answer)
+                lengths = range(size) if size < 500 else [0, 1, 2, 9, size // 2, size - 1]
+                for cut.length in lengths:
+                    with self.subTest(method=method, length=cut.length, of=size):
+                        try:
+                            got = work()
+                        except ts.Error as error:
+                            self.assertTrue(error.code or isinstance(error, ts.Unsupported))
+                        else:
+                            self.assertTrue(self.same(got, want) or method in self.SILENT)
+
+    def test_what_a_number_cost(self):
+        """The number is read without the rest of the answer, which is read when it is asked for."""
+        cut = Cut(self.t._io.calls["Dot"])
+        with mock.patch.dict(self.t._io.calls, Dot=cut):
+            cut.length = 15
+            e = self.x[0].dot(self.x[1])
+            self.assertEqual(float(e), 38)
+            with self.assertRaises(ts.Error) as caught:
+                print(e.stats)
+            self.assertEqual(caught.exception.code, "DATA_LOSS")
+
+    def test_asyncio(self):
+        async def work():
+            async with await ts.aio.connect(self.server.address) as t:
+                x = await t.get("cut/x")
+                for method, work in (
+                    ("Dot", lambda: x[0].dot(x[1]).numpy()),
+                    ("Map", lambda: (x + 1).numpy()),
+                    ("Download", lambda: x.numpy()),
+                    ("GetBuffer", lambda: t.get("cut/x")),
+                    ("Upload", lambda: t.put(self.a, "cut/small", replace=True)),
+                ):
+                    cut = Cut(t._io.calls[method])
+                    with mock.patch.dict(t._io.calls, {method: cut}):
+                        await work()
+                        for cut.length in range(1, 9):
+                            with self.subTest(method=method, length=cut.length):
+                                with self.assertRaises(ts.Error) as caught:
+                                    await work()
+                                self.assertEqual(caught.exception.code, "DATA_LOSS")
+
+        asyncio.run(work())
+
+    def test_details_of_a_refusal(self):
+        class Refusal(_errors.grpc.RpcError):
+            def code(self):
+                return _errors.grpc.StatusCode.NOT_FOUND
+
+            def details(self):
+                return "none"
+
+            def trailing_metadata(self):
+                return (("grpc-status-details-bin", b"\x0a\x09"),)
+
+        self.assertEqual(_errors.from_rpc(Refusal()).code, "NOT_FOUND")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any, AsyncIterator, Dict, List, Set
 
 import grpc
 
-from ._connect import PAUSE_S, PING, Options, answered, calls_of, channel
+from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
@@ -105,11 +105,11 @@ class Async:
         """The answer of a unary method."""
         self._check_loop()
         try:
-            return await self.calls[method](
-                request, timeout=timeout, metadata=self._options.metadata()
-            )
+            metadata = self._options.metadata()
+            answer = await self.calls[method](request, timeout=timeout, metadata=metadata)
         except _FAILURES as error:
             raise self._failure(error) from None
+        return answer_of(method, answer)
 
     async def perform(self, command: Command) -> Any:
         if type(command) is Call:
@@ -150,7 +150,7 @@ class Async:
                 moved = upload.tally.done
                 done, _ = await asyncio.wait({answer}, timeout=self._options.stall_timeout)
                 if done:
-                    return answer.result()
+                    return answer_of("Upload", answer.result())
                 if upload.tally.done == moved:
                     raise self._stalled()
         finally:
@@ -183,7 +183,8 @@ class Async:
                     metadata = self._options.metadata()
                     waiting.append(call(request, timeout=timeout, metadata=metadata))
                 elif waiting:
-                    await loop.run_in_executor(None, transfer.finish, await waiting[0])
+                    answer = answer_of(transfer.method, await waiting[0])
+                    await loop.run_in_executor(None, transfer.finish, answer)
                     waiting.pop(0)
                     transfer.tell()
                 else:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Set
 
 import grpc
 
-from ._connect import PAUSE_S, PING, Options, answered, calls_of, channel
+from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
@@ -86,11 +86,11 @@ class Blocking:
     def call(self, method: str, request: bytes, timeout: float) -> Any:
         """The answer of a unary method."""
         try:
-            return self.calls[method](
-                request, timeout=timeout, metadata=self._options.metadata()
-            )
+            metadata = self._options.metadata()
+            answer = self.calls[method](request, timeout=timeout, metadata=metadata)
         except (grpc.RpcError, ValueError) as error:
             raise self._failure(error) from None
+        return answer_of(method, answer)
 
     def perform(self, command: Command) -> Any:
         if type(command) is Call:
@@ -143,7 +143,7 @@ class Blocking:
         while True:
             moved = tally.done
             try:
-                return future.result(timeout=self._options.stall_timeout)
+                return answer_of("Upload", future.result(timeout=self._options.stall_timeout))
             except grpc.FutureTimeoutError:
                 if tally.done == moved:
                     upload.stop()
@@ -203,7 +203,7 @@ class Blocking:
                 if request is not None:
                     waiting.append(self._begun(transfer.method, request, timeout))
                 elif waiting:
-                    transfer.finish(waiting[0].result())
+                    transfer.finish(answer_of(transfer.method, waiting[0].result()))
                     waiting.pop(0)
                     transfer.tell()
                 else:

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import grpc
 
 from . import _protocol as p
+from ._errors import read
 from ._ring import route_of
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
@@ -166,18 +167,18 @@ def channel(space: Any, options: Options) -> Any:
 
 
 def calls_of(made: Any) -> Dict[str, Any]:
-    """What calls each method of the protocol on a channel, with serialised requests. Messages of
-    downloads come as bytes, and so do the answers of PING and of p.UNREAD."""
+    """What calls each method of the protocol on a channel, with serialised requests and answers."""
+    makers = {"Download": made.unary_stream, "Upload": made.stream_unary}
     calls = {PING: made.unary_unary(PING)}
     for name, method in p.METHODS.items():
-        if name == "Download":
-            calls[name] = made.unary_stream(method.path)
-        elif name in p.UNREAD:
-            calls[name] = made.unary_unary(method.path)
-        else:
-            make = made.stream_unary if name == "Upload" else made.unary_unary
-            calls[name] = make(method.path, response_deserializer=method.response.FromString)
+        calls[name] = makers.get(name, made.unary_unary)(method.path)
     return calls
+
+
+def answer_of(method: str, answer: bytes) -> Any:
+    """The message of an answer, but of p.UNREAD the bytes."""
+    kind = p.READ.get(method)
+    return answer if kind is None else read(kind, answer)
 
 
 def answered(error: Any) -> Optional[bool]:

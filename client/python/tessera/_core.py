@@ -39,6 +39,7 @@ from ._errors import (
     Error,
     Stalled,
     VersionMismatch,
+    read,
 )
 from ._graph import Inline, Leaf, Node, Term
 from ._progress import Progress, reporter
@@ -171,7 +172,7 @@ class Core:
             raise ValueError(f"{method!r} is no unary method of the protocol")
         request = p.METHODS[method].request(**fields).SerializeToString()
         answer = yield from self.call(method, request, idempotent)
-        return p.METHODS[method].response.FromString(answer) if method in p.UNREAD else answer
+        return read(p.METHODS[method].response, answer) if method in p.UNREAD else answer
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
         """Whether to try again; waits for the right moment. The caller raises a final failure: what

@@ -6,6 +6,7 @@ Each is a ts.Error, and where Python has a class that people catch for such a fa
 from typing import Any, Dict, Mapping, Optional, Type
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from . import _protocol as p
 
@@ -163,22 +164,39 @@ def make(
     return kind(text, code, reason, details, retry_after)
 
 
+def damaged(what: str) -> Error:
+    """Of an answer that is not what the protocol says."""
+    return Error(f"the server's answer {what}", "DATA_LOSS")
+
+
+def read(kind: Any, data: bytes) -> Any:
+    """The message of a class that came as bytes. Not by gRPC: its asyncio gives None for one that
+    is damaged."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise damaged(f"is no {kind.DESCRIPTOR.name}: it is damaged, or was cut short") from None
+
+
 def from_rpc(error: Any) -> Error:
     """Of a grpc.RpcError."""
     code = error.code().name
     text = error.details() or code
     reason, details, retry_after = "", {}, None
-    for key, value in error.trailing_metadata() or ():
-        if key != "grpc-status-details-bin":
-            continue
-        for detail in p.Status.FromString(value).details:
-            kind = detail.type_url.rpartition("/")[2]
-            if kind == "google.rpc.ErrorInfo":
-                info = p.ErrorInfo.FromString(detail.value)
-                reason, details = info.reason, dict(info.metadata)
-            elif kind == "google.rpc.RetryInfo":
-                delay = p.RetryInfo.FromString(detail.value).retry_delay
-                retry_after = delay.seconds + delay.nanos / 1e9
+    try:
+        for key, value in error.trailing_metadata() or ():
+            if key != "grpc-status-details-bin":
+                continue
+            for detail in p.Status.FromString(value).details:
+                kind = detail.type_url.rpartition("/")[2]
+                if kind == "google.rpc.ErrorInfo":
+                    info = p.ErrorInfo.FromString(detail.value)
+                    reason, details = info.reason, dict(info.metadata)
+                elif kind == "google.rpc.RetryInfo":
+                    delay = p.RetryInfo.FromString(detail.value).retry_delay
+                    retry_after = delay.seconds + delay.nanos / 1e9
+    except DecodeError:
+        pass  # The code and the text are there without them.
     broken = code in ("UNAVAILABLE", "CANCELLED") or (code, text) == _WRITE_FAILED
     if broken and not reason:
         # The server gives every refusal of its own a reason; without one the connection failed, or

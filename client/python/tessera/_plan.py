@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import _dtypes
 from . import _protocol as p
 from ._elementwise import copy
-from ._errors import Error, StepFailed, from_step
+from ._errors import Error, StepFailed, damaged, from_step, read
 from ._expression import OPERANDS, expression_message, expression_text
 from ._fuse import Fuser, Step
 from ._graph import Inline, Leaf, Node, Source, Term
@@ -199,8 +199,10 @@ class Plan:
                 error = from_step(result.error)
                 error.details.setdefault("step", str(i))
                 errors.append(error)
-            else:
+            elif kind is not None:
                 found.append(getattr(result, kind))
+        if len(found) + len(errors) < len(self.steps):
+            raise damaged("lacks results of steps")
         if errors:
             try:
                 raise next((e for e in errors if not isinstance(e, StepFailed)), errors[0])
@@ -270,12 +272,13 @@ class Plan:
 def _read(node: Node, answer: Any) -> Any:
     """The message of an answer."""
     if type(answer) is bytes:
-        return p.METHODS[_METHOD[node.op]].response.FromString(answer)
+        return read(p.METHODS[_METHOD[node.op]].response, answer)
     return answer
 
 
 # What answers of Dot and Reduce begin with: a Scalar, field 1, of a double, field 1 of it.
 _REAL = b"\x0a\x09\x09"
+_REAL_BYTES = len(_REAL) + 8
 _double = struct.Struct("<d").unpack_from
 
 
@@ -285,9 +288,11 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
     if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
         argument = node.params and node.params["op"] in ("argmin", "argmax")
         if type(answer) is bytes:
-            if answer[:3] == _REAL and not argument:
+            if answer[:3] == _REAL and len(answer) >= _REAL_BYTES and not argument:
                 return _number(_double(answer, 3)[0], dtype)
             answer = _read(node, answer)
+        if answer.value.WhichOneof("value") is None:
+            raise damaged("has no value")
         if argument:
             value: Any = answer.index
         elif dtype.kind in "ib":

@@ -73,6 +73,7 @@ METHODS = _methods()
 # Their answers are read by whoever needs more than the number at their beginning: making a message
 # takes longer than all else that is done with a number.
 UNREAD = ("Dot", "Reduce")
+READ = {name: method.response for name, method in METHODS.items() if name not in UNREAD}
 Tensor = message("tessera.v1.Tensor")
 Operand = message("tessera.v1.Operand")
 View = message("tessera.v1.View")

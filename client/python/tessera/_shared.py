@@ -62,7 +62,7 @@ class Region:
         self._socket.settimeout(_HANDSHAKE_S)
         self._socket.connect(path)
         socket.send_fds(self._socket, [b"tessera.v1"], [file])
-        answer = p.RegisterRegionResponse.FromString(self._socket.recv(_LONGEST_ANSWER))
+        answer = _errors.read(p.RegisterRegionResponse, self._socket.recv(_LONGEST_ANSWER))
         if not answer.region:
             raise _errors.from_step(answer)
         return answer.region  # type: ignore[no-any-return]
@@ -187,7 +187,7 @@ class SharedDownload(Transfer):
 
     def _take(self, slot: int, begin: int, size: int, answer: Any) -> None:
         if answer.size != size:
-            raise ValueError("the server sent bytes that nobody asked for")
+            raise _errors.damaged("has bytes that nobody asked for")
         self._data[begin : begin + size] = self.region.part(slot, size)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _protocol as p
+from ._errors import damaged
 
 CHUNK = 1 << 20
 # Transfers of so many bytes and more go through several connections.
@@ -47,19 +48,24 @@ def _read_varint(data: bytes, at: int) -> Tuple[int, int]:
 def data_of(message: bytes) -> Tuple[int, memoryview]:
     """offset and data of a DownloadResponse."""
     at, offset, found = 0, 0, memoryview(b"")
-    while at < len(message):
-        tag, at = _read_varint(message, at)
-        if tag & 7 == 0:
-            value, at = _read_varint(message, at)
-            if tag >> 3 == 2:
-                offset = value
-        elif tag & 7 == 2:
-            length, at = _read_varint(message, at)
-            if tag >> 3 == 3:
-                found = memoryview(message)[at : at + length]
-            at += length
-        else:
-            at += 8 if tag & 7 == 1 else 4
+    try:
+        while at < len(message):
+            tag, at = _read_varint(message, at)
+            if tag & 7 == 0:
+                value, at = _read_varint(message, at)
+                if tag >> 3 == 2:
+                    offset = value
+            elif tag & 7 == 2:
+                length, at = _read_varint(message, at)
+                if tag >> 3 == 3:
+                    found = memoryview(message)[at : at + length]
+                at += length
+            else:
+                at += 8 if tag & 7 == 1 else 4
+    except IndexError:
+        at = len(message) + 1
+    if at > len(message):
+        raise damaged("was cut short")
     return offset, found
 
 
@@ -177,7 +183,7 @@ class Download(Stream):
         if len(data) == 0:
             return
         if offset != self._begin + self.done or self.done + len(data) > len(self._out):
-            raise ValueError("the server sent bytes that nobody asked for")
+            raise damaged("has bytes that nobody asked for")
         # NumPy copies without the interpreter's lock, so that gRPC reads on meanwhile.
         self._out[self.done : self.done + len(data)] = np.frombuffer(data, np.uint8)
         self.done += len(data)
