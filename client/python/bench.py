@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the package adds to bare gRPC, in turns with it in one run, and how fast arrays travel.
 
-usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
+usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera] [--parts transfers]
 
 A ping is grpc.health.v1.Health/Check by grpcio alone, bytes in and out; "bare Dot" is the same
 with a request that was serialised before, "Dot by a stub" makes and reads messages as generated
@@ -13,17 +13,21 @@ same array from and to a file in memory; what its process takes to start is left
 
 import argparse
 import asyncio
+import contextlib
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
+from unittest import mock
 
 import grpc
 import numpy as np
 
 import tessera as ts
 from tessera import _protocol as p
+from tessera import _wire
 
 PING = "/grpc.health.v1.Health/Check"
 CALLERS = 64
@@ -136,10 +140,17 @@ def timed(call):
 
 def transfers(address, mib, rounds, cli):
     """Rates, and the medians of their ratios to the C++ client's in the same round. Both clients
-    take shared memory where the server offers it; "streams" is this one without."""
+    take shared memory where the server offers it; "streams" is this one without, "one stream" on
+    one connection alone."""
     array = np.ones(mib << 18, np.float32)
     gb = array.nbytes / 1e9
-    clients = {"": ts.connect(address), " by streams": ts.connect(address, shared_memory=False)}
+    streams = ts.connect(address, shared_memory=False)
+    whole = mock.patch.object(_wire, "DIVIDED", sys.maxsize)
+    clients = (
+        ("", ts.connect(address), contextlib.nullcontext()),
+        (" by streams", streams, contextlib.nullcontext()),
+        (" by one stream", streams, whole),
+    )
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = pathlib.Path(folder, "array.npy")
         np.save(path, array)
@@ -151,11 +162,12 @@ def transfers(address, mib, rounds, cli):
         found = []
         for _ in range(rounds):
             row = {}
-            for way, t in clients.items():
-                seconds, x = timed(lambda t=t: t.put(array, "bench/array", replace=True))
-                row["put" + way] = gb / seconds
-                row["numpy" + way] = gb / timed(x.numpy)[0]
-                row["numpy(out)" + way] = gb / timed(lambda x=x: x.numpy(out=array))[0]
+            for way, t, context in clients:
+                with context:
+                    seconds, x = timed(lambda t=t: t.put(array, "bench/array", replace=True))
+                    row["put" + way] = gb / seconds
+                    row["numpy" + way] = gb / timed(x.numpy)[0]
+                    row["numpy(out)" + way] = gb / timed(lambda x=x: x.numpy(out=array))[0]
             if cli:
                 start = run("info")
                 seconds = run("put", path, "--name", "bench/array", "--replace") - start
@@ -163,14 +175,14 @@ def transfers(address, mib, rounds, cli):
                 row["C++ get"] = gb / (run("get", "bench/array", "-o", path) - start)
             found.append(row)
     for name in found[0]:
-        line = f"{name:<21} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
+        line = f"{name:<24} of {mib} MiB {statistics.median(row[name] for row in found):6.2f} GB/s"
         peer = "C++ put" if name.startswith("put") else "C++ get"
         if cli and name != peer and not name.startswith("C++"):
             ratio = statistics.median(row[name] / row[peer] for row in found)
             line += f", {ratio:.2f} of {peer}"
         print(line)
-    clients[""].delete("bench/array")
-    for t in clients.values():
+    streams.delete("bench/array")
+    for _, t, _ in clients:
         t.close()
 
 
@@ -180,10 +192,15 @@ def main():
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cli")
+    parser.add_argument("--parts", default="latencies,throughput,transfers")
     options = parser.parse_args()
-    latencies(options.address, options.rounds)
-    asyncio.run(throughput(options.address, options.rounds))
-    transfers(options.address, options.mib, options.rounds, options.cli)
+    parts = options.parts.split(",")
+    if "latencies" in parts:
+        latencies(options.address, options.rounds)
+    if "throughput" in parts:
+        asyncio.run(throughput(options.address, options.rounds))
+    if "transfers" in parts:
+        transfers(options.address, options.mib, options.rounds, options.cli)
 
 
 if __name__ == "__main__":

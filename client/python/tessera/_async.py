@@ -161,9 +161,18 @@ class Async:
     async def _several(self, several: Several) -> None:
         tasks = [asyncio.ensure_future(self.perform(stream)) for stream in several.streams]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
+            left = set(tasks)
+            failure = None
+            while left and not several.over(failure):
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    if failure is None or several.over(task.exception()):
+                        failure = task.exception()
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure
         finally:
             for task in tasks:
                 task.cancel()

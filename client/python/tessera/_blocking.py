@@ -177,17 +177,20 @@ class Blocking:
                 thread.start()
                 begun.append(thread)
             running = len(threads)
-            while running:
+            failure = None
+            while running and not several.over(failure):
                 stream, outcome = events.get()
                 if stream is None:
                     tally.report(outcome)
-                elif outcome is None:
-                    running -= 1
-                else:
-                    try:
-                        raise outcome
-                    finally:
-                        del outcome
+                    continue
+                running -= 1
+                if failure is None or several.over(outcome):
+                    failure = outcome
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure, outcome
         finally:
             several.stop()
             # Nothing is read from or written to the caller's array from here on.

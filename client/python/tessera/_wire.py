@@ -192,7 +192,7 @@ class Download(Stream):
 
 class Several:
     """Streams of one transfer, at the same time and through as many connections. When one fails the
-    others end as well; the outcome is the first failure."""
+    others end as well, unless the server only had no room for it; the outcome is that failure."""
 
     def __init__(self, streams: Sequence[Union[Upload, Download]]) -> None:
         self.streams = streams
@@ -203,3 +203,8 @@ class Several:
     def stop(self) -> None:
         for stream in self.streams:
             stream.stop()
+
+    @staticmethod
+    def over(failure: Optional[BaseException]) -> bool:
+        """Whether a failure, if there is one, ends the other streams too."""
+        return failure is not None and getattr(failure, "code", "") != "RESOURCE_EXHAUSTED"
