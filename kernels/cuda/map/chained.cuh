@@ -90,8 +90,8 @@ void Launch(const MapProblem& p, const Chain& chain, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(MapChained);
 }
 
-// Whether the problem is a chain, whose kernel is launched then: one with no more registers than it
-// needs.
+// Whether the problem is a chain whose result is one of Map; its kernel is launched then, without what
+// saves a value where none is saved.
 inline bool LaunchChain(const MapProblem& p, CudaStream& stream) {
   Chain chain;
   if (!IsAligned(p.out) || !Match(p, &chain)) return false;
