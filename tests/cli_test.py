@@ -59,7 +59,7 @@ class CliCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--memory-limit", "2Gi", "--scratch-limit", "512Mi")
+        cls.server = Server("--memory-limit", "2Gi")
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
 

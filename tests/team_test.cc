@@ -226,11 +226,11 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   compare("map", rows * columns * 4, [&](void* out, const RunOptions& o) {
     return RunMap(stream, {x, bias}, sum, out, o);
   });
-  // Values and, behind them, indices.
+  // Indices and, behind them, values.
   for (std::int64_t k : {1, 10}) {
     compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
-      void* const indices = static_cast<char*>(out) + rows * k * 4;
-      return RunTopK(stream, x, k, 1, false, out, indices, o);
+      void* const values = static_cast<char*>(out) + rows * k * 8;
+      return RunTopK(stream, x, k, 1, false, values, out, o);
     });
   }
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance}) {
