@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class TransfersTest(python_outsider.Case):
-    STREAMS = 1
+    STREAMS = 1  # of an upload
     CUTS = [30 * MIB]  # of the connections in the order in which they are made
 
     def setUp(self):
@@ -87,9 +87,9 @@ class TransfersTest(python_outsider.Case):
     def test_patience_begins_with_the_break(self):
         """Not with the transfer, which may take longer than it may stand still."""
         relay = Relay(self.server.address, request_cuts=self.CUTS)
-        t = self.through(relay, stall_timeout=1.5)
+        t = self.through(relay, stall_timeout=3)
         # Until the break it takes half a second longer than that.
-        pause = 2 / (30 if self.STREAMS == 1 else 20)
+        pause = 3.5 / (30 if self.STREAMS == 1 else 14)
         x = t.put(self.data, progress=lambda done, total: time.sleep(pause))
         self.assertEqual(relay.breaks, 1)
         np.testing.assert_array_equal(x.numpy(), self.data)
@@ -97,7 +97,7 @@ class TransfersTest(python_outsider.Case):
     def test_a_transfer_that_stands_still(self):
         self.t.put(self.data, "still", replace=True)
         relay = Relay(self.server.address)
-        t = self.through(relay, stall_timeout=1)
+        t = self.through(relay, stall_timeout=2)
         x = t["still"]
 
         def hold(done, total):
@@ -238,8 +238,8 @@ class TransfersTest(python_outsider.Case):
 class DividedTest(TransfersTest):
     """The same by several connections."""
 
-    STREAMS = 4
-    CUTS = [None, None, 8 * MIB]
+    STREAMS = _wire.UPLOADS
+    CUTS = [None, 8 * MIB]
 
     def setUp(self):
         super().setUp()
@@ -381,7 +381,7 @@ class AsyncioTest(python_outsider.Case):
         async def work(t):
             return await (await t.put(self.data)).numpy()
 
-        for cuts in ({"cuts": [None, None, 8 * MIB]}, {"request_cuts": [None, None, 8 * MIB]}):
+        for cuts in ({"cuts": [None, 8 * MIB]}, {"request_cuts": [None, 8 * MIB]}):
             relay = Relay(self.server.address, **cuts)
             np.testing.assert_array_equal(self.run_through(relay, work), self.data)
             self.assertEqual(relay.breaks, 1)
@@ -429,7 +429,7 @@ class AsyncioTest(python_outsider.Case):
                 relay.silent.clear()
             np.testing.assert_array_equal(await x.numpy(), self.data)
 
-        self.run_through(relay, work, stall_timeout=1)
+        self.run_through(relay, work, stall_timeout=3)
 
 
 class SharedTest(unittest.TestCase):

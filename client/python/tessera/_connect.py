@@ -142,6 +142,8 @@ class Options:
             ("grpc.max_receive_message_length", 8 << 20),
             # What a server may send ahead, so that it does not wait for the interpreter.
             ("grpc.http2.lookahead_bytes", 8 << 20),
+            # Who waits for a message of a download reads it, rather than a thread of the channel.
+            ("SingleThreadedUnaryStream", 1),
             # Channels to one server share a connection unless each has its own pool.
             ("grpc.use_local_subchannel_pool", 1),
             # gRPC's own pauses grow to two minutes.

@@ -12,7 +12,7 @@ from ._errors import damaged
 CHUNK = 1 << 20
 # Transfers of so many bytes and more go through several connections.
 DIVIDED = 64 << 20
-UPLOADS = 4
+UPLOADS = 2
 DOWNLOADS = 4
 Range = Tuple[int, int]
 
