@@ -85,15 +85,14 @@ constexpr unsigned kWarps = 8;  // of a block
 
 // An item a warp.
 template <class C>
-__global__ void __launch_bounds__(kWarps * kWarpSize)
+__global__ void __launch_bounds__(kWarps* kWarpSize)
     FoldRows(const BatchItem<C>* items, unsigned count, ReduceOp op, bool mirror) {
   constexpr int kWords = sizeof(BatchItem<C>) / sizeof(uint4);
   __shared__ uint4 words[kWarps][kWords];
   const unsigned warp = threadIdx.x / kWarpSize, thread = threadIdx.x % kWarpSize;
   const unsigned number = blockIdx.x * kWarps + warp;
   if (number >= count) return;
-  if (thread < kWords)
-    words[warp][thread] = reinterpret_cast<const uint4*>(items + number)[thread];
+  if (thread < kWords) words[warp][thread] = reinterpret_cast<const uint4*>(items + number)[thread];
   __syncwarp();  // the item is there
   const auto& item = reinterpret_cast<const BatchItem<C>&>(words[warp]);
   FoldRow<C>(item.in, item.n, op, mirror, item.result);
