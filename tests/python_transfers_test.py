@@ -106,7 +106,7 @@ class TransfersTest(python_outsider.Case):
         for work in (lambda: x.numpy(progress=hold), lambda: t.put(self.data, progress=hold)):
             begin = time.monotonic()
             self.assertRaises(ts.Stalled, work)
-            self.assertLess(time.monotonic() - begin, 10)
+            self.assertLess(time.monotonic() - begin, 30)
             relay.silent.clear()
 
     def test_a_server_that_dies(self):
@@ -143,7 +143,7 @@ class TransfersTest(python_outsider.Case):
         for work in works:
             begin = time.monotonic()
             self.assertRaises(KeyboardInterrupt, work)
-            self.assertLess(time.monotonic() - begin, 10)
+            self.assertLess(time.monotonic() - begin, 30)
             came = out.copy()
             relay.silent.clear()
             self.assertTrue(o.eventually(lambda: threading.active_count() <= before + 8, 10))
