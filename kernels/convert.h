@@ -52,7 +52,7 @@ TESSERA_HD To ConvertElement(From element) {
   } else if constexpr (std::is_integral_v<To>) {
     // The first value above the range, a power of 2, is a number of every type; Limits::max() is
     // not.
-    constexpr auto kEnd = 2 * static_cast<ValueOf<From>>(Limits::max() / 2 + 1);
+    constexpr auto kEnd = 2 * static_cast<ValueOf<From>>((Limits::max() >> 1) + 1);
     if (x != x) return 0;
     if (x >= kEnd) return Limits::max();
     if (x < static_cast<ValueOf<From>>(Limits::min())) return Limits::min();

@@ -247,8 +247,9 @@ absl::Status ProgramRun::FindTypes(Step& step) {
   }
   return VisitRequest(*step.proto, [&](const auto& request) {
     absl::StatusOr<ResultType> result = ResultTypeOf(request, step.views);
-    if (result.ok()) step.result = *std::move(result);
-    return result.status();
+    if (!result.ok()) return result.status();
+    step.result = *std::move(result);
+    return absl::OkStatus();
   });
 }
 
@@ -288,9 +289,11 @@ void ProgramRun::MakeViews(Step& step, const Device& device) {
     const void* data = operand.has_step() ? steps_[operand.step()].places[operand.output()].memory
                        : moves            ? At(block_, source.offset)
                                           : source.buffer->data();
+    // Before there is memory, an address is an offset alone.
+    const std::uintptr_t address =
+        reinterpret_cast<std::uintptr_t>(data) + reinterpret_cast<std::uintptr_t>(source.view.data);
     step.views[i].data =
-        reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(data) +
-                                      reinterpret_cast<std::uintptr_t>(source.view.data));
+        reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
   }
 }
 

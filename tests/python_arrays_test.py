@@ -92,6 +92,13 @@ class ArraysTest(python_outsider.Case):
                 self.check(self.x.T[key], self.a.T[key], 0)
                 self.check((self.x + self.x)[key], (self.a + self.a)[key], 0)
 
+    def test_views_without_elements(self):
+        for array in (np.zeros((3, 0), "u1"), np.zeros((0, 4), "f4")):
+            x = self.t.put(array)
+            for key in (np.s_[::-1], np.s_[1:], np.s_[::-1, ::-1]):
+                np.testing.assert_array_equal((x[key] + 1).numpy(), array[key] + 1)
+                self.assertEqual(float(x[key].sum()), 0)
+
     def test_views_send_nothing(self):
         with self.calls() as calls:
             view = self.x[::-1].T.reshape(3, 3, 12)[:, 1].swapaxes(0, 1).squeeze()

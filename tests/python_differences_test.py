@@ -65,6 +65,11 @@ class DifferencesTest(python_outsider.Case):
         x = self.t.put(np.array([1e20, -1e20, np.nan, 2.7]))
         self.is_(x.astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")
 
+    def integers_to_shorter_ones(self):
+        wide = np.array([300, -1, 7], "i8")
+        self.is_(self.t.put(wide).astype("uint8"), [255, 0, 7], "u1")
+        self.is_(self.t.put(wide, dtype="uint8"), [44, 255, 7], "u1")
+
     def negative_powers(self):
         self.is_(self.i() ** self.t.put(np.array([-1, -1, 2], "i4")), [1, 0, 9], "i4")
         self.assertRaises(ValueError, lambda: self.i() ** -1)
@@ -154,6 +159,7 @@ class DifferencesTest(python_outsider.Case):
         "bf16 beside i32, i64": bf16_with_others,
         "uint8 beside int8": bytes_of_both_kinds,
         "floats to integers": floats_to_integers,
+        "integers to shorter ones": integers_to_shorter_ones,
         "integers to negative powers": negative_powers,
         "`floor`, `ceil`, `trunc` of integers": rounding_of_integers,
         "`exp`, `log`, `tanh`, `power`": functions,

@@ -61,6 +61,7 @@ class TransfersTest(python_outsider.Case):
         sent = []
         x = t.put(self.data, "resumed", progress=lambda done, total: sent.append(done))
         self.assertEqual(relay.breaks, 1)
+        self.assertEqual(sent, sorted(sent))
         self.assertEqual(sent[-1], self.data.nbytes)
         # It went on where the server's bytes ended. That may be beyond what the client was told of
         # before the break, so the progress need not show it.
@@ -582,6 +583,22 @@ class ProgressTest(unittest.TestCase):
 
 
 class WireTest(unittest.TestCase):
+    def test_patience_ends_soon_after_its_time(self):
+        now = [100.0]
+        tally = _wire.Tally(None)
+        with mock.patch.object(_wire.time, "monotonic", lambda: now[0]):
+            patience = _wire.Patience(tally, 8)
+            waited = []
+            for looks in range(60):
+                now[0] += patience.step
+                if looks == 4:
+                    tally.add(1)  # 0.9 s after the look before
+                if patience.over():
+                    waited.append(now[0] - 100)
+                    break
+        # It is seen to move at 5 s, and has stood still for 8 then.
+        self.assertEqual(waited, [13])
+
     def test_messages_by_hand_are_those_of_protobuf(self):
         from tessera import _protocol as p
 

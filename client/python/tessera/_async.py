@@ -10,7 +10,7 @@ from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, cha
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
-from ._wire import Download, Several, Upload
+from ._wire import Download, Patience, Several, Upload
 
 
 _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
@@ -145,13 +145,13 @@ class Async:
         calls = self._calls_of(upload.connection)
         call = calls["Upload"](messages(), metadata=self._options.metadata())
         answer = asyncio.ensure_future(_answer(call))
+        patience = Patience(upload.tally, self._options.stall_timeout)
         try:
             while True:
-                moved = upload.tally.done
-                done, _ = await asyncio.wait({answer}, timeout=self._options.stall_timeout)
+                done, _ = await asyncio.wait({answer}, timeout=patience.step)
                 if done:
                     return answer_of("Upload", answer.result())
-                if upload.tally.done == moved:
+                if patience.over():
                     raise self._stalled()
         finally:
             if not answer.done():
@@ -206,17 +206,17 @@ class Async:
         calls = self._calls_of(download.connection)
         call = calls["Download"](download.request(), metadata=self._options.metadata())
         read = None
+        patience = Patience(download.tally, self._options.stall_timeout)
         try:
             while True:
                 read = read or asyncio.ensure_future(call.read())
-                moved = download.tally.done
-                done, _ = await asyncio.wait({read}, timeout=self._options.stall_timeout)
+                done, _ = await asyncio.wait({read}, timeout=patience.step)
                 if done:
                     message, read = read.result(), None
                     if message is grpc.aio.EOF:
                         break
                     download.take(message)
-                elif download.tally.done == moved:
+                elif patience.over():
                     raise self._stalled()
         finally:
             if not call.done():

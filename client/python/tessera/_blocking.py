@@ -12,7 +12,7 @@ from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, cha
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, from_rpc
 from ._shared import Transfer, share
-from ._wire import Download, Several, Stream, Upload
+from ._wire import Download, Patience, Several, Stream, Upload
 
 
 class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
@@ -139,13 +139,12 @@ class Blocking:
             _Messages(upload), metadata=self._options.metadata()
         )
         upload.begun(future)
-        tally = upload.tally
+        patience = Patience(upload.tally, self._options.stall_timeout)
         while True:
-            moved = tally.done
             try:
-                return answer_of("Upload", future.result(timeout=self._options.stall_timeout))
+                return answer_of("Upload", future.result(timeout=patience.step))
             except grpc.FutureTimeoutError:
-                if tally.done == moved:
+                if patience.over():
                     upload.stop()
                     raise self._stalled() from None
             except BaseException:
@@ -252,13 +251,12 @@ class _Guard:
         self._thread.start()
 
     def _watch(self, download: Download, seconds: float) -> None:
-        moved = download.tally.done
-        while not self._end.wait(seconds):
-            if download.tally.done == moved:
+        patience = Patience(download.tally, seconds)
+        while not self._end.wait(patience.step):
+            if patience.over():
                 self.stalled = True
                 download.stop()
                 return
-            moved = download.tally.done
 
     def end(self) -> None:
         self._end.set()

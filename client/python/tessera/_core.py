@@ -317,6 +317,9 @@ class Core:
             version = created.buffer.version
             yield from self._fill(to, version, data, report)
             sealed = yield from self.unary("SealBuffer", name=to, version=version)
+        except Stalled:  # Nor would the server answer now.
+            self.dead.append((to, version))
+            raise
         except Exception:
             # A caller who tries again at once finds the name free. The draft ends by itself if not.
             try:

@@ -8,15 +8,19 @@ Progress = Union[None, bool, Callable[[int, int], None]]
 
 
 def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
-    """A function of the bytes done so far. True: a bar on stderr, where that is a terminal and the
+    """A function of the bytes done so far, of which it tells no fewer than before: where a stream has
+    broken some are sent again. True: a bar on stderr, where that is a terminal and the
     transfer takes more than a second; a function is called with the bytes done and in all."""
     if not progress:
         return None
     if progress is not True:
         call: Any = progress
+        most = 0
 
         def tell(done: int) -> None:
-            call(done, total)
+            nonlocal most
+            most = max(most, done)
+            call(most, total)
 
         return tell
     if not sys.stderr.isatty():

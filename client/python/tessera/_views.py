@@ -167,7 +167,7 @@ class View(NamedTuple):
     def checked(self) -> "View":
         if len(self.shape) > MAX_RANK:
             raise BadShape(f"{len(self.shape)} axes: arrays have at most {MAX_RANK}")
-        return self
+        return self if self.size else self._replace(offset=0)  # There is no first element.
 
 
 def normalize_axis(axis: Any, rank: int) -> int:

@@ -2,6 +2,7 @@
 more."""
 
 import threading
+import time
 from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -91,6 +92,24 @@ class Tally:
         """One for what is left: threads that still carry streams of this one tell nothing more."""
         self.tell = None
         return Tally(self.report, done)
+
+
+class Patience:
+    """Tells a transfer that moves from one that has stood still for so many seconds. Whoever waits for
+    it looks again after `step` of them."""
+
+    def __init__(self, tally: Tally, seconds: float) -> None:
+        self.step = seconds / 8
+        self._tally = tally
+        self._seconds = seconds
+        self._moved = tally.done
+        self._since = time.monotonic()
+
+    def over(self) -> bool:
+        now = time.monotonic()
+        if self._tally.done != self._moved:
+            self._moved, self._since = self._tally.done, now
+        return now - self._since >= self._seconds
 
 
 class Stream:
