@@ -1,8 +1,8 @@
 // How an operation is shared out among the devices that its operands are sharded over: each takes
 // the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
-// outermost axis of an expression or of what is folded along other axes, a row that the best of are
-// asked for, an element of a sum of two arrays, or some rows of a product. What a part is depends on the problem alone, so that any
-// division gives the same bits.
+// outermost axis of an expression or of what is folded along other axes, a row of which TopK takes the
+// best, an element of a sum of two arrays, or some rows of a product. What a part is depends on the
+// problem alone, so that any division gives the same bits.
 #pragma once
 
 #include <algorithm>

@@ -317,16 +317,15 @@ class Core:
             version = created.buffer.version
             yield from self._fill(to, version, data, report)
             sealed = yield from self.unary("SealBuffer", name=to, version=version)
-        except Stalled:  # Nor would the server answer now.
-            self.dead.append((to, version))
-            raise
-        except Exception:
+        except Exception as failure:
             # A caller who tries again at once finds the name free. The draft ends by itself if not.
-            try:
-                if version:
+            if version and isinstance(failure, Stalled):
+                self.dead.append((to, version))  # The server would not answer now.
+            elif version:
+                try:
                     yield self._deletion(to, version)
-            except Error:
-                pass
+                except Error:
+                    pass
             raise
         except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
             if version or dead is not None:
