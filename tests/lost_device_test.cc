@@ -1,0 +1,177 @@
+// One of several devices is lost while callers work on all of them: what it had goes, and nothing else does. On the GPUs of a
+// machine that has several, otherwise on four devices of the host.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "tests/service_fixture.h"
+
+namespace tessera {
+namespace {
+
+using grpc::StatusCode;
+
+struct Machine {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<const Device*> pointers;  // to those, for when they are a server's
+  std::int64_t columns;                 // of the arrays; a row is several units of shards
+
+  Machine() {
+    for (const std::string& name : VisibleDevices()) {
+      if (absl::StartsWith(name, "cuda:")) devices.push_back(*OpenDevice(name));
+    }
+    const bool gpus = devices.size() > 1;
+    if (!gpus) {
+      devices.clear();
+      for (const char* name : {"cpu:0", "cpu:1", "cpu:2", "cpu:3"})
+        devices.push_back(*OpenDevice(name));
+    }
+    for (const auto& device : devices) pointers.push_back(device.get());
+    columns = gpus ? std::int64_t{1} << 20 : 4096;
+  }
+};
+
+Options OptionsFor(const Machine& machine) {
+  Options options = TestOptions();
+  const auto rows = static_cast<std::int64_t>(32 * machine.devices.size());
+  options.memory_limit = {.bytes = 4 * static_cast<std::uint64_t>(rows * machine.columns * 4)};
+  return options;
+}
+
+class LostDeviceTest : public ServiceTest {
+ protected:
+  LostDeviceTest() : LostDeviceTest(Machine()) {}
+
+  int count() const { return static_cast<int>(devices_.size()); }
+
+  // rows x columns, with rows of ones and twos in turn, over the devices [0, devices).
+  grpc::Status Make(const std::string& name, std::int64_t rows, int devices) {
+    std::vector<float> numbers(static_cast<std::size_t>(rows));
+    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(1 + i % 2);
+    v1::MapRequest request;
+    *request.add_operands() = Inline<float>(v1::DTYPE_F32, {rows, 1}, numbers);
+    *request.add_operands() =
+        InView(Inline<float>(v1::DTYPE_F32, {1}, {0}), 0, {1, columns_}, {0, 0});
+    v1::Expression& sum = *request.mutable_expression();
+    sum.add_nodes()->set_operand(0);
+    sum.add_nodes()->set_operand(1);
+    sum.add_nodes()->set_op(v1::MAP_OP_ADD);
+    sum.mutable_nodes(2)->add_args(0);
+    sum.mutable_nodes(2)->add_args(1);
+    v1::BufferTarget& target = *request.mutable_result()->mutable_buffer();
+    target.set_name(name);
+    for (int i = 0; i < devices; ++i) target.add_placement(name_of(i));
+    v1::MapResponse response;
+    return Call(&v1::ComputeService::Stub::Map, request, &response);
+  }
+
+  grpc::Status Sum(const std::string& name, v1::ReduceResponse* response) {
+    v1::ReduceRequest request;
+    *request.mutable_x() = Named(name);
+    request.set_op(v1::REDUCE_OP_SUM);
+    return Call(&v1::ComputeService::Stub::Reduce, request, response);
+  }
+
+  const std::string& name_of(int device) const {
+    return devices_[static_cast<std::size_t>(device)]->info().name;
+  }
+
+  const std::vector<const Device*> devices_;
+  const std::int64_t columns_;
+
+ private:
+  explicit LostDeviceTest(Machine machine)
+      : ServiceTest(OptionsFor(machine), std::move(machine.devices)),
+        devices_(std::move(machine.pointers)),
+        columns_(machine.columns) {}
+};
+
+TEST_F(LostDeviceTest, TheOthersServeOn) {
+  const std::int64_t rows = 32 * count();
+  const double expected = 1.5 * static_cast<double>(rows * columns_);
+  const grpc::Status made = Make("all", rows, count());
+  ASSERT_TRUE(made.ok()) << made.error_message();
+  ASSERT_TRUE(Make("others", rows, count() - 1).ok());
+  for (int i = 0; i < count(); ++i) {
+    ASSERT_TRUE(
+        server_.Put<float>(absl::StrCat("on_", i), v1::DTYPE_F32, {2}, {1, 2}, false, name_of(i))
+            .ok());
+  }
+  v1::ReduceResponse response;
+  ASSERT_TRUE(Sum("all", &response).ok());
+  ASSERT_EQ(response.value().real(), expected);
+  ASSERT_EQ(response.stats().devices(), static_cast<unsigned>(count()));
+
+  const int last = count() - 1;
+  std::atomic<bool> lost = false, stop = false;
+  std::atomic<int> answered = 0, refused = 0;
+  const auto work = [&](unsigned seed) {
+    std::mt19937 random(seed);
+    while (!stop) {
+      const int choice = static_cast<int>(random() % static_cast<unsigned>(count() + 2));
+      const bool before = !lost;
+      grpc::Status status;
+      v1::ReduceResponse sum;
+      v1::DotResponse dot;
+      bool right = true;
+      if (choice < count()) {
+        const v1::Operand x = Named(absl::StrCat("on_", choice));
+        status = Dot(x, x, &dot);
+        right = dot.value().real() == 5;
+      } else {
+        status = Sum(choice == count() ? "all" : "others", &sum);
+        right = sum.value().real() == expected;
+      }
+      if (status.ok()) {
+        EXPECT_TRUE(right) << choice;
+        ++answered;
+        continue;
+      }
+      // What has nothing on the lost device never fails, and what has something ends with one of two errors.
+      EXPECT_TRUE(choice == last || choice == count()) << choice << status.error_message();
+      EXPECT_FALSE(before && !lost) << choice << status.error_message();
+      const std::string reason = DetailsOf(status).reason;
+      EXPECT_TRUE(reason == "DEVICE_LOST" || reason == "BUFFER_NOT_FOUND")
+          << reason << ": " << status.error_message();
+      ++refused;
+    }
+  };
+  std::vector<std::thread> callers;
+  for (unsigned i = 0; i < 8; ++i) callers.emplace_back(work, i);
+  absl::SleepFor(absl::Milliseconds(500));
+  lost = true;
+  devices_[static_cast<std::size_t>(last)]->MarkLost();
+  EXPECT_TRUE(Eventually([&] { return server_.Info(last).lost(); }));
+  for (const std::string& gone : {std::string("all"), absl::StrCat("on_", last)}) {
+    v1::GetBufferResponse got;
+    EXPECT_TRUE(Eventually([&] { return Get(gone, &got).error_code() == StatusCode::NOT_FOUND; }))
+        << gone;
+  }
+  answered = 0;
+  EXPECT_TRUE(Eventually([&] { return answered > 200 && refused > 20; }));
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+
+  // Memory: what was theirs alone is left, and there is room for more on those that are left.
+  EXPECT_TRUE(Eventually([&] { return server_.used_bytes(last) == 0; }));
+  for (int i = 0; i < last; ++i) EXPECT_FALSE(server_.Info(i).lost()) << i;
+  ASSERT_TRUE(Make("all", rows, count() - 1).ok()) << "the name is free";
+  ASSERT_TRUE(Sum("all", &response).ok());
+  EXPECT_EQ(response.value().real(), expected);
+  EXPECT_EQ(response.stats().devices(), static_cast<unsigned>(count() - 1));
+}
+
+}  // namespace
+}  // namespace tessera
