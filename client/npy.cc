@@ -57,12 +57,11 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
     }
   }
   descr = descr.substr(0, 32);  // of what may be a megabyte
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-      absl::StrCat(
-          "element type '", absl::CHexEscape(Absl(descr)),
-          "' has no counterpart; convert it to float32, float64, float16, int32, int64 or bool"),
-      {{"descr", absl::CHexEscape(Absl(descr))}});
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+                   absl::StrCat("element type '", absl::CHexEscape(Absl(descr)),
+                                "' has no counterpart; convert it to float32, float64, float16, "
+                                "int32, int64, int8, uint8 or bool"),
+                   {{"descr", absl::CHexEscape(Absl(descr))}});
 }
 
 // The Python dict literal of a header: three known keys in any order, with the freedom of spacing,
