@@ -311,8 +311,12 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}, transfer.server)
-      .IgnoreError();
+  // A server that does not answer ends the draft by itself, and is not waited for again.
+  const std::string reason = ErrorReason(failure);
+  if (reason != "STALLED" && reason != "UNREACHABLE") {
+    Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}, transfer.server)
+        .IgnoreError();
+  }
   return failure;
 }
 

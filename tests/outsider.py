@@ -346,8 +346,11 @@ class Program:
 class Server:
     """A server process on a free port of the loopback."""
 
-    def __init__(self, folder, *flags, prefix=(), read_log=True, pipe=False):
-        """pipe: its log goes into a pipe, which nobody reads once the address is known."""
+    def __init__(
+        self, folder, *flags, prefix=(), read_log=True, pipe=False, listen="127.0.0.1:0"
+    ):
+        """pipe: its log goes into a pipe, which nobody reads once the address is known. listen:
+        another address, of four numbers."""
         self.log_path = pathlib.Path(folder) / f"server{time.monotonic_ns()}.log"
         self.clients = []
         self.pipe = None
@@ -355,7 +358,7 @@ class Server:
             *prefix,
             Program.path,
             "--listen",
-            "127.0.0.1:0",
+            listen,
             "--device",
             Program.device,
             *Program.flags(flags),
@@ -376,7 +379,7 @@ class Server:
             self.pipe = self.process.stdout.fileno()
         while True:
             text = text + os.read(self.pipe, 4096) if pipe else self.log_path.read_bytes()
-            found = re.search(rb"listening on (127\.0\.0\.1:[1-9]\d*)", text)
+            found = re.search(rb"listening on (\d+(?:\.\d+){3}:[1-9]\d*)", text)
             if found:
                 self.address = found.group(1).decode()
                 return

@@ -152,6 +152,15 @@ class Options:
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
+        if self.stall_timeout < 86400:
+            # A connection whose other end acknowledges nothing for so long ends (TCP_USER_TIMEOUT):
+            # after a cut of the network, calls would wait for TCP's next attempt otherwise, which
+            # comes as late again as the cut took. A transfer says first that it stands still. gRPC
+            # sets it to the second of these where the first one asks for pings, which would begin
+            # after 24 days.
+            silence = int(max(1.5 * self.stall_timeout, 1) * 1000)
+            options.append(("grpc.keepalive_time_ms", 2**31 - 2))
+            options.append(("grpc.keepalive_timeout_ms", silence))
         if not self.secure:
             # One named by the environment would read what is not encrypted, tokens too.
             options.append(("grpc.enable_http_proxy", 0))

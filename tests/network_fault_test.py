@@ -1,0 +1,410 @@
+#!/usr/bin/env python3
+"""Clients and servers on two hosts whose network fails: the line between them is cut in the middle
+of transfers, of programs and between calls, for a moment and for longer than anyone waits, and loses
+packets.
+
+The hosts are network namespaces with a router between them that stops forwarding, so that packets
+are lost without a word. All of them end with this process. Exit code 77 where the kernel or the
+container allows no namespaces.
+
+usage: network_fault_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy as np
+
+import outsider as o
+import python_outsider  # The package's sources, too.
+import tessera as ts
+from outsider import eventually
+
+MIB = 1 << 20
+NEAR, FAR = "10.77.1.1", "10.77.2.1"
+SKIPPED = 77
+CLI = None
+
+
+def run(*command):
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+
+
+def retransmitted():
+    """Segments that TCP has sent again on this host."""
+    lines = pathlib.Path("/proc/self/net/snmp").read_text().splitlines()
+    names, counts = (line.split() for line in lines if line.startswith("Tcp:"))
+    return int(counts[names.index("RetransSegs")])
+
+
+class Host:
+    """A network namespace, which lives as long as this process."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
+        )
+        self.pid = self.process.pid
+        own = os.readlink("/proc/self/ns/net")
+        found = lambda: os.readlink(f"/proc/{self.pid}/ns/net") != own  # noqa: E731
+        if not eventually(found, 10):
+            raise AssertionError("no namespace")
+        self.prefix = ("nsenter", "--target", str(self.pid), "--net")
+
+    def run(self, *command):
+        run(*self.prefix, *command)
+
+    def passed(self, device):
+        """Bytes that the device has received."""
+        for line in pathlib.Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
+            name, _, counts = line.partition(":")
+            if name.strip() == device:
+                return int(counts.split()[0])
+        raise AssertionError(f"no device {device}")
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Line:
+    """This process's host, the far host, and the router between them."""
+
+    MBIT = 400
+
+    def __init__(self):
+        self.far, self.router = Host(), Host()
+        run("ip", "link", "set", "lo", "up")
+        self._lead(None, "near", NEAR, "10.77.1.254")
+        self._lead(self.far, "far", FAR, "10.77.2.254")
+        self._forward(True)
+        self.loses = None
+
+    def _lead(self, host, device, address, router):
+        """A device of a host, the router's end of which has the same name."""
+        there = host.run if host else run
+        there("ip", "link", "add", device, "type", "veth",
+              "peer", "name", device, "netns", str(self.router.pid))  # fmt: skip
+        there("ip", "link", "set", "lo", "up")
+        for run_there, own in ((there, address), (self.router.run, router)):
+            run_there("ip", "address", "add", f"{own}/24", "dev", device)
+            # What the counters and a loss of packets are about are packets, not 64 KiB of them.
+            run_there("ip", "link", "set", device, "gso_max_size", "1514", "up")
+        there("ip", "route", "add", "default", "via", router)
+
+    def _forward(self, on):
+        self.router.run("sh", "-c", f"echo {int(on)} >/proc/sys/net/ipv4/ip_forward")
+
+    @contextlib.contextmanager
+    def slow(self):
+        """MBIT megabits a second each way, where the kernel has a filter for that (tbf)."""
+        try:
+            for device in ("near", "far"):
+                self.router.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                                f"{self.MBIT}mbit", "burst", "64k", "latency", "20ms")  # fmt: skip
+        except subprocess.CalledProcessError as error:
+            print("the line is not slowed down:", error.stderr)
+        try:
+            yield
+        finally:
+            for device in ("near", "far"):
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    self.router.run("tc", "qdisc", "del", "dev", device, "root")
+
+    @contextlib.contextmanager
+    def cut(self):
+        self._forward(False)
+        try:
+            yield
+        finally:
+            self._forward(True)
+
+    @contextlib.contextmanager
+    def lossy(self, percent):
+        """Which of the kernel's means loses packets; None: it has none."""
+        rule = ("FORWARD", "-m", "statistic", "--mode", "random", "--probability",
+                str(percent / 100), "-j", "DROP")  # fmt: skip
+        devices = ("near", "far")
+        means = {
+            "netem": [("tc", "qdisc", "add", "dev", device, "root", "netem", "loss", f"{percent}%")
+                      for device in devices],
+            "iptables": [("iptables", "-A", *rule)],
+        }  # fmt: skip
+        used = None
+        for name, commands in means.items():
+            try:
+                for command in commands:
+                    self.router.run(*command)
+                used = name
+                break
+            except (OSError, subprocess.CalledProcessError):
+                continue
+        try:
+            yield used
+        finally:
+            if used == "netem":
+                for device in devices:
+                    self.router.run("tc", "qdisc", "del", "dev", device, "root")
+            elif used:
+                self.router.run("iptables", "-D", *rule)
+
+    def close(self):
+        self.far.end()
+        self.router.end()
+
+
+def cli(server, *arguments, timeout="60s"):
+    """The exit code, and what it says."""
+    command = [CLI, "--server", server, "--timeout", timeout, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+class Cut(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.line = Line()
+        cls.addClassCleanup(cls.line.close)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.random = np.random.default_rng(7)
+
+    def server(self, *flags, far=True):
+        """On the far host, or on this one."""
+        prefix = ("setpriv", "--pdeathsig", "KILL", *(self.line.far.prefix if far else ()))
+        listen = f"{FAR if far else NEAR}:0"
+        server = o.Server(self.folder, "--insecure", *flags, prefix=prefix, listen=listen)
+        self.addCleanup(server.kill)
+        return server
+
+    def servers(self, *flags):
+        """Two, one on the far host and one on this, which imports from it."""
+        far = self.server(*flags, *python_outsider.PATIENT)
+        near = self.server(*flags, "--import-from", f"{FAR}:*", far=False)
+        return far, near
+
+    def connect(self, server, **options):
+        t = ts.connect(server.address, **options)
+        self.addCleanup(t.close)
+        return t
+
+    def array(self, mib):
+        return self.random.integers(0, 256, mib * MIB, np.uint8)
+
+    def file(self, name, array):
+        path = self.folder / f"{name}.npy"
+        np.save(path, array)
+        return path
+
+    def under_way(self, far, near, seconds):
+        """Works by name, each of which returns what it has to be compared with: whoever waits for
+        one of them, waits so long for progress."""
+        limits = dict(timeout=seconds, stall_timeout=seconds, connect_timeout=seconds)
+        patience = f"{seconds}s"
+        arrays = [self.array(mib) for mib in (16, 16, 32)]
+        square = np.ones((1000, 1000), np.float32)
+        with ts.connect(far.address) as t:
+            t.put(arrays[2], name="stored")
+            t.put(square, name="square")
+        put, get = self.file("put", arrays[0]), self.folder / "got.npy"
+        self.clients = clients = [self.connect(far, **limits) for _ in range(5)]
+        for client in clients:
+            client.info()
+        importer = self.connect(near, timeout=4 * seconds)
+        address = far.address
+
+        def cli_put():
+            code, said = cli(address, "put", put, "--name", "cli", timeout=patience)
+            return (far, "cli", arrays[0]) if code == 0 else (code, said)
+
+        def cli_get():
+            code, said = cli(address, "get", "stored", "-o", get, timeout=patience)
+            return (np.load(get), arrays[2]) if code == 0 else (code, said)
+
+        def python_put():
+            clients[0].put(arrays[1], name="python")
+            return far, "python", arrays[1]
+
+        def python_get():
+            return clients[1]["stored"].numpy(), arrays[2]
+
+        def python_program():
+            x = clients[2]["square"]
+            product = (x @ x).with_(strategy="cpu_naive")
+            return (product + 1).sum(axis=0).numpy(), np.full(1000, 1000 * 1001, np.float32)
+
+        def imported():
+            importer.import_from(address, "stored", name="imported")
+            return near, "imported", arrays[2]
+
+        return {work.__name__: work for work in
+                (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
+
+    def cut_in_the_middle(self, works, seconds):
+        """What becomes of works that are under way when the line is cut for so many seconds:
+        results or errors. self.after: seconds from when the line is there again to the end of
+        each."""
+        pool = concurrent.futures.ThreadPoolExecutor(len(works))
+        self.addCleanup(pool.shutdown)
+        ends = {}
+        with self.line.slow():
+            before = [self.line.router.passed(device) for device in ("near", "far")]
+            futures = {name: pool.submit(work) for name, work in works.items()}
+            for name, future in futures.items():
+                note = lambda _, name=name: ends.setdefault(name, time.monotonic())  # noqa: E731
+                future.add_done_callback(note)
+            moved = lambda: min(  # noqa: E731
+                self.line.router.passed(device) - old
+                for device, old in zip(("near", "far"), before)
+            ) > 4 * MIB
+            self.assertTrue(eventually(moved, 20, pause=0.002))
+            with self.line.cut():
+                begin = time.monotonic()
+                early = [name for name, future in futures.items() if future.done()]
+                self.assertFalse(early, "they had ended before the cut")
+                time.sleep(seconds)
+            mended = time.monotonic()
+            outcomes = {
+                name: future.exception(60) or future.result(0) for name, future in futures.items()
+            }
+        self.after = {name: end - mended for name, end in ends.items()}
+        print({name: round(end - begin, 1) for name, end in ends.items()}, "s after the cut")
+        return outcomes
+
+    def check(self, name, outcome):
+        """An outcome of a work that has gone well."""
+        with self.subTest(name):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if isinstance(outcome[0], o.Server):
+                server, buffer, expected = outcome
+                with ts.connect(server.address) as t:
+                    got = t[buffer].numpy()
+            else:
+                got, expected = outcome
+            self.assertIsInstance(got, np.ndarray, outcome)
+            np.testing.assert_array_equal(got, expected)
+
+    def all_go_on(self):
+        """Those who had a call under way, and those who had none."""
+        x = np.arange(1000.0)
+        for i, client in enumerate(self.clients):
+            with self.subTest(client=i):
+                client.put(x, name="small", replace=True)
+                np.testing.assert_array_equal(client["small"].numpy(), x)
+        self.clients[0].delete("small")
+
+    def assert_nothing_is_left(self, server, names, within):
+        """But the buffers of these names; once they have been deleted, no byte."""
+        t = self.connect(server)
+
+        def held():
+            return {buffer.name for buffer in t.call("ListBuffers", page_size=1000).buffers}
+
+        def budget(name):
+            return [one.used for one in t.info().budgets if one.name == name][0]
+
+        self.assertTrue(eventually(lambda: held() <= names, within), held())
+        for name in held():
+            t.delete(name)
+
+        def used():
+            device = t.info().devices[0]
+            counts = [budget(name) for name in ("uploads", "downloads", "buffers")]
+            return [device.buffer_used_bytes, device.scratch_used_bytes, *counts]
+
+        self.assertTrue(eventually(lambda: not any(used()), within), used())
+        self.assertTrue(eventually(lambda: budget("host_memory") < MIB, within))
+
+    def test_a_moment(self):
+        """Two seconds are survived by all."""
+        far, near = self.servers("--upload-timeout", "20s", "--download-timeout", "20s")
+        works = self.under_way(far, near, 20)
+        for name, outcome in self.cut_in_the_middle(works, 2).items():
+            self.check(name, outcome)
+        self.all_go_on()
+        self.assert_nothing_is_left(far, {"cli", "python", "stored", "square"}, 5)
+        self.assert_nothing_is_left(near, {"imported"}, 5)
+
+    def test_longer_than_anyone_waits(self):
+        """Eight seconds, where clients wait for three and servers for two: all end meanwhile, each
+        with the error that is documented for it, and go on when the line is there again."""
+        far, near = self.servers("--upload-timeout", "2s", "--download-timeout", "2s")
+        works = self.under_way(far, near, 3)
+
+        def call():
+            time.sleep(1.5)
+            return self.clients[3].info()
+
+        works["call"] = call
+        outcomes = self.cut_in_the_middle(works, 8)
+        for name, outcome in outcomes.items():
+            self.assertLess(self.after[name], 0, f"{name} ended only when the line was there again")
+            if name in ("cli_put", "cli_get"):
+                code, said = outcome
+                self.assertEqual(code, 8, said)
+                self.assertIn("STALLED", said)
+        for name, error in {
+            "python_put": ts.Stalled,
+            "python_get": ts.Stalled,
+            "python_program": ts.DeadlineExceeded,
+            "call": ts.DeadlineExceeded,
+            "imported": ts.SourceStalled,
+        }.items():
+            self.assertIsInstance(outcomes[name], error, name)
+        self.all_go_on()
+        # TCP gives a reader up who has acknowledged nothing for 20 s.
+        self.assert_nothing_is_left(far, {"stored", "square"}, 20)
+        self.assert_nothing_is_left(near, set(), 5)
+
+    def test_lost_packets(self):
+        """Of a hundred, five are lost each way."""
+        far, near = self.servers()
+        works = self.under_way(far, near, 30)
+        with self.line.lossy(5) as means:
+            if means is None:
+                self.skipTest("the kernel has neither netem nor iptables' statistic")
+            before, begin = retransmitted(), time.monotonic()
+            with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
+                futures = {name: pool.submit(work) for name, work in works.items()}
+            again = retransmitted() - before
+            print(f"{means}: {time.monotonic() - begin:.1f} s, {again} segments sent again")
+            self.assertGreater(again, 100)
+            for name, future in futures.items():
+                self.check(name, future.exception() or future.result())
+        self.assert_nothing_is_left(far, {"cli", "python", "stored", "square"}, 5)
+        self.assert_nothing_is_left(near, {"imported"}, 5)
+
+
+def inside():
+    """Begins anew in namespaces of its own, or says why not and ends."""
+    if os.environ.get("TESSERA_NETWORK") == "own":
+        return
+    unshare = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
+    tried = "no unshare, nsenter, setpriv or ip"
+    if all(map(shutil.which, ("unshare", "nsenter", "setpriv", "ip"))):
+        up = [*unshare, "ip", "link", "set", "lo", "up"]
+        ended = subprocess.run(up, capture_output=True, text=True)
+        if ended.returncode == 0:
+            os.environ["TESSERA_NETWORK"] = "own"
+            os.execvp("unshare", [*unshare, sys.executable, *sys.argv])
+        tried = ended.stderr.strip()
+    print("skipped: network namespaces are not allowed here:", tried)
+    sys.exit(SKIPPED)
+
+
+if __name__ == "__main__":
+    inside()
+    CLI, rest = o.server_and_cli()
+    unittest.main(argv=[sys.argv[0], *rest])
