@@ -194,9 +194,10 @@ struct Stats {
   std::uint64_t bytes = 0;
   std::uint64_t flops = 0;
   double roundoff = 0;
-  double estimate_seconds = 0;    // by options.pace, else 0
-  int devices = 1;                // that worked
-  std::uint64_t moved_bytes = 0;  // of operands, between devices that share the work out
+  double estimate_seconds = 0;       // by options.pace, else 0
+  int devices = 1;                   // that worked
+  std::uint64_t moved_bytes = 0;     // of operands, between devices that share the work out
+  std::uint64_t prepared_bytes = 0;  // that the stream's keeper had; set by whoever set the keeper
 };
 
 struct ScalarResult {

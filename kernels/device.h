@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/budget.h"
+#include "kernels/prepared.h"
 #include "kernels/strategy.h"
 
 namespace tessera {
@@ -196,6 +197,15 @@ class Stream {
   // bytes of uninitialised device memory aligned to 256, valid until Reset or Trim. Throws
   // kOutOfScratch when the budget has no room.
   virtual void* Scratch(std::size_t bytes) = 0;
+  // Who keeps from here on what Prepare gives out; null, as in the beginning: nobody.
+  void KeepWith(Keeper* keeper) { keeper_ = keeper; }
+  // Memory for what is made of an operand, as of Scratch, but that it may be there already.
+  PreparedMemory Prepare(const Preparation& what, std::size_t bytes) {
+    PreparedMemory memory;
+    if (keeper_ != nullptr) memory = keeper_->Keep(what, bytes);
+    if (memory.data == nullptr) memory = {Scratch(bytes), /*ready=*/false};
+    return memory;
+  }
   // One Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
   // bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write in
@@ -239,6 +249,7 @@ class Stream {
  private:
   Budget* budget_ = nullptr;
   const std::atomic<bool>* stop_ = nullptr;
+  Keeper* keeper_ = nullptr;
 };
 
 // f(), whose errors say that they are of the stream's device.

@@ -174,8 +174,12 @@ BufferStore::BufferStore(const std::vector<Place>& places, const Limits& limits)
     : BufferStore(
           [&] {
             auto shared = std::make_shared<Shared>(limits.buffers);
-            for (const Place& place : places)
-              shared->bytes.emplace(place.device, std::make_unique<Budget>(place.limit));
+            for (const Place& place : places) {
+              auto budget = std::make_unique<Budget>(place.limit);
+              shared->prepared.emplace(place.device,
+                                       std::make_unique<PreparedOperands>(*place.device, *budget));
+              shared->bytes.emplace(place.device, std::move(budget));
+            }
             return shared;
           }(),
           limits) {}
@@ -236,7 +240,8 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   };
   absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
   if (absl::IsResourceExhausted(buffer.status())) {
-    const bool freed = !Sweep(SteadyNow()).empty();
+    const bool swept = !Sweep(SteadyNow()).empty();
+    const bool freed = MakeRoom(ShardsOf(spec), buffer.status()) || swept;
     // The server's own sweep may have made room a moment ago, so that a limit is tried again in any
     // case. A device without room has none without anything freed here.
     if (freed || !absl::EndsWith(ErrorReason(buffer.status()), "MEMORY_EXHAUSTED")) buffer = make();
@@ -303,6 +308,20 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
   if (!memory.ok()) return memory.status();
   buffer.memory_ = *std::move(memory);
   return absl::OkStatus();
+}
+
+bool BufferStore::MakeRoom(absl::Span<const Shard> shards, const absl::Status& refused) {
+  const std::string reason = ErrorReason(refused);
+  bool freed = false;
+  for (const Shard& shard : shards) {
+    PreparedOperands& prepared = this->prepared(*shard.device);
+    if (reason == "QUOTA_EXCEEDED") {
+      freed |= prepared.MakeRoom(AllocationBytes(shard, shards.size()));
+    } else if (absl::EndsWith(reason, "MEMORY_EXHAUSTED")) {
+      freed |= prepared.Clear();
+    }
+  }
+  return freed;
 }
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view name,
@@ -584,6 +603,9 @@ absl::Status BufferStore::Delete(std::string_view name, std::uint64_t version) {
 
 std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
   Doomed doomed;
+  for (const auto& [device, prepared] : shared_->prepared) {
+    for (std::shared_ptr<const void>& gone : prepared->Sweep()) doomed.push_back(std::move(gone));
+  }
   const std::lock_guard lock(mutex_);
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
     const auto it = ready_.find(expiries_.begin()->second);
@@ -609,6 +631,7 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
 
 std::vector<std::shared_ptr<const void>> BufferStore::Evict(const Device& device) {
   Doomed doomed;
+  prepared(device).Clear();
   const std::lock_guard lock(mutex_);
   if (const Tally& tally = tallies_[&device];
       tally.ready + tally.writing + tally.ready_bytes + tally.writing_bytes == 0)

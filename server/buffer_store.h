@@ -29,6 +29,7 @@
 #include "kernels/compute.h"
 #include "server/charge.h"
 #include "server/clock.h"
+#include "server/prepared_operands.h"
 
 namespace tessera {
 
@@ -192,8 +193,8 @@ class BufferStore {
   // buffers. What it holds stays.
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
-  // Takes the memory; what has expired is forgotten before anything is refused for want of room. A
-  // draft that does not replace claims its name against others of its kind.
+  // Takes the memory; what has expired, and what is kept of operands, is forgotten before anything is
+  // refused for want of room. A draft that does not replace claims its name against others of its kind.
   // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
   // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
   // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
@@ -284,6 +285,7 @@ class BufferStore {
   // Of all stores together.
   const Budget& budget(const Device& device) const { return *shared_->bytes.at(&device); }
   const Budget& count() const { return shared_->count; }
+  PreparedOperands& prepared(const Device& device) const { return *shared_->prepared.at(&device); }
   // Of this one.
   const Quota& own_bytes(const Device& device) const { return own_bytes_.at(&device); }
   const Quota& own_count() const { return own_count_; }
@@ -326,6 +328,9 @@ class BufferStore {
   void CountWriting(const Buffer& buffer, int change);
   // The memory and what it is charged to.
   absl::Status Reserve(Buffer& buffer);
+  // Forgets what is kept of operands, as far as buffers that were refused so need its memory. Whether
+  // there was any.
+  bool MakeRoom(absl::Span<const Shard> shards, const absl::Status& refused);
   static BufferInfo Info(const Ready& ready);
   static BufferInfo Info(const Draft& draft);
 
@@ -335,6 +340,7 @@ class BufferStore {
   struct Shared {
     explicit Shared(std::uint64_t buffers) : count(buffers) {}
     std::map<const Device*, std::unique_ptr<Budget>> bytes;
+    std::map<const Device*, std::unique_ptr<PreparedOperands>> prepared;
     Budget count;
   };
   BufferStore(std::shared_ptr<Shared> shared, const Limits& limits);

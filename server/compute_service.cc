@@ -115,7 +115,14 @@ class OperationCall final : public DeviceCall {
     RunOptions options = OptionsOf(request_, core(), stream.device());
     std::optional<ShardTeam> team = ShardTeam::Of(core(), request_, sources_, stream.device());
     if (team.has_value()) options.team = &*team;
-    return tessera::Run(request_, stream, views, out, options);
+    const auto find = [this](const void* address) { return BufferAt(sources_, address); };
+    PreparedOperands::Call prepared(core().tenants().prepared(stream.device()), stream, find);
+    absl::StatusOr<ScalarResult> result = tessera::Run(request_, stream, views, out, options);
+    if (result.ok()) {
+      result->stats.prepared_bytes = prepared.EndOperation(/*done=*/true);
+      prepared.Finish();
+    }
+    return result;
   }
 
   absl::StatusOr<ScalarResult> RunScalar(Stream& stream, const Views& views) {
@@ -320,9 +327,10 @@ void ComputeService::GetServerInfo(
           out->set_scratch_limit_bytes(core_.scratch(*device).limit());
           out->set_lost(device->lost());
           if (whole) {
+            out->set_prepared_bytes(core_.tenants().prepared(*device).bytes());
             out->set_memory_free_bytes(device->lost() ? 0 : device->FreeBytes());
             out->set_buffer_limit_bytes(budget.limit());
-            out->set_buffer_used_bytes(budget.used());
+            out->set_buffer_used_bytes(core_.tenants().buffer_bytes(*device));
             out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));
             out->set_scratch_used_bytes(core_.scratch(*device).used());
           } else {

@@ -215,7 +215,10 @@ void WriteDevices(Core& core, Writer& out) {
        [&](const Device& device) { return core.tenants().budget(device).limit(); });
   each("tessera_buffer_memory_used_bytes",
        "What all buffers of the device take, those included that only calls in progress hold.",
-       [&](const Device& device) { return core.tenants().budget(device).used(); });
+       [&](const Device& device) { return core.tenants().buffer_bytes(device); });
+  each("tessera_prepared_bytes",
+       "What is kept of operands for later calls, in what buffers leave of their limit.",
+       [&](const Device& device) { return core.tenants().prepared(device).bytes(); });
   each("tessera_scratch_limit_bytes", "What operations may take beside buffers.",
        [&](const Device& device) { return core.scratch(device).limit(); });
   each("tessera_scratch_used_bytes", "What operations take beside buffers.",

@@ -102,6 +102,16 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   return sources;
 }
 
+std::shared_ptr<const Buffer> BufferAt(absl::Span<const Source> sources, const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  for (const Source& source : sources) {
+    if (source.buffer == nullptr) continue;
+    const auto begin = reinterpret_cast<std::uintptr_t>(source.buffer->data());
+    if (at >= begin && at - begin < source.buffer->type().bytes()) return source.buffer;
+  }
+  return nullptr;
+}
+
 void MarkScattered(absl::Span<Source> sources) {
   if (sources.size() != 2) return;
   const auto shards_of = [](const Source& source) {

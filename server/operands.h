@@ -56,6 +56,9 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 // All operands of a call, as they are at one moment, and checked with their views.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
 
+// The operand that has the address, where it lies; null: it is no resident one's.
+std::shared_ptr<const Buffer> BufferAt(absl::Span<const Source> sources, const void* address);
+
 // Of a product without an expression: b is scattered if it is too small for every device that has a
 // part of a to have one of b.
 void MarkScattered(absl::Span<Source> sources);

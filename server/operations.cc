@@ -441,6 +441,7 @@ void SetStats(const Stats& stats, const Device& device, absl::Span<const Source>
   }
   out.set_moved_bytes(moved);
   out.set_devices(static_cast<std::uint32_t>(stats.devices));
+  out.set_prepared_bytes(stats.prepared_bytes);
 }
 
 }  // namespace tessera

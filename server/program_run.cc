@@ -448,14 +448,22 @@ absl::Status ProgramRun::Run(Stream& stream) {
          {"limit_seconds", absl::StrFormat("%.3g", limit)}});
   }
   if (absl::Status status = TakeMemory(stream); !status.ok()) return status;
-  absl::Status status = RunSteps(stream);
+  const auto find = [this](const void* address) -> std::shared_ptr<const Buffer> {
+    for (const Step& step : steps_)
+      if (auto buffer = BufferAt(step.sources, address); buffer != nullptr) return buffer;
+    return nullptr;
+  };
+  PreparedOperands::Call prepared(core_.tenants().prepared(stream.device()), stream, find);
+  absl::Status status = RunSteps(stream, prepared);
   const absl::Status arrived = Synchronize(stream);
   if (!status.ok()) return status;
   if (!arrived.ok()) return arrived;
-  return stream.stopped() ? CallerLeft() : absl::OkStatus();
+  if (stream.stopped()) return CallerLeft();
+  prepared.Finish();
+  return absl::OkStatus();
 }
 
-absl::Status ProgramRun::RunSteps(Stream& stream) {
+absl::Status ProgramRun::RunSteps(Stream& stream, PreparedOperands::Call& prepared) {
   for (std::size_t i = 0; i < steps_.size();) {
     Step& step = steps_[i];
     Inherit(step);
@@ -472,6 +480,7 @@ absl::Status ProgramRun::RunSteps(Stream& stream) {
       if (absl::Status status = RunBatch(i, end, stream); !status.ok()) return status;
     } else {
       step.status = RunStep(step, stream);
+      step.outcome.stats.prepared_bytes = prepared.EndOperation(step.status.ok());
       if (EndsProgram(step.status, stream)) return step.status;
     }
     for (; i < end; ++i) {

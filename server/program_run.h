@@ -106,7 +106,7 @@ class ProgramRun {
   // Copies buffers of other devices, each once, and fails the steps whose buffers do not come.
   void FetchBuffers(Stream& stream);
 
-  absl::Status RunSteps(Stream& stream);
+  absl::Status RunSteps(Stream& stream, PreparedOperands::Call& prepared);
   absl::Status RunStep(Step& step, Stream& stream);
   // Whether the next step shares a launch with those from the first to the one before it.
   bool Joins(std::size_t first, std::size_t next, const Device& device);

@@ -67,6 +67,15 @@ class Tenants {
   // Of all buffers together.
   const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
   const Budget& count() const { return unnamed_->store().count(); }
+  // What is kept of their operands, out of the same budget.
+  PreparedOperands& prepared(const Device& device) const {
+    return unnamed_->store().prepared(device);
+  }
+  // Of the budget, what buffers take.
+  std::uint64_t buffer_bytes(const Device& device) const {
+    const std::uint64_t used = budget(device).used();
+    return used - std::min(used, prepared(device).bytes());
+  }
 
   // The unnamed one first.
   std::vector<Tenant*> All();

@@ -307,6 +307,7 @@ Json ToJson(const v1::GetServerInfoResponse& info) {
     entry["waiting"] = device.waiting();
     entry["scratch_limit_bytes"] = device.scratch_limit_bytes();
     entry["scratch_used_bytes"] = device.scratch_used_bytes();
+    entry["prepared_bytes"] = device.prepared_bytes();
   }
   Json& limits = json["limits"];
   limits["max_message_bytes"] = info.limits().max_message_bytes();
@@ -346,6 +347,7 @@ Json ToJson(const v1::ExecutionStats& stats) {
   json["queue_us"] = stats.queue_us();
   json["total_us"] = stats.total_us();
   json["moved_bytes"] = stats.moved_bytes();
+  json["prepared_bytes"] = stats.prepared_bytes();
   return json;
 }
 

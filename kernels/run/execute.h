@@ -235,6 +235,13 @@ inline void GatherOn(Stream& stream, const View& view, void* out) {
   const ProfilerRange range("gather");
   stream.Gather(view, out);
 }
+// The same in memory of the request's.
+inline const void* GatheredOn(Stream& stream, const View& view) {
+  const PreparedMemory copy =
+      stream.Prepare({"gather", view}, static_cast<std::size_t>(Bytes(view)));
+  if (!copy.ready) GatherOn(stream, view, copy.data);
+  return copy.data;
+}
 
 // One strategy on one problem: the scratch memory that it takes, and how it is launched, in a
 // stream's order. Throws DeviceError.
@@ -267,9 +274,7 @@ struct WholeLaunch {
     for (const Operand& operand : operands) {
       if (stream.stopped()) return;
       if (Copies(operand, strategy)) {
-        void* copy = stream.Scratch(static_cast<std::size_t>(Bytes(operand.view)));
-        GatherOn(stream, operand.view, copy);
-        *operand.data = copy;
+        *operand.data = GatheredOn(stream, operand.view);
       } else if (operand.gather) {
         *operand.as_view = &operand.view;
       }

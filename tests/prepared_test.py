@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""What the server keeps of operands, as an outsider sees it: strided operands that are used again cost no copy, change no bit,
+never outlive their buffer, and take no memory that buffers need.
+
+usage: prepared_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
+"""
+
+import sys
+import threading
+import time
+
+import numpy as np
+
+import outsider as o
+
+RNG = np.random.default_rng(20261126)
+SIDE = 512  # of a matrix that takes 1 MiB, or a fourth of every other row and column
+ALL = SIDE * SIDE * 4
+KEPT = ALL // 4
+
+
+def matrix():
+    return RNG.integers(-8, 9, (SIDE, SIDE)).astype(np.float32)
+
+
+def every_other(name):
+    return o.resident(name, o.view((SIDE // 2, SIDE // 2), (2 * SIDE, 2)))
+
+
+def multiply(client, name, left, **more):
+    """left @ name[::2, ::2]: the product, and the statistics."""
+    answer = client.call("Matmul", a=o.inline(left), b=every_other(name), **more)
+    return o.to_numpy(answer.tensor), answer.stats
+
+
+def eventually(condition, what):
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.02)
+
+
+def test_the_third_call_copies_nothing(server, client):
+    x, left = matrix(), RNG.integers(-8, 9, (3, SIDE // 2)).astype(np.float32)
+    client.put("x", x)
+    answers = [multiply(client, "x", left) for _ in range(4)]
+    assert [stats.prepared_bytes for _, stats in answers] == [0, 0, KEPT, KEPT]
+    for product, _ in answers:
+        assert np.array_equal(product, left @ x[::2, ::2])
+    assert client.device().prepared_bytes == KEPT
+    assert client.device().buffer_used_bytes == ALL
+    client.call("DeleteBuffer", name="x")
+    eventually(lambda: client.device().prepared_bytes == 0, "it goes with its buffer")
+    assert client.device().buffer_used_bytes == 0
+
+
+def test_the_steps_of_a_program_share_it(server, client):
+    x, left = matrix(), np.ones((1, SIDE // 2), np.float32)
+    client.put("x", x)
+    step = o.compute.Step(matmul=o.compute.MatmulRequest(a=o.inline(left), b=every_other("x")))
+    wrong = o.compute.Step(matmul=o.compute.MatmulRequest(
+        a=o.inline(left), b=every_other("x"), strategy="cpu_naive" if o.Program.device == "cpu" else "naive",
+        launch=o.compute.Launch(grid_size=1 << 30)))
+    for before, prepared in ((0, [0, 0, KEPT]), (KEPT, [KEPT] * 3)):
+        assert client.device().prepared_bytes == before
+        answer = client.call("Execute", steps=[step, wrong, step, step], stats=True)
+        kinds = [result.WhichOneof("result") for result in answer.results]
+        assert kinds == ["matmul", "error", "matmul", "matmul"], kinds
+        right = [result.matmul for result in answer.results if result.WhichOneof("result") == "matmul"]
+        assert [result.stats.prepared_bytes for result in right] == prepared
+        for result in right:
+            assert np.array_equal(o.to_numpy(result.tensor), left @ x[::2, ::2])
+
+
+def test_new_contents_are_seen_at_once(server, client):
+    left = np.eye(2, SIDE // 2, dtype=np.float32)
+    for _ in range(6):
+        x = matrix()
+        client.put("x", x, replace=True)
+        for turn in range(3):
+            product, stats = multiply(client, "x", left)
+            assert np.array_equal(product, x[:4:2, ::2])
+            assert stats.prepared_bytes == (KEPT if turn == 2 else 0)
+
+
+def test_buffers_come_first(server, client):
+    limit = client.device().buffer_limit_bytes
+    left = np.ones((1, SIDE // 2), np.float32)
+    client.put("x", matrix())
+    for _ in range(3):
+        multiply(client, "x", left)
+    eventually(lambda: client.device().prepared_bytes == KEPT, "it is kept")
+    client.create("y", np.broadcast_to(np.float32(0), ((limit - ALL) // 4,)))
+    assert client.device().prepared_bytes == 0
+    assert client.device().buffer_used_bytes == limit
+    full = client.attempt("CreateBuffer", name="z", spec=o.spec_of(np.zeros(1, np.float32)))
+    assert (full.reason, full.metadata["free"]) == ("QUOTA_EXCEEDED", "0"), full
+    # Without room everything goes on as before.
+    for _ in range(3):
+        assert multiply(client, "x", left)[1].prepared_bytes == 0
+    client.call("DeleteBuffer", name="y", version=client.call("GetBuffer", name="y").buffer.version)
+    eventually(lambda: client.device().buffer_used_bytes == ALL, "the draft is gone")
+    eventually(lambda: multiply(client, "x", left)[1].prepared_bytes == KEPT, "there is room again")
+
+
+def test_many_callers_and_buffers_that_change(server, client):
+    """Every answer is of contents that the buffer had while the call ran: those of the version in the answer."""
+    contents, lock, errors = {}, threading.Lock(), []
+    stop = time.monotonic() + 4
+
+    def write():
+        client = server.client()
+        rng = np.random.default_rng(1)
+        while time.monotonic() < stop:
+            name = f"m{rng.integers(3)}"
+            value = int(rng.integers(1, 1000))
+            with lock:  # no version is read before it is noted
+                buffer = client.put(name, np.full((SIDE, SIDE), value, np.float32), replace=True)
+                contents[buffer.version] = value
+            time.sleep(float(rng.random()) / 5)
+
+    def read(seed):
+        client = server.client()
+        rng = np.random.default_rng(seed)
+        left = np.ones((1, SIDE // 2), np.float32)
+        found = 0
+        while time.monotonic() < stop:
+            outcome = client.attempt("Matmul", a=o.inline(left), b=every_other(f"m{rng.integers(3)}"))
+            if not outcome.ok:
+                if outcome.reason not in ("BUFFER_NOT_FOUND", "BUFFER_NOT_READY"):
+                    errors.append(outcome)
+                continue
+            stats = outcome.answer.stats
+            found += stats.prepared_bytes > 0
+            with lock:
+                value = contents[stats.operand_versions[1]]
+            if not (o.to_numpy(outcome.answer.tensor) == value * (SIDE // 2)).all():
+                errors.append((value, o.to_numpy(outcome.answer.tensor)))
+        if not found:
+            errors.append("nothing was found ready")
+
+    threads = [threading.Thread(target=write)]
+    threads += [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[:3]
+    for name in client.names():
+        client.call("DeleteBuffer", name=name)
+    eventually(lambda: client.device().prepared_bytes == client.device().buffer_used_bytes == 0, "all is gone")
+
+
+if __name__ == "__main__":
+    sys.exit(o.run_tests(globals(), "--memory-limit", "64Mi", "--workers", "4"))
