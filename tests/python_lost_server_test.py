@@ -263,6 +263,34 @@ class LostServer(Case):
         with self.assertRaisesRegex(ts.Error, "closed"):
             client.do(lambda t: t.info())
 
+    def test_a_put_whose_client_begins_to_close(self):
+        """The draft goes with the other unnamed buffers, before the client hangs up."""
+        client = self.client(self.server().address)
+        client.do(lambda t: t.put(np.ones(3)))
+        io, core = client.t._io, client.t._core
+        perform, created = io.perform, []
+
+        def close_after_creation(command):
+            answer = perform(command)
+            if getattr(command, "method", "") == "CreateBuffer":
+                created.append(command)
+                io.run(core.close())
+            return answer
+
+        async def close_after_creation_in_the_loop(command):
+            answer = await perform(command)
+            if getattr(command, "method", "") == "CreateBuffer":
+                created.append(command)
+                await io.run(core.close())
+            return answer
+
+        blocking = self.kind is Blocking
+        io.perform = close_after_creation if blocking else close_after_creation_in_the_loop
+        with self.assertRaises(ts.Error) as caught:
+            client.do(lambda t: t.put(np.ones(2 * MIB, np.uint8)))
+        self.assertEqual(len(created), 1)
+        self.assertEqual((caught.exception.code, caught.exception.reason), ("CANCELLED", "CLOSED"))
+
     @staticmethod
     def close_soon(t):
         time.sleep(0.3)

@@ -8,7 +8,7 @@ import grpc
 
 from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
-from ._errors import Error, Stalled, from_rpc
+from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
 from ._wire import Download, Patience, Several, Upload
 
@@ -48,7 +48,7 @@ class Async:
         if isinstance(error, asyncio.CancelledError) and getattr(task, "cancelling", int)():
             return error
         if self._closed:
-            return Error("the client is closed", "CANCELLED", "CLOSED")
+            return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
 
     def forget(self, calls: List[Call]) -> None:

@@ -10,7 +10,7 @@ import grpc
 
 from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel
 from ._core import Call, Command, Pause, Share, Steps
-from ._errors import Error, Stalled, from_rpc
+from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
 from ._wire import Download, Patience, Several, Stream, Upload
 
@@ -54,7 +54,7 @@ class Blocking:
         """What an error of grpc means: an RpcError, or the ValueError of a channel that was closed.
         Any other ValueError is itself."""
         if self._closed:
-            return Error("the client is closed", "CANCELLED", "CLOSED")
+            return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
 
     def forget(self, calls: List[Call]) -> None:

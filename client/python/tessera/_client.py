@@ -10,7 +10,7 @@ from . import _core, _dtypes
 from ._blocking import Blocking
 from ._connect import Options, Placement, Ttl
 from ._core import Core
-from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported
+from ._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported, closed
 from ._graph import Leaf
 from ._lazy import Lazy, terms_of
 from ._progress import Progress
@@ -308,7 +308,12 @@ class Client:
     def _run(self, steps: _core.Steps) -> Any:
         if self._core.dead:
             self._io.forget(self._core.take_dead())
-        return self._io.run(steps)
+        try:
+            return self._io.run(steps)
+        except Error:
+            if self._core.closed:
+                raise closed() from None  # Whatever it met: its buffers are deleted meanwhile.
+            raise
 
 
 def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:

@@ -137,6 +137,7 @@ class Core:
         self._prefix = f"unnamed/{secrets.token_hex(6)}/"
         self._count = itertools.count()
         self._has_unnamed = False
+        self.closed = False  # Or being closed: its unnamed buffers go.
         # A fork has the same references, and must not delete what this process still has.
         self._process = os.getpid()
         self._limits: Any = None
@@ -208,6 +209,7 @@ class Core:
     def close(self) -> Steps:
         """Deletes the unnamed buffers, which nothing can reach from now on. Failures do not
         matter: buffers end by themselves. A server that does not answer is not waited for."""
+        self.closed = True
         if not (self._has_unnamed and self.own):
             return
         method = p.METHODS["ListBuffers"]

@@ -164,6 +164,11 @@ def make(
     return kind(text, code, reason, details, retry_after)
 
 
+def closed() -> Error:
+    """Of every call of a client that is closed."""
+    return Error("the client is closed", "CANCELLED", "CLOSED")
+
+
 def damaged(what: str) -> Error:
     """Of an answer that is not what the protocol says."""
     return Error(f"the server's answer {what}", "DATA_LOSS")

@@ -13,7 +13,7 @@ from . import _core, _dtypes
 from ._async import Async
 from ._connect import Options, Placement, Ttl
 from ._core import Core
-from ._errors import Error, Unreachable
+from ._errors import Error, Unreachable, closed
 from ._graph import Leaf
 from ._lazy import Lazy, terms_of
 from ._progress import Progress
@@ -250,7 +250,12 @@ class Client:
     async def _run(self, steps: _core.Steps) -> Any:
         if self._core.dead:
             self._io.forget(self._core.take_dead())
-        return await self._io.run(steps)
+        try:
+            return await self._io.run(steps)
+        except Error:
+            if self._core.closed:
+                raise closed() from None  # Whatever it met: its buffers are deleted meanwhile.
+            raise
 
 
 class Scope:
