@@ -124,6 +124,8 @@ class DifferencesTest(python_outsider.Case):
         x = self.f()
         for call in (np.mean, np.var, np.std):
             self.is_(call(x, where=x > 99), np.nan, "f4")
+            self.is_(call(x[:0]), np.nan, "f4")
+            self.is_(call(self.i()[:0]), np.nan, "f8")
 
     def writes(self):
         x = self.f()
@@ -170,7 +172,7 @@ class DifferencesTest(python_outsider.Case):
         "`x @ y`": products,
         "the largest elements": largest,
         "fancy and boolean indices": fancy,
-        "`mean`, `var`, `std` with `where=` that picks nothing": masks_that_pick_nothing,
+        "`mean`, `var`, `std` of no elements, or with `where=` that picks none": masks_that_pick_nothing,
         "`x[...] = v`": writes,
         "`x.numpy()` of bf16": numpy_of_bf16,
         "a number's `.numpy()`": numbers,

@@ -308,7 +308,7 @@ class ElementwiseTest(python_outsider.Case):
         self.compare(cases, [a], rtol=1e-5)
         self.assertFalse((x == x).all())
         self.assertTrue((x != x).any())
-        for refused in (lambda: (x > 0) - (x < 0), lambda: -(x > 0)):
+        for refused in (lambda: (x > 0) - (x < 0), lambda: -(x > 0), lambda: np.positive(x > 0)):
             with self.assertRaises(TypeError):
                 refused()
         for refused in (lambda: x & x, lambda: ~x, lambda: x << 1):

@@ -191,6 +191,63 @@ class MasksTest(Case):
             warnings.simplefilter("ignore")
             return call(*arguments, **options)
 
+    def same(self, call, a, text):
+        """call(array) of NumPy's array and of the resident one: the same result, or the same kind of
+        error."""
+        try:
+            want = self.quiet(call, a)
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = next(k for k in (OverflowError, ValueError, TypeError) if isinstance(error, k))
+            with self.assertRaises(kind, msg=text):
+                call(self.t.put(a)).numpy()
+            return
+        want = np.asarray(want)
+        # Sums of uint8 are i64 here.
+        self.check(call(self.t.put(a)), want.astype("i8") if want.dtype == "u8" else want, 1e-3, text)
+
+    def test_reductions_of_no_elements(self):
+        names = "sum prod min max argmin argmax mean var std all any ptp".split()
+        for dtype in (*NUMBERS, "?", "u1"):
+            for shape in ((0, 3), (3, 0), (0,)):
+                a = np.zeros(shape, dtype)
+                for axis in range(-1, len(shape)):
+                    for name in names if dtype != "?" else names[:-1]:
+                        for keep in (False, True):
+                            how = {"keepdims": keep, "axis": axis if axis >= 0 else None}
+                            self.same(lambda x: getattr(np, name)(x, **how), a,
+                                      f"{name} of {dtype} {shape} {how}")
+        empty = self.t.put(np.zeros((0, 3), "f4"))
+        self.check((empty.mean(axis=0) + 1).save(), np.full(3, np.nan, "f4"))
+        self.assertTrue(np.isnan((empty * 2).std().item()))
+
+    def test_reductions_that_begin_with_a_number(self):
+        for dtype in ("f2", "f4", "i4", "?", "u1"):
+            for shape in ((4, 3), (0, 3)):
+                a = (np.arange(shape[0] * shape[1]) % 3 + 1).reshape(shape).astype(dtype)
+                for axis in (None, 0, 1):
+                    for name in ("sum", "prod", "min", "max"):
+                        for first in (2.7, True, np.nan, np.inf, np.int64(3)):
+                            how = {"axis": axis, "initial": first}
+                            for call in (
+                                lambda x: getattr(np, name)(x, **how),
+                                lambda x: getattr(x, name)(**how),
+                            ):
+                                self.same(call, a, f"{name} of {dtype} {shape} {how}")
+                for call in (np.logical_and, np.logical_or):
+                    for first in (True, False):
+                        self.same(lambda x: call.reduce(x, axis=0, initial=first), a,
+                                  f"{call} of {dtype} {shape} {first}")
+        x = self.t.put(np.ones(3))
+        for wrong in ("1", [1], x, 1j):
+            self.assertRaises((TypeError, ValueError), x.max, initial=wrong)
+
+    def test_deviations_of_fewer_than_they_take(self):
+        for dtype in NUMBERS:
+            for shape in ((1, 3), (2, 3), (0, 3)):
+                a = np.arange(shape[0] * 3).reshape(shape).astype(dtype)
+                for ddof in (1, 2, 3, 1.5):
+                    self.same(lambda x: np.var(x, axis=0, ddof=ddof), a, f"{dtype} {shape} {ddof}")
+
     def test_what_is_not_picked_does_not_count(self):
         a = np.array([[1, np.nan, 3], [np.inf, np.nan, -0.0]], "f4")
         x = self.t.put(a)

@@ -142,10 +142,6 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None)
 # --- reductions
 
 
-# What an initial value is combined with a reduction's result by.
-_WITH_INITIAL = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
-
-
 def reduction(name: str) -> Callable[..., Any]:
     """A method of arrays as NumPy's function; dtype casts before it folds."""
 
@@ -159,20 +155,13 @@ def reduction(name: str) -> Callable[..., Any]:
     ) -> Any:
         if dtype is not None:
             x = x.astype(dtype)
-        if name in ("min", "max"):
-            if where is not None and where is not True:
-                if initial is None:
-                    raise ValueError(f"{name} of what a mask picks needs an initial value")
-                x = x._where(where, initial)
-            found = getattr(x, name)(axis, keepdims)
-        else:
-            found = getattr(x, name)(axis, keepdims, where=where)
+        begun = {} if name in ("mean", "all", "any") else {"initial": initial}
+        found = getattr(x, name)(axis, keepdims, where=where, **begun)
         if dtype is not None:
             found = found.astype(dtype)
-        if initial is None:
-            return found
-        first = e.cast(e.constant(initial), found.dtype)
-        return found._make(e.apply(_WITH_INITIAL[name], found._term(), first))
+        if name in ("all", "any") and initial is not None:
+            found = found._from("and" if name == "all" else "or", bool(initial))
+        return found
 
     def plain(x: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> Any:
         return call(x, axis, None, keepdims, **options)

@@ -3,6 +3,7 @@
 The blocking and the asyncio classes add what computes: numpy(), save() and the like.
 """
 
+import numbers
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
@@ -228,7 +229,7 @@ class Lazy(Operators):
         """The elements where a mask is true, and a number elsewhere."""
         if where is None or where is True:
             return self
-        number = cast(constant(rest), self.dtype)
+        number = _number(rest, self.dtype)
         return self._make(apply("where", self._mask(where), self._term(), number))
 
     def _count(self: Self, where: Any, axis: Any, keepdims: bool) -> Self:
@@ -239,22 +240,73 @@ class Lazy(Operators):
         """Of types whose range sums do not leave."""
         return self.astype("f4") if self.itemsize == 2 else self
 
-    def sum(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+    def _from(self: Self, function: str, initial: Any) -> Self:
+        """A reduction's result that has begun with a number."""
+        if initial is None:
+            return self
+        return self._make(apply(function, self._term(), _number(initial, self.dtype)))
+
+    def sum(
+        self: Self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Self:
         """The sum of all elements or along axes, or of those where a mask is true; of integers and
-        truth values as i64."""
-        return self._where(where, 0)._reduce("sum", axis, keepdims)
+        truth values as i64. initial: a number to begin with."""
+        return self._where(where, 0)._reduce("sum", axis, keepdims)._from("add", initial)
 
-    def prod(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
+    def prod(
+        self: Self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Self:
         """The product, as sum(); of integers as i64. Of no elements 1."""
-        return self._where(where, 1)._reduce("product", axis, keepdims)
+        found = self._where(where, 1)._reduce("product", axis, keepdims)
+        return found._from("multiply", initial)
 
-    def min(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """The smallest element, NaN if there is any. EmptyInput."""
-        return self._reduce("min", axis, keepdims)
+    def _extreme(
+        self: Self, op: str, function: str, axis: Any, keepdims: bool, initial: Any, where: Any
+    ) -> Self:
+        if initial is None:
+            if where is not None and where is not True:
+                raise ValueError(f"{op} of what a mask picks needs an initial value")
+            return self._reduce(op, axis, keepdims)
+        picked = self._where(where, initial)
+        shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
+        if self.size == 0 and size_of(shape):
+            source, _ = _number(initial, self.dtype)
+            return self._make(_ops.full(source.value, shape, self.dtype))
+        return picked._reduce(op, axis, keepdims)._from(function, initial)
 
-    def max(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
-        """The largest element, NaN if there is any. EmptyInput."""
-        return self._reduce("max", axis, keepdims)
+    def min(
+        self: Self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Self:
+        """The smallest element, NaN if there is any; with an initial number at most that, and then
+        of those where a mask is true. EmptyInput."""
+        return self._extreme("min", "minimum", axis, keepdims, initial, where)
+
+    def max(
+        self: Self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Self:
+        """The largest element, NaN if there is any; with an initial number at least that, and then
+        of those where a mask is true. EmptyInput."""
+        return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
     def argmin(self: Self, axis: Any = None, keepdims: bool = False) -> Self:
         """The index, i64, of the first smallest element or NaN: along one axis, or of all in
@@ -267,7 +319,7 @@ class Lazy(Operators):
 
     def mean(self: Self, axis: Any = None, keepdims: bool = False, *, where: Any = None) -> Self:
         """The mean, or that of the elements where a mask is true; of integers and truth values as
-        f64. EmptyInput; NaN where a mask has no true element."""
+        f64. NaN of no elements."""
         if where is None or where is True:
             return self._reduce("mean", axis, keepdims)
         dtype = self.dtype if _dtypes.is_float(self.dtype) else np.dtype("<f8")
@@ -284,14 +336,14 @@ class Lazy(Operators):
         where: Any = None,
     ) -> Self:
         """The mean squared deviation from the mean; divided by n - correction rather than n. ddof:
-        another name of correction. where: a mask of the elements that count."""
+        another name of correction. where: a mask of the elements that count. NaN of no elements."""
         correction = correction or ddof
         if where is None or where is True:
             found = self._reduce("variance", axis, keepdims)
             if not correction:
                 return found
             n = size_of([self.shape[i] for i in _ops.axes_of(axis, self.ndim)])
-            return found * (n / (n - correction) if n > correction else float("nan"))
+            return found * (n / (n - correction) if n > correction else float("inf"))
         wide = self._wide()
         mean = wide.mean(axis, True, where=where)
         apart = wide - mean
@@ -363,6 +415,17 @@ class Lazy(Operators):
 
     def _repr_html_(self) -> str:
         return _html.card(self)
+
+
+def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
+    """A number as one of a type. TypeError, ValueError, OverflowError: there is none of it."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"a number, not {type(value).__name__}")
+    source, view = cast(constant(value), dtype)
+    assert isinstance(source, Constant)
+    return source, view
 
 
 def terms_of(session: Any, values: Sequence[Any]) -> List[Term]:

@@ -36,7 +36,7 @@ def _given(options: Dict[str, Any], name: str, folds: bool = False) -> Dict[str,
         value = kept.get(key)
         if key not in kept:
             continue
-        if folds and key in ("where", "initial") and value is not True:
+        if folds and (key == "initial" or key == "where" and value is not True):
             continue
         if value is None or value is True or (key, value) in (("casting", "same_kind"),):
             del kept[key]

@@ -160,15 +160,28 @@ def axes_of(axis: Axis, rank: int) -> Tuple[int, ...]:
     return axes
 
 
+def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[int, ...]:
+    """The shape of a reduction's result."""
+    return tuple(
+        1 if i in axes else extent
+        for i, extent in enumerate(shape)
+        if keepdims or i not in axes
+    )
+
+
 def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     """A fold of all elements, or along axes. Of truth values min, max, all and any give truth
-    values."""
+    values. Of no elements mean and variance are NaN, and the server refuses what has no value."""
     rank = len(a[1].shape)
     axes = axes_of(axis, rank)
     if op in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise TypeError(f"{op} takes one axis or none")
     own = a[0].dtype
-    if own.kind == "b":
+    shape = folded(a[1].shape, axes, keepdims)
+    empty = size_of(a[1].shape) == 0 and size_of(shape) > 0
+    if empty and op in ("mean", "variance"):
+        return full(np.nan, shape, own if _dtypes.is_float(own) else _F64)
+    if own.kind == "b" and not empty:
         op = {"min": "all", "max": "any"}.get(op, op)
     if own.kind != "b" or op not in _OF_TRUTH:
         (a,) = _numbers(a)
@@ -179,11 +192,6 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
         node = Node("reduce", (a,), (), dtype, {"op": op})
         view = View(0, (1,) * rank if keepdims else (), (0,) * rank if keepdims else ())
     else:
-        shape = tuple(
-            1 if i in axes else extent
-            for i, extent in enumerate(a[1].shape)
-            if keepdims or i not in axes
-        )
         params = {"op": op, "axes": axes, "keep_dims": keepdims}
         node = Node("reduce", (a,), shape, dtype, params)
         view = View.whole(shape)

@@ -79,6 +79,12 @@ def _power(a: Term, b: Term) -> Term:
     return power(a, b)
 
 
+def _positive(a: Term) -> Term:
+    if e.common_dtype([a]).kind == "b":
+        raise TypeError("positive of truth values: they have no sign")
+    return a
+
+
 def _float_power(a: Term, b: Term) -> Term:
     return e.apply("power", e.cast(a, e.F64), e.cast(b, e.F64))
 
@@ -112,7 +118,7 @@ UFUNCS: Dict[Any, Function] = {
     np.reciprocal: _reciprocal,
     np.exp2: _exp2,
     np.rint: _rint,
-    np.positive: lambda a: a,
+    np.positive: _positive,
     np.invert: invert,
     np.bitwise_and: _bits("and"),
     np.bitwise_or: _bits("or"),
