@@ -22,7 +22,7 @@ import outsider as o
 import python_outsider
 import tessera as ts
 from relay import Relay
-from tessera import _core, _progress, _shared, _wire
+from tessera import _core, _errors, _progress, _shared, _wire
 
 MIB = 1 << 20
 
@@ -311,6 +311,30 @@ class DividedTest(TransfersTest):
             self.addCleanup(server.kill)
             with ts.connect(server.address, retry_refused=False) as t:
                 np.testing.assert_array_equal(t.put(self.data).numpy(), self.data)
+
+    def test_a_server_that_never_has_room(self):
+        """gRPC takes a stream's first bytes before it knows of the refusal: they are no progress."""
+        t = ts.connect(self.server.address, stall_timeout=3, shared_memory=False)
+        self.addCleanup(t.close)
+        perform, refused = t._io.perform, []
+
+        def refuse(command):
+            if not isinstance(command, (_wire.Upload, _wire.Several)):
+                return perform(command)
+            for stream in getattr(command, "streams", [command]):
+                messages = iter(stream)
+                next(messages), next(messages)
+            refused.append(command)
+            if len(refused) > 10:
+                raise AssertionError("it goes on")
+            raise _errors.make(
+                "others have it", "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", retry_after=0.02
+            )
+
+        t._io.perform = refuse
+        with self.assertRaises(ts.HostMemoryExhausted):
+            t.put(self.data)
+        self.assertGreater(len(refused), 1)
 
     def test_connections_that_lead_to_another_server(self):
         with tempfile.TemporaryDirectory() as folder:

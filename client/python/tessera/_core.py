@@ -357,7 +357,8 @@ class Core:
                 left = left[len(parts) :]
                 continue
             except Error as error:
-                if tally.done > told:
+                # gRPC takes the first bytes of a stream that the server refuses, too.
+                if tally.done > told and error.code != "RESOURCE_EXHAUSTED":
                     retry.moved()
                 if not (yield from self._go_on(retry, error, several)):
                     raise
