@@ -235,7 +235,10 @@ absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, 
     absl::Status status =
         SendRange(transfer, Connect(transfer.server, i, transfer.deadline), std::move(first), range)
             .status();
-    if (status.ok() || transfer.abandoned || !retry.Wait(status)) return status;
+    if (status.ok() || transfer.abandoned) return status;
+    // gRPC takes the first bytes of a stream that the server refuses, too.
+    if (range.begin > stored && !absl::IsResourceExhausted(status)) retry.Moved();
+    if (!retry.Wait(status)) return status;
     transfer.resumed = true;
     const absl::StatusOr<std::uint64_t> missing = FirstMissing(transfer, whole);
     if (!missing.ok()) return missing.status();

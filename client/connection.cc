@@ -114,7 +114,7 @@ gpr_timespec After(absl::Duration duration) {
 
 void Retry::Progress() {
   failures_ = 0;
-  since_ = Clock::now();
+  Moved();
 }
 
 std::optional<absl::Duration> Retry::Pause(const absl::Status& failure) {

@@ -54,7 +54,9 @@ class Retry {
   Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
       : options_(options), idempotent_(idempotent), patience_(patience), since_(Clock::now()) {}
 
-  // The failures before it do not count any more, and patience begins anew.
+  // Patience begins anew.
+  void Moved() { since_ = Clock::now(); }
+  // The failures before it do not count any more, either.
   void Progress();
   // How long to wait before the next attempt; nothing: the failure is final.
   std::optional<absl::Duration> Pause(const absl::Status& failure);

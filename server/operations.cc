@@ -38,13 +38,17 @@ constexpr std::array<std::string_view, kMostOperands> kMapOperandNames = {
 constexpr std::array<std::string_view, kMostOperands - 1> kWithNames = {
     "with[0]", "with[1]", "with[2]", "with[3]", "with[4]", "with[5]", "with[6]"};
 
+absl::Status BadNode(int index, std::string_view what, int number) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+                   absl::StrCat("node ", index, ": there is no ", Absl(what), " ", number),
+                   {{"node", absl::StrCat(index)}});
+}
+
 absl::StatusOr<std::optional<DType>> NodeDType(const v1::Expression::Node& node, int index) {
   if (node.dtype() == v1::DTYPE_UNSPECIFIED) return std::nullopt;
   absl::StatusOr<DType> dtype = FromProto(node.dtype(), "expression.nodes.dtype");
   if (dtype.ok()) return *dtype;
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
-                   absl::StrCat("node ", index, ": there is no such dtype"),
-                   {{"node", absl::StrCat(index)}});
+  return BadNode(index, "element type", node.dtype());
 }
 
 absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int index) {
@@ -72,8 +76,9 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
       break;
     case v1::Expression::Node::kOp:
       out.kind = Kind::kOperation;
-      // A value that this server does not know is none that the narrower type could take for another.
-      out.op = v1::MapOp_IsValid(node.op()) ? static_cast<MapOp>(node.op()) : MapOp{};
+      // MapOp is narrower: it could take a value that this server does not know for another one.
+      if (!v1::MapOp_IsValid(node.op())) return BadNode(index, "operation", node.op());
+      out.op = static_cast<MapOp>(node.op());
       break;
     case v1::Expression::Node::VALUE_NOT_SET:
       break;

@@ -519,7 +519,22 @@ class CliTest(CliCase):
         for queries in ("line", "wide"):
             self.fails(4, "BAD_SHAPE", "tessera info", "search", "x", "--queries", queries, "--k",
                        1)
-        self.fails(4, "BAD_DTYPE", "tessera info", "search", "x", "--queries", "double", "--k", 1)
+        types = "f32, f64, f16, bf16 or i32"
+        error = self.fails(4, "BAD_DTYPE", "tessera info", "search", "x", "--queries", "double",
+                           "--k", 1)
+        self.assertIn(f"f32 and queries f64: a search takes both of one type, {types}",
+                      error["message"])
+        for name, own, wide in (("i64", "<i8", "f64"), ("u8", "u1", "i32"), ("i8", "i1", "i32"),
+                                ("bool", "?", "i32")):
+            self.put(name, np.ones((2, 3), own))
+            for words in ((name, "--queries", "x"), ("x", "--queries", name)):
+                error = self.fails(4, "BAD_DTYPE", "tessera info", "search", *words, "--k", 1)
+                self.assertIn(f"a search takes {types}, and {name} is {name}", error["message"])
+            self.assertIn(f"'tessera cp NAME COPY --dtype {wide}'", error["message"])
+            self.cli("cp", name, "copy", "--dtype", wide, "--replace")
+            answer = self.json("search", "copy", "--queries", "copy", "--k", 1)
+            self.assertEqual(answer["distances"]["data"], [[0], [0]])
+        self.assertIn(types, self.cli("search", "--help"))
         self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "search", "x", "--queries", "q", "--k", 1)
         for k in (0, 11):
             self.fails(4, "BAD_K", "1 to 4096", "search", "x", "--queries", "x", "--k", k)

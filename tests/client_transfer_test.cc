@@ -310,6 +310,26 @@ TEST(BrokenConnection, OnlyBreaksWithoutProgressAreCounted) {
   EXPECT_TRUE(back == data);
 }
 
+// Not with the transfer, which may take longer than it may stand still.
+TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
+  TestServer server(TcpOptions());
+  const std::string data = Pattern(4 << 20);
+  CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2);
+  ClientOptions options = FastOptions(proxy.address());
+  options.stall_timeout = absl::Seconds(3);
+  UploadOptions upload;
+  upload.chunk_bytes = 64 << 10;
+  upload.streams = 2;
+  // Until the break a stream takes half a second longer than that.
+  const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
+    absl::SleepFor(absl::Milliseconds(3500 / 16));
+    return FromMemory(data)(offset, out);
+  };
+  const auto buffer = Client(options).Upload("x", DType::kF32, {1 << 20}, slow, upload);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_EQ(proxy.cut(), 2);
+}
+
 TEST(BrokenConnection, AReplacedBufferIsNotMixedWithTheOldOne) {
   TestServer server(TcpOptions());
   const std::string data = Pattern(8 << 20);

@@ -571,6 +571,22 @@ def test_bad_expressions_say_which_node(server, client):
             assert outcome.metadata["node"] == str(place), (nodes[:3], outcome)
 
 
+def test_numbers_that_the_server_does_not_know_are_reported(server, client):
+    x = tensors((F32, np.ones(3, np.float32)))
+    for number in (99, 258, 2**31 - 1, -5):
+        wrong = dict(op=number, args=[0])
+        plain = client.attempt("Map", operands=x, expression=expression(operand(0), wrong))
+        step = o.compute.Step(map=o.compute.MapRequest(
+            operands=x, expression=expression(operand(0), wrong)))
+        in_step = client.call("Execute", steps=[step]).results[0].error
+        reduced = client.attempt("Reduce", op="REDUCE_OP_SUM", x=x[0],
+                                 expression=expression(operand(0), wrong))
+        for text in (plain.text, in_step.message, reduced.text):
+            assert f"node 1: there is no operation {number}" in text, text
+    outcome = client.attempt("Map", operands=x, expression=expression(operand(0), node("CAST", 0, dtype=55)))
+    assert "node 1: there is no element type 55" in outcome.text, outcome
+
+
 def test_counts_and_shapes(server, client):
     x = tensors((F32, np.ones(3, np.float32)))
     chain = [operand(0)] + [node("ADD", i, i) for i in range(63)]

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -33,6 +34,8 @@ struct SearchFlags {
 // Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch memory
 // of a device at most, and no more than half of it.
 constexpr std::uint64_t kScratchBytes = std::uint64_t{2} << 30;
+
+constexpr std::string_view kTypes = "f32, f64, f16, bf16 or i32";
 
 // Scores are f32 of 16-bit operands, i64 of i32.
 DType ScoreType(DType dtype) {
@@ -198,6 +201,32 @@ class Searcher {
   int calls_ = 0;
 };
 
+// What holds the values of a type that a search does not take; of i64, those up to 2^53.
+DType CastFor(DType dtype) { return dtype == DType::kI64 ? DType::kF64 : DType::kI32; }
+
+absl::Status CheckTypes(const Input& vectors, const Input& queries) {
+  const auto refusal = [](const std::string& what, DType to) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+        absl::StrCat(what, "; 'tessera cp NAME COPY --dtype ", Absl(Name(to)), "' casts a buffer"));
+  };
+  for (const Input* input : {&vectors, &queries}) {
+    const DType dtype = input->dtype;
+    if (dtype == DType::kI64 || dtype == DType::kBool || IsByteInteger(dtype)) {
+      return refusal(absl::StrCat("a search takes ", Absl(kTypes), ", and ", input->text, " is ",
+                                  Absl(Name(dtype))),
+                     CastFor(dtype));
+    }
+  }
+  if (vectors.dtype != queries.dtype) {
+    return refusal(absl::StrCat("vectors are ", Absl(Name(vectors.dtype)), " and queries ",
+                                Absl(Name(queries.dtype)), ": a search takes both of one type, ",
+                                Absl(kTypes)),
+                   vectors.dtype);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Search(Session& session, const SearchFlags& flags) {
   if (absl::Status status =
           CheckOutputs(session, flags.indices_file, flags.distances_file, false, false);
@@ -213,6 +242,7 @@ absl::Status Search(Session& session, const SearchFlags& flags) {
                      absl::StrCat("a search takes vectors [N, D] and queries [Q, D], not ",
                                   ShapeText(vectors->shape), " and ", ShapeText(queries->shape)));
   }
+  if (absl::Status status = CheckTypes(*vectors, *queries); !status.ok()) return status;
   // Every call reads the arrays that the first one has read.
   vectors->operand.version = vectors->version;
   queries->operand.version = queries->version;
@@ -241,7 +271,7 @@ void AddSearch(CLI::App& app, Command& chosen) {
   auto flags = std::make_shared<SearchFlags>();
   CLI::App* command =
       app.add_subcommand("search", "Nearest neighbours: every query is compared with every vector");
-  command->add_option("vectors", flags->vectors, "Vectors, [N, D]")
+  command->add_option("vectors", flags->vectors, absl::StrCat("Vectors, [N, D] of ", Absl(kTypes)))
       ->type_name("OPERAND")
       ->required();
   command->add_option("--queries", flags->queries, "What is looked for, [Q, D] of the same type")
