@@ -249,13 +249,13 @@ class ProcessesTest(python_outsider.Case):
         cls.FLAGS = (*python_outsider.PATIENT, "--shared-memory", f"{folder.name}/socket")
         super().setUpClass()
 
-    def begin(self, text):
+    def begin(self, *program, **environment):
         # Newer versions of Python and gRPC have remarks about forks.
         said = tempfile.TemporaryFile()
         self.addCleanup(said.close)
         process = subprocess.Popen(
-            [sys.executable, "-c", HEAD + text, self.server.address],
-            env={**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)},
+            [sys.executable, *program, self.server.address],
+            env={**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE), **environment},
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
@@ -264,8 +264,11 @@ class ProcessesTest(python_outsider.Case):
         self.addCleanup(process.kill)
         return process, said
 
-    def run_(self, text, want):
-        process, said = self.begin(text)
+    def run_(self, text, want, **environment):
+        self.run_program(("-c", HEAD + text), want, **environment)
+
+    def run_program(self, program, want, **environment):
+        process, said = self.begin(*program, **environment)
         out, _ = process.communicate(timeout=o.START_TIMEOUT_S)
         said.seek(0)
         self.assertEqual((out, process.returncode), (want, 0), said.read().decode())
@@ -298,31 +301,55 @@ class ProcessesTest(python_outsider.Case):
         self.assertEqual(self.unnamed() - before, set())
 
     def test_forks(self):
-        """A fork has its own connections, and deletes nothing of its parent's."""
+        """A fork calls nothing and deletes nothing of its parent's, who goes on, in the midst of a
+        call too."""
         self.run_(
-            "t = ts.connect(address); x = t.put(np.ones(5))\n"
-            "y = t.put(np.ones(5), 'forked', replace=True)\n"
+            "import asyncio, threading\n"
+            "t = ts.connect(address); x = t.put(np.ones((600, 600)))\n"
+            "loop = asyncio.new_event_loop()\n"
+            "u = loop.run_until_complete(ts.aio.connect(address))\n"
+            "found = []\n"
+            "product = (x @ x).with_(strategy='cpu_naive')\n"
+            "thread = threading.Thread(target=lambda: found.append(product.numpy()[0, 0]))\n"
+            "thread.start(); time.sleep(0.1)\n"
             "child = os.fork()\n"
             "if child == 0:\n"
-            "  with ts.connect(address) as mine: print(float(mine['forked'].sum()), flush=True)\n"
-            "  del x\n"
+            "  for call in (\n"
+            "    lambda: ts.connect(address), lambda: x.numpy(), lambda: x.sum().item(),\n"
+            "    lambda: t.put(np.ones(9 << 20)), lambda: t.info(),\n"
+            "    lambda: asyncio.run(ts.aio.connect(address)),\n"
+            "    lambda: loop.run_until_complete(u.info()),\n"
+            "  ):\n"
+            "    try: call()\n"
+            "    except RuntimeError as error: print('spawn' in str(error), end=' ', flush=True)\n"
+            "  del x, product\n"
             "  print(t._core.own, t._core.take_dead())\n"
+            "  t.close()\n"
             "  sys.exit()\n"
             "assert os.waitpid(child, 0)[1] == 0\n"
-            "print(float((x + 1).sum()))\n",
-            "5.0\nFalse []\n10.0\n",
+            "thread.join()\n"
+            "print(found, float((x + 1).sum()))\n"
+            "loop.run_until_complete(u.close())\n",
+            "True " * 7 + "False []\n[600.0] 720000.0\n",
+            GRPC_ENABLE_FORK_SUPPORT="0",
         )
 
-    def test_a_pool_of_processes(self):
-        self.run_(
-            "import multiprocessing\n"
-            "def total(n):\n"
-            "  with ts.connect(address) as t: return float(t.put(np.ones(n)).sum())\n"
-            "t = ts.connect(address)\n"
-            "with multiprocessing.get_context('fork').Pool(3) as pool:\n"
-            "  print(pool.map(total, [1, 2, 3]), float(t.put(np.ones(4)).sum()))\n",
-            "[1.0, 2.0, 3.0] 4.0\n",
-        )
+    def test_pools_of_processes(self):
+        """Forks of a process that has not connected yet; and those that are none."""
+        program = self.folder / "pool.py"
+        for kind in ("fork", "spawn", "forkserver"):
+            connect = "    t = ts.connect(address)\n"
+            begin = f"    pool = multiprocessing.get_context('{kind}').Pool(2)\n"
+            program.write_text(
+                HEAD + "import multiprocessing\n"
+                "def total(n):\n"
+                "    with ts.connect(address) as t: return float(t.put(np.ones(n)).sum())\n"
+                "if __name__ == '__main__':\n"
+                + (begin + connect if kind == "fork" else connect + begin)
+                + "    with pool:\n"
+                "        print(pool.map(total, [1, 2, 3]), float(t.put(np.ones(4)).sum()))\n"
+            )
+            self.run_program((program,), "[1.0, 2.0, 3.0] 4.0\n")
 
     def test_interrupted_transfers(self):
         """Ctrl-C ends a transfer at once, leaves nothing behind, and the client goes on."""
@@ -351,7 +378,8 @@ print(len(drafts), (t.put(data[:5]) + 1).numpy())
 
     def test_an_interrupted_call(self):
         process, _ = self.begin(
-            "t = ts.connect(address); x = t.put(np.ones((1100, 1100), 'f4'))\n"
+            "-c",
+            HEAD + "t = ts.connect(address); x = t.put(np.ones((1100, 1100), 'f4'))\n"
             "print('under way', flush=True)\n"
             "try:\n"
             "  while True: (x @ x).with_(strategy='cpu_naive').numpy()\n"

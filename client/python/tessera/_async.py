@@ -6,7 +6,7 @@ from typing import Any, AsyncIterator, Dict, List, Set
 
 import grpc
 
-from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel
+from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel, check_process
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
@@ -82,6 +82,7 @@ class Async:
             pass
 
     def _check_loop(self) -> None:
+        check_process()
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("a client of ts.aio belongs to the event loop that it was made in")
 

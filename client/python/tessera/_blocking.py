@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Set
 
 import grpc
 
-from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel
+from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel, check_process
 from ._core import Call, Command, Pause, Share, Steps
 from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
@@ -85,6 +85,7 @@ class Blocking:
 
     def call(self, method: str, request: bytes, timeout: float) -> Any:
         """The answer of a unary method."""
+        check_process()
         try:
             metadata = self._options.metadata()
             answer = self.calls[method](request, timeout=timeout, metadata=metadata)
@@ -95,6 +96,7 @@ class Blocking:
     def perform(self, command: Command) -> Any:
         if type(command) is Call:
             return self.call(command.method, command.request, command.timeout)
+        check_process()
         try:
             if isinstance(command, Upload):
                 return self._upload(command)

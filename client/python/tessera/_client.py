@@ -24,8 +24,7 @@ _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     for client in list(_open):
-        if client._core.own:
-            client.close()
+        client.close()
 
 
 class Expr(Lazy):
@@ -289,6 +288,8 @@ class Client:
     def close(self) -> None:
         """Deletes the unnamed buffers, and hangs up. The end of the process does the same."""
         _open.discard(self)
+        if not self._core.own:
+            return  # A fork has not what there is to close.
         self._io.run(self._core.close())
         self._core.pool.close()
         self._io.close()

@@ -169,8 +169,24 @@ class Options:
         return options
 
 
+_process: Optional[int] = None  # That made the first channel.
+
+
+def check_process() -> None:
+    """RuntimeError in a fork of the process that made the first channel. It has gRPC's state and not
+    its threads: calls there may wait for ever, and may end the other process too."""
+    if os.getpid() != _process:
+        raise RuntimeError(
+            "gRPC does not work in a fork of a process that has connected: fork before the first"
+            " connect(), or start processes by multiprocessing's spawn or forkserver"
+        )
+
+
 def channel(space: Any, options: Options) -> Any:
-    """A channel of grpc or of grpc.aio."""
+    """A channel of grpc or of grpc.aio. RuntimeError as of check_process()."""
+    global _process
+    _process = _process or os.getpid()
+    check_process()
     credentials = options.credentials()
     if credentials is None:
         return space.insecure_channel(options.target, options.channel_options())

@@ -57,7 +57,8 @@ def _split(a: Any, sections: Any, axis: int = 0) -> List[Any]:
 def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
     before = (slice(None),) * normalize_axis(axis, a.ndim)
     for _ in range(n):
-        a = a[(*before, slice(1, None))] - a[(*before, slice(None, -1))]
+        high, low = a[(*before, slice(1, None))], a[(*before, slice(None, -1))]
+        a = high != low if a.dtype.kind == "b" else high - low
     return a
 
 
