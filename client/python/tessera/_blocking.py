@@ -29,18 +29,33 @@ class Blocking:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._channels = [channel(grpc, options)]
-        self.calls = calls_of(self._channels[0])
-        self._calls = [self.calls]
         self._lock = threading.Lock()
+        self._retired: List[Any] = []
+        self._connect()
         self._forgotten: Set[Any] = set()
         self._closed = False
+
+    def _connect(self) -> None:
+        self._channels = [channel(grpc, self._options)]
+        self.calls = calls_of(self._channels[0])
+        self._calls = [self.calls]
+
+    def _interrupted(self) -> None:
+        """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never given
+        back: what follows goes through another one. The old one ends with the client, since other
+        threads may be using it."""
+        with self._lock:
+            if not self._closed:
+                self._retired += self._channels
+                self._connect()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
         for made in self._channels:
             made.close()
+        for made in self._retired:
+            threading.Thread(target=made.close, daemon=True).start()
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
         """Of the connection of a number."""
@@ -91,6 +106,9 @@ class Blocking:
             answer = self.calls[method](request, timeout=timeout, metadata=metadata)
         except (grpc.RpcError, ValueError) as error:
             raise self._failure(error) from None
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
         return answer_of(method, answer)
 
     def perform(self, command: Command) -> Any:
@@ -115,6 +133,9 @@ class Blocking:
             if isinstance(command, Upload) and command.failure is not None:
                 raise command.failure from None
             raise self._failure(error) from None
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
 
     def ready(self, seconds: float) -> bool:
         """Whether a server answers within so many seconds."""
