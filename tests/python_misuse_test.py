@@ -376,6 +376,62 @@ print(len(drafts), (t.put(data[:5]) + 1).numpy())
                     "interrupted\n5.0\n0 [2. 2. 2. 2. 2.]\n",
                 )
 
+    def test_interrupts_that_leave_a_lock_taken(self):
+        """Ctrl-C between two lines of threading.Condition, by which gRPC guards its channels."""
+        self.run_(
+            """
+import faulthandler, threading
+faulthandler.dump_traceback_later(20, exit=True)
+t = ts.connect(address, shared_memory=False)
+x = t.put(np.ones(9))
+leave, left, main = threading.Condition.__exit__, None, threading.get_ident()
+def interrupted(condition, *of):
+    global left
+    if left is not None and threading.get_ident() == main:
+        left -= 1
+        if left < 0:
+            left = None
+            raise KeyboardInterrupt
+    return leave(condition, *of)
+threading.Condition.__exit__ = interrupted
+found = 0
+for work in (lambda: t.put(np.ones(5)), lambda: x[:5].numpy(), lambda: x.sum().item()):
+    for left in range(6):
+        try: work()
+        except KeyboardInterrupt: found += 1
+        left = None
+        assert t.put(np.arange(5)).numpy().tolist() == [0, 1, 2, 3, 4] and x.sum().item() == 9
+print(found > 6)
+""",
+            "True\n",
+        )
+
+    def test_what_an_interrupted_call_has_made_is_deleted(self):
+        x = self.t.put(np.ones(9))
+        before = self.unnamed()
+        perform = self.t._io.perform
+
+        def interrupted(command):
+            perform(command)
+            raise KeyboardInterrupt
+
+        for work in (
+            lambda: (x + 1).save(),
+            lambda: self.t.keep(x + 1, x.sum()),
+            lambda: x[::2].copy(),
+            lambda: self.t.put(np.ones(3)),
+        ):
+            self.t._io.perform = interrupted
+            try:
+                self.assertRaises(KeyboardInterrupt, work)
+            finally:
+                del self.t._io.perform
+            self.assertGreater(len(self.unnamed()), 0)
+            end = time.monotonic() + o.START_TIMEOUT_S
+            while self.unnamed() != before and time.monotonic() < end:
+                time.sleep(0.05)
+            self.assertEqual(self.unnamed(), before)
+
     def test_an_interrupted_call(self):
         process, _ = self.begin(
             "-c",

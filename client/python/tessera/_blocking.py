@@ -40,7 +40,7 @@ class Blocking:
         self.calls = calls_of(self._channels[0])
         self._calls = [self.calls]
 
-    def _interrupted(self) -> None:
+    def interrupted(self) -> None:
         """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never given
         back: what follows goes through another one. The old one ends with the client, since other
         threads may be using it."""
@@ -107,7 +107,7 @@ class Blocking:
         except (grpc.RpcError, ValueError) as error:
             raise self._failure(error) from None
         except KeyboardInterrupt:
-            self._interrupted()
+            self.interrupted()
             raise
         return answer_of(method, answer)
 
@@ -133,9 +133,6 @@ class Blocking:
             if isinstance(command, Upload) and command.failure is not None:
                 raise command.failure from None
             raise self._failure(error) from None
-        except KeyboardInterrupt:
-            self._interrupted()
-            raise
 
     def ready(self, seconds: float) -> bool:
         """Whether a server answers within so many seconds."""
@@ -269,18 +266,21 @@ class _Guard:
 
     def __init__(self, download: Download, seconds: float) -> None:
         self.stalled = False
-        self._end = threading.Event()
+        # Ctrl-C cannot leave its lock taken, as that of an Event.
+        self._end: "queue.SimpleQueue[None]" = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, args=(download, seconds), daemon=True)
         self._thread.start()
 
     def _watch(self, download: Download, seconds: float) -> None:
         patience = Patience(download.tally, seconds)
-        while not self._end.wait(patience.step):
-            if patience.over():
-                self.stalled = True
-                download.stop()
-                return
+        while True:
+            try:
+                return self._end.get(timeout=patience.step)
+            except queue.Empty:
+                if patience.over():
+                    self.stalled = True
+                    return download.stop()
 
     def end(self) -> None:
-        self._end.set()
+        self._end.put(None)
         self._thread.join()

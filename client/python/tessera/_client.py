@@ -307,10 +307,13 @@ class Client:
         return (Array if isinstance(source, Leaf) else Expr)(self, source, view)
 
     def _run(self, steps: _core.Steps) -> Any:
-        if self._core.dead:
-            self._io.forget(self._core.take_dead())
         try:
+            if self._core.dead:
+                self._io.forget(self._core.take_dead())
             return self._io.run(steps)
+        except KeyboardInterrupt:
+            self._io.interrupted()
+            raise
         except Error:
             if self._core.closed:
                 raise closed() from None  # Whatever it met: its buffers are deleted meanwhile.

@@ -15,6 +15,7 @@ from typing import (
     Deque,
     Dict,
     Generator,
+    Iterable,
     List,
     Mapping,
     NamedTuple,
@@ -249,6 +250,10 @@ class Core:
         _named(name)
         return name, replace, duration(ttl), None
 
+    def _abandoned(self, names: Iterable[str]) -> None:
+        """Of calls that were interrupted or cancelled: what they may make yet is deleted."""
+        self.dead.extend((name, 0) for name in names if name.startswith(self._prefix))
+
     # --- buffers
 
     def find(self, name: str) -> Steps:
@@ -313,6 +318,9 @@ class Core:
                 except Error as error:
                     if not (yield from self._again(retry, error)):
                         raise
+                except GeneratorExit:
+                    self._abandoned([to])
+                    raise
         version = 0
         try:
             created = yield from self.unary("CreateBuffer", idempotent=False, name=to, spec=spec)
@@ -434,9 +442,13 @@ class Core:
             device=device,
             placement=devices_of(placement),
         )
-        answer = yield from self._of_known(
-            {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace
-        )
+        try:
+            answer = yield from self._of_known(
+                {leaf.name: leaf}, "CopyBuffer", request.SerializeToString(), replace
+            )
+        except GeneratorExit:
+            self._abandoned([request.name])
+            raise
         return Leaf(answer.buffer, dead)
 
     def link(
@@ -576,6 +588,9 @@ class Core:
         except Error as error:
             if method == "Execute":
                 raise self._explained(error, plan.leaves)
+            raise
+        except GeneratorExit:
+            self._abandoned(target.buffer.name for target in results.values())
             raise
 
     def prepare(self, term: Term) -> Optional[Prepared]:
