@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,12 +25,23 @@ std::string Shorten(absl::string_view text) {
   return absl::StrCat(Absl(Beginning({text.data(), text.size()}, kLongestText - 3)), "...");
 }
 
+// Whether text has the word, or words, not as a part of longer ones.
+bool HasWord(std::string_view text, std::string_view word) {
+  const auto inside = [&](std::size_t i) {  // a word, a number or a name
+    return i < text.size() && (absl::ascii_isalnum(static_cast<unsigned char>(text[i])) ||
+                               std::string_view("._/-").find(text[i]) != text.npos);
+  };
+  for (std::size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1))
+    if (!inside(at - 1) && !inside(at + word.size())) return true;
+  return false;
+}
+
 // The message with those figures of the metadata that it does not say itself.
 std::string Message(const absl::Status& status) {
   std::string message = Shorten(status.message());
   std::string figures;
   for (const auto& [key, value] : ErrorMetadata(status)) {
-    if (value.empty() || message.find(value) != message.npos) continue;
+    if (value.empty() || HasWord(message, value)) continue;
     absl::StrAppend(&figures, figures.empty() ? "" : ", ", key, ": ", value);
   }
   if (!figures.empty()) absl::StrAppend(&message, " (", Shorten(figures), ")");

@@ -235,13 +235,18 @@ absl::Status UploadCall::Copy(Stream& stream) {
       !header.has_spec() ||
       (creates_ && google::protobuf::util::MessageDifferencer::Equals(header.spec(), spec_));
   if (!same_name || !same_version || !same_spec) {
-    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                     "a later message of an upload names another buffer, version or spec",
-                     {{"field", !same_name      ? "name"
-                                : !same_version ? "version"
-                                                : "spec"},
-                      {"value", !same_name ? header.name() : absl::StrCat(header.version())},
-                      {"expected", !same_name ? name_ : absl::StrCat(version_)}});
+    absl::Status status =
+        MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                  "a later message of an upload names another buffer, version or spec",
+                  {{"field", !same_name      ? "name"
+                             : !same_version ? "version"
+                                             : "spec"}});
+    if (!same_name || !same_version) {  // a spec may be long
+      SetErrorMetadata(status, "value",
+                       !same_name ? header.name() : absl::StrCat(header.version()));
+      SetErrorMetadata(status, "expected", !same_name ? name_ : absl::StrCat(version_));
+    }
+    return status;
   }
   if (header.has_offset()) position_ = header.offset();
   if (header.has_buffer_crc32c()) {

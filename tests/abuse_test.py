@@ -1398,6 +1398,8 @@ class BrokenUploadTest(Case):
                 self.assertIn(outcome.code, (code,) if code else ("INVALID_ARGUMENT", "NOT_FOUND"))
                 if reason:
                     self.assert_fails(outcome, code, reason)
+                if outcome.metadata.get("field") == "spec":
+                    self.assertEqual(set(outcome.metadata), {"field"}, "figures of no spec")
         self.assertEqual(client.download("x"), FOUR.tobytes())
         self.assertEqual(client.names(), ["d", "x"])
         self.assertEqual(client.call("GetBuffer", name="d").buffer.committed_bytes, 0)
@@ -1956,6 +1958,18 @@ class ErrorTest(Case):
                 "BAD_NAME",
                 "128",
                 lambda: client.call("CreateBuffer", name="y" * 129, spec=spec(dtype=1, shape=[1])),
+            ),
+            (
+                "BAD_NAME",
+                "value: a b",  # and not only in "a buffer's name"
+                lambda: client.call("CreateBuffer", name="a b", spec=spec(dtype=1)),
+            ),
+            (
+                "EMPTY_INPUT",
+                "min",
+                lambda: client.call(
+                    "Reduce", x=inline(np.zeros(0, np.float32)), op="REDUCE_OP_MIN"
+                ),
             ),
             ("BAD_TTL", "-7", lambda: client.call("UpdateBuffer", name="x", ttl={"seconds": -7})),
             (

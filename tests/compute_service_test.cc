@@ -375,7 +375,7 @@ TEST_F(ComputeServiceTest, ErrorsOfReductions) {
   *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {0}, {});
   request.set_op(v1::REDUCE_OP_MIN);
   ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),
-              StatusCode::INVALID_ARGUMENT, "EMPTY_INPUT", {{"op", "*"}});
+              StatusCode::INVALID_ARGUMENT, "EMPTY_INPUT", {{"op", "min"}});
   *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {2}, {1, 2});
   request.clear_op();
   ExpectError(Call(&v1::ComputeService::Stub::Reduce, request, &response),

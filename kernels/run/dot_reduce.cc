@@ -16,8 +16,8 @@
 namespace tessera {
 
 absl::Status EmptyInput(ReduceOp op) {
-  return Invalid("EMPTY_INPUT", "this reduction has no value for an empty input",
-                 {{"op", absl::StrCat(static_cast<int>(op))}});
+  return Invalid("EMPTY_INPUT", absl::StrCat(Absl(Name(op)), " of an empty input has no value"),
+                 {{"op", std::string(Name(op))}});
 }
 
 absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n) {
