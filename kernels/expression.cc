@@ -124,16 +124,13 @@ class Compiler {
 
  private:
   absl::Status CheckCounts() const {
-    if (nodes_.empty()) return Bad("the expression has no nodes");
-    if (nodes_.size() > kMostNodes) {
-      return Bad("the expression has too many nodes",
-                 {{"field", "nodes"}, {"limit", absl::StrCat(kMostNodes)}});
-    }
-    if (operands_.empty() || operands_.size() > kMostOperands) {
-      return Bad("an expression has from 1 to 8 operands",
-                 {{"field", "operands"}, {"limit", absl::StrCat(kMostOperands)}});
-    }
-    return absl::OkStatus();
+    const auto count = [](std::string_view field, std::size_t size, std::size_t limit) {
+      if (size >= 1 && size <= limit) return absl::OkStatus();
+      return Bad(absl::StrCat("an expression has from 1 to ", limit, " ", Absl(field)),
+                 {{"field", std::string(field)}, {"limit", absl::StrCat(limit)}});
+    };
+    absl::Status status = count("nodes", nodes_.size(), kMostNodes);
+    return status.ok() ? count("operands", operands_.size(), kMostOperands) : status;
   }
 
   absl::Status Check(std::size_t i) {
@@ -144,7 +141,8 @@ class Compiler {
         return BadNode(i, "it is neither an operand nor a constant nor an operation");
       case Kind::kOperand:
         if (node.operand >= operands_.size()) {
-          return BadNode(i, absl::StrCat("operand ", node.operand, " of ", operands_.size()));
+          return BadNode(i, absl::StrCat("it names operand ", node.operand,
+                                         ", and the last one is operand ", operands_.size() - 1));
         }
         type.dtype = operands_[node.operand];
         return absl::OkStatus();
@@ -192,8 +190,12 @@ class Compiler {
     if (info == nullptr)
       return BadNode(i, absl::StrCat("there is no operation ", static_cast<int>(node.op)));
     if (node.args.size() != static_cast<std::size_t>(info->arguments)) {
+      // Of a request's the server keeps at most one more than any operation takes.
+      const bool many = node.args.size() > kMostArguments;
       return BadNode(i, absl::StrCat(Absl(info->name), " takes ", info->arguments,
-                                     " arguments and has ", node.args.size()));
+                                     info->arguments == 1 ? " argument" : " arguments", " and has ",
+                                     many ? absl::StrCat("more than ", kMostArguments)
+                                          : absl::StrCat(node.args.size())));
     }
     std::array<NodeType, kMostArguments> args;
     for (std::size_t a = 0; a < node.args.size(); ++a) {

@@ -84,14 +84,16 @@ absl::Status CheckParts(const Parts& parts) {
                       {"value", absl::StrCat(parts.steps)},
                       {"limit", absl::StrCat(kMaxSteps)}});
   }
-  if (parts.maps.operands > kMaxSteps * kMostOperands ||
-      parts.maps.nodes > kMaxSteps * kMostNodes) {
+  const auto count = [](absl::string_view field, std::uint32_t value, std::size_t limit) {
+    if (value <= limit) return absl::OkStatus();
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
-                     "the program's expressions have too many operands or nodes",
-                     {{"operands", absl::StrCat(parts.maps.operands)},
-                      {"nodes", absl::StrCat(parts.maps.nodes)}});
-  }
-  return absl::OkStatus();
+                     absl::StrCat("the program's expressions together have too many ", field),
+                     {{"field", std::string(field)},
+                      {"value", absl::StrCat(value)},
+                      {"limit", absl::StrCat(limit)}});
+  };
+  absl::Status status = count("operands", parts.maps.operands, kMaxSteps * kMostOperands);
+  return status.ok() ? count("expression.nodes", parts.maps.nodes, kMaxSteps * kMostNodes) : status;
 }
 
 }  // namespace

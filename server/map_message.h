@@ -41,15 +41,6 @@ struct MapFields<v1::ReduceRequest> : StageFields<v1::ReduceRequest> {};
 template <>
 struct MapFields<v1::MatmulRequest> : StageFields<v1::MatmulRequest> {};
 
-// Whether a request has more operands or nodes than any expression.
-inline bool HasTooManyParts(const v1::MapRequest& request) {
-  return request.operands_size() > kMostOperands || request.expression().nodes_size() > kMostNodes;
-}
-template <class Request>
-bool HasTooManyParts(const Request& request) {
-  return request.with_size() >= kMostOperands || request.expression().nodes_size() > kMostNodes;
-}
-
 // Adds those of a request that ends where the stream or its limit does, with these numbers of the fields.
 // false: it is no valid message.
 bool CountMapParts(google::protobuf::io::CodedInputStream& in, int expression, int operands,

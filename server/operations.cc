@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/map.h"
 #include "server/convert.h"
-#include "server/map_message.h"
 
 namespace tessera {
 namespace {
@@ -100,11 +100,39 @@ absl::StatusOr<std::vector<ExpressionNode>> ToNodes(const v1::Expression& expres
   return nodes;
 }
 
+absl::Status BadCount(std::string_view field, int least, int most) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+                   absl::StrCat("'", Absl(field), "' has from ", least, " to ", most, " entries"),
+                   {{"field", std::string(field)}, {"limit", absl::StrCat(most)}});
+}
+
+// Whether an expression has as many nodes, and the request in this field as many operands, as it may. Of
+// a request with too many of the one its parser leaves none of the other (server/map_message.h).
+absl::Status CheckCounts(const v1::Expression& expression, std::string_view field, int operands,
+                         int least, int most) {
+  const int nodes = expression.nodes_size();
+  if (operands > most || (operands < least && nodes <= kMostNodes))
+    return BadCount(field, least, most);
+  if (nodes < 1 || nodes > kMostNodes) return BadCount("expression.nodes", 1, kMostNodes);
+  return absl::OkStatus();
+}
+
+absl::Status CheckCounts(const v1::MapRequest& request) {
+  return CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
+}
+
+// Of a Reduce or a Matmul, which need no expression.
+template <class Request>
+absl::Status CheckCounts(const Request& request) {
+  if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
+  return CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1);
+}
+
 // The operands of an operation, and those that its expression has beside them; none of a request that
-// has too many parts.
+// CheckCounts refuses.
 template <class Request>
 NamedOperands OperandsWith(const Request& request, NamedOperands operands) {
-  if (HasTooManyParts(request)) return {};
+  if (!CheckCounts(request).ok()) return {};
   for (int i = 0; i < request.with_size(); ++i)
     operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
   return operands;
@@ -127,13 +155,6 @@ absl::StatusOr<Stage> StageOf(const Request& request, absl::Span<const View> wit
   Stage stage{*std::move(nodes), {}};
   stage.stage = MapStage{stage.nodes, with};
   return stage;
-}
-
-absl::Status TooManyParts() {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
-                   absl::StrCat("an expression has at most ", kMostNodes, " nodes and ",
-                                kMostOperands, " operands, with that of the operation"),
-                   {{"field", "expression"}});
 }
 
 void SetScalar(const ScalarResult& result, v1::Scalar* out) {
@@ -176,7 +197,7 @@ NamedOperands OperandsOf(const v1::ReduceRequest& request) {
 
 absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
                                         absl::Span<const View> x) {
-  if (HasTooManyParts(request)) return TooManyParts();
+  if (absl::Status status = CheckCounts(request); !status.ok()) return status;
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
   const absl::StatusOr<Stage> in = StageOf(request, x.subspan(1));
@@ -221,7 +242,7 @@ NamedOperands OperandsOf(const v1::MatmulRequest& request) {
 
 absl::StatusOr<ResultType> ResultTypeOf(const v1::MatmulRequest& request,
                                         absl::Span<const View> x) {
-  if (HasTooManyParts(request)) return TooManyParts();
+  if (absl::Status status = CheckCounts(request); !status.ok()) return status;
   const absl::StatusOr<DType> out = OutDType(request, x[0]);
   if (!out.ok()) return out.status();
   const absl::StatusOr<Stage> out_of = StageOf(request, x.subspan(2));
@@ -273,13 +294,14 @@ absl::StatusOr<ScalarResult> Run(const v1::WindowSumRequest& request, Stream& st
 
 NamedOperands OperandsOf(const v1::MapRequest& request) {
   NamedOperands operands;
-  if (request.operands_size() > kMostOperands) return operands;
+  if (!CheckCounts(request).ok()) return operands;
   for (int i = 0; i < request.operands_size(); ++i)
     operands.push_back({kMapOperandNames[static_cast<std::size_t>(i)], &request.operands(i)});
   return operands;
 }
 
 absl::StatusOr<ResultType> ResultTypeOf(const v1::MapRequest& request, absl::Span<const View> x) {
+  if (absl::Status status = CheckCounts(request); !status.ok()) return status;
   const absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(request.expression());
   if (!nodes.ok()) return nodes.status();
   return ArrayOf(MapType(x, *nodes));

@@ -17,12 +17,11 @@
 namespace tessera {
 
 NamedOperands OperandsOf(const v1::DotRequest& request);
-// None of a request with too many operands or nodes of an expression, as of a Map.
-NamedOperands OperandsOf(const v1::ReduceRequest& request);
-NamedOperands OperandsOf(const v1::MatmulRequest& request);
 NamedOperands OperandsOf(const v1::AddRequest& request);
 NamedOperands OperandsOf(const v1::WindowSumRequest& request);
-// None of a request that has too many.
+// None of a request whose expression has too few or too many nodes or operands.
+NamedOperands OperandsOf(const v1::ReduceRequest& request);
+NamedOperands OperandsOf(const v1::MatmulRequest& request);
 NamedOperands OperandsOf(const v1::MapRequest& request);
 NamedOperands OperandsOf(const v1::TopKRequest& request);
 

@@ -352,9 +352,12 @@ def test_errors_name_the_operand_and_the_node(server, client):
     both(add, [o.resident("none")], "BUFFER_NOT_FOUND", operand="with[0]")
     both(add, [o.compute.Operand()], "BAD_OPERAND", operand="with[0]")
     both(add, [], "BAD_EXPRESSION", node="1")
-    both([], [a], "BAD_EXPRESSION")
-    both(add, [o.inline(np.float32(1))] * 8, "BAD_EXPRESSION")
-    both([operand(0)] * 65, [], "BAD_EXPRESSION")
+    both([], [a], "BAD_EXPRESSION", field="expression.nodes", limit="64")
+    both(add, [o.inline(np.float32(1))] * 8, "BAD_EXPRESSION", field="with", limit="7")
+    both([operand(0)] * 65, [], "BAD_EXPRESSION", field="expression.nodes", limit="64")
+    for rpc, fields in (("Reduce", dict(x=a, op=SUM)), ("Matmul", dict(a=a, b=a, transpose_b=True))):
+        outcome = client.attempt(rpc, **{"with": [a]}, **fields)  # without an expression
+        expect_refused(outcome, "BAD_EXPRESSION", field="expression.nodes", limit="64")
     both([operand(0), node("NOT", 0)], [], "BAD_EXPRESSION", node="1")
     request = product(a, a, add, [o.resident("deep")], transpose_b=True)
     expect_refused(client.attempt("Matmul", **request), "BAD_SHAPE", operand="with[0]")

@@ -591,14 +591,16 @@ def test_counts_and_shapes(server, client):
     x = tensors((F32, np.ones(3, np.float32)))
     chain = [operand(0)] + [node("ADD", i, i) for i in range(63)]
     assert client.attempt("Map", operands=x, expression=expression(*chain)).ok
-    for operands, nodes in ((x, chain + [node("ADD", 63, 0)]), (x, []), ([], [operand(0)]),
-                            (x * 9, [operand(0)])):
-        outcome = client.attempt("Map", operands=operands, expression=expression(*nodes))
-        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+    for operands, nodes, field, limit in (
+            (x, chain + [node("ADD", 63, 0)], "expression.nodes", "64"),
+            (x, [], "expression.nodes", "64"), ([], [operand(0)], "operands", "8"),
+            (x * 9, [operand(0)], "operands", "8")):
         step = o.compute.Step(map=o.compute.MapRequest(
             operands=operands, expression=expression(*nodes)))
-        outcome = o.Outcome.of_step(client.call("Execute", steps=[step]).results[0])
-        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+        for outcome in (client.attempt("Map", operands=operands, expression=expression(*nodes)),
+                        o.Outcome.of_step(client.call("Execute", steps=[step]).results[0])):
+            assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+            assert (outcome.metadata["field"], outcome.metadata["limit"]) == (field, limit), outcome
     eight = tensors(*((I64, np.full(3, i)) for i in range(8)))
     nodes = [operand(i) for i in range(8)] + [node("ADD", 0, 1)]
     nodes += [node("ADD", 7 + i, i + 1) for i in range(1, 7)]
@@ -629,6 +631,7 @@ def test_millions_of_nodes_take_no_memory(server, client):
         for rpc, request in requests:
             outcome = o.outcome_of(lambda: raw(rpc)(request, timeout=30))
             assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_EXPRESSION"), outcome
+            assert {"field", "limit"} <= set(outcome.metadata), outcome
         assert server.peak_rss() - before < 32 * o.MI, server.peak_rss() - before
     # Lengths that lie.
     for request in (b"\x12\xff\xff\xff\xff\x0f", b"\x12\x05\x0a\x00", b"\x12\x02\x0a\x7f"):

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <numeric>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -677,6 +679,31 @@ TEST(ExpressionTest, ErrorsNameTheNode) {
   EXPECT_EQ(node({In(0), Op(MapOp{}, {0})}), "1");
   EXPECT_EQ(node({In(0), Op(MapOp::kNot, {0}), In(0)}), "1");
   EXPECT_EQ(node({In(0), Op(MapOp::kCast, {0})}), "1");
+}
+
+TEST(ExpressionTest, ErrorsOfCountsNameTheFieldAndItsLimit) {
+  const std::vector<DType> nine(9, DType::kF32);
+  const auto figures = [](const std::vector<ExpressionNode>& nodes,
+                          absl::Span<const DType> operands) {
+    return ErrorMetadata(CompileExpression(nodes, operands).status());
+  };
+  const std::map<std::string, std::string> nodes = {{"field", "nodes"}, {"limit", "64"}};
+  const std::map<std::string, std::string> operands = {{"field", "operands"}, {"limit", "8"}};
+  EXPECT_EQ(figures({}, {nine.data(), 1}), nodes);
+  EXPECT_EQ(figures(std::vector<ExpressionNode>(65, In(0)), {nine.data(), 1}), nodes);
+  EXPECT_EQ(figures({In(0)}, {}), operands);
+  EXPECT_EQ(figures({In(0)}, nine), operands);
+}
+
+TEST(ExpressionTest, ErrorsSayWhatIsWrongWithTheNode) {
+  const auto message = [](const std::vector<ExpressionNode>& nodes) {
+    return std::string(CompileExpression(nodes, {DType::kF32}).status().message());
+  };
+  EXPECT_EQ(message({In(2)}), "node 0: it names operand 2, and the last one is operand 0");
+  EXPECT_EQ(message({In(0), Op(MapOp::kAdd, {0})}), "node 1: add takes 2 arguments and has 1");
+  EXPECT_EQ(message({In(0), Op(MapOp::kSqrt, {0, 0})}), "node 1: sqrt takes 1 argument and has 2");
+  EXPECT_EQ(message({In(0), Op(MapOp::kAdd, {0, 0, 0, 0})}),
+            "node 1: add takes 2 arguments and has more than 3");
 }
 
 }  // namespace
