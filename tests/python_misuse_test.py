@@ -215,6 +215,9 @@ class ArgumentsTest(python_outsider.Case):
         for target in ("", " ", None, 50051):
             with self.assertRaisesRegex(ValueError, "host:port"):
                 ts.connect(target)
+        for target in ("127.0.0.1:65536", "[::1]:99999", "ipv4:127.0.0.1:99999,127.0.0.1:1"):
+            with self.assertRaisesRegex(ValueError, "at most 65535"):
+                ts.connect(target, connect_timeout=1)
         for token in ("two\nlines", "é"):
             with self.assertRaisesRegex(ValueError, "token"):
                 ts.connect(self.server.address, token=token)

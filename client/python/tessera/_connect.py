@@ -80,6 +80,10 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.target, str) or not self.target.strip():
             raise ValueError(f"target {self.target!r}: write host:port or unix:path")
+        # gRPC would take it modulo 65536.
+        ports = () if self.target.startswith("unix") else re.findall(r":([0-9]+)(?:,|$)", self.target)
+        if any(int(port) > 65535 for port in ports):
+            raise ValueError(f"target {self.target!r}: a port is at most 65535")
         for name in ("timeout", "connect_timeout", "stall_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
