@@ -77,9 +77,9 @@ Authorization::Authorization(const ClientOptions& options) : file_(options.token
   if (options.tls_ca.empty()) {
     for (const absl::string_view address : absl::StrSplit(options.server, ',')) {
       if (StaysHere(address)) continue;
-      status_ =
-          Bad(absl::StrCat("a token would be sent in clear to ", address, ", which needs tls_ca"),
-              file_);
+      status_ = Bad(absl::StrCat("a token would be sent in clear to ", address,
+                                 ": no CA of the server's certificate is given"),
+                    file_);
       return;
     }
   }

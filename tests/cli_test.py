@@ -352,9 +352,9 @@ class CliTest(CliCase):
                      '{"steps": [{"dot": {"a": "x", "c": "x"}}]}', '{"steps": [{"guess": {}}]}',
                      '{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', "{" * 100000):
             path.write_text(text)
-            self.fails(4, "BAD_PROGRAM", "--help", "run", path)
-        self.fails(4, "BAD_PROGRAM", "--help", "run", self.folder)
-        self.fails(4, "BAD_PROGRAM", "--help", "run", "missing.json")
+            self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", path)
+        self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", self.folder)
+        self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", "missing.json")
         for operand in ("step:x", "step:-1", "step:", "step:0[1]", "step:0.values"):
             path = self.program({"reduce": {"op": "sum", "x": operand}})
             self.fails(4, "BAD_OPERAND", "", "run", path)
@@ -861,11 +861,85 @@ class CliTest(CliCase):
                           ("bench", "reduce", "magic", "x"),
                           ("bench", "dot", "x", "x", "--repeat", "0")):
             self.assertEqual(self.run_cli(*arguments).returncode, 2, arguments)
+        for says, *arguments in (
+                ("'tessera nope' is no command; there are put, get,", "nope"),
+                ("'tessera nope' is no command; there are put, get,", "nope", "x"),
+                ("'tessera bench nope' is no command; there are dot, reduce,", "bench", "nope"),
+                (r"'tessera \x1b[31m' is no command", "\x1b[31m"),
+                ("'--nope' is no option", "--nope"), ("A subcommand is required",)):
+            process = self.run_cli(*arguments)
+            self.assertEqual(process.returncode, 2, arguments)
+            self.assertTrue(process.stderr.startswith(says), process.stderr)
+        self.assertNotIn("complete,", self.run_cli("nope").stderr)
+        self.assertIn("List the strategies", self.cli("--help"))
         for command in ("put", "get", "ls", "rm", "cp", "import", "info", "strategies", "dot", "reduce",
                         "matmul", "add", "window-sum", "topk", "search", "bench", "health"):
             self.assertIn("Exit codes:", self.cli(command, "--help"))
         for command in ("dot", "reduce", "matmul", "add", "window-sum", "topk"):
             self.assertIn("Exit codes:", self.cli("bench", command, "--help"))
+
+    def test_values_that_are_no_numbers_or_too_large(self):
+        self.put("x", np.zeros(3, "<f4"))
+        forms = "is not a duration above 0 such as 90 (seconds), 500ms, 10m or 1h30m"
+        far = 10**20
+        for says, *arguments in (
+                (f"--timeout: 'nan' {forms}, or inf", "--timeout", "nan", "ls"),
+                (f"--interval: 'nan' {forms}\n", "top", "--once", "--interval", "nan"),
+                (f"--interval: 'inf' {forms}\n", "top", "--once", "--interval", "inf"),
+                (f"--ttl: 'nan' {forms}\n", "put", "upload.npy", "--ttl", "nan"),
+                (f"--ttl: 'inf' {forms}\n", "put", "upload.npy", "--ttl", "inf"),
+                (f"--ttl: '1e300' {forms}\n", "cp", "x", "y", "--ttl", "1e300"),
+                (f"--radius: '{far}' does not fit", "window-sum", "x", "--radius", far),
+                (f"--radius: '-{far}' does not fit", "window-sum", "x", f"--radius=-{far}"),
+                (f"--radius: '{far}' does not fit", "bench", "window-sum", "x", "--radius", far),
+                (f"--k: '{2**63}' does not fit", "topk", "x", "--k", 2**63),
+                (f"--k: '{far}' does not fit", "bench", "topk", "x", "--k", far),
+                (f"--version: '{2**64}' does not fit", "rm", "x", "--version", 2**64),
+                (f"--seed: '{far}' does not fit", "put", "--random", "ones", "--shape", 3, "--name",
+                 "y", "--seed", far)):
+            process = self.run_cli(*arguments)
+            self.assertEqual(process.returncode, 2, (arguments, process.stderr))
+            self.assertTrue(process.stderr.startswith(says), process.stderr)
+        self.cli("--timeout", "inf", "window-sum", "x", "--radius", 2**63 - 1)
+
+    def test_ports_are_those_of_tcp(self):
+        host, port = self.server.address.split(":")
+        wrong = f"{host}:{int(port) + 65536}"
+        for servers in (wrong, f"{self.server.address},{wrong}", f"{host}:{10**30}"):
+            process = self.run_cli("health", server=servers)
+            self.assertEqual(process.returncode, 2, process.stdout)
+            self.assertIn("has a port above 65535", process.stderr)
+
+    def test_health_of_a_process(self):
+        self.assertEqual(self.cli("health", "--process", self.server.process.pid), "serving\n")
+        for listen in ("127.0.0.1:0", "127.0.0.1:0,unix:/nowhere"):
+            # Whatever the program is, it was given this flag.
+            process = subprocess.Popen(["/bin/sh", "-c", "read line", "sh", "--listen", listen],
+                                       stdin=subprocess.PIPE)
+            try:
+                asked = self.run_cli("health", "--process", process.pid)
+            finally:
+                process.communicate()
+            self.assertEqual(asked.returncode, 2, asked.stderr)
+            self.assertIn("was to take a free port", asked.stderr)
+            self.assertIn("--server", asked.stderr)
+
+    def test_advice_leads_somewhere(self):
+        """The server's log has nothing of what the client itself refuses."""
+        self.put("x", np.zeros(3, "<f4"))
+        self.fails(4, "BAD_EXPRESSION", "operand 0 is a, 1 is b", "map", "a + b", "x")
+        token = dict(os.environ, TESSERA_TOKEN="t")
+        process = self.run_cli("ls", server="gpu.example.org:50051", env=token)
+        self.assertIn("BAD_CREDENTIALS\n  --tls-ca, ", process.stderr)
+        self.assertNotIn("tls_ca", process.stderr)
+        self.assertNotIn("log", process.stderr)
+        path = self.program()
+        for text, says in (('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
+                           ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
+            path.write_text(text)
+            error = self.fails(4, "BAD_PROGRAM", '{"steps": [', "run", path)
+            self.assertIn(says, error["message"])
+            self.assertNotIn("exception", error["message"])
 
     def test_errors_of_files(self):
         self.fails(3, "FILE_NOT_FOUND", "path", "put", "nothing.npy")

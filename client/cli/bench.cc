@@ -446,11 +446,15 @@ void AddBench(CLI::App& app, Command& chosen) {
   window->add_option("x", window_flags->a, "The operand, of rank 1")
       ->type_name("OPERAND")
       ->required();
-  window->add_option("--radius", window_flags->radius, "In elements")->required();
+  window->add_option("--radius", window_flags->radius, "In elements")
+      ->required()
+      ->check(Fits<std::int64_t>());
 
   auto [topk, topk_flags] = add("topk", "The largest or smallest elements", BenchTopK);
   topk->add_option("x", topk_flags->a, "The operand")->type_name("OPERAND")->required();
-  topk->add_option("--k", topk_flags->k, "How many along the axis")->required();
+  topk->add_option("--k", topk_flags->k, "How many along the axis")
+      ->required()
+      ->check(Fits<std::int64_t>());
   topk->add_flag("--smallest", topk_flags->smallest, "The smallest rather than the largest");
   topk->add_option("--axis", topk_flags->axis, "Default: the last");
 }

@@ -156,6 +156,7 @@ void AddPut(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Seed of --random")
       ->needs(random)
+      ->check(Fits<std::uint64_t>())
       ->capture_default_str();
   command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Put(s, *flags); }; });
 }
@@ -262,7 +263,8 @@ void AddRm(CLI::App& app, Command& chosen) {
   command
       ->add_option("--version", flags->version,
                    "Delete this version alone, a buffer or a draft; 'tessera info NAME' lists them")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->check(Fits<std::uint64_t>());
   command->callback([flags, &chosen] {
     chosen = [flags](Session& s) { return Remove(s, flags->names, flags->version); };
   });

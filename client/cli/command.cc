@@ -1,5 +1,7 @@
 #include "client/cli/command.h"
 
+#include <cmath>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_replace.h"
 #include "kernels/base/error.h"
@@ -13,6 +15,7 @@ absl::Status BadOption(std::string_view what) {
 std::optional<absl::Duration> ParseDuration(const std::string& text) {
   absl::Duration duration;
   if (double seconds; absl::SimpleAtod(text, &seconds)) {
+    if (std::isnan(seconds)) return std::nullopt;
     duration = absl::Seconds(seconds);
   } else if (!absl::ParseDuration(text, &duration)) {
     return std::nullopt;
@@ -21,11 +24,14 @@ std::optional<absl::Duration> ParseDuration(const std::string& text) {
   return duration;
 }
 
-CLI::Validator DurationCheck() {
+CLI::Validator DurationCheck(bool endless) {
   return CLI::Validator(
-      [](std::string& text) {
-        return ParseDuration(text) ? ""
-                                   : "'" + text + "' is not a duration such as 90s, 10m or 1h30m";
+      [endless](std::string& text) {
+        const std::optional<absl::Duration> duration = ParseDuration(text);
+        if (duration && (endless || *duration != absl::InfiniteDuration())) return std::string();
+        return "'" + text +
+               "' is not a duration above 0 such as 90 (seconds), 500ms, 10m or 1h30m" +
+               (endless ? ", or inf" : "");
       },
       "DURATION");
 }

@@ -6,11 +6,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -59,10 +62,28 @@ absl::Duration TemporaryTtl(const v1::Limits& limits);
 
 // --- Values of options ---------------------------------------------------------------------------
 
-// "90", "90s", "10m", "1h30m", "inf".
+// "90" (seconds), "90s", "10m", "1h30m", "inf"; nothing unless it is above 0.
 std::optional<absl::Duration> ParseDuration(const std::string& text);
 
-CLI::Validator DurationCheck();
+// endless: whether "inf" is taken.
+CLI::Validator DurationCheck(bool endless = false);
+
+// Refuses whole numbers that T, of 64 bits, does not hold: the parser would take the nearest one.
+template <class T>
+CLI::Validator Fits() {
+  static_assert(sizeof(T) == sizeof(long long));
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        errno = 0;
+        if constexpr (std::is_signed_v<T>) {
+          std::strtoll(text.c_str(), nullptr, 0);
+        } else {
+          std::strtoull(text.c_str(), nullptr, 0);
+        }
+        return errno == ERANGE ? "'" + text + "' does not fit into 64 bits" : "";
+      },
+      "");
+}
 
 // The names of kAllDTypes, kArrayDTypes or kAllReduceOps.
 template <class Values>

@@ -3,13 +3,53 @@
 #include <cstdlib>
 #include <iostream>
 #include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/command.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {
+
+// What is wrong with the ports of servers; "": nothing. gRPC would take a port modulo 65536.
+std::string CheckPorts(const std::string& servers) {
+  for (const absl::string_view address : absl::StrSplit(servers, ',')) {
+    if (absl::StartsWith(address, "unix:")) continue;
+    const std::size_t colon = address.rfind(':');
+    const absl::string_view port = colon == address.npos ? "" : address.substr(colon + 1);
+    const bool digits = std::all_of(port.begin(), port.end(), absl::ascii_isdigit);
+    int number = 0;
+    if (digits && !port.empty() && (!absl::SimpleAtoi(port, &number) || number > 65535))
+      return absl::StrCat("'", address, "' has a port above 65535");
+  }
+  return "";
+}
+
+// What is wrong with a line without a command; "": it ends where one is missing.
+std::string UnknownCommand(const CLI::App& app) {
+  const CLI::App* parent = &app;
+  std::string words = "tessera";
+  while (!parent->get_subcommands().empty()) {
+    parent = parent->get_subcommands().front();
+    words += " " + parent->get_name();
+  }
+  const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
+  if (rest.empty() || parent->get_require_subcommand_min() == 0) return "";
+  std::vector<std::string> names;
+  for (const CLI::App* command : parent->get_subcommands([](const CLI::App*) { return true; }))
+    if (!command->get_group().empty()) names.push_back(command->get_name());
+  if (absl::StartsWith(rest.front(), "-"))
+    return absl::StrCat("'", Absl(Printable(rest.front())), "' is no option");
+  return absl::StrCat("'", Absl(Printable(words + " " + rest.front())),
+                      "' is no command; there are ", absl::StrJoin(names, ", "));
+}
 
 int Main(int argc, char** argv) {
   CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
@@ -30,6 +70,7 @@ int Main(int argc, char** argv) {
          "-s,--server", server,
          "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
          "buffers: the first that answers")
+      ->check(CheckPorts)
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
   app.add_option("--tls-ca", options.tls_ca,
@@ -54,7 +95,7 @@ int Main(int argc, char** argv) {
       ->envname("TESSERA_TOKEN_FILE");
   app.add_option("--timeout", timeout,
                  "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
-      ->check(DurationCheck())
+      ->check(DurationCheck(/*endless=*/true))
       ->capture_default_str();
   app.add_flag("--json", json, "Print one JSON document");
 
@@ -78,6 +119,11 @@ int Main(int argc, char** argv) {
   AddCompletion(app, command);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    const std::string unknown = UnknownCommand(app);
+    app.exit(unknown.empty() ? CLI::ParseError(error)
+                             : CLI::ParseError(unknown, CLI::ExitCodes::ExtrasError));
+    return kUsageExitCode;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsageExitCode;
   }

@@ -178,7 +178,9 @@ struct TopKFlags {
 
   void Add(CLI::App& command) {
     command.add_option("x", x, "The operand")->type_name("OPERAND")->required();
-    command.add_option("--k", k, "How many along the axis, from 1 to 4096")->required();
+    command.add_option("--k", k, "How many along the axis, from 1 to 4096")
+        ->required()
+        ->check(Fits<std::int64_t>());
     command.add_flag("--smallest", smallest, "The smallest rather than the largest");
     command.add_option("--axis", axis, "Default: the last");
     operation.Add(command);
@@ -299,7 +301,9 @@ void AddOperations(CLI::App& app, Command& chosen) {
   auto window = std::make_shared<WindowSumFlags>();
   command = app.add_subcommand("window-sum", "Sums of the elements within a radius of each");
   command->add_option("x", window->x, "The operand, of rank 1")->type_name("OPERAND")->required();
-  command->add_option("--radius", window->radius, "In elements")->required();
+  command->add_option("--radius", window->radius, "In elements")
+      ->required()
+      ->check(Fits<std::int64_t>());
   window->operation.Add(*command);
   window->result.Add(*command);
   command->callback(

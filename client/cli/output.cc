@@ -479,6 +479,13 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return "'tessera info' lists the server's devices";
   if (reason == "BAD_LAUNCH") return "without the option the strategy chooses by itself";
   if (reason == "BAD_RADIUS") return "--radius takes whole numbers from 0 on";
+  if (reason == "BAD_EXPRESSION")
+    return "operand 0 is a, 1 is b, and so on; 'tessera map --help' shows what an expression has";
+  if (reason == "BAD_PROGRAM")
+    return "a program is JSON such as {\"steps\": [{\"dot\": {\"a\": \"x\", \"b\": \"y\"}}]}";
+  if (reason == "BAD_CREDENTIALS")
+    return "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token goes to other "
+           "hosts by TLS alone, with --tls-ca";
   if (reason == "BAD_BOOL")
     return "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes";
   if (reason == "BAD_K")
@@ -501,8 +508,11 @@ std::string Advice(const absl::Status& error, std::string_view server) {
       return "nothing was kept";
     case absl::StatusCode::kUnimplemented:
       return "the server at " + at + " is older than this client or another kind of server";
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+      return "the server's log may say more";
     default:
-      return "see 'tessera --help' and the server's log";
+      return "see 'tessera --help'";
   }
 }
 

@@ -28,9 +28,13 @@
 #include "client/expression_text.h"
 #include "client/requests.h"
 #include "google/protobuf/util/json_util.h"
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::size_t kLongestReason = 300;
 
 absl::Status BadProgram(const std::string& path, const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PROGRAM",
@@ -91,8 +95,16 @@ absl::Status Expand(Session& session, Json& request) {
 absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
   std::ostringstream text;
   if (!(text << std::ifstream(path).rdbuf())) return BadProgram(path, "it cannot be read");
-  Json json =
-      Json::parse(text.str(), nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  Json json;
+  try {
+    json = Json::parse(text.str(), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  } catch (const Json::exception& error) {
+    // After the library's own name of the error, in brackets.
+    const std::string_view what = error.what();
+    const std::size_t name = what.find("] ");
+    return BadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
+                                                  kLongestReason)));
+  }
   if (!json.is_object() || !json.contains("steps") || !json["steps"].is_array())
     return BadProgram(path, "it has no list called \"steps\"");
   for (Json& step : json["steps"]) {

@@ -112,7 +112,7 @@ absl::Status ListStrategies(Session& session, const std::string& operation) {
 
 void AddStrategies(CLI::App& app, Command& chosen) {
   auto operation = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("strategies", "List the algorithms");
+  CLI::App* command = app.add_subcommand("strategies", "List the strategies");
   command
       ->add_option("operation", *operation,
                    "dot, reduce, reduce_axes, matmul, add, window_sum, map or top_k; default: all")
@@ -152,7 +152,13 @@ std::string AddressOf(int process) {
     listen = apart ? *(word + 1) : word->substr(kFlag.size() + 1);
     break;
   }
-  return listen.substr(0, listen.find(','));
+  listen.resize(std::min(listen.find(','), listen.size()));
+  if (absl::EndsWith(listen, ":0")) {
+    throw CLI::ValidationError(
+        "--process", absl::StrCat("process ", process, " was to take a free port, which --listen ",
+                                  listen, " does not tell: give --server instead"));
+  }
+  return listen;
 }
 
 absl::Status Health(Session& session, const std::string& service) {
@@ -179,7 +185,7 @@ void AddHealth(CLI::App& app, Command& chosen) {
       ->add_option(
           "--process", *process,
           "Ask the server that runs on this host as the process PID, at the first address\n"
-          "of its flag or environment, instead of that of --server")
+          "of its flag or environment, which names its port, instead of that of --server")
       ->type_name("PID")
       ->check(CLI::PositiveNumber);
   command->callback([service, process, &app, &chosen] {
