@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -35,11 +34,8 @@ bool IsHostAndPort(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   if (colon == text.npos || colon == 0 || text.size() > kLongestSource) return false;
   std::string_view host = text.substr(0, colon);
-  const std::string_view digits = text.substr(colon + 1);
-  int port = 0;
-  if (digits.empty() || !std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) ||
-      !absl::SimpleAtoi(Absl(digits), &port) || port < 1 || port > 65535)
-    return false;
+  const std::string_view port = text.substr(colon + 1);
+  if (!IsPort(port) || port.find_first_not_of('0') == port.npos) return false;
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
     return std::all_of(host.begin(), host.end(), [](unsigned char c) {

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "server/options.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -124,7 +125,9 @@ std::size_t RaiseDescriptorLimit() {
 
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   const std::size_t colon = address.rfind(':');
-  if (colon == address.npos) return CannotListen(address, "it has no port");
+  // getaddrinfo takes the number of a port modulo 65536.
+  if (colon == address.npos || !IsPort(std::string_view(address).substr(colon + 1)))
+    return CannotListen(address, "it has no port from 0 to 65535");
   std::string host = address.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);

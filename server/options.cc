@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/error.h"
 
@@ -18,24 +19,41 @@ namespace {
 
 constexpr std::uint64_t kLargestMessage = 1ull << 30;
 constexpr std::uint64_t kLeastScratch = 64ull << 20;
+constexpr double kMostSeconds = 1e9;  // of an operation, by estimate
 
 std::string EnvironmentName(std::string flag) {
   std::replace(flag.begin(), flag.end(), '-', '_');
   return "TESSERA_" + absl::AsciiStrToUpper(flag);
 }
 
+// A line of the file as its author knows it: CLI11 calls begin and end of a section "++" and "--".
+std::string LineName(const CLI::ConfigItem& item) {
+  const bool section = item.name == "++" || item.name == "--";
+  return section ? absl::StrCat("[", absl::StrJoin(item.parents, "."), "]") : item.fullname();
+}
+
 // CLI11 lets a file win over the environment. Here the environment wins: what it sets, the file
 // does not.
 class BelowEnvironment : public CLI::ConfigTOML {
  public:
+  // The app, whose options the file may set, outlives it.
+  explicit BelowEnvironment(const CLI::App& app) : app_(app) {}
+
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
     std::vector<CLI::ConfigItem> found = CLI::ConfigTOML::from_config(input);
+    for (const CLI::ConfigItem& item : found) {
+      if (item.parents.empty() && app_.get_option_no_throw("--" + item.name) != nullptr) continue;
+      throw CLI::ConfigError("'" + LineName(item) + "' of the configuration file is no option");
+    }
     std::erase_if(found, [](const CLI::ConfigItem& item) {
       const char* value = std::getenv(EnvironmentName(item.name).c_str());
       return value != nullptr && *value != '\0';
     });
     return found;
   }
+
+ private:
+  const CLI::App& app_;
 };
 
 // Makes --flag with its environment variable; set takes the text and says what is wrong with it, or
@@ -86,6 +104,18 @@ CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string&
       ->envname(EnvironmentName(flag));
 }
 
+CLI::Option* AddSeconds(CLI::App& app, const std::string& flag, const std::string& help,
+                        double& out) {
+  return AddText(app, flag, "SECONDS", absl::StrCat(out), help,
+                 [&out](const std::string& text) -> std::string {
+                   double value = 0;
+                   if (!absl::SimpleAtod(text, &value) || !(value > 0 && value <= kMostSeconds))
+                     return "'" + text + "' is not a number of seconds above 0 and up to 1e9";
+                   out = value;
+                   return "";
+                 });
+}
+
 // none_at_zero: whether "0" means without end.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::string& default_text,
                          const std::string& help, bool none_at_zero, absl::Duration& out) {
@@ -102,7 +132,35 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::stri
                  });
 }
 
+// What is wrong with the port of an address to listen on; "": nothing.
+std::string CheckPort(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  const bool tcp = !address.empty() && address.rfind("unix:", 0) != 0;
+  if (!tcp || (colon != address.npos && IsPort(address.substr(colon + 1)))) return "";
+  return "'" + address + "' has no port from 0 to 65535";
+}
+
+// What is wrong with a pattern of servers; "": it matches some host:port.
+std::string CheckPattern(const std::string& pattern) {
+  std::size_t at = pattern.rfind(':');
+  if (at == pattern.npos) at = pattern.rfind('*');  // which may stand for the colon too
+  const std::string port = at == pattern.npos ? "" : pattern.substr(at);
+  const bool good = port.find('*') != port.npos
+                        ? port.find_first_not_of(":*0123456789") == port.npos
+                        : at > 0 && port.size() > 1 && IsPort(port.substr(1));
+  // Those of an IPv6 address stand in brackets.
+  const bool whole = pattern.find(':') >= at || pattern[at - 1] == ']' || pattern[at - 1] == '*';
+  return good && whole ? ""
+                       : "'" + pattern + "' matches no host:port: it has no port, and no * for one";
+}
+
 }  // namespace
+
+bool IsPort(std::string_view text) {
+  int port = 0;
+  return !text.empty() && std::all_of(text.begin(), text.end(), absl::ascii_isdigit) &&
+         absl::SimpleAtoi(Absl(text), &port) && port <= 65535;
+}
 
 std::uint64_t MemoryLimit::Resolve(std::uint64_t free_bytes) const {
   return bytes != 0 ? bytes
@@ -163,7 +221,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   const bool has_file = file != nullptr && *file != '\0';
   app.set_config("--config", has_file ? file : "", "TOML file with these options", has_file)
       ->type_name("FILE");
-  app.config_formatter(std::make_shared<BelowEnvironment>());
+  app.config_formatter(std::make_shared<BelowEnvironment>(app));
   app.allow_config_extras(CLI::config_extras_mode::error);
 
   app.add_option("--listen", options.listen,
@@ -171,6 +229,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->type_name("ADDRESS")
       ->delimiter(',')
       ->take_all()
+      ->check(CheckPort)
       ->envname(EnvironmentName("listen"));
   app.add_option(
          "--device", options.devices,
@@ -203,6 +262,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->type_name("PATTERN")
       ->delimiter(',')
       ->take_all()
+      ->check(CheckPattern)
       ->envname(EnvironmentName("import-from"));
   AddFile(app, "import-tls-ca",
           "imports by TLS, from servers with a certificate of these CAs, in PEM, and shows them "
@@ -269,16 +329,12 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
               "how long a GPU stays ready for another small operation after one, on an SM that it "
               "keeps until then, or until other work comes; 0: every operation is a launch",
               false, options.linger);
-  app.add_option("--max-operation-seconds", options.max_operation_seconds,
-                 "how long one operation may take, by estimate")
-      ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber)
-      ->envname(EnvironmentName("max-operation-seconds"));
-  app.add_option("--max-slow-operation-seconds", options.max_slow_operation_seconds,
-                 "the same for a strategy that is not the default of its problem")
-      ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber)
-      ->envname(EnvironmentName("max-slow-operation-seconds"));
+  AddSeconds(app, "max-operation-seconds",
+             "how long one operation may take, by estimate; 1e9, the most, is as good as no limit",
+             options.max_operation_seconds);
+  AddSeconds(app, "max-slow-operation-seconds",
+             "the same for a strategy that is not the default of its problem",
+             options.max_slow_operation_seconds);
   AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send", 1024,
            kLargestMessage, "from 1Ki to 1Gi", options.max_message);
   AddCount(app, "max-connections", "connections at once; further ones are closed as they come",
@@ -308,6 +364,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
                  "host:port for metrics by HTTP: /metrics for Prometheus, /healthz, and a page for "
                  "people; without TLS; port 0 takes a free one")
       ->type_name("ADDRESS")
+      ->check(CheckPort)
       ->envname(EnvironmentName("metrics-listen"));
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off")
       ->type_name("LEVEL")

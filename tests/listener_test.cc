@@ -309,7 +309,8 @@ TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
   ExpectCannotListen("192.0.2.1:0");
   ExpectCannotListen("no-such-host.invalid:1");
   ExpectCannotListen("127.0.0.1");
-  ExpectCannotListen("127.0.0.1:port");
+  ExpectCannotListen("127.0.0.1:port", "no port from 0 to 65535");
+  ExpectCannotListen("127.0.0.1:65536", "no port from 0 to 65535");
   ExpectCannotListen("::1:50051", "brackets");
   ExpectCannotListen("unix:");
   ExpectCannotListen("unix:/" + std::string(200, 'x'));

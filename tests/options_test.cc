@@ -90,6 +90,68 @@ TEST(Options, OtherServers) {
   EXPECT_FALSE(Parse({"--ring-name", "a"}).options.has_value());
 }
 
+// A pattern that no host:port matches would look as if it allowed something.
+TEST(Options, PatternsOfServersHaveAPort) {
+  for (const char* good :
+       {"*", "gpu-*", "gpu-*51", "*:50051", "gpu:5*", "gpu:*", "[::1]:1", "[::1]:*"})
+    EXPECT_TRUE(Parse({"--import-from", good}).options.has_value()) << good;
+  for (const char* bad : {"gpu", "gpu:", "*gpu", ":1", "gpu:65536", "gpu:http", "gpu:x*", "::1"}) {
+    const Parsed parsed = Parse({"--import-from", bad});
+    EXPECT_FALSE(parsed.options.has_value()) << bad;
+    EXPECT_NE(parsed.err.find("--import-from: '" + std::string(bad) + "' matches no host:port"),
+              std::string::npos)
+        << parsed.err;
+  }
+}
+
+TEST(Options, NumbersOfSeconds) {
+  EXPECT_EQ(Parse({}).options->max_operation_seconds, 30);
+  EXPECT_EQ(Parse({}).options->max_slow_operation_seconds, 5);
+  EXPECT_EQ(Parse({"--max-operation-seconds", "1e-12"}).options->max_operation_seconds, 1e-12);
+  EXPECT_EQ(Parse({"--max-slow-operation-seconds", "1e9"}).options->max_slow_operation_seconds,
+            1e9);
+  for (const char* flag : {"--max-operation-seconds", "--max-slow-operation-seconds"}) {
+    for (const std::string bad : {"nan", "-nan", "inf", "0", "-1", "1e10", "x", ""}) {
+      const Parsed parsed = Parse({flag, bad.c_str()});
+      EXPECT_FALSE(parsed.options.has_value()) << flag << " " << bad;
+      EXPECT_NE(parsed.err.find(std::string(flag) + ": '" + bad + "' is not a number of seconds"),
+                std::string::npos)
+          << parsed.err;
+    }
+  }
+}
+
+TEST(Options, PortsAreThoseOfTcp) {
+  for (const char* flag : {"--listen", "--metrics-listen"}) {
+    for (const char* good : {"127.0.0.1:0", "127.0.0.1:65535", "[::1]:1", ":80"})
+      EXPECT_TRUE(Parse({flag, good}).options.has_value()) << flag << " " << good;
+    for (const char* bad : {"127.0.0.1:65536", "127.0.0.1:99999", "[::1]:4294967297", "a:-1",
+                            "a:http", "a:", "a", "a:18446744073709551617"}) {
+      const Parsed parsed = Parse({flag, bad});
+      EXPECT_FALSE(parsed.options.has_value()) << flag << " " << bad;
+      EXPECT_NE(parsed.err.find(std::string(flag) + ": '" + bad + "' has no port from 0 to 65535"),
+                std::string::npos)
+          << parsed.err;
+    }
+  }
+  EXPECT_TRUE(Parse({"--listen", "unix:/tmp/s:99999"}).options.has_value());
+  EXPECT_FALSE(Parse({"--listen", "127.0.0.1:1,127.0.0.1:99999"}).options.has_value());
+  EXPECT_FALSE(Parse({}, {{"TESSERA_LISTEN", "127.0.0.1:99999"}}).options.has_value());
+}
+
+TEST(Options, TheFileSetsOptionsAlone) {
+  for (const auto& [text, mention] : std::vector<std::pair<std::string, std::string>>{
+           {"queueu = 1\n", "'queueu' of the configuration file is no option"},
+           {"[server]\nqueue = 1\n", "'[server]' of the configuration file is no option"}}) {
+    const TemporaryFile file(text);
+    const std::string path = file.path();
+    const Parsed parsed = Parse({"--config", path.c_str()});
+    EXPECT_FALSE(parsed.options.has_value()) << text;
+    EXPECT_EQ(parsed.exit_code, 1) << text;
+    EXPECT_NE(parsed.err.find(mention), std::string::npos) << parsed.err;
+  }
+}
+
 TEST(Options, Flags) {
   const Parsed parsed = Parse(
       {"--listen",        "0.0.0.0:1", "--listen",         "unix:/tmp/s", "--device",      "cuda:1",
