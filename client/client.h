@@ -68,7 +68,8 @@ struct ClientOptions {
   absl::Duration connect_timeout = absl::Seconds(10);
   // A transfer may take as long as it needs, but not stand still for so long. TCP connections whose
   // other end takes no bytes for so long, and for a second, are closed; by a unix socket an upload to
-  // a process that hangs may not end.
+  // a process that hangs may not end. After a transfer that has stood still the destructor of the
+  // process's last client may take up to 10 s, for gRPC's threads.
   absl::Duration stall_timeout = absl::Seconds(60);
   // Whether a call that the server refuses because others hold the room (QUEUE_FULL,
   // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated, after the server's own

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -78,7 +79,7 @@ class Host:
 class Line:
     """This process's host, the far host, and the router between them."""
 
-    MBIT = 400
+    MBIT = 200
 
     def __init__(self):
         self.far, self.router = Host(), Host()
@@ -207,12 +208,18 @@ class Cut(unittest.TestCase):
         np.save(path, array)
         return path
 
-    def under_way(self, far, near, seconds):
+    def under_way(self, far, near, seconds, mib=(24, 16, 24)):
         """Works by name, each of which returns what it has to be compared with: whoever waits for
-        one of them, waits so long for progress."""
+        one of them, waits so long for progress. mib: of what the command line and the Python client
+        put, and of what is fetched."""
         limits = dict(timeout=seconds, stall_timeout=seconds, connect_timeout=seconds)
         patience = f"{seconds}s"
-        arrays = [self.array(mib) for mib in (16, 16, 32)]
+        arrays = [self.array(size) for size in mib]
+        self.begun = {name: threading.Event() for name in ("python_put", "python_get")}
+
+        def progress(name):
+            return lambda done, _: done > 0 and self.begun[name].set()
+
         square = np.ones((1000, 1000), np.float32)
         with ts.connect(far.address) as t:
             t.put(arrays[2], name="stored")
@@ -233,11 +240,11 @@ class Cut(unittest.TestCase):
             return (np.load(get), arrays[2]) if code == 0 else (code, said)
 
         def python_put():
-            clients[0].put(arrays[1], name="python")
+            clients[0].put(arrays[1], name="python", progress=progress("python_put"))
             return far, "python", arrays[1]
 
         def python_get():
-            return clients[1]["stored"].numpy(), arrays[2]
+            return clients[1]["stored"].numpy(progress=progress("python_get")), arrays[2]
 
         def python_program():
             x = clients[2]["square"]
@@ -259,16 +266,20 @@ class Cut(unittest.TestCase):
         self.addCleanup(pool.shutdown)
         ends = {}
         with self.line.slow():
-            before = [self.line.router.passed(device) for device in ("near", "far")]
-            futures = {name: pool.submit(work) for name, work in works.items()}
-            for name, future in futures.items():
-                note = lambda _, name=name: ends.setdefault(name, time.monotonic())  # noqa: E731
-                future.add_done_callback(note)
-            moved = lambda: min(  # noqa: E731
-                self.line.router.passed(device) - old
-                for device, old in zip(("near", "far"), before)
-            ) > 4 * MIB
-            self.assertTrue(eventually(moved, 20, pause=0.002))
+            futures = {}
+            # Processes take longest to begin.
+            for begun in ("cli_put", "cli_get"), works.keys() - {"cli_put", "cli_get"}:
+                before = [self.line.router.passed(device) for device in ("near", "far")]
+                for name in begun:
+                    futures[name] = future = pool.submit(works[name])
+                    note = lambda _, name=name: ends.setdefault(name, time.monotonic())  # noqa: E731
+                    future.add_done_callback(note)
+                moved = lambda: min(  # noqa: E731
+                    self.line.router.passed(device) - old
+                    for device, old in zip(("near", "far"), before)
+                ) > 2 * MIB
+                self.assertTrue(eventually(moved, 20, pause=0.002))
+            self.assertTrue(all(begun.wait(20) for begun in self.begun.values()))
             with self.line.cut():
                 begin = time.monotonic()
                 early = [name for name, future in futures.items() if future.done()]
@@ -371,7 +382,7 @@ class Cut(unittest.TestCase):
     def test_lost_packets(self):
         """Of a hundred, five are lost each way."""
         far, near = self.servers()
-        works = self.under_way(far, near, 30)
+        works = self.under_way(far, near, 30, mib=(4, 4, 8))
         with self.line.lossy(5) as means:
             if means is None:
                 self.skipTest("the kernel has neither netem nor iptables' statistic")
