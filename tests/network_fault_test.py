@@ -363,9 +363,10 @@ class Cut(unittest.TestCase):
         for name, outcome in outcomes.items():
             self.assertLess(self.after[name], 0, f"{name} ended only when the line was there again")
             if name in ("cli_put", "cli_get"):
+                # TCP gives the connection up at the time at which the transfer has stood still.
                 code, said = outcome
-                self.assertEqual(code, 8, said)
-                self.assertIn("STALLED", said)
+                self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
+                              [(8, "STALLED"), (7, "CONNECTION_LOST")])  # fmt: skip
         for name, error in {
             "python_put": ts.Stalled,
             "python_get": ts.Stalled,
