@@ -14,6 +14,9 @@ from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
 from ._wire import Download, Patience, Several, Stream, Upload
 
+# Of a KeyboardInterrupt: the channels need not be replaced for it.
+_SETTLED = "_settled"
+
 
 class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
     def __init__(self, upload: Upload) -> None:
@@ -40,10 +43,13 @@ class Blocking:
         self.calls = calls_of(self._channels[0])
         self._calls = [self.calls]
 
-    def interrupted(self) -> None:
+    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """Ctrl-C may come where a thread has just taken a lock of gRPC's channel, which is never given
         back: what follows goes through another one. The old one ends with the client, since other
         threads may be using it."""
+        if getattr(interrupt, _SETTLED, False):
+            return
+        setattr(interrupt, _SETTLED, True)
         with self._lock:
             if not self._closed:
                 self._retired += self._channels
@@ -106,8 +112,8 @@ class Blocking:
             answer = self.calls[method](request, timeout=timeout, metadata=metadata)
         except (grpc.RpcError, ValueError) as error:
             raise self._failure(error) from None
-        except KeyboardInterrupt:
-            self.interrupted()
+        except KeyboardInterrupt as interrupt:
+            self.interrupted(interrupt)
             raise
         return answer_of(method, answer)
 
@@ -210,6 +216,9 @@ class Blocking:
                     raise failure
                 finally:
                     del failure, outcome
+        except KeyboardInterrupt as interrupt:
+            setattr(interrupt, _SETTLED, True)  # Other threads run gRPC's code.
+            raise
         finally:
             several.stop()
             # Nothing is read from or written to the caller's array from here on.

@@ -311,8 +311,8 @@ class Client:
             if self._core.dead:
                 self._io.forget(self._core.take_dead())
             return self._io.run(steps)
-        except KeyboardInterrupt:
-            self._io.interrupted()
+        except KeyboardInterrupt as interrupt:
+            self._io.interrupted(interrupt)
             raise
         except Error:
             if self._core.closed:
