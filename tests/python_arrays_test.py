@@ -4,6 +4,7 @@
 usage: python_arrays_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
+import asyncio
 import copy
 import gc
 import pickle
@@ -596,6 +597,33 @@ class ShardsTest(python_outsider.Case):
         large = np.arange(300_000, dtype=np.float64)  # in ranges
         far = self.t.put(large, placement=["cpu:1", "cpu:0"])
         np.testing.assert_array_equal(far.numpy(), large)
+
+    def test_results(self):
+        a = (np.arange(60_000) % 7).astype(np.float32)
+        x = self.t.put(a, placement="all")
+        for made in (
+            (x * 2).save(placement="all"),
+            (x * 2).save("named", placement=["cpu:2", "cpu:0", "cpu:1"]),
+            self.aio_saved(a),
+        ):
+            self.assertEqual(sorted(made.devices), ["cpu:0", "cpu:1", "cpu:2"])
+        named = self.t["named"]
+        np.testing.assert_array_equal(named.numpy(), a * 2)
+        self.assertEqual(x.save(placement=["cpu:1", "cpu:0"]).devices, ("cpu:1", "cpu:0"))
+        total = named.sum()
+        self.assertEqual(total.item(), 2 * a.sum())
+        self.assertEqual(total.stats[0].devices, 3)
+        with self.assertRaises(ts.BadPlacement):
+            (x * 2).save(placement=["cpu:0", "cpu:0"])
+
+    def aio_saved(self, a):
+        async def save():
+            async with await ts.aio.connect(self.server.address) as t:
+                x = await t.put(a, placement="all")
+                await (x * 2).save("saved", placement="all")
+
+        asyncio.run(save())
+        return self.t["saved"]
 
     def test_refused(self):
         for placement in (["cpu:0", "cpu:0"], ["all", "cpu:0"]):

@@ -58,12 +58,20 @@ class Expr(Lazy):
         array, self._stats = session._run(core.evaluate_one(term, prepared, failures))
         return array
 
-    def save(self, name: Optional[str] = None, replace: bool = False, ttl: Ttl = None) -> "Array":
+    def save(
+        self,
+        name: Optional[str] = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        placement: Placement = (),
+    ) -> "Array":
         """Computes it in one call and leaves the elements on the server: under a name, or until the
-        last reference to the array returned is gone. ttl: "10m", seconds or a timedelta.
+        last reference to the array returned is gone. ttl: "10m", seconds or a timedelta. placement:
+        "all", or the devices among which the array is divided, the one that computes it among them.
         BufferExists: the name is taken, and replace is false. QuotaExceeded, GpuMemoryExhausted."""
         session: Client = self._session
-        leaf, self._stats = session._run(session._core.save(self._term(), name, replace, ttl))
+        save = session._core.save(self._term(), name, replace, ttl, placement)
+        leaf, self._stats = session._run(save)
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def item(self) -> Any:

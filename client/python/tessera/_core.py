@@ -669,13 +669,22 @@ class Core:
             found.append(_dtypes.to_host(array))
         return found, stats
 
-    def save(self, term: Term, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
+    def save(
+        self,
+        term: Term,
+        name: Optional[str],
+        replace: bool,
+        ttl: Ttl,
+        placement: Placement = (),
+    ) -> Steps:
         """(a buffer with the value of an expression, stats)."""
         source, view = term
         if isinstance(source, Leaf):
-            leaf = yield from self.copy(source, view, name, replace=replace, ttl=ttl)
+            leaf = yield from self.copy(
+                source, view, name, replace=replace, ttl=ttl, placement=placement
+            )
             return leaf, None
-        (leaf,), stats = yield from self.keep([term], name, replace, ttl)
+        (leaf,), stats = yield from self.keep([term], name, replace, ttl, placement)
         return leaf, stats
 
     def keep(
@@ -684,6 +693,7 @@ class Core:
         name: Optional[str] = None,
         replace: bool = False,
         ttl: Ttl = None,
+        placement: Placement = (),
     ) -> Steps:
         """(buffers with the values of expressions, stats), in one call. name: of the only one."""
         if not terms:
@@ -693,7 +703,7 @@ class Core:
         results: Dict[_plan.Output, Any] = {}
         for output in plan.outputs:
             target, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
-            results[output] = _plan.target(target, replace, lifetime)
+            results[output] = _plan.target(target, replace, lifetime, devices_of(placement))
         answers = yield from self.run(plan, results, replace)
         leaves = {
             output: Leaf(_plan.buffer_of(node, answers[output[0]]), dead)

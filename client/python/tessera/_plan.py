@@ -44,8 +44,9 @@ class Stats:
     """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
     "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
     flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|),
-    queue_us that it waited, total_us from the call's acceptance to its answer, and moved_bytes of
-    operands that were copied from other devices. kernel_us is 0 unless the expression was made by
+    queue_us that it waited, total_us from the call's acceptance to its answer, moved_bytes of
+    operands that were copied from other devices, prepared_bytes of copies that the server had kept
+    from an earlier call, and how many devices worked. kernel_us is 0 unless the expression was made by
     with_(timing=True); queue_us and total_us are 0 of the steps of a program."""
 
     operation: str
@@ -58,6 +59,8 @@ class Stats:
     queue_us: float
     total_us: float
     moved_bytes: int
+    prepared_bytes: int = 0
+    devices: int = 1
 
 
 def view_message(view: View) -> Any:
@@ -226,6 +229,8 @@ class Plan:
                     s.queue_us,
                     s.total_us,
                     s.moved_bytes,
+                    s.prepared_bytes,
+                    s.devices,
                 )
             )
         return found
@@ -357,5 +362,7 @@ def inline_bytes(nodes: Sequence[Node]) -> int:
     return sum(node.answer_bytes for node in nodes)
 
 
-def target(name: str, replace: bool, ttl: Optional[Any]) -> Any:
-    return p.Result(buffer=p.BufferTarget(name=name, replace=replace, ttl=ttl))
+def target(name: str, replace: bool, ttl: Optional[Any], placement: Sequence[str] = ()) -> Any:
+    return p.Result(
+        buffer=p.BufferTarget(name=name, replace=replace, ttl=ttl, placement=placement)
+    )

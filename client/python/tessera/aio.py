@@ -33,9 +33,13 @@ class Expr(Lazy):
         return _numpy(self)
 
     def save(
-        self, name: Optional[str] = None, replace: bool = False, ttl: Ttl = None
+        self,
+        name: Optional[str] = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
-        return _save(self, name, replace, ttl)
+        return _save(self, name, replace, ttl, placement)
 
     def item(self) -> Coroutine[Any, Any, Any]:
         return _item(self)
@@ -123,9 +127,11 @@ async def _numpy(expression: Expr) -> npt.NDArray[Any]:
     return array
 
 
-async def _save(expression: Expr, name: Optional[str], replace: bool, ttl: Ttl) -> Array:
+async def _save(
+    expression: Expr, name: Optional[str], replace: bool, ttl: Ttl, placement: Placement
+) -> Array:
     session: Client = expression._session
-    save = session._core.save(expression._term(), name, replace, ttl)
+    save = session._core.save(expression._term(), name, replace, ttl, placement)
     leaf, expression._stats = await session._run(save)
     return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
