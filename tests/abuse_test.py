@@ -460,7 +460,11 @@ class WorkTest(Case):
         refused = [outcome for outcome in outcomes if outcome.code == "RESOURCE_EXHAUSTED"]
         self.assertGreater(len(refused), 30, outcomes[:3])
         self.assertGreater(len(outcomes) - len(refused), 3, "nothing waits")
-        for outcome in refused:
+        # Of requests that have not arrived completely, gRPC itself gives some up where they come faster than
+        # they are read.
+        ours = [outcome for outcome in refused if "RST_STREAM with error code 11" not in outcome.text]
+        self.assertGreater(len(ours), len(refused) // 2, outcomes)
+        for outcome in ours:
             self.assert_fails(
                 outcome,
                 "RESOURCE_EXHAUSTED",
