@@ -1089,9 +1089,10 @@ class Fuzzer:
             )
 
     @staticmethod
-    def near_array(expected, terms, dtype, rounded=0):
+    def near_array(expected, terms, dtype, rounded=0, count=1):
         """A judge of arrays: expected and the sum of |terms| of each element, in f64 or i64; rounded:
-        what was rounded to the type on the way."""
+        what was rounded to the type on the way; count: of the terms, each of which may be below the
+        least number and rounded to that."""
 
         def judge(actual, roundoff):
             values = wide(actual, dtype)
@@ -1112,7 +1113,7 @@ class Fuzzer:
             with np.errstate(all="ignore"):
                 special = ~np.isfinite(want)
                 same = np.isnan(want) & np.isnan(values) | (want == values)
-                bound = 4 * (roundoff + 2.0**-50) * terms + tiny
+                bound = 4 * (roundoff + 2.0**-50) * terms + max(1, count) * tiny
                 bound = bound + 2 * ulp * (np.abs(want) + np.abs(rounded))
                 close = np.abs(values - want) <= bound
                 # Parts of a sum are kept in f32 or f64 and may overflow where the whole does not.
@@ -1315,7 +1316,7 @@ class Fuzzer:
             product = expected if bias is not None else 0
             if bias is not None:
                 expected = expected + wide(bias, result_type)
-            judge = self.near_array(expected, sizes, result_type, rounded=product)
+            judge = self.near_array(expected, sizes, result_type, rounded=product, count=k)
         self.land(outcome, target, expected, result_type, judge, ())
         if outcome.ok:
             versions = [first, second] + [0] * (bias is not None)
