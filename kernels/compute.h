@@ -197,7 +197,7 @@ struct Stats {
   double estimate_seconds = 0;       // by options.pace, else 0
   int devices = 1;                   // that worked
   std::uint64_t moved_bytes = 0;     // of operands, between devices that share the work out
-  std::uint64_t prepared_bytes = 0;  // that the stream's keeper had; set by whoever set the keeper
+  std::uint64_t prepared_bytes = 0;  // of operands, by an earlier request; set by the server
 };
 
 struct ScalarResult {

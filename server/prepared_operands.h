@@ -23,7 +23,7 @@ class Buffer;
 // Thread safe. Memory is neither allocated nor freed under the lock, but on the thread of the caller.
 class PreparedOperands {
  public:
-  // Below that a copy takes no longer than a look here.
+  // Smaller copies are not worth their place.
   static constexpr std::size_t kLeastBytes = 64 << 10;
   // What is remembered, be it kept or only seen once.
   static constexpr std::size_t kMost = 256;
@@ -34,7 +34,7 @@ class PreparedOperands {
   // Forgets what was used longest ago, until the budget has room for so many bytes; nothing, if all would
   // not do. Whether it has forgotten anything.
   bool MakeRoom(std::uint64_t bytes);
-  // Forgets all. Whether there was anything.
+  // Forgets all. Whether any memory was kept.
   bool Clear();
   // Forgets what was made of buffers that are gone. The memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep();

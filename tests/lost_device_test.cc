@@ -164,7 +164,7 @@ TEST_F(LostDeviceTest, TheOthersServeOn) {
   stop = true;
   for (std::thread& caller : callers) caller.join();
 
-  // Memory: what was theirs alone is left, and there is room for more on those that are left.
+  // The lost device holds nothing, and the others have room for the array again.
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes(last) == 0; }));
   for (int i = 0; i < last; ++i) EXPECT_FALSE(server_.Info(i).lost()) << i;
   ASSERT_TRUE(Make("all", rows, count() - 1).ok()) << "the name is free";
