@@ -1,8 +1,9 @@
 // How an operation is shared out among the devices that its operands are sharded over: each takes
 // the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
 // outermost axis of an expression or of what is folded along other axes, a row of which TopK takes the
-// best, an element of a sum of two arrays, or some rows of a product. What a part is depends on the
-// problem alone, so that any division gives the same bits.
+// best, an element of a sum of two arrays, or some rows of a product. What is folded
+// along the outermost axis has no such parts, for each result is made of all shards: each device takes
+// as many columns. What a part is depends on the problem alone, so that any division gives the same bits.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,9 @@ struct Division {
   std::int64_t parts = 0;
   // One device that has all parts takes them as a share, too: the strategy's bits are others alone.
   bool also_alone = false;
+  // Parts lie in all shards: devices that have some of the array take as many of them, and part_bytes
+  // is what a part has in all.
+  bool across = false;
 };
 
 // On GPUs less than this is done before others have begun: bytes of an operand, and multiply-adds of
@@ -105,10 +109,15 @@ inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>
   if (strategy.launch_shared == nullptr || p.x == nullptr) return {};
   return TreeDivision(p.x, p.n, p.dtype);
 }
+// Whole vectors of any element, and lines of memory.
+inline constexpr std::int64_t kPartColumns = 128;
 inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>&,
                            const Team&) {
   if (p.x == nullptr) return {};
-  return {p.x, p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype)), p.outer};
+  const std::int64_t bytes = p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
+  if (p.outer > 1) return {p.x, bytes, p.outer};
+  const std::int64_t parts = (p.inner + kPartColumns - 1) / kPartColumns;
+  return {p.x, bytes / parts, parts, /*also_alone=*/false, /*across=*/true};
 }
 
 inline Division DivisionOf(const MatmulProblem& p, const Strategy<MatmulProblem>& strategy,
@@ -151,7 +160,8 @@ inline Division DivisionOf(const MapProblem& p, const Strategy<MapProblem>&, con
 
 // --- A share as a problem ---
 
-inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& share) {
+// Indices [share.first, share.end) of outer.
+inline ReduceAxesProblem RowsOf(const ReduceAxesProblem& p, const TeamShare& share) {
   ReduceAxesProblem part = p;
   part.outer = share.end - share.first;
   part.outer_of_all = p.outer;
@@ -159,6 +169,17 @@ inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& sha
   part.x = Advanced(p.x, outputs * p.length * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.out =
       Advanced(p.out, outputs * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& share) {
+  if (p.outer > 1) return RowsOf(p, share);
+  ReduceAxesProblem part = p;
+  const std::int64_t first = share.first * kPartColumns;
+  part.inner = std::min(p.inner, share.end * kPartColumns) - first;
+  part.inner_of_all = p.inner;
+  part.x = Advanced(p.x, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.out = Advanced(p.out, first * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
   return part;
 }
 
@@ -217,9 +238,23 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
     return std::min(division.parts,
                     distance / division.part_bytes + (distance % division.part_bytes != 0));
   };
+  const auto has_some = [&](const Shard& shard) {
+    const auto begin = static_cast<std::int64_t>(shard.begin);
+    const auto end = static_cast<std::int64_t>(shard.end);
+    return begin < offset + bytes && end > offset;
+  };
+  const std::int64_t holders = std::count_if(team.shards().begin(), team.shards().end(), has_some);
+  std::int64_t holder = 0;
   int workers = 0;
   for (const Shard& shard : team.shards()) {
-    shares.push_back({nullptr, first_behind(shard.begin), first_behind(shard.end)});
+    if (division.across) {
+      const std::int64_t next = holder + has_some(shard);
+      shares.push_back(
+          {nullptr, division.parts * holder / holders, division.parts * next / holders});
+      holder = next;
+    } else {
+      shares.push_back({nullptr, first_behind(shard.begin), first_behind(shard.end)});
+    }
     workers += shares.back().first < shares.back().end;
   }
   // What a view of the last shard has behind the array's end: nothing.

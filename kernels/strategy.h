@@ -100,6 +100,8 @@ struct ReduceAxesProblem {
   void* out = nullptr;
   // Above 0: this is a share of a problem with so many, and has the bits that it has there.
   std::int64_t outer_of_all = 0;
+  // Above 0: the same of inner, where outer is 1; rows of x are so many elements apart.
+  std::int64_t inner_of_all = 0;
   // The stream has had another share of that problem, whose left_range counts still.
   bool continues = false;
   Launch launch;

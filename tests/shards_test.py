@@ -352,6 +352,59 @@ def test_every_operation(server, client):
     assert eventually(lambda: is_idle(client), 5)
 
 
+def counts_of(names):
+    return sorted({1, 2, min(3, len(names)), min(4, len(names)), len(names)})
+
+
+def same_everywhere(client, arrays, rpc, fields, least=0, most=None):
+    """The call has the same bits on one device and on 1, 2, 3, 4 and all of them. arrays: by name;
+    fields(): of the call. least, most: devices that work, of so many that have a part of the first
+    array (most: None: all of them)."""
+    names, shared = devices(client), 0
+    for count in (0, *counts_of(names)):
+        chosen = [names[i] for i in RNG.permutation(len(names))[:count]]
+        spec = dict(placement=chosen) if count else {}
+        held = [put_large(client, name, x, replace=True, **spec) for name, x in arrays.items()]
+        got = client.call(rpc, **fields(), result=o.into("out", replace=True))
+        raw = client.download("out")
+        if count == 0:
+            expected = raw
+            assert got.stats.devices == 1, got.stats
+            continue
+        parts = max(1, len(held[0].shards))
+        assert raw == expected, (rpc, fields(), count, got.stats)
+        assert got.stats.devices <= parts, (parts, got.stats)
+        if unit(client) == 4096:
+            assert got.stats.devices >= min(parts, least), (parts, least, got.stats)
+            assert most is None or got.stats.devices <= most, (most, got.stats)
+        shared += got.stats.devices > 1
+    return shared
+
+
+def test_folds_along_the_outermost_axis(server, client):
+    """Of random shapes, types and windows."""
+    step = unit(client)
+    kinds, shared = ["f4", "f8", "f2", "u2", "i4", "i8"], 0
+    for round_ in range(12):
+        kind = kinds[round_ % len(kinds)]
+        size = np.dtype(kind).itemsize
+        columns = int(RNG.integers(1, 16 * step // 4 if round_ % 3 else 300))
+        rows = max(2, int(RNG.integers(4, 24)) * step // (size * columns))
+        x = random_array(rows * columns, kind).reshape(rows, columns)
+        first = int(RNG.integers(0, rows))
+        window = o.view([rows - first, columns], [columns, 1], first * columns)
+        for view_of in (None, window):
+            for op in RNG.permutation(REDUCTIONS)[:4]:
+                fields = lambda: dict(  # noqa: E731
+                    op="REDUCE_OP_" + op, x=o.resident("x", view_of), axes=[0]
+                )
+                # A part has 128 columns; of a window some devices may have none.
+                least = -(-columns // 128) if view_of is None else 0
+                shared += same_everywhere(client, dict(x=x), "Reduce", fields, least)
+    assert shared > 50 or step != 4096, f"only {shared} were shared out"
+    assert eventually(lambda: is_idle(client), 5)
+
+
 def test_where_results_go(server, client):
     names, step = devices(client), unit(client)
     n = 8 * step // 4

@@ -1,6 +1,7 @@
 // Sharded memory, and operations that several devices share out: the bits of one device.
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -238,6 +239,82 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
       return RunReduceAxes(stream, x, op, {1}, out, o);
     });
   }
+}
+
+TEST_P(TeamTest, ColumnsHaveTheBitsOfOneDevice) {
+  struct Case {
+    std::int64_t length, inner, offset;
+  };
+  // Of more columns than one launch has blocks for, and of so few that the axis is cut; rows that are
+  // whole vectors, and others.
+  const std::int64_t n = Floats() - 3;
+  for (const Case& c : {Case{3, n / 3, 0}, Case{n / 2048, 2048, 0}, Case{n / 1029, 1029, 3},
+                        Case{n / 1111, 1111, 1}, Case{1, n / 2, 2}}) {
+    const std::vector<float> values = RandomFloats(n + 3);
+    const std::uint64_t bytes = values.size() * sizeof(float);
+    for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
+      if (count > devices_.size()) continue;
+      ShardedArray array(devices_, streams_, count, bytes);
+      Stream& stream = *streams_[count - 1];
+      ASSERT_TRUE(BeginRequest(stream).ok());
+      ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+      const View x =
+          ViewOf(static_cast<const float*>(array.data()) + c.offset, {c.length, c.inner});
+      const auto size = static_cast<std::size_t>(c.inner) * 8;
+      auto out = Allocate(stream.device(), size);
+      ASSERT_TRUE(out.ok());
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
+        SCOPED_TRACE(absl::StrCat(c.length, " x ", c.inner, " ", count, " ", Absl(Name(op))));
+        std::string got[2];
+        for (bool together : {false, true}) {
+          ASSERT_TRUE(Zero(stream, out->data(), size).ok());
+          RunOptions options;
+          if (together) options.team = &array;
+          const absl::StatusOr<Stats> stats =
+              RunReduceAxes(stream, x, op, {0}, out->data(), options);
+          ASSERT_TRUE(stats.ok()) << stats.status();
+          const auto most = static_cast<std::int64_t>(count);
+          const bool large = GetParam() == Backend::kCpu || x.elements() * 4 >= 64 << 20;
+          EXPECT_EQ(stats->devices, together && large && c.length > 1 ? most : stats->devices);
+          EXPECT_LE(stats->devices, together ? most : 1);
+          got[together].resize(size);
+          ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), size).ok());
+        }
+        EXPECT_TRUE(got[0] == got[1]);
+      }
+    }
+  }
+}
+
+// What leaves the range of f32 in a column of one device's does not in those of the others.
+TEST_P(TeamTest, ColumnsOutOfRange) {
+  const std::int64_t rows = 41, columns = Floats() / rows;
+  std::vector<float> values = RandomFloats(rows * columns);
+  for (std::int64_t column : {std::int64_t{2}, columns / 2, columns - 1}) {
+    for (std::int64_t row = 0; row < rows - 1; ++row)
+      values[static_cast<std::size_t>(row * columns + column)] = row < rows / 2 ? 3e38f : -3e38f;
+  }
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  ShardedArray array(devices_, streams_, devices_.size(), bytes);
+  Stream& stream = *streams_[0];
+  ASSERT_TRUE(BeginRequest(stream).ok());
+  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  const View x = ViewOf(array.data(), {rows, columns});
+  std::vector<float> got[2];
+  for (bool together : {false, true}) {
+    auto out = Allocate(stream.device(), static_cast<std::size_t>(columns) * 4);
+    ASSERT_TRUE(out.ok());
+    RunOptions options;
+    if (together) options.team = &array;
+    const auto stats = RunReduceAxes(stream, x, ReduceOp::kSum, {0}, out->data(), options);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(stats->devices, together ? static_cast<int>(devices_.size()) : 1);
+    got[together].resize(static_cast<std::size_t>(columns));
+    ASSERT_TRUE(
+        CopyToHost(stream, got[together].data(), out->data(), got[together].size() * 4).ok());
+  }
+  EXPECT_EQ(std::memcmp(got[0].data(), got[1].data(), got[0].size() * 4), 0);
+  for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
 }
 
 // --- Products ---

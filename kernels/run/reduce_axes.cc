@@ -94,7 +94,7 @@ struct FoldMapAxes {
     for (std::int64_t first = 0; first < whole.outer && !on.stopped();) {
       const std::int64_t end = std::min(whole.outer, first + rows());
       LaunchMapRange(map, first * row(), (end - first) * row(), piece, on);
-      ReduceAxesProblem part = PartOf(whole, {&on, first, end});
+      ReduceAxesProblem part = RowsOf(whole, {&on, first, end});
       part.x = piece;
       part.continues = first > 0;
       if (wide) {

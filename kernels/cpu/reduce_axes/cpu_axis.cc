@@ -21,6 +21,7 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
   using Wide = typename F::Wide;
   const auto* x = static_cast<const T*>(p.x);
   auto* out = static_cast<typename F::Out*>(p.out);
+  const std::int64_t pitch = std::max(p.inner, p.inner_of_all);
   const std::int64_t tiles = (p.inner + kTile - 1) / kTile;
 #pragma omp parallel for schedule(static) if (p.outer * p.length * p.inner > (1 << 16))
   for (std::int64_t t = 0; t < p.outer * tiles; ++t) {
@@ -31,7 +32,7 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
     for (std::int64_t j = 0; j < width; ++j) chain[j] = F::template Identity<Wide>();
     for (std::int64_t l = 0; l < p.length; ++l) {
       if (l % kSteps == 0 && stream.stopped()) break;
-      const T* row = x + (o * p.length + l) * p.inner + first;
+      const T* row = x + (o * p.length + l) * pitch + first;
       for (std::int64_t j = 0; j < width; ++j)
         chain[j] = F::Combine(chain[j], F::Widen(F::Load(row[j], l)));
     }

@@ -83,9 +83,10 @@ struct Plan {
 Plan MakePlan(const ReduceAxesProblem& p) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
   Plan plan{};
-  plan.rows = p.inner == 1;
+  const std::int64_t inner = std::max(p.inner, p.inner_of_all);
+  plan.rows = inner == 1;
   const std::int64_t steps = plan.rows ? CeilDiv(p.length, vector) : p.length;
-  const std::int64_t columns = CeilDiv(p.inner, vector);  // vectors of outputs
+  const std::int64_t columns = CeilDiv(inner, vector);  // vectors of outputs
   // Vectors a thread: a short row is read by few lanes, each of which takes several vectors of it;
   // a column by one thread, as long as that leaves it work for two batches of loads.
   const std::int64_t most = !plan.rows ? 2 * kVectorsInFlight : steps <= 128 ? 4 : kVectorsInFlight;
@@ -99,7 +100,8 @@ Plan MakePlan(const ReduceAxesProblem& p) {
       std::min(CeilLog2(CeilDiv(steps, each)), kBlockBits - std::min(column_bits, least_width));
   plan.width_bits = std::min(column_bits, kBlockBits - plan.height_bits);
   const std::int64_t depth = kBlock >> (plan.width_bits + plan.height_bits);
-  plan.across = CeilDiv(columns, std::int64_t{1} << plan.width_bits);
+  const std::int64_t width = std::int64_t{1} << plan.width_bits;
+  plan.across = CeilDiv(CeilDiv(p.inner, vector), width);
   plan.tiles = plan.across * CeilDiv(p.outer, depth);
   plan.steps = CeilDiv(steps, std::int64_t{1} << plan.height_bits);
   // Whoever folds the segments is a block that has a thread for each output of one tile.
@@ -107,9 +109,9 @@ Plan MakePlan(const ReduceAxesProblem& p) {
       plan.tiles == 0 || depth > 1 || (!plan.rows && vector << plan.width_bits > kBlock);
   const std::int64_t cut =
       whole ? 1
-            : std::clamp<std::int64_t>(
-                  BlocksWanted(kVectorBytes / vector) / (plan.across * CeilDiv(outer, depth)), 1,
-                  std::max<std::int64_t>(1, plan.steps / kLeastSteps));
+            : std::clamp<std::int64_t>(BlocksWanted(kVectorBytes / vector) /
+                                           (CeilDiv(columns, width) * CeilDiv(outer, depth)),
+                                       1, std::max<std::int64_t>(1, plan.steps / kLeastSteps));
   plan.steps = CeilDiv(plan.steps, cut);
   plan.segment = (plan.steps << plan.height_bits) * (plan.rows ? vector : 1);
   plan.segments =
@@ -203,14 +205,14 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
   out = F::FinishAxis(value, length);
 }
 
-// Folds x[outer, length, inner] over length to out[outer, inner]. With segments: by way of
-// partials[tile][segment][output of the tile] and the tickets of the tiles. kWhole: all vectors are
-// whole and aligned.
+// Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length to
+// out[outer, inner]. With segments: by way of partials[tile][segment][output of the tile] and the
+// tickets of the tiles. kWhole: all vectors are whole and aligned.
 template <class F, class T, bool kWhole>
 __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
-    FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner, Plan plan,
-             typename F::Wide* partials, std::uint32_t* tickets, typename F::Out* out,
-             Scalar* mark) {
+    FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner,
+             std::int64_t pitch, Plan plan, typename F::Wide* partials, std::uint32_t* tickets,
+             typename F::Out* out, Scalar* mark) {
   using Wide = typename F::Wide;
   using Out = typename F::Out;
   constexpr int kWide = kVector<T>;
@@ -243,13 +245,13 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     walk = WalkArray(x + row * length + begin, active ? end - begin : 0, along, plan.height_bits);
   } else {
     outputs = active ? static_cast<int>(min(inner - column, std::int64_t{kWide})) : 0;
-    walk.first = x + (row * length + begin + along) * inner + column;
-    walk.stride = inner << plan.height_bits;
+    walk.first = x + (row * length + begin + along) * pitch + column;
+    walk.stride = pitch << plan.height_bits;
     walk.count =
         active && begin + along < end ? ((end - begin - along - 1) >> plan.height_bits) + 1 : 0;
     walk.each = walk.last = outputs;
   }
-  walk.end = x + outer * length * inner;
+  walk.end = x + (outer * length - 1) * pitch + inner;
 
   Chain<F, T> chains[kWide];
   if constexpr (kWhole) {
@@ -326,6 +328,7 @@ template <class F, class T>
 void Run(const ReduceAxesProblem& p, CudaStream& stream) {
   using Wide = typename F::Wide;
   const Plan plan = MakePlan(p);
+  const std::int64_t pitch = std::max(p.inner, p.inner_of_all);
   Wide* partials = nullptr;
   std::uint32_t* tickets = nullptr;
   if (plan.segments > 1) {
@@ -337,11 +340,11 @@ void Run(const ReduceAxesProblem& p, CudaStream& stream) {
   const auto blocks = static_cast<unsigned>(plan.tiles * plan.segments);
   const auto launch = [&](auto kernel) {
     kernel<<<blocks, kBlock, 0, stream.handle()>>>(
-        static_cast<const T*>(p.x), p.outer, p.length, p.inner, plan, partials, tickets,
+        static_cast<const T*>(p.x), p.outer, p.length, p.inner, pitch, plan, partials, tickets,
         static_cast<typename F::Out*>(p.out), stream.result());
   };
   // Every line of vectors begins at a multiple of 16 bytes and ends at one.
-  const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : p.inner) * sizeof(T);
+  const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : pitch) * sizeof(T);
   const bool whole = (reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0;
   if constexpr (kIsWide<F>) {
     launch(FoldAxis<F, T, false>);  // for once, it is fast enough
