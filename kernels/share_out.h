@@ -93,6 +93,33 @@ inline const Strategy<MatmulProblem>* ForTeamInPlace(const MatmulProblem& p, con
              : ChooseInPlace(p, device);
 }
 
+// The outermost axis that there is something to cut along.
+inline int AxisOf(const MapProblem& p) {
+  const Shape& shape = p.operands[0].shape;
+  int axis = 0;
+  while (axis < shape.rank - 1 && shape[axis] == 1) ++axis;
+  return axis;
+}
+inline Division MapDivision(const MapProblem& p, const Team& team) {
+  const int axis = AxisOf(p);
+  for (const View& x : p.operands) {
+    if (x.data == nullptr || axis >= x.shape.rank || !IsIn(team, x.data)) continue;
+    const std::int64_t stride = x.strides[static_cast<std::size_t>(axis)];
+    if (stride > 0)
+      return {x.data, stride * static_cast<std::int64_t>(SizeOf(x.dtype)), x.shape[axis]};
+  }
+  return {};
+}
+inline Division DivisionOf(const MapProblem& p, const Strategy<MapProblem>&, const Team& team) {
+  return MapDivision(p, team);
+}
+// The same memory in other parts, as even as bytes allow.
+inline Division InParts(const Division& division, std::int64_t parts) {
+  const std::int64_t bytes = division.parts * division.part_bytes;
+  if (bytes == 0) return {};
+  return {division.data, std::max<std::int64_t>(1, bytes / parts), parts};
+}
+
 inline Division TreeDivision(const void* data, std::int64_t n, DType dtype) {
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
   const Tree tree = FixedTree(n, size);
@@ -105,8 +132,13 @@ inline Division DivisionOf(const DotProblem& p, const Strategy<DotProblem>& stra
   return TreeDivision(IsIn(team, p.a) ? p.a : p.b, p.n, p.dtype);
 }
 inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>& strategy,
-                           const Team&) {
-  if (strategy.launch_shared == nullptr || p.x == nullptr) return {};
+                           const Team& team) {
+  if (strategy.launch_shared == nullptr) return {};
+  if (p.map != nullptr) {
+    const Tree tree = FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
+    return InParts(MapDivision(*p.map, team), tree.chunks);
+  }
+  if (p.x == nullptr) return {};
   return TreeDivision(p.x, p.n, p.dtype);
 }
 // Whole vectors of any element, and lines of memory.
@@ -140,31 +172,13 @@ inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, c
   return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
 }
 
-// The outermost axis that there is something to cut along.
-inline int AxisOf(const MapProblem& p) {
-  const Shape& shape = p.operands[0].shape;
-  int axis = 0;
-  while (axis < shape.rank - 1 && shape[axis] == 1) ++axis;
-  return axis;
-}
-inline Division DivisionOf(const MapProblem& p, const Strategy<MapProblem>&, const Team& team) {
-  const int axis = AxisOf(p);
-  for (const View& x : p.operands) {
-    if (x.data == nullptr || axis >= x.shape.rank || !IsIn(team, x.data)) continue;
-    const std::int64_t stride = x.strides[static_cast<std::size_t>(axis)];
-    if (stride > 0)
-      return {x.data, stride * static_cast<std::int64_t>(SizeOf(x.dtype)), x.shape[axis]};
-  }
-  return {};
-}
-
 // --- A share as a problem ---
 
 // Indices [share.first, share.end) of outer.
 inline ReduceAxesProblem RowsOf(const ReduceAxesProblem& p, const TeamShare& share) {
   ReduceAxesProblem part = p;
   part.outer = share.end - share.first;
-  part.outer_of_all = p.outer;
+  part.outer_of_all = std::max(p.outer, p.outer_of_all);
   const std::int64_t outputs = share.first * p.inner;
   part.x = Advanced(p.x, outputs * p.length * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.out =
@@ -279,10 +293,11 @@ inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own)
 }
 
 // Enqueues all shares, or of a wide launch those that have left the range: behind the work that the
-// own stream has, and before what it is given next.
-template <class Problem>
+// own stream has, and before what it is given next. work: what is to be done beside the strategy's
+// launch, by LaunchShare(problem, strategy, share, wide), if anything.
+template <class Problem, class Work>
 void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
-                  const std::vector<TeamShare>& shares, Stream& own, bool wide) {
+                  const std::vector<TeamShare>& shares, Stream& own, bool wide, const Work& work) {
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
   }
@@ -292,8 +307,12 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
     for (const TeamShare& share : shares) {
       OnDeviceOf(*share.stream, [&] {
         const auto part = PartOf(problem, share);
-        if (!wide) return strategy.launch(part, *share.stream);
-        if (strategy.left_range(part, *share.stream)) strategy.launch_wide(part, *share.stream);
+        if (wide && !strategy.left_range(part, *share.stream)) return;
+        if constexpr (requires { work.LaunchShare(problem, strategy, share, wide); }) {
+          work.LaunchShare(problem, strategy, share, wide);
+        } else {
+          (wide ? strategy.launch_wide : strategy.launch)(part, *share.stream);
+        }
       });
     }
   }

@@ -405,6 +405,83 @@ def test_folds_along_the_outermost_axis(server, client):
     assert eventually(lambda: is_idle(client), 5)
 
 
+def nodes_of(*nodes):
+    """Each a number of an operand, or an operation and the numbers of nodes."""
+    return dict(nodes=[
+        dict(operand=node) if isinstance(node, int)
+        else dict(op="MAP_OP_" + node[0], args=node[1:])
+        for node in nodes
+    ])  # fmt: skip
+
+
+def test_folds_of_expressions(server, client):
+    """Whole, along rows and along columns, with operands of any layout and other types."""
+    names, step = devices(client), unit(client)
+    expressions = {
+        "weighted": nodes_of(0, 1, ("SUBTRACT", 0, 1), ("MULTIPLY", 2, 0)),
+        "greater": nodes_of(0, 1, ("GREATER", 0, 1)),
+        "tangent": nodes_of(0, 1, ("SUBTRACT", 0, 1), ("TANH", 2)),
+    }
+    for round_ in range(4 if step == 4096 else 1):
+        kind = ("f4", "f8", "u2")[round_ % 3]
+        rows = int(RNG.integers(70, 90))
+        columns = int(RNG.integers(60, 120)) * 34 if step == 4096 else step // 8
+        x = random_array(rows * columns, kind).reshape(rows, columns)
+        y = random_array(rows * columns, kind).reshape(rows, columns)
+        others = [
+            None,
+            o.view([columns], [1], columns),
+            o.view([rows, 1], [columns, 1], 3),
+            o.view([rows, columns], [columns, -1], columns - 1),
+        ]
+        other = others[round_ % len(others)]
+        for name, expression in expressions.items():
+            ops = ["SUM", "MEAN"] if name == "greater" else ["SUM", "ARGMAX", "NORM_L2", "VARIANCE"]
+            for op in ops:
+                for axes, least in ((None, len(names)), ([1], len(names)), ([0], 0)):
+                    fields = {
+                        "op": "REDUCE_OP_" + op, "x": o.resident("x"), "expression": expression,
+                        "with": [o.resident("y", other)], "axes": axes or [],
+                    }  # fmt: skip
+                    arrays = dict(x=x, y=y)
+                    if axes is None:
+                        whole_folds_are_the_same(client, arrays, fields)
+                    else:
+                        most = 1 if axes == [0] else None
+                        same_everywhere(client, arrays, "Reduce", lambda: fields, least, most)
+    # An inline operand is on one device.
+    put_large(client, "x", x, replace=True, placement=["all"])
+    fields = dict(op="REDUCE_OP_SUM", x=o.resident("x"), expression=expressions["weighted"])
+    assert client.call("Reduce", **fields, **{"with": [o.inline(x[:1])]}).stats.devices == 1
+    # Bytes are folded by way of an expression that changes nothing.
+    whole = RNG.integers(0, 255, 24 * step).astype("u1")
+    put_large(client, "bytes1", whole, replace=True)
+    put_large(client, "bytesN", whole, replace=True, placement=["all"])
+    one, many = (
+        client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("bytes" + k)) for k in "1N"
+    )
+    assert one.value.integer == many.value.integer == int(whole.astype("i8").sum())
+    assert many.stats.devices == len(names) or step != 4096, many.stats
+    assert eventually(lambda: is_idle(client), 5)
+
+
+def whole_folds_are_the_same(client, arrays, fields):
+    names, expected = devices(client), None
+    for count in (0, *counts_of(names)):
+        chosen = [names[i] for i in RNG.permutation(len(names))[:count]]
+        spec = dict(placement=chosen) if count else {}
+        held = [put_large(client, name, x, replace=True, **spec) for name, x in arrays.items()]
+        for strategy in ("", "compensated"):
+            got = client.call("Reduce", **fields, strategy=strategy)
+            value = strategy, bits(got.value), got.index
+            if count == 0:
+                expected = [*(expected or []), value]
+                continue
+            assert value in expected, (fields, count, strategy)
+            if unit(client) == 4096:
+                assert got.stats.devices == max(1, len(held[0].shards)), (count, got.stats)
+
+
 def test_where_results_go(server, client):
     names, step = devices(client), unit(client)
     n = 8 * step // 4

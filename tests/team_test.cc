@@ -317,6 +317,110 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
   for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
 }
 
+// (x - row) * x of a matrix and one of its rows.
+TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
+  const std::int64_t rows = 211, columns = Floats() / rows;
+  const std::vector<float> values = RandomFloats(rows * columns);
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  std::vector<ExpressionNode> nodes(4);
+  nodes[0].kind = nodes[1].kind = ExpressionNode::Kind::kOperand;
+  nodes[1].operand = 1;
+  nodes[2] = {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kSubtract, .args = {0, 1}};
+  nodes[3] = {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kMultiply, .args = {2, 0}};
+  // The same with an operation that no kernel folds as it goes.
+  std::vector<ExpressionNode> tangents = nodes;
+  tangents.push_back({.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kTanh, .args = {3}});
+  const std::vector<ExpressionNode> greater = {
+      nodes[0],
+      nodes[1],
+      {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kGreater, .args = {0, 1}}};
+  for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
+    if (count > devices_.size()) continue;
+    ShardedArray array(devices_, streams_, count, bytes);
+    Stream& stream = *streams_[count - 1];
+    ASSERT_TRUE(BeginRequest(stream).ok());
+    ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+    const View x = ViewOf(array.data(), {rows, columns});
+    View backwards = ViewOf(static_cast<const float*>(array.data()) + columns - 1, {rows, columns});
+    backwards.strides[1] = -1;
+    const View row = ViewOf(array.data(), {columns});
+    for (const View& operand : {x, backwards}) {
+      for (const auto& expression : {nodes, tangents, greater}) {
+        const MapStage stage{expression, {&row, 1}};
+        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin, ReduceOp::kNormL2}) {
+          if (expression.size() == 3 && op != ReduceOp::kSum) continue;
+          SCOPED_TRACE(absl::StrCat(count, " ", Absl(Name(op)), " ", expression.size()));
+          for (std::string_view strategy : {"", "fixed_tree", "compensated"}) {
+            const auto run = [&](Team* team) {
+              return RunReduce(stream, operand, op, {.strategy = strategy, .team = team}, &stage);
+            };
+            const auto alone = run(nullptr), together = run(&array);
+            EXPECT_EQ(Bits(together), Bits(alone)) << strategy;
+            ASSERT_TRUE(together.ok());
+            EXPECT_EQ(together->stats.devices, static_cast<int>(count));
+          }
+          std::string got[2];
+          for (bool together : {false, true}) {
+            got[together].resize(static_cast<std::size_t>(rows) * 8);
+            auto out = Allocate(stream.device(), got[together].size());
+            ASSERT_TRUE(out.ok());
+            ASSERT_TRUE(Zero(stream, out->data(), got[together].size()).ok());
+            RunOptions options;
+            if (together) options.team = &array;
+            const auto stats =
+                RunReduceAxes(stream, operand, op, {1}, out->data(), options, &stage);
+            ASSERT_TRUE(stats.ok()) << stats.status();
+            EXPECT_EQ(stats->devices, together ? static_cast<int>(count) : 1);
+            ASSERT_TRUE(
+                CopyToHost(stream, got[together].data(), out->data(), got[together].size()).ok());
+          }
+          EXPECT_TRUE(got[0] == got[1]);
+        }
+      }
+    }
+    ASSERT_TRUE(EndRequest(stream).ok());
+  }
+}
+
+// Sums that leave the range of f32 on their way, in rows of one device's only.
+TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
+  const std::int64_t rows = 211, columns = Floats() / rows;
+  std::vector<float> values = RandomFloats(rows * columns);
+  const std::int64_t half = columns / 2;
+  for (std::int64_t i = 0; i < 5 * columns; ++i) {
+    const std::int64_t column = i % columns;
+    if (column < 2 * half) values[static_cast<std::size_t>(i)] = column < half ? 3e38f : -3e38f;
+  }
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  const std::vector<ExpressionNode> nodes = {
+      {.kind = ExpressionNode::Kind::kOperand},
+      {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kNegate, .args = {0}}};
+  const MapStage stage{nodes, {}};
+  ShardedArray array(devices_, streams_, devices_.size(), bytes);
+  Stream& stream = *streams_[1];
+  ASSERT_TRUE(BeginRequest(stream).ok());
+  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  const View x = ViewOf(array.data(), {rows, columns});
+  std::vector<float> got[2];
+  std::string whole[2];
+  for (bool together : {false, true}) {
+    RunOptions options;
+    if (together) options.team = &array;
+    whole[together] = Bits(RunReduce(stream, x, ReduceOp::kSum, options, &stage));
+    got[together].resize(static_cast<std::size_t>(rows));
+    const std::size_t size = got[together].size() * 4;
+    auto out = Allocate(stream.device(), size);
+    ASSERT_TRUE(out.ok());
+    const auto stats = RunReduceAxes(stream, x, ReduceOp::kSum, {1}, out->data(), options, &stage);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(stats->devices, together ? static_cast<int>(devices_.size()) : 1);
+    ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), size).ok());
+  }
+  EXPECT_EQ(whole[0], whole[1]);
+  EXPECT_EQ(std::memcmp(got[0].data(), got[1].data(), got[0].size() * 4), 0);
+  for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
+}
+
 // --- Products ---
 
 struct ProductCase {

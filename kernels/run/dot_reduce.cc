@@ -52,17 +52,17 @@ struct FoldMap {
     return strategy.reads_views ? 0 : static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
-  Division Divide(const ReduceProblem&, const Strategy<ReduceProblem>&, const Team&) const {
-    return {};
+  Division Divide(const ReduceProblem& problem, const Strategy<ReduceProblem>& strategy,
+                  const Team& team) const {
+    return strategy.reads_views ? DivisionOf(problem, strategy, team) : Division();
   }
   void Account(const Strategy<ReduceProblem>& strategy, Stats& stats) const {
     AccountMap(map, /*in_cache=*/strategy.reads_views, stats);
   }
   void operator()(Stream& on, ReduceProblem& problem,
                   const Strategy<ReduceProblem>& strategy) const {
-    if (strategy.reads_views) {
-      problem.map = &map;
-    } else {
+    if (!strategy.reads_views) {
+      problem.map = nullptr;
       void* const copy = on.Scratch(static_cast<std::size_t>(CopyBytes(on, strategy)));
       LaunchMapRange(map, 0, map.n, copy, on);
       problem.x = copy;
@@ -127,7 +127,7 @@ absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp o
     const MapProblem& map = (*staged)->problem();
     const DType dtype = (*staged)->type().dtype;
     if (absl::Status status = CheckFolds(op, dtype, map.n); !status.ok()) return status;
-    ReduceProblem problem{.dtype = map.dtype, .op = op, .n = map.n};
+    ReduceProblem problem{.dtype = map.dtype, .op = op, .n = map.n, .map = &map};
     return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, dtype)), options,
                          FoldMap{map, stream});
   }

@@ -319,8 +319,8 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
 // time includes. What else it may have: Account(strategy, stats) for what it costs beside the
-// strategy, Settle(problem, stream) for a trivial problem, and LaunchWide(stream, problem, strategy)
-// where Strategy::launch_wide alone does not do it.
+// strategy, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy)
+// where Strategy::launch_wide alone does not do it, and LaunchShare (kernels/share_out.h).
 template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
@@ -370,7 +370,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
         } else if (shares.empty()) {
           work(stream, problem, **strategy);
         } else {
-          LaunchShares(problem, **strategy, shares, stream, /*wide=*/false);
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/false, work);
         }
         if (options.timing) stats.kernel_us = stream.StopTimer();
         AwaitOthers(shares, stream);
@@ -379,7 +379,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
         if (!LeftRange(problem, **strategy, shares, stream) || stream.stopped()) return;
         if (options.timing) stream.StartTimer();
         if (!shares.empty()) {
-          LaunchShares(problem, **strategy, shares, stream, /*wide=*/true);
+          LaunchShares(problem, **strategy, shares, stream, /*wide=*/true, work);
         } else if constexpr (requires { work.LaunchWide(stream, problem, **strategy); }) {
           work.LaunchWide(stream, problem, **strategy);
         } else {

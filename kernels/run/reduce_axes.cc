@@ -78,14 +78,17 @@ struct FoldMapAxes {
     return static_cast<std::uint64_t>(rows() * row()) * SizeOf(map.dtype);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
-  Division Divide(const ReduceAxesProblem&, const Strategy<ReduceAxesProblem>&, const Team&) const {
-    return {};
+  // By the outermost axis, where that is not folded.
+  Division Divide(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>&,
+                  const Team& team) const {
+    return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();
   }
   void Account(const Strategy<ReduceAxesProblem>&, Stats& stats) const {
     AccountMap(map, /*in_cache=*/rows() < problem.outer, stats);
   }
+  // first_row: of the map's, which `whole` begins with.
   void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
-            bool wide) const {
+            bool wide, std::int64_t first_row = 0) const {
     if (whole.x == nullptr) {
       const std::uint64_t bytes = std::max<std::uint64_t>(1, CopyBytes(on, strategy));
       whole.x = on.Scratch(static_cast<std::size_t>(bytes));
@@ -93,7 +96,7 @@ struct FoldMapAxes {
     void* const piece = const_cast<void*>(whole.x);
     for (std::int64_t first = 0; first < whole.outer && !on.stopped();) {
       const std::int64_t end = std::min(whole.outer, first + rows());
-      LaunchMapRange(map, first * row(), (end - first) * row(), piece, on);
+      LaunchMapRange(map, (first_row + first) * row(), (end - first) * row(), piece, on);
       ReduceAxesProblem part = RowsOf(whole, {&on, first, end});
       part.x = piece;
       part.continues = first > 0;
@@ -112,6 +115,11 @@ struct FoldMapAxes {
   void LaunchWide(Stream& on, ReduceAxesProblem& whole,
                   const Strategy<ReduceAxesProblem>& strategy) const {
     Fold(on, whole, strategy, /*wide=*/true);
+  }
+  void LaunchShare(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
+                   const TeamShare& share, bool wide) const {
+    ReduceAxesProblem part = RowsOf(whole, share);
+    Fold(*share.stream, part, strategy, wide, share.first);
   }
 };
 

@@ -48,19 +48,25 @@ void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned gr
 // Bytes of a piece of an operand that is not contiguous: enough to outlast its launches.
 inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 
-// views: of operands that are not contiguous, null for others. map: what computes the only operand, or
-// null.
+// A ticket that no block gets: nobody receives.
+inline constexpr unsigned kNoTicket = ~0u;
+
+// Launches the chunks of the work, of which one block receives all unless the work's last_ticket is
+// kNoTicket. views: of operands that are not contiguous, null for others. map: what computes the only
+// operand, or null. False: the stream has been stopped, and there are chunks that nobody has sent.
 template <class C>
-void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], const MapProblem* map,
-                ReduceOp op, const TreeLaunch& launch, Scalar* result, CudaStream& stream) {
+bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
+                    const MapProblem* map, TreeWork work, const TreeLaunch& launch,
+                    CudaStream& stream) {
   using T = typename C::Element;
   const Tree& tree = launch.tree;
   const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
   const auto blocks = [&](std::int64_t chunks) {
     return launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
   };
+  const std::int64_t last = work.end, chunks = last - work.first;
   // Chunks of a piece.
-  std::int64_t piece = tree.chunks;
+  std::int64_t piece = chunks;
   int copies = map != nullptr ? 1 : 0;
   for (const View* view : views) copies += view != nullptr;
   if (copies > 0) {
@@ -69,14 +75,15 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], co
       most = static_cast<std::int64_t>(
           std::min<std::uint64_t>(static_cast<std::uint64_t>(most), budget->limit() / 4));
     const auto chunk_bytes = tree.chunk * static_cast<std::int64_t>(sizeof(T)) * copies;
-    piece = std::clamp<std::int64_t>(most / chunk_bytes, 1, tree.chunks);
+    piece = std::clamp<std::int64_t>(most / chunk_bytes, 1, chunks);
   }
-  const std::int64_t whole = tree.chunks / piece, rest = tree.chunks % piece;
-  TreeWork work = {
-      tree,   op, IsMirrored(op), tree.chunks > 1 ? stream.mailbox() : Mailbox{},
-      result, 0,  tree.chunks,    static_cast<unsigned>(whole * blocks(piece) + blocks(rest) - 1)};
-  if (copies == 0)
-    return LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(piece)), block, stream);
+  if (work.last_ticket != kNoTicket)
+    work.last_ticket =
+        static_cast<unsigned>(chunks / piece * blocks(piece) + blocks(chunks % piece) - 1);
+  if (copies == 0) {
+    LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(piece)), block, stream);
+    return true;
+  }
 
   T* copy[C::kOperands] = {};
   for (int o = 0; o < C::kOperands; ++o) {
@@ -85,57 +92,79 @@ void LaunchTree(TreeOperands<C> in, const View* const (&views)[C::kOperands], co
       copy[o] = static_cast<T*>(stream.Scratch(
           static_cast<std::size_t>(piece * tree.chunk) * sizeof(T) + kTreeVectorBytes));
   }
-  try {
-    for (; work.first < tree.chunks && !stream.stopped(); work.first = work.end) {
-      work.end = std::min(tree.chunks, work.first + piece);
-      const std::int64_t begin = work.first * tree.chunk;
-      const std::int64_t count = std::min(tree.n, work.end * tree.chunk) - begin;
-      for (int o = 0; o < C::kOperands; ++o) {
-        if (copy[o] == nullptr) continue;
-        if (map != nullptr) {
-          LaunchMapRange(*map, begin, count, copy[o], stream);
-        } else if (piece == tree.chunks) {
-          GatherAsync(*views[o], copy[o], stream.handle());
-        } else {
-          GatherRangeAsync(*views[o], begin, count, copy[o], stream.handle());
-        }
-        // Where element 0 would stand; chunks are multiples of 16 bytes.
-        in.x[o] = reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(copy[o]) -
-                                             static_cast<std::uintptr_t>(begin) * sizeof(T));
+  for (; work.first < last && !stream.stopped(); work.first = work.end) {
+    work.end = std::min(last, work.first + piece);
+    const std::int64_t begin = work.first * tree.chunk;
+    const std::int64_t count = std::min(tree.n, work.end * tree.chunk) - begin;
+    for (int o = 0; o < C::kOperands; ++o) {
+      if (copy[o] == nullptr) continue;
+      if (map != nullptr) {
+        LaunchMapRange(*map, begin, count, copy[o], stream);
+      } else if (piece == tree.chunks) {
+        GatherAsync(*views[o], copy[o], stream.handle());
+      } else {
+        GatherRangeAsync(*views[o], begin, count, copy[o], stream.handle());
       }
-      LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(work.end - work.first)), block,
-                        stream);
+      // Where element 0 would stand; chunks are multiples of 16 bytes.
+      in.x[o] = reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(copy[o]) -
+                                           static_cast<std::uintptr_t>(begin) * sizeof(T));
     }
+    LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(work.end - work.first)), block,
+                      stream);
+  }
+  return work.first >= last;
+}
+
+template <class C>
+void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperands],
+                const MapProblem* map, ReduceOp op, const TreeLaunch& launch, Scalar* result,
+                CudaStream& stream) {
+  const std::int64_t chunks = launch.tree.chunks;
+  const TreeWork work = {launch.tree, op, IsMirrored(op), chunks > 1 ? stream.mailbox() : Mailbox{},
+                         result,      0,  chunks,         /*last_ticket=*/0};
+  try {
+    if (!LaunchTreeWork<C>(in, views, map, work, launch, stream)) stream.ClearMailbox();
   } catch (...) {
     stream.ClearMailbox();
     throw;
   }
-  if (work.first < tree.chunks) stream.ClearMailbox();
 }
 
-// A ticket that no block gets: nobody receives.
-inline constexpr unsigned kNoTicket = ~0u;
-
-template <class C>
-void LaunchTreeShared(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& launch,
-                      Scalar* result, std::span<const TeamShare> shares, CudaStream& own) {
+// launch_share(work, stream) launches the chunks of a share as LaunchTreeWork does.
+template <class C, class LaunchShare>
+void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
+                      std::span<const TeamShare> shares, CudaStream& own,
+                      const LaunchShare& launch_share) {
   constexpr int kPairs = kMailPairs<typename C::Wide>;
-  const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
   const auto work_of = [&](CudaStream& stream, std::int64_t first, std::int64_t end) {
     return TreeWork{launch.tree, op,  IsMirrored(op), stream.mailbox(), result,
                     first,       end, kNoTicket};
   };
+  // No value may stay for the work that comes next. What fails here has been told by the failure
+  // that is on its way.
+  const auto clear = [&] {
+    const auto quietly = [&](const auto& f) {
+      const auto one = [&](Stream& stream) {
+        try {
+          f(Cuda(stream));
+        } catch (const DeviceError&) {
+        }
+      };
+      for (const TeamShare& share : shares) one(*share.stream);
+      one(own);  // which may have no share
+    };
+    quietly([](CudaStream& stream) { stream.Synchronize(); });
+    quietly([](CudaStream& stream) { stream.ClearMailbox(); });
+  };
   try {
+    bool sent = true;
     for (const TeamShare& share : shares) {
       OnDeviceOf(*share.stream, [&] {
         CudaStream& stream = Cuda(*share.stream);
-        const std::int64_t chunks = share.end - share.first;
-        const std::int64_t grid =
-            launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
-        LaunchTreePart<C>(in, work_of(stream, share.first, share.end), static_cast<unsigned>(grid),
-                          block, stream);
+        sent = launch_share(work_of(stream, share.first, share.end), stream) && sent;
       });
     }
+    if (!sent) return clear();
     for (const TeamShare& share : shares) {
       if (share.stream == &own) continue;
       OnDeviceOf(*share.stream, [&] {
@@ -151,51 +180,50 @@ void LaunchTreeShared(const TreeOperands<C>& in, ReduceOp op, const TreeLaunch& 
     ReceiveTree<C><<<1, kTreeLanes, 0, Cuda(own).handle()>>>(work_of(own, 0, launch.tree.chunks));
     CUDA_CHECK_LAUNCH(ReceiveTree);
   } catch (...) {
-    // No value may stay for the work that comes next. What fails here has been told by the failure
-    // that is on its way.
-    const auto quietly = [&](const auto& f) {
-      const auto one = [&](Stream& stream) {
-        try {
-          f(Cuda(stream));
-        } catch (const DeviceError&) {
-        }
-      };
-      for (const TeamShare& share : shares) one(*share.stream);
-      one(own);  // which may have no share
-    };
-    quietly([](CudaStream& stream) { stream.Synchronize(); });
-    quietly([](CudaStream& stream) { stream.ClearMailbox(); });
+    clear();
     throw;
   }
-}
-
-template <class T, bool kCompensated>
-void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
-                            std::span<const TeamShare> shares, CudaStream& own) {
-  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    using C = decltype(kind);
-    LaunchTreeShared<C>({{static_cast<const T*>(p.x)}}, p.op, launch, p.result, shares, own);
-  });
 }
 
 template <class T, bool kCompensated>
 void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
                          std::span<const TeamShare> shares, CudaStream& own) {
   using C = decltype(DotColumnsType<T, kCompensated>());
-  LaunchTreeShared<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, ReduceOp::kSum,
-                      launch, p.result, shares, own);
+  const TreeOperands<C> in = {{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}};
+  LaunchTreeShared<C>(ReduceOp::kSum, launch, p.result, shares, own,
+                      [&](const TreeWork& work, CudaStream& stream) {
+                        return LaunchTreeWork<C>(in, {}, nullptr, work, launch, stream);
+                      });
 }
 
 // Reduce of what a map computes, in one launch that reads the map's operands and nothing else. False, and
 // nothing is launched: the map is no chain of elements of such a type (kernels/cuda/map/chain.cuh), or
 // the operation is none of those that there are kernels for. mapped.cuh has it, for every T but I64.
+// shares: none where the stream folds all.
 template <class T>
-bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
+bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
+                      std::span<const TeamShare> shares, CudaStream& stream);
+
+template <class T, bool kCompensated>
+void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
+                            std::span<const TeamShare> shares, CudaStream& own) {
+  if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
+    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, shares, own)) return;
+  }
+  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
+    using C = decltype(kind);
+    const TreeOperands<C> in = {{static_cast<const T*>(p.x)}};
+    LaunchTreeShared<C>(p.op, launch, p.result, shares, own,
+                        [&](const TreeWork& work, CudaStream& stream) {
+                          return LaunchTreeWork<C>(in, {}, p.map, work, launch, stream);
+                        });
+  });
+}
 
 template <class T, bool kCompensated>
 void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
-    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, stream)) return;
+    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, {}, stream)) return;
   }
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     using C = decltype(kind);

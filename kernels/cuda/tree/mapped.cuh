@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/map/chain.cuh"
-#include "kernels/cuda/tree/kernel.cuh"
+#include "kernels/cuda/tree/launch.cuh"
 
 namespace tessera {
 
@@ -139,14 +139,12 @@ __global__ void __launch_bounds__(kTreeLanes, Shape::kBlocks)
 }
 
 template <class C, class T, bool kSaves, class Shape = decltype(MappedShapeOf<C>())>
-void LaunchMapped(const chained::Chain& chain, const ReduceProblem& p, const TreeLaunch& launch,
+void LaunchMapped(const chained::Chain& chain, TreeWork work, const TreeLaunch& launch,
                   CudaStream& stream) {
-  const Tree& tree = launch.tree;
+  const std::int64_t chunks = work.end - work.first;
   const auto grid = static_cast<unsigned>(
-      launch.grid == 0 ? tree.chunks : std::min<std::int64_t>(launch.grid, tree.chunks));
-  const TreeWork work = {
-      tree,     p.op, IsMirrored(p.op), tree.chunks > 1 ? stream.mailbox() : Mailbox{},
-      p.result, 0,    tree.chunks,      grid - 1};
+      launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks));
+  if (work.last_ticket != kNoTicket) work.last_ticket = grid - 1;
   constexpr auto kernel = FoldMapped<C, T, kSaves, Shape>;
   const std::uint32_t bytes = 2 * chained::Groups<T, Shape::kRows>::Bytes(chain);
   if (bytes > 32768) {
@@ -160,9 +158,18 @@ void LaunchMapped(const chained::Chain& chain, const ReduceProblem& p, const Tre
 
 template <class C, class T>
 void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const TreeLaunch& launch,
-                    CudaStream& stream) {
-  chain.saves ? LaunchMapped<C, T, true>(chain, p, launch, stream)
-              : LaunchMapped<C, T, false>(chain, p, launch, stream);
+                    std::span<const TeamShare> shares, CudaStream& stream) {
+  const auto launch_work = [&](const TreeWork& work, CudaStream& on) {
+    chain.saves ? LaunchMapped<C, T, true>(chain, work, launch, on)
+                : LaunchMapped<C, T, false>(chain, work, launch, on);
+    return true;
+  };
+  if (!shares.empty())
+    return LaunchTreeShared<C>(p.op, launch, p.result, shares, stream, launch_work);
+  const std::int64_t chunks = launch.tree.chunks;
+  launch_work({launch.tree, p.op, IsMirrored(p.op), chunks > 1 ? stream.mailbox() : Mailbox{},
+               p.result, 0, chunks, /*last_ticket=*/0},
+              stream);
 }
 
 // Operations that there are kernels for, of what is folded as T.
@@ -186,7 +193,8 @@ constexpr bool kIsMapped = [] {
 // Sums, norms and extremes of floating-point numbers, and sums of the truth values of F32, which are
 // folded as I32: how many elements pass a comparison.
 template <class T>
-bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
+bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
+                      std::span<const TeamShare> shares, CudaStream& stream) {
   constexpr bool kCounts = std::is_same_v<T, std::int32_t>;
   using From = std::conditional_t<kCounts, float, T>;
   chained::Chain chain;
@@ -196,7 +204,7 @@ bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch, CudaStre
   bool launched = false;
   DispatchOp(p.op, [&](auto op) {
     if constexpr (kIsMapped<op(), T>) {
-      LaunchMappedAs<decltype(ColumnsOf<op(), T, false>()), From>(chain, p, launch, stream);
+      LaunchMappedAs<decltype(ColumnsOf<op(), T, false>()), From>(chain, p, launch, shares, stream);
       launched = true;
     }
   });
