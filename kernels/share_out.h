@@ -1,7 +1,7 @@
 // How an operation is shared out among the devices that its operands are sharded over: each takes
 // the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
 // outermost axis of an expression or of what is folded along other axes, a row of which TopK takes the
-// best, an element of a sum of two arrays, or some rows of a product. What is folded
+// best, an element of a sum of two arrays, some windows, or some rows of a product. What is folded
 // along the outermost axis has no such parts, for each result is made of all shards: each device takes
 // as many columns. What a part is depends on the problem alone, so that any division gives the same bits.
 #pragma once
@@ -166,6 +166,15 @@ inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, con
   return {data, static_cast<std::int64_t>(SizeOf(p.dtype)), p.n};
 }
 
+// Some windows, whose elements beyond both ends of a device's are read from others. Where a window is as
+// wide as what a device has, each would read most of the array.
+inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumProblem>&,
+                           const Team& team) {
+  if (p.x == nullptr || 2 * p.radius + 1 > p.n / std::ssize(team.shards())) return {};
+  return {p.x, kWindowPart * static_cast<std::int64_t>(SizeOf(p.dtype)),
+          (p.n + kWindowPart - 1) / kWindowPart};
+}
+
 // The rows of an index of the axes before the one that is searched, which lie together.
 inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, const Team&) {
   if (p.x == nullptr) return {};
@@ -194,6 +203,15 @@ inline ReduceAxesProblem PartOf(const ReduceAxesProblem& p, const TeamShare& sha
   part.inner_of_all = p.inner;
   part.x = Advanced(p.x, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.out = Advanced(p.out, first * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline WindowSumProblem PartOf(const WindowSumProblem& p, const TeamShare& share) {
+  WindowSumProblem part = p;
+  part.first = share.first * kWindowPart;
+  part.end = std::min(p.n, share.end * kWindowPart);
+  const DType dtype = ResultDType(ReduceOp::kSum, p.dtype);
+  part.out = Advanced(p.out, part.first * static_cast<std::int64_t>(SizeOf(dtype)));
   return part;
 }
 

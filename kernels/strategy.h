@@ -135,6 +135,8 @@ struct AddProblem {
   Launch launch;
 };
 
+inline constexpr std::int64_t kWindowPart = std::int64_t{1} << 16;
+
 // out[i] = the sum of x[j] for |j - i| <= radius, as far as there are such j. out has the type of
 // ResultDType(kSum, dtype).
 struct WindowSumProblem {
@@ -144,7 +146,13 @@ struct WindowSumProblem {
   std::int64_t radius = 0;  // below max(1, n): a wider window is no wider
   const void* x = nullptr;
   void* out = nullptr;
+  // The results that are wanted, [first, end), of which the first goes to out[0]; end 0: to the last.
+  // They begin and end at multiples of kWindowPart, or at n.
+  std::int64_t first = 0;
+  std::int64_t end = 0;
   Launch launch;
+
+  constexpr std::int64_t results_end() const { return end > 0 ? end : n; }
 };
 
 // out[i] = the program's value for element i of each operand, in row-major order of the result's

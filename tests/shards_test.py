@@ -482,6 +482,24 @@ def whole_folds_are_the_same(client, arrays, fields):
                 assert got.stats.devices == max(1, len(held[0].shards)), (count, got.stats)
 
 
+def test_window_sums(server, client):
+    step, shared = unit(client), 0
+    for round_ in range(5):
+        kind = ("f4", "i4", "f8", "u2", "f4")[round_]
+        size = np.dtype(kind).itemsize
+        n = int(RNG.integers(9 * 65536, 14 * 65536)) if step == 4096 else 40 * step // size + 77
+        x = random_array(n, kind)
+        offset = int(RNG.integers(0, 1000)) * (round_ % 2)
+        window = o.view([n - offset], [1], offset)
+        for radius in (0, 3, int(RNG.integers(100, 20000)), n // 3, n):
+            fields = lambda: dict(x=o.resident("x", window), radius=radius)  # noqa: E731
+            least = len(devices(client)) if 16 * radius < n - 100_000 else 0
+            most = 1 if radius == n else None
+            shared += same_everywhere(client, dict(x=x), "WindowSum", fields, least, most)
+    assert shared > 30 or step != 4096, shared
+    assert eventually(lambda: is_idle(client), 5)
+
+
 def test_where_results_go(server, client):
     names, step = devices(client), unit(client)
     n = 8 * step // 4

@@ -421,6 +421,48 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
 }
 
+TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
+  const std::int64_t n = GetParam() == Backend::kCuda ? Floats() : 1'100'003;
+  std::vector<float> values = RandomFloats(n);
+  values[static_cast<std::size_t>(n / 2)] = 1e30f;
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
+    if (count > devices_.size()) continue;
+    ShardedArray array(devices_, streams_, count, bytes);
+    Stream& stream = *streams_[count - 1];
+    ASSERT_TRUE(BeginRequest(stream).ok());
+    ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+    for (std::int64_t offset : {0, 5}) {
+      const View x = ViewOf(static_cast<const float*>(array.data()) + offset, {n - offset});
+      const auto size = static_cast<std::size_t>(n - offset) * 4;
+      for (std::int64_t radius :
+           {std::int64_t{0}, std::int64_t{1}, std::int64_t{37}, std::int64_t{70'000}, n / 4, n}) {
+        for (const Strategy<WindowSumProblem>* strategy : Strategies<WindowSumProblem>()) {
+          if (strategy->backend != GetParam() ||
+              (strategy->name != "running_sum" && strategy->name != "cpu" && radius > 100))
+            continue;
+          SCOPED_TRACE(absl::StrCat(count, " ", offset, " ", radius, " ", Absl(strategy->name)));
+          std::string got[2];
+          for (bool together : {false, true}) {
+            auto out = Allocate(stream.device(), size);
+            ASSERT_TRUE(out.ok());
+            ASSERT_TRUE(Zero(stream, out->data(), size).ok());
+            RunOptions options{.strategy = strategy->name};
+            if (together) options.team = &array;
+            const auto stats = RunWindowSum(stream, x, radius, out->data(), options);
+            ASSERT_TRUE(stats.ok()) << stats.status();
+            const bool narrow = 2 * radius + 1 <= x.elements() / static_cast<std::int64_t>(count);
+            EXPECT_EQ(stats->devices, together && narrow ? static_cast<int>(count) : 1);
+            got[together].resize(size);
+            ASSERT_TRUE(CopyToHost(stream, got[together].data(), out->data(), size).ok());
+          }
+          EXPECT_TRUE(got[0] == got[1]);
+        }
+      }
+    }
+  }
+}
+
 // --- Products ---
 
 struct ProductCase {

@@ -28,6 +28,7 @@ namespace {
 
 // As many windows a task: 512 KiB of wide suffixes.
 constexpr std::int64_t kTile = std::int64_t{1} << 16;
+static_assert(kWindowPart % kTile == 0);
 
 // The array with `radius` zeros before it and as many as anybody asks for behind it; totals of its
 // tiles make the sum of a long range cheap. Position q of it is x[q - radius].
@@ -36,7 +37,8 @@ struct Padded {
   const T* x;
   std::int64_t n;
   std::int64_t radius;
-  const WideOf<T>* totals;  // of x[t * kTile, ...)
+  const WideOf<T>* totals;  // of x[t * kTile, ...), from tile `first_tile` on
+  std::int64_t first_tile;
 
   WideOf<T> At(std::int64_t q) const {
     const std::int64_t i = q - radius;
@@ -50,7 +52,7 @@ struct Padded {
     while (begin < end) {
       const std::int64_t i = begin - radius;
       if (i % kTile == 0 && begin + std::min(kTile, n - i) <= end) {
-        sum = WrapAdd(sum, totals[i / kTile]);
+        sum = WrapAdd(sum, totals[i / kTile - first_tile]);
         begin += kTile;
       } else {
         sum = WrapAdd(sum, At(begin++));
@@ -66,30 +68,37 @@ void Run(const WindowSumProblem& p, Stream& stream) {
   using Wide = WideOf<T>;
   if (p.n == 0) return;
   const std::int64_t w = 2 * p.radius + 1;
-  const std::int64_t tiles = (p.n + kTile - 1) / kTile;
-  const int workers =
-      static_cast<int>(std::min<std::int64_t>(tiles, stream.device().info().multiprocessors));
-  auto* totals = static_cast<Wide*>(stream.Scratch(static_cast<std::size_t>(tiles) * sizeof(Wide)));
+  const std::int64_t last = p.results_end();
+  const std::int64_t first_tile = p.first / kTile, end_tile = (last + kTile - 1) / kTile;
+  const int workers = static_cast<int>(
+      std::min<std::int64_t>(end_tile - first_tile, stream.device().info().multiprocessors));
+  // Tiles that have elements of these windows, and of the segments that those begin and end in.
+  const std::int64_t first_total = std::max<std::int64_t>(0, first_tile * kTile - p.radius) / kTile;
+  const std::int64_t end_total =
+      (std::min(p.n, end_tile * kTile + p.radius + 1) + kTile - 1) / kTile;
+  auto* totals = static_cast<Wide*>(
+      stream.Scratch(static_cast<std::size_t>(end_total - first_total) * sizeof(Wide)));
   auto* suffixes =
       static_cast<Wide*>(stream.Scratch(static_cast<std::size_t>(workers * kTile) * sizeof(Wide)));
-  const Padded<T> padded = {static_cast<const T*>(p.x), p.n, p.radius, totals};
+  const Padded<T> padded = {static_cast<const T*>(p.x), p.n, p.radius, totals, first_total};
   auto* out = static_cast<typename Sum::Out*>(p.out);
 
 #pragma omp parallel for schedule(static) num_threads(workers)
-  for (std::int64_t tile = 0; tile < tiles; ++tile) {
+  for (std::int64_t tile = first_total; tile < end_total; ++tile) {
     if (stream.stopped()) continue;
     Wide total = 0;
     const std::int64_t end = std::min(p.n, (tile + 1) * kTile);
     for (std::int64_t i = tile * kTile; i < end; ++i)
       total = WrapAdd(total, padded.At(i + p.radius));
-    totals[tile] = total;
+    totals[tile - first_total] = total;
   }
 
   // The window of out[i] is positions [i, i + w).
 #pragma omp parallel for schedule(static, 1) num_threads(workers)
   for (int worker = 0; worker < workers; ++worker) {
     Wide* suffix = suffixes + worker * kTile;
-    for (std::int64_t tile = worker; tile < tiles && !stream.stopped(); tile += workers) {
+    for (std::int64_t tile = first_tile + worker; tile < end_tile && !stream.stopped();
+         tile += workers) {
       const std::int64_t begin = tile * kTile;
       const std::int64_t end = std::min(p.n, begin + kTile);
       // suffix[i - begin]: positions i to the end of i's segment.
@@ -107,7 +116,7 @@ void Run(const WindowSumProblem& p, Stream& stream) {
       offset = begin % w;
       for (std::int64_t i = begin; i < end; ++i) {
         sum = offset == 0 ? 0 : WrapAdd(sum, padded.At(i + w - 1));
-        out[i] = Sum::FinishAxis(WrapAdd(suffix[i - begin], sum), w);
+        out[i - p.first] = Sum::FinishAxis(WrapAdd(suffix[i - begin], sum), w);
         offset = offset + 1 == w ? 0 : offset + 1;
       }
     }

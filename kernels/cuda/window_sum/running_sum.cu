@@ -34,6 +34,8 @@
 // Right for any n and radius: positions beyond the array count as zeros, and the chunks as going on
 // for ever, so that no chunk is shorter than another. For any alignment: loads are scalar. All sums
 // are Fold::Wide; suffixes are kept as Fold::Acc, in the result itself where it is as wide.
+#include <algorithm>
+
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/window_sum/window.cuh"
 
@@ -61,19 +63,32 @@ struct Positions {
   }
 };
 
-// Block b handles chunk b of the scan from the left, or b - chunks of that from the right.
+// What a scan needs for the results that are wanted: it makes those of chunks [begin, end), into which
+// totals cross from no further back than chunk `lead`.
+struct Chunks {
+  std::int64_t lead, begin, end;
+};
+// One from the left, one from the right.
+struct BothWays {
+  Chunks left, right;
+};
+
+// Of the totals of all chunks from the left and, behind them, from the right, those that are needed, a
+// block each.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    ChunkTotals(Positions<T> positions, std::int64_t chunks, WideOf<T>* totals) {
+    ChunkTotals(Positions<T> positions, BothWays needed, std::int64_t chunks, WideOf<T>* totals) {
   using F = WindowFold<T>;
-  const bool backward = blockIdx.x >= chunks;
-  const std::int64_t chunk = blockIdx.x - (backward ? chunks : 0);
+  const std::int64_t from_left = needed.left.end - needed.left.lead;
+  const bool backward = blockIdx.x >= from_left;
+  const std::int64_t chunk =
+      backward ? needed.right.lead + (blockIdx.x - from_left) : needed.left.lead + blockIdx.x;
   const std::int64_t end = (chunk + 1) * kChunk;
   const std::int64_t first = max(chunk * kChunk, (end - 1) / positions.width * positions.width);
   const WideOf<T> sum = FoldThread<F>(first + threadIdx.x, end, std::int64_t{kThreads},
                                       [&](std::int64_t s) { return positions.Load(backward, s); });
   const WideOf<T> total = FoldBlockShuffle<F>(sum);
-  if (threadIdx.x == 0) totals[blockIdx.x] = total;
+  if (threadIdx.x == 0) totals[chunk + (backward ? chunks : 0)] = total;
 }
 
 // What the threads of a block hand from warp to warp.
@@ -126,34 +141,39 @@ __device__ A ScanSegments(A value, std::int64_t reach, std::int64_t unit, WarpVa
   return value;
 }
 
-// totals[c] becomes what crosses from chunk c into the next. Block 0 for the scan from the left,
-// block 1 for that from the right.
+// totals[c] becomes what crosses from chunk c into the next, wherever no more is needed for it than
+// the totals from `lead` on. Block 0 for the scan from the left, block 1 for that from the right.
 template <class A>
 __global__ void __launch_bounds__(kScanThreads)
-    ScanTotals(std::int64_t width, std::int64_t chunks, A* totals) {
+    ScanTotals(std::int64_t width, BothWays needed, std::int64_t chunks, A* totals) {
   __shared__ WarpValues<A> shared;
   __shared__ A last;
   totals += blockIdx.x * chunks;
+  const Chunks range = blockIdx.x == 0 ? needed.left : needed.right;
   A crossing = 0;  // into the first chunk of the round
-  for (std::int64_t first = 0; first < chunks; first += kScanThreads) {
+  for (std::int64_t first = range.lead / kScanThreads * kScanThreads; first < range.end;
+       first += kScanThreads) {
     const std::int64_t chunk = first + threadIdx.x;
     const std::int64_t reach = ((chunk + 1) * kChunk - 1) % width + 1;
-    A value = chunk < chunks ? totals[chunk] : 0;
+    const bool counts = chunk >= range.lead && chunk < range.end;
+    A value = counts ? totals[chunk] : 0;
     value = ScanSegments<A>(value, reach, kChunk, shared);
     if (reach > (std::int64_t{threadIdx.x} + 1) * kChunk) value = WrapAdd(crossing, value);
-    if (chunk < chunks) totals[chunk] = value;
+    if (counts) totals[chunk] = value;
     if (threadIdx.x == kScanThreads - 1) last = value;
     __syncthreads();  // the round's last value is there
     crossing = last;  // and is not overwritten before the barriers of the next ScanSegments
   }
 }
 
-// From the right (kBackward): suffixes[q] is what of the window at q lies before the end of q's
-// segment, and 0 where the window is the segment. From the left: out = suffix + prefix.
+// Of the results [begin, end), the first of which suffixes and out begin with, in chunks from
+// first_chunk on. From the right (kBackward): suffixes[q] is what of the window at q lies before the
+// end of q's segment, and 0 where the window is the segment. From the left: out = suffix + prefix.
 template <bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads)
-    ScanChunks(Positions<T> positions, const WideOf<T>* crossings,
-               typename WindowFold<T>::Acc* suffixes, typename WindowFold<T>::Out* out) {
+    ScanChunks(Positions<T> positions, std::int64_t first_chunk, std::int64_t begin,
+               std::int64_t end, const WideOf<T>* crossings, typename WindowFold<T>::Acc* suffixes,
+               typename WindowFold<T>::Out* out) {
   using F = WindowFold<T>;
   using Wide = WideOf<T>;
   // After the items of each thread a gap, so that the threads of a warp meet in different banks.
@@ -161,11 +181,9 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ WarpValues<Wide> shared;
   __shared__ Wide sums[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t first = std::int64_t{blockIdx.x} * kChunk;
+  const std::int64_t chunk = first_chunk + blockIdx.x;
+  const std::int64_t first = chunk * kChunk;
   const std::int64_t width = positions.width;
-  // Chunks before the first position that has a result only lead up to it.
-  const std::int64_t leading = kBackward ? positions.length - positions.n : width - 1;
-  if (first + kChunk <= leading) return;
 
   for (int c = thread; c < kChunk; c += kThreads)
     cells[c + c / kItems] = positions.Load(kBackward, first + c);
@@ -183,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const std::int64_t reach = offset == 0 ? width : offset;
   sum = ScanSegments<Wide>(sum, reach, kItems, shared);
-  const Wide crossing = blockIdx.x == 0 ? 0 : crossings[blockIdx.x - 1];
+  const Wide crossing = chunk == 0 ? 0 : crossings[chunk - 1];
   if (reach > (thread + 1) * kItems) sum = WrapAdd(crossing, sum);
   sums[thread] = sum;
   __syncthreads();  // what crosses from every thread is there
@@ -204,11 +222,12 @@ __global__ void __launch_bounds__(kThreads)
     const Wide scanned = cells[c + c / kItems];
     if constexpr (kBackward) {
       const std::int64_t q = positions.Mirrored(true, first + c);
-      if (q >= 0 && q < positions.n) suffixes[q] = static_cast<typename F::Acc>(scanned);
+      if (q >= begin && q < end) suffixes[q - begin] = static_cast<typename F::Acc>(scanned);
     } else {
       const std::int64_t i = first + c - (width - 1);
-      if (i >= 0 && i < positions.n)
-        out[i] = F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[i]), scanned), width);
+      if (i >= begin && i < end)
+        out[i - begin] =
+            F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[i - begin]), scanned), width);
     }
   }
 }
@@ -219,6 +238,14 @@ std::int64_t Length(const WindowSumProblem& p) {
   return CeilDiv(p.n + 2 * p.radius, width) * width;
 }
 
+// For the results at positions [first, end) of a scan. A segment, of `width` positions, that reaches into
+// the first chunk of theirs begins no more chunks before it.
+Chunks ChunksFor(std::int64_t first, std::int64_t end, std::int64_t width) {
+  const std::int64_t begin = first / kChunk;
+  return {std::max<std::int64_t>(0, begin - 1 - CeilDiv(width, kChunk)), begin,
+          CeilDiv(end, kChunk)};
+}
+
 template <class T>
 void Run(const WindowSumProblem& p, CudaStream& stream) {
   using F = WindowFold<T>;
@@ -226,6 +253,12 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
   const Positions<T> positions = {static_cast<const T*>(p.x), p.n, p.radius, WindowWidth(p),
                                   Length(p)};
   const std::int64_t chunks = CeilDiv(positions.length, kChunk);
+  const std::int64_t begin = p.first, end = p.results_end();
+  // Positions of the results in either scan.
+  const std::int64_t lead = positions.width - 1;
+  const BothWays needed = {
+      ChunksFor(begin + lead, end + lead, positions.width),
+      ChunksFor(positions.length - end, positions.length - begin, positions.width)};
   auto* out = static_cast<typename F::Out*>(p.out);
   auto* totals = static_cast<WideOf<T>*>(
       stream.Scratch(static_cast<std::size_t>(2 * chunks) * sizeof(WideOf<T>)));
@@ -234,17 +267,22 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
     suffixes = out;
   } else {
     suffixes = static_cast<typename F::Acc*>(
-        stream.Scratch(static_cast<std::size_t>(p.n) * sizeof(typename F::Acc)));
+        stream.Scratch(static_cast<std::size_t>(end - begin) * sizeof(typename F::Acc)));
   }
-  const auto blocks = static_cast<unsigned>(chunks);
-  ChunkTotals<<<2 * blocks, kThreads, 0, stream.handle()>>>(positions, chunks, totals);
+  const auto blocks = [](std::int64_t from, std::int64_t to) {
+    return static_cast<unsigned>(to - from);
+  };
+  const unsigned totals_needed =
+      blocks(needed.left.lead, needed.left.end) + blocks(needed.right.lead, needed.right.end);
+  ChunkTotals<<<totals_needed, kThreads, 0, stream.handle()>>>(positions, needed, chunks, totals);
   CUDA_CHECK_LAUNCH(ChunkTotals);
-  ScanTotals<<<2, kScanThreads, 0, stream.handle()>>>(positions.width, chunks, totals);
+  ScanTotals<<<2, kScanThreads, 0, stream.handle()>>>(positions.width, needed, chunks, totals);
   CUDA_CHECK_LAUNCH(ScanTotals);
-  ScanChunks<true>
-      <<<blocks, kThreads, 0, stream.handle()>>>(positions, totals + chunks, suffixes, out);
+  ScanChunks<true><<<blocks(needed.right.begin, needed.right.end), kThreads, 0, stream.handle()>>>(
+      positions, needed.right.begin, begin, end, totals + chunks, suffixes, out);
   CUDA_CHECK_LAUNCH(ScanChunks);
-  ScanChunks<false><<<blocks, kThreads, 0, stream.handle()>>>(positions, totals, suffixes, out);
+  ScanChunks<false><<<blocks(needed.left.begin, needed.left.end), kThreads, 0, stream.handle()>>>(
+      positions, needed.left.begin, begin, end, totals, suffixes, out);
   CUDA_CHECK_LAUNCH(ScanChunks);
 }
 

@@ -38,10 +38,11 @@ constexpr std::int64_t kCellBytes = 32 << 10;
 template <class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     WindowSumShared(const T* x, std::int64_t n, std::int64_t radius, int capacity,
+                    std::int64_t first_block, std::int64_t begin_result, std::int64_t end_result,
                     typename WindowFold<T>::Out* out) {
   using F = WindowFold<T>;
   T* const cells = DynamicShared<T>();
-  const std::int64_t i = GridThread();
+  const std::int64_t i = first_block * blockDim.x + GridThread();
   const std::int64_t first = max(i - radius, std::int64_t{0});
   const std::int64_t end = min(i + radius + 1, n);
   // What the windows of the block cover together.
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
         [&](std::int64_t cell) { return F::Load(cells[cell], cell); });
     sum = F::Combine(sum, in_piece);
   }
-  if (i < n) out[i] = F::FinishAxis(sum, end - first);
+  if (i >= begin_result && i < end_result) out[i - begin_result] = F::FinishAxis(sum, end - first);
 }
 
 // Cells of a block.
@@ -76,11 +77,13 @@ std::uint32_t BlockSize(const WindowSumProblem& p) {
 template <class T>
 void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
-  const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
+  // Blocks are those of the whole array, so that pieces begin where they do there.
+  const std::int64_t before = p.first / BlockSize(p);
+  const Grid grid = MakeGrid(p.results_end() - before * BlockSize(p), p.launch, kBlock, 1);
   const std::int64_t capacity = Capacity(p, grid.block_size);
   WindowSumShared<<<grid.blocks, grid.block_size, static_cast<std::size_t>(capacity) * sizeof(T),
                     stream.handle()>>>(static_cast<const T*>(p.x), p.n, p.radius,
-                                       static_cast<int>(capacity),
+                                       static_cast<int>(capacity), before, p.first, p.results_end(),
                                        static_cast<typename WindowFold<T>::Out*>(p.out));
   CUDA_CHECK_LAUNCH(WindowSumShared);
 }

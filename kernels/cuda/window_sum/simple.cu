@@ -20,24 +20,26 @@ constexpr std::uint32_t kBlock = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
-    WindowSumSimple(const T* x, std::int64_t n, std::int64_t radius,
-                    typename WindowFold<T>::Out* out) {
+    WindowSumSimple(const T* x, std::int64_t n, std::int64_t radius, std::int64_t begin,
+                    std::int64_t results, typename WindowFold<T>::Out* out) {
   using F = WindowFold<T>;
-  const std::int64_t i = GridThread();
-  if (i >= n) return;
+  const std::int64_t result = GridThread();
+  if (result >= results) return;
+  const std::int64_t i = begin + result;
   const std::int64_t first = max(i - radius, std::int64_t{0});
   const std::int64_t end = min(i + radius + 1, n);
   const auto sum = FoldThreadInTurn<F>(first, end, std::int64_t{1},
                                        [&](std::int64_t j) { return F::Load(x[j], j); });
-  out[i] = F::FinishAxis(sum, end - first);
+  out[result] = F::FinishAxis(sum, end - first);
 }
 
 template <class T>
 void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
-  const Grid grid = MakeGrid(p.n, p.launch, kBlock, 1);
+  const Grid grid = MakeGrid(WindowResults(p), p.launch, kBlock, 1);
   WindowSumSimple<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
-      static_cast<const T*>(p.x), p.n, p.radius, static_cast<typename WindowFold<T>::Out*>(p.out));
+      static_cast<const T*>(p.x), p.n, p.radius, p.first, WindowResults(p),
+      static_cast<typename WindowFold<T>::Out*>(p.out));
   CUDA_CHECK_LAUNCH(WindowSumSimple);
 }
 

@@ -15,6 +15,11 @@ using WindowFold = Fold<ReduceOp::kSum, T>;
 // Elements of a whole window.
 constexpr std::int64_t WindowWidth(const WindowSumProblem& p) { return 2 * p.radius + 1; }
 
+// Results that are wanted.
+constexpr std::int64_t WindowResults(const WindowSumProblem& p) {
+  return p.results_end() - p.first;
+}
+
 constexpr std::uint64_t WindowOutBytes(const WindowSumProblem& p) {
   return static_cast<std::uint64_t>(p.n) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
