@@ -49,12 +49,6 @@ inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t
   return cost;
 }
 
-// Scratch memory of a copy of a matrix, in parts.
-template <class T>
-std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1) {
-  return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
-}
-
 // Of sums on their way to c, at most: where TMA cannot write c, of all; where k is cut, of as many
 // as there are pieces, and where tiles come in parts, of a tile for each SM: GPUs with these units
 // have up to 160, and the largest tile is 128 x 256.

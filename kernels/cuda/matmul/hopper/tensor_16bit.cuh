@@ -7,18 +7,22 @@
 
 namespace tessera {
 
-// A copy, if need be: of f32, and where TMA cannot read the array itself.
+// A copy, if need be: of f32, and where TMA cannot read the array itself. others: of PrepareMatrix.
 template <class T>
-TensorOperand<T> HalfOperand(const void* data, [[maybe_unused]] DType dtype, std::int64_t rows,
-                             std::int64_t columns, std::int64_t pitch, bool mn_major,
+TensorOperand<T> HalfOperand(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
+                             std::int64_t pitch, bool mn_major, std::int64_t others,
                              CudaStream& stream) {
+  const auto memory = [&] {
+    return PrepareMatrix<T>("16 bits", data, dtype, rows, columns, pitch, 1, others, stream);
+  };
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (dtype == DType::kF32)
-      return Copied<T>(static_cast<const float*>(data), rows, columns, pitch, mn_major, stream);
+      return CopiedTo<T>(memory(), static_cast<const float*>(data), rows, columns, pitch, mn_major,
+                         stream);
   }
   const auto* elements = static_cast<const T*>(data);
   if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
-    return Copied<T>(elements, rows, columns, pitch, mn_major, stream);
+    return CopiedTo<T>(memory(), elements, rows, columns, pitch, mn_major, stream);
   return {elements, rows, columns, pitch, mn_major};
 }
 
@@ -42,13 +46,13 @@ inline std::uint64_t TensorScratch16(const MatmulProblem& p) {
 
 template <class T>
 TensorOperand<T> HalfOperandA(const MatmulProblem& p, CudaStream& stream) {
-  return p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, stream)
-                       : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, stream);
+  return p.transpose_a ? HalfOperand<T>(p.a, p.dtype, p.k, p.m, p.lda, true, p.n, stream)
+                       : HalfOperand<T>(p.a, p.dtype, p.m, p.k, p.lda, false, p.n, stream);
 }
 template <class T>
 TensorOperand<T> HalfOperandB(const MatmulProblem& p, CudaStream& stream) {
-  return p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, stream)
-                       : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, stream);
+  return p.transpose_b ? HalfOperand<T>(p.b, p.dtype, p.n, p.k, p.ldb, false, p.m, stream)
+                       : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, p.m, stream);
 }
 
 // c in rows of c_pitch.

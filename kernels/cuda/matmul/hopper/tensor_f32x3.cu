@@ -57,7 +57,7 @@ namespace {
 constexpr int kParts = 3;
 using T = BFloat16;
 
-// An operand, and where its parts go: rows of `pitch` and `out_pitch`.
+// An operand, and where its parts go: rows of `pitch` and `out_pitch`. No blocks: they are there.
 struct Splitting {
   const float* in;
   std::int64_t rows, columns, pitch;
@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(256)
                   unsigned* nonfinite) {
   AllowNextKernel();
   if (GridThread() == 0) *nonfinite = 0;
+  if (blockIdx.x >= a.blocks + b.blocks) return;
   const bool first = blockIdx.x < a.blocks;
   const Splitting& s = first ? a : b;
   constexpr int kWidth = Pack<T>::kSize;
@@ -148,40 +149,41 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
   }
 }
 
-T* TakeParts(std::int64_t rows, std::int64_t columns, CudaStream& stream) {
-  return static_cast<T*>(
-      stream.Scratch(static_cast<std::size_t>(CopyScratch<T>(rows, columns, kParts))));
-}
-
-// out: of TakeParts, for as many rows and columns, or more.
+// parts: room for those of as many rows and columns, or more.
 Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-                      T* out) {
+                      const PreparedMemory& parts) {
   const std::int64_t out_pitch = PaddedPitch<T>(columns);
-  const std::int64_t threads = rows * (out_pitch / Pack<T>::kSize);
+  const std::int64_t threads = parts.ready ? 0 : rows * (out_pitch / Pack<T>::kSize);
   return {static_cast<const float*>(data),
           rows,
           columns,
           pitch,
           IsPackable<float>(data, pitch),
-          out,
+          static_cast<T*>(parts.data),
           out_pitch,
           static_cast<unsigned>(CeilDiv(threads, 256))};
 }
 
-Splitting SplittingOfA(const MatmulProblem& p, CudaStream& stream) {
-  const auto [rows, columns] = p.transpose_a ? std::pair(p.k, p.m) : std::pair(p.m, p.k);
-  return SplittingOf(p.a, rows, columns, p.lda, TakeParts(rows, columns, stream));
+// Into memory that may be kept. others: of PrepareMatrix.
+Splitting Prepare(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                  std::int64_t others, CudaStream& stream) {
+  return SplittingOf(data, rows, columns, pitch,
+                     PrepareMatrix<T>("three parts", data, DType::kF32, rows, columns, pitch,
+                                      kParts, others, stream));
 }
-T* TakePartsOfB(const MatmulProblem& p, std::int64_t n, CudaStream& stream) {
-  return p.transpose_b ? TakeParts(n, p.k, stream) : TakeParts(p.k, n, stream);
+Splitting PrepareA(const MatmulProblem& p, CudaStream& stream) {
+  return p.transpose_a ? Prepare(p.a, p.k, p.m, p.lda, p.n, stream)
+                       : Prepare(p.a, p.m, p.k, p.lda, p.n, stream);
 }
-Splitting SplittingOfB(const MatmulProblem& p, T* out) {
-  return p.transpose_b ? SplittingOf(p.b, p.n, p.k, p.ldb, out)
-                       : SplittingOf(p.b, p.k, p.n, p.ldb, out);
+Splitting PrepareB(const MatmulProblem& p, CudaStream& stream) {
+  return p.transpose_b ? Prepare(p.b, p.n, p.k, p.ldb, p.m, stream)
+                       : Prepare(p.b, p.k, p.n, p.ldb, p.m, stream);
 }
 
+// At least one block, for the flag.
 void EnqueueSplit(const Splitting& a, const Splitting& b, unsigned* nonfinite, CudaStream& stream) {
-  SplitOperands<<<a.blocks + b.blocks, 256, 0, stream.handle()>>>(a, b, nonfinite);
+  const unsigned blocks = std::max(1U, a.blocks + b.blocks);
+  SplitOperands<<<blocks, 256, 0, stream.handle()>>>(a, b, nonfinite);
   CUDA_CHECK_LAUNCH(SplitOperands);
 }
 
@@ -207,11 +209,15 @@ void EnqueueAgain(const MatmulProblem& p, const unsigned* nonfinite, CudaStream&
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
   auto* nonfinite = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
-  const Splitting a = SplittingOfA(p, stream);
-  const Splitting b = SplittingOfB(p, TakePartsOfB(p, p.n, stream));
+  const Splitting a = PrepareA(p, stream), b = PrepareB(p, stream);
   EnqueueSplit(a, b, nonfinite, stream);
   EnqueueParts(p, a, b, /*whole_tiles=*/false, p.n, nonfinite, stream);
   EnqueueAgain(p, nonfinite, stream);
+}
+
+// Scratch memory for the parts of n columns of b.
+std::uint64_t PartsOfB(const MatmulProblem& p, std::int64_t n) {
+  return p.transpose_b ? CopyScratch<T>(n, p.k, kParts) : CopyScratch<T>(p.k, n, kParts);
 }
 
 // Work of LaunchProductShares. a is split once, b piece by piece in the same memory, and what has left
@@ -221,8 +227,10 @@ class PartsWork {
   explicit PartsWork(const ProductShare& share)
       : share_(share),
         flags_(static_cast<unsigned*>(share.stream().Scratch(2 * sizeof(unsigned)))),
-        a_(SplittingOfA(share.problem(), share.stream())),
-        b_parts_(TakePartsOfB(share.problem(), share.most_columns(), share.stream())) {
+        a_(PrepareA(share.problem(), share.stream())),
+        b_parts_{share.stream().Scratch(
+                     static_cast<std::size_t>(PartsOfB(share.problem(), share.most_columns()))),
+                 /*ready=*/false} {
     EnqueueSplit(a_, Splitting{}, nonfinite(), share.stream());
   }
 
@@ -231,7 +239,8 @@ class PartsWork {
   }
   void Multiply(const ProductPiece& piece) {
     const MatmulProblem part = ColumnsOf(share_.problem(), piece);
-    const Splitting b = SplittingOfB(part, b_parts_);
+    const Splitting b = part.transpose_b ? SplittingOf(part.b, part.n, part.k, part.ldb, b_parts_)
+                                         : SplittingOf(part.b, part.k, part.n, part.ldb, b_parts_);
     // Clears the other flag: that of the product tells of earlier pieces, too.
     EnqueueSplit(b, Splitting{}, flags_ + 1, share_.stream());
     EnqueueParts(part, a_, b, /*whole_tiles=*/true, share_.problem().n, nonfinite(),
@@ -245,7 +254,7 @@ class PartsWork {
   const ProductShare& share_;
   unsigned* const flags_;
   const Splitting a_;
-  T* const b_parts_;
+  const PreparedMemory b_parts_;
 };
 
 // In units of 2^-24, relative to the sum of |terms|: 2 for the products left out (2^-8 2^-16 of a
@@ -264,7 +273,7 @@ Cost CostOf(const MatmulProblem& p) { return TensorCost(p, 128, sizeof(T), kPart
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   return SumsScratch(p) +
          (p.transpose_a ? CopyScratch<T>(p.k, p.m, kParts) : CopyScratch<T>(p.m, p.k, kParts)) +
-         (p.transpose_b ? CopyScratch<T>(p.n, p.k, kParts) : CopyScratch<T>(p.k, p.n, kParts));
+         PartsOfB(p, p.n);
 }
 
 }  // namespace
