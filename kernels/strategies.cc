@@ -74,6 +74,7 @@
   CUDA(Matmul, TensorBf16)            \
   CUDA(Matmul, TensorF16)             \
   CUDA(Matmul, TensorF32x3)           \
+  CUDA(Matmul, OzakiF64)              \
   CUDA(Matmul, Cublas)                \
   CUDA(Matmul, CublasLt)
 

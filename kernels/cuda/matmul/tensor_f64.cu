@@ -41,6 +41,7 @@
 #include <limits>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/f64_product.h"
 #include "kernels/cuda/matmul/f64_tile.cuh"
 #include "kernels/cuda/matmul/hopper/tensor_map.cuh"
 #include "kernels/cuda/matmul/shares.cuh"
@@ -56,7 +57,10 @@ struct TmaWork {
   bool packable;  // c can be written in vectors
   double* c;
   std::int64_t c_pitch;
+  const unsigned* wanted;  // see MultiplyF64IfWanted
 };
+
+__device__ bool IsUnwanted(const unsigned* wanted) { return wanted != nullptr && *wanted == 0; }
 
 // --- Kernels ---
 
@@ -65,6 +69,7 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
     MatmulTensorF64Tma(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                        const __grid_constant__ TmaWork work) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // compiled for sm_90a
+  if (IsUnwanted(work.wanted)) return;
   using Ring = TmaRing<C, kAAlongK, kBAlongK>;
   __shared__ alignas(8) std::uint64_t barriers[2 * Ring::kStages];
   Ring ring(SharedAddress(FirstKTile()), SharedAddress(barriers));
@@ -107,7 +112,8 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
 template <class C, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(C::kThreads, 1)
     MatmulTensorF64(Operand<double> a, Operand<double> b, Packable packable, std::int64_t k,
-                    double* c, std::int64_t c_pitch) {
+                    double* c, std::int64_t c_pitch, const unsigned* wanted) {
+  if (IsUnwanted(wanted)) return;
   using Ring = ThreadRing<C, kAAlongK, kBAlongK>;
   const TilePlace place =
       GroupedTile<kGroup>(blockIdx.x, CeilDiv(a.extent, C::kRows), CeilDiv(b.extent, C::kColumns));
@@ -134,7 +140,8 @@ bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
 }
 
 template <bool kAAlongK, bool kBAlongK>
-void RunTma(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
+void RunTma(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted,
+            CudaStream& stream) {
   using Ring = TmaRing<Large, kAAlongK, kBAlongK>;
   const auto map = [&](const void* data, std::int64_t extent, std::int64_t pitch, bool along_k) {
     return MakeTensorMap<double>(data, 1, along_k ? extent : p.k, along_k ? p.k : extent, pitch,
@@ -145,7 +152,8 @@ void RunTma(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
                      .k = static_cast<int>(p.k),
                      .packable = IsPackable<double>(p.c, c_pitch),
                      .c = static_cast<double*>(p.c),
-                     .c_pitch = c_pitch};
+                     .c_pitch = c_pitch,
+                     .wanted = wanted};
   const auto kernel = MatmulTensorF64Tma<Large, kAAlongK, kBAlongK>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Ring::kSharedBytes));
@@ -157,7 +165,8 @@ void RunTma(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
 }
 
 template <class C, bool kAAlongK, bool kBAlongK>
-void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
+void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted,
+                CudaStream& stream) {
   constexpr int kShared = ThreadRing<C, kAAlongK, kBAlongK>::kSharedBytes;
   const auto kernel = MatmulTensorF64<C, kAAlongK, kBAlongK>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
@@ -165,7 +174,7 @@ void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream
       OperandA<double>(p), OperandB<double>(p),
       Packable{IsPackable<double>(p.a, p.lda), IsPackable<double>(p.b, p.ldb),
                IsPackable<double>(p.c, c_pitch)},
-      p.k, static_cast<double*>(p.c), c_pitch);
+      p.k, static_cast<double*>(p.c), c_pitch, wanted);
   CUDA_CHECK_LAUNCH(MatmulTensorF64);
 }
 
@@ -183,19 +192,22 @@ Cost CostOf(const MatmulProblem& p) {
 }
 
 // c in rows of c_pitch.
-void EnqueuePitched(const MatmulProblem& p, std::int64_t c_pitch, CudaStream& stream) {
+void EnqueuePitched(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted,
+                    CudaStream& stream) {
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
     if (!UsesLarge(p, stream)) {
-      RunThreads<Small, a_along_k, b_along_k>(p, c_pitch, stream);
+      RunThreads<Small, a_along_k, b_along_k>(p, c_pitch, wanted, stream);
     } else if (UsesTma(p, stream)) {
-      RunTma<a_along_k, b_along_k>(p, c_pitch, stream);
+      RunTma<a_along_k, b_along_k>(p, c_pitch, wanted, stream);
     } else {
-      RunThreads<Large, a_along_k, b_along_k>(p, c_pitch, stream);
+      RunThreads<Large, a_along_k, b_along_k>(p, c_pitch, wanted, stream);
     }
   });
 }
 
-void Enqueue(const MatmulProblem& p, Stream& stream) { EnqueuePitched(p, p.n, Cuda(stream)); }
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  EnqueuePitched(p, p.n, nullptr, Cuda(stream));
+}
 
 // Work of LaunchProductShares. The sums of an element have one order, whatever the tiles and whoever
 // fetches the k-tiles.
@@ -206,7 +218,8 @@ class PiecesWork {
     return std::int64_t{multiprocessors} * Large::kRows * Large::kColumns;
   }
   void Multiply(const ProductPiece& piece) {
-    EnqueuePitched(ColumnsOf(share_.problem(), piece), share_.problem().n, share_.stream());
+    EnqueuePitched(ColumnsOf(share_.problem(), piece), share_.problem().n, nullptr,
+                   share_.stream());
   }
   void Finish() {}
 
@@ -215,6 +228,10 @@ class PiecesWork {
 };
 
 }  // namespace
+
+void MultiplyF64IfWanted(const MatmulProblem& p, const unsigned* wanted, CudaStream& stream) {
+  EnqueuePitched(p, p.n, wanted, stream);
+}
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .name = "tensor_f64",

@@ -31,8 +31,8 @@ struct TensorKTile {
 
   // d = or += part_a of a times part_b of b, over the k-tile. Descriptors count vectors of 16
   // bytes.
-  template <int kCount>
-  __device__ void Multiply(int part_a, int part_b, bool add, float (&d)[kCount]) const {
+  template <class D, int kCount>
+  __device__ void Multiply(int part_a, int part_b, bool add, D (&d)[kCount]) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       Product<typename C::T, kMnA, kMnB>(d, a + (part_a * C::kPartA + step * kStepA) / 16,

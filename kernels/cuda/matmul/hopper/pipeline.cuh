@@ -63,6 +63,8 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   constexpr int kBytesA = C::BoxBytes(kMnA), kBytesB = C::BoxBytes(kMnB);
   constexpr int kBoxesA = C::kRows / kWidthA, kBoxesB = C::kColumns / kWidthB;
   constexpr int kShare = kBoxesB / C::kCluster;  // boxes of b that a block fetches, for all
+  static_assert(!C::kBatch || C::kParts == 1);
+  const int first_part = C::kBatch ? place.split : 0;
   const int row = (place.row_tile * C::kCluster + rank) * C::kRows;
   const int column = place.column_tile * C::kColumns;
   // Boxes outside a matrix stay away: TMA takes longer to make zeros than to fetch elements, and
@@ -77,7 +79,7 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
     for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
-      const int k = (place.first_k_tile + k_tile) * C::kDepth;
+      const int k = ((C::kBatch ? 0 : place.first_k_tile) + k_tile) * C::kDepth;
       pipeline.WaitUntilEmpty();
       BarrierExpect(pipeline.full(), bytes);
 #pragma unroll
@@ -87,7 +89,7 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
           if (!all && box >= boxes_a) break;
           const int y = row + box * kWidthA;
           LoadBox(pipeline.a() + part * C::kPartA + box * kBytesA, &a_map, kMnA ? y : k,
-                  kMnA ? k : y, part, pipeline.full());
+                  kMnA ? k : y, first_part + part, pipeline.full());
         }
       }
 #pragma unroll
@@ -99,10 +101,10 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
           const std::uint32_t to = pipeline.b() + part * C::kPartB + box * kBytesB;
           const int x = column + box * kWidthB;
           if constexpr (C::kCluster == 1) {
-            LoadBox(to, &b_map, kMnB ? x : k, kMnB ? k : x, part, pipeline.full());
+            LoadBox(to, &b_map, kMnB ? x : k, kMnB ? k : x, first_part + part, pipeline.full());
           } else {
-            LoadBoxMulticast(to, &b_map, kMnB ? x : k, kMnB ? k : x, part, pipeline.full(),
-                             (1u << C::kCluster) - 1);
+            LoadBoxMulticast(to, &b_map, kMnB ? x : k, kMnB ? k : x, first_part + part,
+                             pipeline.full(), (1u << C::kCluster) - 1);
           }
         }
       }

@@ -13,13 +13,15 @@
 
 namespace tessera {
 
-// The tile of c that a block computes at a time. T_: BFloat16, Half or Tf32. kCluster_ blocks, one
-// below the other, share the columns of b that they load. kParts_: matrices that an operand is
-// split into, see `tensor_f32x3`.
+// The tile of c that a block computes at a time. T_: BFloat16, Half, Tf32 or std::int8_t. kCluster_
+// blocks, one below the other, share the columns of b that they load. kParts_: matrices that an
+// operand is split into, see `tensor_f32x3`. kBatch_: what stands where pieces of k would is as many
+// products, of matrices that stand one behind the other, see `ozaki_f64`.
 template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
-          int kParts_ = 1>
+          int kParts_ = 1, bool kBatch_ = false>
 struct TensorTile {
   using T = T_;
+  static constexpr bool kBatch = kBatch_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
   static constexpr int kStages = kStages_, kParts = kParts_;
   static constexpr int kProducts = kParts * (kParts + 1) / 2;  // of parts

@@ -47,6 +47,11 @@ __device__ void SumsAreComplete(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int kCount>
+__device__ void SumsAreComplete(std::int32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 // After the wait: keeps the compiler from using the operands' registers for something else before.
 template <int kCount>
 __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
@@ -75,13 +80,15 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
   "%111, "                                                                                     \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
   "%127"
-#define TESSERA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define TESSERA_SUMS_16(i) \
-  TESSERA_SUMS_4(i), TESSERA_SUMS_4(i + 4), TESSERA_SUMS_4(i + 8), TESSERA_SUMS_4(i + 12)
-#define TESSERA_SUMS_32 TESSERA_SUMS_16(0), TESSERA_SUMS_16(16)
-#define TESSERA_SUMS_64 TESSERA_SUMS_32, TESSERA_SUMS_16(32), TESSERA_SUMS_16(48)
-#define TESSERA_SUMS_96 TESSERA_SUMS_64, TESSERA_SUMS_16(64), TESSERA_SUMS_16(80)
-#define TESSERA_SUMS_128 TESSERA_SUMS_96, TESSERA_SUMS_16(96), TESSERA_SUMS_16(112)
+// V: "+f" or "+r", of what the sums are.
+#define TESSERA_SUMS_4(V, i) V(d[i]), V(d[i + 1]), V(d[i + 2]), V(d[i + 3])
+#define TESSERA_SUMS_16(V, i)                                               \
+  TESSERA_SUMS_4(V, i), TESSERA_SUMS_4(V, i + 4), TESSERA_SUMS_4(V, i + 8), \
+      TESSERA_SUMS_4(V, i + 12)
+#define TESSERA_SUMS_32(V) TESSERA_SUMS_16(V, 0), TESSERA_SUMS_16(V, 16)
+#define TESSERA_SUMS_64(V) TESSERA_SUMS_32(V), TESSERA_SUMS_16(V, 32), TESSERA_SUMS_16(V, 48)
+#define TESSERA_SUMS_96(V) TESSERA_SUMS_64(V), TESSERA_SUMS_16(V, 64), TESSERA_SUMS_16(V, 80)
+#define TESSERA_SUMS_128(V) TESSERA_SUMS_96(V), TESSERA_SUMS_16(V, 96), TESSERA_SUMS_16(V, 112)
 
 // N columns in R = N / 2 registers per thread; A, B, P, X, Y are R, R + 1, ... R + 4.
 #define TESSERA_PRODUCT(N, R, STEP, TYPES, A, B, P, MAJORS, ...)                                \
@@ -89,7 +96,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
                ", 0;\n"                                                                         \
                "wgmma.mma_async.sync.aligned.m64n" #N STEP ".f32." TYPES " {" TESSERA_NAMES_##R \
                "}, %" #A ", %" #B ", p, 1, 1" MAJORS ";\n}"                                     \
-               : TESSERA_SUMS_##R                                                               \
+               : TESSERA_SUMS_##R("+f")                                                         \
                : "l"(a), "l"(b), "r"(static_cast<int>(add))__VA_ARGS__)
 #define TESSERA_PRODUCT_16(N, R, TYPES, A, B, P, X, Y)                                           \
   TESSERA_PRODUCT(N, R, "k16", TYPES, A, B, P, ", %" #X ", %" #Y, , "n"(static_cast<int>(kMnA)), \
@@ -120,12 +127,23 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
   }
 }
 
+// The same of signed bytes for 256 columns: exact as long as the sums fit 32 bits.
+template <class T, bool kMnA, bool kMnB>
+__device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b, bool add) {
+  static_assert(std::is_same_v<T, std::int8_t> && !kMnA && !kMnB, "bytes cannot be transposed");
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" TESSERA_NAMES_128 "}, %128, %129, p;\n}"
+      : TESSERA_SUMS_128("+r")
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
 #define TESSERA_PRODUCT_REGISTERS(N, R, A0, A1, A2, A3, B, P)                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                       \
                ", 0;\n"                                                                      \
                "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" TESSERA_NAMES_##R \
                "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1;\n}"           \
-               : TESSERA_SUMS_##R                                                            \
+               : TESSERA_SUMS_##R("+f")                                                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
 
 // The same in tf32, of 64 x 8 elements of a in registers. Those of a thread are rows 16 w + l / 4

@@ -1,0 +1,387 @@
+// Matmul of f64 by integers on the tensor cores of Hopper, within the error bound of plain f64.
+//
+// Against `tensor_f64`: the tensor cores multiply signed bytes thirty times as fast as f64, and
+// exactly. So rows of a and columns of b become integers, and those become residues modulo 14 small
+// numbers p, whose products are done in bytes (the second scheme of Ozaki, Uchino and Imamura). The
+// Chinese remainder theorem finds the one integer below half of the product of all p, 2^110, that
+// has the residues of the 14 results:
+//
+//      a ── 2^e, round ──> integers ── mod p ──> bytes ─┐
+//                                                       ├─ 14 products, mod p ──> 2^-(e+f) integer = c
+//      b ── 2^f, round ──> integers ── mod p ──> bytes ─┘
+//
+// 14 products of bytes are less work than half of one in f64 would be. Only the rounding to integers
+// and the last one to f64 are not exact, so that the order of sums, tiles and SMs play no part in the
+// bits of a result.
+//
+// How large the integers may be: with P the product of the moduli, rows are scaled to a norm of at
+// most R = sqrt(P / 2), rounding included, so that no sum passes P / 2 (Cauchy and Schwarz). The
+// exponent e is the largest for which the row's norm has room, so a scaled row is longer than half of
+// that. Its elements are about 2^54.6 / sqrt(k).
+//
+// What the rounding costs: with x and y a scaled row and column and d and f what rounding takes from
+// their elements, at most 1/2, the integer is off by
+//
+//      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) R + k / 4
+//
+// That says nothing about small terms: where a row has one large element that meets a zero, the rest
+// of the result may be lost, while plain f64 is off by k u sum |x y| at most, with u = 2^-53. So the
+// row looks at its operands first. |x| and the vector of ones form an angle whose cosine is
+// |x|_1 / (sqrt(k) |x|_2), and the angle of |x| and |y| is no larger than the sum of those two. Where
+// each cosine is at least g,
+//
+//      sum |x y|  >=  |x|_2 |y|_2 (2 g^2 - 1)  >=  (2 g^2 - 1) R^2 / 4
+//
+// With (2 g^2 - 1) R^2 / 4 (k - 2) u >= sqrt(k) R + k / 4 this row is within the bound of plain f64,
+// k u sum |x y|, and leaves 2 u of the result, which is what the reconstruction rounds. That asks
+// of g^2, the share |x|_1^2 / (k |x|_2^2), to be a little above a half: 0.586 for k = 64, 0.521 for
+// 1024, 0.505 for 16384. Of normal numbers it is 0.64 = 2 / pi, of uniform ones 0.75. Where any row
+// of a or column of b has less (zeros for a third of it, say, or elements of very different sizes),
+// or holds an infinity or NaN, or has a norm beyond 2^450 or below 2^-450, `tensor_f64` computes the
+// product. The decision is the device's: a flag that every kernel looks at. It costs one pass over
+// the operands. Rows of zeros are exact, and no reason.
+//
+// The kernels: RowSumsOf adds up both sums of all rows, in pieces of kPiece steps along k, and
+// ScaleRows finds exponents and raises the flag. ConvertRows writes residues, k along the rows
+// whatever the transposes, since that is how the tensor cores want bytes. MultiplyResidues is in
+// residue_products.cuh. Reconstruct adds up residues times weights in parts of 37 bits of an f64
+// each, exact, and takes multiples of P away. Residues take 14 bytes an element, so that they are
+// made of as many columns of b and rows of a at a time as keep them below 6 GB (BandsOf).
+//
+// Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 1.1 ms at the 1700 Tera-
+// operations a second of which tensor cores are short; 0.5 GB for the sums and for the conversion
+// each, 0.5 GB written; 0.24 GB of residues of the results written and read, 0.13 GB of results.
+//
+// Right for any m, n and k, all transposes, pitches and alignments.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/matmul/f64_product.h"
+#include "kernels/cuda/matmul/hopper/residue_products.cuh"
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
+
+namespace tessera {
+namespace {
+
+using namespace ozaki;
+
+// --- Rows as integers ---
+
+// Rows of a, or columns of b, of a block, and its threads.
+constexpr int kBlockRows = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
+// Steps along k in a sum of RowSumsOf, and in a tile of ConvertRows, of which a thread has kEach.
+constexpr int kPiece = 1024, kTileSteps = 128, kEach = 8;
+
+// Sums of rows, in pieces of k: [pieces, rows]. kAlongK: k lies along the operand's rows.
+template <bool kAlongK>
+__global__ void __launch_bounds__(kThreads)
+    RowSumsOf(Operand<double> x, std::int64_t k, RowSums* sums) {
+  const std::int64_t groups = (x.extent + kBlockRows - 1) / kBlockRows;
+  const std::int64_t row = blockIdx.x % groups * kBlockRows, piece = blockIdx.x / groups;
+  const auto steps = static_cast<int>(min(k - piece * kPiece, std::int64_t{kPiece}));
+  const double* const data = x.data + row * x.stride + piece * kPiece * x.k_stride;
+  const auto rows = static_cast<int>(min(x.extent - row, std::int64_t{kBlockRows}));
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  RowSums* const out = sums + piece * x.extent + row;
+  const auto sum = [](const double* from, int first, int end, int step, std::int64_t stride) {
+    RowSums s{};
+#pragma unroll 8
+    for (int l = first; l < end; l += step) {
+      const double value = from[l * stride];
+      s.squares += value * value;
+      s.magnitudes += fabs(value);
+    }
+    return s;
+  };
+  if constexpr (kAlongK) {
+    for (int r = warp; r < rows; r += kWarps) {
+      RowSums s = sum(data + r * x.stride, lane, steps, kWarpSize, 1);
+#pragma unroll
+      for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+        s.squares += __shfl_xor_sync(kFullMask, s.squares, offset);
+        s.magnitudes += __shfl_xor_sync(kFullMask, s.magnitudes, offset);
+      }
+      if (lane == 0) out[r] = s;
+    }
+  } else {
+    __shared__ RowSums of_warps[kWarps][kBlockRows];
+    if (lane < rows) of_warps[warp][lane] = sum(data + lane, warp, steps, kWarps, x.k_stride);
+    __syncthreads();  // all warps have their sums
+    if (warp != 0 || lane >= rows) return;
+    RowSums s = of_warps[0][lane];
+    for (int w = 1; w < kWarps; ++w) {
+      s.squares += of_warps[w][lane].squares;
+      s.magnitudes += of_warps[w][lane].magnitudes;
+    }
+    out[lane] = s;
+  }
+}
+
+// The exponents of rows. plain: set where one does not meet the bound.
+__global__ void __launch_bounds__(kThreads)
+    ScaleRows(const RowSums* sums, std::int64_t rows, std::int64_t pieces, Bound bound,
+              std::int32_t* exponents, unsigned* plain) {
+  const std::int64_t row = GridThread();
+  if (row >= rows) return;
+  RowSums s = sums[row];
+  for (std::int64_t piece = 1; piece < pieces; ++piece) {
+    s.squares += sums[piece * rows + row].squares;
+    s.magnitudes += sums[piece * rows + row].magnitudes;
+  }
+  if (!ScaleRow(s, bound, exponents + row)) *plain = 1;
+}
+
+// The residues of rows. A block takes kBlockRows x kTileSteps elements; operands with k across the
+// rows come through shared memory, in which eight steps along k are followed by a gap, so that
+// lanes that are as far apart meet different banks.
+template <bool kAlongK>
+__global__ void __launch_bounds__(kThreads)
+    ConvertRows(Operand<double> x, bool packable, std::int64_t k, const std::int32_t* exponents,
+                const __grid_constant__ Table table, const unsigned* plain, Residues out) {
+  if (*plain != 0) return;
+  const std::int64_t groups = (x.extent + kBlockRows - 1) / kBlockRows;
+  const std::int64_t first_row = blockIdx.x % groups * kBlockRows;
+  const std::int64_t first_step = blockIdx.x / groups * kTileSteps;
+  const auto place = [](int row, int step) { return step * kBlockRows + row + step / kEach; };
+  __shared__ double tile[kAlongK ? 1 : kTileSteps * kBlockRows + kTileSteps / kEach];
+  if constexpr (!kAlongK) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+#pragma unroll
+    for (int step = warp; step < kTileSteps; step += kWarps) {
+      const std::int64_t l = first_step + step;
+      tile[place(lane, step)] =
+          l < k && first_row + lane < x.extent ? x.data[l * x.k_stride + first_row + lane] : 0;
+    }
+    __syncthreads();  // the tile is complete
+  }
+  constexpr int kThreadsOfRow = kTileSteps / kEach;
+  const int step = static_cast<int>(threadIdx.x) % kThreadsOfRow * kEach;
+#pragma unroll 1
+  for (int r = static_cast<int>(threadIdx.x) / kThreadsOfRow; r < kBlockRows;
+       r += kThreads / kThreadsOfRow) {
+    const std::int64_t row = first_row + r, column = first_step + step;
+    if (row >= x.extent || column >= k) return;
+    double values[kEach];
+    if constexpr (kAlongK) {
+      LoadRow(x.data + row * x.stride, column, k, packable, values);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) values[i] = tile[place(r, step + i)];
+    }
+    const double scale = PowerOfTwo(exponents[row]);
+    Limbs limbs[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) limbs[i] = LimbsOf(Nearest(values[i] * scale));
+#pragma unroll
+    for (int modulus = 0; modulus < kModuli; ++modulus) {
+      std::int32_t residues[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) residues[i] = Residue(limbs[i], table.moduli[modulus]);
+      *reinterpret_cast<uint2*>(out.data + (modulus * out.rows + row) * out.pitch + column) = {
+          PackBytes(residues), PackBytes(residues + 4)};
+    }
+  }
+}
+
+// --- Results ---
+
+// c[rows, columns], in rows of `pitch`, from the residues that MultiplyResidues has left: a thread
+// takes a vector of each modulus, eight elements of each of two rows.
+__global__ void __launch_bounds__(kThreads)
+    Reconstruct(const uint4* residues, std::int64_t row_tiles, std::int64_t column_tiles,
+                const std::int32_t* row_exponents, const std::int32_t* column_exponents,
+                const __grid_constant__ Table table, const unsigned* plain, std::int64_t rows,
+                std::int64_t columns, bool packable, double* c, std::int64_t pitch) {
+  if (*plain != 0) return;
+  using C = ByteTile;
+  constexpr int kBlocksOfTile = kTileVectors / kThreads;
+  const std::int64_t tile = blockIdx.x / kBlocksOfTile;
+  const int vector = static_cast<int>(blockIdx.x % kBlocksOfTile * kThreads + threadIdx.x);
+  const int thread = vector % C::kWarpgroup, v = vector / C::kWarpgroup % kVectors;
+  const int consumer = vector / (C::kWarpgroup * kVectors);
+  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const std::int64_t row =
+      tile / column_tiles * C::kRows + consumer * C::kGroupRows + warp * 16 + lane / 4;
+  const std::int64_t column = tile % column_tiles * C::kColumns + 32 * v + lane % 4 * 2;
+  if (row >= rows || column >= columns) return;
+
+  uint4 loaded[kModuli];
+#pragma unroll
+  for (int modulus = 0; modulus < kModuli; ++modulus)
+    loaded[modulus] = residues[(modulus * row_tiles * column_tiles + tile) * kTileVectors + vector];
+  const bool second_row = row + 8 < rows;
+  const std::int32_t exponents[2] = {row_exponents[row], second_row ? row_exponents[row + 8] : 0};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const std::int64_t x = column + 8 * j;
+    if (x >= columns) return;
+    WeightedSum sums[4];
+#pragma unroll
+    for (int modulus = 0; modulus < kModuli; ++modulus) {
+      const uint4& words = loaded[modulus];
+      const std::uint32_t word = j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[i].Add(static_cast<std::int8_t>(word >> 8 * i), table.weights[modulus]);
+    }
+    const bool second_column = x + 1 < columns;
+    const std::int32_t column_exponent[2] = {column_exponents[x],
+                                             second_column ? column_exponents[x + 1] : 0};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1 && !second_row) break;
+      double* const to = c + (row + 8 * half) * pitch + x;
+      double pair[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        pair[i] =
+            sums[2 * half + i].Value(table) * PowerOfTwo(-exponents[half] - column_exponent[i]);
+      StoreClipped(pair, 0, second_column ? 2 : 1, packable, to);
+    }
+  }
+}
+
+// --- Launch ---
+
+// Rows of a and columns of b whose residues there are at a time, in whole tiles: of b up to 2^28
+// elements, of a and c up to 2^26, and a tile of each at least.
+struct Bands {
+  std::int64_t rows, columns;
+};
+Bands BandsOf(const MatmulProblem& p) {
+  const auto band = [](std::int64_t extent, std::int64_t elements, std::int64_t depth,
+                       std::int64_t tile) {
+    return std::max<std::int64_t>(1, std::min(CeilDiv(extent, tile), elements / depth / tile)) *
+           tile;
+  };
+  const std::int64_t columns =
+      band(p.n, std::int64_t{1} << 28, std::max(p.k, std::int64_t{1} << 14), kTileColumns);
+  return {band(p.m, std::int64_t{1} << 26, std::max(p.k, columns), kClusterRows), columns};
+}
+
+// An operand, and the exponents of its rows.
+struct Scaled {
+  Operand<double> x;
+  std::int64_t k;
+  std::int32_t* exponents;
+};
+
+std::int64_t Pieces(std::int64_t k) { return CeilDiv(k, kPiece); }
+
+// plain: set where a row does not meet the bound.
+Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, unsigned* plain, CudaStream& stream) {
+  const auto rows = static_cast<std::size_t>(x.extent);
+  auto* const sums = static_cast<RowSums*>(
+      stream.Scratch(rows * static_cast<std::size_t>(Pieces(k)) * sizeof(RowSums)));
+  auto* const exponents = static_cast<std::int32_t*>(stream.Scratch(rows * sizeof(std::int32_t)));
+  const auto kernel = x.k_stride == 1 ? RowSumsOf<true> : RowSumsOf<false>;
+  const std::int64_t blocks = CeilDiv(x.extent, kBlockRows) * Pieces(k);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(x, k, sums);
+  CUDA_CHECK_LAUNCH(RowSumsOf);
+  ScaleRows<<<static_cast<unsigned>(CeilDiv(x.extent, kThreads)), kThreads, 0, stream.handle()>>>(
+      sums, x.extent, Pieces(k), BoundOf(k), exponents, plain);
+  CUDA_CHECK_LAUNCH(ScaleRows);
+  return {x, k, exponents};
+}
+
+std::size_t ResidueBytes(std::int64_t rows, std::int64_t k) {
+  return static_cast<std::size_t>(kModuli * rows * PaddedPitch<std::int8_t>(k));
+}
+
+// Rows [first, first + count) of an operand, as residues in `data`.
+Residues EnqueueConvert(const Scaled& all, std::int64_t first, std::int64_t count,
+                        const unsigned* plain, std::int8_t* data, CudaStream& stream) {
+  Operand<double> x = all.x;
+  x.data += first * x.stride;
+  x.extent = count;
+  const Residues out{data, count, PaddedPitch<std::int8_t>(all.k)};
+  const auto kernel = x.k_stride == 1 ? ConvertRows<true> : ConvertRows<false>;
+  const std::int64_t blocks = CeilDiv(count, kBlockRows) * CeilDiv(all.k, kTileSteps);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(
+      x, IsPackable<double>(x.data, x.stride), all.k, all.exponents + first, kTable, plain, out);
+  CUDA_CHECK_LAUNCH(ConvertRows);
+  return out;
+}
+
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
+  if (!MayMeet(BoundOf(p.k), p.k)) {
+    MultiplyF64IfWanted(p, nullptr, stream);
+    return;
+  }
+  auto* const plain = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
+  stream.Zero(plain, sizeof(unsigned));
+  const Scaled a = EnqueueScale(OperandA<double>(p), p.k, plain, stream);
+  const Scaled b = EnqueueScale(OperandB<double>(p), p.k, plain, stream);
+  const Bands bands = BandsOf(p);
+  auto* const a_data = static_cast<std::int8_t*>(stream.Scratch(ResidueBytes(bands.rows, p.k)));
+  auto* const b_data = static_cast<std::int8_t*>(stream.Scratch(ResidueBytes(bands.columns, p.k)));
+  auto* const c_data = static_cast<uint4*>(
+      stream.Scratch(static_cast<std::size_t>(kModuli * bands.rows * bands.columns)));
+  auto* const c = static_cast<double*>(p.c);
+  for (std::int64_t column = 0; column < p.n; column += bands.columns) {
+    const std::int64_t columns = std::min(bands.columns, p.n - column);
+    const Residues b_residues = EnqueueConvert(b, column, columns, plain, b_data, stream);
+    for (std::int64_t row = 0; row < p.m; row += bands.rows) {
+      const std::int64_t rows = std::min(bands.rows, p.m - row);
+      const Residues a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
+      EnqueueResidueProducts(a_residues, b_residues, p.k, plain, c_data, stream);
+      const std::int64_t row_tiles = CeilDiv(rows, kClusterRows) * ByteTile::kCluster;
+      const std::int64_t column_tiles = CeilDiv(columns, kTileColumns);
+      const std::int64_t blocks = row_tiles * column_tiles * (kTileVectors / kThreads);
+      double* const to = c + row * p.n + column;
+      Reconstruct<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(
+          c_data, row_tiles, column_tiles, a.exponents + row, b.exponents + column, kTable, plain,
+          rows, columns, IsPackable<double>(to, p.n), to, p.n);
+      CUDA_CHECK_LAUNCH(Reconstruct);
+    }
+  }
+  MultiplyF64IfWanted(p, plain, stream);
+}
+
+// --- Models ---
+
+Cost CostOf(const MatmulProblem& p) {
+  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
+  const auto k = static_cast<std::uint64_t>(p.k);
+  const Bands bands = BandsOf(p);
+  const auto times_a = static_cast<std::uint64_t>(CeilDiv(p.n, bands.columns));
+  // Operands are read for the sums and to be converted, a for every band of columns.
+  Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
+  cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
+                           MatmulTileLoads(p, kClusterRows, kTileColumns));
+  cost.depth = k / 32 + 1;  // an instruction adds up as many steps
+  return cost;
+}
+
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  const Bands bands = BandsOf(p);
+  const auto rows = static_cast<std::uint64_t>(p.m + p.n);
+  return ResidueBytes(bands.rows, p.k) + ResidueBytes(bands.columns, p.k) +
+         static_cast<std::uint64_t>(kModuli * bands.rows * bands.columns) +
+         rows * (static_cast<std::uint64_t>(Pieces(p.k)) * sizeof(RowSums) + sizeof(std::int32_t));
+}
+
+}  // namespace
+
+extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
+    .name = "ozaki_f64",
+    .summary = "f64 as integers, by 14 products of bytes on Hopper's tensor cores, as exact as f64",
+    .source =
+        "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
+        "floating-point matrix multiplication using an integer modular technique, 2025",
+    .backend = Backend::kCuda,
+    .dtypes = DTypesOf(DType::kF64),
+    .min_compute_capability = 90,
+    .deterministic = true,
+    .roundoff = MatmulChainRoundoff,
+    .cost = CostOf,
+    .launch = Enqueue,
+    .missing = TensorMissing,
+    .refuses = TensorRefusal,
+    .scratch = ScratchOf,
+};
+
+}  // namespace tessera

@@ -1,0 +1,340 @@
+// The arithmetic of ozaki_f64 on the host: residues, the Chinese remainder theorem, and the bound of
+// a whole sum, against sums in 113 bits.
+#include "kernels/cuda/matmul/hopper/ozaki.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "kernels/matmul.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::ozaki {
+namespace {
+
+using test::Random;
+
+__extension__ using Signed128 = __int128;
+__extension__ using Quad = __float128;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const auto kProduct = static_cast<Signed128>(ProductOfModuli(kTable));
+
+// The product is the largest that so many moduli up to 256 have: none could be a larger number.
+TEST(OzakiTest, ModuliAreCoprime) {
+  for (int i = 0; i < kModuli; ++i) {
+    EXPECT_LE(kTable.moduli[i].value, 256);
+    for (int j = 0; j < i; ++j)
+      EXPECT_EQ(std::gcd(kTable.moduli[i].value, kTable.moduli[j].value), 1) << i << " " << j;
+  }
+}
+
+TEST(OzakiTest, ResiduesFitABytesOfEachModulus) {
+  Random random(1);
+  constexpr std::int64_t kMost = (std::int64_t{1} << 30) + (1 << 7);
+  for (const Modulus& p : kTable.moduli) {
+    std::vector<std::int64_t> numbers = {0, 1, -1, kMost, -kMost, kMost - 1, 1 - kMost};
+    // Around the middles between multiples, where the quotient changes.
+    for (int i = 0; i < 100000; ++i) {
+      const auto quotient =
+          static_cast<std::int64_t>(random.Bits() % (2 * kMost / p.value)) - kMost / p.value;
+      const std::int64_t middle = quotient * p.value + p.value / 2;
+      for (std::int64_t x : {middle - 1, middle, middle + 1})
+        if (std::abs(x) <= kMost) numbers.push_back(x);
+    }
+    for (std::int64_t x : numbers) {
+      const std::int32_t residue = Residue(static_cast<std::int32_t>(x), p);
+      ASSERT_EQ((x - residue) % p.value, 0) << x << " modulo " << p.value;
+      // 128 is -128 as a byte, which is congruent to it modulo 256 alone.
+      ASSERT_LE(residue, p.value == 256 ? 128 : 127) << x << " modulo " << p.value;
+      ASSERT_GE(residue, p.value == 256 ? -128 : -127) << x << " modulo " << p.value;
+    }
+  }
+}
+
+TEST(OzakiTest, ResiduesOfIntegers) {
+  Random random(2);
+  constexpr std::int64_t kMost = (std::int64_t{1} << 55) - 1;
+  std::vector<std::int64_t> numbers = {0, 1, -1, kMost, -kMost};
+  for (int bit = 0; bit < 55; ++bit)
+    for (std::int64_t off : {-1, 0, 1})
+      for (std::int64_t sign : {-1, 1}) numbers.push_back(sign * ((std::int64_t{1} << bit) + off));
+  for (int i = 0; i < 20000; ++i)
+    numbers.push_back(static_cast<std::int64_t>(random.Bits()) >> (9 + random.Bits() % 50));
+  for (std::int64_t x : numbers) {
+    for (const Modulus& p : kTable.moduli) {
+      const std::int32_t residue = Residue(LimbsOf(x), p);
+      ASSERT_EQ((x - residue) % p.value, 0) << x << " modulo " << p.value;
+      ASSERT_LE(std::abs(residue), 128) << x << " modulo " << p.value;
+    }
+  }
+}
+
+double Reconstructed(Signed128 x) {
+  WeightedSum sum;
+  for (int i = 0; i < kModuli; ++i) {
+    // As bytes: 128 is -128.
+    const auto residue = static_cast<std::int32_t>(x % kTable.moduli[i].value);
+    sum.Add(static_cast<std::int8_t>(Residue(residue, kTable.moduli[i])), kTable.weights[i]);
+  }
+  return sum.Value(kTable);
+}
+
+// Up to half of the product, whatever the signs; exact as far as f64 has the bits.
+TEST(OzakiTest, IntegersAreFoundFromTheirResidues) {
+  Random random(3);
+  const Signed128 most = kProduct / 2 - (kProduct >> 21);
+  std::vector<Signed128> numbers = {0, 1, most};
+  for (int bit = 1; bit < 109; ++bit)
+    for (int off : {-1, 0, 1}) numbers.push_back((Signed128{1} << bit) + off);
+  for (int i = 0; i < 100000; ++i) {
+    const auto any =
+        static_cast<Signed128>((static_cast<Integer128>(random.Bits()) << 64 | random.Bits()) >> 1);
+    numbers.push_back(any % (most + 1) >> (random.Bits() % 109));
+  }
+  for (Signed128 magnitude : numbers) {
+    for (Signed128 x : {magnitude, -magnitude}) {
+      const double value = Reconstructed(x);
+      const Signed128 off = static_cast<Signed128>(value) - x, error = off < 0 ? -off : off;
+      SCOPED_TRACE(static_cast<double>(x));
+      if (magnitude <= Signed128{1} << 53) {
+        ASSERT_EQ(error, 0);
+      } else {
+        ASSERT_LE(static_cast<Quad>(error),
+                  Quad{2.1} * Quad{0x1p-53} * static_cast<Quad>(magnitude));
+      }
+    }
+  }
+}
+
+// --- Rows ---
+
+RowSums SumsOf(const std::vector<double>& row) {
+  RowSums sums{};
+  for (double x : row) {
+    sums.squares += x * x;
+    sums.magnitudes += std::abs(x);
+  }
+  return sums;
+}
+
+// The integers of a row; none where it does not meet the bound.
+std::optional<std::vector<std::int64_t>> IntegersOf(const std::vector<double>& row,
+                                                    std::int32_t* exponent) {
+  if (!ScaleRow(SumsOf(row), BoundOf(static_cast<std::int64_t>(row.size())), exponent)) return {};
+  std::vector<std::int64_t> integers;
+  for (double x : row) integers.push_back(Nearest(x * PowerOfTwo(*exponent)));
+  return integers;
+}
+
+// The sum of x y as the kernels compute it; none where one of the rows does not meet the bound.
+std::optional<double> Product(const std::vector<double>& x, const std::vector<double>& y) {
+  std::int32_t x_exponent = 0, y_exponent = 0;
+  const auto a = IntegersOf(x, &x_exponent), b = IntegersOf(y, &y_exponent);
+  if (!a.has_value() || !b.has_value()) return {};
+  WeightedSum sum;
+  for (int i = 0; i < kModuli; ++i) {
+    const Modulus& p = kTable.moduli[i];
+    std::int32_t d = 0;
+    for (std::size_t l = 0; l < x.size(); ++l) {
+      d += static_cast<std::int8_t>(Residue(LimbsOf((*a)[l]), p)) *
+           static_cast<std::int8_t>(Residue(LimbsOf((*b)[l]), p));
+      if (l % (1 << 16) == (1 << 16) - 1) d = Residue(d, p);
+    }
+    sum.Add(static_cast<std::int8_t>(Residue(d, p)), kTable.weights[i]);
+  }
+  return sum.Value(kTable) * PowerOfTwo(-x_exponent - y_exponent);
+}
+
+// Checks the bound that the strategy states, and gives whether the rows meet what it asks.
+bool CheckProduct(const std::vector<double>& x, const std::vector<double>& y) {
+  const std::optional<double> value = Product(x, y);
+  if (!value.has_value()) return false;
+  Quad sum = 0, magnitude = 0;
+  for (std::size_t l = 0; l < x.size(); ++l) {
+    const Quad term = static_cast<Quad>(x[l]) * static_cast<Quad>(y[l]);
+    sum += term;
+    magnitude += term < 0 ? -term : term;
+  }
+  const Quad off = static_cast<Quad>(*value) - sum;
+  const double roundoff =
+      MatmulChainRoundoff({.dtype = DType::kF64, .k = static_cast<std::int64_t>(x.size())});
+  const Quad bound = roundoff * magnitude + Quad{0x1p-53} * (sum < 0 ? -sum : sum);
+  EXPECT_LE(static_cast<double>(off < 0 ? -off : off), static_cast<double>(bound))
+      << "k " << x.size() << " got " << *value << " want " << static_cast<double>(sum);
+  return true;
+}
+
+std::vector<double> Normal(Random& random, std::int64_t k) {
+  std::vector<double> row;
+  for (std::int64_t l = 0; l < k; ++l) row.push_back(random.Normal());
+  return row;
+}
+
+constexpr std::int64_t kSteps[] = {64, 100, 256, 1000, 1024, 4096, 16384, (1 << 16) + 77};
+
+TEST(OzakiTest, NormalAndUniformRowsMeetTheBound) {
+  Random random(4);
+  for (std::int64_t k : kSteps) {
+    for (int time = 0; time < 4; ++time) {
+      std::vector<double> x, y;
+      for (std::int64_t l = 0; l < k; ++l) {
+        x.push_back(random.Uniform());
+        y.push_back(2 * random.Uniform() - 1);
+      }
+      EXPECT_TRUE(CheckProduct(x, y)) << k;
+      EXPECT_TRUE(CheckProduct(x, x)) << k;
+      if (k >= 1000) {
+        EXPECT_TRUE(CheckProduct(Normal(random, k), Normal(random, k))) << k;
+      }
+    }
+  }
+}
+
+// Sizes of rows differ, each by a power of two and by what leaves a scaled row just above half of
+// the room or just below all of it.
+TEST(OzakiTest, RowsOfAnySize) {
+  Random random(5);
+  for (int time = 0; time < 300; ++time) {
+    const std::int64_t k = 1000 + static_cast<std::int64_t>(random.Bits() % 100);
+    std::vector<double> x = Normal(random, k), y = Normal(random, k);
+    const double x_size = std::exp2(840 * random.Uniform() - 420);
+    const double y_size = std::exp2(840 * random.Uniform() - 420);
+    for (double& value : x) value *= x_size;
+    for (double& value : y) value *= y_size;
+    // Small elements, down to the smallest number, beside them.
+    x[3] = std::numeric_limits<double>::denorm_min();
+    y[5] = -std::numeric_limits<double>::denorm_min();
+    x[7] = y[7] = 0;
+    ASSERT_TRUE(CheckProduct(x, y));
+  }
+}
+
+// A scaled row, rounded, never sums up to more than the moduli hold, even with itself; and is longer
+// than half of its room.
+TEST(OzakiTest, ScaledRowsFitTheModuli) {
+  Random random(6);
+  const auto most = static_cast<Integer128>(kProduct / 2 - (kProduct >> 21));
+  for (std::int64_t k : {3, 5, 16, 64, 1000, 16384}) {
+    const Bound bound = BoundOf(k);
+    for (int time = 0; time < 200; ++time) {
+      // Of equal magnitude, whose norm is the largest that rounds up as one.
+      const double size = std::exp2(20 * random.Uniform());
+      std::vector<double> row(static_cast<std::size_t>(k), time % 2 == 0 ? size : -size);
+      if (time % 4 > 1)
+        for (double& x : row) x *= 0.999 + 0.002 * random.Uniform();
+      std::int32_t exponent = 0;
+      const auto integers = IntegersOf(row, &exponent);
+      if (!MayMeet(bound, k)) {
+        ASSERT_FALSE(integers.has_value());
+        continue;
+      }
+      ASSERT_TRUE(integers.has_value()) << k;
+      Integer128 squares = 0;
+      for (std::int64_t x : *integers)
+        squares += static_cast<Integer128>(static_cast<Signed128>(x) * x);
+      ASSERT_LE(squares, most) << k;
+      ASSERT_GE(std::sqrt(static_cast<double>(squares)), 0.499999 * bound.room) << k;
+    }
+  }
+  // Room to the last: scaled rows whose norm is one unit of f64 on either side of a power of two of
+  // it.
+  constexpr std::int64_t kTwo = 1024;
+  const double edge = BoundOf(kTwo).room / 32 / (1 + 0x1p-20);
+  for (double size : {edge, std::nextafter(edge, 0), std::nextafter(edge, kInfinity)}) {
+    std::int32_t exponent = 0;
+    const auto integers = IntegersOf(std::vector<double>(kTwo, size), &exponent);
+    ASSERT_TRUE(integers.has_value());
+    EXPECT_LE(
+        static_cast<Integer128>(static_cast<Signed128>((*integers)[0]) * (*integers)[0]) * kTwo,
+        most);
+  }
+}
+
+// Rows that meet the bound only just, with the large elements of each where those of the other are
+// small, so that the terms are the smallest that such rows have, and rounding takes the most from
+// every element: this is what the bound is made for.
+TEST(OzakiTest, TheBoundHoldsWhereTermsAreSmallest) {
+  Random random(7);
+  int met = 0, unmet = 0;
+  for (std::int64_t k : {64, 256, 1024, 4096, 16384}) {
+    for (int percent = 40; percent <= 60; ++percent) {
+      for (int time = 0; time < 3; ++time) {
+        const std::int64_t large = k * percent / 100;
+        std::vector<double> x, y;
+        const double size = std::exp2(random.Uniform());
+        for (std::int64_t l = 0; l < k; ++l) {
+          const double small = time == 0 ? 0 : 1e-9 * random.Uniform();
+          // Half an integer off, whatever the exponent: an odd multiple of half of the last bit.
+          const double any = size * (1 + 0x1p-52 * static_cast<double>(random.Bits() % 1024));
+          x.push_back(l < large ? any : small);
+          y.push_back(l < k - large ? small : any);
+        }
+        ++(CheckProduct(x, y) ? met : unmet);
+      }
+    }
+  }
+  EXPECT_GT(met, 50);
+  EXPECT_GT(unmet, 50);
+}
+
+// One large element that meets a small one: integers would lose the rest, so the row is not met.
+TEST(OzakiTest, RowsThatIntegersCannotHold) {
+  Random random(8);
+  constexpr std::int64_t kLong = 4096;
+  const auto meets = [](const std::vector<double>& row) {
+    std::int32_t exponent = 0;
+    return IntegersOf(row, &exponent).has_value();
+  };
+  const std::vector<double> normal = Normal(random, kLong);
+  EXPECT_TRUE(meets(normal));
+  std::vector<double> row = normal;
+  row[100] = 1e30;
+  EXPECT_FALSE(meets(row));
+  row = normal;
+  for (std::size_t l = 0; l < row.size(); l += 2) row[l] = 0;
+  EXPECT_FALSE(meets(row));
+  for (double& x : row) x = std::exp(3 * random.Normal());
+  EXPECT_FALSE(meets(row));
+  for (double special : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    row = normal;
+    row[kLong - 1] = special;
+    EXPECT_FALSE(meets(row)) << special;
+  }
+  for (double size : {1e-200, 1e-320, 1e150, 1e300}) {
+    row = std::vector<double>(kLong, size);
+    EXPECT_FALSE(meets(row)) << size;
+  }
+  for (std::int64_t k : {1, 2, 3, 4})
+    EXPECT_FALSE(meets(std::vector<double>(static_cast<std::size_t>(k), 1.0))) << k;
+}
+
+TEST(OzakiTest, ZerosAndWholeNumbersAreExact) {
+  Random random(9);
+  constexpr std::int64_t kLong = 2048;
+  EXPECT_EQ(Product(std::vector<double>(kLong), Normal(random, kLong)), 0.0);
+  EXPECT_EQ(Product(std::vector<double>(kLong), std::vector<double>(kLong)), 0.0);
+  // Terms of 2^56 that cancel but for one.
+  for (int time = 0; time < 20; ++time) {
+    std::vector<double> x, y;
+    for (std::int64_t l = 0; l < kLong / 2; ++l) {
+      x.push_back(static_cast<double>(random.Bits() >> 36));
+      y.push_back(static_cast<double>(random.Bits() >> 36));
+    }
+    for (std::int64_t l = 0; l < kLong / 2; ++l) {
+      x.push_back(x[static_cast<std::size_t>(l)]);
+      y.push_back(-y[static_cast<std::size_t>(l)]);
+    }
+    x[5] += 1;
+    EXPECT_EQ(Product(x, y), y[5]);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ozaki
