@@ -568,6 +568,160 @@ INSTANTIATE_TEST_SUITE_P(Rows, MatmulPartsTest,
                                                         "tensor_f32x3", "warp_tiled_tma"})),
                          MatmulCaseName);
 
+// The row that multiplies integers where its operands allow it, and plain f64 where they do not.
+class MatmulIntegersTest : public MatmulTest {
+ protected:
+  struct Operands {
+    MatmulShape shape;
+    std::vector<double> a, b;
+  };
+
+  static std::vector<double> Run(std::string_view strategy, const Operands& o, bool transpose_a,
+                                 bool transpose_b, std::size_t offset) {
+    const auto& [m, n, k] = o.shape;
+    Stream& stream = TestStream(Backend::kCuda);
+    DeviceArray<double> a(stream, o.a, offset), b(stream, o.b, 2 * offset), c(stream, m * n);
+    const View view_a =
+        WholeView({DType::kF64, transpose_a ? MakeShape({k, m}) : MakeShape({m, k})}, a.data());
+    const View view_b =
+        WholeView({DType::kF64, transpose_b ? MakeShape({n, k}) : MakeShape({k, n})}, b.data());
+    const auto stats = RunMatmul(stream, view_a, view_b, transpose_a, transpose_b, DType::kF64,
+                                 c.data(), {.strategy = strategy});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    return c.Values();
+  }
+};
+
+// Terms of up to 2^64 that cancel but for one, each matrix a column times a row: a[i][l] b[l][j] =
+// row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] but for l = 0, y[l + k / 2] = -y[l]. Whole
+// numbers are exact as integers, and are not in f64. The shapes: tiles that stick out on every side,
+// few rows, sums that 32 bits do not hold, and more rows and columns than residues are made of at a
+// time.
+TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
+  Random random(12);
+  int turn = 0;
+  for (const MatmulShape& s : {MatmulShape{300, 520, 2048},
+                               {129, 257, 4100},
+                               {7, 1001, 1000},
+                               {1030, 3, 66},
+                               {513, 255, 128},
+                               {130, 260, 200002},
+                               {4200, 16500, 64}}) {
+    if (Watched() && s.m * s.n * s.k > 100'000'000) continue;
+    const auto whole = [&](std::int64_t count, int bits) {
+      std::vector<double> v(static_cast<std::size_t>(count));
+      for (double& x : v)
+        x = std::exp2(bits - 1) + static_cast<double>(random.Bits() >> (65 - bits));
+      return v;
+    };
+    const std::vector<double> row_of = whole(s.m, 6), column_of = whole(s.n, 6);
+    std::vector<double> x = whole(s.k, 26), y = whole(s.k, 26);
+    const auto half = static_cast<std::size_t>(s.k / 2);
+    for (std::size_t l = 0; l < half; ++l) {
+      x[half + l] = x[l];
+      y[half + l] = -y[l];
+    }
+    x[0] += 1;
+    const auto matrix = [](const std::vector<double>& rows, const std::vector<double>& columns) {
+      std::vector<double> values;
+      values.reserve(rows.size() * columns.size());
+      for (double r : rows)
+        for (double c : columns) values.push_back(r * c);
+      return values;
+    };
+    for (const std::size_t offset : {0, 1}) {
+      const bool transpose_a = turn & 1, transpose_b = turn & 2;
+      ++turn;
+      SCOPED_TRACE(absl::StrCat(s.m, " x ", s.n, " x ", s.k, " transposes ", transpose_a,
+                                transpose_b, " offset ", offset));
+      const Operands operands{s, transpose_a ? matrix(x, row_of) : matrix(row_of, x),
+                              transpose_b ? matrix(column_of, y) : matrix(y, column_of)};
+      const std::vector<double> got = Run(row().name, operands, transpose_a, transpose_b, offset);
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < s.m; ++i) {
+        for (std::int64_t j = 0; j < s.n; ++j) {
+          wrong +=
+              got[static_cast<std::size_t>(i * s.n + j)] !=
+              row_of[static_cast<std::size_t>(i)] * column_of[static_cast<std::size_t>(j)] * y[0];
+        }
+      }
+      EXPECT_EQ(wrong, 0);
+      // So that it is known which of the two ways has been taken.
+      if (turn == 1) EXPECT_NE(Run("tensor_f64", operands, transpose_a, transpose_b, offset), got);
+    }
+  }
+}
+
+// Rows of a and columns of b that differ by powers of two up to the largest that they may, some of
+// them zero.
+TEST_P(MatmulIntegersTest, RowsOfAnySize) {
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
+  Random random(13);
+  const MatmulShape s{150, 260, Watched() ? 1100 : 3000};
+  const auto sized = [&](std::int64_t rows, std::int64_t columns, bool by_row) {
+    std::vector<double> v = NormalVector<double>(rows * columns, random.Bits());
+    std::vector<double> sizes;
+    for (std::int64_t i = 0; i < (by_row ? rows : columns); ++i)
+      sizes.push_back(i % 50 == 7 ? 0 : std::exp2(800 * random.Uniform() - 400));
+    for (std::int64_t i = 0; i < rows * columns; ++i)
+      v[static_cast<std::size_t>(i)] *=
+          sizes[static_cast<std::size_t>(by_row ? i / columns : i % columns)];
+    return v;
+  };
+  for (int transposes = 0; transposes < 4; ++transposes) {
+    const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
+    CheckValues<double, double>(s, transpose_a ? sized(s.k, s.m, false) : sized(s.m, s.k, true),
+                                transpose_b ? sized(s.n, s.k, true) : sized(s.k, s.n, false),
+                                transpose_a, transpose_b, static_cast<std::size_t>(transposes % 2));
+  }
+}
+
+// What integers cannot hold within the bound has the bits of plain f64, wherever in an operand it is.
+TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
+  const MatmulShape s{133, 261, 1030};
+  const auto check = [&](const Operands& operands, int transposes) {
+    const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
+    const std::vector<double> got = Run(row().name, operands, transpose_a, transpose_b, 0);
+    const std::vector<double> want = Run("tensor_f64", operands, transpose_a, transpose_b, 0);
+    ASSERT_EQ(got.size(), want.size());
+    EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(double)), 0);
+  };
+  const Operands normal{s, NormalVector<double>(s.m * s.k, 1), NormalVector<double>(s.k * s.n, 2)};
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (int transposes = 0; transposes < 4; ++transposes) {
+    SCOPED_TRACE(transposes);
+    for (const double special : {kInfinity, -kInfinity, std::nan(""), 1e30, 1e250}) {
+      SCOPED_TRACE(special);
+      Operands operands = normal;
+      operands.a.back() = special;
+      check(operands, transposes);
+      operands = normal;
+      operands.b[operands.b.size() / 2] = special;
+      check(operands, transposes);
+    }
+    for (const double size : {0x1p-480, 0x1p-1074, 0x1p460}) {
+      SCOPED_TRACE(size);
+      Operands operands = normal;
+      for (double& x : operands.a) x *= size;
+      check(operands, transposes);
+    }
+    // Zeros for half of all elements.
+    Operands operands = normal;
+    for (std::size_t i = 0; i < operands.b.size(); i += 2) operands.b[i] = 0;
+    check(operands, transposes);
+  }
+  for (std::int64_t k : {1, 2, 3, 4}) {
+    SCOPED_TRACE(k);
+    check({{s.m, s.n, k}, NormalVector<double>(s.m * k, 1), NormalVector<double>(k * s.n, 2)}, 0);
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulIntegersTest);
+INSTANTIATE_TEST_SUITE_P(Rows, MatmulIntegersTest, testing::ValuesIn(MatmulCases({"ozaki_f64"})),
+                         MatmulCaseName);
+
 class MatmulOrderTest : public MatmulTest {};
 
 // These rows add up each element in the same order, so they agree to the last bit.
