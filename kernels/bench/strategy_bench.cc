@@ -575,7 +575,7 @@ void RegisterMatmul(Rig& rig, DType dtype, std::int64_t m, std::int64_t n, std::
   const auto all = [](const Strategy<MatmulProblem>&) { return true; };
   // For the largest products, which take the simpler strategies seconds.
   const auto fast = [](const Strategy<MatmulProblem>& strategy) {
-    return strategy.vendor || strategy.name == "warp_tiled_tma" ||
+    return strategy.vendor || strategy.name == "warp_tiled_tma" || strategy.name == "ozaki_f64" ||
            strategy.name.substr(0, 7) == "tensor_";
   };
   const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
