@@ -1,5 +1,5 @@
 // The arithmetic of ozaki_f64 on the host: residues, the Chinese remainder theorem, and the bound of
-// a whole sum, against sums in 113 bits.
+// a whole sum, against sums in long double.
 #include "kernels/cuda/matmul/hopper/ozaki.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,6 @@ namespace {
 using test::Random;
 
 __extension__ using Signed128 = __int128;
-__extension__ using Quad = __float128;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -106,8 +105,8 @@ TEST(OzakiTest, IntegersAreFoundFromTheirResidues) {
       if (magnitude <= Signed128{1} << 53) {
         ASSERT_EQ(error, 0);
       } else {
-        ASSERT_LE(static_cast<Quad>(error),
-                  Quad{2.1} * Quad{0x1p-53} * static_cast<Quad>(magnitude));
+        ASSERT_LE(static_cast<long double>(error),
+                  2.1L * 0x1p-53L * static_cast<long double>(magnitude));
       }
     }
   }
@@ -156,18 +155,18 @@ std::optional<double> Product(const std::vector<double>& x, const std::vector<do
 bool CheckProduct(const std::vector<double>& x, const std::vector<double>& y) {
   const std::optional<double> value = Product(x, y);
   if (!value.has_value()) return false;
-  Quad sum = 0, magnitude = 0;
+  long double sum = 0, magnitude = 0;
   for (std::size_t l = 0; l < x.size(); ++l) {
-    const Quad term = static_cast<Quad>(x[l]) * static_cast<Quad>(y[l]);
+    const long double term = static_cast<long double>(x[l]) * static_cast<long double>(y[l]);
     sum += term;
-    magnitude += term < 0 ? -term : term;
+    magnitude += std::abs(term);
   }
-  const Quad off = static_cast<Quad>(*value) - sum;
+  const long double off = static_cast<long double>(*value) - sum;
   const double roundoff =
       MatmulChainRoundoff({.dtype = DType::kF64, .k = static_cast<std::int64_t>(x.size())});
-  const Quad bound = roundoff * magnitude + Quad{0x1p-53} * (sum < 0 ? -sum : sum);
-  EXPECT_LE(static_cast<double>(off < 0 ? -off : off), static_cast<double>(bound))
-      << "k " << x.size() << " got " << *value << " want " << static_cast<double>(sum);
+  const long double bound = roundoff * magnitude + 0x1p-53L * std::abs(sum);
+  EXPECT_LE(std::abs(off), bound) << "k " << x.size() << " got " << *value << " want "
+                                  << static_cast<double>(sum);
   return true;
 }
 
