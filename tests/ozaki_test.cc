@@ -25,7 +25,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const auto kProduct = static_cast<Signed128>(ProductOfModuli(kTable));
 
-// The product is the largest that so many moduli up to 256 have: none could be a larger number.
 TEST(OzakiTest, ModuliAreCoprime) {
   for (int i = 0; i < kModuli; ++i) {
     EXPECT_LE(kTable.moduli[i].value, 256);

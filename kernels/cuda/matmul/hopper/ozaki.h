@@ -14,8 +14,8 @@ namespace tessera::ozaki {
 
 __extension__ using Integer128 = unsigned __int128;
 
-// So many moduli, the largest that are coprime in pairs and at most 256, so that residues fit a
-// signed byte. Their product is 2^110.2.
+// So many moduli, each the largest up to 256 that is coprime to those before it, so that residues fit
+// a signed byte. Their product is 2^110.2.
 inline constexpr int kModuli = 14;
 
 // Integers travel in pieces of so many bits: elements to residues, and the product's weights.

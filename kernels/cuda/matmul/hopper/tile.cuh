@@ -15,7 +15,7 @@ namespace tessera {
 
 // The tile of c that a block computes at a time. T_: BFloat16, Half, Tf32 or std::int8_t. kCluster_
 // blocks, one below the other, share the columns of b that they load. kParts_: matrices that an
-// operand is split into, see `tensor_f32x3`. kBatch_: what stands where pieces of k would is as many
+// operand is split into, see `tensor_f32x3`. kBatch_: instead of pieces of k a launch has as many
 // products, of matrices that stand one behind the other, see `ozaki_f64`.
 template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int kBoxes_ = 2,
           int kParts_ = 1, bool kBatch_ = false>
