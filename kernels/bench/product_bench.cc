@@ -1,11 +1,12 @@
 // Products over several GPUs beside one: which way b takes, and what the vendor's library makes of it.
 //
-//   product_bench [--json=FILE] [--rounds=N] [--library] bf16:8192 f32:8192 ...
+//   product_bench [--json=FILE] [--rounds=N] [--library] [--brief] bf16:8192 f32:8192 ...
 //
 // a and the result are divided among all GPUs, b among them or on the first one. Times are medians of
 // device time, from the first piece of work to the last on any GPU; of cuBLASXt of the host's clock.
 // Every result of several GPUs is compared with that of one by the same strategy, bit by bit.
-// --library: cuBLASXt beside one GPU, and nothing else.
+// --library: cuBLASXt beside one GPU, and nothing else. --brief: b divided, not transposed, and copied
+// while it is multiplied, beside one GPU. CUDA_VISIBLE_DEVICES takes fewer GPUs.
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -181,7 +182,7 @@ class Report {
   std::vector<std::string> rows_;
 };
 
-void Run(const Gpus& gpus, const Product& p, bool library, int rounds, Report& report) {
+void Run(const Gpus& gpus, const Product& p, bool library, bool brief, int rounds, Report& report) {
   const std::size_t count = gpus.devices.size();
   const std::uint64_t size = SizeOf(p.dtype);
   const auto bytes = [&](std::int64_t rows, std::int64_t columns) {
@@ -210,12 +211,14 @@ void Run(const Gpus& gpus, const Product& p, bool library, int rounds, Report& r
   Array a(gpus, count, bytes(p.m, p.k)), c(gpus, count, bytes(p.m, p.n));
   Fill(gpus, a, p.dtype, 1);
   for (const bool divided : {true, false}) {
+    if (brief && !divided) continue;
     Array b(gpus, divided ? count : 1, bytes(p.k, p.n));
     Fill(gpus, b, p.dtype, 2);
     const std::string_view where = divided ? "divided" : "on one";
     for (const auto& [way, name] :
          {std::pair(Way::kChosen, "overlapped"), std::pair(Way::kBeforehand, "beforehand"),
           std::pair(Way::kRemote, "remote")}) {
+      if (brief && way != Way::kChosen) continue;
       SetWay(way);
       Check(Zero(gpus.own(), c.memory(), c.bytes()));
       Check(Synchronize(gpus.own()));
@@ -226,7 +229,7 @@ void Run(const Gpus& gpus, const Product& p, bool library, int rounds, Report& r
       report.Row(p, name, where, measured, one.us, same ? "same bits" : "OTHER BITS");
     }
     SetWay(Way::kChosen);
-    if (divided) {
+    if (divided && !brief) {
       // Without sharing: the first GPU reads the others' memory.
       const Measured alone = Median(gpus, p, a, b, c, /*alone=*/true, std::min(rounds, 3));
       report.Row(p, "not shared", where, alone, one.us, "");
@@ -237,7 +240,7 @@ void Run(const Gpus& gpus, const Product& p, bool library, int rounds, Report& r
 int Main(int argc, char** argv) {
   std::string json;
   int rounds = 9;
-  bool library = false;
+  bool library = false, brief = false;
   std::vector<std::pair<DType, std::int64_t>> sides;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
@@ -247,6 +250,8 @@ int Main(int argc, char** argv) {
       rounds = std::atoi(argv[i] + 9);
     } else if (argument == "--library") {
       library = true;
+    } else if (argument == "--brief") {
+      brief = true;
     } else if (const std::size_t colon = argument.find(':'); colon != std::string_view::npos) {
       const std::string_view name = argument.substr(0, colon);
       for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16})
@@ -254,9 +259,9 @@ int Main(int argc, char** argv) {
     }
   }
   if (rounds < 1 || sides.empty()) {
-    std::fprintf(
-        stderr,
-        "usage: product_bench [--json=FILE] [--rounds=N] [--library] bf16:8192 f32:8192 ...\n");
+    std::fprintf(stderr,
+                 "usage: product_bench [--json=FILE] [--rounds=N] [--library] [--brief] bf16:8192 "
+                 "f32:8192 ...\n");
     return 2;
   }
   const Gpus gpus;
@@ -267,8 +272,8 @@ int Main(int argc, char** argv) {
   Report report;
   for (const auto& [dtype, side] : sides) {
     for (bool transpose_b : {false, true}) {
-      if (!library || !transpose_b)
-        Run(gpus, {dtype, side, side, side, transpose_b}, library, rounds, report);
+      if (!transpose_b || (!library && !brief))
+        Run(gpus, {dtype, side, side, side, transpose_b}, library, brief, rounds, report);
     }
   }
   if (!json.empty()) report.Write(json);

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Products over all GPUs of a host by PyTorch, a process a GPU: what product_bench's figures stand beside.
+
+usage: product_peers.py bf16:8192 f32:8192 ... [--rounds 9] [--json FILE]
+
+The work of every GPU is that of product_bench: it has its part of either matrix, needs all of one of them, and keeps its part of
+the result. PyTorch gathers the rows of a; product_bench gathers b. In the first way below one GPU does it all.
+  one           torch.mm on the first GPU, the others idle
+  gathered      NCCL's all-gather, then torch.mm
+  overlapped    torch.ops.symm_mem.fused_all_gather_matmul, which multiplies what has come
+A round begins on all GPUs together and takes as long as the slowest of them, by events; figures are medians. f32 is computed in
+f32, not in TF32.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
+
+
+def slowest_us(work, rounds):
+    """The median over rounds of the time that the slowest process takes."""
+    times = []
+    for turn in range(rounds + 2):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        dist.barrier()
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        us = torch.tensor([1000 * begin.elapsed_time(end)], device="cuda")
+        dist.all_reduce(us, op=dist.ReduceOp.MAX)
+        if turn >= 2:
+            times.append(us.item())
+    return statistics.median(times)
+
+
+def measure(name, side, rank, world, rounds):
+    """{way: us} of a product of side x side by side x side."""
+    dtype, part = TYPES[name], side // world
+    generator = torch.Generator("cuda").manual_seed(rank)
+
+    def random(rows, columns):
+        return torch.rand(rows, columns, device="cuda", generator=generator).sub_(0.5).to(dtype)
+
+    rows, columns = random(part, side), random(side, part)
+    group = dist.group.WORLD.group_name
+    gathered = torch.empty(side, side, dtype=dtype, device="cuda")
+    out = torch.empty(side, part, dtype=dtype, device="cuda")
+
+    def gather_then_multiply():
+        dist.all_gather_into_tensor(gathered, rows)
+        torch.mm(gathered, columns, out=out)
+
+    def overlap():
+        return torch.ops.symm_mem.fused_all_gather_matmul(rows, [columns], 0, group)
+
+    us = {"gathered": slowest_us(gather_then_multiply, rounds), "overlapped": slowest_us(overlap, rounds)}
+    expected = out.double()
+    scale = expected.abs().max()
+    worst = (overlap()[1][0].double() - expected).abs().max() / scale
+    assert worst < {"bf16": 2e-2, "f16": 2e-3, "f32": 1e-4, "f64": 1e-10}[name], worst
+    del expected, out
+    right = random(side, side) if rank == 0 else None
+
+    def alone():
+        if rank == 0:
+            torch.mm(gathered, right)
+
+    return {"one": slowest_us(alone, rounds), **us}
+
+
+def run(rank, world, options, port):
+    torch.cuda.set_device(rank)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
+                            device_id=torch.device("cuda", rank))
+    symmetric_memory.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+    rows = []
+    for product in options.products:
+        name, side = product.split(":")
+        us = measure(name, int(side), rank, world, options.rounds)
+        for way, figure in us.items() if rank == 0 else ():
+            rows.append({"dtype": name, "side": int(side), "way": way, "devices": 1 if way == "one" else world,
+                         "us": figure, "times": us["one"] / figure})
+            print(f"{name:4} {side:>6} {way:12} {figure:10.1f} us {2 * int(side) ** 3 / figure / 1e6:8.1f} TFLOP/s"
+                  f" {us['one'] / figure:5.2f} x", flush=True)
+    if rank == 0 and options.json:
+        about = {"gpus": world, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+                 "date": datetime.date.today().isoformat()}
+        pathlib.Path(options.json).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("products", nargs="+", metavar="TYPE:SIDE")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json")
+    parsed = parser.parse_args()
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        sys.exit("product_peers.py: there is only one GPU, or none")
+    # Memory that is mapped at all GPUs at once by the switches is not used: copies alone.
+    os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
+    torch.multiprocessing.spawn(run, (gpus, parsed, 20000 + os.getpid() % 20000), nprocs=gpus)
