@@ -59,7 +59,9 @@ void LoadBlock(const View& view, std::int64_t first, std::int64_t count, void* m
     return;
   }
   auto* values = static_cast<Value*>(memory);
-  for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<Value>(source[i]);
+  for (std::int64_t i = 0; i < count; ++i) {
+    values[i] = static_cast<Value>(source[i]);  // NOLINT(bugprone-signed-char-misuse): i8 is signed
+  }
 }
 
 template <class From>
