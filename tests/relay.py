@@ -64,7 +64,11 @@ class Relay:
             pass
         for one in (source, sink):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                one.shutdown(socket.SHUT_WR)
+        # What is still on its way goes nowhere, but is read: gRPC ends a connection with its last write.
+        with contextlib.suppress(OSError):
+            while source.recv(65536):
+                pass
 
     def close(self):
         for one in [self.listener, *self.open]:
