@@ -63,13 +63,14 @@ absl::Status ServerInfo(Session& session) {
             << "\nqueue of " << info->limits().queue_length() << " operations, messages up to "
             << HumanBytes(info->limits().max_message_bytes()) << ", inline results up to "
             << HumanBytes(info->limits().max_inline_result_bytes()) << "\n\n";
-  Table table({"DEVICE", "MODEL", ">UNITS", ">MEMORY", ">FREE", ">BUFFERS", ">LIMIT", ">WORKERS",
-               ">WAITING"});
+  Table table({"DEVICE", "MODEL", ">UNITS", ">MEMORY", ">FREE", ">BUFFERS", ">PREPARED", ">LIMIT",
+               ">WORKERS", ">WAITING"});
   for (const v1::Device& device : info->devices()) {
     table.Add({device.name(), device.model(), absl::StrCat(device.multiprocessors()),
                HumanBytes(device.memory_total_bytes()), HumanBytes(device.memory_free_bytes()),
-               HumanBytes(device.buffer_used_bytes()), HumanBytes(device.buffer_limit_bytes()),
-               absl::StrCat(device.workers()), absl::StrCat(device.waiting())});
+               HumanBytes(device.buffer_used_bytes()), HumanBytes(device.prepared_bytes()),
+               HumanBytes(device.buffer_limit_bytes()), absl::StrCat(device.workers()),
+               absl::StrCat(device.waiting())});
   }
   table.Print(std::cout);
   return absl::OkStatus();
