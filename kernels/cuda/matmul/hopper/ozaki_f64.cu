@@ -23,20 +23,20 @@
 // What rounding costs: with x and y a scaled row and column, and d and f what is rounded away from
 // their elements, at most 1/2 each, the integer is off by
 //
-//      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) R + k / 4
+//      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) (s + t) / 2 + k / 4
 //
-// That is the same however small the terms are, while plain f64 is off by k u sum |x y| at most, with
+// with s and t their norms. That is the same however small the terms are, while plain f64 is off by k u sum |x y| at most, with
 // u = 2^-53: where one large element of x meets a zero of y, nothing may be left of the rest. So this
 // strategy looks at its operands first. |x| and the vector of ones form an angle whose cosine is
 // |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is no larger than the sum of those two.
 // Where each cosine is at least g, and g^2 >= 1/2,
 //
-//      sum |x y|  >=  |x|_2 |y|_2 (2 g^2 - 1)  >=  (2 g^2 - 1) R^2 / 4
+//      sum |x y|  >=  s t (2 g^2 - 1)
 //
-// and with (2 g^2 - 1) R^2 / 4 (k - 2) u >= sqrt(k) R + k / 4 the result is within the bound of plain
-// f64, k u sum |x y|, of which 2 u are left for what the reconstruction rounds. That asks of g^2 to be
-// 0.586 for k = 64, 0.521 for 1024, 0.505 for 16384; normal numbers have 2 / pi = 0.64, uniform ones
-// 0.75. Where any row of a or column of b has less (a third of the uniform numbers are zeros, or
+// The first is most of the second where s and t are R / 2, so with (2 g^2 - 1) R^2 (k - 2) u >=
+// 2 sqrt(k) R + k the result is within the bound of plain f64, k u sum |x y|, of which 2 u are left for
+// what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024, 0.503 for
+// 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. Where any row of a or column of b has less (a third of the uniform numbers are zeros, or
 // elements are of very different sizes), holds an infinity or NaN, or has a norm beyond 2^450 or below
 // 2^-450, `tensor_f64` computes the whole product. The device decides, by a flag that every kernel
 // looks at; a product that is computed so takes one pass over the operands longer. Rows of zeros
@@ -57,7 +57,8 @@
 // whatever the transposes, since that is how the tensor cores want bytes. MultiplyResidues is in
 // residue_products.cuh. Reconstruct adds up residues times weights, in three parts of an f64 each so
 // that nothing is rounded, and takes the multiple of P away. Residues take 14 bytes an element: those
-// of as many columns of b and rows of a are made at a time as keep them below 6 GB (BandsOf).
+// of as many columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either
+// at least (BandsOf).
 //
 // Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 0.97 ms at the data sheet's
 // rate; 0.27 GB read for the sums and again for the conversion, 0.47 GB of residues written; 0.23 GB
@@ -66,6 +67,7 @@
 //
 // Right for any m, n and k, all transposes, pitches and alignments.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/matmul/f64_product.h"
@@ -282,12 +284,40 @@ struct Scaled {
 
 std::int64_t Pieces(std::int64_t k) { return CeilDiv(k, kPiece); }
 
+std::size_t ResidueBytes(std::int64_t rows, std::int64_t k) {
+  return static_cast<std::size_t>(kModuli * rows * PaddedPitch<std::int8_t>(k));
+}
+
+// Where things are in scratch memory.
+struct Places {
+  std::size_t plain, a_sums, a_exponents, b_sums, b_exponents, a, b, c, end;
+};
+Places PlacesOf(const MatmulProblem& p) {
+  const Bands bands = BandsOf(p);
+  const auto pieces = static_cast<std::size_t>(Pieces(p.k));
+  const auto m = static_cast<std::size_t>(p.m), n = static_cast<std::size_t>(p.n);
+  std::size_t end = 0;
+  const auto place = [&end](std::size_t bytes) {
+    const std::size_t begin = end;
+    end += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  Places places{};
+  places.plain = place(sizeof(unsigned));
+  places.a_sums = place(m * pieces * sizeof(RowSums));
+  places.a_exponents = place(m * sizeof(std::int32_t));
+  places.b_sums = place(n * pieces * sizeof(RowSums));
+  places.b_exponents = place(n * sizeof(std::int32_t));
+  places.a = place(ResidueBytes(bands.rows, p.k));
+  places.b = place(ResidueBytes(bands.columns, p.k));
+  places.c = place(static_cast<std::size_t>(kModuli * bands.rows * bands.columns));
+  places.end = end;
+  return places;
+}
+
 // plain: set where a row does not meet the bound.
-Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, unsigned* plain, CudaStream& stream) {
-  const auto rows = static_cast<std::size_t>(x.extent);
-  auto* const sums = static_cast<RowSums*>(
-      stream.Scratch(rows * static_cast<std::size_t>(Pieces(k)) * sizeof(RowSums)));
-  auto* const exponents = static_cast<std::int32_t*>(stream.Scratch(rows * sizeof(std::int32_t)));
+Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, RowSums* sums,
+                    std::int32_t* exponents, unsigned* plain, CudaStream& stream) {
   const auto kernel = x.k_stride == 1 ? RowSumsOf<true> : RowSumsOf<false>;
   const std::int64_t blocks = CeilDiv(x.extent, kBlockRows) * Pieces(k);
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(x, k, sums);
@@ -296,10 +326,6 @@ Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, unsigned* plain, C
       sums, x.extent, Pieces(k), BoundOf(k), exponents, plain);
   CUDA_CHECK_LAUNCH(ScaleRows);
   return {x, k, exponents};
-}
-
-std::size_t ResidueBytes(std::int64_t rows, std::int64_t k) {
-  return static_cast<std::size_t>(kModuli * rows * PaddedPitch<std::int8_t>(k));
 }
 
 // Rows [first, first + count) of an operand, as residues in `data`.
@@ -323,22 +349,30 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
     MultiplyF64IfWanted(p, nullptr, stream);
     return;
   }
-  auto* const plain = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
+  const Places places = PlacesOf(p);
+  auto* const scratch = static_cast<std::byte*>(stream.Scratch(places.end));
+  auto* const plain = reinterpret_cast<unsigned*>(scratch + places.plain);
+  const auto scale = [&](const Operand<double>& x, std::size_t sums, std::size_t exponents) {
+    return EnqueueScale(x, p.k, reinterpret_cast<RowSums*>(scratch + sums),
+                        reinterpret_cast<std::int32_t*>(scratch + exponents), plain, stream);
+  };
   stream.Zero(plain, sizeof(unsigned));
-  const Scaled a = EnqueueScale(OperandA<double>(p), p.k, plain, stream);
-  const Scaled b = EnqueueScale(OperandB<double>(p), p.k, plain, stream);
+  const Scaled a = scale(OperandA<double>(p), places.a_sums, places.a_exponents);
+  const Scaled b = scale(OperandB<double>(p), places.b_sums, places.b_exponents);
   const Bands bands = BandsOf(p);
-  auto* const a_data = static_cast<std::int8_t*>(stream.Scratch(ResidueBytes(bands.rows, p.k)));
-  auto* const b_data = static_cast<std::int8_t*>(stream.Scratch(ResidueBytes(bands.columns, p.k)));
-  auto* const c_data = static_cast<uint4*>(
-      stream.Scratch(static_cast<std::size_t>(kModuli * bands.rows * bands.columns)));
+  auto* const a_data = reinterpret_cast<std::int8_t*>(scratch + places.a);
+  auto* const b_data = reinterpret_cast<std::int8_t*>(scratch + places.b);
+  auto* const c_data = reinterpret_cast<uint4*>(scratch + places.c);
   auto* const c = static_cast<double*>(p.c);
+  Residues a_residues{};
   for (std::int64_t column = 0; column < p.n; column += bands.columns) {
     const std::int64_t columns = std::min(bands.columns, p.n - column);
     const Residues b_residues = EnqueueConvert(b, column, columns, plain, b_data, stream);
     for (std::int64_t row = 0; row < p.m; row += bands.rows) {
       const std::int64_t rows = std::min(bands.rows, p.m - row);
-      const Residues a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
+      // All rows of a, where there is room for them, are converted once.
+      if (column == 0 || rows < p.m)
+        a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
       EnqueueResidueProducts(a_residues, b_residues, p.k, plain, c_data, stream);
       const std::int64_t row_tiles = CeilDiv(rows, kClusterRows) * ByteTile::kCluster;
       const std::int64_t column_tiles = CeilDiv(columns, kTileColumns);
@@ -359,8 +393,10 @@ Cost CostOf(const MatmulProblem& p) {
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
   const auto k = static_cast<std::uint64_t>(p.k);
   const Bands bands = BandsOf(p);
-  const auto times_a = static_cast<std::uint64_t>(CeilDiv(p.n, bands.columns));
-  // Operands are read for the sums and to be converted, a for every band of columns.
+  const auto times_a =
+      static_cast<std::uint64_t>(p.m <= bands.rows ? 1 : CeilDiv(p.n, bands.columns));
+  // Operands are read for the sums and to be converted, a for every band of columns
+  // unless there is room for all of its rows.
   Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
   cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
                            MatmulTileLoads(p, kClusterRows, kTileColumns));
@@ -368,13 +404,7 @@ Cost CostOf(const MatmulProblem& p) {
   return cost;
 }
 
-std::uint64_t ScratchOf(const MatmulProblem& p) {
-  const Bands bands = BandsOf(p);
-  const auto rows = static_cast<std::uint64_t>(p.m + p.n);
-  return ResidueBytes(bands.rows, p.k) + ResidueBytes(bands.columns, p.k) +
-         static_cast<std::uint64_t>(kModuli * bands.rows * bands.columns) +
-         rows * (static_cast<std::uint64_t>(Pieces(p.k)) * sizeof(RowSums) + sizeof(std::int32_t));
-}
+std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
 
 }  // namespace
 

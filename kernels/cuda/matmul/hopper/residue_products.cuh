@@ -58,6 +58,7 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
     pipeline.Release(last, thread);
 #pragma unroll
     for (std::int32_t& sum : d) sum = Residue(sum, modulus);
+    SumsAreComplete(d);  // before a product adds to them
   }
 }
 
