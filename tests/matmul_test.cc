@@ -592,7 +592,7 @@ class MatmulIntegersTest : public MatmulTest {
   }
 };
 
-// Terms of up to 2^64 that cancel but for one, each matrix a column times a row: a[i][l] b[l][j] =
+// Terms of up to 2^100 that cancel but for one, each matrix a column times a row: a[i][l] b[l][j] =
 // row[i] x[l] y[l] column[j], with x[l + k / 2] = x[l] but for l = 0, y[l + k / 2] = -y[l]. Whole
 // numbers are exact as integers, and are not in f64. The shapes: tiles that stick out on every side,
 // few rows, sums that 32 bits do not hold, and more rows and columns than residues are made of at a
@@ -616,7 +616,10 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
       return v;
     };
     const std::vector<double> row_of = whole(s.m, 6), column_of = whole(s.n, 6);
-    std::vector<double> x = whole(s.k, 26), y = whole(s.k, 26);
+    // In one of them as many as integers have, so that scaling leaves no zeros at their end.
+    const int bits = s.k == 128 ? 44 : 26;
+    std::vector<double> x = whole(s.k, bits), y = whole(s.k, bits);
+    y[0] = std::exp2(bits - 1);
     const auto half = static_cast<std::size_t>(s.k / 2);
     for (std::size_t l = 0; l < half; ++l) {
       x[half + l] = x[l];

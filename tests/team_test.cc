@@ -421,6 +421,59 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
 }
 
+// Each device computes a piece at a time into scratch memory, the same piece when sums have left the range,
+// and takes no share where it has no room for one.
+TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
+  const std::int64_t rows = 8, columns = Floats() / rows;
+  std::vector<float> values = RandomFloats(rows * columns);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    values[static_cast<std::size_t>(i * columns)] =
+        values[static_cast<std::size_t>(i * columns + 1)] = 3e38f;
+    values[static_cast<std::size_t>(i * columns + 2)] = -3e38f;
+  }
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  const std::vector<ExpressionNode> nodes = {
+      {.kind = ExpressionNode::Kind::kOperand},
+      {.kind = ExpressionNode::Kind::kOperation, .op = MapOp::kNegate, .args = {0}}};
+  const MapStage stage{nodes, {}};
+  ShardedArray array(devices_, streams_, 2, bytes);
+  Stream& stream = *streams_[0];
+  ASSERT_TRUE(BeginRequest(stream).ok());
+  ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+  auto out = Allocate(stream.device(), static_cast<std::size_t>(rows) * 4);
+  ASSERT_TRUE(out.ok());
+  const auto run = [&](Team* team) {
+    return RunReduceAxes(stream, ViewOf(array.data(), {rows, columns}), ReduceOp::kSum, {1},
+                         out->data(), {.team = team}, &stage);
+  };
+  const auto results = [&] {
+    std::vector<std::uint32_t> bits(static_cast<std::size_t>(rows));
+    EXPECT_TRUE(CopyToHost(stream, bits.data(), out->data(), bits.size() * 4).ok());
+    return bits;
+  };
+  Budget plenty(std::uint64_t{1} << 40);
+  const auto start = [&](Budget* own, Budget* other) {
+    for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
+    streams_[0]->SetScratchBudget(own);
+    streams_[1]->SetScratchBudget(other);
+    EXPECT_TRUE(BeginRequest(stream).ok());
+  };
+  start(&plenty, &plenty);
+  ASSERT_TRUE(run(nullptr).ok());
+  const std::vector<std::uint32_t> expected = results();
+  const std::uint64_t piece = plenty.used();
+  ASSERT_GE(piece, static_cast<std::uint64_t>(columns) * 4);
+  Budget enough(piece + piece / 2), as_much(piece + piece / 2), too_little(piece / 2);
+  for (Budget* other : {&as_much, &too_little}) {
+    start(&enough, other);
+    const auto stats = run(&array);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(stats->devices, other == &as_much ? 2 : 1);
+    EXPECT_EQ(results(), expected);
+  }
+  start(nullptr, nullptr);
+}
+
 TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
   const std::int64_t n = GetParam() == Backend::kCuda ? Floats() : 1'100'003;
   std::vector<float> values = RandomFloats(n);

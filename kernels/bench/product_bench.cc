@@ -94,7 +94,8 @@ void Fill(const Gpus& gpus, const Array& array, DType dtype, unsigned seed) {
     const float x = static_cast<float>(random() % 20001) / 10000.f - 1.f;
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     if (dtype == DType::kF64) {
-      const double wide = static_cast<double>(x);
+      // With all the bits that the type has.
+      const double wide = std::uniform_real_distribution<double>(-1, 1)(random);
       std::memcpy(&block[i], &wide, size);
     } else if (dtype == DType::kF32) {
       std::memcpy(&block[i], &x, size);

@@ -320,7 +320,9 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
 // time includes. What else it may have: Account(strategy, stats) for what it costs beside the
 // strategy, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy)
-// where Strategy::launch_wide alone does not do it, and LaunchShare (kernels/share_out.h).
+// where Strategy::launch_wide alone does not do it, LaunchShare (kernels/share_out.h), and
+// ShareBytes(strategy), the scratch memory that a share takes: the stream works alone where another
+// device has less.
 template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
@@ -353,6 +355,15 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
         ShareOut(*options.team, work.Divide(problem, **strategy, *options.team), stream);
     if (!found.ok()) return found.status();
     shares = *std::move(found);
+    if constexpr (requires { work.ShareBytes(**strategy); }) {
+      // The bits are the same alone.
+      const std::uint64_t bytes = work.ShareBytes(**strategy);
+      const auto lacks_room = [&](const TeamShare& share) {
+        const Budget* budget = share.stream->scratch_budget();
+        return share.stream != &stream && budget != nullptr && budget->free() < bytes;
+      };
+      if (std::any_of(shares.begin(), shares.end(), lacks_room)) shares.clear();
+    }
   }
   stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
   const Stopwatch watch;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/compute.h"
@@ -64,6 +65,8 @@ struct FoldMapAxes {
   const MapProblem& map;
   const Stream& stream;
   const ReduceAxesProblem& problem;
+  // Of shares: what a stream computes into, in both launches.
+  mutable std::vector<std::pair<Stream*, const void*>> pieces = {};
 
   std::int64_t row() const { return problem.length * problem.inner; }
   // Rows of a piece: what stays in a cache of the second level, of each core's on a CPU.
@@ -76,6 +79,10 @@ struct FoldMapAxes {
   }
   std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceAxesProblem>&) const {
     return static_cast<std::uint64_t>(rows() * row()) * SizeOf(map.dtype);
+  }
+  // Of scratch memory, on each device that has a share.
+  std::uint64_t ShareBytes(const Strategy<ReduceAxesProblem>& strategy) const {
+    return CopyBytes(stream, strategy);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
   // By the outermost axis, where that is not folded.
@@ -119,7 +126,11 @@ struct FoldMapAxes {
   void LaunchShare(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
                    const TeamShare& share, bool wide) const {
     ReduceAxesProblem part = RowsOf(whole, share);
+    const auto has_piece = [&](const auto& piece) { return piece.first == share.stream; };
+    const auto found = std::find_if(pieces.begin(), pieces.end(), has_piece);
+    if (found != pieces.end()) part.x = found->second;
     Fold(*share.stream, part, strategy, wide, share.first);
+    if (found == pieces.end()) pieces.emplace_back(share.stream, part.x);
   }
 };
 
