@@ -36,6 +36,23 @@ struct ProductPiece {
   std::int64_t columns = 0;
 };
 
+// In which pieces a device multiplies the columns of its share, while those of the next piece come.
+struct PieceSizes {
+  std::int64_t round;  // columns that it computes at a time, when all of it is at work
+  std::int64_t most;   // of a piece, in whole rounds
+  double growth;       // columns that come while one is multiplied
+
+  // Of the next piece: the first one is a round, since the device waits for it; each other one comes
+  // while the one before it is multiplied. In whole rounds, and what would be less than one is not
+  // left. last: columns of the piece before, 0 of the first; left: those that have been in none.
+  std::int64_t Next(std::int64_t last, std::int64_t left) const {
+    const auto grown = static_cast<std::int64_t>(growth * static_cast<double>(last));
+    const std::int64_t rounds = grown / round > 1 ? grown / round : 1;
+    const std::int64_t columns = rounds * round < most ? rounds * round : most;
+    return left - columns < round && left <= most ? left : columns < left ? columns : left;
+  }
+};
+
 // The piece as a problem, but for the pitch of c, which is p.n.
 inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece) {
   MatmulProblem part = p;

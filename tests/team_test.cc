@@ -474,6 +474,25 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   start(nullptr, nullptr);
 }
 
+// All columns come, in whole rounds but for the last ones, and each piece while the one before it is
+// multiplied.
+TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
+  const auto pieces = [](const PieceSizes& sizes, std::int64_t columns) {
+    std::vector<std::int64_t> found;
+    for (std::int64_t last = 0, left = columns; left > 0; left -= last)
+      found.push_back(last = sizes.Next(last, left));
+    return found;
+  };
+  using Pieces = std::vector<std::int64_t>;
+  EXPECT_EQ(pieces({1024, 4096, 3.7}, 8192), (Pieces{1024, 3072, 4096}));
+  EXPECT_EQ(pieces({512, 8192, 7.9}, 16384), (Pieces{512, 3584, 8192, 4096}));
+  EXPECT_EQ(pieces({2048, 4096, 1.3}, 8192), (Pieces{2048, 2048, 2048, 2048}));
+  EXPECT_EQ(pieces({256, 1024, 2}, 1300), (Pieces{256, 512, 532}));
+  EXPECT_EQ(pieces({256, 256, 8}, 700), (Pieces{256, 256, 188}));
+  EXPECT_EQ(pieces({256, 256, 1}, 100), (Pieces{100}));
+  EXPECT_EQ(pieces({100, 100, 1}, 100), (Pieces{100}));
+}
+
 TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
   const std::int64_t n = GetParam() == Backend::kCuda ? Floats() : 1'100'003;
   std::vector<float> values = RandomFloats(n);

@@ -21,11 +21,13 @@ constexpr std::size_t kAlignment = 256;
 Arena::Arena(Stream& stream, DType dtype, std::size_t bytes)
     : memory_(OrDie(Allocate(stream.device(), bytes + kRotation))) {
   std::mt19937 random(1);
-  std::normal_distribution<float> normal;
   DispatchDType(dtype, [&](auto zero) {
     using T = decltype(zero);
+    // With all the bits that the type has.
+    using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    std::normal_distribution<Number> normal;
     // Integers that differ, a hundred to a standard deviation.
-    constexpr float kScale = std::is_integral_v<T> ? 100.0F : 1.0F;
+    constexpr Number kScale = std::is_integral_v<T> ? 100 : 1;
     for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
       const T value(kScale * normal(random));
       std::memcpy(&block_[at], &value, sizeof value);

@@ -14,8 +14,13 @@ namespace {
 
 std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
 
-// The widest piece is about that part of b: the last one is multiplied after all copies.
-constexpr std::int64_t kMostPart = 4;
+// A piece has about half of all columns at most, so that the memory that a strategy has beside it for a
+// piece of b is no more.
+constexpr std::int64_t kMostPart = 2;
+// What copies from another GPU reach, in bytes a second: nine tenths of what two H200s measure.
+constexpr double kCopyRate = 350e9;
+// No more columns at a time than this many times those before: what is expected is a guess.
+constexpr double kMostGrowth = 8;
 // Columns of pieces are multiples of every strategy's tiles.
 constexpr std::int64_t kPieceUnit = 256;
 // Rows of the copy begin with a line of the L2, as TMA wants them.
@@ -55,17 +60,19 @@ CopyLanes& TheLanes() {
   return lanes;
 }
 
-bool IsOn(const CudaDevice& device, const void* data, std::size_t bytes) {
+// How many of the bytes are on other devices.
+std::size_t BytesElsewhere(const CudaDevice& device, const void* data, std::size_t bytes) {
   cudaPointerAttributes attributes{};
   CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
   const auto* at = static_cast<const char*>(data);
+  std::size_t elsewhere = 0;
   while (bytes > 0) {
     const CudaShardPart part = ShardPartAt(at, bytes, attributes.device);
-    if (part.ordinal != device.ordinal()) return false;
+    if (part.ordinal != device.ordinal()) elsewhere += part.bytes;
     at += part.bytes;
     bytes -= part.bytes;
   }
-  return true;
+  return elsewhere;
 }
 
 // Rows of `width` bytes, in pieces that lie on one GPU each.
@@ -93,9 +100,15 @@ void CopyRows(void* out, std::size_t out_pitch, const void* data, std::size_t pi
   }
 }
 
-// The most columns of a piece: as many rounds of the GPU as are about a kMostPart of all.
-std::int64_t MostColumns(const MatmulProblem& part, std::int64_t round_columns) {
-  return std::max<std::int64_t>(1, part.n / kMostPart / round_columns) * round_columns;
+// round: elements of c that the GPU computes at a time; rate: multiply-adds a second. elsewhere: the share
+// of b that is on other GPUs.
+PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, double elsewhere) {
+  const std::int64_t columns = std::max<std::int64_t>(1, round / part.m / kPieceUnit) * kPieceUnit;
+  const double multiply = static_cast<double>(part.m) / rate;
+  const double copy = elsewhere * static_cast<double>(SizeOf(part.dtype)) / kCopyRate;
+  return {.round = columns,
+          .most = std::max<std::int64_t>(1, part.n / kMostPart / columns) * columns,
+          .growth = std::clamp(multiply / copy, 1.0, kMostGrowth)};
 }
 
 // Of a strategy that takes all columns at once.
@@ -103,6 +116,7 @@ class WholeWork {
  public:
   WholeWork(const ProductShare& share, const Strategy<MatmulProblem>& strategy)
       : share_(share), strategy_(strategy) {}
+  static constexpr double kRate = 1;
   static std::int64_t Round(const MatmulProblem&, int) { return 0; }
   void Multiply(const ProductPiece&) { strategy_.launch(share_.problem(), share_.stream()); }
   void Finish() {}
@@ -131,32 +145,27 @@ void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem
 }
 
 ProductShare::ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round,
-                           std::size_t index, std::size_t count)
+                           double rate, std::size_t index, std::size_t count)
     : stream_(Cuda(*share.stream)),
       problem_(RowsOf(p, share)),
-      columns_(p.n),
-      most_columns_(p.n),
+      sizes_{.round = p.n, .most = p.n, .growth = 1},
       left_(p.n) {
-  if (TakeCopy(p) && round > 0 && way_of_b != WayOfB::kBeforehand) {
-    const auto whole_units = [](std::int64_t columns) {
-      return std::max<std::int64_t>(1, columns / kPieceUnit) * kPieceUnit;
-    };
-    const std::int64_t round_columns = whole_units(round / problem_.m);
-    columns_ = whole_units(round_columns / 2);
-    most_columns_ = MostColumns(problem_, round_columns);
+  const double elsewhere = TakeCopy(p);
+  if (elsewhere > 0 && round > 0 && way_of_b != WayOfB::kBeforehand) {
+    sizes_ = SizesOf(problem_, round, rate, elsewhere);
     at_ = p.n * static_cast<std::int64_t>(index) / static_cast<std::int64_t>(count) / kPieceUnit *
           kPieceUnit;
   }
   Fetch();
 }
 
-bool ProductShare::TakeCopy(const MatmulProblem& p) {
+double ProductShare::TakeCopy(const MatmulProblem& p) {
   const std::int64_t size = static_cast<std::int64_t>(SizeOf(p.dtype));
   const auto [rows, columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);
   const CudaDevice& device = stream_.device();
-  if (way_of_b == WayOfB::kRemote || p.ldb * size > kMostPitch ||
-      IsOn(device, p.b, static_cast<std::size_t>(((rows - 1) * p.ldb + columns) * size)))
-    return false;
+  const auto bytes = static_cast<std::size_t>(((rows - 1) * p.ldb + columns) * size);
+  const std::size_t elsewhere = BytesElsewhere(device, p.b, bytes);
+  if (way_of_b == WayOfB::kRemote || p.ldb * size > kMostPitch || elsewhere == 0) return 0;
   const std::int64_t pitch = CeilDiv(columns * size, kLine) * kLine;
   try {
     problem_.b = stream_.Scratch(static_cast<std::size_t>(rows * pitch));
@@ -164,7 +173,7 @@ bool ProductShare::TakeCopy(const MatmulProblem& p) {
     if (error.kind() != DeviceError::Kind::kOutOfScratch &&
         error.kind() != DeviceError::Kind::kOutOfMemory)
       throw;
-    return false;
+    return 0;
   }
   problem_.ldb = pitch / size;
   source_ = p.b;
@@ -172,7 +181,7 @@ bool ProductShare::TakeCopy(const MatmulProblem& p) {
   lane_.reset(new CopyLane(TheLanes().Take(device.ordinal(), stream_.handle())));
   CUDA_CHECK(cudaEventRecord(lane_->event.get(), lane_->work));
   CUDA_CHECK(cudaStreamWaitEvent(lane_->stream.get(), lane_->event.get(), 0));
-  return true;
+  return static_cast<double>(elsewhere) / static_cast<double>(bytes);
 }
 
 void ProductShare::Copy(const ProductPiece& piece) {
@@ -194,11 +203,10 @@ void ProductShare::Copy(const ProductPiece& piece) {
 }
 
 void ProductShare::Fetch() {
-  next_ = {at_, std::min({columns_, left_, problem_.n - at_})};
+  next_ = {at_, std::min(sizes_.Next(next_.columns, left_), problem_.n - at_)};
   if (source_ != nullptr && next_.columns > 0) Copy(next_);
   at_ = (at_ + next_.columns) % problem_.n;
   left_ -= next_.columns;
-  columns_ = std::min(2 * columns_, most_columns_);
 }
 
 ProductPiece ProductShare::Next() {

@@ -9,8 +9,8 @@
 // no L2 keeps what is another's. It is the way all the same where scratch memory has no room for b.
 // Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself.
 //
-// The first pieces are narrow, so that the SMs begin soon, and each is up to twice as wide as the one
-// before, so that they are few. Which columns come together changes no bits: strategies compute an element in the same way whatever
+// The first piece is narrow, so that the SMs begin soon, and each is as wide as what comes while the one before
+// it is multiplied, so that they are few (PieceSizes). Which columns come together changes no bits: strategies compute an element in the same way whatever
 // is computed beside it.
 #pragma once
 
@@ -41,22 +41,23 @@ struct CopyLaneEnd {
 class ProductShare {
  public:
   // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns at once.
-  // index, count: of the shares, of which each begins with other columns. Throws DeviceError.
-  ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round,
+  // rate: multiply-adds that it does in a second, about. index, count: of the shares, of which each begins with other columns. Throws DeviceError.
+  ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 
   CudaStream& stream() const { return stream_; }
   // The rows as a product, with b where it is read.
   const MatmulProblem& problem() const { return problem_; }
   // Of the widest piece.
-  std::int64_t most_columns() const { return most_columns_; }
+  std::int64_t most_columns() const { return sizes_.most; }
   // The next columns: the stream waits until they are there, and those after them are on their way.
   // None: there are no more.
   ProductPiece Next();
 
  private:
-  // Makes room for a copy of b; false: there is none, or b is better read where it is.
-  bool TakeCopy(const MatmulProblem& p);
+  // Makes room for a copy of b, and says which share of it is elsewhere; 0: there is no room, or b is
+  // better read where it is.
+  double TakeCopy(const MatmulProblem& p);
   // Begins with the copy of the columns that come after next_.
   void Fetch();
   void Copy(const ProductPiece& piece);
@@ -65,16 +66,15 @@ class ProductShare {
   MatmulProblem problem_;
   const void* source_ = nullptr;  // of b, where there is a copy
   std::int64_t source_pitch_ = 0;
-  std::int64_t columns_;       // of the piece after next_, at most
-  std::int64_t most_columns_;  // of all
-  std::int64_t at_ = 0;        // the column that it begins with
-  std::int64_t left_;          // columns from there on, around the end of b
+  PieceSizes sizes_;
+  std::int64_t at_ = 0;  // the column that the piece after next_ begins with
+  std::int64_t left_;    // columns from there on, around the end of b
   ProductPiece next_;
   std::unique_ptr<CopyLane, CopyLaneEnd> lane_;
 };
 
 // Enqueues the shares. Work is constructed from a ProductShare and the arguments, and has
-//   static std::int64_t Round(const MatmulProblem&, int multiprocessors), as above
+//   static std::int64_t Round(const MatmulProblem&, int multiprocessors), and kRate, as above
 //   void Multiply(const ProductPiece&), which enqueues the product of the columns
 //   void Finish(), behind the last of them
 template <class Work, class... Arguments>
@@ -99,7 +99,7 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
   };
   for_all([&](Part& part, const TeamShare& share, std::size_t i) {
     const std::int64_t round = Work::Round(p, share.stream->device().info().multiprocessors);
-    part.share = std::make_unique<ProductShare>(p, share, round, i, shares.size());
+    part.share = std::make_unique<ProductShare>(p, share, round, Work::kRate, i, shares.size());
   });
   for (std::size_t done = 0; done < parts.size();) {
     for_all([&](Part& part, const TeamShare& share, std::size_t) {

@@ -214,6 +214,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 class PiecesWork {
  public:
   explicit PiecesWork(const ProductShare& share) : share_(share) {}
+  static constexpr double kRate = 31e12;
   static std::int64_t Round(const MatmulProblem&, int multiprocessors) {
     return std::int64_t{multiprocessors} * Large::kRows * Large::kColumns;
   }

@@ -80,6 +80,7 @@ class TensorWork16 {
   explicit TensorWork16(const ProductShare& share)
       : share_(share), a_(HalfOperandA<T>(share.problem(), share.stream())) {}
 
+  static constexpr double kRate = 370e12;
   static std::int64_t Round(const MatmulProblem& p, int multiprocessors) {
     return RoundOfTiles(p, multiprocessors, 128, 256);
   }

@@ -234,6 +234,7 @@ class PartsWork {
     EnqueueSplit(a_, Splitting{}, nonfinite(), share.stream());
   }
 
+  static constexpr double kRate = 55e12;
   static std::int64_t Round(const MatmulProblem& p, int multiprocessors) {
     return RoundOfTiles(p, multiprocessors, 128, 128);
   }
