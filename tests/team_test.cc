@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "kernels/matmul_shares.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -424,7 +425,8 @@ TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
 // Each device computes a piece at a time into scratch memory, the same piece when sums have left the range,
 // and takes no share where it has no room for one.
 TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
-  const std::int64_t rows = 8, columns = Floats() / rows;
+  // A row is more than the memory that a stream has of its own.
+  const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
   std::vector<float> values = RandomFloats(rows * columns);
   for (std::int64_t i = 0; i < rows; ++i) {
     values[static_cast<std::size_t>(i * columns)] =
