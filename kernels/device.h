@@ -105,6 +105,16 @@ class ShardedMemory {
   virtual void* data() const = 0;
 };
 
+// Memory of a device that its owner can do without. Thread safe.
+class SpareMemory {
+ public:
+  virtual ~SpareMemory() = default;
+  // Counts what has been freed.
+  virtual std::uint64_t frees() const = 0;
+  // Frees all that nobody uses at the moment. Never allocates.
+  virtual void Clear() noexcept = 0;
+};
+
 // Thread safe, long-lived: outlives its streams and its memory.
 class Device {
  public:
@@ -119,6 +129,25 @@ class Device {
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
   // memory: of Allocate, with no work in flight that uses it. Never throws.
   virtual void Free(void* memory) noexcept = 0;
+  // Null, as in the beginning: there is none. It is cleared on threads that are about to allocate, whatever locks of
+  // others they hold. REQUIRES: nobody is in WithSpare or FreeSpare.
+  void SetSpare(SpareMemory* spare) { spare_ = spare; }
+  void FreeSpare() noexcept {
+    if (spare_ != nullptr) spare_->Clear();
+  }
+  // f(), and if that runs out of the device's memory and there was any to spare, once more without that.
+  template <class F>
+  auto WithSpare(F&& f) {
+    const std::uint64_t frees = spare_ == nullptr ? 0 : spare_->frees();
+    try {
+      return f();
+    } catch (const DeviceError& error) {
+      if (error.kind() != DeviceError::Kind::kOutOfMemory || spare_ == nullptr) throw;
+      spare_->Clear();
+      if (spare_->frees() == frees) throw;
+    }
+    return f();
+  }
   // What shards begin at multiples of. Each takes so many multiples of it of its device's memory as
   // it needs.
   virtual std::size_t ShardUnit() const { return 4096; }
@@ -161,6 +190,7 @@ class Device {
 
  private:
   mutable std::atomic<bool> lost_{false};
+  SpareMemory* spare_ = nullptr;
 };
 
 // An in-order queue of work with its own scratch memory. One thread at a time; outlived by its
@@ -195,7 +225,8 @@ class Stream {
   // memory, which no budget counts, back to the device and the budget.
   virtual void Trim() = 0;
   // bytes of uninitialised device memory aligned to 256, valid until Reset or Trim. Throws
-  // kOutOfScratch when the budget has no room.
+  // kOutOfScratch when the budget has no room, kOutOfMemory when the device has none, not even
+  // spare memory.
   virtual void* Scratch(std::size_t bytes) = 0;
   // Who keeps from here on what Prepare gives out; null, as in the beginning: nobody.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
@@ -204,8 +235,11 @@ class Stream {
     PreparedMemory memory;
     if (keeper_ != nullptr) memory = keeper_->Keep(what, bytes);
     if (memory.data == nullptr) memory = {Scratch(bytes), /*ready=*/false};
+    if (memory.ready) ++prepared_found_;
     return memory;
   }
+  // How often Prepare has given out what was there already.
+  std::uint64_t prepared_found() const { return prepared_found_; }
   // One Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
   // bytes > 0 of uninitialised host memory, aligned to 256, that kernels can read and write in
@@ -250,6 +284,7 @@ class Stream {
   Budget* budget_ = nullptr;
   const std::atomic<bool>* stop_ = nullptr;
   Keeper* keeper_ = nullptr;
+  std::uint64_t prepared_found_ = 0;
 };
 
 // f(), whose errors say that they are of the stream's device.

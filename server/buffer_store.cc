@@ -1,6 +1,7 @@
 #include "server/buffer_store.h"
 
 #include <algorithm>
+#include <deque>
 #include <new>
 #include <utility>
 
@@ -238,14 +239,11 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
     if (absl::Status status = Reserve(*made); !status.ok()) return status;
     return made;
   };
+  const std::vector<Shard> shards = ShardsOf(spec);
+  const std::vector<std::uint64_t> frees = FreesOf(shards);
   absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
-  if (absl::IsResourceExhausted(buffer.status())) {
-    const bool swept = !Sweep(SteadyNow()).empty();
-    const bool freed = MakeRoom(ShardsOf(spec), buffer.status()) || swept;
-    // The server's own sweep may have made room a moment ago, so that a limit is tried again in any
-    // case. A device without room has none without anything freed here.
-    if (freed || !absl::EndsWith(ErrorReason(buffer.status()), "MEMORY_EXHAUSTED")) buffer = make();
-  }
+  if (absl::IsResourceExhausted(buffer.status()))
+    buffer = MakeAgain(shards, buffer.status(), frees, make);
   if (!buffer.ok()) return buffer.status();
 
   auto draft = std::make_shared<Draft>();
@@ -310,18 +308,40 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
   return absl::OkStatus();
 }
 
-bool BufferStore::MakeRoom(absl::Span<const Shard> shards, const absl::Status& refused) {
-  const std::string reason = ErrorReason(refused);
-  bool freed = false;
-  for (const Shard& shard : shards) {
-    PreparedOperands& prepared = this->prepared(*shard.device);
-    if (reason == "QUOTA_EXCEEDED") {
-      freed |= prepared.MakeRoom(AllocationBytes(shard, shards.size()));
-    } else if (absl::EndsWith(reason, "MEMORY_EXHAUSTED")) {
-      freed |= prepared.Clear();
+std::vector<std::uint64_t> BufferStore::FreesOf(absl::Span<const Shard> shards) const {
+  std::vector<std::uint64_t> frees;
+  frees.reserve(shards.size());
+  for (const Shard& shard : shards) frees.push_back(prepared(*shard.device).frees());
+  return frees;
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> BufferStore::MakeAgain(
+    absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
+    absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make) {
+  const bool swept = !Sweep(SteadyNow()).empty();
+  std::deque<PreparedOperands::Claim> claims;
+  for (const Shard& shard : shards) claims.emplace_back(prepared(*shard.device));
+  // The server's own sweep may have made room a moment ago, so that a limit is tried again in any
+  // case. A device without room has none without anything freed.
+  bool again = swept || !absl::EndsWith(ErrorReason(refused), "MEMORY_EXHAUSTED");
+  for (;;) {
+    const std::string reason = ErrorReason(refused);
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      if (reason == "QUOTA_EXCEEDED") {
+        claims[i].MakeRoom(AllocationBytes(shards[i], shards.size()));
+      } else if (absl::EndsWith(reason, "MEMORY_EXHAUSTED")) {
+        claims[i].MakeAllRoom(frees[i]);
+      }
     }
+    if (std::vector<std::uint64_t> now = FreesOf(shards); now != frees) {
+      frees = std::move(now);
+      again = true;
+    }
+    if (!std::exchange(again, false)) return refused;
+    absl::StatusOr<std::shared_ptr<Buffer>> buffer = make();
+    if (!absl::IsResourceExhausted(buffer.status())) return buffer;
+    refused = buffer.status();
   }
-  return freed;
 }
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraft(std::string_view name,

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -194,7 +195,10 @@ class BufferStore {
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
   // Takes the memory; what has expired, and what is kept of operands, is forgotten before anything is
-  // refused for want of room. A draft that does not replace claims its name against others of its kind.
+  // refused for want of room. It waits for calls that use what is kept, a moment at most
+  // (PreparedOperands::kPatience), and so may not be called with what such a call needs to end: a
+  // lock, a stream that others take in turns, or, by a call, after it has been given any of that.
+  // Calls open their results before they launch anything. A draft that does not replace claims its name against others of its kind.
   // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
   // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
   // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
@@ -328,9 +332,13 @@ class BufferStore {
   void CountWriting(const Buffer& buffer, int change);
   // The memory and what it is charged to.
   absl::Status Reserve(Buffer& buffer);
-  // Forgets what is kept of operands, as far as buffers that were refused so need its memory. Whether
-  // there was any.
-  bool MakeRoom(absl::Span<const Shard> shards, const absl::Status& refused);
+  // A second attempt at what make() was refused, for want of memory in which the shards are to lie, and more as long as
+  // what is kept of operands makes room for them. frees: FreesOf(shards) before the first one.
+  absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
+      absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
+      absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);
+  // Of each shard's device, PreparedOperands::frees.
+  std::vector<std::uint64_t> FreesOf(absl::Span<const Shard> shards) const;
   static BufferInfo Info(const Ready& ready);
   static BufferInfo Info(const Draft& draft);
 

@@ -1,9 +1,12 @@
 // What operations have made of resident operands before they read them (kernels/prepared.h), kept on a device for the next
 // call with the same operand: READY buffers never change. It takes what the buffers leave of the device's limit, and goes when
-// they need it, when its own buffer goes, or when newer is to be kept.
+// they or the work of calls need it, when its own buffer goes, or when newer is to be kept. What a call uses goes when the call
+// ends; from when it has been forgotten on, no other call finds it.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -21,21 +24,49 @@ namespace tessera {
 class Buffer;
 
 // Thread safe. Memory is neither allocated nor freed under the lock, but on the thread of the caller.
-class PreparedOperands {
+class PreparedOperands final : public SpareMemory {
  public:
   // Smaller copies are not worth their place.
   static constexpr std::size_t kLeastBytes = 64 << 10;
   // What is remembered, be it kept or only seen once.
   static constexpr std::size_t kMost = 256;
+  // For so long after copies have been forgotten, buffers that need their memory wait for the calls that use them to end. It
+  // runs for all buffers at once: one that comes later, or the next one of a program, does not wait anew.
+  static constexpr std::chrono::milliseconds kPatience{300};
 
-  // budget: what the device's buffers are charged to. Both outlive this.
-  PreparedOperands(Device& device, Budget& budget) : device_(device), budget_(budget) {}
+  // Is from here on what the device has as spare memory. budget: what the device's buffers are charged to. Both
+  // outlive this.
+  PreparedOperands(Device& device, Budget& budget);
+  ~PreparedOperands() override;
+  PreparedOperands(const PreparedOperands&) = delete;
+  PreparedOperands& operator=(const PreparedOperands&) = delete;
 
-  // Forgets what was used longest ago, until the budget has room for so many bytes; nothing, if all would
-  // not do. Whether it has forgotten anything.
-  bool MakeRoom(std::uint64_t bytes);
-  // Forgets all. Whether any memory was kept.
-  bool Clear();
+  // Of a buffer that has been refused and may be tried again. As long as it lives, nothing is kept anew: what it
+  // frees is there for buffers.
+  class Claim {
+   public:
+    explicit Claim(PreparedOperands& of);
+    ~Claim();
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+    // These wait for what calls use, by kPatience. REQUIRES: the caller holds no lock, and nothing that calls need in
+    // order to end; his own call has not been given any copy.
+    //
+    // Forgets what was used longest ago, until the budget has room for so many bytes; what calls use, only if the
+    // rest does not suffice; nothing, if all would not do.
+    void MakeRoom(std::uint64_t bytes);
+    // Forgets all, and has some memory freed since frees() was so many, if there is any.
+    void MakeAllRoom(std::uint64_t frees);
+
+   private:
+    PreparedOperands& of_;
+  };
+  // Counts what has been freed.
+  std::uint64_t frees() const override { return frees_.load(std::memory_order_acquire); }
+
+  // Forgets all, and waits for nobody.
+  void Clear() noexcept override;
   // Forgets what was made of buffers that are gone. The memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep();
   // Of the budget.
@@ -49,13 +80,16 @@ class PreparedOperands {
   };
   struct Entry {
     explicit Entry(PreparedOperands& of) : owner(of) {}
-    ~Entry() { owner.bytes_.fetch_sub(charge.amount(), std::memory_order_relaxed); }
+    ~Entry() { Free(); }
+    // Frees the memory, and only then lets it count as free. REQUIRES: the mutex is free.
+    void Free();
+    std::uint64_t bytes() const { return charge.amount(); }
     PreparedOperands& owner;
     std::weak_ptr<const Buffer> buffer;
     Preparation what;
     State state = State::kSeen;
-    Charge charge;
-    Memory memory;  // goes first, and only then it counts as free
+    Charge charge;  // changes with the mutex
+    Memory memory;
   };
   using Entries = std::list<std::shared_ptr<Entry>>;  // the one that was used last first
 
@@ -103,11 +137,26 @@ class PreparedOperands {
                               Doomed& doomed);
   // Memory for an entry that is to be made. False: there is none.
   bool Allocate(Entry& entry, std::size_t bytes);
+  // These need the mutex.
+  //
+  // Before entries with memory go from the list.
+  void NoteForgotten();
+  // Takes entries from the list, the one that was used longest ago first, until they have so many bytes: those that no
+  // call uses, or all. How many they have.
+  std::uint64_t Unlink(std::uint64_t bytes, bool used_too, Entries& doomed);
+  // Until memory has been freed since frees() was so many, or there is none. False: not by kPatience.
+  bool AwaitFree(std::unique_lock<std::mutex>& lock, std::uint64_t frees);
 
   Device& device_;
   Budget& budget_;
-  std::atomic<std::uint64_t> bytes_{0};
   std::mutex mutex_;
+  std::condition_variable freed_;
+  // These change with the mutex.
+  std::atomic<std::uint64_t> bytes_{0};  // of all entries, forgotten ones included
+  std::atomic<std::uint64_t> frees_{0};
+  int claims_ = 0;
+  // By when whoever uses what was forgotten has had time to end.
+  std::chrono::steady_clock::time_point patience_ends_{};
   Entries entries_;
 };
 

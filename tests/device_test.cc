@@ -344,6 +344,40 @@ TEST_P(DeviceTest, TooMuchMemoryIsAnErrorWithFigures) {
   EXPECT_TRUE(Allocate(*TestDevice(GetParam()), 1 << 20).ok());
 }
 
+TEST_P(DeviceTest, ScratchMemoryIsTriedAgainWithoutWhatIsSpare) {
+  TESSERA_NEED_DEVICE(GetParam());
+  struct Spare final : SpareMemory {
+    std::uint64_t frees() const override { return freed; }
+    void Clear() noexcept override {
+      ++asked;
+      if (kept > 0) --kept, ++freed;
+    }
+    std::uint64_t freed = 0;
+    int kept = 1;
+    int asked = 0;
+  };
+  Device& device = *TestDevice(GetParam());
+  const std::unique_ptr<Stream> stream = *MakeStream(device);
+  Spare spare;
+  device.SetSpare(&spare);
+  EXPECT_TRUE(Scratch(*stream, 2 << 20).ok());
+  EXPECT_EQ(spare.asked, 0);
+  const auto memory = Scratch(*stream, std::size_t{1} << 50);
+  EXPECT_EQ(spare.asked, 1) << "the second failure is the last one";
+  EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted) << memory.status();
+  int attempts = 0;
+  const auto fails = [&] {
+    ++attempts;
+    throw DeviceError(DeviceError::Kind::kOutOfMemory, "call", "error");
+  };
+  EXPECT_THROW(device.WithSpare(fails), DeviceError);
+  EXPECT_EQ(attempts, 1) << "nothing was left to be freed";
+  spare.kept = 1;
+  EXPECT_THROW(device.WithSpare(fails), DeviceError);
+  EXPECT_EQ(attempts, 3);
+  device.SetSpare(nullptr);
+}
+
 // A GPU that keeps room for what is not large, and streams of both kinds.
 class RoomTest : public testing::Test {
  protected:

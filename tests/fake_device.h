@@ -193,8 +193,10 @@ class FakeStream final : public Stream {
   }
   void Trim() override { stream_->Trim(); }
   void* Scratch(std::size_t bytes) override {
-    device_.Reach(FakeDevice::Step::kScratch, bytes);
-    return stream_->Scratch(bytes);
+    return device_.WithSpare([&] {
+      device_.Reach(FakeDevice::Step::kScratch, bytes);
+      return stream_->Scratch(bytes);
+    });
   }
   Scalar* result() override { return stream_->result(); }
   void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }

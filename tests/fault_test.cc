@@ -359,6 +359,65 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
   ExpectWorks();
 }
 
+// What the server keeps of operands is no reason to refuse a call.
+TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
+  StartServer();
+  constexpr std::int64_t kSide = 256;
+  // So many times the same, as bytes.
+  const auto row = [](float value) {
+    const std::vector<float> values(kSide / 2, value);
+    return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
+  ASSERT_TRUE(
+      server_
+          ->Put<float>("m", v1::DTYPE_F32, {kSide, kSide}, std::vector<float>(kSide * kSide, 1.0f))
+          .ok());
+  v1::MatmulRequest request;
+  v1::Tensor& ones = *request.mutable_a()->mutable_tensor();
+  ones.set_dtype(v1::DTYPE_F32);
+  ones.add_shape(1);
+  ones.add_shape(kSide / 2);
+  ones.set_data(row(1));
+  request.mutable_b()->set_buffer("m");
+  v1::View& every_other = *request.mutable_b()->mutable_view();
+  every_other.add_shape(kSide / 2);
+  every_other.add_shape(kSide / 2);
+  every_other.add_strides(2 * kSide);
+  every_other.add_strides(2);
+  const auto multiply = [&] {
+    grpc::ClientContext context;
+    v1::MatmulResponse response;
+    const grpc::Status status = server_->compute().Matmul(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.tensor().data(), row(kSide / 2));
+    return response.stats().prepared_bytes();
+  };
+  const auto multiply_in_program = [&] {
+    grpc::ClientContext context;
+    v1::ExecuteRequest program;
+    *program.add_steps()->mutable_matmul() = request;
+    v1::ExecuteResponse response;
+    const grpc::Status status = server_->compute().Execute(&context, program, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    ASSERT_EQ(response.results_size(), 1);
+    EXPECT_EQ(response.results(0).matmul().tensor().data(), row(kSide / 2));
+  };
+  for (int round = 0; round < 2; ++round) {
+    multiply();
+    multiply();
+    EXPECT_GT(multiply(), 0u);
+    ASSERT_GT(server_->Info().prepared_bytes(), 0u);
+    device_->Fail(Step::kScratch, Kind::kOutOfMemory);
+    if (round == 0) {
+      EXPECT_EQ(multiply(), 0u);
+    } else {
+      multiply_in_program();
+    }
+    EXPECT_EQ(device_->Relent(Step::kScratch), 0);
+    EXPECT_EQ(server_->Info().prepared_bytes(), 0u);
+  }
+}
+
 TEST_F(FaultTest, FailedCallsOfTheDevice) {
   StartServer();
   const std::map<std::string, std::string> figures = {{"call", "fakeCall(x)"},

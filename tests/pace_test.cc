@@ -12,6 +12,7 @@
 
 #include "kernels/map_cost.h"
 #include "kernels/matmul.h"
+#include "kernels/run/execute.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
 
@@ -435,6 +436,40 @@ TEST(PaceTest, CallsThatCopyTeachNothing) {
   const double cold = l.pace.Estimate(strategy, p);
   ASSERT_TRUE(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).ok());
   EXPECT_EQ(l.pace.Estimate(strategy, p), cold);
+}
+
+// Nor does that of a call whose operand had been prepared for an earlier one.
+TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
+  struct Kept final : Keeper {
+    PreparedMemory Keep(const Preparation&, std::size_t) override { return memory; }
+    PreparedMemory memory;
+  };
+  // As a strategy does that prepares its operands itself.
+  struct Preparing : WholeLaunch<ReduceProblem> {
+    void operator()(Stream& stream, const ReduceProblem& p,
+                    const Strategy<ReduceProblem>& strategy) const {
+      stream.Prepare({"parts", operands[0].view}, 256);
+      WholeLaunch::operator()(stream, p, strategy);
+    }
+  };
+  const std::int64_t n = 1 << 22;
+  const std::vector<float> values(static_cast<std::size_t>(n), 1.0f);
+  const View x = VectorView(values.data(), n);
+  for (const bool ready : {true, false}) {
+    Limited l;
+    l.options.strategy = "cpu_serial";
+    l.options.max_seconds = l.options.max_slow_seconds = 1e9;
+    ReduceProblem p{.n = n};
+    const Operand operands[] = {{x, false, &p.x}};
+    const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
+    const double cold = l.pace.Estimate(strategy, p);
+    char parts[256];
+    Kept kept;
+    kept.memory = {parts, ready};
+    l.stream->KeepWith(&kept);
+    ASSERT_TRUE(ExecuteScalar(*l.stream, p, false, l.options, Preparing{{operands}}).ok());
+    EXPECT_EQ(l.pace.Estimate(strategy, p) == cold, ready);
+  }
 }
 
 TEST(PaceTest, ManyThreadsLearnAndAsk) {

@@ -2,13 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/error.h"
 #include "server/buffer_store.h"
+#include "server/clock.h"
 #include "tests/fake_device.h"
 
 namespace tessera {
@@ -55,6 +61,26 @@ class PreparedOperandsTest : public testing::Test {
     const auto find = [&](const void*) { return buffer; };
     PreparedOperands::Call call(prepared_, *stream_, find);
     return call.Keep({how, Of(*buffer)}, kBytes).ready;
+  }
+  // A call that uses what is kept of a buffer until it ends.
+  struct User {
+    User(PreparedOperands& of, Stream& stream, std::shared_ptr<const Buffer> buffer)
+        : operand(std::move(buffer)), call(of, stream, find) {}
+    const std::shared_ptr<const Buffer> operand;
+    const std::function<std::shared_ptr<const Buffer>(const void*)> find = [this](const void*) {
+      return operand;
+    };
+    PreparedOperands::Call call;
+  };
+  std::unique_ptr<User> Use(const std::shared_ptr<const Buffer>& buffer,
+                            std::string_view how = "copy") {
+    auto user = std::make_unique<User>(prepared_, *stream_, buffer);
+    EXPECT_TRUE(user->call.Keep({how, Of(*buffer)}, kBytes).ready);
+    return user;
+  }
+  void AwaitForgotten(const std::shared_ptr<const Buffer>& buffer) {
+    const absl::Time give_up = SteadyNow() + absl::Seconds(10);
+    while (Has(buffer) && SteadyNow() < give_up) std::this_thread::yield();
   }
 
   FakeDevice device_;
@@ -188,19 +214,177 @@ TEST_F(PreparedOperandsTest, YieldsToBuffersTheOneThatWasUsedLongestAgoFirst) {
   EXPECT_EQ(Put("one too many"), nullptr);
 }
 
-TEST_F(PreparedOperandsTest, WhatACallUsesStaysUntilItsEnd) {
+TEST_F(PreparedOperandsTest, ABufferWaitsForTheEndOfACallThatUsesWhatItNeeds) {
   const auto x = Put("x", 4);
   Make(x);
+  auto use = Use(x);
+  std::thread waiting([&] { EXPECT_NE(Put("y", 4), nullptr); });
+  AwaitForgotten(x);
+  EXPECT_EQ(prepared_.bytes(), kBytes) << "it is in use";
+  use.reset();
+  waiting.join();
+  EXPECT_EQ(prepared_.bytes(), 0u);
+}
+
+TEST_F(PreparedOperandsTest, WhatIsBeingMadeGoesToABufferToo) {
+  const auto x = Put("x", 4);
+  Ask(x);
+  std::thread waiting;
   {
     const auto find = [&](const void*) { return x; };
     PreparedOperands::Call call(prepared_, *stream_, find);
-    ASSERT_TRUE(call.Keep({"copy", Of(*x)}, kBytes).ready);
-    EXPECT_EQ(Put("y", 4), nullptr);
-    EXPECT_EQ(prepared_.bytes(), kBytes);
+    ASSERT_NE(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr);
+    EXPECT_EQ(call.EndOperation(true), 0u);
+    waiting = std::thread([&] { EXPECT_NE(Put("y", 4), nullptr); });
+    // Later operations find it until it is forgotten.
+    const absl::Time give_up = SteadyNow() + absl::Seconds(10);
+    while (call.Keep({"copy", Of(*x)}, kBytes).ready && SteadyNow() < give_up)
+      std::this_thread::yield();
+    call.EndOperation(true);
+    call.Finish();
   }
-  EXPECT_TRUE(Has(x));
-  EXPECT_NE(Put("y", 4), nullptr);
+  waiting.join();
+  EXPECT_EQ(prepared_.bytes(), 0u);
+  EXPECT_EQ(device_.allocations(), 2u);
+}
+
+TEST_F(PreparedOperandsTest, WhatIsForgottenWhileItIsMadeGoesWithItsCall) {
+  const auto x = Put("x");
+  Ask(x);
+  {
+    const auto find = [&](const void*) { return x; };
+    PreparedOperands::Call call(prepared_, *stream_, find);
+    ASSERT_NE(call.Keep({"copy", Of(*x)}, kBytes).data, nullptr);
+    EXPECT_EQ(call.EndOperation(true), 0u);
+    prepared_.Clear();
+    EXPECT_EQ(device_.allocations(), 2u) << "it is in use";
+    call.Finish();
+  }
+  EXPECT_EQ(device_.allocations(), 1u);
   EXPECT_FALSE(Has(x));
+}
+
+TEST_F(PreparedOperandsTest, BuffersDoNotWaitForEver) {
+  const auto x = Put("x", 4);
+  Make(x);
+  auto use = Use(x);
+  const absl::Time begin = SteadyNow();
+  EXPECT_EQ(Put("y", 4), nullptr);
+  EXPECT_GE(SteadyNow() - begin, absl::FromChrono(PreparedOperands::kPatience));
+  EXPECT_EQ(device_.allocations(), 2u) << "it is in use";
+  // The next ones are told at once.
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(Put("y", 4), nullptr);
+  EXPECT_LT(SteadyNow() - begin, 10 * absl::FromChrono(PreparedOperands::kPatience));
+  // Nobody finds it any more, so that it has an end.
+  EXPECT_FALSE(Has(x));
+  use.reset();
+  EXPECT_EQ(store_.budget(device_).used(), 4 * kBytes);
+  EXPECT_NE(Put("y", 4), nullptr);
+}
+
+TEST_F(PreparedOperandsTest, WhatCallsUseGoesLast) {
+  const auto x = Put("x", 4);
+  Make(x, "used");
+  Make(x, "unused");
+  const auto use = Use(x, "used");
+  EXPECT_TRUE(Has(x, "unused"));  // the last one to be used
+  const absl::Time begin = SteadyNow();
+  EXPECT_NE(Put("y", 3), nullptr);
+  EXPECT_LT(SteadyNow() - begin, absl::FromChrono(PreparedOperands::kPatience));
+  EXPECT_TRUE(Has(x, "used"));
+  EXPECT_FALSE(Has(x, "unused"));
+}
+
+TEST_F(PreparedOperandsTest, NothingIsKeptAnewWhileABufferWaits) {
+  const auto x = Put("x", 4);
+  Make(x);
+  Ask(x, "another");
+  auto use = Use(x);
+  std::thread waiting([&] { EXPECT_NE(Put("y", 4), nullptr); });
+  AwaitForgotten(x);
+  EXPECT_EQ(Ask(x, "another").data, nullptr);
+  use.reset();
+  waiting.join();
+  ASSERT_TRUE(store_.Delete("y", 0).ok());
+  EXPECT_NE(Ask(x, "another").data, nullptr);
+}
+
+TEST_F(PreparedOperandsTest, GivesAllUpWhereTheBudgetHasRoomButTheDeviceHasNone) {
+  const auto x = Put("x", 4);
+  Make(x, "first");
+  Make(x, "second");
+  device_.Fail(FakeDevice::Step::kAllocate, DeviceError::Kind::kOutOfMemory);
+  EXPECT_NE(Put("y", 3), nullptr) << "the third attempt";
+  EXPECT_EQ(prepared_.bytes(), 0u);
+}
+
+TEST_F(PreparedOperandsTest, ABufferWaitsForMemoryThatACallUses) {
+  const auto x = Put("x");
+  Make(x);
+  auto use = Use(x);
+  device_.Fail(FakeDevice::Step::kAllocate, DeviceError::Kind::kOutOfMemory, 1000);
+  std::thread waiting([&] { EXPECT_NE(Put("y"), nullptr); });
+  AwaitForgotten(x);
+  EXPECT_EQ(device_.Relent(FakeDevice::Step::kAllocate), 999)
+      << "no attempt before memory is freed";
+  use.reset();
+  waiting.join();
+}
+
+TEST_F(PreparedOperandsTest, YieldsToTheWorkOfCalls) {
+  const auto x = Put("x");
+  Make(x, "used");
+  Make(x, "unused");
+  const auto use = Use(x, "used");
+  device_.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory);
+  EXPECT_TRUE(Scratch(*stream_, 100).ok());
+  EXPECT_EQ(prepared_.bytes(), kBytes) << "it is in use";
+  EXPECT_FALSE(Has(x, "used"));
+  // Where nothing is freed, nothing is tried again.
+  device_.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kOutOfMemory, 2);
+  EXPECT_EQ(ErrorReason(Scratch(*stream_, 100).status()), "HOST_MEMORY_EXHAUSTED");
+  EXPECT_EQ(device_.Relent(FakeDevice::Step::kScratch), 1);
+  // Another failure is none of memory.
+  Make(x, "unused");
+  device_.Fail(FakeDevice::Step::kScratch, DeviceError::Kind::kFailed);
+  EXPECT_EQ(ErrorReason(Scratch(*stream_, 100).status()), "CUDA_ERROR");
+  EXPECT_TRUE(Has(x, "unused"));
+}
+
+TEST_F(PreparedOperandsTest, CallsThatKeepWhatTheyCanDoNotHinderABuffer) {
+  const auto x = Put("x", 2);
+  std::atomic<bool> stop = false;
+  std::atomic<int> found = 0;
+  std::vector<std::thread> calls;
+  for (int thread = 0; thread < 4; ++thread) {
+    calls.emplace_back([&, thread] {
+      const std::unique_ptr<Stream> stream = *MakeStream(device_);
+      const auto find = [&](const void*) { return x; };
+      const std::string_view ways[] = {"0", "1", "2", "3", "4", "5"};
+      for (std::size_t i = static_cast<std::size_t>(thread); !stop; ++i) {
+        PreparedOperands::Call call(prepared_, *stream, find);
+        for (std::size_t k = 0; k < 2; ++k) {
+          const PreparedMemory memory = call.Keep({ways[(i + k) % 6], Of(*x)}, kBytes);
+          if (memory.ready) ++found;
+          std::this_thread::yield();
+        }
+        call.EndOperation(true);
+        call.Finish();
+      }
+    });
+  }
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_NE(Put("y", 6), nullptr) << i;
+    EXPECT_TRUE(store_.Delete("y", 0).ok());
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  stop = true;
+  for (std::thread& call : calls) call.join();
+  EXPECT_GT(found, 0);
+  prepared_.Clear();
+  EXPECT_EQ(prepared_.bytes(), 0u);
+  EXPECT_EQ(store_.budget(device_).used(), 2 * kBytes);
+  EXPECT_EQ(device_.allocations(), 1u);
 }
 
 TEST_F(PreparedOperandsTest, WhatDoesNotFitEitherWayTakesNothingAway) {

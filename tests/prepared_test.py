@@ -103,6 +103,40 @@ def test_buffers_come_first(server, client):
     eventually(lambda: multiply(client, "x", left)[1].prepared_bytes == KEPT, "there is room again")
 
 
+def test_an_operand_that_is_always_in_use_refuses_no_buffer(server, client):
+    limit = client.device().buffer_limit_bytes
+    client.put("x", matrix())
+    all_else = np.broadcast_to(np.float32(0), ((limit - ALL) // 4,))
+    stop, found, errors = threading.Event(), [], []
+
+    def read():
+        client = server.client()
+        left = np.ones((SIDE, SIDE // 2), np.float32)
+        while not stop.is_set():
+            try:
+                found.append(multiply(client, "x", left)[1].prepared_bytes > 0)
+            except Exception as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            found.clear()
+            eventually(lambda: any(found), "it is used")
+            outcome = client.attempt("CreateBuffer", name="y", spec=o.spec_of(all_else))
+            assert outcome.ok, outcome
+            client.call("DeleteBuffer", name="y", version=outcome.answer.buffer.version)
+            eventually(lambda: client.device().buffer_used_bytes <= ALL, "the draft is gone")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors[:3]
+
+
 def test_many_callers_and_buffers_that_change(server, client):
     """Every answer is of contents that the buffer had while the call ran: those of the version in the answer."""
     contents, lock, errors = {}, threading.Lock(), []

@@ -102,8 +102,11 @@ class CpuStream final : public Stream {
  public:
   explicit CpuStream(Device& device)
       : device_(device),
-        scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
-                 [&device](void* memory) { device.Free(memory); }) {}
+        scratch_(
+            [&device](std::size_t bytes) {
+              return device.WithSpare([&] { return device.Allocate(bytes); });
+            },
+            [&device](void* memory) { device.Free(memory); }) {}
   ~CpuStream() override { scratch_.Free(scratch_budget()); }
 
   Device& device() const override { return device_; }

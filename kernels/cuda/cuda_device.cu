@@ -378,8 +378,11 @@ std::unique_ptr<Stream> CudaDevice::MakeLargeStream() {
 CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
     : device_(device),
       stream_(std::move(handle)),
-      scratch_([&device](std::size_t bytes) { return device.Allocate(bytes); },
-               [&device](void* memory) { device.Free(memory); }),
+      scratch_(
+          [&device](std::size_t bytes) {
+            return device.WithSpare([&] { return device.Allocate(bytes); });
+          },
+          [&device](void* memory) { device.Free(memory); }),
       host_scratch_(
           [&device](std::size_t bytes) {
             device.Use();
@@ -609,7 +612,7 @@ void CudaStream::ClearMailbox() {
 }
 
 void* CudaStream::AllocateZeros(std::size_t bytes) {
-  void* memory = device_.Allocate(bytes);
+  void* memory = device_.WithSpare([&] { return device_.Allocate(bytes); });
   const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, order());
   if (error != cudaSuccess) {
     device_.Free(memory);
@@ -624,8 +627,9 @@ cublasContext* CudaStream::Cublas() {
     cublasHandle_t handle = nullptr;
     if (api.create(&handle) != CUBLAS_STATUS_SUCCESS) {
       // The handle's workspace comes from the driver, not from the pool, which may hold what it
-      // needs.
+      // needs, in use as spare memory or not.
       cudaGetLastError();
+      device_.FreeSpare();
       device_.Trim();
       CUBLAS_CHECK(api.create(&handle));
     }

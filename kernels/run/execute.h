@@ -366,6 +366,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     }
   }
   stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
+  const std::uint64_t found = stream.prepared_found();
   const Stopwatch watch;
   const bool wait = !options.enqueue_only || options.timing || options.team != nullptr;
   absl::Status status = Finished(
@@ -401,8 +402,10 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       },
       wait);
   if (!status.ok()) return status;
-  // With a gather in it, or help, the time says little about the strategy.
-  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty())
+  // With a gather in it, or help, or without what was prepared before, the time says little about the
+  // strategy.
+  if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
+      stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());
   return stats;
 }

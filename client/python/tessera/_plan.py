@@ -45,8 +45,8 @@ class Stats:
     "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
     flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|),
     queue_us that it waited, total_us from the call's acceptance to its answer, moved_bytes of
-    operands that were copied from other devices, prepared_bytes of copies that the server had kept
-    from an earlier call, and how many devices worked. kernel_us is 0 unless the expression was made by
+    operands that were copied from other devices, prepared_bytes of copies and parts of operands that
+    an earlier call or step had made, and how many devices worked. kernel_us is 0 unless the expression was made by
     with_(timing=True); queue_us and total_us are 0 of the steps of a program."""
 
     operation: str
