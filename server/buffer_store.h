@@ -193,8 +193,8 @@ class BufferStore {
   // buffers. What it holds stays.
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
-  // Takes the memory; what has expired, and what is kept of operands, is forgotten before anything is
-  // refused for want of room. A draft that does not replace claims its name against others of its kind.
+  // Takes the memory; what has expired, and what is kept of operands and used by no call, is forgotten
+  // before anything is refused for want of room. A draft that does not replace claims its name against others of its kind.
   // INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS; RESOURCE_EXHAUSTED /
   // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
   // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
