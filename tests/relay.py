@@ -65,7 +65,7 @@ class Relay:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_WR)
-        # What is still on its way goes nowhere, but is read: gRPC ends a connection with its last write.
+        # What is still on its way goes nowhere, but is read: gRPC gives a broken connection up once its last write is done.
         with contextlib.suppress(OSError):
             while source.recv(65536):
                 pass
