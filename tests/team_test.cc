@@ -82,8 +82,10 @@ class ShardedArray final : public Team {
 
 std::string Bits(const absl::StatusOr<ScalarResult>& result) {
   if (!result.ok()) return result.status().ToString();
-  return absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(result->value.real)), " ",
-                      result->value.integer, " ", result->value.index);
+  const Scalar& value = result->value;
+  return absl::StrCat(result->integer ? absl::StrCat(value.integer)
+                                      : absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(value.real))),
+                      " ", value.index);
 }
 
 std::vector<float> RandomFloats(std::int64_t n) {
@@ -453,7 +455,9 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
     EXPECT_TRUE(CopyToHost(stream, bits.data(), out->data(), bits.size() * 4).ok());
     return bits;
   };
-  Budget plenty(std::uint64_t{1} << 40);
+  // Pieces take a quarter of a budget: a row each here.
+  const std::uint64_t row = static_cast<std::uint64_t>(columns) * sizeof(float);
+  Budget plenty(7 * row);
   const auto start = [&](Budget* own, Budget* other) {
     for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
     streams_[0]->SetScratchBudget(own);
@@ -463,9 +467,10 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   start(&plenty, &plenty);
   ASSERT_TRUE(run(nullptr).ok());
   const std::vector<std::uint32_t> expected = results();
-  const std::uint64_t piece = plenty.used();
-  ASSERT_GE(piece, static_cast<std::uint64_t>(columns) * 4);
-  Budget enough(piece + piece / 2), as_much(piece + piece / 2), too_little(piece / 2);
+  const std::uint64_t used = plenty.used();
+  ASSERT_GE(used, row);
+  ASSERT_LT(used, 2 * row);
+  Budget enough(used + row / 2), as_much(used + row / 2), too_little(row / 2);
   for (Budget* other : {&as_much, &too_little}) {
     start(&enough, other);
     const auto stats = run(&array);
