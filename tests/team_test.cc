@@ -83,8 +83,9 @@ class ShardedArray final : public Team {
 std::string Bits(const absl::StatusOr<ScalarResult>& result) {
   if (!result.ok()) return result.status().ToString();
   const Scalar& value = result->value;
-  return absl::StrCat(result->integer ? absl::StrCat(value.integer)
-                                      : absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(value.real))),
+  return absl::StrCat(result->integer
+                          ? absl::StrCat(value.integer)
+                          : absl::StrCat(absl::Hex(std::bit_cast<std::uint64_t>(value.real))),
                       " ", value.index);
 }
 
@@ -93,6 +94,16 @@ std::vector<float> RandomFloats(std::int64_t n) {
   std::vector<float> values(static_cast<std::size_t>(n));
   for (float& value : values) value = static_cast<float>(random() % 20001) / 1000.f - 10.f;
   return values;
+}
+
+// Sums of the first rows leave the range of f32 in a quarter of the row and come back in the next.
+void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& values) {
+  const std::int64_t quarter = columns / 4;
+  for (std::int64_t i = 0; i < rows * columns; ++i) {
+    const std::int64_t column = i % columns;
+    if (column < 2 * quarter)
+      values[static_cast<std::size_t>(i)] = column < quarter ? 3e38f : -3e38f;
+  }
 }
 
 View ViewOf(const void* data, std::initializer_list<std::int64_t> shape) {
@@ -389,11 +400,7 @@ TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
 TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);
-  const std::int64_t half = columns / 2;
-  for (std::int64_t i = 0; i < 5 * columns; ++i) {
-    const std::int64_t column = i % columns;
-    if (column < 2 * half) values[static_cast<std::size_t>(i)] = column < half ? 3e38f : -3e38f;
-  }
+  LeaveRange(5, columns, values);
   const std::uint64_t bytes = values.size() * sizeof(float);
   const std::vector<ExpressionNode> nodes = {
       {.kind = ExpressionNode::Kind::kOperand},
@@ -430,11 +437,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   // A row is more than the memory that a stream has of its own.
   const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
   std::vector<float> values = RandomFloats(rows * columns);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    values[static_cast<std::size_t>(i * columns)] =
-        values[static_cast<std::size_t>(i * columns + 1)] = 3e38f;
-    values[static_cast<std::size_t>(i * columns + 2)] = -3e38f;
-  }
+  LeaveRange(rows, columns, values);
   const std::uint64_t bytes = values.size() * sizeof(float);
   const std::vector<ExpressionNode> nodes = {
       {.kind = ExpressionNode::Kind::kOperand},
