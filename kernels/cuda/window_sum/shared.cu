@@ -35,19 +35,21 @@ constexpr std::uint32_t kBlock = 256;
 // Of shared memory a block, so that an SM has room for several.
 constexpr std::int64_t kCellBytes = 32 << 10;
 
+// Places count from the first block's: the array is [lowest, end_x), the results that are wanted
+// [begin_result, end_result).
 template <class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
-    WindowSumShared(const T* x, std::int64_t n, std::int64_t radius, int capacity,
-                    std::int64_t first_block, std::int64_t begin_result, std::int64_t end_result,
+    WindowSumShared(const T* x, std::int64_t lowest, std::int64_t end_x, std::int64_t radius,
+                    int capacity, std::int64_t begin_result, std::int64_t end_result,
                     typename WindowFold<T>::Out* out) {
   using F = WindowFold<T>;
   T* const cells = DynamicShared<T>();
-  const std::int64_t i = first_block * blockDim.x + GridThread();
-  const std::int64_t first = max(i - radius, std::int64_t{0});
-  const std::int64_t end = min(i + radius + 1, n);
+  const std::int64_t i = GridThread();
+  const std::int64_t first = max(i - radius, lowest);
+  const std::int64_t end = min(i + radius + 1, end_x);
   // What the windows of the block cover together.
-  const std::int64_t block_first = max(i - threadIdx.x - radius, std::int64_t{0});
-  const std::int64_t block_end = min(i - threadIdx.x + blockDim.x + radius, n);
+  const std::int64_t block_first = max(i - threadIdx.x - radius, lowest);
+  const std::int64_t block_end = min(i - threadIdx.x + blockDim.x + radius, end_x);
   auto sum = F::template Identity<typename F::Wide>();
   for (std::int64_t piece = block_first; piece < block_end; piece += capacity) {
     const int count = static_cast<int>(min(block_end - piece, std::int64_t{capacity}));
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
         [&](std::int64_t cell) { return F::Load(cells[cell], cell); });
     sum = F::Combine(sum, in_piece);
   }
-  if (i >= begin_result && i < end_result) out[i - begin_result] = F::FinishAxis(sum, end - first);
+  if (i >= begin_result && i < end_result) out[i] = F::FinishAxis(sum, end - first);
 }
 
 // Cells of a block.
@@ -78,13 +80,14 @@ template <class T>
 void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
   // Blocks are those of the whole array, so that pieces begin where they do there.
-  const std::int64_t before = p.first / BlockSize(p);
-  const Grid grid = MakeGrid(p.results_end() - before * BlockSize(p), p.launch, kBlock, 1);
+  const std::int64_t before = p.first / BlockSize(p) * BlockSize(p);
+  const std::int64_t begin = p.first - before, end = p.results_end() - before;
+  const Grid grid = MakeGrid(end, p.launch, kBlock, 1);
   const std::int64_t capacity = Capacity(p, grid.block_size);
   WindowSumShared<<<grid.blocks, grid.block_size, static_cast<std::size_t>(capacity) * sizeof(T),
-                    stream.handle()>>>(static_cast<const T*>(p.x), p.n, p.radius,
-                                       static_cast<int>(capacity), before, p.first, p.results_end(),
-                                       static_cast<typename WindowFold<T>::Out*>(p.out));
+                    stream.handle()>>>(static_cast<const T*>(p.x) + before, -before, p.n - before,
+                                       p.radius, static_cast<int>(capacity), begin, end,
+                                       static_cast<typename WindowFold<T>::Out*>(p.out) - begin);
   CUDA_CHECK_LAUNCH(WindowSumShared);
 }
 

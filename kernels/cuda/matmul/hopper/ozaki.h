@@ -112,8 +112,8 @@ inline Bound BoundOf(std::int64_t k) {
   // Less than the root of half the product by 2^35 and more: for what rounding adds to a norm, at most
   // sqrt(k) / 2, and for what the reconstruction may be off.
   const double room = std::sqrt(static_cast<double>(ProductOfModuli(kTable)) / 2) * (1 - 0x1p-19);
-  const double cosine = (1 + 0x1p-10) * (2 * std::sqrt(steps) * room + steps) /
-                        ((steps - 2) * 0x1p-53 * room * room);
+  const double cosine =
+      (1 + 0x1p-10) * (2 * std::sqrt(steps) * room + steps) / ((steps - 2) * 0x1p-53 * room * room);
   return {room, (1 + cosine) / 2 * steps * (1 + 0x1p-19)};
 }
 // Whether any row meets the bound.
