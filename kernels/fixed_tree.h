@@ -45,8 +45,8 @@ inline constexpr int kTreeLanes = 256;
 inline constexpr int kTreeVectorBytes = 16;
 inline constexpr int kTreeRowBytes = kTreeLanes * kTreeVectorBytes;
 inline constexpr int kTreeSegmentRows = 64;
-// Chunks of one array at most: the last block to start receives as many values, 18 a lane.
-inline constexpr std::int64_t kTreeMaxChunks = 18 * kTreeLanes;
+// Chunks of one array at most: the last block to start receives as many values, 72 a lane.
+inline constexpr std::int64_t kTreeMaxChunks = 72 * kTreeLanes;
 
 // How an array is cut into chunks.
 struct Tree {
@@ -70,12 +70,14 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 // Rows of a chunk of the fixed tree: 8 in an array of no more, which one block has folded before
 // two could meet; otherwise the first of these that makes few enough chunks:
 //
-//   rows     4    8    16   28   60    124   252   508 ...
-//   chunks   256  512  512  640  4608  4608  4608  4608   at most
+//   rows     4    8    16   28   60    124   252    508   ...
+//   chunks   256  512  512  640  4608  4608  18432  18432   at most
 //
 // Short arrays make enough chunks for every multiprocessor to begin at once. In long ones the
 // chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
-// the same memory channels at the same time.
+// the same memory channels at the same time. The longest, which several GPUs share, make enough for
+// each of eight to have its blocks come and go many times: a last round that is not full counts
+// little.
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
   if (total <= 8) return 8;
@@ -83,8 +85,9 @@ constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   if (total <= 8 * 512) return 8;
   if (total <= 16 * 512) return 16;
   if (total <= 28 * 640) return 28;
+  constexpr std::int64_t kFewChunks = 18 * kTreeLanes;
   std::int64_t rows = 60;
-  while (total > rows * kTreeMaxChunks) rows = 2 * rows + 4;
+  while (total > rows * (rows < 252 ? kFewChunks : kTreeMaxChunks)) rows = 2 * rows + 4;
   return rows;
 }
 

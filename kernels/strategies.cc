@@ -195,14 +195,26 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   }
 }
 
+// f64 products that repay what `ozaki_f64` does beside its products of bytes: on an H200 0.85 of the
+// time of cuBLAS at 3000 a side and for 12288 x 12288 x 1024, 0.6 from 8192 a side on; at 2048 a side it
+// takes longer.
+bool RepaysIntegers(const MatmulProblem& problem) {
+  constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
+  constexpr double kLeastWork = 0x1p34 * 1.5;
+  const double work = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
+                      static_cast<double>(problem.k);
+  return problem.dtype == DType::kF64 && std::min(problem.m, problem.n) >= kLeastSide &&
+         problem.k >= kLeastSteps && work >= kLeastWork;
+}
+
 }  // namespace
 
-// On a GPU by what random products took (kernels/tuning.h), as long as the error bound is no larger
-// than that of the library or what stands in for it: f32 operands are never rounded to less, and
-// `tensor_tf32` and `tensor_bf16` take them only when they are named. On the CPU `cpu_cache_tiled`
-// is five times as fast as Debian's OpenBLAS on 16 cores, but on a single core OpenBLAS takes 0.4 to
-// 0.9 of its time: the library gets what it leaves to one core (up to 2^18 multiply-adds), few rows
-// or columns, and all products where cores are few.
+// On a GPU, but for large products of f64, by what random ones took (kernels/tuning.h); always as
+// long as the error bound is no larger than that of the library or what stands in for it: f32
+// operands are never rounded to less, and `tensor_tf32` and `tensor_bf16` take them only when they
+// are named. On the CPU `cpu_cache_tiled` is five times as fast as Debian's OpenBLAS on 16 cores, but
+// on a single core OpenBLAS takes 0.4 to 0.9 of its time: the library gets what it leaves to one core
+// (up to 2^18 multiply-adds), few rows or columns, and all products where cores are few.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {
@@ -216,8 +228,9 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
                ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
-  const auto* fast =
-      FirstOf({TunedStrategy(problem), "cublas", OwnTensorStrategy(problem)}, problem, device);
+  const std::string_view integers = RepaysIntegers(problem) ? "ozaki_f64" : "";
+  const auto* fast = FirstOf(
+      {integers, TunedStrategy(problem), "cublas", OwnTensorStrategy(problem)}, problem, device);
   const auto* any = ChooseInPlace(problem, device);
   if (fast == nullptr || any == nullptr) return any;
   return fast->roundoff(problem) <= any->roundoff(problem) ? fast : any;

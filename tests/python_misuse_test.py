@@ -313,7 +313,7 @@ class ProcessesTest(python_outsider.Case):
             "u = loop.run_until_complete(ts.aio.connect(address))\n"
             "found = []\n"
             "product = (x @ x).with_(strategy='cpu_naive')\n"
-            "thread = threading.Thread(target=lambda: found.append(product.numpy()[0, 0]))\n"
+            "thread = threading.Thread(target=lambda: found.append(float(product.numpy()[0, 0])))\n"
             "thread.start(); time.sleep(0.1)\n"
             "child = os.fork()\n"
             "if child == 0:\n"

@@ -85,6 +85,8 @@ TEST(TreeShape, IsAFunctionOfTheLength) {
   EXPECT_EQ(shape(1 << 24, 4), P(28 * 1024, 586));
   EXPECT_EQ(shape(1 << 26, 4), P(60 * 1024, 1093));
   EXPECT_EQ(shape(1 << 30, 4), P(252 * 1024, 4162));
+  EXPECT_EQ(shape(std::int64_t{1} << 32, 4), P(252 * 1024, 16645));
+  EXPECT_EQ(shape(std::int64_t{1} << 34, 4), P(1020 * 1024, 16449));
   EXPECT_EQ(shape(1 << 20, 8), P(4096, 256));
   EXPECT_EQ(shape(1 << 20, 2), P(8192, 128));
   for (std::int64_t size : {2, 4, 8})
@@ -146,7 +148,7 @@ TEST_P(TreeTest, GoldenBits) {
 // One element again and again, as often as makes chunks of two segments.
 TEST_P(TreeTest, LargestChunks) {
   TESSERA_NEED_DEVICE(GetParam());
-  constexpr std::int64_t kRows = 60 * kTreeMaxChunks + 1, n = kRows * kTreeRowBytes / 8;
+  constexpr std::int64_t kRows = 60 * 18 * kTreeLanes + 1, n = kRows * kTreeRowBytes / 8;
   static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
   DeviceArray<double> one(stream(), std::vector<double>{1});
   const auto ones = MakeView({DType::kF64, MakeShape({1})}, one.data(), 0, {n}, {0});

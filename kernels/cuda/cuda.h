@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "kernels/device.h"
 #include "kernels/scratch.h"
@@ -112,6 +113,8 @@ class CudaDevice final : public Device {
   void Trim();
   // Lets another GPU reach this one's memory, from the first time on: whether it can.
   bool OpenTo(const CudaDevice& peer);
+  // Of the GPUs that the process has open as devices, each once.
+  static std::vector<int> OpenOrdinals();
 
  private:
   const int ordinal_;
@@ -135,7 +138,7 @@ class PersistentKernel;  // kernels/cuda/persistent.h
 struct Mailbox {
   // 16 bytes each: three for every value, of at most 24 bytes, of a tree with kTreeMaxChunks
   // chunks.
-  static constexpr std::size_t kSlots = 3 * 4608;
+  static constexpr std::size_t kSlots = 3 * 18432;
   unsigned* ticket = nullptr;
   ulonglong2* slots = nullptr;
 };

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuda_profiler_api.h"
 #include "kernels/cuda/cublas_loader.h"
@@ -184,6 +186,22 @@ std::unique_ptr<Device> OpenCudaDevice(int ordinal) {
   return std::make_unique<CudaDevice>(ordinal);
 }
 
+namespace {
+
+std::mutex open_mutex;
+std::multiset<int>& OpenDevices() {
+  static std::multiset<int> ordinals;
+  return ordinals;
+}
+
+}  // namespace
+
+std::vector<int> CudaDevice::OpenOrdinals() {
+  const std::lock_guard lock(open_mutex);
+  const std::set<int> ordinals(OpenDevices().begin(), OpenDevices().end());
+  return {ordinals.begin(), ordinals.end()};
+}
+
 CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   Use();
   cudaDeviceProp properties{};
@@ -214,9 +232,15 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
     cudaMemPoolDestroy(pool_);
     ThrowCudaError(error, "cudaMemPoolSetAttribute(cudaMemPoolAttrReleaseThreshold)");
   }
+  const std::lock_guard lock(open_mutex);
+  OpenDevices().insert(ordinal);
 }
 
 CudaDevice::~CudaDevice() {
+  {
+    const std::lock_guard lock(open_mutex);
+    OpenDevices().erase(OpenDevices().find(ordinal_));
+  }
   if (cudaSetDevice(ordinal_) != cudaSuccess ||
       cudaStreamSynchronize(stream_.get()) != cudaSuccess ||
       cudaMemPoolDestroy(pool_) != cudaSuccess)

@@ -100,6 +100,12 @@ CUmemAllocationProp PropertiesOn(const CudaDevice& device) {
   return properties;
 }
 
+bool CanReach(int ordinal, int other) {
+  int possible = ordinal == other ? 1 : 0;
+  if (possible == 0) CUDA_CHECK(cudaDeviceCanAccessPeer(&possible, ordinal, other));
+  return possible != 0;
+}
+
 // Of a shard; the last one takes whole units as well.
 std::size_t MappedBytes(const Shard& shard) {
   return (shard.end - shard.begin + kCudaShardUnit - 1) / kCudaShardUnit * kCudaShardUnit;
@@ -111,18 +117,21 @@ class CudaShards final : public ShardedMemory {
     for (const Shard& shard : shards) bytes_ += MappedBytes(shard);
     DRIVER_CHECK(Driver().reserve(&address_, bytes_, kCudaShardUnit, 0, 0));
     try {
-      std::vector<CUmemAccessDesc> access;
       for (const Shard& shard : shards) {
         auto& device = static_cast<CudaDevice&>(*shard.device);
         devices_.push_back(&device);
         MapOne(device, MappedBytes(shard));
-        // Two devices may be of one GPU.
-        const bool known = std::any_of(access.begin(), access.end(), [&](const auto& one) {
-          return one.location.id == device.ordinal();
-        });
-        if (known) continue;
+      }
+      // Also GPUs without a part: an array may have fewer units than the team of an operation that
+      // writes it has devices.
+      std::vector<CUmemAccessDesc> access;
+      for (int ordinal : CudaDevice::OpenOrdinals()) {
+        const bool reaches_all = std::all_of(
+            devices_.begin(), devices_.end(),
+            [&](const CudaDevice* device) { return CanReach(ordinal, device->ordinal()); });
+        if (!reaches_all) continue;
         CUmemAccessDesc& one = access.emplace_back();
-        one.location = PropertiesOn(device).location;
+        one.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal};
         one.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
       }
       DRIVER_CHECK(Driver().set_access(address_, bytes_, access.data(), access.size()));
