@@ -62,7 +62,7 @@ extern constexpr Strategy<ReduceProblem> kReduceSinglePass = {
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kTreeBlockSize,
-               .grid_size = {1, static_cast<std::uint32_t>(kTreeMaxChunks)}},
+               .grid_size = {1, static_cast<std::uint32_t>(kSinglePassChunks)}},
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,

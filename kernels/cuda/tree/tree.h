@@ -25,19 +25,23 @@ struct TreeLaunch {
 // Block sizes of the strategies: lanes are shared out to whatever threads there are.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
+// Chunks of single_pass at most.
+inline constexpr std::int64_t kSinglePassChunks = 18 * kTreeLanes;
+
 // The tree of single_pass: launch.grid_size chunks. Or as many as `multiprocessors` hold blocks at
 // once, times 7 in long arrays, which evens out what is left when the first blocks end; but no
 // fewer rows than a thread loads at once. On every device no fewer chunks than with no SMs.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
-  constexpr std::int64_t kLeast = 32, kMost = kTreeMaxChunks / 4;
+  constexpr std::int64_t kLeast = 32, kMost = kSinglePassChunks / 4;
   const std::int64_t total = TreeTotalRows(n, size);
   if (launch.grid_size != 0)
     return MakeTree(n, size, std::max<std::int64_t>(1, CeilDiv(total, launch.grid_size)));
   if (total <= 8) return MakeTree(n, size, 8);
   const std::int64_t wave = 4 * std::clamp<std::int64_t>(multiprocessors, kLeast, kMost);
-  const std::int64_t waves = std::clamp<std::int64_t>(
-      total / (wave * kTreeSegmentRows), 1, std::clamp<std::int64_t>(kTreeMaxChunks / wave, 1, 7));
+  const std::int64_t waves =
+      std::clamp<std::int64_t>(total / (wave * kTreeSegmentRows), 1,
+                               std::clamp<std::int64_t>(kSinglePassChunks / wave, 1, 7));
   return MakeTree(n, size, std::max<std::int64_t>(kBatchVectors, CeilDiv(total, waves * wave)));
 }
 
@@ -45,7 +49,7 @@ inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& laun
 // between.
 inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& launch) {
   Tree tree = SinglePassTree(n, size, launch, 0);
-  if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kTreeMaxChunks;
+  if (launch.grid_size == 0 && tree.chunks > 1) tree.chunks = kSinglePassChunks;
   return tree;
 }
 
