@@ -1123,13 +1123,13 @@ class CliTest(CliCase):
         victim = self.folder / "victim"
         victim.write_text("precious")
 
-        def lay_links():  # in the process that becomes the client, whose id is all one can guess
-            for name in (f"out.npy.{os.getpid()}.part", "out.npy.part", ".out.npy.part"):
-                os.symlink(victim, self.folder / name)
-
-        subprocess.run([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "out.npy"],
-                       stdout=subprocess.DEVNULL, cwd=self.folder, timeout=60, check=True,
-                       preexec_fn=lay_links)
+        # The process that becomes the client, whose id is all one can guess, lays them.
+        lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
+                     'ln -s victim "$name" || exit; done; exec "$@"')
+        subprocess.run(["sh", "-c", lay_links, "sh",
+                        OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "out.npy"],
+                       stdout=subprocess.DEVNULL, cwd=self.folder, timeout=60, check=True)
+        self.assertTrue((self.folder / "out.npy.part").is_symlink())
         self.assertEqual(victim.read_text(), "precious")
         out = self.folder / "out.npy"
         self.assertFalse(out.is_symlink())

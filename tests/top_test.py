@@ -363,10 +363,11 @@ class Terminal:
         self.mine, theirs = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(theirs)
+        # setsid, which is then the program, and not preexec_fn: what Python does between fork and
+        # exec may wait for a thread of gRPC, of which the child has none.
         self.process = subprocess.Popen(
-            [CLI, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs,
-            env=environment(**more), start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+            ["setsid", "--ctty", CLI, *map(str, arguments)], stdin=theirs, stdout=theirs,
+            stderr=theirs, env=environment(**more))
         self.theirs = theirs  # kept open, so that what was written can be read in the end
         self.text = b""
 
