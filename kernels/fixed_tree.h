@@ -75,9 +75,10 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 //
 // Short arrays make enough chunks for every multiprocessor to begin at once. In long ones the
 // chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
-// the same memory channels at the same time. The longest, which several GPUs share, make enough for
-// each of eight to have its blocks come and go many times: a last round that is not full counts
-// little.
+// the same memory channels at the same time. The longest, which several GPUs share, make more of
+// them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round takes
+// as long as the others however few are left for it (docs/notebook.md, "Chunks of the longest
+// arrays").
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
   if (total <= 8) return 8;

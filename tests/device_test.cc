@@ -395,48 +395,37 @@ class RoomTest : public testing::Test {
   std::unique_ptr<Stream> large_, other_;
 };
 
-// Products come one behind the other: one that has a block for each SM it is told of, and one whose
-// blocks are more than all SMs take at once. Dots of microseconds go on beside them; without room
-// each waits until a product ends.
+// Products that fill all SMs they find come one behind the other. Dots of microseconds go on beside
+// them; without room each waits until a product ends.
 TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   constexpr int kProducts = 20;
-  constexpr std::int64_t kBytes = 8192 * 8192 * 2, kLength = 4096;
+  constexpr std::int64_t kSide = 8192, kLength = 4096;
   EXPECT_LT(device_->info().multiprocessors, all_);
-  const auto a = *Allocate(*device_, kBytes), c = *Allocate(*device_, kBytes);
+  const auto a = *Allocate(*device_, kSide * kSide * 2), c = *Allocate(*device_, kSide * kSide * 2);
   const auto x = *Allocate(*device_, kLength * 4);
-  ASSERT_TRUE(Zero(*large_, a.data(), kBytes).ok());
+  ASSERT_TRUE(Zero(*large_, a.data(), kSide * kSide * 2).ok());
   ASSERT_TRUE(Zero(*large_, x.data(), kLength * 4).ok());
+  const View matrix = WholeView({DType::kBF16, MakeShape({kSide, kSide})}, a.data());
   const View vector = WholeView({DType::kF32, MakeShape({kLength})}, x.data());
-  struct Product {
-    DType dtype;
-    std::int64_t side;
-    std::string_view strategy;
+  const auto product = [&] {
+    EXPECT_TRUE(BeginRequest(*large_).ok());
+    EXPECT_TRUE(RunMatmul(*large_, matrix, matrix, false, false, DType::kBF16, c.data(), {}).ok());
   };
-  for (const Product& of :
-       {Product{DType::kBF16, 8192, ""}, Product{DType::kF32, 4096, "double_buffered"}}) {
-    const View matrix = WholeView({of.dtype, MakeShape({of.side, of.side})}, a.data());
-    const auto product = [&] {
-      EXPECT_TRUE(BeginRequest(*large_).ok());
-      EXPECT_TRUE(RunMatmul(*large_, matrix, matrix, false, false, of.dtype, c.data(),
-                            {.strategy = of.strategy})
-                      .ok());
-    };
-    const auto dot = [&] {
-      EXPECT_TRUE(BeginRequest(*other_).ok());
-      EXPECT_TRUE(RunDot(*other_, vector, vector, {}).ok());
-    };
-    product();
-    dot();
-    std::atomic<bool> done{false};
-    std::thread flood([&] {
-      for (int i = 0; i < kProducts; ++i) product();
-      done = true;
-    });
-    int dots = 0;
-    for (; !done; ++dots) dot();
-    flood.join();
-    EXPECT_GT(dots, 8 * kProducts) << Name(of.dtype);
-  }
+  const auto dot = [&] {
+    EXPECT_TRUE(BeginRequest(*other_).ok());
+    EXPECT_TRUE(RunDot(*other_, vector, vector, {}).ok());
+  };
+  product();
+  dot();
+  std::atomic<bool> done{false};
+  std::thread flood([&] {
+    for (int i = 0; i < kProducts; ++i) product();
+    done = true;
+  });
+  int dots = 0;
+  for (; !done; ++dots) dot();
+  flood.join();
+  EXPECT_GT(dots, 8 * kProducts);
 }
 
 // Strategies that share their tiles out to all SMs do so alike on both kinds of streams.

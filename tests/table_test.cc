@@ -391,6 +391,12 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_EQ(Chosen(Matmul(DType::kBF16, 4096, 4096, 4096), hopper), "tensor_bf16");
   EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 4096), hopper), "tensor_f16");
   EXPECT_EQ(Chosen(Matmul(DType::kF16, 4096, 4096, 4), hopper), "outer_product");
+  EXPECT_EQ(Chosen(Matmul(DType::kF64, 4096, 4096, 4096), hopper), "ozaki_f64");
+  EXPECT_EQ(Chosen(Matmul(DType::kF64, 2048, 12288, 1024), hopper), "ozaki_f64");
+  for (const MatmulProblem& p :
+       {Matmul(DType::kF64, 2048, 12287, 1024), Matmul(DType::kF64, 2047, 16384, 4096),
+        Matmul(DType::kF64, 16384, 2047, 4096), Matmul(DType::kF64, 16384, 16384, 1023)})
+    EXPECT_NE(Chosen(p, hopper), "ozaki_f64") << p.m << " x " << p.n << " x " << p.k;
 }
 
 // Whatever the trees say: there is a strategy, and it rounds no more than the one that takes all.
@@ -427,7 +433,7 @@ TEST(ChoiceTest, OnWhatIsNotHopper) {
     for (DType dtype : {DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32}) {
       const std::string_view name = Chosen(Matmul(dtype, 4096, 4096, 4096), other);
       EXPECT_NE(name, "none") << Name(dtype) << " on " << compute_capability;
-      for (const char* hopper : {"tensor_f32x3", "tensor_bf16", "tensor_f16"})
+      for (const char* hopper : {"tensor_f32x3", "tensor_bf16", "tensor_f16", "ozaki_f64"})
         EXPECT_NE(name, hopper);
     }
     EXPECT_EQ(Chosen<TopKProblem>({.rows = 3, .n = 5000, .k = 10}, other),
