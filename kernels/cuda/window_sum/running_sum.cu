@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-// Of the results [begin, end), in chunks from first_chunk on; suffixes and out are where those of
-// place 0 would be. From the right (kBackward): suffixes[q] is what of the window at q lies before the
+// Of the results [begin, end), the first of which suffixes and out begin with, in chunks from
+// first_chunk on. From the right (kBackward): suffixes[q] is what of the window at q lies before the
 // end of q's segment, and 0 where the window is the segment. From the left: out = suffix + prefix.
 template <bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads)
@@ -222,11 +222,12 @@ __global__ void __launch_bounds__(kThreads)
     const Wide scanned = cells[c + c / kItems];
     if constexpr (kBackward) {
       const std::int64_t q = positions.Mirrored(true, first + c);
-      if (q >= begin && q < end) suffixes[q] = static_cast<typename F::Acc>(scanned);
+      if (q >= begin && q < end) suffixes[q - begin] = static_cast<typename F::Acc>(scanned);
     } else {
       const std::int64_t i = first + c - (width - 1);
       if (i >= begin && i < end)
-        out[i] = F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[i]), scanned), width);
+        out[i - begin] =
+            F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[i - begin]), scanned), width);
     }
   }
 }
@@ -278,10 +279,10 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
   ScanTotals<<<2, kScanThreads, 0, stream.handle()>>>(positions.width, needed, chunks, totals);
   CUDA_CHECK_LAUNCH(ScanTotals);
   ScanChunks<true><<<blocks(needed.right.begin, needed.right.end), kThreads, 0, stream.handle()>>>(
-      positions, needed.right.begin, begin, end, totals + chunks, suffixes - begin, out - begin);
+      positions, needed.right.begin, begin, end, totals + chunks, suffixes, out);
   CUDA_CHECK_LAUNCH(ScanChunks);
   ScanChunks<false><<<blocks(needed.left.begin, needed.left.end), kThreads, 0, stream.handle()>>>(
-      positions, needed.left.begin, begin, end, totals, suffixes - begin, out - begin);
+      positions, needed.left.begin, begin, end, totals, suffixes, out);
   CUDA_CHECK_LAUNCH(ScanChunks);
 }
 
