@@ -2,8 +2,9 @@
 // the parts of which it has the first byte. A part is a chunk of the fixed tree, an index of the
 // outermost axis of an expression or of what is folded along other axes, a row of which TopK takes the
 // best, an element of a sum of two arrays, some windows, or some rows of a product. What is folded
-// along the outermost axis has no such parts, for each result is made of all shards: each device takes
-// as many columns. What a part is depends on the problem alone, so that any division gives the same bits.
+// along the outermost axis has no such parts, for each result is made of all shards: where it is
+// long, each device folds some of its rows (axis_slabs.h), elsewhere as many columns as the others.
+// What a part is depends on the problem alone, so that any division gives the same bits.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/axis_slabs.h"
 #include "kernels/compute.h"
 #include "kernels/fixed_tree.h"
 #include "kernels/matmul_shares.h"
@@ -44,6 +46,16 @@ inline void* Advanced(void* data, std::int64_t bytes) {
 }
 inline const void* Advanced(const void* data, std::int64_t bytes) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
+}
+
+// Whether the strategy itself launches shares of such a problem, all of them at once.
+template <class Problem>
+bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
+  return strategy.launch_shared != nullptr;
+}
+inline bool LaunchesShares(const ReduceAxesProblem& p,
+                           const Strategy<ReduceAxesProblem>& strategy) {
+  return strategy.launch_shared != nullptr && SlabRows(p) > 0;
 }
 
 // --- Which parts ---
@@ -143,11 +155,17 @@ inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>
 }
 // Whole vectors of any element, and lines of memory.
 inline constexpr std::int64_t kPartColumns = 128;
-inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>&,
+inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>& strategy,
                            const Team&) {
   if (p.x == nullptr) return {};
-  const std::int64_t bytes = p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
+  const std::int64_t row = p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
+  const std::int64_t bytes = p.length * row;
   if (p.outer > 1) return {p.x, bytes, p.outer};
+  if (LaunchesShares(p, strategy)) {
+    // A slab is for who has its middle, so that little of it is elsewhere.
+    const std::int64_t slab = SlabRows(p) * row;
+    return {Advanced(p.x, slab / 2), slab, SlabCount(p)};
+  }
   const std::int64_t parts = (p.inner + kPartColumns - 1) / kPartColumns;
   return {p.x, bytes / parts, parts, /*also_alone=*/false, /*across=*/true};
 }
@@ -319,7 +337,7 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
   }
-  if (strategy.launch_shared != nullptr) {
+  if (LaunchesShares(problem, strategy)) {
     (wide ? strategy.launch_wide_shared : strategy.launch_shared)(problem, shares, own);
   } else if constexpr (requires { PartOf(problem, shares.front()); }) {
     for (const TeamShare& share : shares) {
@@ -345,7 +363,7 @@ bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
                const std::vector<TeamShare>& shares, Stream& own) {
   if (strategy.left_range == nullptr) return false;
   if constexpr (requires { PartOf(problem, TeamShare{}); }) {
-    if (!shares.empty()) {
+    if (!shares.empty() && !LaunchesShares(problem, strategy)) {
       return std::any_of(shares.begin(), shares.end(), [&](const TeamShare& share) {
         return strategy.left_range(PartOf(problem, share), *share.stream);
       });

@@ -254,7 +254,8 @@ struct Strategy {
   void (*launch_wide)(const Problem&, Stream&) = nullptr;
   // The same as launch and launch_wide, shared out among devices that all reach the operands: of Dot
   // and Reduce chunks of the fixed tree, of which the problem's stream, with or without a share,
-  // makes the result; of Matmul rows of c. Shares follow each other from the first part to the last.
+  // makes the result; of Matmul rows of c; of ReduceAxes slabs (kernels/axis_slabs.h), where the
+  // problem has some. Shares follow each other from the first part to the last.
   // The result is there once all streams have been synchronised. Null: one device does all.
   void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
   void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;

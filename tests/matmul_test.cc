@@ -561,6 +561,20 @@ TEST_P(MatmulPartsTest, AllOfC) {
   });
 }
 
+// So many tiles for each block that blocks are kept abreast; on two streams, whose blocks may never
+// all run at once.
+TEST_P(MatmulPartsTest, AllOfCWhereBlocksStayAbreast) {
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
+  if (Watched()) GTEST_SKIP() << "too long for a sanitizer";
+  // One strategy for each main loop.
+  const std::string_view name = GetParam().row.name;
+  if (name != "tensor_bf16" && name != "tensor_f32x3" && name != "tensor_tf32") return;
+  const std::int64_t k = name == "tensor_bf16" ? 24576 : 12288;
+  Dispatch([&]<class T, class O>(T, O) {
+    CheckExactly<T, O>({8704, 8712, k}, /*transpose_a=*/name == "tensor_tf32", true);
+  });
+}
+
 // Builds without CUDA have none of these rows.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulPartsTest);
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulPartsTest,
@@ -805,6 +819,34 @@ TEST(MatmulPieces, QuotientsAreExact) {
     }
     for (int x : numbers) ASSERT_EQ(divisor.Quotient(x), x / value) << x << " / " << value;
   }
+}
+
+// All workers take as many steps abreast, all of them in whole tiles.
+TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
+  int abreast = 0;
+  for (int workers : {1, 3, 66, 132}) {
+    for (int tiles : {workers, 16 * workers, 16 * workers + 1, 17 * workers - 1, 100 * workers - 1}) {
+      for (int k_tiles : {1, 64, 129}) {
+        for (bool share : {false, true}) {
+          const Sharing sharing =
+              share ? ShareTiles(tiles, k_tiles, workers) : WholeTiles(tiles, k_tiles, workers);
+          const int steps = StepsAbreast(sharing, workers);
+          const int of_tile = (k_tiles + kStepKTiles - 1) / kStepKTiles;
+          ASSERT_EQ(steps % of_tile, 0);
+          for (int worker = 0; worker < workers; ++worker) {
+            for (int i = 0; i < steps / of_tile; ++i)
+              ASSERT_EQ(PieceOf(sharing, worker, workers, i).k_tiles, k_tiles)
+                  << worker << " of " << workers << ", " << tiles << " tiles";
+          }
+          abreast += steps;
+        }
+      }
+    }
+  }
+  EXPECT_GT(abreast, 1000);
+  // Those of AllOfCWhereBlocksStayAbreast, in pairs of 128 x 256.
+  EXPECT_GT(StepsAbreast(ShareTiles(34 * 35, 384, 66), 66), 0);
+  EXPECT_EQ(StepsAbreast(WholeTiles(1'000'000'000, 100'000, 132), 132), 0) << "beyond 32 bits";
 }
 
 // Every k-tile of every tile is computed once, all workers have the same to do, and the first part

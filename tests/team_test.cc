@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "kernels/axis_slabs.h"
 #include "kernels/matmul_shares.h"
 #include "tests/kernel_fixture.h"
 
@@ -330,6 +331,173 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
   EXPECT_EQ(std::memcmp(got[0].data(), got[1].data(), got[0].size() * 4), 0);
   for (float sum : got[0]) EXPECT_TRUE(std::isfinite(sum));
 }
+
+// Arrays that are folded along the outermost axis in slabs (kernels/axis_slabs.h), which the CPU's are
+// not: just above a gigabyte. Sums of some columns leave the range of f32, in one slab or between
+// slabs, and come back; the extremes of other columns stand in the rows that are left over.
+class SlabTest : public TeamTest {
+ protected:
+  static constexpr std::int64_t kRows = 400 * kSlabs + 5;
+  static constexpr std::int64_t kColumns = (std::int64_t{1} << 28) / kRows + 130;
+
+  static std::vector<float> Values(std::int64_t columns) {
+    std::vector<float> values = RandomFloats(kRows * columns);
+    const auto at = [&](std::int64_t row, std::int64_t column) -> float& {
+      return values[static_cast<std::size_t>(row * columns + column)];
+    };
+    for (std::int64_t row = 0; row < 40; ++row) {
+      at(row, 1) = row < 20 ? 3e38f : -3e38f;
+      at(row, columns / 2) = 3e38f;
+      at(kRows - 41 + row, columns / 2) = -3e38f;
+    }
+    for (std::int64_t column : {std::int64_t{3}, columns - 1}) {
+      at(kRows - 1, column) = -1000;
+      at(kRows - 3, column) = 1000;
+    }
+    return values;
+  }
+  std::string Run(Stream& stream, const View& x, ReduceOp op, Memory& out, Team* team,
+                  std::size_t devices) {
+    EXPECT_TRUE(Zero(stream, out.data(), out.size()).ok());
+    const absl::StatusOr<Stats> stats =
+        RunReduceAxes(stream, x, op, {0}, out.data(), {.team = team});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    if (!stats.ok()) return "";
+    EXPECT_EQ(stats->devices, static_cast<int>(devices));
+    std::string got(out.size(), '\0');
+    EXPECT_TRUE(CopyToHost(stream, got.data(), out.data(), got.size()).ok());
+    return got;
+  }
+};
+
+// What every column gives, computed in f64 by the definitions.
+struct Columns {
+  std::vector<double> sums, variances, magnitudes;
+  std::vector<float> most;
+  std::vector<std::int64_t> least;  // its row
+
+  Columns(const float* values, std::int64_t rows, std::int64_t columns)
+      : sums(static_cast<std::size_t>(columns)),
+        variances(sums),
+        magnitudes(sums),
+        most(values, values + columns),
+        least(sums.size()) {
+    std::vector<float> lowest = most;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::size_t c = 0; c < sums.size(); ++c) {
+        const float value = values[row * columns + static_cast<std::int64_t>(c)];
+        sums[c] += static_cast<double>(value);
+        magnitudes[c] += std::abs(static_cast<double>(value));
+        most[c] = std::max(most[c], value);
+        if (value < lowest[c]) {
+          lowest[c] = value;
+          least[c] = row;
+        }
+      }
+    }
+    const auto count = static_cast<double>(rows);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::size_t c = 0; c < sums.size(); ++c) {
+        const float value = values[row * columns + static_cast<std::int64_t>(c)];
+        const double deviation = static_cast<double>(value) - sums[c] / count;
+        variances[c] += deviation * deviation / count;
+      }
+    }
+  }
+  // Whether the result of a column is right.
+  bool Accepts(ReduceOp op, std::size_t c, const std::string& got) const {
+    float value = 0;
+    std::memcpy(&value, &got[c * sizeof value], sizeof value);
+    const auto wide = static_cast<double>(value);
+    switch (op) {
+      case ReduceOp::kSum: {
+        // Chains of at most 64 additions in f32, or, where those leave the range, in f64.
+        const double unit = magnitudes[c] > 1e38 ? 0x1p-46 : 64 * 0x1p-24;
+        return std::abs(wide - sums[c]) <= unit * magnitudes[c] + 0x1p-24 * std::abs(sums[c]);
+      }
+      case ReduceOp::kVariance:  // of values around 3e38 it is no f32
+        return variances[c] > 1e60 ? std::isinf(value)
+                                   : std::abs(wide - variances[c]) <= 1e-6 * variances[c];
+      case ReduceOp::kMax:
+        return value == most[c];
+      default: {  // kArgMin
+        std::int64_t index = 0;
+        std::memcpy(&index, &got[c * sizeof index], sizeof index);
+        return index == least[c];
+      }
+    }
+  }
+};
+
+TEST_P(SlabTest, TheBitsOfOneDeviceAndWhatTheyShouldBe) {
+  if (Watched()) GTEST_SKIP() << "too large for a sanitizer";
+  // Rows of whole vectors, and others that no vector is aligned with.
+  for (const std::int64_t offset : {0, 1}) {
+    const std::int64_t columns = kColumns / 4 * 4 + offset;
+    std::vector<float> values = Values(columns);
+    const Columns want(values.data(), kRows, columns);
+    values.insert(values.begin(), static_cast<std::size_t>(offset), 7.f);
+    const std::uint64_t bytes = values.size() * sizeof(float);
+    for (std::size_t count : {std::size_t{2}, std::size_t{3}, devices_.size()}) {
+      if (count > devices_.size()) continue;
+      ShardedArray array(devices_, streams_, count, bytes);
+      Stream& stream = *streams_[offset == 0 ? 0 : count - 1];
+      ASSERT_TRUE(BeginRequest(stream).ok());
+      ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+      const View x =
+          ViewOf(static_cast<const float*>(array.data()) + offset, {kRows, columns});
+      auto out = Allocate(stream.device(), static_cast<std::size_t>(columns) * 8);
+      ASSERT_TRUE(out.ok());
+      for (ReduceOp op :
+           {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
+        SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op))));
+        const std::string alone = Run(stream, x, op, *out, nullptr, 1);
+        EXPECT_TRUE(Run(stream, x, op, *out, &array, count) == alone);
+        std::int64_t wrong = 0;
+        for (std::size_t c = 0; c < want.sums.size(); ++c) wrong += !want.Accepts(op, c, alone);
+        EXPECT_EQ(wrong, 0);
+      }
+      // The same bytes as other types, and rows that are all in whole slabs.
+      for (const auto& [dtype, op] :
+           {std::pair(DType::kI32, ReduceOp::kMean), std::pair(DType::kI32, ReduceOp::kSum),
+            std::pair(DType::kF64, ReduceOp::kSum), std::pair(DType::kF64, ReduceOp::kVariance)}) {
+        SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op)), Absl(Name(dtype))));
+        if (dtype == DType::kF64 && offset != 0) continue;
+        const std::int64_t size = static_cast<std::int64_t>(SizeOf(dtype)) / 4;
+        const View other = WholeView(
+            {dtype, MakeShape({kRows / kSlabs * kSlabs, columns / size})}, x.data);
+        const std::string alone = Run(stream, other, op, *out, nullptr, 1);
+        EXPECT_TRUE(Run(stream, other, op, *out, &array, count) == alone);
+      }
+    }
+  }
+}
+
+TEST_P(SlabTest, AloneWhereAnotherHasNoRoom) {
+  if (Watched()) GTEST_SKIP() << "too large for a sanitizer";
+  const std::vector<float> values = Values(kColumns);
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  ShardedArray array(devices_, streams_, 2, bytes);
+  Budget plenty(std::uint64_t{1} << 30), little(1 << 20);
+  Stream& stream = *streams_[0];
+  stream.SetScratchBudget(&plenty);
+  std::string got[2];
+  for (bool room : {false, true}) {
+    streams_[1]->SetScratchBudget(room ? &plenty : &little);
+    ASSERT_TRUE(BeginRequest(stream).ok());
+    ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
+    auto out = Allocate(stream.device(), static_cast<std::size_t>(kColumns) * 4);
+    ASSERT_TRUE(out.ok());
+    got[room] = Run(stream, ViewOf(array.data(), {kRows, kColumns}), ReduceOp::kSum, *out, &array,
+                    room ? 2 : 1);
+    for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
+  }
+  EXPECT_TRUE(got[0] == got[1]);
+  for (const auto& each : streams_) each->SetScratchBudget(nullptr);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda),
+                         [](const auto& param) { return std::string(Name(param.param)); });
 
 // (x - row) * x of a matrix and one of its rows.
 TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {

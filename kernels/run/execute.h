@@ -270,6 +270,10 @@ struct WholeLaunch {
                   const Team& team) const {
     return DivisionOf(problem, strategy, team);
   }
+  std::uint64_t ShareBytes(const ReduceAxesProblem& problem,
+                           const Strategy<ReduceAxesProblem>& strategy) const {
+    return LaunchesShares(problem, strategy) ? strategy.scratch(problem) : 0;
+  }
   void operator()(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) const {
     for (const Operand& operand : operands) {
       if (stream.stopped()) return;
@@ -321,8 +325,8 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 // time includes. What else it may have: Account(strategy, stats) for what it costs beside the
 // strategy, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy)
 // where Strategy::launch_wide alone does not do it, LaunchShare (kernels/share_out.h), and
-// ShareBytes(strategy), the scratch memory that a share takes: the stream works alone where another
-// device has less.
+// ShareBytes(problem, strategy), the scratch memory that a share takes at most: the stream works
+// alone where another device has less.
 template <class Problem, class Place, class Work>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               const Place& place, const Work& work) {
@@ -355,9 +359,9 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
         ShareOut(*options.team, work.Divide(problem, **strategy, *options.team), stream);
     if (!found.ok()) return found.status();
     shares = *std::move(found);
-    if constexpr (requires { work.ShareBytes(**strategy); }) {
+    if constexpr (requires { work.ShareBytes(problem, **strategy); }) {
       // The bits are the same alone.
-      const std::uint64_t bytes = work.ShareBytes(**strategy);
+      const std::uint64_t bytes = work.ShareBytes(problem, **strategy);
       const auto lacks_room = [&](const TeamShare& share) {
         const Budget* budget = share.stream->scratch_budget();
         return share.stream != &stream && budget != nullptr && budget->free() < bytes;

@@ -81,7 +81,8 @@ struct FoldMapAxes {
     return static_cast<std::uint64_t>(rows() * row()) * SizeOf(map.dtype);
   }
   // Of scratch memory, on each device that has a share.
-  std::uint64_t ShareBytes(const Strategy<ReduceAxesProblem>& strategy) const {
+  std::uint64_t ShareBytes(const ReduceAxesProblem&,
+                           const Strategy<ReduceAxesProblem>& strategy) const {
     return CopyBytes(stream, strategy);
   }
   double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }

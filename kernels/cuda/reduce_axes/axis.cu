@@ -20,8 +20,12 @@
 // thread takes more. Few outputs would leave the chip idle: there the axis is cut into segments, a
 // block each. A block leaves the values of its segment in device memory and counts itself on a
 // ticket of its outputs; whoever counts last folds all the segments, in index order, and sets the
-// ticket back. One launch in every case, and no atomics on values. The cut depends on the shape and
-// the element's size alone: the same input gives the same bits, on every GPU.
+// ticket back. So one launch does all of it, and there are no atomics on values. The cut depends on
+// the shape and the element's size alone: the same input gives the same bits, on every GPU.
+//
+// Along the outermost axis of more than 1 GiB that launch folds slabs of rows to partial results, and
+// a second one those (kernels/axis_slabs.h): where several GPUs have the array, each of them folds
+// the slabs that it has.
 //
 // Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
 // rows, with 2 vectors a thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
@@ -36,6 +40,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/axis_slabs.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/vectors.cuh"
 
@@ -80,7 +85,8 @@ struct Plan {
   std::int64_t segments;
 };
 
-Plan MakePlan(const ReduceAxesProblem& p) {
+// outer: how many values of outer the plan is made for, whatever number a launch has.
+Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
   Plan plan{};
   const std::int64_t inner = std::max(p.inner, p.inner_of_all);
@@ -90,7 +96,6 @@ Plan MakePlan(const ReduceAxesProblem& p) {
   // Vectors a thread: a short row is read by few lanes, each of which takes several vectors of it;
   // a column by one thread, as long as that leaves it work for two batches of loads.
   const std::int64_t most = !plan.rows ? 2 * kVectorsInFlight : steps <= 128 ? 4 : kVectorsInFlight;
-  const std::int64_t outer = std::max(p.outer, p.outer_of_all);
   const std::int64_t all = outer * columns * steps;
   const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
   const int column_bits = std::min(CeilLog2(columns), kBlockBits);
@@ -118,6 +123,12 @@ Plan MakePlan(const ReduceAxesProblem& p) {
       std::max<std::int64_t>(1, CeilDiv(p.length, std::max<std::int64_t>(1, plan.segment)));
   return plan;
 }
+
+Plan MakePlan(const ReduceAxesProblem& p) {
+  return MakePlan(p, std::max(p.outer, p.outer_of_all));
+}
+// Of slabs: enough segments for eight GPUs, each of which has an eighth of the slabs.
+Plan MakeSlabPlan(const ReduceAxesProblem& slabs) { return MakePlan(slabs, kSlabs / 8); }
 
 // Folds values[0, used) of the threads that differ in their position along the axis into those of
 // position 0. cells: kBlock / 2 * kCount in shared memory. Every thread of the block calls it.
@@ -182,21 +193,34 @@ inline constexpr bool kIsWide = false;
 template <class F, class T>
 inline constexpr bool kIsWide<WideFold<F, T>> = true;
 
-// Whether F adds up in f32 what may leave its range, which a chain of f16 does not.
-template <class F, class T>
-inline constexpr bool kMayLeaveRange =
-    std::is_same_v<typename F::Acc, float> && !F::kOrdering && !std::is_same_v<T, Half>;
+// F, whose results are values that others are yet to be folded with.
+template <class F>
+struct PartialFold : F {
+  using Out = typename F::Wide;
+  __device__ static Out FinishAxis(typename F::Wide value, std::int64_t) { return value; }
+};
+template <class F>
+inline constexpr bool kIsPartial = false;
+template <class F>
+inline constexpr bool kIsPartial<PartialFold<F>> = true;
+template <class F>
+inline constexpr bool kIsWide<PartialFold<F>> = kIsWide<F>;
+
+// Whether a result is looked at for having left the range. What has become of partial results shows
+// in the results.
+template <class F>
+inline constexpr bool kMayLeaveRange = kMayLeaveF32<F> && !kIsPartial<F>;
 
 // The value of one output. A sum that is not finite is marked, for the host to launch the kernel
 // once more with WideFold, and holds its place with a NaN: that launch stores where it finds one,
 // so that no output depends on what became of others.
-template <class F, class T>
+template <class F>
 __device__ void Store(typename F::Wide value, std::int64_t length, typename F::Out& out,
                       [[maybe_unused]] Scalar* mark) {
-  if constexpr (kIsWide<F>) {
+  if constexpr (kIsWide<F> && !kIsPartial<F>) {
     const auto before = static_cast<float>(out);
     if (before == before) return;
-  } else if constexpr (kMayLeaveRange<F, T>) {
+  } else if constexpr (kMayLeaveRange<F>) {
     if (!isfinite(value)) {
       mark->integer = 1;
       value = std::numeric_limits<double>::quiet_NaN();
@@ -287,12 +311,12 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
         reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
       All results;
 #pragma unroll
-      for (int v = 0; v < kWide; ++v) Store<F, T>(values[v], length, results.values[v], mark);
+      for (int v = 0; v < kWide; ++v) Store<F>(values[v], length, results.values[v], mark);
       *reinterpret_cast<All*>(to) = results;
     } else {
 #pragma unroll
       for (int v = 0; v < kWide; ++v)
-        if (v < outputs) Store<F, T>(values[v], length, to[v], mark);
+        if (v < outputs) Store<F>(values[v], length, to[v], mark);
     }
     return;
   }
@@ -321,13 +345,27 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
       [=](std::int64_t s) { return LoadShared(partials + (s << tile_bits) + output); })};
   FoldHeight<F>(value, tile_bits, kBlockBits - tile_bits, cells);
   if (thread == output && tile_column + output < inner)
-    Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
+    Store<F>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
+// The whole slabs of p, and the rows that are left behind them, as problems.
+ReduceAxesProblem Slabs(const ReduceAxesProblem& p) {
+  ReduceAxesProblem slabs = p;
+  slabs.outer = kSlabs;
+  slabs.length = SlabRows(p);
+  return slabs;
+}
+ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
+  ReduceAxesProblem rest = p;
+  rest.outer_of_all = 2;  // one that is not cut into slabs
+  rest.length = p.length % kSlabs;
+  return rest;
+}
+
+// All of p in one launch.
 template <class F, class T>
-void Run(const ReduceAxesProblem& p, CudaStream& stream) {
+void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream) {
   using Wide = typename F::Wide;
-  const Plan plan = MakePlan(p);
   const std::int64_t pitch = std::max(p.inner, p.inner_of_all);
   Wide* partials = nullptr;
   std::uint32_t* tickets = nullptr;
@@ -356,7 +394,84 @@ void Run(const ReduceAxesProblem& p, CudaStream& stream) {
   CUDA_CHECK_LAUNCH(FoldAxis);
 }
 
-// Steps in Fold::Wide that follow a thread's chains.
+// Folds the partial results of `slabs` slabs, each of so many rows, to results. A thread for each.
+template <class F, class T>
+__global__ void __launch_bounds__(kBlock)
+    FoldSlabs(const typename F::Wide* partials, std::int64_t slabs, std::int64_t rows,
+              std::int64_t length, std::int64_t inner, typename F::Out* out, Scalar* mark) {
+  const std::int64_t column = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (column >= inner) return;
+  typename F::Wide value = partials[column];
+#pragma unroll 4
+  for (std::int64_t slab = 1; slab < slabs; ++slab) {
+    typename F::Wide next = partials[slab * inner + column];
+    if constexpr (F::kArg) next.index += slab * rows;
+    value = F::Combine(value, next);
+  }
+  Store<F>(value, length, out[column], mark);
+}
+
+// Slabs [first, end), whose partial results begin at partials.
+template <class F, class T>
+void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t end,
+                 typename F::Wide* partials, CudaStream& stream) {
+  const std::int64_t whole = std::min(end, kSlabs);
+  if (first < whole) {
+    ReduceAxesProblem slabs = Slabs(p);
+    slabs.outer = whole - first;
+    slabs.x = static_cast<const T*>(p.x) + first * slabs.length * p.inner;
+    slabs.out = partials;
+    LaunchFold<PartialFold<F>, T>(slabs, MakeSlabPlan(slabs), stream);
+  }
+  if (end > kSlabs) {
+    ReduceAxesProblem rest = Rest(p);
+    rest.x = static_cast<const T*>(p.x) + (p.length - rest.length) * p.inner;
+    rest.out = partials + (kSlabs - first) * p.inner;
+    LaunchFold<PartialFold<F>, T>(rest, MakePlan(rest), stream);
+  }
+}
+
+// shares: of slabs; empty where the stream folds all.
+template <class F, class T>
+void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& own) {
+  using Wide = typename F::Wide;
+  const std::int64_t slabs = SlabCount(p);
+  const auto bytes = [&](std::int64_t count) {
+    return static_cast<std::size_t>(count * p.inner) * sizeof(Wide);
+  };
+  auto* const partials = static_cast<Wide*>(own.Scratch(bytes(slabs)));
+  if (shares.empty()) LaunchSlabs<F, T>(p, 0, slabs, partials, own);
+  for (const TeamShare& share : shares) {
+    OnDeviceOf(*share.stream, [&] {
+      CudaStream& stream = Cuda(*share.stream);
+      Wide* const from_first = partials + share.first * p.inner;
+      if (&stream == &own) return LaunchSlabs<F, T>(p, share.first, share.end, from_first, own);
+      const std::size_t size = bytes(share.end - share.first);
+      auto* const here = static_cast<Wide*>(stream.Scratch(size));
+      LaunchSlabs<F, T>(p, share.first, share.end, here, stream);
+      stream.CopyToPeer(own, from_first, here, size);
+    });
+  }
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) own.WaitFor(*share.stream);
+  }
+  const auto blocks = static_cast<unsigned>(CeilDiv(p.inner, kBlock));
+  FoldSlabs<F, T><<<blocks, kBlock, 0, Cuda(own).handle()>>>(
+      partials, slabs, SlabRows(p), p.length, p.inner, static_cast<typename F::Out*>(p.out),
+      own.result());
+  CUDA_CHECK_LAUNCH(FoldSlabs);
+}
+
+template <class F, class T>
+void Run(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& stream) {
+  if (SlabRows(p) > 0) {
+    RunSlabs<F, T>(p, shares, stream);
+  } else {
+    LaunchFold<F, T>(p, MakePlan(p), stream);
+  }
+}
+
+// Steps in Fold::Wide that follow a thread's chains, in one launch.
 std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
   // A thread folds at most all segments of an output, then others fold with it.
@@ -364,43 +479,71 @@ std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   return steps;
 }
 
+// What the bound and the cost of a problem are made of.
+struct Steps {
+  std::int64_t chain;  // in Fold::Acc, of a thread
+  std::int64_t wide;   // in Fold::Wide, behind those
+};
+Steps StepsOf(const ReduceAxesProblem& p) {
+  const auto of = [](const ReduceAxesProblem& launch, const Plan& plan) {
+    return Steps{plan.steps, WideSteps(launch, plan)};
+  };
+  if (SlabRows(p) == 0) return of(p, MakePlan(p));
+  const Steps slabs = of(Slabs(p), MakeSlabPlan(Slabs(p))), rest = of(Rest(p), MakePlan(Rest(p)));
+  return {std::max(slabs.chain, rest.chain), std::max(slabs.wide, rest.wide) + SlabCount(p)};
+}
+
+std::uint64_t Scratch(const ReduceAxesProblem& p) {
+  if (SlabRows(p) == 0) return 0;
+  return static_cast<std::uint64_t>(SlabCount(p) * p.inner * PartialBytes(p.op, p.dtype));
+}
+
 double Roundoff(const ReduceAxesProblem& p) {
-  const Plan plan = MakePlan(p);
+  const Steps steps = StepsOf(p);
   return ReduceRoundoff(p.op, p.dtype, p.length,
-                        {std::min<std::int64_t>(plan.steps, kMaxChain), WideSteps(p, plan)});
+                        {std::min<std::int64_t>(steps.chain, kMaxChain), steps.wide});
 }
 
 Cost CostOf(const ReduceAxesProblem& p) {
-  const Plan plan = MakePlan(p);
+  const bool cut = SlabRows(p) > 0;
+  const Plan plan = cut ? MakeSlabPlan(Slabs(p)) : MakePlan(p);
   const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
   const auto elements = outputs * static_cast<std::uint64_t>(p.length);
   const auto segments = static_cast<std::uint64_t>(plan.segments);
+  const std::uint64_t wide = WideBytes(p.op, p.dtype);
+  const std::uint64_t partials =
+      cut ? static_cast<std::uint64_t>(SlabCount(p) * p.inner) : outputs;
+  const Steps steps = StepsOf(p);
   return {.bytes = elements * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)) +
-                   (segments > 1 ? 2 * segments * outputs * WideBytes(p.op, p.dtype) : 0),
+                   (segments > 1 ? 2 * segments * partials * wide : 0) +
+                   (cut ? 2 * partials * wide : 0),
           .flops = elements,
           .atomics = segments > 1 ? segments : 0,
-          .depth = static_cast<std::uint64_t>(plan.steps + WideSteps(p, plan))};
+          .depth = static_cast<std::uint64_t>(steps.chain + steps.wide)};
 }
 
-void Enqueue(const ReduceAxesProblem& p, Stream& stream) {
+void EnqueueShared(const ReduceAxesProblem& p, std::span<const TeamShare> shares, Stream& stream) {
   if (!p.continues) stream.result()->integer = 0;
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, Cuda(stream)); });
+    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, shares, Cuda(stream)); });
   });
 }
+void Enqueue(const ReduceAxesProblem& p, Stream& stream) { EnqueueShared(p, {}, stream); }
 
 bool LeftRange(const ReduceAxesProblem&, Stream& stream) { return stream.result()->integer != 0; }
 
-void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
+void EnqueueWideShared(const ReduceAxesProblem& p, std::span<const TeamShare> shares,
+                       Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     DispatchOp(p.op, [&](auto op) {
       using F = Fold<op(), T>;
-      if constexpr (kMayLeaveRange<F, T>) Run<WideFold<F, T>, T>(p, Cuda(stream));
+      if constexpr (kMayLeaveRange<F>) Run<WideFold<F, T>, T>(p, shares, Cuda(stream));
     });
   });
 }
+void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) { EnqueueWideShared(p, {}, stream); }
 
 }  // namespace
 
@@ -417,6 +560,9 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .launch = Enqueue,
     .left_range = LeftRange,
     .launch_wide = EnqueueWide,
+    .launch_shared = EnqueueShared,
+    .launch_wide_shared = EnqueueWideShared,
+    .scratch = Scratch,
 };
 
 }  // namespace tessera

@@ -218,16 +218,18 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();  // the chunk is scanned
 
+  // Places count from the first result that is wanted, so that one comparison tells whether theirs is.
+  const std::int64_t place_of_first =
+      kBackward ? positions.Mirrored(true, first) - begin : first - (width - 1) - begin;
+  const auto places = static_cast<std::uint64_t>(end - begin);
   for (int c = thread; c < kChunk; c += kThreads) {
     const Wide scanned = cells[c + c / kItems];
+    const std::int64_t place = kBackward ? place_of_first - c : place_of_first + c;
+    if (static_cast<std::uint64_t>(place) >= places) continue;
     if constexpr (kBackward) {
-      const std::int64_t q = positions.Mirrored(true, first + c);
-      if (q >= begin && q < end) suffixes[q - begin] = static_cast<typename F::Acc>(scanned);
+      suffixes[place] = static_cast<typename F::Acc>(scanned);
     } else {
-      const std::int64_t i = first + c - (width - 1);
-      if (i >= begin && i < end)
-        out[i - begin] =
-            F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[i - begin]), scanned), width);
+      out[place] = F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[place]), scanned), width);
     }
   }
 }

@@ -90,11 +90,13 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   if (warpgroup == C::kConsumers) {
     if constexpr (C::kConsumers > 1) GiveRegistersBack<40>();
     if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
+      Abreast abreast(work.steps_of_all, work.steps);
       for (int i = 1; piece.k_tiles != 0; ++i) {
-        FetchKTiles<C, kMnA, kMnB>(a_map, b_map, work, place, rank, pipeline);
+        FetchKTiles<C, kMnA, kMnB>(a_map, b_map, work, place, rank, abreast, pipeline);
         piece = PieceOf(work.sharing, cluster, clusters, i);
         place = TensorPlace(work, piece);
       }
+      abreast.Leave();
       AllowNextKernel();
     } else if (work.sharing.shared != 0) {
       const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / kWarpSize;
@@ -230,6 +232,8 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
       std::min<std::int64_t>(stream.device().info().multiprocessors / C::kCluster, pieces);
   work.sharing = plan.shares ? ShareTiles(pieces, split_k_tiles, clusters)
                              : WholeTiles(pieces, split_k_tiles, clusters);
+  work.steps = StepsAbreast(work.sharing, clusters);
+  work.steps_of_all = stream.Tickets() + CudaStream::kTickets - 1;
   if (work.sharing.shared != 0) {
     work.partials = static_cast<float*>(stream.Scratch(
         static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));

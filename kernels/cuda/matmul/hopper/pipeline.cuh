@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/matmul/hopper/abreast.cuh"
 #include "kernels/cuda/matmul/hopper/tile.cuh"
 
 namespace tessera {
@@ -58,7 +59,7 @@ class TensorPipeline {
 template <class C, bool kMnA, bool kMnB>
 __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
                             const TensorWork& work, const TensorPlace& place, int rank,
-                            TensorPipeline<C>& pipeline) {
+                            Abreast& abreast, TensorPipeline<C>& pipeline) {
   constexpr int kWidthA = C::BoxWidth(kMnA), kWidthB = C::BoxWidth(kMnB);
   constexpr int kBytesA = C::BoxBytes(kMnA), kBytesB = C::BoxBytes(kMnB);
   constexpr int kBoxesA = C::kRows / kWidthA, kBoxesB = C::kColumns / kWidthB;
@@ -79,6 +80,7 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
     for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
+      if (k_tile % kStepKTiles == 0) abreast.Step();
       const int k = ((C::kBatch ? 0 : place.first_k_tile) + k_tile) * C::kDepth;
       pipeline.WaitUntilEmpty();
       BarrierExpect(pipeline.full(), bytes);

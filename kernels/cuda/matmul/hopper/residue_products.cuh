@@ -97,9 +97,12 @@ __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(Byt
   if (warpgroup == C::kConsumers) {
     GiveRegistersBack<40>();
     if (threadIdx.x == C::kConsumers * C::kWarpgroup) {
+      Abreast alone;
       Piece piece = piece_of(0);
-      for (int i = 1; piece.k_tiles != 0; piece = piece_of(i++))
-        FetchKTiles<C, false, false>(a_map, b_map, work, TensorPlace(work, piece), rank, pipeline);
+      for (int i = 1; piece.k_tiles != 0; piece = piece_of(i++)) {
+        FetchKTiles<C, false, false>(a_map, b_map, work, TensorPlace(work, piece), rank, alone,
+                                     pipeline);
+      }
     }
   } else {
     TakeRegisters<232>();

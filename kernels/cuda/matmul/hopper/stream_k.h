@@ -15,6 +15,8 @@
 // tiles come first, since workers that are at the same steps along k find each other's operands in
 // the L2, and those that begin with parts of different lengths no longer are: 8192 x 8192 x 8192 in
 // bf16 took 1.53 ms with first parts first, 1.34 like this.
+//
+// Over many long tiles they drift apart all the same, and are kept abreast: StepsAbreast.
 #pragma once
 
 #include <cstdint>
@@ -108,6 +110,19 @@ TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers,
   if (whole + i == end_tile && after_begin != 0)
     return {begin_tile, after_begin, k_tiles - after_begin, false, true};
   return {};
+}
+
+// Steps that workers take abreast (abreast.cuh), of kStepKTiles k-tiles each: all whole tiles that
+// every worker has before some are shared, or none where those are too few for workers to drift
+// apart.
+inline constexpr int kStepKTiles = 16;
+inline constexpr std::int64_t kLeastSteps = 400;
+inline int StepsAbreast(const Sharing& sharing, std::int64_t workers) {
+  const std::int64_t whole = sharing.shared != 0 ? sharing.rounds : sharing.tiles / workers;
+  const std::int64_t steps = whole * ((sharing.k_tiles + kStepKTiles - 1) / kStepKTiles);
+  // The steps of all blocks, and one more of each, are counted in 32 bits.
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / (4 * workers);
+  return steps < kLeastSteps || steps > most ? 0 : static_cast<int>(steps);
 }
 
 }  // namespace tessera

@@ -79,6 +79,8 @@ struct TensorWork {
   int k_tiles;                    // along k
   float* partials;                // [blocks, kRows * kColumns], see PassMessages
   std::uint32_t* written;         // [blocks, kConsumers], whether they are; zero before and after
+  int steps;                      // that every block takes abreast of the others, see abreast.cuh
+  std::uint32_t* steps_of_all;    // their counter
   bool floats;                    // results leave as f32, otherwise as T
   unsigned* nonfinite;  // of several parts: set when an element of c is an infinity or NaN
 };

@@ -1,0 +1,63 @@
+// How a long reduction along the outermost axis is cut for several devices: into slabs of rows, of
+// which each device folds some to a partial result for every column. The device of the request folds
+// those of all slabs, from first to last:
+//
+//     x [length, inner]           partials [slabs, inner]      out [inner]
+//     rows   0 .. r - 1      ->   slab 0                 \
+//     rows   r .. 2 r - 1    ->   slab 1                  |->
+//     ..                          ..                      |
+//     rows that are left     ->   the last slab          /
+//
+// A device reads the rows that it has, but for half a slab at either end, and partial results are
+// what travels. Cutting columns instead would have each device read most of its columns from the
+// others. The slabs depend on the problem alone, so that any division of them has the same bits, that
+// of one device too.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/reduction.h"
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// A number that 2, 3, 4, 6 and 8 devices divide evenly.
+inline constexpr std::int64_t kSlabs = 24;
+// Bytes of an array that is worth a second launch.
+inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
+// What partial results take is at most the array's size divided by this: little to pass on, and
+// within the default --scratch-limit wherever the array fits.
+inline constexpr std::int64_t kArrayOverPartials = 64;
+
+// Whether F adds up in f32 what may leave its range, which a chain of f16 does not.
+template <class F>
+inline constexpr bool kMayLeaveF32 = std::is_same_v<typename F::Acc, float> && !F::kOrdering &&
+                                     !std::is_same_v<typename F::Element, Half>;
+
+// Bytes of a column's partial result of a slab; twice that where both launches make one.
+inline std::int64_t PartialBytes(ReduceOp op, DType dtype) {
+  return DispatchOp(op, [&](auto o) {
+    return DispatchDType(dtype, [](auto t) -> std::int64_t {
+      using F = Fold<decltype(o)::value, decltype(t)>;
+      return (kMayLeaveF32<F> ? 2 : 1) * static_cast<std::int64_t>(sizeof(typename F::Wide));
+    });
+  });
+}
+
+// Rows of a slab; 0: the problem is not cut. Behind kSlabs slabs of so many rows may come one of
+// those that are left.
+inline std::int64_t SlabRows(const ReduceAxesProblem& p) {
+  if (std::max(p.outer, p.outer_of_all) != 1 || p.inner_of_all != 0 || p.inner < 2) return 0;
+  const std::int64_t column = p.length * static_cast<std::int64_t>(SizeOf(p.dtype));
+  const bool large = column > kLeastSlabbedBytes / p.inner;
+  const std::int64_t partials = (kSlabs + 1) * PartialBytes(p.op, p.dtype);
+  return large && partials <= column / kArrayOverPartials ? p.length / kSlabs : 0;
+}
+// REQUIRES: SlabRows(p) > 0.
+inline std::int64_t SlabCount(const ReduceAxesProblem& p) {
+  return kSlabs + (p.length % kSlabs != 0);
+}
+
+}  // namespace tessera
