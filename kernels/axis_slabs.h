@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/reduction.h"
 #include "kernels/strategy.h"
@@ -31,17 +30,12 @@ inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
 // within the default --scratch-limit wherever the array fits.
 inline constexpr std::int64_t kArrayOverPartials = 64;
 
-// Whether F adds up in f32 what may leave its range, which a chain of f16 does not.
-template <class F>
-inline constexpr bool kMayLeaveF32 = std::is_same_v<typename F::Acc, float> && !F::kOrdering &&
-                                     !std::is_same_v<typename F::Element, Half>;
-
-// Bytes of a column's partial result of a slab; twice that where both launches make one.
+// Bytes of a partial result.
 inline std::int64_t PartialBytes(ReduceOp op, DType dtype) {
   return DispatchOp(op, [&](auto o) {
-    return DispatchDType(dtype, [](auto t) -> std::int64_t {
-      using F = Fold<decltype(o)::value, decltype(t)>;
-      return (kMayLeaveF32<F> ? 2 : 1) * static_cast<std::int64_t>(sizeof(typename F::Wide));
+    return DispatchDType(dtype, [](auto t) {
+      return static_cast<std::int64_t>(
+          sizeof(typename Fold<decltype(o)::value, decltype(t)>::Wide));
     });
   });
 }

@@ -825,7 +825,8 @@ TEST(MatmulPieces, QuotientsAreExact) {
 TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
   int abreast = 0;
   for (int workers : {1, 3, 66, 132}) {
-    for (int tiles : {workers, 16 * workers, 16 * workers + 1, 17 * workers - 1, 100 * workers - 1}) {
+    for (int tiles :
+         {workers, 16 * workers, 16 * workers + 1, 17 * workers - 1, 100 * workers - 1}) {
       for (int k_tiles : {1, 64, 129}) {
         for (bool share : {false, true}) {
           const Sharing sharing =

@@ -444,12 +444,10 @@ TEST_P(SlabTest, TheBitsOfOneDeviceAndWhatTheyShouldBe) {
       Stream& stream = *streams_[offset == 0 ? 0 : count - 1];
       ASSERT_TRUE(BeginRequest(stream).ok());
       ASSERT_TRUE(CopyToDevice(stream, array.memory(), values.data(), bytes).ok());
-      const View x =
-          ViewOf(static_cast<const float*>(array.data()) + offset, {kRows, columns});
+      const View x = ViewOf(static_cast<const float*>(array.data()) + offset, {kRows, columns});
       auto out = Allocate(stream.device(), static_cast<std::size_t>(columns) * 8);
       ASSERT_TRUE(out.ok());
-      for (ReduceOp op :
-           {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance, ReduceOp::kArgMin, ReduceOp::kMax}) {
         SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op))));
         const std::string alone = Run(stream, x, op, *out, nullptr, 1);
         EXPECT_TRUE(Run(stream, x, op, *out, &array, count) == alone);
@@ -464,8 +462,8 @@ TEST_P(SlabTest, TheBitsOfOneDeviceAndWhatTheyShouldBe) {
         SCOPED_TRACE(absl::StrCat(offset, " ", count, " ", Absl(Name(op)), Absl(Name(dtype))));
         if (dtype == DType::kF64 && offset != 0) continue;
         const std::int64_t size = static_cast<std::int64_t>(SizeOf(dtype)) / 4;
-        const View other = WholeView(
-            {dtype, MakeShape({kRows / kSlabs * kSlabs, columns / size})}, x.data);
+        const View other =
+            WholeView({dtype, MakeShape({kRows / kSlabs * kSlabs, columns / size})}, x.data);
         const std::string alone = Run(stream, other, op, *out, nullptr, 1);
         EXPECT_TRUE(Run(stream, other, op, *out, &array, count) == alone);
       }

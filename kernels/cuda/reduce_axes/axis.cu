@@ -124,9 +124,7 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer) {
   return plan;
 }
 
-Plan MakePlan(const ReduceAxesProblem& p) {
-  return MakePlan(p, std::max(p.outer, p.outer_of_all));
-}
+Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
 // Of slabs: enough segments for eight GPUs, each of which has an eighth of the slabs.
 Plan MakeSlabPlan(const ReduceAxesProblem& slabs) { return MakePlan(slabs, kSlabs / 8); }
 
@@ -203,24 +201,23 @@ template <class F>
 inline constexpr bool kIsPartial = false;
 template <class F>
 inline constexpr bool kIsPartial<PartialFold<F>> = true;
-template <class F>
-inline constexpr bool kIsWide<PartialFold<F>> = kIsWide<F>;
 
-// Whether a result is looked at for having left the range. What has become of partial results shows
-// in the results.
-template <class F>
-inline constexpr bool kMayLeaveRange = kMayLeaveF32<F> && !kIsPartial<F>;
+// Whether F adds up in f32 what may leave its range, which a chain of f16 does not. What has become
+// of partial results shows in the results.
+template <class F, class T>
+inline constexpr bool kMayLeaveRange = std::is_same_v<typename F::Acc, float> && !F::kOrdering &&
+                                       !std::is_same_v<T, Half> && !kIsPartial<F>;
 
 // The value of one output. A sum that is not finite is marked, for the host to launch the kernel
 // once more with WideFold, and holds its place with a NaN: that launch stores where it finds one,
 // so that no output depends on what became of others.
-template <class F>
+template <class F, class T>
 __device__ void Store(typename F::Wide value, std::int64_t length, typename F::Out& out,
                       [[maybe_unused]] Scalar* mark) {
-  if constexpr (kIsWide<F> && !kIsPartial<F>) {
+  if constexpr (kIsWide<F>) {
     const auto before = static_cast<float>(out);
     if (before == before) return;
-  } else if constexpr (kMayLeaveRange<F>) {
+  } else if constexpr (kMayLeaveRange<F, T>) {
     if (!isfinite(value)) {
       mark->integer = 1;
       value = std::numeric_limits<double>::quiet_NaN();
@@ -311,12 +308,12 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
         reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
       All results;
 #pragma unroll
-      for (int v = 0; v < kWide; ++v) Store<F>(values[v], length, results.values[v], mark);
+      for (int v = 0; v < kWide; ++v) Store<F, T>(values[v], length, results.values[v], mark);
       *reinterpret_cast<All*>(to) = results;
     } else {
 #pragma unroll
       for (int v = 0; v < kWide; ++v)
-        if (v < outputs) Store<F>(values[v], length, to[v], mark);
+        if (v < outputs) Store<F, T>(values[v], length, to[v], mark);
     }
     return;
   }
@@ -345,7 +342,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
       [=](std::int64_t s) { return LoadShared(partials + (s << tile_bits) + output); })};
   FoldHeight<F>(value, tile_bits, kBlockBits - tile_bits, cells);
   if (thread == output && tile_column + output < inner)
-    Store<F>(value[0], length, out[row * inner + tile_column + output], mark);
+    Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
 // The whole slabs of p, and the rows that are left behind them, as problems.
@@ -357,7 +354,6 @@ ReduceAxesProblem Slabs(const ReduceAxesProblem& p) {
 }
 ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
   ReduceAxesProblem rest = p;
-  rest.outer_of_all = 2;  // one that is not cut into slabs
   rest.length = p.length % kSlabs;
   return rest;
 }
@@ -408,7 +404,7 @@ __global__ void __launch_bounds__(kBlock)
     if constexpr (F::kArg) next.index += slab * rows;
     value = F::Combine(value, next);
   }
-  Store<F>(value, length, out[column], mark);
+  Store<F, T>(value, length, out[column], mark);
 }
 
 // Slabs [first, end), whose partial results begin at partials.
@@ -462,15 +458,6 @@ void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, Cud
   CUDA_CHECK_LAUNCH(FoldSlabs);
 }
 
-template <class F, class T>
-void Run(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& stream) {
-  if (SlabRows(p) > 0) {
-    RunSlabs<F, T>(p, shares, stream);
-  } else {
-    LaunchFold<F, T>(p, MakePlan(p), stream);
-  }
-}
-
 // Steps in Fold::Wide that follow a thread's chains, in one launch.
 std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
@@ -511,8 +498,7 @@ Cost CostOf(const ReduceAxesProblem& p) {
   const auto elements = outputs * static_cast<std::uint64_t>(p.length);
   const auto segments = static_cast<std::uint64_t>(plan.segments);
   const std::uint64_t wide = WideBytes(p.op, p.dtype);
-  const std::uint64_t partials =
-      cut ? static_cast<std::uint64_t>(SlabCount(p) * p.inner) : outputs;
+  const std::uint64_t partials = cut ? static_cast<std::uint64_t>(SlabCount(p) * p.inner) : outputs;
   const Steps steps = StepsOf(p);
   return {.bytes = elements * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)) +
                    (segments > 1 ? 2 * segments * partials * wide : 0) +
@@ -526,24 +512,34 @@ void EnqueueShared(const ReduceAxesProblem& p, std::span<const TeamShare> shares
   if (!p.continues) stream.result()->integer = 0;
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    DispatchOp(p.op, [&](auto op) { Run<Fold<op(), T>, T>(p, shares, Cuda(stream)); });
+    DispatchOp(p.op, [&](auto op) {
+      using F = Fold<op(), T>;
+      if (SlabRows(p) > 0) {
+        RunSlabs<F, T>(p, shares, Cuda(stream));
+      } else {
+        LaunchFold<F, T>(p, MakePlan(p), Cuda(stream));
+      }
+    });
   });
 }
 void Enqueue(const ReduceAxesProblem& p, Stream& stream) { EnqueueShared(p, {}, stream); }
 
 bool LeftRange(const ReduceAxesProblem&, Stream& stream) { return stream.result()->integer != 0; }
 
-void EnqueueWideShared(const ReduceAxesProblem& p, std::span<const TeamShare> shares,
-                       Stream& stream) {
+// Never by slabs: it is rare, and takes no scratch memory like this.
+void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     DispatchOp(p.op, [&](auto op) {
       using F = Fold<op(), T>;
-      if constexpr (kMayLeaveRange<F>) Run<WideFold<F, T>, T>(p, shares, Cuda(stream));
+      if constexpr (kMayLeaveRange<F, T>)
+        LaunchFold<WideFold<F, T>, T>(p, MakePlan(p), Cuda(stream));
     });
   });
 }
-void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) { EnqueueWideShared(p, {}, stream); }
+void EnqueueWideAlone(const ReduceAxesProblem& p, std::span<const TeamShare>, Stream& stream) {
+  EnqueueWide(p, stream);
+}
 
 }  // namespace
 
@@ -561,7 +557,7 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .left_range = LeftRange,
     .launch_wide = EnqueueWide,
     .launch_shared = EnqueueShared,
-    .launch_wide_shared = EnqueueWideShared,
+    .launch_wide_shared = EnqueueWideAlone,
     .scratch = Scratch,
 };
 
