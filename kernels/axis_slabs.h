@@ -22,13 +22,14 @@
 
 namespace tessera {
 
-// A number that 2, 3, 4, 6 and 8 devices divide evenly.
-inline constexpr std::int64_t kSlabs = 24;
+// As many GPUs as a host has, mostly: every slab costs one GPU alone a little.
+inline constexpr std::int64_t kSlabs = 8;
 // Bytes of an array that is worth a second launch.
 inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
-// What partial results take is at most the array's size divided by this: little to pass on, and
-// within the default --scratch-limit wherever the array fits.
-inline constexpr std::int64_t kArrayOverPartials = 64;
+// What partial results take is at most the array's size divided by this: little to write and to pass
+// on, and within the default --scratch-limit of a device, 1/16 of what its buffers may take, where
+// eight of them have the array.
+inline constexpr std::int64_t kArrayOverPartials = 128;
 
 // Bytes of a partial result.
 inline std::int64_t PartialBytes(ReduceOp op, DType dtype) {

@@ -337,7 +337,7 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
 // slabs, and come back; the extremes of other columns stand in the rows that are left over.
 class SlabTest : public TeamTest {
  protected:
-  static constexpr std::int64_t kRows = 400 * kSlabs + 5;
+  static constexpr std::int64_t kRows = 1000 * kSlabs + 5;
   static constexpr std::int64_t kColumns = (std::int64_t{1} << 28) / kRows + 130;
 
   static std::vector<float> Values(std::int64_t columns) {
@@ -927,6 +927,52 @@ TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   }
   EXPECT_TRUE(results[0] == results[1]);
   EXPECT_TRUE(results[0] == results[2]);
+}
+
+// What ozaki_f64 finds in one row of one share decides for all of them.
+TEST_P(TeamProductTest, ARowThatIsNotForIntegersIsSoForAllShares) {
+  const bool gpu = GetParam() == Backend::kCuda;
+  const std::int64_t m = gpu ? 4096 : 200, n = gpu ? 2048 : 70, k = gpu ? 600 : 90;
+  std::mt19937 random(14);
+  std::vector<double> a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
+  std::uniform_real_distribution<double> any(-1, 1);
+  for (double& x : a) x = any(random);
+  for (double& x : b) x = any(random);
+  const View plain_a = WholeView(*MakeArrayType(DType::kF64, {m, k}), nullptr);
+  const View plain_b = WholeView(*MakeArrayType(DType::kF64, {k, n}), nullptr);
+  std::string before;
+  // First all rows are for integers, then the last one is not.
+  for (bool spoiled : {false, true}) {
+    if (spoiled) a[static_cast<std::size_t>(m * k - 1)] = 1e9;
+    std::vector<std::string> results;
+    for (std::size_t count : {std::size_t{1}, std::size_t{2}, devices_.size()}) {
+      ShardedArray left(devices_, streams_, count, a.size() * 8);
+      ShardedArray right(devices_, streams_, count, b.size() * 8);
+      Stream& stream = *streams_[count - 1];
+      const std::string_view strategy = gpu ? "ozaki_f64" : "cpu_cache_tiled";
+      if (gpu && stream.device().info().compute_capability != 90) return;
+      ASSERT_TRUE(BeginRequest(stream).ok());
+      ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size() * 8).ok());
+      ASSERT_TRUE(CopyToDevice(stream, right.memory(), b.data(), b.size() * 8).ok());
+      std::string& got = results.emplace_back(static_cast<std::size_t>(m * n) * 8, '\0');
+      auto out = Allocate(stream.device(), got.size());
+      ASSERT_TRUE(out.ok());
+      View x = plain_a, y = plain_b;
+      x.data = left.data(), y.data = right.data();
+      const auto stats = RunMatmul(stream, x, y, false, false, DType::kF64, out->data(),
+                                   {.strategy = strategy, .team = &left});
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      EXPECT_EQ(stats->devices, static_cast<int>(count));
+      ASSERT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
+    }
+    EXPECT_TRUE(results[0] == results[1]) << spoiled;
+    EXPECT_TRUE(results[0] == results[2]) << spoiled;
+    // The other way of adding up shows in rows that are what they were.
+    if (spoiled && gpu) {
+      EXPECT_NE(results[0].substr(0, 1 << 20), before);
+    }
+    before = results[0].substr(0, 1 << 20);
+  }
 }
 
 TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {

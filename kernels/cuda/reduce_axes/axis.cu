@@ -86,7 +86,9 @@ struct Plan {
 };
 
 // outer: how many values of outer the plan is made for, whatever number a launch has.
-Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer) {
+// most_in_column: vectors that a thread takes of a column before others share it.
+Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
+              std::int64_t most_in_column = 2 * kVectorsInFlight) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
   Plan plan{};
   const std::int64_t inner = std::max(p.inner, p.inner_of_all);
@@ -95,7 +97,7 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer) {
   const std::int64_t columns = CeilDiv(inner, vector);  // vectors of outputs
   // Vectors a thread: a short row is read by few lanes, each of which takes several vectors of it;
   // a column by one thread, as long as that leaves it work for two batches of loads.
-  const std::int64_t most = !plan.rows ? 2 * kVectorsInFlight : steps <= 128 ? 4 : kVectorsInFlight;
+  const std::int64_t most = !plan.rows ? most_in_column : steps <= 128 ? 4 : kVectorsInFlight;
   const std::int64_t all = outer * columns * steps;
   const std::int64_t each = std::clamp<std::int64_t>(all / kThreads, 1, most);
   const int column_bits = std::min(CeilLog2(columns), kBlockBits);
@@ -125,8 +127,11 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer) {
 }
 
 Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
-// Of slabs: enough segments for eight GPUs, each of which has an eighth of the slabs.
-Plan MakeSlabPlan(const ReduceAxesProblem& slabs) { return MakePlan(slabs, kSlabs / 8); }
+// Of slabs: enough segments for GPUs of which each has one slab. There are so many columns, or so
+// many rows, that each thread has more than enough to do.
+Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
+  return MakePlan(slabs, /*outer=*/1, /*most_in_column=*/64);
+}
 
 // Folds values[0, used) of the threads that differ in their position along the axis into those of
 // position 0. cells: kBlock / 2 * kCount in shared memory. Every thread of the block calls it.

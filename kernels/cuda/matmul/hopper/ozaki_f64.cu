@@ -69,6 +69,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "kernels/cuda/matmul/f64_product.h"
 #include "kernels/cuda/matmul/hopper/residue_products.cuh"
@@ -343,12 +346,16 @@ Residues EnqueueConvert(const Scaled& all, std::int64_t first, std::int64_t coun
   return out;
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
-  if (!MayMeet(BoundOf(p.k), p.k)) {
-    MultiplyF64IfWanted(p, nullptr, stream);
-    return;
-  }
+// A product whose operands are scaled, once the stream has come so far.
+struct ScaledProduct {
+  MatmulProblem p;
+  Places places;
+  std::byte* scratch;
+  unsigned* plain;  // set where a row or a column does not meet the bound
+  Scaled a, b;
+};
+
+ScaledProduct EnqueueScales(const MatmulProblem& p, CudaStream& stream) {
   const Places places = PlacesOf(p);
   auto* const scratch = static_cast<std::byte*>(stream.Scratch(places.end));
   auto* const plain = reinterpret_cast<unsigned*>(scratch + places.plain);
@@ -359,6 +366,11 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   stream.Zero(plain, sizeof(unsigned));
   const Scaled a = scale(OperandA<double>(p), places.a_sums, places.a_exponents);
   const Scaled b = scale(OperandB<double>(p), places.b_sums, places.b_exponents);
+  return {p, places, scratch, plain, a, b};
+}
+
+void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
+  const auto& [p, places, scratch, plain, a, b] = scaled;
   const Bands bands = BandsOf(p);
   auto* const a_data = reinterpret_cast<std::int8_t*>(scratch + places.a);
   auto* const b_data = reinterpret_cast<std::int8_t*>(scratch + places.b);
@@ -385,6 +397,73 @@ void Enqueue(const MatmulProblem& p, Stream& any_lane) {
     }
   }
   MultiplyF64IfWanted(p, plain, stream);
+}
+
+void Enqueue(const MatmulProblem& p, Stream& any_lane) {
+  CudaStream& stream = Cuda(any_lane);
+  if (MayMeet(BoundOf(p.k), p.k)) {
+    EnqueueProduct(EnqueueScales(p, stream), stream);
+  } else {
+    MultiplyF64IfWanted(p, nullptr, stream);
+  }
+}
+
+// --- Several GPUs ---
+
+__global__ void AnyOf(unsigned* flags, int count) {
+  unsigned any = 0;
+  for (int i = 0; i < count; ++i) any |= flags[i];
+  flags[0] = any;
+}
+
+// Where a row of one share does not meet the bound, all shares are for `tensor_f64`: the bits shall
+// not depend on which rows are in whose share. So all flags meet on one GPU before anybody goes on.
+void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare> shares,
+                CudaStream& own) {
+  const std::size_t count = shares.size();
+  auto* const flags = static_cast<unsigned*>(own.Scratch(count * sizeof(unsigned)));
+  for (std::size_t i = 0; i < count; ++i) {
+    OnDeviceOf(*shares[i].stream, [&] {
+      Cuda(*shares[i].stream).CopyToPeer(own, flags + i, scaled[i].plain, sizeof(unsigned));
+    });
+    if (shares[i].stream != &own) own.WaitFor(*shares[i].stream);
+  }
+  AnyOf<<<1, 1, 0, Cuda(own).handle()>>>(flags, static_cast<int>(count));
+  CUDA_CHECK_LAUNCH(AnyOf);
+  for (std::size_t i = 0; i < count; ++i)
+    own.CopyToPeer(*shares[i].stream, scaled[i].plain, flags, sizeof(unsigned));
+  for (const TeamShare& share : shares) {
+    if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
+  }
+}
+
+// Each GPU's rows by all of b, which comes to it first: sums of its columns are needed before any is
+// multiplied.
+void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_lane) {
+  CudaStream& own = Cuda(any_lane);
+  std::vector<std::unique_ptr<ProductShare>> parts(shares.size());
+  const auto for_all = [&](auto f) {
+    for (std::size_t i = 0; i < shares.size(); ++i)
+      OnDeviceOf(*shares[i].stream, [&] { f(i, Cuda(*shares[i].stream)); });
+  };
+  for_all([&](std::size_t i, CudaStream&) {
+    parts[i] =
+        std::make_unique<ProductShare>(p, shares[i], /*round=*/0, /*rate=*/1, i, shares.size());
+  });
+  const bool may_meet = MayMeet(BoundOf(p.k), p.k);
+  std::vector<ScaledProduct> scaled;
+  for_all([&](std::size_t i, CudaStream& stream) {
+    parts[i]->Next();
+    const MatmulProblem& part = parts[i]->problem();
+    if (may_meet) {
+      scaled.push_back(EnqueueScales(part, stream));
+    } else {
+      MultiplyF64IfWanted(part, nullptr, stream);
+    }
+  });
+  if (!may_meet) return;
+  if (shares.size() > 1) ShareFlags(scaled, shares, own);
+  for_all([&](std::size_t i, CudaStream& stream) { EnqueueProduct(scaled[i], stream); });
 }
 
 // --- Models ---
@@ -421,6 +500,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .launch_shared = EnqueueShared,
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,
