@@ -4,7 +4,8 @@
 //
 // a and the result are divided among all GPUs, b among them or on the first one. Times are medians of
 // device time, from the first piece of work to the last on any GPU; of cuBLASXt of the host's clock.
-// Every result of several GPUs is compared with that of one by the same strategy, bit by bit.
+// What is compared takes turns: a GPU that has been at work for some seconds is slower than one that
+// has not. Every result of several GPUs is compared with that of one by the same strategy, bit by bit.
 // --library: cuBLASXt beside one GPU, and nothing else. --brief: b divided, not transposed, and copied
 // while it is multiplied, beside one GPU. CUDA_VISIBLE_DEVICES takes fewer GPUs.
 #include <algorithm>
@@ -123,26 +124,51 @@ struct Measured {
   int devices = 1;
 };
 
-Measured Median(const Gpus& gpus, const Product& p, Array& a, const Array& b, const Array& c,
-                bool alone, int rounds) {
-  const View left = WholeView(OrDie(MakeArrayType(p.dtype, {p.m, p.k})), a.data());
+// A product in the one or the other way: by all GPUs, or alone.
+struct Variant {
+  std::string_view name;
+  std::string_view where_b;
+  Array& a;
+  const Array& b;
+  const Array& c;
+  bool alone = false;
+  Way way = Way::kChosen;
+  bool slow = false;  // three rounds are enough
+};
+
+double Microseconds(const Gpus& gpus, const Product& p, const Variant& v, Measured& measured) {
+  const View left = WholeView(OrDie(MakeArrayType(p.dtype, {p.m, p.k})), v.a.data());
   const auto [rows, columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);
-  const View right = WholeView(OrDie(MakeArrayType(p.dtype, {rows, columns})), b.data());
-  Measured measured;
-  std::vector<double> times;
+  const View right = WholeView(OrDie(MakeArrayType(p.dtype, {rows, columns})), v.b.data());
+  SetWay(v.way);
+  Check(BeginRequest(gpus.own()));
+  RunOptions options{.timing = true};
+  if (!v.alone) options.team = &v.a;
+  const Stats stats = OrDie(
+      RunMatmul(gpus.own(), left, right, false, p.transpose_b, p.dtype, v.c.memory(), options));
+  for (const auto& stream : gpus.streams) Check(EndRequest(*stream));
+  SetWay(Way::kChosen);
+  measured.strategy = stats.strategy;
+  measured.devices = stats.devices;
+  return stats.kernel_us;
+}
+
+// In turns.
+std::vector<Measured> Medians(const Gpus& gpus, const Product& p,
+                              const std::vector<Variant>& variants, int rounds) {
+  std::vector<Measured> measured(variants.size());
+  std::vector<std::vector<double>> times(variants.size());
   for (int i = -2; i < rounds; ++i) {
-    Check(BeginRequest(gpus.own()));
-    RunOptions options{.timing = true};
-    if (!alone) options.team = &a;
-    const Stats stats = OrDie(
-        RunMatmul(gpus.own(), left, right, false, p.transpose_b, p.dtype, c.memory(), options));
-    for (const auto& stream : gpus.streams) Check(EndRequest(*stream));
-    measured.strategy = stats.strategy;
-    measured.devices = stats.devices;
-    if (i >= 0) times.push_back(stats.kernel_us);
+    for (std::size_t v = 0; v < variants.size(); ++v) {
+      if (variants[v].slow && i >= 3) continue;
+      const double us = Microseconds(gpus, p, variants[v], measured[v]);
+      if (i >= 0) times[v].push_back(us);
+    }
   }
-  std::sort(times.begin(), times.end());
-  measured.us = times[times.size() / 2];
+  for (std::size_t v = 0; v < variants.size(); ++v) {
+    std::sort(times[v].begin(), times[v].end());
+    measured[v].us = times[v][times[v].size() / 2];
+  }
   return measured;
 }
 
@@ -189,52 +215,62 @@ void Run(const Gpus& gpus, const Product& p, bool library, bool brief, int round
   const auto bytes = [&](std::int64_t rows, std::int64_t columns) {
     return static_cast<std::uint64_t>(rows * columns) * size;
   };
-  Measured one;
-  std::vector<char> expected;
-  {
-    // All on the first GPU: as any product, and as the only share of one.
-    Array a(gpus, 1, bytes(p.m, p.k)), b(gpus, 1, bytes(p.k, p.n)), c(gpus, 1, bytes(p.m, p.n));
-    Fill(gpus, a, p.dtype, 1);
-    Fill(gpus, b, p.dtype, 2);
-    one = Median(gpus, p, a, b, c, /*alone=*/true, rounds);
-    report.Row(p, "one", "there", one, one.us, "");
-    if (library) {
-      const double us = XtMicroseconds(p.dtype, p.n, a.data(), b.data(), static_cast<int>(count),
-                                       std::min(rounds, 3));
-      if (us > 0)
-        report.Row(p, "cuBLASXt", "on one", {us, "cublasXt", static_cast<int>(count)}, one.us, "");
-      return;
-    }
-    const Measured share = Median(gpus, p, a, b, c, /*alone=*/false, rounds);
-    report.Row(p, "one share", "there", share, one.us, "");
-    expected = BytesOf(gpus, c);
-  }
-  Array a(gpus, count, bytes(p.m, p.k)), c(gpus, count, bytes(p.m, p.n));
+  // On the first GPU, and divided.
+  Array a(gpus, 1, bytes(p.m, p.k)), b(gpus, 1, bytes(p.k, p.n)), c(gpus, 1, bytes(p.m, p.n));
   Fill(gpus, a, p.dtype, 1);
+  Fill(gpus, b, p.dtype, 2);
+  // As any product, and as the only share of one.
+  const Variant one = {"one", "there", a, b, c, /*alone=*/true};
+  const Variant share = {"one share", "there", a, b, c};
+  if (library) {
+    const Measured alone = Medians(gpus, p, {one}, rounds).front();
+    report.Row(p, one.name, one.where_b, alone, alone.us, "");
+    const double us = XtMicroseconds(p.dtype, p.n, a.data(), b.data(), static_cast<int>(count),
+                                     std::min(rounds, 3));
+    if (us > 0)
+      report.Row(p, "cuBLASXt", "on one", {us, "cublasXt", static_cast<int>(count)}, alone.us, "");
+    return;
+  }
+  Array a_parts(gpus, count, bytes(p.m, p.k)), b_parts(gpus, count, bytes(p.k, p.n)),
+      c_parts(gpus, count, bytes(p.m, p.n));
+  Fill(gpus, a_parts, p.dtype, 1);
+  Fill(gpus, b_parts, p.dtype, 2);
+  std::vector<Variant> variants = {one, share};
   for (const bool divided : {true, false}) {
     if (brief && !divided) continue;
-    Array b(gpus, divided ? count : 1, bytes(p.k, p.n));
-    Fill(gpus, b, p.dtype, 2);
     const std::string_view where = divided ? "divided" : "on one";
     for (const auto& [way, name] :
          {std::pair(Way::kChosen, "overlapped"), std::pair(Way::kBeforehand, "beforehand"),
           std::pair(Way::kRemote, "remote")}) {
       if (brief && way != Way::kChosen) continue;
-      SetWay(way);
-      Check(Zero(gpus.own(), c.memory(), c.bytes()));
+      variants.push_back({name, where, a_parts, divided ? b_parts : b, c_parts, /*alone=*/false,
+                          way, /*slow=*/way == Way::kRemote});
+    }
+    // Without sharing: the first GPU reads the others' memory.
+    if (divided && !brief)
+      variants.push_back({"not shared", where, a_parts, b_parts, c_parts, /*alone=*/true,
+                          Way::kChosen, /*slow=*/true});
+  }
+  const std::vector<Measured> measured = Medians(gpus, p, variants, rounds);
+  std::vector<char> expected;
+  for (std::size_t v = 0; v < variants.size(); ++v) {
+    const Variant& variant = variants[v];
+    std::string_view bits;
+    if (!variant.alone) {
+      Check(Zero(gpus.own(), variant.c.memory(), variant.c.bytes()));
       Check(Synchronize(gpus.own()));
-      const Measured measured = Median(gpus, p, a, b, c, /*alone=*/false,
-                                       way == Way::kRemote ? std::min(rounds, 3) : rounds);
-      const bool same = BytesOf(gpus, c) == expected;
-      report.wrong |= !same && measured.devices > 1;
-      report.Row(p, name, where, measured, one.us, same ? "same bits" : "OTHER BITS");
+      Measured ignored;
+      Microseconds(gpus, p, variant, ignored);
+      std::vector<char> got = BytesOf(gpus, variant.c);
+      if (expected.empty()) {
+        expected = std::move(got);
+      } else {
+        const bool same = got == expected;
+        report.wrong |= !same && measured[v].devices > 1;
+        bits = same ? "same bits" : "OTHER BITS";
+      }
     }
-    SetWay(Way::kChosen);
-    if (divided && !brief) {
-      // Without sharing: the first GPU reads the others' memory.
-      const Measured alone = Median(gpus, p, a, b, c, /*alone=*/true, std::min(rounds, 3));
-      report.Row(p, "not shared", where, alone, one.us, "");
-    }
+    report.Row(p, variant.name, variant.where_b, measured[v], measured.front().us, bits);
   }
 }
 
