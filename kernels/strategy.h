@@ -218,7 +218,7 @@ struct Cost {
 };
 
 // Parts [first, end) of a problem, for a stream of the device that takes them: of Dot and Reduce
-// chunks of the fixed tree, of Matmul rows of c.
+// chunks of the fixed tree, of ReduceAxes slabs, of Matmul rows of c.
 struct TeamShare {
   Stream* stream = nullptr;
   std::int64_t first = 0;

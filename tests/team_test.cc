@@ -337,6 +337,9 @@ TEST_P(TeamTest, ColumnsOutOfRange) {
 // slabs, and come back; the extremes of other columns stand in the rows that are left over.
 class SlabTest : public TeamTest {
  protected:
+  void TearDown() override {
+    for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
+  }
   static constexpr std::int64_t kRows = 1000 * kSlabs + 5;
   static constexpr std::int64_t kColumns = (std::int64_t{1} << 28) / kRows + 130;
 
@@ -491,7 +494,7 @@ TEST_P(SlabTest, AloneWhereAnotherHasNoRoom) {
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
-  for (const auto& each : streams_) each->SetScratchBudget(nullptr);
+  TearDown();  // before the budgets go
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda),
@@ -929,51 +932,87 @@ TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   EXPECT_TRUE(results[0] == results[2]);
 }
 
-// What ozaki_f64 finds in one row of one share decides for all of them.
-TEST_P(TeamProductTest, ARowThatIsNotForIntegersIsSoForAllShares) {
-  const bool gpu = GetParam() == Backend::kCuda;
-  const std::int64_t m = gpu ? 4096 : 200, n = gpu ? 2048 : 70, k = gpu ? 600 : 90;
-  std::mt19937 random(14);
-  std::vector<double> a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
-  std::uniform_real_distribution<double> any(-1, 1);
-  for (double& x : a) x = any(random);
-  for (double& x : b) x = any(random);
-  const View plain_a = WholeView(*MakeArrayType(DType::kF64, {m, k}), nullptr);
-  const View plain_b = WholeView(*MakeArrayType(DType::kF64, {k, n}), nullptr);
+// Products by ozaki_f64, whose GPUs tell each other whether their rows are for integers.
+class TeamIntegersTest : public TeamTest {
+ protected:
+  static constexpr std::int64_t kM = 4096, kN = 2048, kK = 600;
+
+  void SetUp() override {
+    TeamTest::SetUp();
+    if (IsSkipped()) return;
+    if (devices_[0]->info().compute_capability != 90) GTEST_SKIP() << "wgmma is of 9.0 alone";
+    std::mt19937 random(14);
+    std::uniform_real_distribution<double> any(-1, 1);
+    for (double& x : a_) x = any(random);
+    for (double& x : b_) x = any(random);
+  }
+  void TearDown() override {
+    for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
+  }
+  // The result's bytes, by the first `count` GPUs for the stream of one of them.
+  std::string Run(std::size_t count, std::size_t own) {
+    ShardedArray left(devices_, streams_, count, a_.size() * 8);
+    ShardedArray right(devices_, streams_, count, b_.size() * 8);
+    Stream& stream = *streams_[own];
+    EXPECT_TRUE(BeginRequest(stream).ok());
+    EXPECT_TRUE(CopyToDevice(stream, left.memory(), a_.data(), a_.size() * 8).ok());
+    EXPECT_TRUE(CopyToDevice(stream, right.memory(), b_.data(), b_.size() * 8).ok());
+    std::string got(static_cast<std::size_t>(kM * kN) * 8, '\0');
+    auto out = Allocate(stream.device(), got.size());
+    EXPECT_TRUE(out.ok());
+    const View x = WholeView({DType::kF64, MakeShape({kM, kK})}, left.data());
+    const View y = WholeView({DType::kF64, MakeShape({kK, kN})}, right.data());
+    const auto stats = RunMatmul(stream, x, y, false, false, DType::kF64, out->data(),
+                                 {.strategy = "ozaki_f64", .team = &left});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    if (!stats.ok()) return "";
+    EXPECT_EQ(stats->devices, static_cast<int>(count));
+    EXPECT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
+    for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
+    return got;
+  }
+
+  std::vector<double> a_ = std::vector<double>(static_cast<std::size_t>(kM * kK));
+  std::vector<double> b_ = std::vector<double>(static_cast<std::size_t>(kK * kN));
+};
+
+// First all rows are for integers, then the last one is not, which is in the last share.
+TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
   std::string before;
-  // First all rows are for integers, then the last one is not.
   for (bool spoiled : {false, true}) {
-    if (spoiled) a[static_cast<std::size_t>(m * k - 1)] = 1e9;
-    std::vector<std::string> results;
-    for (std::size_t count : {std::size_t{1}, std::size_t{2}, devices_.size()}) {
-      ShardedArray left(devices_, streams_, count, a.size() * 8);
-      ShardedArray right(devices_, streams_, count, b.size() * 8);
-      Stream& stream = *streams_[count - 1];
-      const std::string_view strategy = gpu ? "ozaki_f64" : "cpu_cache_tiled";
-      if (gpu && stream.device().info().compute_capability != 90) return;
-      ASSERT_TRUE(BeginRequest(stream).ok());
-      ASSERT_TRUE(CopyToDevice(stream, left.memory(), a.data(), a.size() * 8).ok());
-      ASSERT_TRUE(CopyToDevice(stream, right.memory(), b.data(), b.size() * 8).ok());
-      std::string& got = results.emplace_back(static_cast<std::size_t>(m * n) * 8, '\0');
-      auto out = Allocate(stream.device(), got.size());
-      ASSERT_TRUE(out.ok());
-      View x = plain_a, y = plain_b;
-      x.data = left.data(), y.data = right.data();
-      const auto stats = RunMatmul(stream, x, y, false, false, DType::kF64, out->data(),
-                                   {.strategy = strategy, .team = &left});
-      ASSERT_TRUE(stats.ok()) << stats.status();
-      EXPECT_EQ(stats->devices, static_cast<int>(count));
-      ASSERT_TRUE(CopyToHost(stream, got.data(), out->data(), got.size()).ok());
+    if (spoiled) a_.back() = 1e9;
+    const std::string alone = Run(1, 0);
+    for (std::size_t count : {std::size_t{2}, devices_.size()}) {
+      EXPECT_TRUE(Run(count, 0) == alone) << spoiled << " " << count;
+      EXPECT_TRUE(Run(count, count - 1) == alone) << spoiled << " " << count;
     }
-    EXPECT_TRUE(results[0] == results[1]) << spoiled;
-    EXPECT_TRUE(results[0] == results[2]) << spoiled;
     // The other way of adding up shows in rows that are what they were.
-    if (spoiled && gpu) {
-      EXPECT_NE(results[0].substr(0, 1 << 20), before);
+    const std::string first = alone.substr(0, 1 << 20);
+    if (spoiled) {
+      EXPECT_NE(first, before);
     }
-    before = results[0].substr(0, 1 << 20);
+    before = first;
   }
 }
+
+// A GPU that has memory for its share and not for a copy of b reads that where it is.
+TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
+  const std::string alone = Run(1, 0);
+  const Strategy<MatmulProblem>* ozaki = nullptr;
+  for (const Strategy<MatmulProblem>* strategy : Strategies<MatmulProblem>())
+    if (strategy->name == "ozaki_f64") ozaki = strategy;
+  ASSERT_NE(ozaki, nullptr);
+  MatmulProblem half{.dtype = DType::kF64, .out_dtype = DType::kF64, .m = kM / 2, .n = kN, .k = kK};
+  Budget plenty(std::uint64_t{1} << 30), enough(ozaki->scratch(half) + (std::uint64_t{4} << 20));
+  ASSERT_LT(std::uint64_t{4} << 20, b_.size() * 8);
+  streams_[0]->SetScratchBudget(&plenty);
+  streams_[1]->SetScratchBudget(&enough);
+  EXPECT_TRUE(Run(2, 0) == alone);
+  TearDown();  // before the budgets go
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda),
+                         [](const auto& param) { return std::string(Name(param.param)); });
 
 TEST_P(TeamProductTest, OtherProductsStayOnOneDevice) {
   const bool gpu = GetParam() == Backend::kCuda;

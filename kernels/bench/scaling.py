@@ -23,7 +23,7 @@ import statistics
 import pages
 
 PAGE = pages.ROOT / "docs" / "scaling.md"
-WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 8: "eight"}
+WORDS = dict(enumerate("none one two three four five six seven eight".split()))
 # Ways of product_bench, and where b is.
 ALONE, TOGETHER, LIBRARY = "one", "overlapped", "cuBLASXt"
 WAYS = {ALONE: "there", TOGETHER: "divided", LIBRARY: "on one"}
@@ -34,24 +34,33 @@ def collect(options):
     for path in options.runs:
         for row in json.loads(pathlib.Path(path).read_text(encoding="utf-8")):
             if "elements" in row:
-                arrays[row["elements"], row["what"], row["devices"]].append(row["us"])
+                if row["worked"] != row["devices"]:
+                    raise SystemExit(f"{path}: not by all: {row}")
+                key = {"what": row["what"], "elements": row["elements"], "devices": row["devices"]}
+                arrays[tuple(key.items())].append((row["us"], row["times"]))
             elif "way" in row and WAYS.get(row["way"]) == row["b"] and not row["transpose_b"]:
                 if "OTHER" in row["bits"]:
                     raise SystemExit(f"{path}: other bits in {row}")
-                products[row["dtype"], row["n"], row["way"], row["devices"]].append(row["us"])
-    figures = {
-        "caption": options.caption,
-        "arrays": [
-            {"elements": elements, "what": what, "devices": devices, "us": statistics.median(us)}
-            for (elements, what, devices), us in sorted(arrays.items())
-        ],
-        "products": [
-            {"dtype": dtype, "side": side, "way": way, "devices": devices, "us": statistics.median(us)}
-            for (dtype, side, way, devices), us in sorted(products.items())
-        ],
-    }
-    out = pathlib.Path(options.out)
-    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+                if row["way"] == TOGETHER and row["devices"] == 1:
+                    continue
+                key = {"dtype": row["dtype"], "side": row["n"]}
+                key |= {"way": row["way"], "devices": row["devices"]}
+                products[tuple(key.items())].append((row["us"], row["one_us"] / row["us"]))
+
+    def medians(rows):
+        found = []
+        for key, runs in sorted(rows.items(), key=lambda item: [str(v) for _, v in item[0]]):
+            times = [times for _, times in runs if times is not None]
+            found.append(dict(key) | {"us": round(statistics.median(us for us, _ in runs), 2)})
+            if times:
+                found[-1]["times"] = round(statistics.median(times), 3)
+        return found
+
+    lines = {"arrays": medians(arrays), "products": medians(products)}
+    text = [f'{{\n "caption": {json.dumps(options.caption)}']
+    for what, rows in lines.items():
+        text.append(f' "{what}": [\n' + ",\n".join("  " + json.dumps(row) for row in rows) + "\n ]")
+    pathlib.Path(options.out).write_text(",\n".join(text) + "\n}\n", encoding="utf-8")
 
 
 def figures(name):
@@ -62,11 +71,12 @@ def time_text(us):
     return f"{us / 1000:.3g} ms"
 
 
-def cell(us, one):
+def cell(row):
     """A time, and how many times as fast as one GPU it is."""
-    if us is None:
+    if row is None:
         return ""
-    return time_text(us) + (f", {one / us:.2f}" if one and one != us else "")
+    times = f", {row['times']:.2f}" if row["devices"] > 1 and "times" in row else ""
+    return time_text(row["us"]) + times
 
 
 def power(elements):
@@ -74,24 +84,21 @@ def power(elements):
 
 
 def arrays_table(data):
-    times = {(r["elements"], r["what"], r["devices"]): r["us"] for r in data["arrays"]}
-    counts = sorted({devices for _, _, devices in times})
+    rows = {(r["elements"], r["what"], r["devices"]): r for r in data["arrays"]}
+    counts = sorted({devices for _, _, devices in rows})
     lines = []
-    for elements, what in dict.fromkeys((e, w) for e, w, _ in sorted(times)):
-        one = times.get((elements, what, 1))
-        found = [times.get((elements, what, count)) for count in counts]
-        rate = 4 * elements / min(us for us in found if us) / 1e6
-        lines.append(
-            [f"{what}, {power(elements)}", *(cell(us, one) for us in found), f"{rate:.3g} TB/s"]
-        )
+    for elements, what in dict.fromkeys((e, w) for e, w, _ in sorted(rows)):
+        found = [rows.get((elements, what, count)) for count in counts]
+        rate = 4 * elements / min(row["us"] for row in found if row) / 1e6
+        lines.append([f"{what}, {power(elements)}", *map(cell, found), f"{rate:.3g} TB/s"])
     return pages.markdown(["", *(WORDS[c] for c in counts), "at most"], lines, data["caption"] + ".")
 
 
 def product_series(data):
-    """{(dtype, side): {way: {devices: us}}}"""
+    """{(dtype, side): {way: {devices: row}}}"""
     series = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in data["products"]:
-        series[row["dtype"], row["side"]][row["way"]][row["devices"]] = row["us"]
+        series[row["dtype"], row["side"]][row["way"]][row["devices"]] = row
     return series
 
 
@@ -100,41 +107,45 @@ def products_table(data):
     counts = sorted({c for ways in series.values() for c in ways[TOGETHER]})
     lines = []
     for (dtype, side), ways in sorted(series.items()):
-        one = ways[ALONE].get(1)
-        rate = 2 * side**3 / min(us for way in (ALONE, TOGETHER) for us in ways[way].values()) / 1e6
-        library = "; ".join(time_text(us) for _, us in sorted(ways[LIBRARY].items()))
+        fastest = min(row["us"] for way in (ALONE, TOGETHER) for row in ways[way].values())
+        library = ways[LIBRARY].get(counts[-1])
         lines.append(
-            [f"{dtype}, {side}", time_text(one) if one else ""]
-            + [cell(ways[TOGETHER].get(count), one) for count in counts]
-            + [f"{rate:.0f} TFLOP/s", library]
+            [f"{dtype}, {side}", cell(ways[ALONE].get(1))]
+            + [cell(ways[TOGETHER].get(count)) for count in counts]
+            + [f"{2 * side**3 / fastest / 1e6:.0f} TFLOP/s", time_text(library["us"]) if library else ""]
         )
     head = ["product, a side", "one GPU", *(WORDS[c] for c in counts), "at most"]
     return pages.markdown([*head, f"cuBLASXt on {WORDS[counts[-1]]}"], lines, data["caption"] + ".")
 
 
+def speedup_plot(title, data, rows):
+    """How many times as fast as one GPU, and what as many GPUs would be. rows: {name: [row]}"""
+    drawn = []
+    for name, found in rows.items():
+        points = {1: 1.0} | {row["devices"]: row["times"] for row in found if "times" in row}
+        if len(points) > 1:
+            drawn.append(pages.Line(name, sorted(points.items())))
+    counts = sorted({count for line in drawn for count, _ in line.points})
+    drawn.append(pages.Line("as many GPUs", [(count, count) for count in counts], dashed=True))
+    return pages.plot(title, data["caption"], drawn, str)
+
+
 def arrays_plot(data):
-    """Rate against GPUs, a line for each operation and size."""
-    lines = collections.defaultdict(list)
-    for row in sorted(data["arrays"], key=lambda row: row["devices"]):
-        rate = 4 * row["elements"] / row["us"] / 1e6
-        lines[row["what"], row["elements"]].append((row["devices"], rate))
-    largest = {what: max(e for w, e in lines if w == what and len(lines[w, e]) > 1) for what, _ in lines}
-    drawn = [
-        pages.Line(f"{what}, {power(e)}", points)
-        for (what, e), points in sorted(lines.items())
-        if e == largest[what]
-    ]
-    return pages.plot("TB/s against GPUs", data["caption"], drawn, str)
+    """Of each operation the largest array that one GPU holds."""
+    sizes = {r["what"]: r["elements"] for r in data["arrays"] if r["devices"] == 1}
+    rows = collections.defaultdict(list)
+    for row in data["arrays"]:
+        if row["elements"] == sizes.get(row["what"]):
+            rows[f"{row['what']}, {power(row['elements'])}"].append(row)
+    return speedup_plot("Arrays of f32: times as fast as one GPU", data, rows)
 
 
 def products_plot(data):
-    drawn = []
-    for (dtype, side), ways in sorted(product_series(data).items()):
-        points = [*ways[ALONE].items(), *ways[TOGETHER].items()]
-        rates = sorted((count, 2 * side**3 / us / 1e6) for count, us in points)
-        if len(rates) > 1:
-            drawn.append(pages.Line(f"{dtype}, {side}", rates))
-    return pages.plot("TFLOP/s against GPUs", data["caption"], drawn, str)
+    rows = {
+        f"{dtype}, {side}": list(ways[TOGETHER].values())
+        for (dtype, side), ways in sorted(product_series(data).items())
+    }
+    return speedup_plot("Products: times as fast as one GPU", data, rows)
 
 
 TABLES = {"arrays": arrays_table, "products": products_table}

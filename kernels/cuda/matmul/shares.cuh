@@ -7,7 +7,8 @@
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows, since
 // no L2 keeps what is another's. It is the way all the same where scratch memory has no room for b.
-// Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself.
+// Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself, but for
+// ozaki_f64, whose GPUs begin to multiply when all have looked at their rows.
 //
 // The first piece is narrow, so that the SMs begin soon, and each is as wide as what comes while the one before
 // it is multiplied, so that they are few (PieceSizes). Which columns come together changes no bits: strategies compute an element in the same way whatever

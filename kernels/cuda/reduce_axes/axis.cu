@@ -23,9 +23,9 @@
 // ticket back. So one launch does all of it, and there are no atomics on values. The cut depends on
 // the shape and the element's size alone: the same input gives the same bits, on every GPU.
 //
-// Along the outermost axis of more than 1 GiB that launch folds slabs of rows to partial results, and
-// a second one those (kernels/axis_slabs.h): where several GPUs have the array, each of them folds
-// the slabs that it has.
+// Along the outermost axis of more than 1 GiB, if it is long, that launch folds slabs of rows to
+// partial results, and another one those (kernels/axis_slabs.h): where several GPUs have the array,
+// each of them folds the slabs that it has.
 //
 // Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
 // rows, with 2 vectors a thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
@@ -127,8 +127,8 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
 }
 
 Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
-// Of slabs: enough segments for GPUs of which each has one slab. There are so many columns, or so
-// many rows, that each thread has more than enough to do.
+// Of slabs: enough segments for GPUs of which each has one slab, and up to 64 vectors a thread, so that
+// blocks have less to fold for each of the many results (docs/notebook.md, "Columns").
 Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
   return MakePlan(slabs, /*outer=*/1, /*most_in_column=*/64);
 }
@@ -485,9 +485,20 @@ Steps StepsOf(const ReduceAxesProblem& p) {
   return {std::max(slabs.chain, rest.chain), std::max(slabs.wide, rest.wide) + SlabCount(p)};
 }
 
+// What a launch takes for values of segments.
+std::uint64_t SegmentBytes(const ReduceAxesProblem& p, const Plan& plan) {
+  if (plan.segments == 1) return 0;
+  const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
+  const std::int64_t outputs = plan.rows ? 1 : vector << plan.width_bits;
+  return static_cast<std::uint64_t>(plan.tiles * plan.segments * outputs) *
+         WideBytes(p.op, p.dtype);
+}
+
+// Of slabs; otherwise it is next to nothing.
 std::uint64_t Scratch(const ReduceAxesProblem& p) {
   if (SlabRows(p) == 0) return 0;
-  return static_cast<std::uint64_t>(SlabCount(p) * p.inner * PartialBytes(p.op, p.dtype));
+  return static_cast<std::uint64_t>(SlabCount(p) * p.inner) * WideBytes(p.op, p.dtype) +
+         SegmentBytes(Slabs(p), MakeSlabPlan(Slabs(p))) + SegmentBytes(Rest(p), MakePlan(Rest(p)));
 }
 
 double Roundoff(const ReduceAxesProblem& p) {
@@ -531,7 +542,7 @@ void Enqueue(const ReduceAxesProblem& p, Stream& stream) { EnqueueShared(p, {}, 
 
 bool LeftRange(const ReduceAxesProblem&, Stream& stream) { return stream.result()->integer != 0; }
 
-// Never by slabs: it is rare, and takes no scratch memory like this.
+// Never by slabs: it is rare, and would take as much scratch memory again.
 void EnqueueWide(const ReduceAxesProblem& p, Stream& stream) {
   DispatchDType(p.dtype, [&](auto zero) {
     using T = decltype(zero);

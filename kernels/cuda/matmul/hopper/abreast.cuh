@@ -10,8 +10,8 @@
 // was before, which the addition returns, tells how far all have come on average; a block that is
 // more than kMostLead steps ahead of it waits. The answer is looked at a step later, when it has
 // long been there: a block that is not ahead waits for nothing. Since the leads of all blocks add up
-// to 0, few can be far behind when none is far ahead; and those read the same as others for some
-// time after them, which is no worse than before.
+// to 0, few can be far behind when none is far ahead; one that is reads again from device memory
+// what others have read before it.
 #pragma once
 
 #include <cstdint>

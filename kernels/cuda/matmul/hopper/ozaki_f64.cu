@@ -355,9 +355,12 @@ struct ScaledProduct {
   Scaled a, b;
 };
 
-ScaledProduct EnqueueScales(const MatmulProblem& p, CudaStream& stream) {
+std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
+
+// memory: scratch memory, of ScratchOf(p) bytes.
+ScaledProduct EnqueueScales(const MatmulProblem& p, void* memory, CudaStream& stream) {
   const Places places = PlacesOf(p);
-  auto* const scratch = static_cast<std::byte*>(stream.Scratch(places.end));
+  auto* const scratch = static_cast<std::byte*>(memory);
   auto* const plain = reinterpret_cast<unsigned*>(scratch + places.plain);
   const auto scale = [&](const Operand<double>& x, std::size_t sums, std::size_t exponents) {
     return EnqueueScale(x, p.k, reinterpret_cast<RowSums*>(scratch + sums),
@@ -402,7 +405,7 @@ void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
 void Enqueue(const MatmulProblem& p, Stream& any_lane) {
   CudaStream& stream = Cuda(any_lane);
   if (MayMeet(BoundOf(p.k), p.k)) {
-    EnqueueProduct(EnqueueScales(p, stream), stream);
+    EnqueueProduct(EnqueueScales(p, stream.Scratch(ScratchOf(p)), stream), stream);
   } else {
     MultiplyF64IfWanted(p, nullptr, stream);
   }
@@ -446,17 +449,20 @@ void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, St
     for (std::size_t i = 0; i < shares.size(); ++i)
       OnDeviceOf(*shares[i].stream, [&] { f(i, Cuda(*shares[i].stream)); });
   };
-  for_all([&](std::size_t i, CudaStream&) {
+  const bool may_meet = MayMeet(BoundOf(p.k), p.k);
+  std::vector<void*> memory(shares.size());
+  for_all([&](std::size_t i, CudaStream& stream) {
+    // Before b takes what there is, which can be read where it is.
+    if (may_meet) memory[i] = stream.Scratch(ScratchOf(RowsOf(p, shares[i])));
     parts[i] =
         std::make_unique<ProductShare>(p, shares[i], /*round=*/0, /*rate=*/1, i, shares.size());
   });
-  const bool may_meet = MayMeet(BoundOf(p.k), p.k);
   std::vector<ScaledProduct> scaled;
   for_all([&](std::size_t i, CudaStream& stream) {
     parts[i]->Next();
     const MatmulProblem& part = parts[i]->problem();
     if (may_meet) {
-      scaled.push_back(EnqueueScales(part, stream));
+      scaled.push_back(EnqueueScales(part, memory[i], stream));
     } else {
       MultiplyF64IfWanted(part, nullptr, stream);
     }
@@ -482,8 +488,6 @@ Cost CostOf(const MatmulProblem& p) {
   cost.depth = k / 32 + 1;  // an instruction adds up as many steps
   return cost;
 }
-
-std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
 
 }  // namespace
 
