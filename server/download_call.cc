@@ -178,13 +178,15 @@ void DownloadCall::Run(Stream& stream) {
     Step step = Fetched(status, message);
     fetch = step.fetch && chunk < kChunksARun && executor_->waiting() == 0;
     if (fetch) step.fetch = false;
-    Do(step);
+    // Where nothing is left to do, somebody else may have ended the call.
+    if (!step.nothing()) Do(step);
   }
 }
 
 void DownloadCall::Refuse(const absl::Status& status) {
   grpc::ByteBuffer none;
-  Do(Fetched(status, none));
+  const Step step = Fetched(status, none);
+  if (!step.nothing()) Do(step);
 }
 
 absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {

@@ -55,6 +55,8 @@ class DownloadCall final : public StreamCall,
     bool fetch = false;
     bool write = false;
     bool end = false;
+
+    bool nothing() const { return !fetch && !write && !end; }
   };
   // A slot in use, until gRPC has let go of it.
   struct Lease;

@@ -1,5 +1,6 @@
 // What calls are expected to take: limits that act before anything runs, figures that stay figures
 // whatever a request brings, and rates that are learned.
+#include "absl/strings/str_cat.h"
 #include "kernels/pace.h"
 
 #include <cmath>
@@ -498,18 +499,26 @@ TEST(WarmUpTest, MeasuresEveryRowOfTheCpu) {
   const std::unique_ptr<Stream> stream = *MakeStream(device);
   Pace pace(device.info());
   const Pace cold(device.info());
-  ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
-  EXPECT_EQ(device.allocations(), 0u);
   // Whatever the machine: a rate that was measured is not exactly the one assumed. Problems so
   // large that arithmetic, not memory, is what is estimated on a slow strategy.
   const DotProblem p = {.n = 1 << 24};
   const Strategy<DotProblem>& strategy = StrategyNamed<DotProblem>("cpu_serial");
-  EXPECT_NE(pace.Estimate(strategy, p), cold.Estimate(strategy, p));
   MatmulProblem product = {.m = 2000, .n = 2000, .k = 2000, .lda = 2000, .ldb = 2000};
-  for (const Strategy<MatmulProblem>* matmul : Strategies<MatmulProblem>()) {
-    if (matmul->backend != Backend::kCpu) continue;
-    EXPECT_NE(pace.Estimate(*matmul, product), cold.Estimate(*matmul, product)) << matmul->name;
-  }
+  const auto unmeasured = [&] {
+    std::string names;
+    if (pace.Estimate(strategy, p) == cold.Estimate(strategy, p)) names += "cpu_serial ";
+    for (const Strategy<MatmulProblem>* matmul : Strategies<MatmulProblem>()) {
+      if (matmul->backend == Backend::kCpu &&
+          pace.Estimate(*matmul, product) == cold.Estimate(*matmul, product))
+        absl::StrAppend(&names, Absl(matmul->name), " ");
+    }
+    return names;
+  };
+  // What other processes disturb is not taken for a rate.
+  for (int attempt = 0; attempt < 10 && (attempt == 0 || !unmeasured().empty()); ++attempt)
+    ASSERT_TRUE(WarmUp(*stream, pace, /*every_row=*/true).ok());
+  EXPECT_EQ(unmeasured(), "");
+  EXPECT_EQ(device.allocations(), 0u);
   EXPECT_TRUE(WarmUp(*stream, pace, /*every_row=*/false).ok());
 }
 

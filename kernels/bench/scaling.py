@@ -49,7 +49,7 @@ def collect(options):
 
     def medians(rows):
         found = []
-        for key, runs in sorted(rows.items(), key=lambda item: [str(v) for _, v in item[0]]):
+        for key, runs in sorted(rows.items(), key=lambda item: [value for _, value in item[0]]):
             times = [times for _, times in runs if times is not None]
             found.append(dict(key) | {"us": round(statistics.median(us for us, _ in runs), 2)})
             if times:
@@ -132,7 +132,10 @@ def speedup_plot(title, data, rows):
 
 def arrays_plot(data):
     """Of each operation the largest array that one GPU holds."""
-    sizes = {r["what"]: r["elements"] for r in data["arrays"] if r["devices"] == 1}
+    sizes = collections.defaultdict(int)
+    for row in data["arrays"]:
+        if row["devices"] == 1:
+            sizes[row["what"]] = max(sizes[row["what"]], row["elements"])
     rows = collections.defaultdict(list)
     for row in data["arrays"]:
         if row["elements"] == sizes.get(row["what"]):
