@@ -1,7 +1,7 @@
 // What calls are expected to take: limits that act before anything runs, figures that stay figures
 // whatever a request brings, and rates that are learned.
-#include "absl/strings/str_cat.h"
 #include "kernels/pace.h"
+#include "absl/strings/str_cat.h"
 
 #include <cmath>
 #include <cstdint>
