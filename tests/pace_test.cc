@@ -1,7 +1,6 @@
 // What calls are expected to take: limits that act before anything runs, figures that stay figures
 // whatever a request brings, and rates that are learned.
 #include "kernels/pace.h"
-#include "absl/strings/str_cat.h"
 
 #include <cmath>
 #include <cstdint>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/map_cost.h"
 #include "kernels/matmul.h"
 #include "kernels/run/execute.h"
