@@ -561,26 +561,30 @@ TEST_P(MatmulPartsTest, AllOfC) {
   });
 }
 
-// So many tiles for each block that blocks are kept abreast; on two streams, whose blocks may never
-// all run at once.
-TEST_P(MatmulPartsTest, AllOfCWhereBlocksStayAbreast) {
-  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
-  if (Watched()) GTEST_SKIP() << "too long for a sanitizer";
-  // One strategy for each main loop.
-  const std::string_view name = GetParam().row.name;
-  if (name != "tensor_bf16" && name != "tensor_f32x3" && name != "tensor_tf32") return;
-  const std::int64_t k = name == "tensor_bf16" ? 24576 : 12288;
-  Dispatch([&]<class T, class O>(T, O) {
-    CheckExactly<T, O>({8704, 8712, k}, /*transpose_a=*/name == "tensor_tf32", true);
-  });
-}
-
 // Builds without CUDA have none of these rows.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulPartsTest);
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulPartsTest,
                          testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_f16", "tensor_tf32",
                                                         "tensor_f32x3", "warp_tiled_tma"})),
                          MatmulCaseName);
+
+// One strategy for each main loop, and so many tiles for each block that blocks are kept abreast; on
+// two streams, whose blocks may never all run at once.
+class MatmulAbreastTest : public MatmulPartsTest {};
+
+TEST_P(MatmulAbreastTest, AllOfLargeC) {
+  TESSERA_NEED_STRATEGY(MatmulProblem, GetParam().row);
+  const std::string_view name = GetParam().row.name;
+  const std::int64_t k = name == "tensor_bf16" ? 24576 : 12288;
+  Dispatch([&]<class T, class O>(T, O) {
+    CheckExactly<T, O>({8704, 8712, k}, /*transpose_a=*/name == "tensor_tf32", true);
+  });
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulAbreastTest);
+INSTANTIATE_TEST_SUITE_P(
+    Rows, MatmulAbreastTest,
+    testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_tf32", "tensor_f32x3"})), MatmulCaseName);
 
 // The row that multiplies integers where its operands allow it, and plain f64 where they do not.
 class MatmulIntegersTest : public MatmulTest {
@@ -845,7 +849,7 @@ TEST(MatmulPieces, StepsAbreastAreOfWholeTiles) {
     }
   }
   EXPECT_GT(abreast, 1000);
-  // Those of AllOfCWhereBlocksStayAbreast, in pairs of 128 x 256.
+  // Those of MatmulAbreastTest, in pairs of 128 x 256.
   EXPECT_GT(StepsAbreast(ShareTiles(34 * 35, 384, 66), 66), 0);
   EXPECT_EQ(StepsAbreast(WholeTiles(1'000'000'000, 100'000, 132), 132), 0) << "beyond 32 bits";
 }

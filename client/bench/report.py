@@ -20,7 +20,6 @@ the first size that was measured. WHAT is
   latency        p50 and, dashed, p99
 """
 
-import argparse
 import json
 import pathlib
 import re
@@ -248,17 +247,5 @@ def render(options):
     pages.settle(outputs, options.check, "client/bench/report.py render")
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    rendering = commands.add_parser("render")
-    rendering.add_argument("--check", action="store_true")
-    rendering.set_defaults(run=render)
-    options = parser.parse_args()
-    options.run(options)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run_command(__doc__, render)

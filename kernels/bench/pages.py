@@ -1,6 +1,7 @@
 """What scripts share that write measured figures into pages: tables in Markdown, plots in SVG, and
 files that are written anew or found stale."""
 
+import argparse
 import dataclasses
 import html
 import math
@@ -107,3 +108,23 @@ def settle(outputs, check, command):
             path.write_text(outputs[path], encoding="utf-8")
         print(f"{path.relative_to(ROOT)} {f'is stale: {command}' if check else 'written'}")
     sys.exit(1 if stale and check else 0)
+
+
+def run_command(description, render, collect=None):
+    """The command line of such a script: render [--check] and, where it has one, collect RUN...
+    --out FILE --caption TEXT, whose files are options.runs."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    if collect is not None:
+        collecting = commands.add_parser("collect")
+        collecting.add_argument("runs", nargs="+")
+        collecting.add_argument("--out", required=True)
+        collecting.add_argument("--caption", required=True)
+        collecting.set_defaults(run=collect)
+    rendering = commands.add_parser("render")
+    rendering.add_argument("--check", action="store_true")
+    rendering.set_defaults(run=render)
+    options = parser.parse_args()
+    options.run(options)

@@ -23,7 +23,6 @@ link, or "unmeasured". Parentheses in that cell stay and say what else was measu
 (1 x 8192 x 8192). A plot ![...](FILE_OPERATION.svg) of docs/measured/README.md is drawn.
 """
 
-import argparse
 import collections
 import functools
 import json
@@ -53,7 +52,7 @@ ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), ("cublaslt_tf32", "f
 
 def collect(options):
     runs_of = collections.defaultdict(list)
-    for path in options.raw: 
+    for path in options.runs:
         raw = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         for run in raw["benchmarks"]:
             if run.get("run_type") != "aggregate" and not run.get("error_occurred"):
@@ -523,22 +522,5 @@ def render(options):
     pages.settle(outputs, options.check, "kernels/bench/report.py render")
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    collecting = commands.add_parser("collect")
-    collecting.add_argument("raw", nargs="+")
-    collecting.add_argument("--out", required=True)
-    collecting.add_argument("--caption", required=True)
-    collecting.set_defaults(run=collect)
-    rendering = commands.add_parser("render")
-    rendering.add_argument("--check", action="store_true")
-    rendering.set_defaults(run=render)
-    options = parser.parse_args()
-    options.run(options)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run_command(__doc__, render, collect)

@@ -13,7 +13,6 @@ WHAT is `arrays`, device times of operations on arrays, or `products`. A plot
 ![...](measured/FILE_WHAT.svg) is drawn of the same.
 """
 
-import argparse
 import collections
 import json
 import pathlib
@@ -167,22 +166,5 @@ def render(options):
     pages.settle(outputs, options.check, "kernels/bench/scaling.py render")
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    collecting = commands.add_parser("collect")
-    collecting.add_argument("runs", nargs="+")
-    collecting.add_argument("--out", required=True)
-    collecting.add_argument("--caption", required=True)
-    collecting.set_defaults(run=collect)
-    rendering = commands.add_parser("render")
-    rendering.add_argument("--check", action="store_true")
-    rendering.set_defaults(run=render)
-    options = parser.parse_args()
-    options.run(options)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run_command(__doc__, render, collect)
