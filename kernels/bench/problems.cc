@@ -121,12 +121,16 @@ RandomProblem Problems::Matmul() {
   double bytes = 0, flops = 0;
   // Extents of many products in use are multiples of 64, and their matrices lie as allocated.
   const bool round = Chance(0.25);
-  const auto extent = [&] {
-    const std::int64_t extent = Extent(0x1p15);
+  const auto extent = [&](double most) {
+    const std::int64_t extent = Extent(most);
     return round && extent > 64 ? (extent + 63) / 64 * 64 : extent;
   };
+  // Tables of vectors are longer.
+  const bool is_long = Chance(0.1);
+  std::int64_t* const long_extent = OneOf({&p.m, &p.n, &p.k});
   do {
-    p.m = extent(), p.n = extent(), p.k = extent();
+    p.m = extent(0x1p15), p.n = extent(0x1p15), p.k = extent(0x1p15);
+    if (is_long) *long_extent = extent(0x1p21);
     p.transpose_a = Chance(0.5), p.transpose_b = Chance(0.5);
     const auto pitch = [&](std::int64_t columns) {
       if (round || Chance(0.5)) return columns;

@@ -50,7 +50,9 @@ SAMPLES, LEAST, DEPTH = 30000, 20, 12
 # A split is worth its nodes if it saves so much of the cost per product.
 LEAST_GAIN = 2e-5
 FOLDS = 4
-MOST_EXTENT, MOST_WORK = 15, 40  # of random products, as logarithms to base 2
+# Of random products, as logarithms to base 2: a LONG_SHARE of them has one extent up to the long one.
+MOST_EXTENT, MOST_WORK = 15, 40
+LONG_SHARE, LONG_EXTENT = 0.1, 21
 
 
 def times_of(row):
@@ -163,7 +165,12 @@ def imagined(like):
     """Features of SAMPLES products whose extents are random, with transposes and alignments of those
     that were timed."""
     random = np.random.default_rng(2)
-    extents = np.round(2 ** random.uniform(0, MOST_EXTENT, (4 * SAMPLES, 3)))
+    logs = random.uniform(0, MOST_EXTENT, (4 * SAMPLES, 3))
+    is_long = np.flatnonzero(random.uniform(size=len(logs)) < LONG_SHARE)
+    logs[is_long, random.integers(0, 3, len(is_long))] = random.uniform(
+        0, LONG_EXTENT, len(is_long)
+    )
+    extents = np.round(2**logs)
     m, n, k = np.log2(extents[np.log2(extents).sum(axis=1) <= MOST_WORK][:SAMPLES]).T
     least = np.minimum(m, n)
     sizes = np.column_stack((m, n, k, least, np.maximum(m, n), m + n, m + n + k, k - least))

@@ -76,11 +76,7 @@ class KTileLoader {
                       r < rows ? valid * static_cast<int>(sizeof(T)) : 0);
       }
     } else {
-#pragma unroll 1
-      for (int r = 0; r < S::kRows; r += kRowStep, from += row_step) {
-        if (S::kRows % kRowStep != 0 && r + Row() >= S::kRows) break;
-        CopyElements(k_tile + S::At(Row() + r, Vector()), from, r < rows ? valid : 0);
-      }
+      CopyElements(from, row_step, rows, valid, k_tile);
     }
   }
 
@@ -88,14 +84,40 @@ class KTileLoader {
   static __device__ int Row() { return static_cast<int>(threadIdx.x) / S::kVectors; }
   static __device__ int Vector() { return static_cast<int>(threadIdx.x) % S::kVectors; }
 
-  __device__ void CopyElements(T* to, const T* from, int valid) {
+  // What is not aligned to vectors, in pieces of at least 4 bytes: fewer are too few for a copy in
+  // the background.
+  __device__ void CopyElements(const T* from, std::int64_t row_step, int rows, int valid,
+                               T* k_tile) {
+    constexpr int kPiece = sizeof(T) == 2 ? 2 : 1;  // elements
+    static_assert(kRowStep % 2 == 0, "all rows of a thread are aligned alike");
+    if (sizeof(T) >= 4 || reinterpret_cast<std::uintptr_t>(from) % 4 == 0) {
+#pragma unroll 1
+      for (int r = 0; r < S::kRows; r += kRowStep, from += row_step) {
+        if (S::kRows % kRowStep != 0 && r + Row() >= S::kRows) break;
+        T* const to = k_tile + S::At(Row() + r, Vector());
+        const int left = r < rows ? valid : 0;
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) {
-      if constexpr (sizeof(T) >= 4) {
-        CopyAsync<sizeof(T)>(to + w, from + w, w < valid ? static_cast<int>(sizeof(T)) : 0);
-      } else {
-        to[w] = w < valid ? from[w] : T{};  // too small for a copy in the background
+        for (int w = 0; w < kWidth; w += kPiece)
+          CopyAsync<kPiece* int{sizeof(T)}>(
+              to + w, from + w, max(0, min(kPiece, left - w)) * static_cast<int>(sizeof(T)));
       }
+      return;
+    }
+    // The loads of two rows are under way together.
+    constexpr int kAtOnce = 2;
+#pragma unroll 1
+    for (int r = 0; r < S::kRows; r += kAtOnce * kRowStep, from += kAtOnce * row_step) {
+      Pack<T> packs[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int left = r + i * kRowStep < rows ? valid : 0;
+#pragma unroll
+        for (int w = 0; w < kWidth; ++w) packs[i].v[w] = w < left ? from[i * row_step + w] : T{};
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (r + i * kRowStep + Row() < S::kRows)
+          StorePack(k_tile + S::At(Row() + r + i * kRowStep, Vector()), packs[i]);
     }
   }
 

@@ -41,8 +41,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/matmul/skinny.cuh"
+#include "kernels/cuda/matmul/skinny_sums.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -62,103 +62,6 @@ struct Destination {
     if (e < wide && v < thin) c[e * wide_stride + v * thin_stride] = static_cast<Out>(sum);
   }
 };
-
-// What a warp adds of one k-tile. Each kind has its own share of the tile for a thread: see
-// Element.
-
-// 16 bits: warps 0 to 3 have 16 rows of the tile each and the first half of the k-tile's steps,
-// warps 4 to 7 the same rows and the second half.
-template <class C, bool kAlongK>
-__device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
-                          float (&sums)[C::kSums]) {
-  using T = typename C::T;
-  using Wide = typename C::template WideKTile<kAlongK>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  constexpr int kSteps = C::kDepth / 16 / 2;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int l = warp / 4 * kSteps + step;
-    unsigned a[4];
-    if constexpr (kAlongK) {
-      LoadMatrices<false>(wide + Wide::At(warp % 4 * 16 + lane % 16, 2 * l + lane / 16), a);
-    } else {
-      LoadMatrices<true>(
-          wide + Wide::At(16 * l + lane / 16 * 8 + lane % 8, warp % 4 * 2 + lane / 8 % 2), a);
-    }
-#pragma unroll
-    for (int v = 0; v < C::kVectors; v += 16) {
-      // The columns of two instructions, or of one twice.
-      unsigned b[4];
-      const int column = v + (C::kVectors > 8 ? lane / 16 * 8 : 0) + lane % 8;
-      LoadMatrices<false>(thin + C::ThinKTile::At(column, 2 * l + lane / 8 % 2), b);
-      MultiplyHalves<T>(a, b[0], b[1], reinterpret_cast<float(&)[4]>(sums[v / 2]));
-      if constexpr (C::kVectors > 8)
-        MultiplyHalves<T>(a, b[2], b[3], reinterpret_cast<float(&)[4]>(sums[v / 2 + 4]));
-    }
-  }
-}
-
-// f64 on the tensor cores: each warp has 16 rows of the tile.
-template <class C, bool kAlongK>
-__device__ void AddSquares(const double* wide, const double* thin, double (&sums)[C::kSums]) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-#pragma unroll
-  for (int l = 0; l < C::kDepth; l += 8) {
-    double a[4];
-    LoadSquare<typename C::template WideKTile<kAlongK>>(wide, warp * 16 + lane / 4 * 2,
-                                                        l + lane % 4 * 2, a);
-#pragma unroll
-    for (int v = 0; v < C::kVectors; v += 16) {
-      double b[4];
-      LoadSquare<typename C::ThinKTile>(thin, v + lane / 4 * 2, l + lane % 4 * 2, b);
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        MultiplyDoubles(a, b[h], b[h + 2], reinterpret_cast<double(&)[4]>(sums[v / 2 + 4 * h]));
-    }
-  }
-}
-
-// Without tensor cores: every warp has the whole tile, and one vector of the k-tile's depth.
-template <class C, bool kAlongK>
-__device__ void AddVectors(const typename C::T* wide, const typename C::T* thin,
-                           typename C::T (&sums)[C::kSums]) {
-  using T = typename C::T;
-  using Wide = typename C::template WideKTile<kAlongK>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  constexpr int kEach = C::kTile / kWarpSize;  // elements of the wide operand a lane
-  T w[kEach][C::kWidth];
-  if constexpr (kAlongK) {
-#pragma unroll
-    for (int r = 0; r < kEach; ++r) {
-      const Pack<T> pack = LoadPack(wide + Wide::At(r * kWarpSize + lane, warp));
-#pragma unroll
-      for (int l = 0; l < C::kWidth; ++l) w[r][l] = pack.v[l];
-    }
-  } else {
-#pragma unroll
-    for (int l = 0; l < C::kWidth; ++l) {
-#pragma unroll
-      for (int r = 0; r < kEach; r += C::kWidth) {
-        const Pack<T> pack =
-            LoadPack(wide + Wide::At(warp * C::kWidth + l, r / C::kWidth * kWarpSize + lane));
-#pragma unroll
-        for (int i = 0; i < C::kWidth; ++i) w[r + i][l] = pack.v[i];
-      }
-    }
-  }
-#pragma unroll
-  for (int v = 0; v < C::kVectors; ++v) {
-    const Pack<T> pack = LoadPack(thin + C::ThinKTile::At(v, warp));
-#pragma unroll
-    for (int l = 0; l < C::kWidth; ++l)
-#pragma unroll
-      for (int r = 0; r < kEach; ++r)
-        sums[r * C::kVectors + v] = fma(w[r][l], pack.v[l], sums[r * C::kVectors + v]);
-  }
-}
 
 template <class C, bool kAlongK, class Out>
 __global__ void __launch_bounds__(kThreads, C::kBlocks)
@@ -252,29 +155,52 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   }
 }
 
-// The sums of all parts, in order.
+// The sums of all parts. A warp's lanes have an element each, and its warps a group of parts each,
+// so that few loads follow each other however many parts there are.
+constexpr int kFinishThreads = 256;
+constexpr int kFinishGroups = kFinishThreads / kWarpSize;
+
 template <class Acc, class O>
-__global__ void MatmulSkinnyFinish(const Acc* parts, int count, std::int64_t n, O* c) {
-  const std::int64_t e = GridThread();
-  if (e >= n) return;
-  Acc sum = parts[e];
-  for (int p = 1; p < count; ++p) sum += parts[p * n + e];
+__global__ void __launch_bounds__(kFinishThreads)
+    MatmulSkinnyFinish(const Acc* parts, int count, std::int64_t n, O* c) {
+  WaitForKernelBefore();
+  __shared__ Acc sums[kFinishGroups][kWarpSize];
+  const int group = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const std::int64_t e = std::int64_t{blockIdx.x} * kWarpSize + lane;
+  const int first = group * count / kFinishGroups, end = (group + 1) * count / kFinishGroups;
+  Acc sum = 0;
+  if (e < n) {
+#pragma unroll 4
+    for (int p = first; p < end; ++p) sum += parts[p * n + e];
+  }
+  sums[group][lane] = sum;
+  __syncthreads();  // all groups' sums are there
+  if (group > 0 || e >= n) return;
+#pragma unroll
+  for (int g = 1; g < kFinishGroups; ++g) sum += sums[g][lane];
   c[e] = static_cast<O>(sum);
 }
 
+// Sums of parts of k take no more bytes than this.
+constexpr std::int64_t kMostSums = std::int64_t{32} << 20;
+
 // Into how many parts k is cut, so that there is a block for every SM, and no SM has much more to
-// do than the others.
-int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t multiprocessors) {
-  constexpr double kEnds = 4;  // what a block's beginning and end cost, in k-tiles
-  constexpr int kLeastKTiles = 8;
+// do than the others. sums: bytes of those of one part. waits: the k-tiles are not copied in the
+// background (see KTileLoader), and each takes as long as memory answers.
+int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool waits,
+          std::int64_t multiprocessors) {
+  const int ends = waits ? 2 : 4;  // what a block's beginning and end cost, in k-tiles
+  const int least_k_tiles = waits ? 2 : 8;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
-  const std::int64_t most = std::min(multiprocessors, CeilDiv(k_tiles, kLeastKTiles));
+  const std::int64_t most =
+      std::min({multiprocessors, CeilDiv(k_tiles, least_k_tiles), kMostSums / sums});
   for (int parts = 1; parts <= most; ++parts) {
     const auto blocks = static_cast<double>(CeilDiv(tiles * parts, multiprocessors));
     // Adding up the parts takes another kernel.
     const double time =
-        blocks * static_cast<double>(CeilDiv(k_tiles, parts)) + kEnds + (parts > 1 ? kEnds : 0);
+        blocks * static_cast<double>(CeilDiv(k_tiles, parts)) + ends + (parts > 1 ? ends : 0);
     if (time < least) {
       least = time;
       best = parts;
@@ -289,8 +215,10 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
   using Acc = typename C::Acc;
   const bool a_is_wide = p.m >= p.n;
   const std::int64_t tiles = CeilDiv(wide.extent, C::kTile), k_tiles = CeilDiv(p.k, C::kDepth);
+  const bool waits = C::kHalves && !(wide_packable && thin_packs);
   const std::int64_t part_k_tiles =
-      CeilDiv(k_tiles, Parts(tiles, k_tiles, stream.device().info().multiprocessors));
+      CeilDiv(k_tiles, Parts(tiles, k_tiles, p.m * p.n * std::int64_t{sizeof(Acc)}, waits,
+                             stream.device().info().multiprocessors));
   const std::int64_t part = part_k_tiles * C::kDepth;
   const auto parts = static_cast<int>(CeilDiv(k_tiles, part_k_tiles));
   const std::int64_t wide_stride = a_is_wide ? p.n : 1, thin_stride = a_is_wide ? 1 : p.n;
@@ -309,9 +237,9 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
   const std::int64_t n = p.m * p.n;
   auto* sums = static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(parts * n) * sizeof(Acc)));
   launch(sums);
-  MatmulSkinnyFinish<<<static_cast<unsigned>(CeilDiv(n, 256)), 256, 0, stream.handle()>>>(
-      sums, parts, n, static_cast<O*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulSkinnyFinish);
+  LaunchOverlapping(MatmulSkinnyFinish<Acc, O>,
+                    {static_cast<unsigned>(CeilDiv(n, kWarpSize)), kFinishThreads, 0}, stream,
+                    static_cast<const Acc*>(sums), parts, n, static_cast<O*>(p.c));
 }
 
 template <class T, class O, int kVectors>
@@ -373,6 +301,15 @@ std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? "" : "m or n of at most 32";
 }
 
+// The sums of at most as many parts as there are k-tiles, which have at least 128 bytes along k.
+std::uint64_t ScratchOf(const MatmulProblem& p) {
+  const auto sums =
+      static_cast<std::uint64_t>(p.m * p.n) * std::max<std::size_t>(4, SizeOf(p.dtype));
+  const auto k_tiles = CeilDiv(p.k, kRowBytes / static_cast<std::int64_t>(SizeOf(p.dtype)));
+  if (k_tiles <= 1) return 0;
+  return std::min<std::uint64_t>(kMostSums, sums * static_cast<std::uint64_t>(k_tiles));
+}
+
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulSkinny = {
@@ -387,6 +324,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSkinny = {
     .cost = CostOf,
     .launch = Enqueue,
     .refuses = Refuses,
+    .scratch = ScratchOf,
 };
 
 }  // namespace tessera

@@ -50,6 +50,7 @@
 #include "kernels/cuda/matmul/hopper/stream_k.cuh"
 #include "kernels/cuda/matmul/hopper/tuning.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/overlap.cuh"
 
 namespace tessera {
 
@@ -146,31 +147,6 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
 }
 
 // --- Launch ---
-
-struct LaunchGrid {
-  unsigned blocks, threads;
-  std::size_t shared_bytes;
-  unsigned cluster = 0;  // blocks of one; 0: the kernel says it, or has none
-};
-
-// Launches a kernel that waits for the one before it by itself.
-template <class... Parameters, class... Arguments>
-void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, CudaStream& stream,
-                       const Arguments&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {grid.cluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid.blocks);
-  config.blockDim = dim3(grid.threads);
-  config.dynamicSmemBytes = grid.shared_bytes;
-  config.stream = stream.handle();
-  config.attrs = attributes;
-  config.numAttrs = grid.cluster > 0 ? 2 : 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
 
 // Clusters of so many blocks that run on a GPU at a time, for a kernel that has an SM to itself.
 // The blocks of one lie in one of the groups of SMs that make a GPU, and those differ in size.

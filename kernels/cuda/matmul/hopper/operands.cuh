@@ -13,6 +13,7 @@
 #include "kernels/cuda/matmul/hopper/ptx.cuh"
 #include "kernels/cuda/matmul/hopper/tensor_map.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/matmul.h"
 

@@ -175,16 +175,6 @@ __device__ inline void FenceForCopyEngine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// --- Overlap of launches ---
-//
-// A kernel launched to overlap may start while the one before it on the stream still runs, once all
-// blocks of that have allowed it or ended. It must wait before it touches global memory.
-
-__device__ inline void WaitForKernelBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void AllowNextKernel() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 // --- Registers ---
 
 // Called by all threads of a warpgroup: what some give back, others can take.

@@ -327,9 +327,9 @@ std::string Refuses(const MatmulProblem& p) {
   return std::min(p.m, p.n) <= kMostVectors ? TensorRefusal(p) : "m or n of at most 32";
 }
 
-// The small operand may need a copy with k along the rows.
+// The small operand may need a copy with k along the rows, or `skinny` takes the product.
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  return CopyScratch<float>(std::min(p.m, p.n), p.k);
+  return std::max(CopyScratch<float>(std::min(p.m, p.n), p.k), kMatmulSkinny.scratch(p));
 }
 
 }  // namespace
