@@ -5,17 +5,21 @@ usage: python_aio_test.py --server build/bin/tessera-server [unittest arguments]
 """
 
 import asyncio
+import gc
 import inspect
 import pathlib
 import pickle
 import tempfile
+import time
 import unittest
+from unittest import mock
 
 import numpy as np
 
 import outsider as o
 import python_outsider
 import tessera as ts
+from tessera import _async, _core
 
 BOUND_S = 30
 
@@ -106,6 +110,121 @@ class AioTest(unittest.IsolatedAsyncioTestCase):
 
         await self.bounded(gone())
         await self.t.put(self.a, "half")
+
+    async def test_a_put_that_is_cancelled_while_its_buffer_is_made(self):
+        """The buffer is deleted as soon as the server has made it; the name can be put again at once,
+        and close() waits for it."""
+        data = np.zeros(2 << 20)
+        for name in ("made", None):
+            for again in (True, False):
+                async with await ts.aio.connect(self.server.address) as t:
+                    made, call = asyncio.Event(), t._io.call
+
+                    async def slow(method, *rest, call=call, made=made):
+                        answer = await call(method, *rest)
+                        if method == "CreateBuffer" and not made.is_set():
+                            made.set()
+                            await asyncio.sleep(0.3)
+                        return answer
+
+                    t._io.call = slow
+                    running = asyncio.ensure_future(t.put(data, name))
+                    await self.bounded(made.wait())
+                    running.cancel()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await running
+                    if again:
+                        x = await self.bounded(t.put(data, name))
+
+                        async def alone(x=x):
+                            while await self.buffers() != [(x.name, x.version)]:
+                                await asyncio.sleep(0.05)
+
+                        await self.bounded(alone())
+                        if name:
+                            await x.delete()
+                self.assertEqual(await self.buffers(), [])
+
+    async def buffers(self):
+        return [(b.name, b.version) for b in (await self.t.call("ListBuffers")).buffers]
+
+    async def test_a_client_that_is_closed_in_the_middle_of_a_put(self):
+        for name in ("closed", None):
+            t, begun = await ts.aio.connect(self.server.address), asyncio.Event()
+            running = asyncio.ensure_future(
+                t.put(np.zeros(6 << 20), name, progress=lambda *_: begun.set())
+            )
+            await self.bounded(begun.wait())
+            await t.close()
+            with self.assertRaisesRegex(ts.Error, "closed"):
+                await running
+            self.assertEqual(await self.buffers(), [])
+
+    async def test_streams_that_fail_when_their_tasks_are_cancelled(self):
+        """Nobody is told of a failure that nobody has asked for."""
+        said = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
+        x = await self.t.put(np.zeros(600_000))
+
+        def failing(make):
+            """The call of a stream whose task is cancelled in the moment in which it fails."""
+
+            def begin(*args, **options):
+                call = make(*args, **options)
+
+                async def fail():
+                    running.cancel()
+                    raise ValueError("unheard")
+
+                call.read = fail
+                return call
+
+            return begin
+
+        async def fail(_):
+            running.cancel()
+            raise ValueError("unheard")
+
+        calls = self.t._io.calls
+        with mock.patch.dict(calls, Download=failing(calls["Download"])):
+            running = asyncio.ensure_future(x.numpy())
+            with self.assertRaises(asyncio.CancelledError):
+                await running
+        with mock.patch.object(_async, "_answer", fail):
+            running = asyncio.ensure_future(self.t.put(self.a))
+            with self.assertRaises(asyncio.CancelledError):
+                await running
+        del running
+        await asyncio.sleep(0)
+        gc.collect()
+        self.assertEqual(said, [])
+
+    async def test_a_region_that_nobody_waits_for_is_closed(self):
+        made = []
+
+        class Region:
+            closed = False
+
+            def close(self):
+                self.closed = True
+
+        def share(path, seconds):
+            loop.call_soon_threadsafe(running.cancel)
+            time.sleep(0.2)
+            made.append(Region())
+            return made[0]
+
+        loop = asyncio.get_running_loop()
+        with mock.patch.object(_async, "share", share):
+            running = asyncio.ensure_future(self.t._io.perform(_core.Share("", 1)))
+            with self.assertRaises(asyncio.CancelledError):
+                await running
+
+            async def closed():
+                while not (made and made[0].closed):
+                    await asyncio.sleep(0.01)
+
+            await self.bounded(closed())
 
     async def test_refusals(self):
         x = await self.t.put(self.a)

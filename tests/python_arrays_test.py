@@ -132,6 +132,16 @@ class ArraysTest(python_outsider.Case):
                         array, view = np.broadcast_to(array, shape), view.broadcast_to(shape)
             self.check(view, array, 0)
 
+    def test_negative_extents(self):
+        for shape in ((-1,), (2, -3)):
+            for call in (
+                self.x[0, 0].broadcast_to,
+                lambda shape: np.broadcast_to(self.x[0, 0], shape),
+                lambda shape: np.full_like(self.x, 1, shape=shape),
+            ):
+                with self.assertRaises(ts.BadShape):
+                    call(shape)
+
     def test_bad_indices_are_index_errors(self):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):

@@ -18,7 +18,9 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from tessera import _protocol as p
 
+MIB = 1 << 20
 # What every program of this suite begins with. Jobs in the background ignore Ctrl-C.
 HEAD = """
 import os, signal, sys, time
@@ -434,6 +436,66 @@ print(found > 6)
             while self.unnamed() != before and time.monotonic() < end:
                 time.sleep(0.05)
             self.assertEqual(self.unnamed(), before)
+
+    def test_a_put_that_is_interrupted_while_its_buffer_is_made(self):
+        """The buffer is deleted as soon as the server has made it; the name can be put again at once,
+        and close() waits for it."""
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, handler)
+        data = np.ones(MIB)
+
+        def slow(call, made):
+            def interrupted(method, *rest):
+                answer = call(method, *rest)
+                if method == "CreateBuffer" and not made:
+                    made.append(answer.buffer)
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.3)
+                return answer
+
+            return interrupted
+
+        for name in ("made", None):
+            for again in (True, False):
+                with ts.connect(self.server.address) as t:
+                    made = []
+                    t._io.call = slow(t._io.call, made)
+                    self.assertRaises(KeyboardInterrupt, t.put, data, name)
+                    if again:
+                        t.put(data, name)
+                        # The second one is there, and nothing else.
+                        self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
+                        self.assertNotEqual(self.like(made[0]), [made[0].version])
+                        if name:
+                            t.delete(name)
+                self.assertEqual(self.like(made[0]), [])
+
+    def like(self, buffer):
+        """The versions of the buffers whose names differ in no more than their last digit."""
+        found = self.t.call("ListBuffers", prefix=buffer.name[:-1]).buffers
+        return [one.version for one in found]
+
+    def test_a_client_that_is_closed_in_the_middle_of_a_put(self):
+        for name in ("closed", None):
+            t = ts.connect(self.server.address, shared_memory=False)
+            with self.assertRaisesRegex(ts.Error, "closed"):
+                t.put(np.ones(3 * MIB), name, progress=lambda *_: t.close())
+            self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
+
+    def test_many_threads_that_delete_what_is_dead(self):
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        self.addCleanup(sys.setswitchinterval, interval)
+        core = ts._core.Core(ts._connect.Options("127.0.0.1:1"))
+        taken = []
+
+        def work(_):
+            taken.extend(call.request for call in core.take_dead())
+
+        for _ in range(30):
+            core.dead.extend(("x", i) for i in range(200))
+            o.in_threads(8, work)
+        self.assertEqual(len(taken), 30 * 200)
 
     def test_an_interrupted_call(self):
         process, _ = self.begin(

@@ -22,7 +22,7 @@ import outsider as o
 import python_outsider
 import tessera as ts
 from relay import Relay
-from tessera import _core, _errors, _progress, _shared, _wire
+from tessera import _blocking, _core, _errors, _progress, _shared, _wire
 
 MIB = 1 << 20
 
@@ -535,6 +535,58 @@ class SharedTest(unittest.TestCase):
                 x.numpy(progress=lambda done, total: self.server.process.kill())
             with self.assertRaises(ts.ConnectionLost):
                 t.put(self.long)
+
+    def test_a_server_that_hangs(self):
+        """One patience for all attempts: no stream after a shared transfer, or a question for one,
+        that has used it up; and none of its own for a stream."""
+        x = self.t.put(self.data)
+        for pool in (self.t._core.pool, _shared.Pool()):
+            with ts.connect(self.server.address, stall_timeout=2, timeout=4) as t:
+                t._core.pool = pool
+                hung = t["x"] if "x" in t else t.put(self.data, "x")
+                performed, perform = [], t._io.perform
+                t._io.perform = lambda command: performed.append(command) or perform(command)
+                self.server.signal(signal.SIGSTOP)
+                try:
+                    self.assertRaises(ts.Stalled, hung.numpy)
+                finally:
+                    self.server.signal(signal.SIGCONT)
+                self.assertEqual(len(performed), 1)
+
+        self.t._core.pool.close()
+        object.__setattr__(self.t._core.options, "stall_timeout", 2)
+        perform, begin = self.t._io.perform, []
+
+        def stop(command):
+            if isinstance(command, _core.Share):
+                begin.append(time.monotonic())
+                self.server.signal(signal.SIGSTOP)
+            return perform(command)
+
+        self.t._io.perform = stop
+        try:
+            self.assertRaises(ts.Stalled, x.numpy)
+        finally:
+            self.server.signal(signal.SIGCONT)
+        download = self.performed[-1]
+        self.assertIsInstance(download, _wire.Download)
+        self.assertLess(download.tally.moved, begin[0])
+
+    def test_the_end_of_a_client_of_a_server_that_hangs(self):
+        """One call is waited for, and nothing else."""
+        self.t.put(self.data)
+        self.t._io._forgotten.add("another call")
+        self.performed.clear()
+        self.server.signal(signal.SIGSTOP)
+        try:
+            with mock.patch.object(_blocking, "LAST_CALLS_S", 3600):
+                closing = threading.Thread(target=self.t.close, daemon=True)
+                closing.start()
+                closing.join(o.START_TIMEOUT_S)
+            self.assertFalse(closing.is_alive())
+        finally:
+            self.server.signal(signal.SIGCONT)
+        self.assertEqual([command.method for command in self.performed], ["ListBuffers"])
 
     def test_what_is_wrong_is_said(self):
         x = self.t.put(self.data, "x")

@@ -2,12 +2,22 @@
 
 import asyncio
 import time
-from typing import Any, AsyncIterator, Dict, List, Set
+from typing import Any, AsyncIterator, Dict, Iterable, List, Set
 
 import grpc
 
-from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel, check_process
-from ._core import Call, Command, Pause, Share, Steps
+from ._connect import (
+    LAST_CALLS_S,
+    PAUSE_S,
+    PING,
+    Options,
+    answer_of,
+    answered,
+    calls_of,
+    channel,
+    check_process,
+)
+from ._core import Call, Command, Create, Pause, Share, Steps
 from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
 from ._wire import Download, Patience, Several, Upload
@@ -29,7 +39,10 @@ class Async:
         self.calls = calls_of(self._channels[0])
         self._calls = [self.calls]
 
-    async def close(self) -> None:
+    async def close(self, patient: bool = False) -> None:
+        """patient: waits a moment for calls whose outcomes do not matter."""
+        if patient and self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_CALLS_S)
         self._closed = True
         for made in self._channels:
             await made.close()
@@ -51,12 +64,10 @@ class Async:
             return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
 
-    def forget(self, calls: List[Call]) -> None:
+    def forget(self, calls: Iterable[Call]) -> None:
         """Sends calls whose outcomes do not matter."""
         for call in calls:
-            task = asyncio.ensure_future(self._forget(call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._in_background(self._forget(call))
 
     async def ready(self, seconds: float) -> bool:
         """Whether a server answers within so many seconds."""
@@ -112,10 +123,26 @@ class Async:
             raise self._failure(error) from None
         return answer_of(method, answer)
 
+    def _in_background(self, work: Any) -> Any:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _create(self, create: Create) -> Any:
+        answer = None
+        try:
+            answer = await self.call(create.method, create.request, create.timeout)
+            return answer
+        finally:
+            self.forget(create.ended(answer))
+
     async def perform(self, command: Command) -> Any:
         if type(command) is Call:
             return await self.call(command.method, command.request, command.timeout)
         try:
+            if isinstance(command, Create):
+                return await asyncio.shield(self._in_background(self._create(command)))
             if isinstance(command, Upload):
                 return await self._upload(command)
             if isinstance(command, Download):
@@ -125,8 +152,7 @@ class Async:
             if isinstance(command, Transfer):
                 return await self._transfer(command)
             if isinstance(command, Share):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(None, share, command.path)
+                return await self._share(command)
             assert isinstance(command, Pause)
             await asyncio.sleep(command.seconds)
             return command.reconnect is None or await self.ready(command.reconnect)
@@ -134,6 +160,20 @@ class Async:
             if isinstance(command, Upload) and command.failure is not None:
                 raise command.failure from None
             raise self._failure(error) from None
+
+    async def _share(self, command: Share) -> Any:
+        made = asyncio.get_running_loop().run_in_executor(None, share, command.path, command.seconds)
+
+        def close(made: "asyncio.Future[Any]") -> None:
+            region = made.result()
+            if region is not None:
+                region.close()
+
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(close)
+            raise
 
     def _stalled(self) -> Stalled:
         return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")
@@ -157,7 +197,7 @@ class Async:
         finally:
             if not answer.done():
                 call.cancel()
-                answer.cancel()
+            _drop(answer)
 
     async def _several(self, several: Several) -> None:
         tasks = [asyncio.ensure_future(self.perform(stream)) for stream in several.streams]
@@ -223,10 +263,16 @@ class Async:
             if not call.done():
                 call.cancel()
             if read is not None:
-                read.cancel()
+                _drop(read)
         if download.done < download.size:
             raise Error("the server sent too few bytes", "DATA_LOSS")
 
 
 async def _answer(call: Any) -> Any:
     return await call
+
+
+def _drop(task: "asyncio.Future[Any]") -> None:
+    """Ends a task whose outcome does not matter, also where it has failed already."""
+    task.cancel()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

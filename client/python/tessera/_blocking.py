@@ -4,12 +4,22 @@ import collections.abc
 import queue
 import threading
 import time
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Iterable, List, Set
 
 import grpc
 
-from ._connect import PAUSE_S, PING, Options, answer_of, answered, calls_of, channel, check_process
-from ._core import Call, Command, Pause, Share, Steps
+from ._connect import (
+    LAST_CALLS_S,
+    PAUSE_S,
+    PING,
+    Options,
+    answer_of,
+    answered,
+    calls_of,
+    channel,
+    check_process,
+)
+from ._core import Call, Command, Create, Pause, Share, Steps
 from ._errors import Error, Stalled, closed, from_rpc
 from ._shared import Transfer, share
 from ._wire import Download, Patience, Several, Stream, Upload
@@ -55,7 +65,11 @@ class Blocking:
                 self._retired += self._channels
                 self._connect()
 
-    def close(self) -> None:
+    def close(self, patient: bool = False) -> None:
+        """patient: waits a moment for calls whose outcomes do not matter."""
+        give_up = time.monotonic() + (LAST_CALLS_S if patient else 0)
+        while self._forgotten and time.monotonic() < give_up:
+            time.sleep(0.01)
         with self._lock:
             self._closed = True
         for made in self._channels:
@@ -78,7 +92,7 @@ class Blocking:
             return closed()
         return from_rpc(error) if isinstance(error, grpc.RpcError) else error
 
-    def forget(self, calls: List[Call]) -> None:
+    def forget(self, calls: Iterable[Call]) -> None:
         """Sends calls whose outcomes do not matter."""
         for call in calls:
             try:
@@ -122,6 +136,8 @@ class Blocking:
             return self.call(command.method, command.request, command.timeout)
         check_process()
         try:
+            if isinstance(command, Create):
+                return self._create(command)
             if isinstance(command, Upload):
                 return self._upload(command)
             if isinstance(command, Download):
@@ -131,7 +147,7 @@ class Blocking:
             if isinstance(command, Transfer):
                 return self._transfer(command)
             if isinstance(command, Share):
-                return share(command.path)
+                return share(command.path, command.seconds)
             assert isinstance(command, Pause)
             time.sleep(command.seconds)
             return command.reconnect is None or self.ready(command.reconnect)
@@ -139,6 +155,32 @@ class Blocking:
             if isinstance(command, Upload) and command.failure is not None:
                 raise command.failure from None
             raise self._failure(error) from None
+
+    def _create(self, create: Create) -> Any:
+        """In a thread of its own, which ends when Ctrl-C has ended the wait for it, too."""
+        outcome: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+
+        def work() -> None:
+            answer = failure = None
+            try:
+                answer = self.call(create.method, create.request, create.timeout)
+            except BaseException as error:
+                failure = error.with_traceback(None)
+            self.forget(create.ended(answer))
+            outcome.put((answer, failure))
+
+        try:
+            threading.Thread(target=work, daemon=True).start()
+            answer, failure = outcome.get()
+        except KeyboardInterrupt as interrupt:
+            setattr(interrupt, _SETTLED, True)  # The other thread runs gRPC's code.
+            raise
+        if failure is None:
+            return answer
+        try:
+            raise failure
+        finally:
+            del failure
 
     def ready(self, seconds: float) -> bool:
         """Whether a server answers within so many seconds."""

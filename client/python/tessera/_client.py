@@ -294,13 +294,14 @@ class Client:
     # --- the connection
 
     def close(self) -> None:
-        """Deletes the unnamed buffers, and hangs up. The end of the process does the same."""
+        """Deletes the unnamed buffers and what put() has begun, and hangs up. The end of the process
+        does the same. A server that does not answer is waited for a second or two."""
         _open.discard(self)
         if not self._core.own:
             return  # A fork has not what there is to close.
-        self._io.run(self._core.close())
+        answers = self._io.run(self._core.close())
         self._core.pool.close()
-        self._io.close()
+        self._io.close(answers)
 
     def __enter__(self) -> "Client":
         return self
@@ -321,6 +322,7 @@ class Client:
             return self._io.run(steps)
         except KeyboardInterrupt as interrupt:
             self._io.interrupted(interrupt)
+            self._io.forget(self._core.take_dead())
             raise
         except Error:
             if self._core.closed:

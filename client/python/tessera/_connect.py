@@ -29,6 +29,8 @@ _ANSWERS = (
 )
 # Before another one, in seconds, where a server went away.
 PAUSE_S = 0.1
+# Seconds: how long the end of a client waits for calls whose outcomes do not matter.
+LAST_CALLS_S = 1.0
 _Duration = p.message("google.protobuf.Duration")
 
 

@@ -12,15 +12,18 @@ import secrets
 import time
 from typing import (
     Any,
+    Callable,
     Deque,
     Dict,
     Generator,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
     Union,
 )
@@ -33,6 +36,7 @@ from . import _protocol as p
 from ._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
 from ._errors import (
     BadShape,
+    BufferExists,
     BufferNotFound,
     BufferNotReady,
     ConnectionLost,
@@ -68,6 +72,15 @@ class Call:
 
 
 @dataclasses.dataclass
+class Create(Call):
+    """A call that ends in the background when nobody waits for it any more. ended: what is told the
+    answer in any case, or None where it failed, and gives calls to send whose outcomes do not
+    matter."""
+
+    ended: Callable[[Any], Iterable[Call]]
+
+
+@dataclasses.dataclass
 class Pause:
     """Waits; with reconnect, also until there is a connection, for so many seconds at most. The
     outcome: whether there is one. A channel of gRPC connects only while somebody waits for it."""
@@ -78,9 +91,11 @@ class Pause:
 
 @dataclasses.dataclass
 class Share:
-    """Makes a region through the server's socket; the outcome: it, or None if that fails."""
+    """Makes a region through the server's socket; the outcome: it, or None if that fails or takes
+    longer than so many seconds."""
 
     path: str
+    seconds: float
 
 
 class Prepared(NamedTuple):
@@ -95,6 +110,10 @@ Command = Union[Call, Pause, Upload, Download, Several, Share, Transfer]
 Steps = Generator[Command, Any, Any]
 # So many ranges a server lists at most.
 _MISSING = 100
+# Seconds: how long close() waits for a server, and for how long after a put() that was interrupted
+# or cancelled its name may be taken by what is left of it.
+_LAST_WORDS_S = 1.0
+_LEFT_OVER_S = 5.0
 _GONE = "its name was deleted or has expired, or the server has restarted since"
 
 
@@ -120,6 +139,12 @@ def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
     return memoryview(array)
 
 
+def _stalled(failure: Error) -> None:
+    """Stalled, where shared memory has had all the patience that there is: no stream after it."""
+    if failure.code == "DEADLINE_EXCEEDED":
+        raise Stalled("no progress through shared memory", "DEADLINE_EXCEEDED") from failure
+
+
 def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
     """What a server still lacks of a range, by its list, from the first such byte on."""
     for begin, end in missing:
@@ -129,8 +154,18 @@ def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
     return part if len(missing) >= _MISSING else None
 
 
+class _Draft:
+    """What put() makes before it is filled. Without a version it has not been made yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = 0
+        self.abandoned = False
+
+
 class Core:
-    """Thread safe: all state is a counter, a queue of names and what the server never changes."""
+    """Thread safe: all state is a counter, queues and sets of names and what the server never
+    changes."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -138,7 +173,10 @@ class Core:
         self._prefix = f"unnamed/{secrets.token_hex(6)}/"
         self._count = itertools.count()
         self._has_unnamed = False
-        self.closed = False  # Or being closed: its unnamed buffers go.
+        self._creating: Set[_Draft] = set()
+        self._drafts: Set[Tuple[str, int]] = set()  # Made, and neither sealed nor deleted.
+        self._abandoned_at: Dict[str, float] = {}  # Names of drafts, and when, by time.monotonic().
+        self.closed = False  # Or being closed: its unnamed buffers and its drafts go.
         # A fork has the same references, and must not delete what this process still has.
         self._process = os.getpid()
         self._limits: Any = None
@@ -153,6 +191,7 @@ class Core:
         idempotent: bool = True,
         failures: Optional[List[Error]] = None,
         timeout: Optional[float] = None,
+        make: Callable[[str, bytes, float], Call] = Call,
     ) -> Steps:
         """The answer of a call. failures: that of a first attempt that was made elsewhere."""
         whole = timeout = self.options.timeout if timeout is None else timeout
@@ -162,7 +201,7 @@ class Core:
             try:
                 if failures:
                     raise failures.pop()
-                return (yield Call(method, request, timeout))
+                return (yield make(method, request, timeout))
             except Error as error:
                 retry = retry or Retry(self.options, idempotent, whole, begin)
                 if not (yield from self._again(retry, error)):
@@ -190,15 +229,18 @@ class Core:
 
     def take_dead(self) -> List[Call]:
         """Calls that delete what nobody refers to any more; their outcomes do not matter."""
-        calls: List[Call] = []
-        if not self.own:
-            self.dead.clear()
-        while self.dead:
-            name, version = self.dead.popleft()
-            calls.append(self._deletion(name, version))
-        return calls
+        taken = list(self._take_dead())
+        return [self._deletion(*one) for one in taken] if self.own else []
 
-    def _deletion(self, name: str, version: int, timeout: float = 5.0) -> Call:
+    def _take_dead(self) -> Iterator[Tuple[str, int]]:
+        try:
+            while True:
+                yield self.dead.popleft()
+        except IndexError:
+            pass  # Other threads take from it as well.
+
+    def _deletion(self, name: str, version: int, timeout: float = _LEFT_OVER_S) -> Call:
+        self._drafts.discard((name, version))
         request = p.METHODS["DeleteBuffer"].request(name=name, version=version)
         return Call("DeleteBuffer", request.SerializeToString(), timeout)
 
@@ -208,24 +250,38 @@ class Core:
         return os.getpid() == self._process
 
     def close(self) -> Steps:
-        """Deletes the unnamed buffers, which nothing can reach from now on. Failures do not
-        matter: buffers end by themselves. A server that does not answer is not waited for."""
+        """Deletes the unnamed buffers and the drafts, which nothing can reach from now on. Failures
+        do not matter: buffers end by themselves. Returns whether the server may answer more: one
+        that does not is waited for once."""
         self.closed = True
-        if not (self._has_unnamed and self.own):
-            return
-        method = p.METHODS["ListBuffers"]
-        request = method.request(prefix=self._prefix, page_size=1000).SerializeToString()
+        if not self.own:
+            return False
+        give_up = time.monotonic() + _LAST_WORDS_S
+        while self._creating:
+            if time.monotonic() >= give_up:
+                return False
+            yield Pause(0.01)
         try:
-            while True:
-                answer = yield Call(method.name, request, 1.0)
+            # Of what has no name the list below tells.
+            left = [one for one in self._take_dead() if not one[0].startswith(self._prefix)]
+            for name, version in self._drafts.union(left):
+                yield from self._gone(name, version)
+            while self._has_unnamed:
+                method = p.METHODS["ListBuffers"]
+                request = method.request(prefix=self._prefix, page_size=1000).SerializeToString()
+                answer = yield Call(method.name, request, _LAST_WORDS_S)
                 if not answer.buffers:
-                    return
+                    break
                 for name in {buffer.name for buffer in answer.buffers}:
-                    try:
-                        yield self._deletion(name, 0, 1.0)
-                    except BufferNotFound:
-                        pass
+                    yield from self._gone(name, 0)
+            return True
         except Error:
+            return False
+
+    def _gone(self, name: str, version: int) -> Steps:
+        try:
+            yield self._deletion(name, version, _LAST_WORDS_S)
+        except (BufferNotFound, VersionMismatch):
             pass
 
     def _unnamed(self) -> str:
@@ -321,39 +377,78 @@ class Core:
                 except GeneratorExit:
                     self._abandoned([to])
                     raise
-        version = 0
+        draft = _Draft(to)
         try:
-            created = yield from self.unary("CreateBuffer", idempotent=False, name=to, spec=spec)
-            version = created.buffer.version
-            yield from self._fill(to, version, data, report)
-            sealed = yield from self.unary("SealBuffer", name=to, version=version)
+            yield from self._create(draft, spec)
+            yield from self._fill(to, draft.version, data, report)
+            sealed = yield from self.unary("SealBuffer", name=to, version=draft.version)
+            self._drafts.discard((to, draft.version))
         except Exception as failure:
             # A caller who tries again at once finds the name free. The draft ends by itself if not.
-            if version and isinstance(failure, Stalled):
-                self.dead.append((to, version))  # The server would not answer now.
-            elif version:
+            if draft.version and isinstance(failure, Stalled):
+                self._abandon(draft)  # The server would not answer now.
+            elif draft.version:
                 try:
-                    yield self._deletion(to, version)
+                    yield self._deletion(to, draft.version)
                 except Error:
                     pass
             raise
         except BaseException:  # Interrupted or cancelled: nothing more can be asked for now.
-            if version or dead is not None:
-                self.dead.append((to, version))
+            self._abandon(draft)
             raise
         return Leaf(sealed.buffer, dead)
+
+    def _create(self, draft: _Draft, spec: Any) -> Steps:
+        """Makes a draft, which is deleted also if it is abandoned before the server answers."""
+        request = p.METHODS["CreateBuffer"].request(name=draft.name, spec=spec)
+
+        def ended(answer: Any) -> Iterator[Call]:
+            try:
+                if answer is not None:
+                    draft.version = answer.buffer.version
+                    self._drafts.add((draft.name, draft.version))
+                    if draft.abandoned:
+                        yield self._deletion(draft.name, draft.version)
+            finally:
+                self._creating.discard(draft)  # From here on close() need not wait for it.
+
+        def create(method: str, request: bytes, timeout: float) -> Create:
+            self._creating.add(draft)
+            return Create(method, request, timeout, ended)
+
+        while True:
+            try:
+                message = request.SerializeToString()
+                return (yield from self.call("CreateBuffer", message, False, make=create))
+            except BufferExists:
+                since = self._abandoned_at.get(draft.name, -_LEFT_OVER_S)
+                if time.monotonic() - since >= _LEFT_OVER_S:
+                    raise
+            yield Pause(0.02)
+
+    def _abandon(self, draft: _Draft) -> None:
+        """The draft is deleted with the other dead, or when it has been made."""
+        now = time.monotonic()
+        for name, since in list(self._abandoned_at.items()):
+            if now - since >= _LEFT_OVER_S:
+                self._abandoned_at.pop(name, None)
+        self._abandoned_at[draft.name] = now
+        draft.abandoned = True
+        if draft.version:
+            self.dead.append((draft.name, draft.version))
 
     def _fill(self, name: str, version: int, data: memoryview, report: Any) -> Steps:
         """Uploads a draft; a stream that breaks resumes where the server's bytes end."""
         retry = Retry(self.options, True, self.options.stall_timeout)
+        since = time.monotonic()
         region = yield from self._region(len(data))
         begin = 0
         if region is not None:
             flat = np.frombuffer(data, np.uint8)
             upload = SharedUpload(region, name, version, 0, flat, report)
             yield from self._through(upload)
-            begin = upload.done
-        tally = Tally(report, begin)
+            begin, since = upload.done, upload.moved or since
+        tally = Tally(report, begin, since)
         left = divided(begin, len(data), UPLOADS) if begin < len(data) else []
         told = stored = begin
         several = len(left) > 1
@@ -391,17 +486,18 @@ class Core:
     # --- shared memory
 
     def _region(self, size: int) -> Steps:
-        """What a transfer of so many bytes can go through; None: streams are the way."""
+        """What a transfer of so many bytes can go through; None: streams are the way. Stalled."""
         options = self.options
         if size < LEAST or not options.shared_memory or not is_loopback(options.target):
             return None
         region = self.pool.region()
         if region is None and self.pool.worth_asking():
+            patience = min(options.stall_timeout, options.timeout)
             try:
-                answer = yield from self.unary("GetSharedMemory")
-                region = yield Share(answer.socket_path)
-            except Error:
-                pass
+                answer = yield Call("GetSharedMemory", b"", patience)
+                region = yield Share(answer.socket_path, options.stall_timeout)
+            except Error as error:
+                _stalled(error)
             if region is None:
                 self.pool.refused()
             else:
@@ -409,12 +505,12 @@ class Core:
         return region
 
     def _through(self, transfer: Transfer) -> Steps:
-        """Moves what can be moved: a stream does the rest, and says what is wrong."""
+        """Moves what can be moved: a stream does the rest, and says what is wrong. Stalled."""
         try:
             if transfer.slots:
                 yield transfer
-        except Error:
-            pass
+        except Error as error:
+            _stalled(error)
         finally:
             transfer.end()
 
@@ -517,13 +613,13 @@ class Core:
         report = reporter(progress, flat.nbytes, f"get {leaf.name}")
         out = flat.view(np.uint8)
         retry = Retry(self.options, True, self.options.stall_timeout)
-        done = 0
+        done, since = 0, time.monotonic()
         region = yield from self._region(len(out))
         if region is not None:
             shared = SharedDownload(region, leaf.name, leaf.version, begin * size, out, report)
             yield from self._through(shared)
-            done = shared.done
-        tally = Tally(report, done)
+            done, since = shared.done, shared.moved or since
+        tally = Tally(report, done, since)
         left = divided(done, len(out), DOWNLOADS) if done < len(out) else []
         several = len(left) > 1
         while left:

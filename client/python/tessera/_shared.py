@@ -36,8 +36,9 @@ _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4
 class Region:
     """Memory that the server has mapped as well; the server forgets it with the socket's end."""
 
-    def __init__(self, path: str) -> None:
-        """path: of the server's socket. OSError, Error: no memory can be shared."""
+    def __init__(self, path: str, seconds: float) -> None:
+        """path: of the server's socket. OSError, Error: no memory can be shared within so many
+        seconds."""
         size = SLOT * SLOTS
         file = os.memfd_create("tessera", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -48,7 +49,7 @@ class Region:
             fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                self.token = self._register(path, file)
+                self.token = self._register(path, file, seconds)
             except BaseException:
                 self._socket.close()
                 raise
@@ -58,8 +59,8 @@ class Region:
         self._free = list(range(SLOTS))
         self._lock = threading.Lock()
 
-    def _register(self, path: str, file: int) -> bytes:
-        self._socket.settimeout(_HANDSHAKE_S)
+    def _register(self, path: str, file: int, seconds: float) -> bytes:
+        self._socket.settimeout(min(seconds, _HANDSHAKE_S))
         self._socket.connect(path)
         socket.send_fds(self._socket, [b"tessera.v1"], [file])
         answer = _errors.read(p.RegisterRegionResponse, self._socket.recv(_LONGEST_ANSWER))
@@ -90,10 +91,11 @@ class Region:
         return self._bytes[slot * SLOT : slot * SLOT + size]
 
 
-def share(path: str) -> Optional[Region]:
-    """A region; None: the server is in a container of its own, another user's, or has no room."""
+def share(path: str, seconds: float) -> Optional[Region]:
+    """A region; None: the server is in a container of its own, another user's, has no room, or does
+    not answer within so many seconds."""
     try:
-        return Region(path)
+        return Region(path, seconds)
     except (OSError, _errors.Error):
         return None
 
@@ -102,7 +104,8 @@ class Transfer:
     """One array's way through a region, part by part and in order: begin() gives the next call as
     long as there is a slot and something left, finish() takes an answer, in the order of begin().
 
-    done: bytes that have arrived, from the start.
+    done: bytes that have arrived, from the start. moved: when the last ones did, by
+    time.monotonic(); None: there are none.
     """
 
     method = ""
@@ -120,6 +123,7 @@ class Transfer:
         self._under_way: List[Tuple[int, int, int]] = []  # slot, begin, size
         self._begun = 0
         self.done = 0
+        self.moved: Optional[float] = None
 
     def begin(self) -> Optional[bytes]:
         """The request of the next call; None: nothing can begin now."""
@@ -143,6 +147,7 @@ class Transfer:
         self._take(slot, begin, size, answer)
         self._free.append(slot)
         self.done = begin + size
+        self.moved = time.monotonic()
 
     def tell(self) -> None:
         """Calls the caller's progress function."""

@@ -123,6 +123,8 @@ class View(NamedTuple):
         new = len(shape) - len(self.shape)
         if new < 0:
             raise BadShape(f"shape {self.shape} does not broadcast to {shape}")
+        if min(shape, default=0) < 0:
+            raise BadShape(f"shape {shape} has a negative extent")
         strides = [0] * new
         for have, want, stride in zip(self.shape, shape[new:], self.strides):
             if have != want and have != 1:

@@ -75,16 +75,20 @@ class Tally:
     that the transfer does not stand still.
 
     report: the caller's function of them, if there is one. tell: what is called after each message.
+    moved: when the last of them did, or when the transfer began, by time.monotonic().
     """
 
-    def __init__(self, report: Any, done: int = 0) -> None:
+    def __init__(self, report: Any, done: int = 0, since: Optional[float] = None) -> None:
+        """since: when the transfer began; None: now."""
         self.done = done
+        self.moved = time.monotonic() if since is None else since
         self.report = self.tell = report
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
         with self._lock:
             self.done += count
+            self.moved = time.monotonic()
             if self.tell is not None:
                 self.tell(self.done)
 
@@ -102,14 +106,9 @@ class Patience:
         self.step = seconds / 8
         self._tally = tally
         self._seconds = seconds
-        self._moved = tally.done
-        self._since = time.monotonic()
 
     def over(self) -> bool:
-        now = time.monotonic()
-        if self._tally.done != self._moved:
-            self._moved, self._since = self._tally.done, now
-        return now - self._since >= self._seconds
+        return time.monotonic() - self._tally.moved >= self._seconds
 
 
 class Stream:

@@ -5,6 +5,7 @@
         value = await (x @ x.T).sum().numpy()
 """
 
+import asyncio
 from typing import Any, Coroutine, List, Optional, Tuple
 
 import numpy.typing as npt
@@ -232,10 +233,10 @@ class Client:
         return Scope(self, ttl)
 
     async def close(self) -> None:
-        """Deletes the unnamed buffers, and hangs up."""
-        await self._io.run(self._core.close())
+        """As ts.Client.close."""
+        answers = await self._io.run(self._core.close())
         self._core.pool.close()
-        await self._io.close()
+        await self._io.close(answers)
 
     async def __aenter__(self) -> "Client":
         return self
@@ -258,6 +259,9 @@ class Client:
             self._io.forget(self._core.take_dead())
         try:
             return await self._io.run(steps)
+        except asyncio.CancelledError:
+            self._io.forget(self._core.take_dead())
+            raise
         except Error:
             if self._core.closed:
                 raise closed() from None  # Whatever it met: its buffers are deleted meanwhile.
