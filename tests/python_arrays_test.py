@@ -8,6 +8,7 @@ import asyncio
 import copy
 import gc
 import pickle
+import re
 import unittest
 from unittest import mock
 
@@ -575,6 +576,43 @@ class ArraysTest(python_outsider.Case):
             with self.assertRaisesRegex(TypeError, "pickle"):
                 pickle.dumps(refused)
 
+    def test_what_numpys_arrays_have_besides(self):
+        a, x = self.a, self.x
+        for forwarded in (
+            lambda x: x.clip(-1, 0.5),
+            lambda x: (x * 10).round(),
+            lambda x: x.trace(),
+            lambda x: x.diagonal(1),
+            lambda x: x.repeat(2, axis=0),
+            lambda x: x.conj(),
+            lambda x: x.real,
+        ):
+            np.testing.assert_allclose(forwarded(x).numpy(), forwarded(a), rtol=1e-5)
+        for array in (x, x + 1):
+            refused = []
+            for name in dir(np.ndarray):
+                try:
+                    getattr(array, name)
+                except AttributeError as error:
+                    self.assertFalse(hasattr(array, name))
+                    if name.startswith("_"):
+                        self.assertNotIsInstance(error, ts.Unsupported)
+                        continue
+                    self.assertIsInstance(error, ts.NoAttribute)
+                    self.assertRegex(str(error), r"\.numpy\(\)|save\(\)")
+                    refused.append(name)
+            self.assertLessEqual({"sort", "tolist", "cumsum", "fill", "strides", "flat"}, {*refused})
+        with self.assertRaisesRegex(ts.NoAttribute, "ts.topk"):
+            x.sort()
+        with self.assertRaisesRegex(ts.NoAttribute, "immutable"):
+            x.fill(1)
+        with self.assertRaisesRegex(ts.NoAttribute, "save"):
+            (x + 1).name
+        with self.assertRaises(AttributeError) as caught:
+            x.nothing
+        self.assertNotIsInstance(caught.exception, ts.Unsupported)
+        self.assertEqual(getattr(x, "tolist", 7), 7)
+
     def test_dlpack(self):
         np.testing.assert_array_equal(np.from_dlpack(self.x), self.a)
 
@@ -595,6 +633,14 @@ class ShardsTest(python_outsider.Case):
         self.assertEqual(x.devices, ("cpu:0", "cpu:1", "cpu:2"))
         self.assertEqual(x.device, "cpu:0")
         self.assertEqual(x[10:].devices, x.devices)
+        card = x._repr_html_()
+        self.assertEqual(re.findall("<text.*?>(.*?)</text>", card), [*x.devices])
+        self.assertIn("cpu:0, cpu:1, cpu:2", card)
+        # Two units of 4 KiB, two, and less than one.
+        heights = [int(h) for h in re.findall('<rect.*?height="(.*?)"', card)]
+        self.assertEqual(heights[0], heights[1])
+        self.assertGreater(heights[1], heights[2])
+        self.assertEqual(x[10:]._repr_html_().count("<rect"), 1)
         np.testing.assert_array_equal(x.numpy(), a)
         alone = self.t.put(a)
         self.assertEqual((x @ x).item(), (alone @ alone).item())

@@ -20,19 +20,22 @@ PAGE = HERE.parents[1] / "docs" / "python_api.md"
 HEAD = """# The Python client: reference
 
 Made by `client/python/make_api_page.py` from the docstrings; the [tutorial](python.md) comes first.
-In `ts.aio` the classes have the same methods, and those that talk to the server are awaited:
-`connect`, `Client`'s but `scope`, `numpy`, `save`, `item`, `copy`, `link`, `delete`. There
-`await t.get(name)` stands for `t[name]`.
+In [`ts.aio`](#asyncio) the classes have the same methods, with the same errors, and those that talk to
+the server are awaited.
 """
 # The sections: title, and the file and name of what is in each.
 SECTIONS = (
     ("Connections", (("_client", "connect"), ("_client", "Client"), ("_scope", "Scope"),
                      ("_ring", "Ring"))),
     ("Arrays and expressions", (("_lazy", "Lazy"), ("_client", "Expr"), ("_client", "Array"))),
+    ("asyncio", (("aio", "connect"), ("aio", "Client"), ("aio", "Scope"), ("aio", "Expr"),
+                 ("aio", "Array"))),
     ("Costs", (("_plan", "Stats"),)),
     ("Dask", (("dask/_servers", "Servers"), ("dask/_servers", "use"), ("dask/_arrays", "put"),
               ("dask/_arrays", "numpy"), ("dask/_arrays", "from_buffers"))),
 )
+# What stands before the names of a module's functions, where that is not "ts.".
+SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.", "aio": "ts.aio."}
 # Classes that readers do not see by the name that they have in the sources.
 SHOWN = {"Lazy": "Array and Expr"}
 
@@ -63,6 +66,10 @@ def signature(function, name):
         if one.annotation is not None and ast.unparse(one.annotation) == "Any":
             one.annotation = None
     result = function.returns and ast.unparse(function.returns).strip("'\"")
+    awaited = re.fullmatch(r"Coroutine\[Any, Any, (.*)\]", result or "")
+    result = awaited.group(1) if awaited else result
+    if awaited or isinstance(function, ast.AsyncFunctionDef):
+        name = f"await {name}"
     arrow = "" if result in (None, "Any", "Self", "None") else f" -> {result}"
     arrow = arrow.replace("npt.NDArray[Any]", "numpy.ndarray")
     return f"{name}({ast.unparse(arguments)}){arrow}"
@@ -88,13 +95,14 @@ def entry(title, text):
 
 def function_lines(module, name):
     node = definitions(module)[name]
-    package = "tessera.dask." if module.startswith("dask/") else "ts."
-    return entry(package + signature(node, name), docstring(node, name))
+    package = SPACES.get(module, "ts.")
+    return entry(signature(node, package + name), docstring(node, name))
 
 
 def class_lines(module, name):
     node = definitions(module)[name]
-    lines = [f"### {SHOWN.get(name, name)}", "", *docstring(node, name).splitlines(), ""]
+    shown = f"aio.{name}" if module == "aio" else SHOWN.get(name, name)
+    lines = [f"### {shown}", "", *docstring(node, name).splitlines(), ""]
     for member in members(node):
         title = signature(member, member.name)
         if any(ast.unparse(one) == "property" for one in member.decorator_list):

@@ -155,7 +155,10 @@ class Array(Expr):
         placement: Placement = (),
     ) -> "Array":
         """A buffer of its own, made on the server at once: of another type ("f32"...), on another
-        device ("cuda:1") or divided among several if given. The rest as of Client.put."""
+        device ("cuda:1") or divided among several if given. The rest as of Client.put.
+        BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is taken, and
+        replace is false. Unsupported: no such type. BadDevice, BadPlacement, BadTtl; QuotaExceeded,
+        GpuMemoryExhausted."""
         session: Client = self._session
         leaf = session._run(
             session._core.copy(
@@ -166,13 +169,16 @@ class Array(Expr):
 
     def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
         """Another name for the memory of the whole buffer: nothing is copied. With a ttl: a ticket,
-        by which others find the array for so long, also when its own name is gone."""
+        by which others find the array for so long, also when its own name is gone.
+        BufferNotFound, VersionMismatch: the array is gone. BufferExists: the name is taken, and
+        replace is false. BadName, BadTtl; QuotaExceeded, TooManyBuffers."""
         session: Client = self._session
         leaf = session._run(session._core.link(self._source, name, replace, ttl))
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def delete(self) -> None:
-        """Unlinks the buffer, of this version alone. Views of it are gone too."""
+        """Unlinks the buffer, of this version alone. Views of it are gone too. BufferNotFound: the
+        name is free. VersionMismatch: another array has taken it."""
         session: Client = self._session
         session._run(session._core.delete(self.name, self.version))
 
@@ -258,7 +264,7 @@ class Client:
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     def delete(self, name: str) -> None:
-        """Unlinks a name and all its drafts. BufferNotFound."""
+        """Unlinks a name and all its drafts. BufferNotFound: there is none."""
         self._run(self._core.delete(name))
 
     def scope(self, ttl: Ttl = "10m") -> Scope:
@@ -288,7 +294,8 @@ class Client:
         return self._run(self._core.unary(method, False, **fields))
 
     def info(self) -> Any:
-        """The server's devices, limits and budgets (GetServerInfoResponse)."""
+        """The server's devices, limits and budgets (GetServerInfoResponse). ConnectionLost,
+        DeadlineExceeded."""
         return self._run(self._core.unary("GetServerInfo"))
 
     # --- the connection

@@ -139,6 +139,10 @@ class BufferChanged(Error, RuntimeError): reason = "BUFFER_CHANGED"
 class Unsupported(Error, TypeError, NotImplementedError):
     """The server does not compute this; the text names a way out."""
 
+
+class NoAttribute(Unsupported, AttributeError):
+    """NumPy's arrays have this, and the server does not compute it; the text names a way out."""
+
 _OF_CODE: Dict[str, Type[Error]] = {
     "INVALID_ARGUMENT": BadArgument,
     "DEADLINE_EXCEEDED": DeadlineExceeded,

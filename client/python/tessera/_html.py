@@ -16,17 +16,32 @@ def _bytes(count: int) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def _drawing(shape: Any) -> str:
+_LINE = 16  # Pixels that the name of a device takes.
+
+
+def _drawing(shape: Any, shards: Any) -> str:
+    """A rectangle, or one for each shard, which share the array's rows in this order."""
     if not shape or 0 in shape:
         return ""
     rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
     # Sides by the fourth root of their ratio: long arrays stay visible.
     ratio = max(min((columns / rows) ** 0.25, 4.0), 0.25)
     width, height = (100.0, 100.0 / ratio) if ratio > 1 else (100.0 * ratio, 100.0)
-    return (
-        f'<svg width="{width + 2:.0f}" height="{height + 2:.0f}"><rect x="1" y="1"'
-        f' width="{width:.0f}" height="{height:.0f}" fill="#d5e8d4" stroke="#5a8a58"/></svg>'
-    )
+    if shards:
+        width, height = max(width, 60.0), max(height, 2.0 * _LINE * len(shards))
+    # Each has room for its name; what is left they share by their bytes.
+    total, free = sum(s.end - s.begin for s in shards), height - _LINE * len(shards)
+    parts = [(_LINE + free * (s.end - s.begin) / total, s.device) for s in shards]
+    top, drawn = 1.0, ""
+    for part, device in parts or [(height, "")]:
+        drawn += (
+            f'<rect x="1" y="{top:.0f}" width="{width:.0f}" height="{part:.0f}" fill="#d5e8d4"'
+            ' stroke="#5a8a58"/>'
+        )
+        if device:
+            drawn += f'<text x="6" y="{top + 12:.0f}" font-size="11">{html.escape(device)}</text>'
+        top += part
+    return f'<svg width="{width + 2:.0f}" height="{height + 2:.0f}">{drawn}</svg>'
 
 
 def card(array: Any) -> str:
@@ -40,15 +55,19 @@ def card(array: Any) -> str:
         title = "tessera.Expr"
     else:
         title = "tessera.Array"
-        rows = [("name", buffer.name), *rows, ("device", buffer.device)]
+        devices = array.devices
+        title_of_them = "device" if len(devices) == 1 else "devices"
+        rows = [("name", buffer.name), *rows, (title_of_them, ", ".join(devices))]
         if buffer.HasField("expire_time"):
             seconds = buffer.expire_time.seconds
             when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
             rows.append(("expires", f"{when:%Y-%m-%d %H:%M:%S} UTC"))
+    # A view's elements may be of any of them.
+    shards = buffer.shards if buffer is not None and array._view == array._source.whole else ()
     cells = "".join(
         f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows
     )
     return (
         f"<table><tr><td><table><caption>{title}</caption>{cells}</table></td>"
-        f"<td>{_drawing(array.shape)}</td></tr></table>"
+        f"<td>{_drawing(array.shape, shards)}</td></tr></table>"
     )

@@ -4,7 +4,7 @@ The blocking and the asyncio classes add what computes: numpy(), save() and the 
 """
 
 import numbers
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -393,6 +393,11 @@ class Lazy(Operators):
 
     def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
         return _numpy.function(function, args, options)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return _numpy.attribute(self, name)
 
     # What never changes is its own copy; copy() makes another buffer.
 

@@ -3,16 +3,53 @@
 The rest is Unsupported, never a download.
 """
 
+import functools
 from typing import Any, Dict, Iterable, Tuple
 
 import numpy as np
 
 from . import _functions
-from ._errors import Unsupported
+from ._errors import NoAttribute, Unsupported
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
+_LARGEST = "the largest or smallest are ts.topk"
 _OF_ORDER = {np.sort, np.argsort, np.partition, np.argpartition}
+
+
+# What NumPy's arrays have, and what to do instead here; of what is not listed: .numpy().
+_INSTEAD = {
+    **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
+    **dict.fromkeys(
+        ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
+        "arrays are immutable: put() a new one with replace=True",
+    ),
+    **dict.fromkeys(("take", "choose", "compress"), "rows that follow each other are views, x[2:5]"),
+    "view": ".astype() converts",
+    "flat": ".ravel()",
+    "nonzero": "how many they are says np.count_nonzero(x)",
+}
+_OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
+
+
+def attribute(array: Any, name: str) -> Any:
+    """__getattr__: of what NumPy's arrays have and those of the server have not. Its function where
+    the server computes that; NoAttribute, an AttributeError, with a way out otherwise."""
+    kind = type(array).__name__
+    if name in _OF_ARRAYS:
+        raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has")
+    if name.startswith("_") or not hasattr(np.ndarray, name):
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+    if name == "real":
+        return array
+    function: Any = getattr(np, name, None)
+    if function in _functions.FUNCTIONS or function in UFUNCS:
+        return functools.partial(function, array)
+    instead = f"{_INSTEAD[name]}, or " if name in _INSTEAD else ""
+    raise NoAttribute(
+        f"arrays on a server have no {name}: {instead}use .numpy().{name} (in ts.aio: (await"
+        f" x.numpy()).{name})"
+    )
 
 
 def arrays_in(values: Iterable[Any]) -> Any:
@@ -73,7 +110,7 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     module = getattr(function, "__module__", None) or "numpy"
     name = f"{module.replace('numpy', 'np', 1)}.{getattr(function, '__name__', function)}"
     if function not in _functions.FUNCTIONS:
-        first = "the largest or smallest are ts.topk, or " if function in _OF_ORDER else ""
+        first = f"{_LARGEST}, or " if function in _OF_ORDER else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     folds = function in _functions.REDUCTIONS
     return _functions.FUNCTIONS[function](*args, **_given(options, name, folds))

@@ -31,6 +31,7 @@ class Expr(Lazy):
     __slots__ = ()
 
     def numpy(self) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        """As ts.Expr.numpy: computes it in one call."""
         return _numpy(self)
 
     def save(
@@ -40,9 +41,11 @@ class Expr(Lazy):
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
+        """As ts.Expr.save: leaves the elements on the server."""
         return _save(self, name, replace, ttl, placement)
 
     def item(self) -> Coroutine[Any, Any, Any]:
+        """As ts.Expr.item: the only element."""
         return _item(self)
 
     def __bool__(self) -> bool:
@@ -62,23 +65,28 @@ class Array(Expr):
 
     @property
     def name(self) -> str:
+        """The buffer's name."""
         return self._source.name  # type: ignore[no-any-return]
 
     @property
     def version(self) -> int:
+        """The buffer's version."""
         return self._source.version  # type: ignore[no-any-return]
 
     @property
     def device(self) -> str:
+        """Where the buffer lives; of a sharded one, where its first shard does."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
     def devices(self) -> Tuple[str, ...]:
+        """The devices among which the buffer is divided, in order."""
         return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(
         self, progress: Progress = None, out: Any = None
     ) -> Coroutine[Any, Any, npt.NDArray[Any]]:
+        """As ts.Array.numpy: the elements as an array of this process."""
         return _fetch(self, progress, out)
 
     def copy(
@@ -90,6 +98,7 @@ class Array(Expr):
         device: str = "",
         placement: Placement = (),
     ) -> "Coroutine[Any, Any, Array]":
+        """As ts.Array.copy: a buffer of its own."""
         session: Client = self._session
         copy = session._core.copy(
             self._source, self._view, name, dtype, replace, ttl, device, placement
@@ -99,10 +108,12 @@ class Array(Expr):
     def link(
         self, name: str, replace: bool = False, ttl: Ttl = None
     ) -> "Coroutine[Any, Any, Array]":
+        """As ts.Array.link: another name for the memory of the buffer."""
         session: Client = self._session
         return session._made(session._core.link(self._source, name, replace, ttl))
 
     def delete(self) -> Coroutine[Any, Any, None]:
+        """As ts.Array.delete: unlinks the buffer, of this version alone."""
         session: Client = self._session
         return session._run(session._core.delete(self.name, self.version))
 
@@ -201,14 +212,16 @@ class Client:
         )
 
     async def list(self, prefix: str = "") -> List[Array]:
+        """As ts.Client.list."""
         leaves = await self._run(self._core.list(prefix))
         return [self._wrap(leaf, leaf.whole) for leaf in leaves]  # type: ignore[misc]
 
     async def delete(self, name: str) -> None:
+        """As ts.Client.delete."""
         await self._run(self._core.delete(name))
 
     async def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
-        """The elements of several expressions, from one call; what they share is computed once."""
+        """As ts.Client.compute."""
         found, stats = await self._run(self._core.evaluate(terms_of(self, expressions)))
         for expression in expressions:
             expression._stats = stats
@@ -226,6 +239,7 @@ class Client:
         return await self._run(self._core.unary(method, False, **fields))
 
     async def info(self) -> Any:
+        """As ts.Client.info."""
         return await self._run(self._core.unary("GetServerInfo"))
 
     def scope(self, ttl: Ttl = "10m") -> "Scope":
@@ -277,12 +291,14 @@ class Scope:
         self._arrays: List[Array] = []
 
     async def put(self, array: Any, name: Optional[str] = None, **options: Any) -> Array:
+        """As ts.Scope.put."""
         options.setdefault("ttl", self._ttl)
         return self._own(await self._client.put(array, name, **options))
 
     async def save(
         self, expression: Expr, name: Optional[str] = None, replace: bool = False
     ) -> Array:
+        """As ts.Scope.save."""
         return self._own(await expression.save(name, replace, self._ttl))
 
     def _own(self, array: Array) -> Array:
