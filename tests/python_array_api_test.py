@@ -15,10 +15,59 @@ import tessera as ts
 from drawn import bounded, drawn, one_of, seeds, shapes
 
 DTYPES = ("f4", "f8", "i4", "i8")
+# All functions of the standard.
+STANDARD = {
+    "elementwise": (
+        "abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_invert"
+        " bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor ceil clip conj copysign cos"
+        " cosh divide equal exp expm1 floor floor_divide greater greater_equal hypot imag isfinite"
+        " isinf isnan less less_equal log log10 log1p log2 logaddexp logical_and logical_not"
+        " logical_or logical_xor maximum minimum multiply negative nextafter not_equal positive pow"
+        " real reciprocal remainder round sign signbit sin sinh sqrt square subtract tan tanh trunc"
+    ),
+    "linear algebra": "matmul matrix_transpose tensordot vecdot",
+    "linalg": (
+        "cholesky cross det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank"
+        " matrix_transpose outer pinv qr slogdet solve svd svdvals tensordot trace vecdot"
+        " vector_norm"
+    ),
+    "fft": (
+        "fft fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
+    ),
+    "statistics": "cumulative_prod cumulative_sum max mean min prod std sum var",
+    "searching": "argmax argmin count_nonzero nonzero searchsorted where",
+    "utilities": "all any diff",
+    "manipulation": (
+        "broadcast_arrays broadcast_to concat expand_dims flip moveaxis permute_dims repeat reshape"
+        " roll squeeze stack tile unstack"
+    ),
+    "creation": (
+        "arange asarray empty empty_like eye from_dlpack full full_like linspace meshgrid ones"
+        " ones_like tril triu zeros zeros_like"
+    ),
+    "data types": "astype can_cast finfo iinfo isdtype result_type",
+    "sets": "unique_all unique_counts unique_inverse unique_values",
+    "sorting": "argsort sort",
+    "indexing": "take take_along_axis",
+}
 
 def newer(name, other):
     """NumPy's function, and on older versions than 2 another way to write it."""
     return getattr(np, name, other)
+
+
+def on_server(x, array):
+    """An array of NumPy's where x is."""
+    return x._session.put(array) if hasattr(x, "_session") else array
+
+
+def from_nothing(make):
+    return lambda x, y: on_server(x, make())
+
+
+def has_kind(dtype):
+    """np.isdtype of NumPy 2."""
+    return getattr(np, "isdtype", lambda dtype, _: dtype.kind == "i")(dtype, "integral")
 
 
 def matrices(call):
@@ -75,6 +124,14 @@ WORKS = {
         "matrix_norm": matrices(np.linalg.norm),
         "matrix_power": lambda x, y: np.linalg.matrix_power(np.outer(x, x)[:2, :2], 3),
         "outer": lambda x, y: np.outer(x, y),
+        "matmul": matrices(lambda m: getattr(np.linalg, "matmul", np.matmul)(m, m.T)),
+        "matrix_transpose": matrices(getattr(np.linalg, "matrix_transpose", np.transpose)),
+        "tensordot": lambda x, y: getattr(np.linalg, "tensordot", np.tensordot)(x, x, axes=1)
+        if x.ndim == 2 and x.shape[0] == x.shape[1]
+        else np.tensordot(x, x, axes=x.ndim),
+        "vecdot": lambda x, y: getattr(np.linalg, "vecdot", ts.vecdot)(x, x)
+        if hasattr(x, "_session")
+        else (x * x).sum(-1),
         "trace": matrices(np.trace),
         "vector_norm": lambda x, y: np.linalg.norm(x, axis=-1),
     },
@@ -107,12 +164,29 @@ WORKS = {
         "unstack": lambda x, y: list(x)[-1],
     },
     "creation": {
+        "arange": from_nothing(lambda: np.arange(5)),
+        "asarray": from_nothing(lambda: np.asarray([1.0, 2.0])),
+        "empty": from_nothing(lambda: np.empty((2, 0))),
+        "eye": from_nothing(lambda: np.eye(3)),
+        "from_dlpack": lambda x, y: on_server(x, np.from_dlpack(x)),
+        "full": from_nothing(lambda: np.full((2, 3), 7)),
+        "linspace": from_nothing(lambda: np.linspace(0, 1, 5)),
+        "ones": from_nothing(lambda: np.ones(3)),
+        "zeros": from_nothing(lambda: np.zeros(3)),
         "full_like": lambda x, y: np.full_like(x, 7),
         "ones_like": lambda x, y: np.ones_like(x) + x,
         "zeros_like": lambda x, y: np.zeros_like(x),
     },
+    "fft": {
+        "fftfreq": from_nothing(lambda: np.fft.fftfreq(5)),
+        "rfftfreq": from_nothing(lambda: np.fft.rfftfreq(5)),
+    },
     "data types": {
         "astype": lambda x, y: x.astype("f4"),
+        "can_cast": lambda x, y: x + int(np.can_cast(x, "f8")),
+        "finfo": lambda x, y: x + np.finfo(np.result_type(x, "f4")).bits,
+        "iinfo": lambda x, y: x + np.iinfo(x.astype("i4").dtype).bits,
+        "isdtype": lambda x, y: x + int(has_kind(x.dtype)),
         "result_type": lambda x, y: x.astype(np.result_type(x, y)),
     },
 }
@@ -130,7 +204,8 @@ REFUSED = {
     "sorting": "argsort sort",
     "manipulation": "concat roll stack",
     "indexing": "take take_along_axis",
-    "creation": "empty_like tril triu",
+    "creation": "empty_like meshgrid tril triu",
+    "fft": "fft fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftn",
 }
 # Where NumPy 1 has another name, or the case needs other arguments.
 OF_NUMPY = {
@@ -147,6 +222,8 @@ OF_NUMPY = {
     "cumulative_prod": lambda x: np.cumprod(x),
     "cumulative_sum": lambda x: np.cumsum(x),
     "cross": lambda x: np.cross(x, x),
+    **{name: getattr(np.fft, name) for name in STANDARD["fft"].split() if "freq" not in name},
+    "meshgrid": lambda x: np.meshgrid(x, x),
     "pinv": lambda x: np.linalg.pinv(x),
     "roll": lambda x: np.roll(x, 1),
     "searchsorted": lambda x: np.searchsorted(x, x),
@@ -161,7 +238,10 @@ OF_NUMPY = {
     },
 }
 # The server has no products of matrices of i64.
-PRODUCTS = ("matmul", "tensordot", "matrix_power")
+PRODUCTS = {
+    "linear algebra": ("matmul", "tensordot"),
+    "linalg": ("matmul", "matrix_power", "tensordot"),
+}
 OF_TWO = ("copysign", "hypot", "logaddexp", "nextafter")
 
 
@@ -179,9 +259,9 @@ class ArrayApiTest(python_outsider.Case):
         if a.dtype.kind == "f":
             a, b = a / 2, b / 2 + 0.25
         x, y = self.t.put(a), self.t.put(b)
-        cases = {name: call for part in WORKS.values() for name, call in part.items()}
+        cases = {(part, name): call for part in WORKS for name, call in WORKS[part].items()}
         if dtype == "i8":
-            for name in PRODUCTS:
+            for name in ((part, name) for part in PRODUCTS for name in PRODUCTS[part]):
                 with self.assertRaisesRegex(ts.Unsupported, "f64"):
                     cases.pop(name)(x, y)
         with np.errstate(all="ignore"):
@@ -210,6 +290,20 @@ class ArrayApiTest(python_outsider.Case):
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):
                     refused(name, x)
 
+    def test_arrays_from_nothing_are_put(self):
+        x = self.t.put(np.ones(3))
+        for name in ("arange", "asarray", "empty", "full", "ones", "zeros"):
+            arguments = ([2], 0) if name == "full" else (3,)
+            with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"put\(\)"):
+                getattr(np, name)(*arguments, like=x)
+
+    def test_every_function_of_the_standard_is_here(self):
+        found = {
+            part: sorted([*WORKS.get(part, ()), *REFUSED.get(part, "").split()])
+            for part in {*WORKS, *REFUSED}
+        }
+        self.assertEqual(found, {part: names.split() for part, names in STANDARD.items()})
+
     def test_the_table_of_the_documents(self):
         page = (o.ROOT / "docs" / "python.md").read_text(encoding="utf-8")
         section = page[page.index("## The array API standard") :]
@@ -219,6 +313,7 @@ class ArrayApiTest(python_outsider.Case):
             with self.subTest(part):
                 works, refuses = sorted(WORKS.get(part, ())), REFUSED.get(part, "").split()
                 self.assertEqual(found.get(part), [works, refuses])
+        self.assertEqual({*found} - {"part"}, {*STANDARD})
 
 
 if __name__ == "__main__":

@@ -149,6 +149,17 @@ class DifferencesTest(python_outsider.Case):
         self.is_(self.f() == self.f(), [True] * 3)
         self.assertTrue(bool(self.f()[0] == 1.5))
 
+    def equality_with_none(self):
+        for x in (self.f(), self.f() + 1):
+            self.assertIs(x == None, False)  # noqa: E711
+            self.assertIs(x != None, True)  # noqa: E711
+
+    def matrix_class(self):
+        m = np.matrix([[1, 2], [3, 4]], "f4")
+        x = self.t.put(np.array([[5, 6], [7, 8]], "f4"))
+        for product in (m * x, x * m):
+            self.is_(product, [[5, 12], [21, 32]])
+
     def large_operands(self):
         self.refused(lambda: self.t.put(np.ones(1 << 18)) + np.ones(1 << 18), "put")
 
@@ -177,6 +188,8 @@ class DifferencesTest(python_outsider.Case):
         "`x.numpy()` of bf16": numpy_of_bf16,
         "a number's `.numpy()`": numbers,
         "`x == y`": equality,
+        "`x == None`": equality_with_none,
+        "`np.matrix(m) * x`": matrix_class,
         "masked arrays": masks,
         "a NumPy operand of more than 1 MiB": large_operands,
     }

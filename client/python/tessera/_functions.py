@@ -307,6 +307,7 @@ add(
         "outer": _outer,
         "tensordot": tensordot,
         "trace": _trace,
+        "can_cast": lambda x, to, casting="safe": np.can_cast(x.dtype, to, casting),
         "result_type": _result_type,
         "iscomplexobj": lambda x: False,
         "isrealobj": lambda x: True,
@@ -317,6 +318,7 @@ add(
     FUNCTIONS,
     np.linalg,
     {
+        "matmul": matmul,
         "norm": norm,
         "matrix_power": _matrix_power,
         "matrix_norm": lambda x, *, keepdims=False, ord="fro": norm(x, ord, (-2, -1), keepdims),

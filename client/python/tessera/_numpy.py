@@ -29,6 +29,11 @@ _INSTEAD = {
     "flat": ".ravel()",
     "nonzero": "how many they are says np.count_nonzero(x)",
 }
+# What makes arrays of no others; with like= it comes here.
+_FROM_NOTHING = {
+    getattr(np, name)
+    for name in "arange array asanyarray asarray empty eye full identity linspace ones zeros".split()
+}
 _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
@@ -110,6 +115,8 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     module = getattr(function, "__module__", None) or "numpy"
     name = f"{module.replace('numpy', 'np', 1)}.{getattr(function, '__name__', function)}"
     if function not in _functions.FUNCTIONS:
+        if function in _FROM_NOTHING:
+            raise Unsupported(f"the server does not compute {name}: put() the result of NumPy's")
         first = f"{_LARGEST}, or " if function in _OF_ORDER else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     folds = function in _functions.REDUCTIONS
