@@ -5,6 +5,7 @@ usage: python_transfers_test.py --server build/bin/tessera-server [unittest argu
 """
 
 import asyncio
+import contextlib
 import io
 import os
 import pathlib
@@ -22,7 +23,7 @@ import outsider as o
 import python_outsider
 import tessera as ts
 from relay import Relay
-from tessera import _blocking, _core, _errors, _progress, _shared, _wire
+from tessera import _blocking, _core, _dtypes, _errors, _progress, _shared, _wire
 
 MIB = 1 << 20
 
@@ -184,25 +185,6 @@ class TransfersTest(python_outsider.Case):
         self.t.put(self.data, "failed")
         self.t.delete("failed")
 
-    def test_memory_stays_at_the_array(self):
-        big = np.zeros(256 * MIB, np.uint8).view("f4")
-        big[:] = 1
-        # The peak from here on, whatever other tests have taken.
-        pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before = self.peak()
-        x = self.t.put(big)
-        self.assertLess(self.peak() - before, big.nbytes // 2)
-        got = x.numpy()
-        # Beside the array what gRPC has received and nobody has read: some tens of MiB a connection.
-        self.assertLess(self.peak() - before, got.nbytes + big.nbytes * 7 // 8)
-        self.assertEqual(float(got[-1]), 1)
-
-    @staticmethod
-    def peak():
-        """Of resident memory, in bytes."""
-        status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
     def test_into_an_array_that_is_there(self):
         x = self.t.put(self.data, "into", replace=True)
         out = np.empty_like(self.data)
@@ -235,6 +217,72 @@ class TransfersTest(python_outsider.Case):
             self.assertEqual(download.size, self.data[::100].nbytes)
         finally:
             del self.t._io.perform
+
+
+class MemoryTest(python_outsider.Case):
+    """What this process takes for transfers of 256 MiB, beside the arrays themselves."""
+
+    # What gRPC has received and nobody has read: some tens of MiB a connection.
+    SIZE = 256 * MIB
+    UP, DOWN = SIZE // 2, SIZE * 7 // 8
+
+    @contextlib.contextmanager
+    def at_most(self, bound):
+        """Resident memory grows by less than so many bytes at any moment."""
+
+        def peak():
+            status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+            return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+        # The peak from here on, whatever other tests have taken.
+        pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = peak()
+        yield
+        self.assertLess(peak() - before, bound)
+
+    def setUp(self):
+        self.big = np.ones((8192, self.SIZE // 4 // 8192), "f4")
+
+    def test_arrays_as_they_travel(self):
+        with self.at_most(self.UP):
+            x = self.t.put(self.big)
+        with self.at_most(self.SIZE + self.DOWN):
+            got = x.numpy()
+        self.assertEqual(float(got[-1, -1]), 1)
+
+    def test_arrays_that_are_converted(self):
+        """A piece at a time."""
+        swapped = self.big.astype(">f4")
+        for array, dtype in ((self.big.T, None), (swapped, None), (self.big, "bf16")):
+            with self.subTest(dtype or array.dtype), self.at_most(self.UP):
+                x = self.t.put(array, dtype=dtype)
+            self.assertEqual((x.shape, x.nbytes), (array.shape, self.SIZE // (2 if dtype else 1)))
+
+    def test_views_that_are_put_in_order_here(self):
+        """The range that they span comes first, as it is."""
+        x = self.t.put(self.big)
+        out = np.full(self.big.T.shape, 2, "f4")  # Zeros would take their memory later.
+        with self.at_most(self.SIZE + self.DOWN):
+            x.T.numpy(out=out)
+        self.assertEqual(float(out[-1, -1]), 1)
+        half = self.t.put(self.big, dtype="bf16")
+        with self.at_most(self.SIZE // 2 + self.SIZE + self.DOWN // 2):
+            self.assertEqual(float(half.numpy()[-1, -1]), 1)
+
+    def test_slices_of_bytes(self):
+        """Those of the array that is sent, wherever they begin and end."""
+        a = np.arange(3 * 5 * 7).reshape(3, 5, 7)
+        arrays = [a.T, a.T[::-1, ::2], a.astype(">f8"), np.broadcast_to(a[0], (4, 5, 7)), a > 9, a]
+        arrays += [np.float32(2), np.array(7, ">i4"), a[:0], a[:0].T.astype(">f4")]
+        for array in arrays:
+            for dtype in (None, "f4", "f64", "f16", "bf16", "i4", "bool", "uint8"):
+                want = _dtypes.to_server(array, dtype)
+                data = _dtypes.Outgoing(array, dtype)
+                self.assertEqual((data.shape, data.dtype), (want.shape, want.dtype))
+                want = want.tobytes()
+                self.assertEqual(len(data), len(want))
+                for key in (slice(0, len(want)), slice(3, 50), slice(len(want) - 1, len(want))):
+                    self.assertEqual(bytes(data[key]), want[key])
 
 
 class DividedTest(TransfersTest):

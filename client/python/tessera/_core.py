@@ -133,12 +133,6 @@ def _fits(into: Any, leaf: Leaf, view: View) -> None:
         raise ValueError("out has to be writable, and contiguous in row-major order")
 
 
-def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
-    """The memory of a vector, not a copy."""
-    array: Any = flat.view(np.uint8)
-    return memoryview(array)
-
-
 def _stalled(failure: Error) -> None:
     """Stalled, where shared memory has had all the patience that there is: no stream after it."""
     if failure.code == "DEADLINE_EXCEEDED":
@@ -352,17 +346,16 @@ class Core:
         placement: Placement,
         progress: Progress,
     ) -> Steps:
-        array = _dtypes.to_server(value, dtype)
+        data = _dtypes.Outgoing(value, dtype)
         to, replace, lifetime, dead = yield from self._destination(name, replace, ttl)
         spec = p.BufferSpec(
-            dtype=_dtypes.to_wire(array.dtype),
-            shape=array.shape,
+            dtype=_dtypes.to_wire(data.dtype),
+            shape=data.shape,
             ttl=lifetime,
             replace=replace,
             device=device,
             placement=devices_of(placement),
         )
-        data = _bytes_of(array.reshape(-1))
         report = reporter(progress, len(data), f"put {to}")
         if len(data) <= CHUNK:
             retry = Retry(self.options, replace, self.options.timeout)
@@ -437,15 +430,14 @@ class Core:
         if draft.version:
             self.dead.append((draft.name, draft.version))
 
-    def _fill(self, name: str, version: int, data: memoryview, report: Any) -> Steps:
+    def _fill(self, name: str, version: int, data: Any, report: Any) -> Steps:
         """Uploads a draft; a stream that breaks resumes where the server's bytes end."""
         retry = Retry(self.options, True, self.options.stall_timeout)
         since = time.monotonic()
         region = yield from self._region(len(data))
         begin = 0
         if region is not None:
-            flat = np.frombuffer(data, np.uint8)
-            upload = SharedUpload(region, name, version, 0, flat, report)
+            upload = SharedUpload(region, name, version, 0, data, report)
             yield from self._through(upload)
             begin, since = upload.done, upload.moved or since
         tally = Tally(report, begin, since)
@@ -642,11 +634,11 @@ class Core:
                 rest = [(at + stream.done, to) for (at, to), stream in zip(parts, streams)]
                 left = [part for part in rest + left[len(parts) :] if part[0] < part[1]]
                 tally = tally.anew(done)
-        found = _plan.on_host(flat, view._replace(offset=view.offset - begin))
+        view = view._replace(offset=view.offset - begin)
         if into is None:
-            return found
+            return _plan.on_host(flat, view)
         if not view.contiguous:
-            into[...] = found
+            into[...] = _plan.window(flat, view)
         return into
 
     # --- expressions

@@ -4,7 +4,7 @@ bf16 is ml_dtypes.bfloat16 where that package is installed. Otherwise it is ts.b
 structured type over the same 16 bits, and .numpy() gives float32, which holds every value.
 """
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,7 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if HAVE_ML_DTYPES and wide.dtype == np.float32:
         return wide.astype(bfloat16)
     # Through float32 once, towards odd: rounding twice to nearest, as ml_dtypes does, would move ties.
+    wide, shape = wide.reshape(-1), wide.shape
     single = wide.astype(np.float32)
     bits = single.view(np.uint32)
     if wide.dtype != np.float32:
@@ -113,14 +114,15 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         bits = np.where(fix, bits | 1, bits).astype(np.uint32)
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     rounded = np.where(np.isnan(single), ((bits >> 16) | 0x40).astype("<u2"), rounded)
-    return np.ascontiguousarray(rounded).astype("<u2").view(bfloat16).reshape(wide.shape)
+    return np.ascontiguousarray(rounded).astype("<u2").view(bfloat16).reshape(shape)
 
 
 def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """What a caller gets for bytes of the server: float32 for bf16 without ml_dtypes."""
     if HAVE_ML_DTYPES or array.dtype.kind != "V":
         return array
-    bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32) << 16
+    bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32)
+    bits <<= 16
     return bits.view(np.float32).reshape(array.shape)
 
 
@@ -138,13 +140,58 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     return np.asarray(value)
 
 
-def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
-    """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
-    array = to_numpy(array)
-    wanted = dtype_of(array.dtype if dtype is None else dtype)
+def _converted(array: npt.NDArray[Any], wanted: "np.dtype[Any]") -> npt.NDArray[Any]:
+    """A C-contiguous array of a type that the server has; copies only if it must."""
     if wanted == bfloat16 and array.dtype != bfloat16:
         array = round_to_bf16(array)
     elif array.dtype == bfloat16 and wanted != bfloat16:
         array = to_host(array).astype(wanted)
     # ascontiguousarray would make a scalar an array of rank 1.
     return np.asarray(array, wanted, order="C")
+
+
+def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
+    """A C-contiguous little-endian array of a type that the server has; copies only if it must."""
+    array = to_numpy(array)
+    return _converted(array, dtype_of(array.dtype if dtype is None else dtype))
+
+
+class Outgoing:
+    """The bytes of an array as the server takes them: little-endian, of one of its types, in
+    row-major order. A slice of them is made when it is asked for, so that no array is converted as a
+    whole; where nothing is to be converted it is the array's memory. Thread safe."""
+
+    def __init__(self, value: Any, dtype: Any = None) -> None:
+        self._array = to_numpy(value)
+        self.shape = self._array.shape
+        self.dtype = dtype_of(self._array.dtype if dtype is None else dtype)
+        self._bytes: Optional[memoryview] = None
+        if self._array.dtype == self.dtype and self._array.flags.c_contiguous:
+            self._bytes = _bytes_of(self._array.reshape(-1))
+
+    def __len__(self) -> int:
+        return self._array.size * self.dtype.itemsize
+
+    def __getitem__(self, key: slice) -> memoryview:
+        if self._bytes is not None:
+            return self._bytes[key]
+        begin, end, _ = key.indices(len(self))
+        first, last = begin // self.dtype.itemsize, -(-end // self.dtype.itemsize)
+        block = np.empty(max(last - first, 0), self._array.dtype)
+        if len(block):
+            at = 0
+            parts: Any = np.nditer(
+                self._array, ["external_loop", "buffered", "ranged"], order="C"
+            )
+            parts.iterrange = first, last
+            for part in parts:
+                block[at : at + len(part)] = part
+                at += len(part)
+        skipped = first * self.dtype.itemsize
+        return _bytes_of(_converted(block, self.dtype))[begin - skipped : end - skipped]
+
+
+def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
+    """The memory of a vector, not a copy."""
+    array: Any = flat.view(np.uint8)
+    return memoryview(array)

@@ -350,12 +350,17 @@ def stored_node(term: Term) -> Node:
 
 def on_host(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
     """The view of an array in row-major order."""
+    found = window(array, view)
+    return found if view.contiguous else found.copy()
+
+
+def window(array: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
+    """The view of an array, where its elements are."""
     if view.size == 0:
         return np.empty(view.shape, array.dtype)
     flat = array.reshape(-1)[view.offset :]
     strides = tuple(stride * array.itemsize for stride in view.strides)
-    window = np.lib.stride_tricks.as_strided(flat, view.shape, strides)
-    return window if view.contiguous else window.copy()
+    return np.lib.stride_tricks.as_strided(flat, view.shape, strides)
 
 
 def inline_bytes(nodes: Sequence[Node]) -> int:

@@ -113,7 +113,7 @@ class Transfer:
     def __init__(
         self, region: Region, name: str, version: int, at: int, data: Any, report: Any
     ) -> None:
-        """data: of uint8; its first byte is byte `at` of the buffer."""
+        """data: bytes to read, or an array of uint8 to fill; its first byte is byte `at` of the buffer."""
         self.region = region
         self.slots = region.take(len(data))
         self._name, self._version, self._at = name, version, at
@@ -169,7 +169,8 @@ class SharedUpload(Transfer):
     method = "UploadShared"
 
     def _request(self, slot: int, begin: int, size: int, shared: Any) -> bytes:
-        self.region.part(slot, size)[:] = self._data[begin : begin + size]
+        part = self._data[begin : begin + size]
+        self.region.part(slot, size)[:] = np.frombuffer(part, np.uint8)
         request = p.METHODS[self.method].request(
             name=self._name, version=self._version, offset=self._at + begin, source=shared
         )

@@ -136,14 +136,14 @@ class Stream:
 class Upload(Stream):
     """The messages of one stream: of bytes [begin, end) of a draft, or with a spec of an array.
 
-    sent: where the bytes end that gRPC has taken. failure: what the caller's progress function
+    data: slices of it are bytes. sent: where the bytes end that gRPC has taken. failure: what the caller's progress function
     raised, which ends the stream.
     """
 
     def __init__(
         self,
         name: str,
-        data: memoryview,
+        data: Any,
         begin: int,
         end: int,
         version: int,
