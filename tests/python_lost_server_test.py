@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from tessera import _wire
 
 OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
 # Within each of these a call has ended, whatever became of the server.
@@ -158,6 +160,16 @@ class LostServer(Case):
             with self.subTest(flags):
                 self.check_transfer(flags, lambda t, x, data, kill: t.put(data, progress=kill))
                 self.check_transfer(flags, lambda t, x, data, kill: x.numpy(progress=kill))
+
+    def test_transfers_by_several_connections_under_way(self):
+        with mock.patch.object(_wire, "DIVIDED", 8 * MIB):
+            several = mock.patch.object(_wire.Several, "over", wraps=_wire.Several.over)
+            with several as begun:
+                self.check_transfer((), lambda t, x, data, kill: t.put(data, progress=kill))
+            begun.assert_called()
+            with several as begun:
+                self.check_transfer((), lambda t, x, data, kill: x.numpy(progress=kill))
+            begun.assert_called()
 
     def test_transfers_that_meet_a_stopping_server(self):
         """One that has time lets a download end that it has begun, and takes no more calls."""

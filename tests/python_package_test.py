@@ -6,14 +6,18 @@ usage: python_package_test.py --server build/bin/tessera-server [unittest argume
 """
 
 import doctest
+import importlib
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import unittest
 import zipfile
+
+import numpy as np
 
 import outsider as o
 import python_outsider
@@ -44,6 +48,10 @@ def run(command, **options):
     return process.stdout
 
 
+def package_folder(name):
+    return pathlib.Path(importlib.import_module(name).__file__).resolve().parent
+
+
 class PackageTest(python_outsider.Case):
     def block(self, path):
         """The first block of Python of a page, for the test's server."""
@@ -67,15 +75,33 @@ class PackageTest(python_outsider.Case):
             self.assertIn(name, names)
         self.assertFalse([name for name in names if "_pb2" in name])
         venv = self.folder / "venv"
-        run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", venv])
+        run([sys.executable, "-m", "venv", "--without-pip", venv])
         python = venv / "bin" / "python"
-        run([python, "-m", "installer", wheel])
+        with_installer = {**os.environ, "PYTHONPATH": str(package_folder("installer").parent)}
+        run([python, "-m", "installer", wheel], env=with_installer)
+        self.expose(python, "numpy", "grpc", "google.protobuf")
         where = run([python, "-c", "import tessera; print(tessera.__file__)"], cwd=self.folder)
         self.assertTrue(where.startswith(str(venv)), where)
         for page in ("README.md", "client/python/README.md"):
             script = self.folder / "readme.py"
             script.write_text(self.block(page))
             self.assertIn("one Execute", run([python, script], cwd=o.ROOT))
+
+    def expose(self, python, *packages):
+        """Shows a clean environment these packages of this one, and no others."""
+        shown = self.folder / "shown"
+        for name in packages:
+            link = shown / name.replace(".", "/")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(package_folder(name))
+            # Of wheels: shared libraries, and compiled modules beside the package.
+            folder = link.resolve().parent
+            for more in (f"{name}.libs", "_upb"):
+                if (folder / more).exists():
+                    (link.parent / more).symlink_to(folder / more)
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = pathlib.Path(run([python, "-c", code]).strip())
+        (site / "shown.pth").write_text(f"{shown}\n", encoding="utf-8")
 
     def test_the_tutorial_line_by_line(self):
         page = (o.ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -97,6 +123,22 @@ class PackageTest(python_outsider.Case):
                 example = python_outsider.PACKAGE / "examples" / f"{name}.py"
                 command = [sys.executable, example, self.server.address, *arguments]
                 run(command, env=environment)
+
+    def test_the_file_that_no_memory_holds(self):
+        """Neither this side's nor the server's, which has room for a few pieces of 8 MiB."""
+        path, mib = self.folder / "rows.npy", 256
+        rows = np.lib.format.open_memmap(path, "w+", np.float32, (mib << 14, 16))
+        rows[-1] = 3  # The rest are zeros, and take no room on the disk.
+        del rows
+        server = o.Server(self.folder, "--no-warm-up", "--memory-limit", "96Mi")
+        self.addCleanup(server.kill)
+        example = python_outsider.PACKAGE / "examples" / "streaming_statistics.py"
+        environment = {**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)}
+        command = [sys.executable, example, server.address, "--file", path, "--piece-mib", "8"]
+        said = run(command, env=environment)
+        self.assertIn(f"{mib << 14} rows, {mib} MiB", said)
+        (peak,) = re.findall("this process: (\\d+) MiB at most", said)
+        self.assertLess(int(peak), mib // 2)
 
     def test_the_comparison_with_peers(self):
         """NumPy in the place of CuPy; the script compares all answers by itself."""

@@ -5,7 +5,7 @@ usage: streaming_statistics.py [ADDRESS] [--file FILE.npy] [--mib 64] [--piece-m
                                [--plot FILE.svg]
 
 Without --file it makes one of --mib in a temporary folder. Neither this process nor the server
-needs memory for more than two pieces, however long the file is.
+needs memory for more than a few pieces, however long the file is.
 """
 
 # %%
@@ -90,10 +90,10 @@ print("means     ", mean[:6].round(3))
 print("deviations", deviation[:6].round(3))
 
 # %% [markdown]
-# NumPy, on the first pieces of the same file that fit here:
+# NumPy, on the same file where it fits here:
 
 # %%
-if rows.nbytes <= 1 << 30:
+if rows.nbytes <= 1 << 28:
     whole = np.asarray(rows, np.float64)
     np.testing.assert_allclose(mean, whole.mean(axis=0), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(deviation, whole.std(axis=0), rtol=1e-9)
