@@ -72,6 +72,27 @@ suites() {
   return $failed
 }
 
+# prepare VENV: an environment with the wheel, and behind it what the host has, which may be an
+# environment itself, and then build/python/site.
+prepare() {
+  local venv=$1 hosts site
+  hosts=$(python3 -c 'import sys; print([path for path in sys.path if path.endswith("-packages")])')
+  python3 -m venv --system-site-packages --without-pip "$venv"
+  site=$("$venv/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  cat >"$site/sitecustomize.py" <<END
+import sys
+sys.path += [path for path in [*$hosts, "$PWD/build/python/site"] if path not in sys.path]
+END
+  if "$venv/bin/python3" -c 'import pip' 2>/dev/null; then
+    "$venv/bin/python3" -m pip install --quiet --no-deps --no-index --disable-pip-version-check \
+      build/python/*.whl
+  else
+    say "No pip here: the wheel is unpacked"
+    python3 -m zipfile -e build/python/*.whl "$site"
+  fi
+  cp "$site/tessera/protocol.binpb" client/python/tessera/
+}
+
 run() {
   local bin=$1 device=${2:-cpu} out=${3:-} address give_up status=0
   work=$(mktemp -d)
@@ -86,20 +107,19 @@ with tarfile.open(sys.argv[1]) as packed: packed.extractall(sys.argv[2])' "$bin/
   fi
   bin=$(cd "$bin" && pwd)
   export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${CUDA_HOME:-/usr/local/cuda}/lib64
-  mkdir "$work/wheel"
-  python3 -m zipfile -e build/python/*.whl "$work/wheel"
-  cp "$work/wheel/tessera/protocol.binpb" client/python/tessera/
-  # What the host has comes first.
-  cat >"$work/wheel/sitecustomize.py" <<END
-import sys
-sys.path.append("$PWD/build/python/site")
-END
-  export PYTHONPATH=$work/wheel${PYTHONPATH:+:$PYTHONPATH}
+  prepare "$work/venv"
+  export PATH=$work/venv/bin:$PATH
 
   say "Versions"
-  python3 -c 'import platform, google.protobuf, grpc, hypothesis, numpy
-print("Python", platform.python_version(), "NumPy", numpy.__version__, "grpcio", grpc.__version__,
-      "protobuf", google.protobuf.__version__, "hypothesis", hypothesis.__version__)'
+  python3 -c 'import pathlib, platform, google.protobuf, grpc, hypothesis, numpy, tessera
+try:
+    from ml_dtypes import __version__ as ml_dtypes
+except ImportError:
+    ml_dtypes = "is not here"
+print("Python", platform.python_version(), "NumPy", numpy.__version__, "protobuf",
+      google.protobuf.__version__, "grpcio", grpc.__version__, "ml_dtypes", ml_dtypes,
+      "hypothesis", hypothesis.__version__)
+print("tessera", tessera.__version__, "in", pathlib.Path(tessera.__file__).parent)'
 
   say "Suites"
   suites "$bin" "$device" || status=1
