@@ -486,7 +486,7 @@ class Core:
         if region is None and self.pool.worth_asking():
             patience = min(options.stall_timeout, options.timeout)
             try:
-                answer = yield Call("GetSharedMemory", b"", patience)
+                answer = yield from self.call("GetSharedMemory", b"", timeout=patience)
                 region = yield Share(answer.socket_path, options.stall_timeout)
             except Error as error:
                 _stalled(error)
