@@ -584,6 +584,13 @@ class SharedTest(unittest.TestCase):
             with self.assertRaises(ts.ConnectionLost):
                 t.put(self.long)
 
+    def stop(self):
+        """Returns when no thread of the server runs any more."""
+        self.server.signal(signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{self.server.process.pid}/task")
+        stopped = lambda: all("State:\tT" in t.read_text() for t in tasks.glob("*/status"))
+        self.assertTrue(o.eventually(stopped, o.START_TIMEOUT_S))
+
     def test_a_server_that_hangs(self):
         """One patience for all attempts: no stream after a shared transfer, or a question for one,
         that has used it up; and none of its own for a stream."""
@@ -594,12 +601,12 @@ class SharedTest(unittest.TestCase):
                 hung = t["x"] if "x" in t else t.put(self.data, "x")
                 performed, perform = [], t._io.perform
                 t._io.perform = lambda command: performed.append(command) or perform(command)
-                self.server.signal(signal.SIGSTOP)
+                self.stop()
                 try:
                     self.assertRaises(ts.Stalled, hung.numpy)
                 finally:
                     self.server.signal(signal.SIGCONT)
-                self.assertEqual(len(performed), 1)
+                self.assertEqual(len(performed), 1, performed)
 
         self.t._core.pool.close()
         object.__setattr__(self.t._core.options, "stall_timeout", 2)
@@ -608,7 +615,7 @@ class SharedTest(unittest.TestCase):
         def stop(command):
             if isinstance(command, _core.Share):
                 begin.append(time.monotonic())
-                self.server.signal(signal.SIGSTOP)
+                self.stop()
             return perform(command)
 
         self.t._io.perform = stop
@@ -625,7 +632,7 @@ class SharedTest(unittest.TestCase):
         self.t.put(self.data)
         self.t._io._forgotten.add("another call")
         self.performed.clear()
-        self.server.signal(signal.SIGSTOP)
+        self.stop()
         try:
             with mock.patch.object(_blocking, "LAST_CALLS_S", 3600):
                 closing = threading.Thread(target=self.t.close, daemon=True)
