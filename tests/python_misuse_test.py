@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -481,6 +483,13 @@ print(found > 6)
             with self.assertRaisesRegex(ts.Error, "closed"):
                 t.put(np.ones(3 * MIB), name, progress=lambda *_: t.close())
             self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
+
+    def test_an_end_that_starts_no_threads(self):
+        """As Python's from 3.12 on, after Ctrl-C."""
+        t = ts.connect(self.server.address)
+        t._io.interrupted(KeyboardInterrupt())
+        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("at the end")):
+            t.close()
 
     def test_many_threads_that_delete_what_is_dead(self):
         interval = sys.getswitchinterval()

@@ -75,7 +75,10 @@ class Blocking:
         for made in self._channels:
             made.close()
         for made in self._retired:
-            threading.Thread(target=made.close, daemon=True).start()
+            try:
+                threading.Thread(target=made.close, daemon=True).start()
+            except RuntimeError:
+                return  # Python ends, and starts no more threads.
 
     def _calls_of(self, number: int) -> Dict[str, Any]:
         """Of the connection of a number."""
