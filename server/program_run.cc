@@ -327,14 +327,18 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
       continue;
     }
     for (Source& source : step.sources) {
-      if (source.named.operand->has_tensor()) {
-        source.offset = AddTo(&layout.total, source.type.bytes());
-      } else if (source.IsElsewhere(stream.device())) {
-        const auto [place, is_new] = places.try_emplace(source.buffer.get(), layout.total);
-        if (is_new) AddTo(&layout.total, source.type.bytes());
-        source.offset = place->second;
-      }
+      if (!source.IsElsewhere(stream.device())) continue;
+      const auto [place, is_new] = places.try_emplace(source.buffer.get(), layout.total);
+      if (is_new) AddTo(&layout.total, source.type.bytes());
+      source.offset = place->second;
     }
+  }
+  const std::uint64_t tensors = layout.total;
+  for (Step& step : steps_) {
+    if (!step.status.ok()) continue;
+    for (Source& source : step.sources)
+      if (source.named.operand->has_tensor())
+        source.offset = AddTo(&layout.total, source.type.bytes());
   }
   inline_bytes_ = layout.inline_end;
   absl::StatusOr<void*> block = Scratch(stream, layout.total);
@@ -348,7 +352,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   if (layout.inline_arrays > 1) {
     if (absl::Status status = Zero(stream, block_, inline_bytes_); !status.ok()) return status;
   }
-  if (absl::Status status = SendTensors(stream); !status.ok()) return status;
+  if (absl::Status status = SendTensors(stream, tensors); !status.ok()) return status;
   FetchBuffers(stream);
   return absl::OkStatus();
 }
@@ -386,25 +390,21 @@ absl::Status ProgramRun::OpenDraft(const v1::BufferTarget& target, const ArrayTy
   return memory.status();
 }
 
-absl::Status ProgramRun::SendTensors(Stream& stream) {
-  std::uint64_t begin = ~std::uint64_t{0}, end = 0;
-  const auto for_tensors = [&](const auto& f) {
-    for (const Step& step : steps_) {
-      if (!step.status.ok()) continue;
-      for (const Source& source : step.sources)
-        if (source.named.operand->has_tensor()) f(source, source.named.operand->tensor().data());
+absl::Status ProgramRun::SendTensors(Stream& stream, std::uint64_t begin) {
+  static constexpr char kGap[kAlignment] = {};
+  std::vector<HostBytes> pieces;
+  std::uint64_t end = begin;
+  for (const Step& step : steps_) {
+    if (!step.status.ok()) continue;
+    for (const Source& source : step.sources) {
+      if (!source.named.operand->has_tensor()) continue;
+      const std::string& data = source.named.operand->tensor().data();
+      pieces.push_back({kGap, source.offset - end});
+      pieces.push_back({data.data(), data.size()});
+      end = source.offset + data.size();
     }
-  };
-  for_tensors([&](const Source& source, const std::string& data) {
-    begin = std::min(begin, source.offset);
-    end = std::max(end, source.offset + data.size());
-  });
-  if (begin >= end) return absl::OkStatus();
-  std::string bytes(end - begin, '\0');
-  for_tensors([&](const Source& source, const std::string& data) {
-    bytes.replace(source.offset - begin, data.size(), data);
-  });
-  return CopyToDevice(stream, block_ + begin, bytes.data(), bytes.size());
+  }
+  return end == begin ? absl::OkStatus() : CopyToDevice(stream, block_ + begin, pieces);
 }
 
 void ProgramRun::FetchBuffers(Stream& stream) {

@@ -61,7 +61,8 @@ class ProgramRun {
     std::uint64_t offset = 0;
     std::unique_ptr<ResultDraft> draft;
   };
-  // What has a place so far. Inline results lie at the begin of the block, all else behind them.
+  // What has a place so far. Inline results lie at the begin of the block, inline operands at its
+  // end, all else between them.
   struct Layout {
     std::uint64_t in_answer = 0;   // bytes of the answer
     std::uint64_t inline_end = 0;  // of the block
@@ -102,7 +103,9 @@ class ProgramRun {
   absl::Status PlaceResults(Step& step, Layout& layout, Device& device);
   absl::Status OpenDraft(const v1::BufferTarget& target, const ArrayType& type, Device& device,
                          Place& place);
-  absl::Status SendTensors(Stream& stream);
+  // Inline operands, which lie one behind the other from `begin` of the block on, as they stand in
+  // the request.
+  absl::Status SendTensors(Stream& stream, std::uint64_t begin);
   // Copies buffers of other devices, each once, and fails the steps whose buffers do not come.
   void FetchBuffers(Stream& stream);
 

@@ -505,6 +505,29 @@ TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {
   EXPECT_EQ(results.results(1).dot().value().real(), 5);
 }
 
+TEST_F(TwoDevicesTest, InlineOperandsOfAProgramTravelAlone) {
+  const std::vector<std::int64_t> shape{1 << 20};
+  v1::ExecuteRequest request;
+  v1::ReduceRequest& sum = *request.add_steps()->mutable_reduce();
+  *sum.mutable_x() = Inline<double>(v1::DTYPE_F64, {2}, {7, 8});
+  sum.set_op(v1::REDUCE_OP_SUM);
+  v1::AddRequest& add = *request.add_steps()->mutable_add();
+  *add.mutable_a() = InView(Inline<float>(v1::DTYPE_F32, {1}, {2}), 0, shape, {0});
+  *add.mutable_b() = InView(Inline<float>(v1::DTYPE_F32, {1}, {3}), 0, shape, {0});
+  add.mutable_result()->set_scratch(true);
+  v1::DotRequest& dot = *request.add_steps()->mutable_dot();
+  dot.mutable_a()->set_step(1);
+  *dot.mutable_a() = InView(dot.a(), 0, {3});
+  *dot.mutable_b() = Inline<float>(v1::DTYPE_F32, {3}, {1, 10, 100});
+  const std::uint64_t before = first_.copied_to_device();
+  v1::ExecuteResponse results;
+  ASSERT_TRUE(Call(&v1::ComputeService::Stub::Execute, request, &results).ok());
+  EXPECT_EQ(results.results(0).reduce().value().real(), 15);
+  EXPECT_EQ(results.results(2).dot().value().real(), 555);
+  EXPECT_LE(first_.copied_to_device() - before, 4096u)
+      << "nothing of the 4 MiB of scratch memory between them";
+}
+
 TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {6}, {1, 2, 3, 4, 5, 6}).ok());
   ASSERT_TRUE(

@@ -83,6 +83,9 @@ class FakeDevice final : public Device {
     return threads_[step];
   }
 
+  // Bytes of the host that its streams have copied to it.
+  std::uint64_t copied_to_device() const { return copied_to_device_; }
+
   // Memory that has been handed out and not come back.
   std::uint64_t allocations() {
     const std::lock_guard lock(mutex_);
@@ -171,6 +174,7 @@ class FakeDevice final : public Device {
   std::optional<Step> closed_;
   int blocked_ = 0;
   std::uint64_t allocations_ = 0;
+  std::atomic<std::uint64_t> copied_to_device_{0};
   std::set<const Stream*> large_;
 };
 
@@ -202,6 +206,7 @@ class FakeStream final : public Stream {
   void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
   void CopyToDevice(void* to, std::span<const HostBytes> pieces) override {
     device_.Reach(FakeDevice::Step::kCopyToDevice);
+    for (const HostBytes& piece : pieces) device_.copied_to_device_ += piece.size;
     stream_->CopyToDevice(to, pieces);
   }
   void CopyToHost(void* to, const void* from, std::size_t bytes) override {
