@@ -25,9 +25,6 @@ namespace {
 
 using absl::StatusCode;
 
-// Up to which an operation is small, by the least time that it takes.
-constexpr double kSmallMicroseconds = 500;
-
 absl::Status BadOperation(std::string_view field, const std::string& value,
                           std::string_view valid) {
   return MakeError(
@@ -78,13 +75,7 @@ class OperationCall final : public DeviceCall {
           (source.buffer != nullptr && source.buffer->shards().size() > 1))
         return TaskSize::kLarge;
     if (!request_.strategy().empty()) return TaskSize::kLarge;
-    const double least = LeastMicroseconds(request_, sources_, device);
-    const absl::Duration limit = core().options().inline_time;
-    const bool tiny = limit > absl::ZeroDuration() && !request_.timing() &&
-                      least <= absl::ToDoubleMicroseconds(limit);
-    return tiny                          ? TaskSize::kTiny
-           : least <= kSmallMicroseconds ? TaskSize::kSmall
-                                         : TaskSize::kLarge;
+    return SizeOf(LeastMicroseconds(request_, sources_, device), !request_.timing());
   }
 
   absl::Status RunOn(Stream& stream) override {

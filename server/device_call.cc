@@ -4,6 +4,12 @@
 #include "kernels/profiler_range.h"
 
 namespace tessera {
+namespace {
+
+// Up to which work is small, by the least time that it takes.
+constexpr double kSmallMicroseconds = 500;
+
+}  // namespace
 
 absl::Status CallerLeft() {
   return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
@@ -28,6 +34,13 @@ void DeviceCall::Start(std::size_t bytes) {
     executor_ = nullptr;
     Conclude(status);
   }
+}
+
+TaskSize DeviceCall::SizeOf(double least, bool may_be_tiny) {
+  const absl::Duration limit = core().options().inline_time;
+  if (may_be_tiny && limit > absl::ZeroDuration() && least <= absl::ToDoubleMicroseconds(limit))
+    return TaskSize::kTiny;
+  return least <= kSmallMicroseconds ? TaskSize::kSmall : TaskSize::kLarge;
 }
 
 void DeviceCall::Run(Stream& stream) {

@@ -21,6 +21,10 @@ class DeviceCall : public UnaryCall, private Task {
   // lives until the call has ended.
   void Start(std::size_t bytes);
 
+ protected:
+  // The size of what takes a device at least so many microseconds.
+  TaskSize SizeOf(double least, bool may_be_tiny);
+
  private:
   // Checks the request as far as that needs no stream: the device to run on.
   virtual absl::StatusOr<Device*> Prepare() = 0;

@@ -16,9 +16,10 @@
 namespace tessera {
 namespace {
 
-// A program of more steps is not tiny, however little each of them does: they are launched one after
-// the other.
+// Programs of more steps are not tiny, or not small, however little each step does: they are launched
+// one after the other.
 constexpr std::size_t kMostTinySteps = 16;
+constexpr std::size_t kMostSmallSteps = 64;
 
 // What an ExecuteRequest repeats, counted without making it. Of bytes that are no valid message some
 // number: parsing them fails.
@@ -124,10 +125,9 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
 }
 
 TaskSize ExecuteCall::SizeOn(const Device& device) {
-  const absl::Duration limit = core().options().inline_time;
-  const bool tiny = limit > absl::ZeroDuration() && program_->steps() <= kMostTinySteps &&
-                    program_->LeastMicroseconds(device) <= absl::ToDoubleMicroseconds(limit);
-  return tiny ? TaskSize::kTiny : TaskSize::kLarge;
+  if (program_->steps() > kMostSmallSteps) return TaskSize::kLarge;
+  return SizeOf(program_->LeastMicroseconds(device),
+                program_->steps() <= kMostTinySteps && !program_->timed());
 }
 
 absl::Status ExecuteCall::RunOn(Stream& stream) {

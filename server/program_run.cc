@@ -206,6 +206,17 @@ bool ProgramRun::Stores() const {
   return std::any_of(request_.steps().begin(), request_.steps().end(), stores);
 }
 
+bool ProgramRun::timed() const {
+  return std::any_of(request_.steps().begin(), request_.steps().end(), [](const v1::Step& step) {
+    bool timed = false;
+    VisitRequest(step, [&](const auto& request) {
+      timed = request.timing();
+      return absl::OkStatus();
+    }).IgnoreError();
+    return timed;
+  });
+}
+
 // --- Checks ---
 
 double ProgramRun::LeastMicroseconds(const Device& device) {
@@ -219,7 +230,7 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
                  (!source.IsElsewhere(device) && source.buffer->shards().size() == 1);
         });
     VisitRequest(*step.proto, [&](const auto& request) {
-      const bool plain = reached && request.strategy().empty() && !request.timing();
+      const bool plain = reached && request.strategy().empty();
       least += plain ? tessera::LeastMicroseconds(request, step.sources, device)
                      : std::numeric_limits<double>::infinity();
       return absl::OkStatus();

@@ -38,6 +38,8 @@ class ProgramRun {
   absl::StatusOr<Device*> Prepare();
 
   std::size_t steps() const { return steps_.size(); }
+  // Whether a step asks for the device's clock.
+  bool timed() const;
   // After Prepare, at most once. The least that the device needs for all steps together, as
   // LeastMicroseconds of one; infinite where a step does more than run its default strategy on what the
   // device reaches.

@@ -544,6 +544,31 @@ class AccessTest(unittest.TestCase):
         self.assertFalse(product.done(), product.done() and o.outcome_of(product))
         self.assertFalse(behind.done(), behind.done() and o.outcome_of(behind))
 
+    def test_small_programs_do_not_wait_for_long_ones(self):
+        long = ("--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000")
+        anna, bert, server = self.two(flags=("--workers", "1", *long))
+        staff = Caller(server, "admin")
+        one = o.inline(np.ones(1, np.float32))
+        m = o.inline(np.ones(1, np.float32), o.view([4000, 4000], [0, 0]))
+        product = o.compute.MatmulRequest(
+            a=m, b=m, strategy="cpu_naive", result=o.into("p", replace=True)
+        )
+        # Minutes of work, which is cancelled in the end.
+        flood = [anna.future("Execute", timeout=300, steps=[o.compute.Step(matmul=product)] * 4)
+                 for _ in range(2)]
+        for future in flood:
+            self.addCleanup(future.cancel)
+        self.assertTrue(o.eventually(lambda: staff.device().waiting == 1, 20))
+        # Programs too long for the thread that receives them.
+        small = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one))] * 40
+        timed = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one, timing=True))]
+        for caller in (bert, anna, bert):
+            for steps in (small, timed):
+                answer = caller.call("Execute", steps=steps)
+                self.assertEqual({result.dot.value.real for result in answer.results}, {1})
+        for future in flood:
+            self.assertFalse(future.done(), future.done() and o.outcome_of(future))
+
     # --- The command line ---
 
     def run_cli(self, server, *arguments, token=None, token_file=None, address=None):
