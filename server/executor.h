@@ -70,8 +70,8 @@ class Executor {
     bool reserve = false;
     // How many tasks of a share may wait, besides the ones that run.
     std::size_t queue_length = 1;
-    // How long a thread without work polls at most before it sleeps; waking a sleeping thread costs
-    // more than a small operation. Only as long as tasks have come at such intervals, on average.
+    // A thread without work polls for twice the mean interval between the last tasks before it sleeps,
+    // if that is no longer than this: waking a sleeping thread costs more than a small operation.
     std::chrono::microseconds spin{0};
     // Of all streams together; null: no limit.
     Budget* scratch = nullptr;

@@ -319,12 +319,14 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddDuration(
       app, "inline", "10us",
       "operations, and programs of a few, of up to about so long run on the thread that receives "
-      "them while the device has nothing longer to do; 0: never",
+      "them while the device has nothing longer to do, arrays that travel with them included; 0: "
+      "never",
       false, options.inline_time);
-  AddDuration(app, "spin", "200us",
-              "how long an idle worker polls at most, while operations come at shorter intervals; "
-              "0: it sleeps at once",
-              false, options.spin);
+  AddDuration(
+      app, "spin", "200us",
+      "an idle worker polls for twice the mean interval of the last operations, if that is no "
+      "longer than this; else, and with 0, it sleeps at once",
+      false, options.spin);
   AddDuration(app, "linger", "2ms",
               "how long a GPU stays ready for another small operation after one, on an SM that it "
               "keeps until then, or until other work comes; 0: every operation is a launch",
