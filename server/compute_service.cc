@@ -75,7 +75,16 @@ class OperationCall final : public DeviceCall {
           (source.buffer != nullptr && source.buffer->shards().size() > 1))
         return TaskSize::kLarge;
     if (!request_.strategy().empty()) return TaskSize::kLarge;
-    return SizeOf(LeastMicroseconds(request_, sources_, device), !request_.timing());
+    double least = LeastMicroseconds(request_, sources_, device);
+    const Destinations destinations = DestinationsOf(request_);
+    if (std::any_of(destinations.begin(), destinations.end(),
+                    [](const v1::Result* destination) { return IsInline(*destination); })) {
+      Views views;
+      for (const Source& source : sources_) views.push_back(source.view);
+      if (const absl::StatusOr<ResultType> type = ResultTypeOf(request_, views); type.ok())
+        least += AnswerMicroseconds(destinations, *type, device);
+    }
+    return SizeOf(least, !request_.timing());
   }
 
   absl::Status RunOn(Stream& stream) override {

@@ -360,14 +360,33 @@ v1::Buffer& BufferOf(v1::TopKResponse& response, std::size_t array) {
 
 // --- All ---
 
+namespace {
+
+// Of bytes of a message, on their way to a GPU or from it.
+double TravelMicroseconds(std::uint64_t bytes, const Device& device) {
+  return device.info().backend == Backend::kCuda ? static_cast<double>(bytes) / 1e4 : 0;
+}
+
+}  // namespace
+
 double LeastMicroseconds(absl::Span<const Source> sources, const Device& device) {
   const double bytes_per_us = device.info().backend == Backend::kCuda ? 1e6 : 4e3;
-  double bytes = 0;
+  double bytes = 0, travel = 0;
   for (const Source& source : sources) {
     bytes += static_cast<double>(source.view.elements()) *
              static_cast<double>(SizeOf(source.view.dtype));
+    if (source.named.operand->has_tensor())
+      travel += TravelMicroseconds(source.type.bytes(), device);
   }
-  return bytes / bytes_per_us;
+  return bytes / bytes_per_us + travel;
+}
+
+double AnswerMicroseconds(const Destinations& destinations, const ResultType& result,
+                          const Device& device) {
+  double travel = 0;
+  for (std::size_t i = 0; i < destinations.size() && !result.scalar; ++i)
+    if (IsInline(*destinations[i])) travel += TravelMicroseconds(result.arrays[i].bytes(), device);
+  return travel;
 }
 
 namespace {

@@ -74,8 +74,9 @@ void SetValue(const Request&, const ScalarResult&, Response&) {}
 
 // The least that a GPU or a core needs for the operation, in microseconds, whatever its strategy is:
 // its operands and its result read and written at 1 TB/s or 4 GB/s, products at 5 TFLOP/s or
-// 5 GFLOP/s, nodes of an expression and what TopK sorts as a few of those. For
-// problems that are small enough to be launched at once, hence of no great precision.
+// 5 GFLOP/s, nodes of an expression and what TopK sorts as a few of those; inline operands copied to
+// a GPU at 10 GB/s. For problems that are small enough to be launched at once, hence of no great
+// precision.
 double LeastMicroseconds(const v1::ReduceRequest& request, absl::Span<const Source> sources,
                          const Device& device);
 double LeastMicroseconds(const v1::MatmulRequest& request, absl::Span<const Source> sources,
@@ -101,6 +102,13 @@ Destinations DestinationsOf(const Request& request) {
   }
 }
 Destinations DestinationsOf(const v1::TopKRequest& request);
+// Whether the answer is to have the array itself.
+inline bool IsInline(const v1::Result& destination) {
+  return !destination.has_buffer() && !destination.has_scratch();
+}
+// What the arrays of the answer add to LeastMicroseconds: copied from a GPU at 10 GB/s.
+double AnswerMicroseconds(const Destinations& destinations, const ResultType& result,
+                          const Device& device);
 
 // Where the answer has the array of that number: in itself, or the buffer that it went to.
 template <class Response>

@@ -100,10 +100,6 @@ Destinations DestinationsIn(const v1::Step& step) {
   return destinations;
 }
 
-bool IsInline(const v1::Result& destination) {
-  return !destination.has_buffer() && !destination.has_scratch();
-}
-
 absl::Status StepFailed(std::uint32_t step) {
   return MakeError(StatusCode::kFailedPrecondition, "STEP_FAILED",
                    absl::StrCat("it needs the result of step ", step, ", which failed"),
@@ -231,7 +227,8 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
         });
     VisitRequest(*step.proto, [&](const auto& request) {
       const bool plain = reached && request.strategy().empty();
-      least += plain ? tessera::LeastMicroseconds(request, step.sources, device)
+      least += plain ? tessera::LeastMicroseconds(request, step.sources, device) +
+                           AnswerMicroseconds(tessera::DestinationsOf(request), step.result, device)
                      : std::numeric_limits<double>::infinity();
       return absl::OkStatus();
     }).IgnoreError();

@@ -28,6 +28,31 @@ using testing::HasSubstr;
 
 class ComputeServiceTest : public ServiceTest {};
 
+// What decides where an operation runs, --inline, counts what its messages carry to a GPU and back.
+TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
+  FakeDevice gpu("fake:0", "", Backend::kCuda), cpu;
+  v1::AddRequest request;
+  *request.mutable_a() = Inline<float>(v1::DTYPE_F32, {250'000}, std::vector<float>(250'000));
+  request.mutable_b()->set_buffer("x");
+  const ArrayType megabyte = *MakeArrayType(DType::kF32, {250'000});
+  Sources sources;
+  for (const auto& named : OperandsOf(request))
+    sources.push_back({.named = named, .type = megabyte, .view = WholeView(megabyte, nullptr)});
+  EXPECT_DOUBLE_EQ(LeastMicroseconds(request, sources, gpu), 2 + 100);
+  EXPECT_DOUBLE_EQ(LeastMicroseconds(request, sources, cpu), 500);
+
+  const ResultType result{.scalar = false, .arrays = {megabyte}};
+  const Destinations destinations = DestinationsOf(request);
+  EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, result, gpu), 100);
+  EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, result, cpu), 0);
+  EXPECT_DOUBLE_EQ(AnswerMicroseconds(destinations, {.scalar = true, .arrays = {}}, gpu), 0);
+  for (const bool scratch : {true, false}) {
+    if (scratch) request.mutable_result()->set_scratch(true);
+    if (!scratch) request.mutable_result()->mutable_buffer()->set_name("y");
+    EXPECT_DOUBLE_EQ(AnswerMicroseconds(DestinationsOf(request), result, gpu), 0);
+  }
+}
+
 // A client is asked to come back only for what there can be room for.
 TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   const auto may_repeat = [](const char* reason, int requested) {

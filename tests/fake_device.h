@@ -36,11 +36,14 @@ class FakeDevice final : public Device {
     kProbe
   };
 
-  explicit FakeDevice(const std::string& name = "fake:0", const std::string& pci_bus_id = "")
+  // backend: what it says that it is.
+  explicit FakeDevice(const std::string& name = "fake:0", const std::string& pci_bus_id = "",
+                      Backend backend = Backend::kCpu)
       : cpu_(*OpenDevice("cpu")) {
     info_ = cpu_->info();
     info_.name = name;
     info_.pci_bus_id = pci_bus_id;
+    info_.backend = backend;
   }
 
   // From now on, but for the first `after` times, the step fails so, `times` times.
