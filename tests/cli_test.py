@@ -1206,6 +1206,20 @@ class CliTest(CliCase):
         self.assertNotIn("[#", process.stderr)
 
 
+class DemoTest(CliCase):
+    def test_it_classifies_by_one_program(self):
+        demo = pathlib.Path(__file__).parent.parent / "client/demo/demo.py"
+        process = subprocess.run(
+            [sys.executable, demo, "--cli", OPTIONS.cli, "--server", self.server.address],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(process.returncode, 0, process.stdout[-2000:] + process.stderr)
+        self.assertIn("PASSED: the same accuracy as NumPy", process.stdout)
+        names = [b["name"] for b in self.json("ls")["buffers"]]
+        kinds = ("standardised-f32", "standardised-f64", "test", "train")
+        self.assertEqual(sorted(names), [f"digits/{kind}" for kind in kinds],
+                         "what is between the steps has no name")
+
+
 class ShardsTest(CliCase):
     """Buffers that are divided among devices."""
 
