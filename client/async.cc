@@ -58,6 +58,12 @@ AsyncCall AsyncClient::TopK(const Operand& x, std::int64_t k, bool smallest,
                std::move(done));
 }
 
+AsyncCall AsyncClient::Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+                           const OperationOptions& options, Callback<v1::MapResponse> done) {
+  return Begin(*connection_, MapRequest(operands, expression, options), options.timeout,
+               std::move(done));
+}
+
 AsyncCall AsyncClient::Execute(const Program& program, const CallOptions& call,
                                Callback<v1::ExecuteResponse> done) {
   const int steps = program.request().steps_size();
@@ -74,6 +80,24 @@ AsyncCall AsyncClient::Execute(const Program& program, const CallOptions& call,
 AsyncCall AsyncClient::GetBuffer(const std::string& name, std::uint64_t version,
                                  const CallOptions& call, Callback<v1::GetBufferResponse> done) {
   v1::GetBufferRequest request;
+  request.set_name(name);
+  request.set_version(version);
+  return Begin(*connection_, std::move(request), call.timeout, std::move(done));
+}
+
+AsyncCall AsyncClient::CopyBuffer(const Operand& source, const ResultBuffer& target,
+                                  std::optional<DType> dtype, const std::string& device,
+                                  const CallOptions& call, Callback<v1::CopyBufferResponse> done) {
+  absl::StatusOr<v1::CopyBufferRequest> request = CopyRequest(source, target, dtype, device);
+  return AsyncCall(StartCall(
+      *connection_, connection_->events(), request.ok() ? *request : v1::CopyBufferRequest(),
+      {.timeout = call.timeout, .refused = request.status()}, std::move(done)));
+}
+
+AsyncCall AsyncClient::DeleteBuffer(const std::string& name, std::uint64_t version,
+                                    const CallOptions& call,
+                                    Callback<v1::DeleteBufferResponse> done) {
+  v1::DeleteBufferRequest request;
   request.set_name(name);
   request.set_version(version);
   return Begin(*connection_, std::move(request), call.timeout, std::move(done));

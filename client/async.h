@@ -1,4 +1,5 @@
-// The calls of a client without waiting for their answers (Client::Async).
+// The calls of a client without waiting for their answers (Client::Async): operations, programs, and
+// what is short of the others. Transfers, drafts and lists are in Client alone.
 //
 //   client.Async().Dot("x", "y", {}, [](absl::StatusOr<tessera::v1::DotResponse> answer) { ... });
 //   tessera::Future<tessera::v1::DotResponse> dot = client.Async().Dot("x", "y");
@@ -21,6 +22,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -85,10 +87,19 @@ class AsyncClient {
                       Callback<v1::WindowSumResponse> done);
   AsyncCall TopK(const Operand& x, std::int64_t k, bool smallest, std::optional<int> axis,
                  const OperationOptions& options, Callback<v1::TopKResponse> done);
+  AsyncCall Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+                const OperationOptions& options, Callback<v1::MapResponse> done);
   AsyncCall Execute(const Program& program, const CallOptions& call,
                     Callback<v1::ExecuteResponse> done);
   AsyncCall GetBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
                       Callback<v1::GetBufferResponse> done);
+  AsyncCall CopyBuffer(const Operand& source, const ResultBuffer& target,
+                       std::optional<DType> dtype, const std::string& device,
+                       const CallOptions& call, Callback<v1::CopyBufferResponse> done);
+  // One call: with a version, it takes a server that knows versions, and where the first answer was
+  // lost and the call repeated, BUFFER_NOT_FOUND may say that it has done its work.
+  AsyncCall DeleteBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
+                         Callback<v1::DeleteBufferResponse> done);
   AsyncCall GetServerInfo(const CallOptions& call, Callback<v1::GetServerInfoResponse> done);
 
   Future<v1::DotResponse> Dot(const Operand& a, const Operand& b,
@@ -123,6 +134,15 @@ class AsyncClient {
     return Promise<v1::TopKResponse>(
         [&](auto done) { return TopK(x, k, smallest, axis, options, std::move(done)); });
   }
+  Future<v1::MapResponse> Map(absl::Span<const Operand> operands, const v1::Expression& expression,
+                              const OperationOptions& options = {}) {
+    return Promise<v1::MapResponse>(
+        [&](auto done) { return Map(operands, expression, options, std::move(done)); });
+  }
+  Future<v1::MapResponse> Map(const std::vector<Operand>& operands, const Expr& expression,
+                              const OperationOptions& options = {}) {
+    return Map(operands, expression.ToMessage(), options);
+  }
   Future<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {}) {
     return Promise<v1::ExecuteResponse>(
         [&](auto done) { return Execute(program, call, std::move(done)); });
@@ -131,6 +151,19 @@ class AsyncClient {
                                           const CallOptions& call = {}) {
     return Promise<v1::GetBufferResponse>(
         [&](auto done) { return GetBuffer(name, version, call, std::move(done)); });
+  }
+  Future<v1::CopyBufferResponse> CopyBuffer(const Operand& source, const ResultBuffer& target,
+                                            std::optional<DType> dtype = std::nullopt,
+                                            const std::string& device = {},
+                                            const CallOptions& call = {}) {
+    return Promise<v1::CopyBufferResponse>([&](auto done) {
+      return CopyBuffer(source, target, dtype, device, call, std::move(done));
+    });
+  }
+  Future<v1::DeleteBufferResponse> DeleteBuffer(const std::string& name, std::uint64_t version = 0,
+                                                const CallOptions& call = {}) {
+    return Promise<v1::DeleteBufferResponse>(
+        [&](auto done) { return DeleteBuffer(name, version, call, std::move(done)); });
   }
   Future<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {}) {
     return Promise<v1::GetServerInfoResponse>(

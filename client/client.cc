@@ -619,21 +619,9 @@ absl::Status Client::DeleteBuffer(const std::string& name, std::uint64_t version
 absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const ResultBuffer& target,
                                               std::optional<DType> dtype, const std::string& device,
                                               const CallOptions& call) {
-  const std::string* name = std::get_if<std::string>(&source.source);
-  if (name == nullptr) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
-                     "only a resident buffer can be copied");
-  }
-  v1::CopyBufferRequest request;
-  request.set_source(*name);
-  if (source.view) *request.mutable_view() = *source.view;
-  request.set_name(target.name);
-  if (dtype) request.set_dtype(ToMessage(*dtype));
-  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
-  request.set_replace(target.replace);
-  request.set_device(device);
-  for (const std::string& one : target.placement) request.add_placement(one);
-  auto response = impl_->Call(request, call.timeout);
+  const auto request = CopyRequest(source, target, dtype, device);
+  if (!request.ok()) return request.status();
+  auto response = impl_->Call(*request, call.timeout);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_buffer());
 }

@@ -11,10 +11,12 @@ absl::Status Cancelled() { return absl::CancelledError("the caller cancelled the
 
 }  // namespace
 
-void AsyncCallBase::Start() {
+void AsyncCallBase::Start(absl::Status refused) {
   const std::lock_guard lock(mutex_);
   std::optional<absl::Status> end;
-  if (cancelled_) {
+  if (!refused.ok()) {
+    end = std::move(refused);
+  } else if (cancelled_) {
     end = Cancelled();
   } else {
     end = Connect();

@@ -31,7 +31,8 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
       : connection_(connection), loop_(loop), must_end_(must_end), attempts_(connection, plan) {}
   virtual ~AsyncCallBase() = default;
 
-  void Start();
+  // refused: unless OK, what it ends with instead of an attempt.
+  void Start(absl::Status refused = absl::OkStatus());
   // The call ends with CANCELLED, unless it has just ended otherwise.
   void Cancel();
   bool must_end() const { return must_end_; }
@@ -143,6 +144,7 @@ struct AsyncOptions {
   std::optional<absl::Duration> timeout;  // absent: that of the client
   std::optional<std::size_t> only;        // of this server
   bool must_end = false;                  // not cancelled with the client
+  absl::Status refused;                   // unless OK: what it ends with, and nothing is sent
 };
 
 // Starts a call. done runs on the loop's thread, exactly once.
@@ -154,7 +156,7 @@ std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, EventLoop& loop, 
   auto call = std::make_shared<AsyncUnaryCall<Request>>(connection, loop, std::move(request), plan,
                                                         options.must_end, std::move(done));
   loop.Add(call);
-  call->Start();
+  call->Start(options.refused);
   return call;
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <variant>
 
+#include "kernels/base/error.h"
+
 namespace tessera {
 namespace {
 
@@ -140,6 +142,26 @@ v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expressi
   for (const Operand& operand : operands) *request.add_operands() = ToMessage(operand);
   *request.mutable_expression() = expression;
   SetOptions(options, request);
+  return request;
+}
+
+absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
+                                                  std::optional<DType> dtype,
+                                                  const std::string& device) {
+  const std::string* name = std::get_if<std::string>(&source.source);
+  if (name == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
+                     "only a resident buffer can be copied");
+  }
+  v1::CopyBufferRequest request;
+  request.set_source(*name);
+  if (source.view) *request.mutable_view() = *source.view;
+  request.set_name(target.name);
+  if (dtype) request.set_dtype(ToMessage(*dtype));
+  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
+  request.set_replace(target.replace);
+  request.set_device(device);
+  for (const std::string& one : target.placement) request.add_placement(one);
   return request;
 }
 

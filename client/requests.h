@@ -33,6 +33,11 @@ v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
 v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
                           const OperationOptions& options);
 
+// BAD_OPERAND: the source is no resident buffer.
+absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
+                                                  std::optional<DType> dtype,
+                                                  const std::string& device);
+
 // INTERNAL: an answer without a result for every step; the error of one that has failed.
 absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response);
 

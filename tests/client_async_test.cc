@@ -39,6 +39,7 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   Future<v1::WindowSumResponse> window = client_.Async().WindowSum("x", 1);
   Future<v1::TopKResponse> largest = client_.Async().TopK("x", 1);
   Future<v1::MatmulResponse> product = client_.Async().Matmul("x", "x");
+  Future<v1::MapResponse> squares = client_.Async().Map({"x"}, Element(0) * Element(0));
   Future<v1::GetBufferResponse> buffer = client_.Async().GetBuffer("x");
   Future<v1::GetServerInfoResponse> info = client_.Async().GetServerInfo();
   Program program;
@@ -53,6 +54,7 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   EXPECT_EQ(found->values().data(), Floats({3}).data());
   EXPECT_EQ(Values<std::int64_t>(found->indices()), std::vector<std::int64_t>{2});
   EXPECT_EQ(ErrorReason(product.Get().status()), "BAD_SHAPE");
+  EXPECT_EQ(squares.Get()->tensor().data(), Floats({1, 4, 9}).data());
   EXPECT_EQ(buffer.Get()->buffer().name(), "x");
   EXPECT_EQ(info.Get()->devices_size(), 1);
   EXPECT_EQ(answers.Get()->results(0).dot().value().real(), 14);
@@ -65,6 +67,35 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   });
   done.WaitForNotification();
   EXPECT_EQ(value, 14);
+}
+
+TEST_F(AsyncTest, BuffersAreCopiedAndDeleted) {
+  const auto copy = client_.Async().CopyBuffer("x", {.name = "y"}, DType::kF64).Get();
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_EQ(copy->buffer().name(), "y");
+  EXPECT_EQ(copy->buffer().dtype(), v1::DTYPE_F64);
+  EXPECT_EQ(client_.Reduce(ReduceOp::kSum, "y")->value().real(), 6);
+  const std::uint64_t version = copy->buffer().version();
+  EXPECT_EQ(ErrorReason(client_.Async().DeleteBuffer("y", version + 1).Get().status()),
+            ErrorReason(client_.DeleteBuffer("y", version + 1)));
+  EXPECT_TRUE(client_.Async().DeleteBuffer("y", version).Get().ok());
+  EXPECT_EQ(ErrorReason(client_.GetBuffer("y").status()), "BUFFER_NOT_FOUND");
+
+  // What is refused before it is sent ends as all calls do, on the client's thread.
+  const Operand inline_operand = Floats({1});
+  absl::Notification done;
+  std::thread::id thread;
+  absl::Status status;
+  client_.Async().CopyBuffer(inline_operand, {.name = "z"}, std::nullopt, "", {},
+                             [&](const absl::StatusOr<v1::CopyBufferResponse>& answer) {
+                               thread = std::this_thread::get_id();
+                               status = answer.status();
+                               done.Notify();
+                             });
+  done.WaitForNotification();
+  EXPECT_EQ(status, client_.CopyBuffer(inline_operand, {.name = "z"}).status());
+  EXPECT_EQ(ErrorReason(status), "BAD_OPERAND");
+  EXPECT_NE(thread, std::this_thread::get_id());
 }
 
 TEST_F(AsyncTest, ManyAtOnceFromManyThreads) {
