@@ -401,6 +401,17 @@ class WorkTest(Case):
         self.assertEqual(server.stop(timeout=15), 0, "exit code after SIGTERM")
         self.assertLess(time.monotonic() - started, 5 * o.Program.patience())
 
+    def test_an_idle_server_leaves_the_processor_alone(self):
+        server = self.start()
+        client = server.client()
+        for _ in range(200):  # workers and the device's last kernel have something to wait for
+            self.assertEqual(client.dot_of_ones(), 1)
+        time.sleep(0.5)
+        before = server.cpu_seconds()
+        time.sleep(2)
+        # A thread that polls takes all of a core.
+        self.assertLess(server.cpu_seconds() - before, 0.2)
+
     def test_places_of_callers_who_have_left_are_free(self):
         self.needs_cpu()
         server = self.start(*PATIENT, "--workers", "1", "--queue", "4")
