@@ -230,6 +230,7 @@ std::uint64_t PreparedOperands::Call::EndOperation(bool done) {
 }
 
 void PreparedOperands::Call::Finish() {
+  if (made_.empty()) return;
   // What has been forgotten goes after the lock.
   const std::vector<std::shared_ptr<Entry>> made = std::exchange(made_, {});
   const std::lock_guard lock(of_.mutex_);

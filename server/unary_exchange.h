@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "google/protobuf/arena.h"
@@ -115,12 +116,12 @@ class UnaryExchangeOf final : public UnaryExchange {
  public:
   using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
 
-  const Request& request() const { return messages_.request; }
-  Response& response() { return messages_.response; }
+  const Request& request() const { return messages_->request; }
+  Response& response() { return messages_->response; }
 
   void Finish(const grpc::Status& status) override {
     if (status.ok()) {
-      messages_.Serialize(bytes_);
+      messages_->Serialize(bytes_);
       writer_.Finish(bytes_, status, &sent_);
     } else {
       writer_.FinishWithError(status, &sent_);
@@ -149,14 +150,15 @@ class UnaryExchangeOf final : public UnaryExchange {
     const grpc::Status admitted = method_->admit ? method_->admit(*this) : grpc::Status::OK;
     if (!admitted.ok()) {
       Finish(admitted);
-    } else if (messages_.Parse(bytes_)) {
+    } else if (messages_.emplace().Parse(bytes_)) {
       method_->handle(*this);
     } else {
       Finish({grpc::StatusCode::UNIMPLEMENTED, ""});
     }
   }
 
-  CallMessages<Request, Response> messages_;
+  // Made by the thread that handles the call, as an arena allocates for every other one.
+  std::optional<CallMessages<Request, Response>> messages_;
   grpc::ByteBuffer bytes_;
   Writer writer_{&context()};
   const std::shared_ptr<const Method> method_;
