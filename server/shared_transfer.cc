@@ -37,7 +37,8 @@ void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& ran
   const bool allocates = Allocates();
   const absl::Status status = Guarded([&] {
     absl::Status checked = Check(request_bytes, range, streams, too_many);
-    return checked.ok() && allocates ? core().chores().Submit([this] { Begin(); }) : checked;
+    if (!checked.ok() || !allocates) return checked;
+    return core().chores().Submit([this] { Begin(); }, caller().tenant->number());
   });
   if (!status.ok()) {
     Conclude(status);
@@ -107,7 +108,7 @@ void SharedTransfer::Run(Stream& stream) {
   }
   if (status.ok() && !Allocates()) return Finish();
   if (status.ok()) {
-    status = core().chores().Submit([this] { Finish(); });
+    status = core().chores().Submit([this] { Finish(); }, caller().tenant->number());
     if (status.ok()) return;
   }
   Conclude(status);

@@ -127,7 +127,8 @@ void AnswerLater(Core& core, std::string_view method, UnaryExchangeOf<Request, R
         [&call, &response = exchange.response(), body = std::move(body)]() mutable {
           const auto fill = [&] { return body(call.caller()); };
           call.End(Guarded([&] { return call.Fill(response, fill); }));
-        });
+        },
+        call.caller().tenant->number());
   });
   if (!status.ok()) call.End(status);
 }

@@ -66,7 +66,7 @@ void UploadCall::OnSendInitialMetadataDone(bool ok) {
   }
   // What is replaced may be freed.
   const absl::Status status =
-      core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); });
+      core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
   if (!status.ok()) End(status);
 }
 
@@ -123,11 +123,13 @@ void UploadCall::GoOn() {
   if (status.ok()) {
     if (draft_ == nullptr) {
       // Memory may have to be found.
-      status = core_.chores().Submit([this] {
-        absl::Status opened = Guarded([&] { return Open(); });
-        if (opened.ok()) opened = Hand();
-        if (!opened.ok()) End(opened);
-      });
+      status = core_.chores().Submit(
+          [this] {
+            absl::Status opened = Guarded([&] { return Open(); });
+            if (opened.ok()) opened = Hand();
+            if (!opened.ok()) End(opened);
+          },
+          tenant_.number());
     } else {
       status = Hand();
     }

@@ -519,6 +519,28 @@ TEST(ChoresTest, DoesWhatItTookAndRefusesTheRest) {
   EXPECT_EQ(done, 2);
 }
 
+TEST(ChoresTest, AQueueThatIsFullIsThatOfOneShare) {
+  Chores chores(0, 1);
+  ASSERT_TRUE(chores.Submit([] {}, 1).ok());
+  EXPECT_EQ(ErrorReason(chores.Submit([] {}, 1)), "QUEUE_FULL");
+  EXPECT_TRUE(chores.Submit([] {}, 0).ok());
+  EXPECT_TRUE(chores.Submit([] {}, 2).ok());
+}
+
+TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::promise<void> done;
+  Chores chores(1, 8);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { released.wait(); }).ok());
+  ASSERT_TRUE(chores.Submit([&] { done.set_value(); }).ok());
+  auto reached = done.get_future();
+  for (int i = 0; i < 1000 && reached.wait_for(milliseconds(20)) != std::future_status::ready; ++i)
+    chores.Relieve();
+  EXPECT_EQ(reached.wait_for(milliseconds(0)), std::future_status::ready);
+  release.set_value();
+}
+
 TEST(ChoresTest, FreesOnItsOwnThread) {
   std::promise<std::thread::id> freed;
   Chores chores(1, 1);
