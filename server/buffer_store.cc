@@ -650,8 +650,7 @@ std::vector<std::shared_ptr<const void>> BufferStore::Sweep(absl::Time now) {
 }
 
 std::vector<std::shared_ptr<const void>> BufferStore::Evict(const Device& device) {
-  Doomed doomed;
-  prepared(device).Clear();
+  Doomed doomed = prepared(device).ForgetAll();
   const std::lock_guard lock(mutex_);
   if (const Tally& tally = tallies_[&device];
       tally.ready + tally.writing + tally.ready_bytes + tally.writing_bytes == 0)

@@ -272,8 +272,8 @@ class BufferStore {
   // Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
-  // Forgets all buffers and drafts that have a shard on a device that is lost. Their memory goes with
-  // what is returned.
+  // Forgets all buffers and drafts that have a shard on a device that is lost, and what is kept of
+  // operands there. Their memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
   // The buffers of a device that have a name, drafts of results included, and their bytes. A sharded

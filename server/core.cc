@@ -21,7 +21,8 @@ constexpr std::size_t kLeastSlots = 6;
 
 // Memory of the CPU device takes about as long to find as the wire does to fill it.
 constexpr int kChoreThreads = 4;
-// They take microseconds, mostly: so many are a moment's, whatever the queues of devices hold.
+// Of a tenant. They take microseconds, mostly: so many are a moment's, whatever the queues of devices
+// hold.
 constexpr std::size_t kWaitingChores = 1024;
 
 // What buffers may take of a device: devices of the CPU share the host's memory.
@@ -146,6 +147,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     place->team = *std::move(team);
     place->compute = *std::move(compute);
     place->transfers = *std::move(transfers);
+    place->probe = std::make_unique<DeviceProbe>(*device);
     core->places_[device.get()] = std::move(place);
   }
   return core;
@@ -249,12 +251,16 @@ std::map<std::string_view, Core::Usage> Core::Budgets() const {
   return budgets;
 }
 
+absl::Duration Core::LongestWait(const Device& device) const {
+  if (device.lost()) return absl::ZeroDuration();
+  const Place& place = *places_.at(&device);
+  return absl::FromChrono(std::max(
+      {place.compute->LongestRun(), place.transfers->LongestRun(), place.probe->Waiting()}));
+}
+
 bool Core::Stuck() const {
-  return std::any_of(places_.begin(), places_.end(), [this](const auto& place) {
-    if (place.first->lost()) return false;
-    const auto longest =
-        std::max(place.second->compute->LongestRun(), place.second->transfers->LongestRun());
-    return absl::FromChrono(longest) > options_.watchdog;
+  return std::any_of(devices_.begin(), devices_.end(), [this](const auto& device) {
+    return LongestWait(*device) > options_.watchdog;
   });
 }
 

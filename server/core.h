@@ -23,6 +23,7 @@
 #include "server/call_record.h"
 #include "server/charge.h"
 #include "server/chores.h"
+#include "server/device_probe.h"
 #include "server/executor.h"
 #include "server/home.h"
 #include "server/listener.h"
@@ -130,7 +131,10 @@ class Core {
   // HOST_MEMORY_EXHAUSTED.
   absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes, Tenant& tenant);
 
-  // Whether an operation or a transfer has held its worker for longer than --watchdog.
+  // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
+  // worker, or the probe. Zero once it is lost.
+  absl::Duration LongestWait(const Device& device) const;
+  // Whether that of any device is longer than --watchdog.
   bool Stuck() const;
 
  private:
@@ -146,6 +150,7 @@ class Core {
     std::shared_ptr<SlotPool> slots;
     std::unique_ptr<Executor> compute;
     std::unique_ptr<Executor> transfers;
+    std::unique_ptr<DeviceProbe> probe;
   };
   Core(const Options& options, std::vector<std::unique_ptr<Device>> devices);
   // Home::Check; empty where all names are this server's.
@@ -171,8 +176,8 @@ class Core {
   std::unique_ptr<SpanFile> spans_;  // null: without
   Admission admission_;
   Answers answers_;
-  Chores chores_;
   std::map<const Device*, std::unique_ptr<Place>> places_;
+  Chores chores_;  // they use what is above
 };
 
 // The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.

@@ -187,6 +187,19 @@ bool Executor::Cancel(Task& task) {
   return true;
 }
 
+void Executor::RefuseWaiting() {
+  std::unique_lock lock(mutex_);
+  for (Group& group : groups_) {
+    while (!group.active.empty()) {
+      Task* const task = First(group);
+      Unlink(*task);
+      lock.unlock();
+      task->Refuse(DeviceLostError(device_));
+      lock.lock();
+    }
+  }
+}
+
 std::chrono::steady_clock::duration Executor::LongestRun() const {
   const std::int64_t now = Ticks();
   std::int64_t longest = 0;

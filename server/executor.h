@@ -43,7 +43,7 @@ class Task {
   // On a thread of the executor, with the stream for itself. The task may be gone on return. Must
   // not throw.
   virtual void Run(Stream& stream) = 0;
-  // Instead of Run, on a thread of the executor: the device is lost.
+  // Instead of Run, on a thread of the executor or in RefuseWaiting: the device is lost.
   virtual void Refuse(const absl::Status& status) = 0;
 
   const std::size_t share_;
@@ -97,6 +97,10 @@ class Executor {
   // True: the task was waiting, and now never runs. False: it runs, its stream being told to stop,
   // or has run. REQUIRES: the task has been submitted and lives.
   bool Cancel(Task& task);
+
+  // Refuses the tasks that wait, as idle threads do, for when all threads hang with a device that is
+  // lost.
+  void RefuseWaiting();
 
   int workers() const { return settings_.workers; }
   // How many tasks wait for a thread now.

@@ -171,6 +171,11 @@ std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
   return scratch_limit != 0 ? scratch_limit : std::max(buffers / 16, kLeastScratch);
 }
 
+absl::Duration Options::HangLimit(std::size_t devices) const {
+  const double longest = std::max(max_operation_seconds, max_slow_operation_seconds);
+  return watchdog + absl::Seconds(longest * workers * static_cast<double>(devices));
+}
+
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {
   const absl::Status bad =
       MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
@@ -213,9 +218,9 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       "lists\n"
       "are separated by commas. Flags win over the environment, and that over the file.\n"
       "SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGUSR1: --profile.\n"
-      "Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good, 75 calls were cut "
-      "off\n"
-      "by --drain-timeout, 128 + N a second signal N.");
+      "Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls "
+      "were\n"
+      "cut off by --drain-timeout, 128 + N a second signal N.");
 
   const char* file = std::getenv("TESSERA_CONFIG");
   const bool has_file = file != nullptr && *file != '\0';
@@ -354,9 +359,11 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddDuration(app, "download-timeout", "60s",
               "a download whose reader takes nothing for so long ends; 0: never", true,
               options.download_timeout);
-  AddDuration(app, "watchdog", "2m",
-              "an operation that runs for so long turns the health service NOT_SERVING; 0: never",
-              true, options.watchdog);
+  AddDuration(
+      app, "watchdog", "2m",
+      "an operation that runs for so long turns the health service NOT_SERVING; one that goes "
+      "on for another --max-operation-seconds of every worker loses its device; 0: never",
+      true, options.watchdog);
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",
               false, options.drain_delay);

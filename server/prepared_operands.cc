@@ -97,6 +97,14 @@ void PreparedOperands::Clear() noexcept {
   doomed.swap(entries_);
 }
 
+std::vector<std::shared_ptr<const void>> PreparedOperands::ForgetAll() {
+  const std::lock_guard lock(mutex_);
+  if (bytes() > 0) NoteForgotten();
+  Doomed doomed(std::make_move_iterator(entries_.begin()), std::make_move_iterator(entries_.end()));
+  entries_.clear();
+  return doomed;
+}
+
 std::vector<std::shared_ptr<const void>> PreparedOperands::Sweep() {
   Doomed doomed;
   const std::lock_guard lock(mutex_);

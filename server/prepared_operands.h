@@ -67,6 +67,8 @@ class PreparedOperands final : public SpareMemory {
 
   // Forgets all, and waits for nobody.
   void Clear() noexcept override;
+  // Forgets all. The memory goes with what is returned.
+  std::vector<std::shared_ptr<const void>> ForgetAll();
   // Forgets what was made of buffers that are gone. The memory goes with what is returned.
   std::vector<std::shared_ptr<const void>> Sweep();
   // Of the budget.

@@ -38,10 +38,6 @@ constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 // How often the files of tokens and of the ring are looked at.
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 
-// How often devices are asked whether they still answer, so that one that is lost while nobody uses
-// it is noticed.
-constexpr absl::Duration kProbeInterval = absl::Milliseconds(500);
-
 // Users of this host who are told apart, where lines of the file of --tokens may name them.
 constexpr std::size_t kMostUsers = 64;
 
@@ -59,6 +55,18 @@ constexpr int kHandshakeMs = 10'000;
 // would be all of them.
 void TrimHostMemory() {
   if (mallinfo2().fordblks > kKeptHeap) malloc_trim(0);
+}
+
+// Unless the last one that was submitted with the flag is still to be done, which may hang with a
+// device.
+template <class Work>
+void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, Work work) {
+  if (busy->exchange(true)) return;
+  const absl::Status submitted = chores.Submit([busy, work] {
+    work();
+    *busy = false;
+  });
+  if (!submitted.ok()) *busy = false;
 }
 
 }  // namespace
@@ -304,32 +312,44 @@ void Server::SetHealth() {
   health_.Set("", !devices_lost_);
 }
 
-bool Server::TendDevices() {
-  for (const std::unique_ptr<Device>& device : core_->devices()) {
-    if (!device->lost()) continue;
-    if (std::find(lost_devices_.begin(), lost_devices_.end(), device.get()) ==
-        lost_devices_.end()) {
-      spdlog::critical("device {} has failed for good: its buffers are gone", device->info().name);
-      lost_devices_.push_back(device.get());
+bool Server::NoteLostDevices() {
+  const auto& devices = core_->devices();
+  const absl::Duration limit = core_->options().HangLimit(devices.size());
+  for (const std::unique_ptr<Device>& device : devices) {
+    if (core_->LongestWait(*device) > limit) {
+      spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
+                       absl::FormatDuration(limit));
+      device->MarkLost();
     }
-    // At every turn: a call that began before may still have left a buffer.
-    for (std::shared_ptr<const void>& doomed : core_->tenants().Evict(*device))
-      core_->chores().Release(std::move(doomed));
+    if (!device->lost() || lost_devices_.contains(device.get())) continue;
+    spdlog::critical("device {} has failed for good: its buffers are gone", device->info().name);
+    lost_devices_.emplace(device.get(), std::make_shared<std::atomic<bool>>(false));
   }
-  return lost_devices_.size() == core_->devices().size();
+  return lost_devices_.size() == devices.size();
+}
+
+void Server::ClearLostDevices() {
+  // At every turn: a call that began before may still have left a buffer, or waits.
+  for (const auto& [device, refusing] : lost_devices_) {
+    core_->chores().Release(core_->tenants().Evict(*device));
+    Executor &compute = core_->compute(*device), &transfers = core_->transfers(*device);
+    if (compute.waiting() + transfers.waiting() == 0) continue;
+    SubmitOnce(core_->chores(), refusing, [&compute, &transfers] {
+      compute.RefuseWaiting();
+      transfers.RefuseWaiting();
+    });
+  }
 }
 
 void Server::Tend() {
-  absl::Time next_trim = SteadyNow(), next_reload = next_trim, next_probe = next_trim;
-  // A device that does not even answer this holds one chore, not one every time.
-  const auto probing = std::make_shared<std::atomic<bool>>(false);
+  absl::Time next_trim = SteadyNow(), next_reload = next_trim;
+  const auto trimming = std::make_shared<std::atomic<bool>>(false);
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
     const absl::Time now = SteadyNow();
-    for (std::shared_ptr<const void>& doomed : core_->tenants().Sweep(now)) {
-      core_->chores().Release(std::move(doomed));
-    }
+    core_->chores().Relieve();
+    core_->chores().Release(core_->tenants().Sweep(now));
     buffer_service_.EndIdleStreams(now);
     if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
     core_->answers().CancelUnread(now, core_->options().download_timeout);
@@ -339,26 +359,14 @@ void Server::Tend() {
       core_->access().Reload();
       if (core_->home() != nullptr) core_->home()->Reload();
     }
-    if (now >= next_probe && !probing->exchange(true)) {
-      next_probe = now + kProbeInterval;
-      const absl::Status submitted = core_->chores().Submit([&core = *core_, probing] {
-        for (const std::unique_ptr<Device>& device : core.devices())
-          if (!device->lost()) Probe(*device).IgnoreError();  // the device knows from then on
-        *probing = false;
-      });
-      if (!submitted.ok()) *probing = false;
-    }
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
-      // A full queue gives the host's memory back another time.
-      core_->chores()
-          .Submit([this] {
-            core_->TrimSlots();
-            TrimHostMemory();
-          })
-          .IgnoreError();
+      SubmitOnce(core_->chores(), trimming, [this] {
+        core_->TrimSlots();
+        TrimHostMemory();
+      });
     }
-    const bool lost = TendDevices();
+    const bool lost = NoteLostDevices();
     const bool stuck = core_->Stuck();
     lock.lock();
     if (lost && !devices_lost_) {
@@ -369,13 +377,18 @@ void Server::Tend() {
     }
     if (stuck != stuck_) {
       if (stuck) {
-        spdlog::error("a worker has been busy for longer than --watchdog: not ready");
+        spdlog::error(
+            "a worker has been busy, or a device silent, for longer than --watchdog: not ready");
       } else {
-        spdlog::info("the worker that was busy for so long is free again");
+        spdlog::info("no worker is busy, and no device silent, for so long any more");
       }
       stuck_ = stuck;
       SetHealth();
     }
+    lock.unlock();
+    // After all else: nobody waits for it.
+    ClearLostDevices();
+    lock.lock();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -83,8 +84,10 @@ class Server {
   void SetHealth();
   // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
   void Tend();
-  // Takes the buffers of lost devices away: whether there is no other device.
-  bool TendDevices();
+  // Gives up devices that hang, and notes which are lost: whether no other is left.
+  bool NoteLostDevices();
+  // Takes the buffers of lost devices away, and refuses what waits for them.
+  void ClearLostDevices();
 
   std::unique_ptr<Core> core_;
   BufferService buffer_service_;
@@ -101,7 +104,8 @@ class Server {
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
-  std::vector<const Device*> lost_devices_;  // that Tend has noticed
+  // That Tend has noticed; of each, whether what waits for it is being refused.
+  std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

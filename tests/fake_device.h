@@ -23,15 +23,18 @@ namespace tessera {
 class FakeDevice final : public Device {
  public:
   // Where a failure or a stall can be asked for. kBegin is the first step of every operation, and
-  // of nothing else.
+  // of nothing else. kLaunch: what a stream is given to compute; of the kernels of strategies, which
+  // compute on the host, those of requests that are timed, before and after. kFree cannot fail.
   enum class Step {
     kAllocate,
+    kFree,
     kStaging,
     kRegister,
     kBegin,
     kScratch,
     kCopyToDevice,
     kCopyToHost,
+    kLaunch,
     kSynchronize,
     kProbe
   };
@@ -105,6 +108,7 @@ class FakeDevice final : public Device {
     return memory;
   }
   void Free(void* memory) noexcept override {
+    Reach(Step::kFree);
     cpu_->Free(memory);
     const std::lock_guard lock(mutex_);
     --allocations_;
@@ -216,17 +220,30 @@ class FakeStream final : public Stream {
     device_.Reach(FakeDevice::Step::kCopyToHost);
     stream_->CopyToHost(to, from, bytes);
   }
-  void Zero(void* device, std::size_t bytes) override { stream_->Zero(device, bytes); }
-  void Gather(const View& view, void* out) override { stream_->Gather(view, out); }
+  void Zero(void* device, std::size_t bytes) override {
+    device_.Reach(FakeDevice::Step::kLaunch);
+    stream_->Zero(device, bytes);
+  }
+  void Gather(const View& view, void* out) override {
+    device_.Reach(FakeDevice::Step::kLaunch);
+    stream_->Gather(view, out);
+  }
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
+    device_.Reach(FakeDevice::Step::kLaunch);
     stream_->Convert(in, from, out, to, n);
   }
   void Synchronize() override {
     device_.Reach(FakeDevice::Step::kSynchronize);
     stream_->Synchronize();
   }
-  void StartTimer() override { stream_->StartTimer(); }
-  double StopTimer() override { return stream_->StopTimer(); }
+  void StartTimer() override {
+    device_.Reach(FakeDevice::Step::kLaunch);
+    stream_->StartTimer();
+  }
+  double StopTimer() override {
+    device_.Reach(FakeDevice::Step::kLaunch);
+    return stream_->StopTimer();
+  }
 
  private:
   FakeDevice& device_;

@@ -103,6 +103,14 @@ class FaultTest : public testing::Test {
     ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
   }
 
+  // Whether the server ends because it has lost all its devices.
+  bool AwaitEnd() {
+    auto end = std::async(std::launch::async, [&] { return server_->server().Wait(); });
+    const bool ends = end.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+    if (!ends) server_->server().RequestStop();
+    return end.get() == Server::Reason::kDevicesLost;
+  }
+
   FakeDevice* device_ = nullptr;  // the server's
   std::unique_ptr<TestServer> server_;
 };
@@ -359,6 +367,25 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
   ExpectWorks();
 }
 
+// A row of ones times every other element of every other row of "m", which has side x side floats: the
+// server keeps a copy of those.
+v1::MatmulRequest ProductOfEveryOther(std::int64_t side) {
+  v1::MatmulRequest request;
+  v1::Tensor& ones = *request.mutable_a()->mutable_tensor();
+  ones.set_dtype(v1::DTYPE_F32);
+  ones.add_shape(1);
+  ones.add_shape(side / 2);
+  const std::vector<float> values(static_cast<std::size_t>(side / 2), 1);
+  ones.set_data(values.data(), values.size() * sizeof(float));
+  request.mutable_b()->set_buffer("m");
+  v1::View& every_other = *request.mutable_b()->mutable_view();
+  every_other.add_shape(side / 2);
+  every_other.add_shape(side / 2);
+  every_other.add_strides(2 * side);
+  every_other.add_strides(2);
+  return request;
+}
+
 // What the server keeps of operands is no reason to refuse a call.
 TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   StartServer();
@@ -372,18 +399,7 @@ TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
       server_
           ->Put<float>("m", v1::DTYPE_F32, {kSide, kSide}, std::vector<float>(kSide * kSide, 1.0f))
           .ok());
-  v1::MatmulRequest request;
-  v1::Tensor& ones = *request.mutable_a()->mutable_tensor();
-  ones.set_dtype(v1::DTYPE_F32);
-  ones.add_shape(1);
-  ones.add_shape(kSide / 2);
-  ones.set_data(row(1));
-  request.mutable_b()->set_buffer("m");
-  v1::View& every_other = *request.mutable_b()->mutable_view();
-  every_other.add_shape(kSide / 2);
-  every_other.add_shape(kSide / 2);
-  every_other.add_strides(2 * kSide);
-  every_other.add_strides(2);
+  const v1::MatmulRequest request = ProductOfEveryOther(kSide);
   const auto multiply = [&] {
     grpc::ClientContext context;
     v1::MatmulResponse response;
@@ -442,6 +458,10 @@ TEST_F(FaultTest, FailedCallsOfTheDevice) {
   ExpectWorks();
 }
 
+// What operators are promised of a loss, used or idle: the health service says so by then. Devices are
+// asked five times a second.
+constexpr std::chrono::seconds kSoon{1};
+
 TEST_F(FaultTest, LostDeviceEndsTheServer) {
   StartServer();
   EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing);
@@ -457,19 +477,18 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
   device_->Fail(Step::kBegin, Kind::kLost);
   const auto begin = std::chrono::steady_clock::now();
   device_->Open();
-  ExpectError(first.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST",
-              {{"device", "fake:0"}, {"error", "fakeErrorIllegalAddress"}});
-  ExpectError(queued.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:0"}});
-  ExpectError(Dot(), StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:0"}});
-  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), StatusCode::UNAVAILABLE,
-              "DEVICE_LOST", {{"device", "fake:0"}});
-  std::string data;
-  ExpectError(server_->Fetch("x", &data), StatusCode::UNAVAILABLE, "DEVICE_LOST");
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kDevicesLost);
   for (const char* service : {"", kCompute, kBuffers}) {
     EXPECT_EQ(HealthOf(server_->channel(), service), Serving::kNotServing) << service;
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+  ExpectError(first.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST",
+              {{"device", "fake:0"}, {"error", "fakeErrorIllegalAddress"}});
+  ExpectError(queued.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:0"}});
+  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), StatusCode::UNAVAILABLE,
+              "DEVICE_LOST", {{"device", "fake:0"}});
+  std::string data;
+  EXPECT_FALSE(server_->Fetch("x", &data).ok()) << "it goes with its device";
   server_->server().Drain();
 }
 
@@ -479,10 +498,142 @@ TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   const int asked = device_->Count(Step::kProbe);
   ASSERT_TRUE(Eventually([&] { return device_->Count(Step::kProbe) > asked + 1; }));
   EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kServing);
+  const auto begin = std::chrono::steady_clock::now();
   device_->Fail(Step::kProbe, Kind::kLost);
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kDevicesLost);
   EXPECT_EQ(HealthOf(server_->channel(), kCompute), Serving::kNotServing);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
   server_->server().Drain();
+}
+
+// The longest that a test's operations may take, and with it when a device hangs.
+Options Impatient() {
+  Options options = OneWorker(8);
+  options.watchdog = absl::Milliseconds(100);
+  options.max_operation_seconds = options.max_slow_operation_seconds = 0.1;
+  return options;
+}
+
+TEST_F(FaultTest, ADeviceThatHangsIsLost) {
+  StartServer(Impatient());
+  device_->Close(Step::kBegin);
+  auto running = DotAsync();
+  device_->WaitForBlocked(1);
+  auto queued = DotAsync();
+  EXPECT_TRUE(AwaitEnd());
+  for (const char* service : {"", kCompute, kBuffers}) {
+    EXPECT_EQ(HealthOf(server_->channel(), service), Serving::kNotServing) << service;
+  }
+  EXPECT_EQ(queued.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  device_->Open();
+  ExpectError(queued.get(), StatusCode::UNAVAILABLE, "DEVICE_LOST", {{"device", "fake:0"}});
+  ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), StatusCode::UNAVAILABLE,
+              "DEVICE_LOST", {{"device", "fake:0"}});
+  running.get();
+  server_->server().Drain();
+}
+
+TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
+  Options options = Impatient();
+  options.max_operation_seconds = 3600;
+  StartServer(options);
+  device_->Close(Step::kBegin);
+  auto running = DotAsync();
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kNotServing; }));
+  EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing);
+  device_->Open();
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
+}
+
+class TwoFaultyDevicesTest : public FaultTest {
+ protected:
+  void StartServer(const Options& options = TestOptions()) {
+    std::vector<std::unique_ptr<Device>> devices = TwoDevices();
+    device_ = static_cast<FakeDevice*>(devices[0].get());
+    second_ = static_cast<FakeDevice*>(devices[1].get());
+    server_ = std::make_unique<TestServer>(options, std::move(devices));
+  }
+  void TearDown() override {
+    FaultTest::TearDown();
+    if (second_ != nullptr) second_->Open();
+  }
+
+  FakeDevice* second_ = nullptr;
+};
+
+TEST_F(TwoFaultyDevicesTest, OneThatDoesNotAnswerHidesNoLossOfTheOther) {
+  Options options = TestOptions();
+  options.watchdog = absl::Milliseconds(100);
+  StartServer(options);
+  device_->Close(Step::kProbe);
+  device_->WaitForBlocked(1);
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kNotServing; }));
+  second_->Fail(Step::kProbe, Kind::kLost);
+  EXPECT_TRUE(Eventually([&] { return server_->Info(1).lost(); }));
+  EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kServing);
+  device_->Open();
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
+}
+
+TEST_F(TwoFaultyDevicesTest, OneThatHangsIsLostAndTheOtherServes) {
+  StartServer(Impatient());
+  ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}, false, "fake:1").ok());
+  device_->Close(Step::kProbe);
+  EXPECT_TRUE(Eventually([&] { return server_->Info(0).lost(); }));
+  EXPECT_TRUE(
+      Eventually([&] { return HealthOf(server_->channel(), kCompute) == Serving::kServing; }));
+  ExpectWorks();
+  second_->Close(Step::kProbe);
+  EXPECT_TRUE(AwaitEnd());
+  device_->Open();
+  second_->Open();
+  server_->server().Drain();
+}
+
+TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
+  StartServer();
+  constexpr std::int64_t kSide = 256;
+  ASSERT_TRUE(
+      server_->Put("m", v1::DTYPE_F32, {kSide, kSide}, std::vector<float>(kSide * kSide)).ok());
+  for (int i = 0; i < 3; ++i) {
+    grpc::ClientContext context;
+    v1::MatmulResponse response;
+    ASSERT_TRUE(server_->compute().Matmul(&context, ProductOfEveryOther(kSide), &response).ok());
+  }
+  ASSERT_GT(server_->Info().prepared_bytes(), 0u);
+  device_->Close(Step::kFree);
+  device_->MarkLost();
+  device_->WaitForBlocked(1);
+  second_->Fail(Step::kProbe, Kind::kLost);
+  EXPECT_TRUE(AwaitEnd());
+  device_->Open();
+  server_->server().Drain();
+}
+
+TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
+  constexpr int kCalls = 12;
+  StartServer();
+  device_->Close(Step::kAllocate);
+  std::vector<std::future<grpc::Status>> blocked;
+  for (int i = 0; i < kCalls; ++i) {
+    blocked.push_back(std::async(std::launch::async, [&, i] {
+      return server_->Put<float>("x" + std::to_string(i), v1::DTYPE_F32, {3}, {1, 2, 3});
+    }));
+  }
+  device_->WaitForBlocked(4);
+  auto other = std::async(std::launch::async, [&] {
+    return server_->Put<float>("y", v1::DTYPE_F32, {3}, {1, 2, 3}, false, "fake:1");
+  });
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_EQ(device_->Count(Step::kAllocate), kCalls);
+  device_->Open();
+  EXPECT_TRUE(other.get().ok());
+  for (auto& put : blocked) EXPECT_TRUE(put.get().ok());
 }
 
 TEST_F(FaultTest, TheServerStopsWhenItHasLostItsLastDevice) {
@@ -775,17 +926,20 @@ TEST(ProcessTest, AddressInUse) {
   EXPECT_EQ(next.Wait(), 0);
 }
 
+enum class End { kFailure, kLossOfWhatHangs, kHang };
+
 // In a process of its own, which says nothing.
-[[noreturn]] void ServeOnADeviceThatIsLost(bool hangs) {
+[[noreturn]] void ServeOnADeviceThatIsLost(End end) {
+  const bool hangs = end != End::kFailure;
   SetUpLog("off", false);
   auto device = std::make_unique<FakeDevice>();
   FakeDevice* fake = device.get();
   std::vector<std::unique_ptr<Device>> devices;
   devices.push_back(std::move(device));
-  Options options = TestOptions();
+  Options options = end == End::kHang ? Impatient() : TestOptions();
   options.listen = {"unix:" + SocketPath("lost")};
   if (hangs) fake->Close(Step::kBegin);
-  std::thread([fake, hangs, address = options.listen[0]] {
+  std::thread([fake, hangs, end, address = options.listen[0]] {
     auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
     channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
     if (!hangs) fake->Fail(Step::kBegin, Kind::kLost);
@@ -800,24 +954,31 @@ TEST(ProcessTest, AddressInUse) {
       const grpc::Status status = stub->Dot(&context, request, &response);
       if (!hangs && DetailsOf(status).reason != "DEVICE_LOST") std::_Exit(1);
     });
-    if (hangs) {
+    if (end == End::kLossOfWhatHangs) {
       fake->WaitForBlocked(1);
       fake->MarkLost();
     }
-    caller.join();
     std::this_thread::sleep_for(std::chrono::seconds(60));
+    std::_Exit(1);
   }).detach();
   std::_Exit(Serve(options, std::move(devices)));
 }
 
 TEST(ProcessDeathTest, LostDeviceEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(ServeOnADeviceThatIsLost(false), testing::ExitedWithCode(kExitDeviceLost), "");
+  EXPECT_EXIT(ServeOnADeviceThatIsLost(End::kFailure), testing::ExitedWithCode(kExitDeviceLost),
+              "");
 }
 
 TEST(ProcessDeathTest, LostDeviceThatNeverAnswersEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(ServeOnADeviceThatIsLost(true), testing::ExitedWithCode(kExitDeviceLost), "");
+  EXPECT_EXIT(ServeOnADeviceThatIsLost(End::kLossOfWhatHangs),
+              testing::ExitedWithCode(kExitDeviceLost), "");
+}
+
+TEST(ProcessDeathTest, AKernelThatHangsEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ServeOnADeviceThatIsLost(End::kHang), testing::ExitedWithCode(kExitDeviceLost), "");
 }
 
 TEST(ProcessTest, OneDeviceTwice) {
