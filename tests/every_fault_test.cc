@@ -1,14 +1,20 @@
 // Every request with a fault of the device at every place where one can come: the k-th allocation,
-// copy or wait fails, for each k there is. The call says so or goes well, nothing is left of it,
-// and the same call goes well afterwards.
+// copy, launch or wait fails, for each k there is. The call says so or goes well, nothing is left of
+// it, and the same call goes well afterwards. Or the device is lost there: the call says so, and
+// nothing is left at all.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "client/shared_memory.h"
+#include "tessera/v1/shared_memory.grpc.pb.h"
 #include "tests/service_fixture.h"
 
 namespace tessera {
@@ -17,48 +23,70 @@ namespace {
 using Step = FakeDevice::Step;
 using Kind = DeviceError::Kind;
 
+constexpr Step kSteps[] = {Step::kAllocate, Step::kStaging,      Step::kBegin,
+                           Step::kScratch,  Step::kCopyToDevice, Step::kCopyToHost,
+                           Step::kLaunch,   Step::kSynchronize};
+
+// Of servers that are given up by the dozen.
+Options HastyOptions() {
+  Options options = TestOptions();
+  options.drain_timeout = absl::ZeroDuration();
+  return options;
+}
+
 class EveryFaultTest : public ServiceTest {
  protected:
-  EveryFaultTest() : EveryFaultTest(OneDevice()) {}
+  EveryFaultTest() : EveryFaultTest(HastyOptions(), 1) {}
+  EveryFaultTest(const Options& options, int devices)
+      : EveryFaultTest(options, FakeDevices(devices)) {}
 
+  // Stores what requests are about, on a new server as well.
   void SetUp() override {
     std::vector<float> values(64 * 64);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);
     ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {64, 64}, values).ok());
-    used_ = server_.used_bytes();
-    allocations_ = device_.allocations();
   }
 
   // stored: the names of what the request stores when it goes well.
   void Try(const std::string& what, const std::function<grpc::Status()>& request,
            const std::vector<std::string>& stored = {}) {
-    ASSERT_NO_FATAL_FAILURE(ExpectGood(what, request, stored));  // pools have grown
     int hit = 0;
-    for (const Step step : {Step::kAllocate, Step::kStaging, Step::kBegin, Step::kScratch,
-                            Step::kCopyToDevice, Step::kCopyToHost, Step::kSynchronize}) {
-      for (const Kind kind : {Kind::kFailed, Kind::kOutOfMemory, Kind::kOutOfHostMemory}) {
-        for (int k = 0;; ++k) {
-          SCOPED_TRACE(what + ": step " + std::to_string(static_cast<int>(step)) + ", kind " +
-                       std::to_string(static_cast<int>(kind)) + ", time " + std::to_string(k));
-          ASSERT_LT(k, 1000) << "it never ends";
-          device_.Fail(step, kind, 1, k);
-          const grpc::Status status = request();
-          const bool over = device_.Relent(step) > 0;
-          if (!status.ok()) {
-            ASSERT_FALSE(over) << status.error_message();
+    for (std::size_t device = 0; device < devices_.size(); ++device) {
+      for (const Step step : kSteps) {
+        for (const Kind kind :
+             {Kind::kFailed, Kind::kOutOfMemory, Kind::kOutOfHostMemory, Kind::kLost}) {
+          for (int k = 0;; ++k) {
+            SCOPED_TRACE(what + ": device " + std::to_string(device) + ", step " +
+                         std::to_string(static_cast<int>(step)) + ", kind " +
+                         std::to_string(static_cast<int>(kind)) + ", time " + std::to_string(k));
+            ASSERT_LT(k, 1000) << "it never ends";
+            ASSERT_NO_FATAL_FAILURE(ExpectGood(request, stored));  // pools have grown
+            devices_[device]->Fail(step, kind, 1, k);
+            const grpc::Status status = request();
+            const bool over = devices_[device]->Relent(step) > 0;
+            if (over) {
+              ASSERT_TRUE(status.ok()) << status.error_message();
+              ASSERT_NO_FATAL_FAILURE(ExpectDeleted(stored));
+              break;
+            }
+            ++hit;
+            if (kind == Kind::kLost) {
+              ASSERT_NO_FATAL_FAILURE(ExpectLost(*devices_[device], status));
+              continue;
+            }
+            if (status.ok()) {
+              --hit;
+              ASSERT_NO_FATAL_FAILURE(ExpectDeleted(stored));
+              continue;
+            }
             ASSERT_TRUE(status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ||
                         status.error_code() == grpc::StatusCode::INTERNAL)
                 << status.error_message();
             if (!status.error_details().empty()) {
               ASSERT_NE(DetailsOf(status).reason, "INTERNAL") << status.error_message();
             }
-            ++hit;
-          } else {
-            for (const std::string& name : stored) ASSERT_TRUE(Delete(name).ok()) << name;
+            ASSERT_NO_FATAL_FAILURE(ExpectNothingLeft());
           }
-          ASSERT_NO_FATAL_FAILURE(ExpectNothingLeft());
-          if (over) break;
-          ASSERT_NO_FATAL_FAILURE(ExpectGood(what, request, stored));
         }
       }
     }
@@ -78,42 +106,114 @@ class EveryFaultTest : public ServiceTest {
   static void Into(const std::string& name, v1::Result* result) {
     result->mutable_buffer()->set_name(name);
   }
-
-  FakeDevice& device_;
+  static std::string Ones(std::size_t floats) { return Bytes(std::vector<float>(floats, 1)); }
 
  private:
   using Devices = std::vector<std::unique_ptr<Device>>;
-  static Devices OneDevice() {
+  static Devices FakeDevices(int count) {
     Devices devices;
-    devices.push_back(std::make_unique<FakeDevice>());
+    for (int i = 0; i < count; ++i)
+      devices.push_back(std::make_unique<FakeDevice>("fake:" + std::to_string(i)));
     return devices;
   }
-  explicit EveryFaultTest(Devices&& devices)
-      : EveryFaultTest(std::move(devices), static_cast<FakeDevice&>(*devices[0])) {}
-  EveryFaultTest(Devices&& devices, FakeDevice& device)
-      : ServiceTest(TestOptions(), std::move(devices)), device_(device) {}
+  static std::vector<FakeDevice*> Pointers(const Devices& devices) {
+    std::vector<FakeDevice*> pointers;
+    for (const auto& device : devices) pointers.push_back(static_cast<FakeDevice*>(device.get()));
+    return pointers;
+  }
+  EveryFaultTest(const Options& options, Devices&& devices)
+      : EveryFaultTest(options, std::move(devices), Pointers(devices)) {}
+  EveryFaultTest(const Options& options, Devices&& devices, std::vector<FakeDevice*> pointers)
+      : ServiceTest(options, std::move(devices)),
+        options_(options),
+        devices_(std::move(pointers)) {}
 
-  void ExpectGood(const std::string& what, const std::function<grpc::Status()>& request,
+  // A new server with new devices.
+  void Restart() {
+    Devices devices = FakeDevices(static_cast<int>(devices_.size()));
+    devices_ = Pointers(devices);
+    server_.server().Drain();  // which closes its socket
+    server_ = TestServer(options_, std::move(devices));
+    used_.clear();
+    SetUp();
+  }
+
+  // A request that no fault meets.
+  void ExpectGood(const std::function<grpc::Status()>& request,
                   const std::vector<std::string>& stored) {
+    if (used_.empty()) Remember();
     const grpc::Status status = request();
-    ASSERT_TRUE(status.ok()) << what << ": " << status.error_message();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_NO_FATAL_FAILURE(ExpectDeleted(stored));
+  }
+  void ExpectDeleted(const std::vector<std::string>& stored) {
     for (const std::string& name : stored) ASSERT_TRUE(Delete(name).ok()) << name;
     ASSERT_NO_FATAL_FAILURE(ExpectNothingLeft());
   }
+  void Remember() {
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      used_.push_back(server_.used_bytes(static_cast<int>(i)));
+      allocations_.push_back(devices_[i]->allocations());
+    }
+  }
   void ExpectNothingLeft() {
-    ASSERT_TRUE(Eventually([&] { return server_.used_bytes() == used_; })) << server_.used_bytes();
-    ASSERT_TRUE(Eventually([&] { return device_.allocations() == allocations_; }))
-        << device_.allocations() << " allocations, not " << allocations_;
-    ASSERT_EQ(server_.Info().scratch_used_bytes(), 0);
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      const int index = static_cast<int>(i);
+      ASSERT_TRUE(Eventually([&] { return server_.used_bytes(index) == used_[i]; }))
+          << server_.used_bytes(index);
+      ASSERT_TRUE(Eventually([&] { return devices_[i]->allocations() == allocations_[i]; }))
+          << devices_[i]->allocations() << " allocations, not " << allocations_[i];
+      ASSERT_EQ(server_.Info(index).scratch_used_bytes(), 0);
+    }
+  }
+  // The call says so, the device's memory comes back, and a new server follows.
+  void ExpectLost(FakeDevice& device, const grpc::Status& status) {
+    EXPECT_TRUE(device.lost());
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+    if (!status.error_details().empty()) EXPECT_EQ(DetailsOf(status).reason, "DEVICE_LOST");
+    const int index = device.info().name.back() - '0';
+    EXPECT_TRUE(Eventually([&] {
+      const v1::Device info = server_.Info(index);
+      return info.lost() && info.buffer_used_bytes() == 0 && info.scratch_used_bytes() == 0;
+    }));
+    EXPECT_TRUE(Eventually([&] { return device.allocations() == 0; })) << device.allocations();
+    Restart();
   }
 
-  std::uint64_t used_ = 0;
-  std::uint64_t allocations_ = 0;
+  const Options options_;
+  std::vector<FakeDevice*> devices_;  // the server's
+  // Of each device, before the first request.
+  std::vector<std::uint64_t> used_;
+  std::vector<std::uint64_t> allocations_;
   int faults_ = 0;
 };
 
 TEST_F(EveryFaultTest, Transfers) {
   Try("Upload", [&] { return Put("y"); }, {"y"});
+  Try("Upload of several messages",
+      [&] {
+        return Upload({First("y", 3000, Ones(1000)), More(Ones(1000)), More(Ones(1000))});
+      },
+      {"y"});
+  Try("CreateBuffer, Upload into it, UpdateBuffer, SealBuffer",
+      [&] {
+        grpc::Status status = Create("y", {2000});
+        if (!status.ok()) return status;
+        status = Upload({At("y", 4000, Ones(1000))});
+        if (status.ok()) status = Upload({At("y", 0, Ones(1000))});
+        if (status.ok()) {
+          v1::UpdateBufferRequest update;
+          update.set_name("y");
+          update.mutable_ttl()->set_seconds(3600);
+          v1::UpdateBufferResponse updated;
+          status = Call(&v1::BufferService::Stub::UpdateBuffer, update, &updated);
+        }
+        v1::SealBufferResponse sealed;
+        if (status.ok()) status = Seal("y", &sealed);
+        if (!status.ok()) Delete("y");
+        return status;
+      },
+      {"y"});
   Try("Download", [&] {
     std::string data;
     return server_.Fetch("x", &data);
@@ -137,12 +237,42 @@ TEST_F(EveryFaultTest, Operations) {
     return Dot(InView(turned, 0, {64}, {64}),
                Inline<float>(v1::DTYPE_F32, {64}, std::vector<float>(64, 2)), &response);
   });
+  Try("Dot, timed", [&] {
+    v1::DotRequest request;
+    *request.mutable_a() = *request.mutable_b() = InView(x, 0, {64}, {64});
+    request.set_timing(true);
+    v1::DotResponse response;
+    return Call(&v1::ComputeService::Stub::Dot, request, &response);
+  });
+  Try("Add",
+      [&] {
+        v1::AddRequest request;
+        *request.mutable_a() = turned;
+        *request.mutable_b() = x;
+        request.set_timing(true);
+        Into("y", request.mutable_result());
+        v1::AddResponse response;
+        return Call(&v1::ComputeService::Stub::Add, request, &response);
+      },
+      {"y"});
+  Try("WindowSum",
+      [&] {
+        v1::WindowSumRequest request;
+        *request.mutable_x() = InView(x, 0, {2048}, {2});
+        request.set_radius(3);
+        request.set_timing(true);
+        Into("y", request.mutable_result());
+        v1::WindowSumResponse response;
+        return Call(&v1::ComputeService::Stub::WindowSum, request, &response);
+      },
+      {"y"});
   Try("Reduce",
       [&] {
         v1::ReduceRequest request;
         *request.mutable_x() = turned;
         request.set_op(v1::REDUCE_OP_VARIANCE);
         request.add_axes(1);
+        request.set_timing(true);
         Into("y", request.mutable_result());
         v1::ReduceResponse response;
         return Call(&v1::ComputeService::Stub::Reduce, request, &response);
@@ -153,6 +283,7 @@ TEST_F(EveryFaultTest, Operations) {
         v1::MatmulRequest request;
         *request.mutable_a() = turned;
         *request.mutable_b() = x;
+        request.set_timing(true);
         Into("y", request.mutable_result());
         v1::MatmulResponse response;
         return Call(&v1::ComputeService::Stub::Matmul, request, &response);
@@ -166,6 +297,7 @@ TEST_F(EveryFaultTest, Operations) {
         v1::Expression::Node& node = *request.mutable_expression()->add_nodes();
         node.set_op(v1::MAP_OP_SQRT);
         node.add_args(0);
+        request.set_timing(true);
         Into("y", request.mutable_result());
         v1::MapResponse response;
         return Call(&v1::ComputeService::Stub::Map, request, &response);
@@ -177,6 +309,7 @@ TEST_F(EveryFaultTest, Operations) {
         *request.mutable_x() = turned;
         request.set_k(3);
         request.set_axis(0);
+        request.set_timing(true);
         Into("y", request.mutable_values());
         Into("z", request.mutable_indices());
         v1::TopKResponse response;
@@ -192,6 +325,7 @@ TEST_F(EveryFaultTest, Programs) {
     v1::MatmulRequest& product = *request.add_steps()->mutable_matmul();
     *product.mutable_a() = Named("x");
     *product.mutable_b() = Named("x");
+    product.set_timing(true);
     product.mutable_result()->set_scratch(true);
     v1::ReduceRequest& sum = *request.add_steps()->mutable_reduce();
     sum.mutable_x()->set_step(0);
@@ -205,6 +339,115 @@ TEST_F(EveryFaultTest, Programs) {
         status = grpc::Status(static_cast<grpc::StatusCode>(result.error().code()),
                               result.error().message());
     return status;
+  });
+}
+
+// x on one device, s the same on both.
+class EveryFaultOfTwoTest : public EveryFaultTest {
+ protected:
+  EveryFaultOfTwoTest() : EveryFaultTest(HastyOptions(), 2) {}
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(EveryFaultTest::SetUp());
+    ASSERT_TRUE(Copy("x", "s").ok());
+  }
+  grpc::Status Copy(const std::string& from, const std::string& to) {
+    v1::CopyBufferRequest request;
+    request.set_source(from);
+    request.set_name(to);
+    request.add_placement("all");
+    v1::CopyBufferResponse response;
+    return Call(&v1::BufferService::Stub::CopyBuffer, request, &response);
+  }
+};
+
+TEST_F(EveryFaultOfTwoTest, ShardedBuffers) {
+  Try("CopyBuffer of one device to both", [&] { return Copy("x", "y"); }, {"y"});
+  Try("CopyBuffer of both to both", [&] { return Copy("s", "y"); }, {"y"});
+  Try("Upload",
+      [&] {
+        v1::UploadRequest first = First("y", 4096, Ones(2000));
+        first.mutable_spec()->add_placement("all");
+        return Upload({first, More(Ones(2096))});
+      },
+      {"y"});
+  Try("Download", [&] {
+    std::string data;
+    return server_.Fetch("s", &data);
+  });
+  const v1::Operand s = Named("s");
+  Try("Dot", [&] {
+    v1::DotResponse response;
+    return Dot(InView(s, 0, {4096}), InView(s, 0, {4096}), &response);
+  });
+  Try("Map",
+      [&] {
+        v1::MapRequest request;
+        *request.add_operands() = s;
+        request.mutable_expression()->add_nodes()->set_operand(0);
+        v1::Expression::Node& node = *request.mutable_expression()->add_nodes();
+        node.set_op(v1::MAP_OP_SQRT);
+        node.add_args(0);
+        Into("y", request.mutable_result());
+        request.mutable_result()->mutable_buffer()->add_placement("all");
+        v1::MapResponse response;
+        return Call(&v1::ComputeService::Stub::Map, request, &response);
+      },
+      {"y"});
+}
+
+// A region of memory that the test shares with the server.
+class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
+ protected:
+  EveryFaultOfSharedMemoryTest() : EveryFaultTest(SharedOptions(), 1) {}
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(EveryFaultTest::SetUp());
+    auto shared = SharedMemory::Make(SocketPath(), 1 << 14, absl::Seconds(10));
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    shared_.emplace(*std::move(shared));
+    stub_ = v1::SharedMemoryService::NewStub(server_.channel());
+  }
+  v1::RegionRange Range() const {
+    v1::RegionRange range;
+    range.set_region(shared_->region());
+    range.set_size(1 << 14);
+    return range;
+  }
+
+  std::unique_ptr<v1::SharedMemoryService::Stub> stub_;
+
+ private:
+  static std::string SocketPath() {
+    return testing::TempDir() + "/every_fault_" + std::to_string(getpid()) + ".sock";
+  }
+  static Options SharedOptions() {
+    Options options = HastyOptions();
+    options.shared_memory = SocketPath();
+    return options;
+  }
+
+  std::optional<SharedMemory> shared_;
+};
+
+TEST_F(EveryFaultOfSharedMemoryTest, Transfers) {
+  Try("UploadShared",
+      [&] {
+        v1::UploadSharedRequest request;
+        request.set_name("y");
+        request.mutable_spec()->set_dtype(v1::DTYPE_F32);
+        request.mutable_spec()->add_shape(1 << 12);
+        *request.mutable_source() = Range();
+        grpc::ClientContext context;
+        v1::UploadSharedResponse response;
+        return stub_->UploadShared(&context, request, &response);
+      },
+      {"y"});
+  Try("DownloadShared", [&] {
+    v1::DownloadSharedRequest request;
+    request.set_name("x");
+    *request.mutable_target() = Range();
+    grpc::ClientContext context;
+    v1::DownloadSharedResponse response;
+    return stub_->DownloadShared(&context, request, &response);
   });
 }
 
