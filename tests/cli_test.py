@@ -510,6 +510,55 @@ class CliTest(CliCase):
         self.assertEqual(len(answer["indices"]["data"]), q)
         self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["queries", "vectors"])
 
+    def search_in_scratch_memory(self, limit, vectors, queries, *words):
+        """The answer of a server with so much of it."""
+        server = Server("--scratch-limit", limit, "--no-warm-up")
+        try:
+            for name, array in (("vectors", vectors), ("queries", queries)):
+                process = self.run_cli("put", self.save("upload", array), "--name", name,
+                                       server=server.address)
+                self.assertEqual(process.returncode, 0, process.stderr)
+            process = self.run_cli("--json", "search", "vectors", "--queries", "queries", *words,
+                                   server=server.address)
+            self.assertEqual(process.returncode, 0, process.stdout)
+            return json.loads(process.stdout)
+        finally:
+            server.stop()
+
+    def test_a_search_of_16_bits_makes_no_f32_of_its_vectors(self):
+        random = np.random.default_rng(13)
+        vectors = random.integers(-8, 8, (20_000, 64)).astype("<f2")  # 5 MB as f32
+        queries = random.integers(-8, 8, (2, 64)).astype("<f2")
+        values, indices, _ = self.neighbours(vectors, queries, 5)
+        answer = self.search_in_scratch_memory("4Mi", vectors, queries, "--k", 5)
+        self.assertEqual(answer["indices"]["data"], indices.tolist())
+        self.assertEqual(answer["distances"]["data"], values.tolist())
+        self.assertEqual(answer["calls"], 1)
+
+    def test_a_search_of_one_query_among_many_vectors_takes_several_calls(self):
+        random = np.random.default_rng(14)
+        n, parts = 131_073, 3  # of 65536 vectors, whose products and scores take half of 1 MiB
+        vectors = random.integers(-8, 8, (n, 3)).astype("<f4")
+        vectors[-1] = vectors[70_000] = vectors[5]
+        queries = np.array([vectors[5], [50, 50, 50]], "<f4")
+        values, indices, _ = self.neighbours(vectors, queries, 4096)
+        self.assertIn(n - 1, indices[0])
+        for count in (1, 2):
+            answer = self.search_in_scratch_memory("1Mi", vectors, queries[:count], "--k",
+                                                   4096)
+            self.assertEqual(answer["indices"]["data"], indices[:count].tolist())
+            self.assertEqual(answer["distances"]["data"], values[:count].tolist())
+            # Of several queries the norms are found once.
+            self.assertEqual(answer["calls"], count * (parts + 1) + (count > 1))
+        n += 65_535  # two parts, whose scores are the products
+        vectors = np.resize(vectors, (n, 3))
+        products = queries.astype("f8") @ vectors.T.astype("f8")
+        values, indices = self.topk(products, 3)
+        answer = self.search_in_scratch_memory("1Mi", vectors, queries, "--k", 3, "--metric", "dot")
+        self.assertEqual(answer["indices"]["data"], indices.tolist())
+        self.assertEqual(answer["products"]["data"], values.tolist())
+        self.assertEqual(answer["calls"], 2 * (2 + 1))
+
     def test_errors_of_search(self):
         self.put("x", np.zeros((10, 3), "<f4"))
         self.put("line", np.zeros(3, "<f4"))

@@ -1,7 +1,8 @@
 // search: nearest neighbours, by comparing with all.
 //
 // ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2, whose last term is the same for all x: one product of
-// matrices gives the scores of some queries with all vectors, and TopK the best of each row.
+// matrices gives the scores of some queries with all vectors, and TopK the best of each row. Where not
+// even the scores of one query fit, the best of parts of the vectors are compared.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -34,6 +35,8 @@ struct SearchFlags {
 // Of the scores of one call, a matrix of products and of l2 another one: so much of the scratch memory
 // of a device at most, and no more than half of it.
 constexpr std::uint64_t kScratchBytes = std::uint64_t{2} << 30;
+// The vectors of a part at least: as many as the largest k, which is refused in the first one if at all.
+constexpr std::int64_t kLeastPart = 4096;
 
 constexpr std::string_view kTypes = "f32, f64, f16, bf16 or i32";
 
@@ -45,6 +48,7 @@ DType ScoreType(DType dtype) {
 
 // The rows [begin, begin + count) of a matrix.
 Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count) {
+  if (count == matrix.shape[0]) return matrix.operand;
   const std::int64_t columns = matrix.shape[1];
   Operand rows = matrix.operand;
   if (auto* tensor = std::get_if<v1::Tensor>(&rows.source)) {
@@ -68,13 +72,12 @@ Operand Rows(const Input& matrix, std::int64_t begin, std::int64_t count) {
   return rows;
 }
 
-// Adds the steps that sum the squares of each row, in the type of scores.
+// Adds the step that sums the squares of each row, in the type of scores.
 ProgramStep AddNorms(Program& program, const Operand& rows, DType dtype, bool keep_dims,
-                     const OperationOptions& options) {
-  Operand wide = rows;
+                     OperationOptions options) {
   if (ScoreType(dtype) == DType::kF32 && dtype != DType::kF32)
-    wide = program.Map({rows}, Cast(Element(0), DType::kF32), {.scratch = true});
-  return program.Reduce(ReduceOp::kSumSquares, wide, {1}, keep_dims, options);
+    options.expression = Cast(Element(0), DType::kF32).ToMessage();
+  return program.Reduce(ReduceOp::kSumSquares, rows, {1}, keep_dims, options);
 }
 
 // One search: its operands, and what has been found.
@@ -92,7 +95,9 @@ class Searcher {
     if (!info.ok()) return info.status();
     BenchScratch scratch(session_.client, info->limits());
     const std::int64_t queries = queries_.shape[0];
-    const std::int64_t block = BlockOf(*info);
+    const std::uint64_t room = RoomOf(*info);
+    part_ = std::min(vectors_.shape[0], std::max(kLeastPart, static_cast<std::int64_t>(room)));
+    const std::int64_t block = BlockOf(*info, room);
     if (l2_ && block < queries) {
       // Every call would sum the same squares again.
       Program program;
@@ -108,7 +113,8 @@ class Searcher {
     std::int64_t begin = 0;
     do {
       absl::Status status = InterruptScope::Check();
-      status.Update(Find(begin, std::min(block, queries - begin)));
+      status.Update(part_ < vectors_.shape[0] ? FindByParts(begin)
+                                              : Find(begin, std::min(block, queries - begin)));
       if (!status.ok()) return status;
       begin += block;
     } while (begin < queries);
@@ -121,21 +127,24 @@ class Searcher {
   int calls() const { return calls_; }
 
  private:
-  // How many queries go into a call.
-  std::int64_t BlockOf(const v1::GetServerInfoResponse& info) const {
+  // Scores that the scratch memory of a device takes in a call.
+  std::uint64_t RoomOf(const v1::GetServerInfoResponse& info) const {
     std::uint64_t room = kScratchBytes;
     for (const v1::Device& device : info.devices())
       room = std::min(room, device.scratch_limit_bytes() / 2);
-    const std::uint64_t score = SizeOf(ScoreType(vectors_.dtype));
+    return room / (SizeOf(ScoreType(vectors_.dtype)) * (l2_ ? 2 : 1));
+  }
+
+  // How many queries go into a call.
+  std::int64_t BlockOf(const v1::GetServerInfoResponse& info, std::uint64_t room) const {
     const auto extent = [](std::int64_t n) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
     };
-    const std::uint64_t scores = extent(vectors_.shape[0]) * score * (l2_ ? 2 : 1);
     // The server refuses a k beyond the vectors.
-    const std::uint64_t answer =
-        extent(std::min(flags_.k, vectors_.shape[0])) * (score + sizeof(std::int64_t));
-    const std::uint64_t rows =
-        std::min(room / scores, info.limits().max_inline_result_bytes() / answer);
+    const std::uint64_t answer = extent(std::min(flags_.k, vectors_.shape[0])) *
+                                 (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t));
+    const std::uint64_t rows = std::min(room / extent(vectors_.shape[0]),
+                                        info.limits().max_inline_result_bytes() / answer);
     return static_cast<std::int64_t>(std::clamp<std::uint64_t>(rows, 1, extent(queries_.shape[0])));
   }
 
@@ -150,29 +159,82 @@ class Searcher {
     return results;
   }
 
-  absl::Status Find(std::int64_t begin, std::int64_t count) {
+  // The scores of the queries with vectors [first, first + count).
+  ProgramStep AddScores(Program& program, const Operand& queries, std::int64_t first,
+                        std::int64_t count) const {
     const OperationOptions scratch = {.scratch = true};
+    const Operand vectors = Rows(vectors_, first, count);
+    const ProgramStep products =
+        program.Matmul(queries, vectors, false, true, ScoreType(vectors_.dtype), scratch);
+    if (!l2_) return products;
+    Operand norms = norms_ ? *norms_ : AddNorms(program, vectors, vectors_.dtype, false, scratch);
+    if (norms_) {
+      norms.view.emplace();
+      norms.view->set_offset(first);
+      norms.view->add_shape(count);
+    }
+    return program.Map({norms, products}, Element(0) - 2 * Element(1), scratch);
+  }
+
+  // The distances, or products, of the best scores.
+  ProgramStep AddDistances(Program& program, const Operand& queries, ProgramStep best) const {
+    if (!l2_) return best;
+    const ProgramStep own = AddNorms(program, queries, queries_.dtype, true, {.scratch = true});
+    // Rounding must not make a distance negative.
+    return program.Map({best, own}, Expr(MapOp::kMaximum, {Element(0) + Element(1), Expr(0)}));
+  }
+
+  absl::Status Find(std::int64_t begin, std::int64_t count) {
     const Operand queries = Rows(queries_, begin, count);
     Program program;
-    ProgramStep scores =
-        program.Matmul(queries, vectors_.operand, false, true, ScoreType(vectors_.dtype), scratch);
-    if (l2_) {
-      const Operand norms =
-          norms_ ? *norms_ : AddNorms(program, vectors_.operand, vectors_.dtype, false, scratch);
-      scores = program.Map({norms, scores}, Element(0) - 2 * Element(1), scratch);
-    }
-    const ProgramStep nearest =
-        program.TopK(scores, flags_.k, /*smallest=*/l2_, std::nullopt, {.scratch = l2_});
-    ProgramStep distances = nearest;
-    if (l2_) {
-      const ProgramStep own = AddNorms(program, queries, queries_.dtype, true, scratch);
-      // Rounding must not make a distance negative.
-      distances =
-          program.Map({nearest, own}, Expr(MapOp::kMaximum, {Element(0) + Element(1), Expr(0)}));
-    }
+    const ProgramStep best =
+        program.TopK(AddScores(program, queries, 0, vectors_.shape[0]), flags_.k, /*smallest=*/l2_,
+                     std::nullopt, {.scratch = l2_});
+    const ProgramStep distances = AddDistances(program, queries, best);
     const auto results = Execute(program);
     if (!results.ok()) return results.status();
-    absl::Status status = Append(results->Tensor(nearest.indices()), indices_);
+    absl::Status status = Append(results->Tensor(best.indices()), indices_);
+    status.Update(Append(results->Tensor(distances), distances_));
+    return status;
+  }
+
+  // Of one query: the best k of each part of the vectors, one behind the other, and of those the best.
+  // They are in the order of their indices where they are equal, as TopK leaves them.
+  absl::Status FindByParts(std::int64_t begin) {
+    const Operand query = Rows(queries_, begin, 1);
+    const std::int64_t n = vectors_.shape[0];
+    v1::Tensor scores;
+    std::vector<std::int64_t> indices;
+    for (std::int64_t first = 0; first < n; first += part_) {
+      if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
+      const std::int64_t count = std::min(part_, n - first);
+      Program program;
+      const ProgramStep best = program.TopK(AddScores(program, query, first, count),
+                                            first == 0 ? flags_.k : std::min(flags_.k, count), l2_);
+      const auto results = Execute(program);
+      if (!results.ok()) return results.status();
+      const auto part = results->Tensor(best);
+      if (!part.ok()) return part.status();
+      const auto places = results->Values<std::int64_t>(best.indices());
+      if (!places.ok()) return places.status();
+      scores.set_dtype(part->dtype());
+      scores.mutable_data()->append(part->data());
+      for (std::int64_t place : *places) indices.push_back(first + place);
+    }
+    scores.add_shape(1);
+    scores.add_shape(static_cast<std::int64_t>(indices.size()));
+    Program program;
+    const ProgramStep best = program.TopK(scores, flags_.k, l2_, std::nullopt, {.scratch = l2_});
+    const ProgramStep distances = AddDistances(program, query, best);
+    const auto results = Execute(program);
+    if (!results.ok()) return results.status();
+    auto found = results->Tensor(best.indices());
+    if (!found.ok()) return found.status();
+    auto places = results->Values<std::int64_t>(best.indices());
+    if (!places.ok()) return places.status();
+    for (std::int64_t& place : *places) place = indices[static_cast<std::size_t>(place)];
+    found->set_data(places->data(), places->size() * sizeof(std::int64_t));
+    absl::Status status = Append(std::move(found), indices_);
     status.Update(Append(results->Tensor(distances), distances_));
     return status;
   }
@@ -194,6 +256,7 @@ class Searcher {
   const bool l2_;
   const Input vectors_;
   const Input queries_;
+  std::int64_t part_ = 0;  // vectors of a call
   std::optional<Operand> norms_;
   v1::Tensor indices_;
   v1::Tensor distances_;
@@ -302,9 +365,10 @@ void AddSearch(CLI::App& app, Command& chosen) {
                               "that of the squares: where\n"
                               "vectors lie much farther from the origin than from each other, "
                               "subtract their mean first, or\n"
-                              "use f64. Many queries are searched for in several calls, so that "
-                              "their scores take no more than\n"
-                              "2 GiB of the server's scratch memory.\n\n") +
+                              "use f64. Many queries are searched for in several calls, and one "
+                              "query among very many vectors\n"
+                              "as well, so that their scores take no more than 2 GiB or half of "
+                              "the server's scratch memory.\n\n") +
                   std::string(ExitCodesText()));
   command->callback(
       [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });
