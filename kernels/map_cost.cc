@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/expression.h"
+#include "kernels/roundoff.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +30,30 @@ std::uint64_t Flops(const MapProblem& p) {
   for (int i = 0; i < p.program->operands; ++i)
     if (IsScattered(p.operands[static_cast<std::size_t>(i)])) flops += kFindFlops;
   return flops * static_cast<std::uint64_t>(p.n);
+}
+
+// By how many unit roundoffs the operation on floating-point numbers may miss. Functions are within 2
+// units in the last place, of which each is at most two unit roundoffs; the quotient that is cut off is a
+// difference, a quotient and another difference.
+int Roundings(MapOp op) {
+  switch (op) {
+    case MapOp::kAdd:
+    case MapOp::kSubtract:
+    case MapOp::kMultiply:
+    case MapOp::kDivide:
+    case MapOp::kRemainder:
+    case MapOp::kFma:
+    case MapOp::kSqrt:
+      return 1;
+    case MapOp::kFloorDivide:
+    case MapOp::kPower:
+    case MapOp::kExp:
+    case MapOp::kLog:
+    case MapOp::kTanh:
+      return 4;
+    default:
+      return 0;
+  }
 }
 
 // a * b + c of one type.
@@ -89,7 +114,16 @@ Cost PassEachCost(const MapProblem& p) {
   return cost;
 }
 
-double MapRoundoff(const MapProblem& p) { return UnitRoundoff(p.dtype); }
+double MapRoundoff(const MapProblem& p) {
+  double applied = 0, rounded = 0;
+  for (const Instruction& i : *p.program) {
+    if (i.kind == Instruction::Kind::kConvert) rounded = std::max(rounded, UnitRoundoff(i.dtype));
+    if (i.kind != Instruction::Kind::kApply) continue;
+    if (i.type == ValueType::kF32) applied = std::max(applied, Roundings(i.op) * kRoundoffF32);
+    if (i.type == ValueType::kF64) applied = std::max(applied, Roundings(i.op) * kRoundoffF64);
+  }
+  return Then(applied, rounded);
+}
 
 MapProblem ReferenceMap(std::int64_t n) { return WarmUpMap(n, DType::kF32, nullptr, nullptr); }
 

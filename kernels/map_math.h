@@ -74,8 +74,23 @@ TESSERA_HD T FloorDivideReal(T a, T b) {
   return quotient - down > T{0.5} ? down + 1 : down;
 }
 
-// Within 2 units in the last place of the exact value. Of F32 through double, where the device's own
-// function is less accurate than that: pow on a GPU, tanh on a CPU.
+#ifndef __CUDA_ARCH__
+// t / (t + 2) of t = exp(-2 |a|) - 1, with what its sum and its quotient lose made good: the host's own
+// function misses by up to 2.2 units in the last place.
+inline double AccurateTanh(double a) {
+  const double magnitude = std::fabs(a);
+  if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too little to be seen
+  if (magnitude > 22) return std::copysign(1.0, a);
+  const double t = std::expm1(-2 * magnitude);
+  const double sum = t + 2, lost = t - (sum - 2);
+  const double quotient = t / sum;
+  const double rest = std::fma(-quotient, sum, t) - quotient * lost;
+  return std::copysign(quotient + rest / sum, a);
+}
+#endif
+
+// Within 2 units in the last place of the exact value, subnormal ones included. Of F32 through double,
+// where the device's own function is less accurate than that: pow on a GPU, tanh on a CPU.
 template <MapOp kOp, class T>
 TESSERA_HD T Function(T a, T b) {
   constexpr bool kSingle = std::is_same_v<T, float>;
@@ -89,10 +104,15 @@ TESSERA_HD T Function(T a, T b) {
     return std::pow(a, b);
   } else {
     static_assert(kOp == MapOp::kTanh);
-#ifndef __CUDA_ARCH__
-    if constexpr (kSingle) return static_cast<float>(std::tanh(static_cast<double>(a)));
-#endif
+#ifdef __CUDA_ARCH__
     return std::tanh(a);
+#else
+    if constexpr (kSingle) {
+      return static_cast<float>(std::tanh(static_cast<double>(a)));
+    } else {
+      return AccurateTanh(a);
+    }
+#endif
   }
 }
 

@@ -238,9 +238,9 @@ struct Strategy {
   bool deterministic = false;      // same operands, launch and device: same bits
   LaunchLimits limits;
   // Bound of the accumulated rounding: |computed - exact| <= roundoff * sum of |terms|, before the
-  // result is rounded to an output type. For PRODUCT the factor is relative to |product|. The value
-  // includes the unit roundoff. It holds as long as all partial sums stay in the range of the
-  // strategy's accumulators, neither beyond their largest value nor among their subnormal ones.
+  // result is rounded to an output type. For PRODUCT the factor is relative to |product|; of Map it
+  // bounds each node by itself (MapRoundoff). It includes the unit roundoff, and holds as long as all
+  // partial sums stay in the accumulators' range, neither beyond it nor among subnormal numbers.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after

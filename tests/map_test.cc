@@ -205,36 +205,163 @@ TEST_P(MapTest, IntegersWrapAndDivideAsNumPy) {
   });
 }
 
+// Digits and exponents of an element type, as of std::numeric_limits.
+template <class T>
+struct Format {
+  static constexpr bool kHalf = std::is_same_v<T, Half>;
+  using Limits = std::numeric_limits<ValueOf<T>>;
+  static inline const int kDigits = -std::ilogb(UnitRoundoff(DTypeOf<T>()));
+  static constexpr int kLeast = kHalf ? -13 : Limits::min_exponent;
+  static constexpr int kMost = kHalf ? 16 : Limits::max_exponent;
+
+  // A unit in the last place of the value, of which subnormal ones have fewer.
+  static long double Unit(long double value) {
+    int exponent = kLeast;
+    if (value != 0) std::frexp(value, &exponent);
+    return std::ldexp(1.0L, std::max(exponent, kLeast) - kDigits);
+  }
+  static long double Largest() { return std::ldexp(1 - std::ldexp(1.0L, -kDigits), kMost); }
+  static long double Smallest() { return std::ldexp(1.0L, kLeast - kDigits); }
+};
+
+// Whether the element is within so many units in the last place of a value that may be subnormal or
+// beyond the largest one.
+template <class T>
+bool IsWithin(double units, T got, long double want) {
+  const long double value = Exact(got), room = units * Format<T>::Unit(want);
+  if (std::isinf(value)) {
+    return std::abs(want) + room >= Format<T>::Largest() &&
+           std::signbit(value) == std::signbit(want);
+  }
+  return std::abs(value - want) <= room;
+}
+
+// Two units of F32 and F64. Those of 16 bits are F32's, rounded.
 TEST_P(MapTest, FunctionsAreWithinTwoUnits) {
   TESSERA_NEED_STRATEGY(MapProblem, GetParam());
   ForType([&](auto t) {
     using T = decltype(t);
     if constexpr (!std::is_integral_v<T>) {
-      std::vector<T> a, b;
+      const double units = SizeOf(DTypeOf<T>()) == 2 ? 0.51 : 2;
+      const std::size_t n = WatchedClosely() ? 300 : 100000;
       Random random(3);
-      for (int i = 0; i < (WatchedClosely() ? 300 : 100000); ++i) {
-        a.push_back(Element<T>(std::exp(6 * random.Normal())));
-        b.push_back(Element<T>(4 * random.Normal()));
-      }
-      DeviceArray<T> da(stream(), a), db(stream(), b);
-      const auto n = static_cast<std::int64_t>(a.size());
-      const double unit = 2 * UnitRoundoff(DTypeOf<T>());
-      const auto check = [&](MapOp op, const DeviceArray<T>& x, auto f) {
-        std::vector<View> views = {VectorView(x.data(), n), VectorView(db.data(), n)};
+      const auto between = [&](double low, double high) {
+        return low + (high - low) * random.Uniform();
+      };
+      const auto check = [&](MapOp op, const std::vector<T>& a, auto f,
+                             const std::vector<T>& b = {}) {
+        const auto size = static_cast<std::int64_t>(a.size());
+        DeviceArray<T> da(stream(), a), db(stream(), b);
+        std::vector<View> views = {VectorView(da.data(), size), VectorView(db.data(), size)};
         views.resize(static_cast<std::size_t>(InfoOf(op)->arguments));
         const std::vector<T> got = Run<T>(views, Alone(op));
         for (std::size_t i = 0; i < got.size(); ++i) {
           const long double want = f(i);
-          // Beyond the range of normal numbers there are other tests.
-          if (std::abs(want) > 6e4L || std::abs(want) < 6.2e-5L) continue;
-          ASSERT_LE(std::abs(Exact(got[i]) - want), 2 * unit * std::abs(want))
-              << InfoOf(op)->name << " " << static_cast<double>(Exact(a[i]));
+          ASSERT_TRUE(IsWithin(units, got[i], want))
+              << InfoOf(op)->name << " of " << static_cast<double>(Exact(a[i])) << ": "
+              << static_cast<double>(Exact(got[i])) << ", not " << static_cast<double>(want);
         }
       };
-      check(MapOp::kExp, db, [&](std::size_t i) { return std::exp(Exact(b[i])); });
-      check(MapOp::kTanh, db, [&](std::size_t i) { return std::tanh(Exact(b[i])); });
-      check(MapOp::kLog, da, [&](std::size_t i) { return std::log(Exact(a[i])); });
-      check(MapOp::kPower, da, [&](std::size_t i) { return std::pow(Exact(a[i]), Exact(b[i])); });
+      // From where the result is the smallest subnormal number to the largest number.
+      const double smallest = static_cast<double>(std::log(Format<T>::Smallest())),
+                   largest = static_cast<double>(std::log(Format<T>::Largest()));
+      std::vector<T> a, b;
+      for (std::size_t i = 0; i < n; ++i) a.push_back(Element<T>(between(smallest - 1, largest)));
+      for (double x : {-104.0, -103.0, -87.5, 88.0, -745.0, -744.5, -709.0, 709.0})
+        a.push_back(Element<T>(x));
+      check(MapOp::kExp, a, [&](std::size_t i) { return std::exp(Exact(a[i])); });
+      // Of any size, and near 1.
+      a.clear();
+      for (std::size_t i = 0; i < n; ++i) {
+        a.push_back(Element<T>(std::exp(between(smallest, largest))));
+        a.push_back(Element<T>(1 + random.Normal() * std::exp(between(-40, -1))));
+      }
+      check(MapOp::kLog, a, [&](std::size_t i) { return std::log(Exact(a[i])); });
+      // The last one is what the host's own function of F64 misses by more than two units.
+      a.clear();
+      for (std::size_t i = 0; i < n; ++i) {
+        a.push_back(Element<T>(random.Normal() * std::exp(between(smallest, 3))));
+        a.push_back(Element<T>(between(-1, 1)));
+      }
+      a.push_back(Element<T>(0x1.de7fac1c38acp-3));
+      check(MapOp::kTanh, a, [&](std::size_t i) { return std::tanh(Exact(a[i])); });
+      a.clear();
+      for (std::size_t i = 0; i < n; ++i) {
+        a.push_back(Element<T>(std::exp(6 * random.Normal())));
+        b.push_back(Element<T>(4 * random.Normal()));
+        a.push_back(Element<T>(std::exp(between(smallest, largest))));
+        b.push_back(Element<T>(random.Normal()));
+        a.push_back(Element<T>(1 + random.Normal() * 0.1));
+        b.push_back(Element<T>(1000 * random.Normal()));
+      }
+      check(
+          MapOp::kPower, a, [&](std::size_t i) { return std::pow(Exact(a[i]), Exact(b[i])); }, b);
+    }
+  });
+}
+
+// The bound that an answer carries, of each node: for the arguments that the node is given.
+TEST_P(MapTest, NodesKeepTheBound) {
+  TESSERA_NEED_STRATEGY(MapProblem, GetParam());
+  ForType([&](auto t) {
+    using T = decltype(t);
+    if constexpr (!std::is_integral_v<T>) {
+      const std::int64_t n = WatchedClosely() ? 300 : 20000;
+      const std::vector<T> a = NormalVector<T>(n, 1), b = NormalVector<T>(n, 2);
+      DeviceArray<T> da(stream(), a), db(stream(), b);
+      const View x = VectorView(da.data(), n), y = VectorView(db.data(), n);
+      const auto type = DTypeOf<T>();
+      const double unit = UnitRoundoff(type), single = UnitRoundoff(DType::kF32);
+      const auto check = [&](std::string_view what, double units,
+                             const std::vector<ExpressionNode>& nodes, auto f) {
+        DeviceArray<T> out(stream(), n);
+        const auto stats =
+            RunMap(stream(), {x, y}, nodes, out.data(), {.strategy = GetParam().name});
+        ASSERT_TRUE(stats.ok()) << what << ": " << stats.status();
+        // Of 16 bits once in F32 and once more.
+        const double want = SizeOf(type) > 2 ? units * unit
+                            : units == 0     ? 0
+                                             : unit + units * single + unit * units * single;
+        EXPECT_DOUBLE_EQ(stats->roundoff, want) << what;
+        const std::vector<T> got = out.Values();
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const long double exact = f(Exact(a[i]), Exact(b[i]));
+          // The reference of F64 is rounded itself.
+          ASSERT_LE(std::abs(Exact(got[i]) - exact),
+                    (want + 0x1p-62L) * std::abs(exact) + Format<T>::Smallest())
+              << what << " of element " << i;
+        }
+      };
+      using Real = long double;
+      const auto negative = [](Real r) { return r < 0; };
+      const auto remainder = [&](Real p, Real q) {
+        const Real rest = std::fmod(p, q);
+        return rest != 0 && negative(rest) != negative(q) ? rest + q : rest;
+      };
+      const auto alone = [&](MapOp op, double units, auto f) {
+        std::vector<ExpressionNode> nodes = Alone(op);
+        check(InfoOf(op)->name, units, nodes, f);
+      };
+      alone(MapOp::kAdd, 1, [](Real p, Real q) { return p + q; });
+      alone(MapOp::kSubtract, 1, [](Real p, Real q) { return p - q; });
+      alone(MapOp::kMultiply, 1, [](Real p, Real q) { return p * q; });
+      alone(MapOp::kDivide, 1, [](Real p, Real q) { return p / q; });
+      alone(MapOp::kRemainder, 1, remainder);
+      alone(MapOp::kFloorDivide, 4,
+            [&](Real p, Real q) { return std::nearbyint((p - remainder(p, q)) / q); });
+      alone(MapOp::kMaximum, 0, [](Real p, Real q) { return std::max(p, q); });
+      alone(MapOp::kNegate, 0, [](Real p, Real) { return -p; });
+      alone(MapOp::kTanh, 4, [](Real p, Real) { return std::tanh(p); });
+      alone(MapOp::kExp, 4, [](Real p, Real) { return std::exp(p); });
+      check("where", 0, {In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})},
+            [](Real p, Real q) { return std::min(p, q); });
+      // Two nodes, of which the second is given what the first has rounded.
+      check("a b - a", 1,
+            {In(0), In(1), Op(MapOp::kMultiply, {0, 1}), Op(MapOp::kSubtract, {2, 0})},
+            [](Real p, Real q) {
+              using V = ValueOf<T>;
+              return Exact(T(static_cast<V>(p) * static_cast<V>(q))) - p;
+            });
     }
   });
 }
@@ -576,23 +703,38 @@ TEST(MapDevices, SameBits) {
       using T = decltype(t);
       const auto pairs = SpecialPairs<T>();
       const auto n = static_cast<std::int64_t>(pairs.first.size());
-      const auto run = [&](Backend backend, const std::vector<ExpressionNode>& nodes) {
-        Stream& stream = TestStream(backend);
-        DeviceArray<T> a(stream, pairs.first), b(stream, pairs.second), out(stream, n);
-        const View x = VectorView(a.data(), n), y = VectorView(b.data(), n);
-        EXPECT_TRUE(RunMap(stream, {x, y}, nodes, out.data(), {}).ok());
-        return out.Values();
+      const auto check = [&](const std::vector<ExpressionNode>& nodes, std::string_view what) {
+        const absl::StatusOr<MapProgram> program = CompileExpression(nodes, {dtype, dtype});
+        ASSERT_TRUE(program.ok()) << what << ": " << program.status();
+        DispatchElement(program->dtype, [&]<class R>(R) {
+          using Out = std::conditional_t<std::is_same_v<R, bool>, std::uint8_t, R>;
+          const auto run = [&](Backend backend) {
+            Stream& stream = TestStream(backend);
+            DeviceArray<T> a(stream, pairs.first), b(stream, pairs.second);
+            DeviceArray<Out> out(stream, n);
+            const View x = VectorView(a.data(), n), y = VectorView(b.data(), n);
+            EXPECT_TRUE(RunMap(stream, {x, y}, nodes, out.data(), {}).ok()) << what;
+            return out.Values();
+          };
+          ExpectSame(run(Backend::kCuda), run(Backend::kCpu), what);
+        });
       };
       for (const MapOpInfo& info : kMapOpInfos) {
         const bool differs = info.op == MapOp::kExp || info.op == MapOp::kLog ||
                              info.op == MapOp::kTanh ||
                              (info.op == MapOp::kPower && !std::is_integral_v<T>);
-        if (info.rule != MapRule::kNumbers || differs) continue;
+        if (differs || info.rule == MapRule::kCast) continue;
+        std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kLess, {0, 1}),
+                                             Op(MapOp::kEqual, {0, 1})};
         std::vector<std::uint32_t> args = {0, 1, 1};
+        if (info.rule == MapRule::kLogic) args = {2, 3};
+        if (info.rule == MapRule::kSelect) args = {2, 0, 1};
         args.resize(static_cast<std::size_t>(info.arguments));
-        const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(info.op, args)};
-        ExpectSame(run(Backend::kCuda, nodes), run(Backend::kCpu, nodes), info.name);
+        nodes.push_back(Op(info.op, args));
+        check(nodes, info.name);
       }
+      for (DType to : kArrayDTypes)
+        check({In(0), Op(MapOp::kCast, {0}, to)}, absl::StrCat("cast to ", Absl(Name(to))));
     });
   }
 }

@@ -43,7 +43,8 @@ Output = Tuple[int, int]
 class Stats:
     """The cost of one step, as the server reports it (ExecutionStats): operation ("matmul",
     "map"...), strategy and device that it ran on, kernel_us of the device's clock, bytes moved and
-    flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|),
+    flops by the strategy's model, its bound of rounding (|error| <= roundoff * sum of the |terms|; of
+    a map that of each of its nodes alone, |error| <= roundoff * |value|),
     queue_us that it waited, total_us from the call's acceptance to its answer, moved_bytes of
     operands that were copied from other devices, prepared_bytes of copies and parts of operands that
     an earlier call or step had made, and how many devices worked. kernel_us is 0 unless the expression was made by
