@@ -464,6 +464,29 @@ def test_long_arrays_of_every_size(server, client):
             expect(got, (x - np.float32(0.5)) ** 2, (n, row))
 
 
+def test_a_result_that_replaces_its_own_operands(server, client):
+    """Every element is computed of what the arrays held before: x minus x backwards, of which an array
+    that is written while it is read would have lost half."""
+    n = 300001
+    x, y = RNG.integers(-999, 999, (2, n)).astype(np.float32)
+    backwards = o.view([n], [-1], n - 1)
+    difference = expression(operand(0), operand(1), operand(2), node("SUBTRACT", 0, 1),
+                            node("MULTIPLY", 3, 2))
+    for row in strategies(client):
+        for name in ("x", "y"):
+            client.put("x", x, replace=True)
+            client.put("y", y, replace=True)
+            operands = [o.resident("x"), o.resident("x", backwards), o.resident("y")]
+            want = (x - x[::-1]) * y
+            before = {b: client.call("GetBuffer", name=b).buffer.version for b in ("x", "y")}
+            stats = client.call("Map", operands=operands, expression=difference, strategy=row,
+                                result=o.into(name, replace=True)).stats
+            assert list(stats.operand_versions) == [before["x"], before["x"], before["y"]], row
+            expect(np.frombuffer(client.download(name), np.float32), want, (row, name))
+            other, kept = ("y", y) if name == "x" else ("x", x)
+            expect(np.frombuffer(client.download(other), np.float32), kept, (row, other))
+
+
 def random_nodes(operands, count):
     """A list of nodes, with the types and values that the model has for them."""
     nodes, values = [], []
