@@ -796,6 +796,9 @@ class CliTest(CliCase):
                     ("add", ("add", "x", "y"), "B/s", 3 * n * size),
                     ("window_sum", ("window-sum", "x", "--radius", "8"), "B/s",
                      n * size + n * wide),
+                    ("map", ("map", "where(a < b, a * a, b) - a", "x", "y"), "B/s", 3 * n * size),
+                    ("map", ("map", "f64(a) * b + exp(c - c)", "m", "m[0]", "m"), "B/s",
+                     side * side * (size + 8) + side * size),
                     ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
                      side * side * size + 9 * side * (size + 8))):
                 with self.subTest(dtype=dtype, operation=operation):
@@ -854,6 +857,9 @@ class CliTest(CliCase):
         self.fails(4, "BAD_RADIUS", "--radius", "bench", "window-sum", "x", "--radius=-2")
         self.fails(4, "BAD_AXES", "", "bench", "reduce", "sum", "x", "--axes", "1")
         self.fails(4, "BAD_K", "--k", "bench", "topk", "x", "--k", 4)
+        self.fails(4, "BAD_SHAPE", "tessera info", "bench", "map", "a + b", "x", "y")
+        self.fails(4, "BAD_EXPRESSION", "", "bench", "map", "a +", "x")
+        self.fails(4, "BAD_EXPRESSION", "", "bench", "map", "a + b", "x")
         self.fails(2, "BAD_OPTION", "--help", "bench", "dot", "x", "x", "--strategy", ",")
         if OPTIONS.device == "cpu":
             self.fails(4, "BAD_LAUNCH", "without the option", "bench", "dot", "x", "x",
@@ -922,9 +928,9 @@ class CliTest(CliCase):
         self.assertNotIn("complete,", self.run_cli("nope").stderr)
         self.assertIn("List the strategies", self.cli("--help"))
         for command in ("put", "get", "ls", "rm", "cp", "import", "info", "strategies", "dot", "reduce",
-                        "matmul", "add", "window-sum", "topk", "search", "bench", "health"):
+                        "matmul", "add", "window-sum", "map", "topk", "search", "bench", "health"):
             self.assertIn("Exit codes:", self.cli(command, "--help"))
-        for command in ("dot", "reduce", "matmul", "add", "window-sum", "topk"):
+        for command in ("dot", "reduce", "matmul", "add", "window-sum", "map", "topk"):
             self.assertIn("Exit codes:", self.cli("bench", command, "--help"))
 
     def test_values_that_are_no_numbers_or_too_large(self):

@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/command.h"
 #include "client/cli/comparison.h"
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
+#include "client/expression_text.h"
 
 namespace tessera {
 namespace {
@@ -34,6 +36,8 @@ struct BenchFlags {
   bool transpose_a = false;
   bool transpose_b = false;
   std::string out_dtype;
+  std::string expression;
+  std::vector<std::string> operands;
 
   // Of one call; its result goes to a buffer of the run.
   OperationOptions Options(const std::string& strategy) const {
@@ -343,6 +347,34 @@ absl::Status BenchWindowSum(Bench& bench, const BenchFlags& flags) {
   return bench.Report(Bench::Ceiling::kMemory);
 }
 
+absl::Status BenchMap(Bench& bench, const BenchFlags& flags) {
+  const absl::StatusOr<Expr> expression = ParseExpression(flags.expression);
+  if (!expression.ok()) return expression.status();
+  std::vector<Operand> operands;
+  std::vector<std::string> types;
+  for (const std::string& text : flags.operands) {
+    const auto x = bench.Resolve(text);
+    if (!x.ok()) return x.status();
+    // One that is named twice is read once.
+    const auto before = flags.operands.begin() + static_cast<std::ptrdiff_t>(operands.size());
+    if (std::find(flags.operands.begin(), before, text) == before)
+      bench.problem.operand_bytes += x->bytes();
+    operands.push_back(x->operand);
+    types.push_back(absl::StrCat(x->text, " ", x->type()));
+  }
+  bench.problem.operation = "map";
+  bench.problem.title =
+      absl::StrCat("map '", flags.expression, "' of ", absl::StrJoin(types, ", "));
+  bench.problem.run = [&](const std::string& strategy, bool with_values) {
+    OperationOptions options = flags.Options(strategy);
+    options.target = bench.Target();
+    return bench.ArrayAnswer(bench.client().Map(operands, *expression, options), with_values);
+  };
+  // Every strategy of a device computes a node alike.
+  bench.problem.scale = []() -> absl::StatusOr<BenchScale> { return ConstantScale(0); };
+  return bench.Report(Bench::Ceiling::kMemory);
+}
+
 absl::Status BenchTopK(Bench& bench, const BenchFlags& flags) {
   const auto x = bench.Resolve(flags.a);
   if (!x.ok()) return x.status();
@@ -449,6 +481,13 @@ void AddBench(CLI::App& app, Command& chosen) {
   window->add_option("--radius", window_flags->radius, "In elements")
       ->required()
       ->check(Fits<std::int64_t>());
+
+  auto [map, map_flags] = add("map", "An expression for each element", BenchMap);
+  map->add_option("expression", map_flags->expression, "As of 'tessera map'")->required();
+  map->add_option("operands", map_flags->operands, "a, b, ... of the expression; broadcast")
+      ->type_name("OPERAND")
+      ->required()
+      ->expected(1, 8);
 
   auto [topk, topk_flags] = add("topk", "The largest or smallest elements", BenchTopK);
   topk->add_option("x", topk_flags->a, "The operand")->type_name("OPERAND")->required();
