@@ -358,7 +358,20 @@ TEST_P(TopKTest, Large) {
   });
 }
 
+// Of one type.
+class TopKPartsTest : public TopKTest {};
+
+// The shortest row that every strategy which cuts rows cuts into parts, whatever TESSERA_LARGEST says:
+// for the tools that watch what blocks leave to each other.
+TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
+  TESSERA_NEED_STRATEGY(TopKProblem, GetParam());
+  for (Values values : {Values::kNormal, Values::kFew})
+    CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, TopKTest, testing::ValuesIn(StrategyCases<TopKProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Rows, TopKPartsTest,
+                         testing::ValuesIn(StrategyCases<TopKProblem>(kOf<DType::kF64>)), CaseName);
 
 TEST(TopKErrors, AxesAndKThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({3, 5000, 2})}, nullptr);
