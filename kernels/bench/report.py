@@ -11,6 +11,7 @@
 A page asks for a table between <!-- measured: FILE OPERATION WHAT --> and <!-- end -->. WHAT is
   f32, ...       times against sizes of that element type
   types          the rates of every type at the largest size
+  rates          the times and rates of OPERATION and OPERATION_* at all sizes, by type
   variants       the times of OPERATION_* at the largest size that all of them share
   shapes-f32     the times of products that are not square
   errors         the largest errors that were seen
@@ -138,7 +139,8 @@ class Figures:
 
     def note(self, rows):
         runs = max(row["runs"] for row in rows)
-        return f"{self.caption}. Medians of {runs} interleaved runs, device time, caches cold."
+        what = f"Medians of {runs} interleaved runs" if runs > 1 else "One run"
+        return f"{self.caption}. {what}, device time, caches cold."
 
 
 @functools.cache
@@ -261,6 +263,28 @@ def types_table(data, operation):
     )
 
 
+def rates_table(data, operation):
+    """Times and rates of OPERATION and OPERATION_*, a line for each variant, strategy and size."""
+    cell = collections.defaultdict(dict)
+    for row in data.rows:
+        if row["operation"] == operation or row["operation"].startswith(operation + "_"):
+            variant = row["operation"][len(operation) :].lstrip("_")
+            key = variant, size_key(row["size"]), row["strategy"], row["size"]
+            cell[key][row["dtype"]] = row
+    dtypes = [d for d in DTYPES if any(d in rows for rows in cell.values())]
+
+    def show(row):
+        return f"{time_text(row['us'])}, {data.rate(operation, row)}" if row else "-"
+
+    lines = [
+        [variant or "-", size_text(size), f"`{strategy}`", *(show(rows.get(d)) for d in dtypes)]
+        for (variant, _, strategy, size), rows in sorted(cell.items())
+    ]
+    measured = [row for rows in cell.values() for row in rows.values()]
+    note = f"us, and {data.unit(operation)[0]} of operands and result. {data.note(measured)}"
+    return markdown(["", "size", "strategy", *dtypes], lines, note)
+
+
 def variants_table(data, operation):
     """Times of OPERATION and OPERATION_* in f32 at the largest size that all of them share."""
     names = {r["operation"] for r in data.rows} - {"reduce_axes"}
@@ -363,10 +387,16 @@ def targets_table(data, operation):
     """What was aimed at, and what was measured."""
     targets = json.loads((MEASURED / "targets.json").read_text(encoding="utf-8"))[operation]
     read = data.ceiling("reduce", "f32")
+    copies = [r["gb_per_s"] for n, r in data.by_name.items() if n.startswith("ceiling/copy/f32/")]
+    measured = []  # the rows
 
     def judge(target):
         """The aim, what was measured, and whether that is enough."""
         ours = data.by_name[size_name(target["ours"])]
+        measured.append(ours)
+        if "copy_ceiling_at_least" in target:
+            share, aim = ours["gb_per_s"] / copies[0], target["copy_ceiling_at_least"]
+            return f">= {100 * aim:.0f} % of the copy rate", f"{100 * share:.1f} %", share >= aim
         if "read_ceiling_at_least" in target:
             share, aim = ours["gb_per_s"] / read, target["read_ceiling_at_least"]
             return f">= {100 * aim:.0f} % of the read ceiling", f"{100 * share:.1f} %", share >= aim
@@ -389,12 +419,12 @@ def targets_table(data, operation):
     lines = []
     for target in targets:
         try:
-            aim, measured, met = judge(target)
-            line = [aim, measured, "reached" if met else "**missed**"]
+            aim, found, met = judge(target)
+            line = [aim, found, "reached" if met else "**missed**"]
         except KeyError:
             line = ["-", "-", "unmeasured"]
         lines.append([target["what"], *line])
-    return markdown(["what", "aim", "measured", ""], lines, data.note(data.rows))
+    return markdown(["what", "aim", "measured", ""], lines, data.note(measured))
 
 
 def regret_table(name):
@@ -475,6 +505,7 @@ def plot(data, operation, dtype):
 # --- pages ----------------------------------------------------------------------------------------
 
 TABLES = {
+    "rates": rates_table,
     "types": types_table,
     "variants": variants_table,
     "errors": errors_table,
