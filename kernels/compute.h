@@ -260,8 +260,8 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 // Dot and Reduce by the strategies that are chosen, Add, Map, and copies take strided and repeated
 // operands as they are, or in pieces of bounded size. What an expression makes for Reduce is computed
 // where it is folded or in pieces of bounded size; it is scratch memory of the array's size for
-// strategies that are named and no trees, for a folded outermost axis, and for Matmul. Results have the
-// bits of Map into an array and the operation on that.
+// named strategies that are no trees, for Matmul, and for a folded outermost axis, but for columns that
+// go in parts beyond the limit. Else results have the bits of Map into an array and the operation on it.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,

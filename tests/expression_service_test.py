@@ -291,7 +291,11 @@ def test_no_array_is_made(server, client):
              if s.name in ("cpu_parallel", "single_pass")]
     outcome = client.attempt("Reduce", **reduction(x, SUM, nodes, [x], strategy=whole[0]))
     expect_refused(outcome, "SCRATCH_EXHAUSTED")
-    outcome = client.attempt("Reduce", **reduction(x, SUM, nodes, [x], axes=[0]))
+    # Along the outermost axis some columns at a time, but for a single one.
+    got = client.call("Reduce", **reduction(x, SUM, nodes, [x], axes=[0]))
+    assert (o.to_numpy(got.tensor) == 256).all()
+    column = o.resident("a", o.view([2 * n, 1], [0, 1]))
+    outcome = client.attempt("Reduce", **reduction(column, SUM, nodes, [column], axes=[0]))
     expect_refused(outcome, "SCRATCH_EXHAUSTED")
 
 

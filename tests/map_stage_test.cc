@@ -396,6 +396,64 @@ TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
   }
 }
 
+// Along the outermost axis, of which there are no pieces: of more than scratch memory holds some columns
+// at a time. Sums are exact, but for a column that leaves the range of f32 on its way to 0.
+TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
+  TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
+  constexpr std::int64_t kDepth = 3, kColumns = 21;
+  const std::int64_t rows = std::min<std::int64_t>(Largest() / 64, 40000), row = kDepth * kColumns;
+  const auto stream = MakeStream(*TestDevice(GetParam().backend));
+  ASSERT_TRUE(stream.ok());
+  Budget budget(4 << 20);  // of 10 MB
+  (*stream)->SetScratchBudget(&budget);
+  ASSERT_TRUE(BeginRequest(**stream).ok());
+  std::vector<float> values(static_cast<std::size_t>(rows * row));
+  Random random(5);
+  for (float& value : values) value = static_cast<float>(random.Bits() % 17);
+  for (std::int64_t i = 0; i < rows; ++i)
+    values[static_cast<std::size_t>(i * row)] = i > 3 ? 0.0f : i < 2 ? 3e38f : -3e38f;
+  const std::vector<float> factors = {2, 3, 1};
+  const DeviceArray<float> a(**stream, values), b(**stream, factors);
+  // Every row backwards, and a factor for each of three columns.
+  const View x = At(a.data() + row - 1, DType::kF32, {rows, kColumns, kDepth}, {row, -kDepth, -1});
+  const View with = VectorView(b.data(), kDepth);
+  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
+  const MapStage stage{nodes, {&with, 1}};
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMin}) {
+    SCOPED_TRACE(Name(op));
+    std::vector<double> want(static_cast<std::size_t>(row));
+    for (std::int64_t j = 0; j < row; ++j) {
+      std::int64_t least = 0;
+      const auto at = [&](std::int64_t i) {
+        return static_cast<double>(values[static_cast<std::size_t>(i * row + row - 1 - j)] *
+                                   factors[static_cast<std::size_t>(j % kDepth)]);
+      };
+      double& result = want[static_cast<std::size_t>(j)];
+      if (op == ReduceOp::kMax) result = at(0);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        if (op == ReduceOp::kSum) result += at(i);
+        if (op == ReduceOp::kMax) result = std::max(result, at(i));
+        if (at(i) < at(least)) least = i;
+      }
+      if (op == ReduceOp::kArgMin) result = static_cast<double>(least);
+    }
+    DeviceArray<float> found(**stream, row);
+    DeviceArray<std::int64_t> places(**stream, row);
+    ASSERT_TRUE(BeginRequest(**stream).ok());
+    void* const out = IsArg(op) ? static_cast<void*>(places.data()) : found.data();
+    const auto stats =
+        RunReduceAxes(**stream, x, op, {0}, out, {.strategy = GetParam().name}, &stage);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_LE(budget.used(), budget.limit());
+    const std::vector<float> numbers = found.Values();
+    const std::vector<std::int64_t> indices = places.Values();
+    for (std::size_t j = 0; j < want.size(); ++j)
+      EXPECT_EQ(IsArg(op) ? static_cast<double>(indices[j]) : static_cast<double>(numbers[j]),
+                want[j])
+          << j;
+  }
+}
+
 TEST_P(ReduceAxesTruthStageTest, CountsTruthValues) {
   TESSERA_NEED_STRATEGY(ReduceAxesProblem, GetParam());
   const std::int64_t rows = 37, columns = 53;
