@@ -287,7 +287,7 @@ class Access::Table {
     return first == nullptr ? nullptr : &first->caller;
   }
 
-  bool KnowsUser(uid_t user) const { return names_.contains(absl::StrCat(kUser, user)); }
+  bool NamesUser(uid_t user) const { return names_.contains(absl::StrCat(kUser, user)); }
   bool names_certificates() const { return names_certificates_; }
 
  private:
@@ -368,8 +368,10 @@ const Access::Table& Access::Current() const {
 bool Access::names_certificates() const { return restricted() && Current().names_certificates(); }
 
 bool Access::KnowsUser(uid_t user) const {
-  return !restricted() || user == geteuid() || Current().KnowsUser(user);
+  return !restricted() || user == geteuid() || NamesUser(user);
 }
+
+bool Access::NamesUser(uid_t user) const { return restricted() && Current().NamesUser(user); }
 
 absl::StatusOr<Caller> Access::Admit(std::string_view method,
                                      const grpc::ServerContext& context) const {

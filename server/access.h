@@ -57,6 +57,8 @@ struct Caller {
   Tenant* tenant = nullptr;
   Role role = Role::kNone;
 
+  // Whether it may see what all tenants together use.
+  bool sees_all() const { return role == Role::kAdmin; }
   // PERMISSION_DENIED / ROLE_TOO_SMALL {method, role, needed} unless the caller has the role. what:
   // what needs it, as the message begins.
   absl::Status Require(Role needed, std::string_view method, std::string_view what) const;
@@ -97,6 +99,8 @@ class Access {
   // Whether a user of this host has a line, or is the one that the server runs as, or nobody needs
   // a line.
   bool KnowsUser(uid_t user) const;
+  // Whether a user has a line.
+  bool NamesUser(uid_t user) const;
 
   // Reads the file again if it has changed. One that cannot be used is logged, and what is in use
   // stays. Not for several threads at once.

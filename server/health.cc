@@ -29,7 +29,12 @@ class Health::WatchCall final : public StreamCall {
  public:
   WatchCall(Health& health, StreamExchange& exchange) : StreamCall(exchange), health_(health) {
     exchange.Serve(*this);
-    StartRead(&request_);
+    const std::lock_guard lock(health_.mutex_);
+    if (++health_.watches_ <= health_.most_watches_) {
+      StartRead(&request_);
+    } else {
+      End({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of Watch are open"});
+    }
   }
 
   void OnReadDone(bool ok) override {
@@ -65,6 +70,7 @@ class Health::WatchCall final : public StreamCall {
     {
       const std::lock_guard lock(health_.mutex_);
       health_.watchers_.erase(this);
+      --health_.watches_;
     }
     delete this;
   }
@@ -109,7 +115,8 @@ void Health::Set(const std::string& service, bool serving) {
     if (watched == service) call->Tell(StatusOf(service));
 }
 
-void Health::Serve(CallQueues& queues) {
+void Health::Serve(CallQueues& queues, std::size_t most_watches) {
+  most_watches_ = most_watches;
   AcceptUnary<v1::HealthCheckRequest, v1::HealthCheckResponse>(
       queues, *this, &Health::RequestCheck, /*admit=*/nullptr, [this](auto& exchange) {
         const std::string& service = exchange.request().service();

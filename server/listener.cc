@@ -188,10 +188,15 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   return opened;
 }
 
-std::string SourceOf(const sockaddr_storage& peer) {
+std::string SourceOf(const sockaddr_storage& peer, int fd) {
   const auto bytes = [](const void* data, std::size_t size) {
     return std::string(static_cast<const char*>(data), size);
   };
+  if (peer.ss_family == AF_UNIX) {
+    const std::optional<uid_t> user = PeerUser(fd);
+    // Longer than addresses.
+    return user.has_value() && *user != geteuid() ? absl::StrCat("user number ", *user) : "";
+  }
   std::string ipv4;
   if (peer.ss_family == AF_INET) {
     ipv4 = bytes(&reinterpret_cast<const sockaddr_in&>(peer).sin_addr, 4);
@@ -311,9 +316,10 @@ absl::Status Listener::OpenTcp(const std::string& address) {
   return absl::OkStatus();
 }
 
-void Listener::Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users) {
+void Listener::Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users, Knows knows) {
   acceptor_ = std::move(acceptor);
   users_ = std::move(users);
+  knows_ = std::move(knows);
   spare_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
   thread_ = std::thread(&Listener::Run, this);
 }
@@ -377,7 +383,7 @@ bool Listener::AcceptSome(int listening) {
 }
 
 void Listener::Take(int listening, int fd, const sockaddr_storage& peer) {
-  const ConnectionTable::Answer answer = connections_.Admit(fd, SourceOf(peer));
+  const ConnectionTable::Answer answer = connections_.Admit(fd, SourceOf(peer, fd));
   if (answer == ConnectionTable::Answer::kAdmitted) {
     Acceptor::NewConnectionParameters connection;
     connection.listener_fd = listening;
@@ -385,23 +391,25 @@ void Listener::Take(int listening, int fd, const sockaddr_storage& peer) {
     AcceptorFor(fd).HandleNewConnection(&connection);
     return;
   }
-  NoteRefused(answer == ConnectionTable::Answer::kFull
-                  ? absl::StrCat(connections_.limit(), " are open, the limit")
-                  : absl::StrCat("one address has ", connections_.source_limit(), ", its share"));
+  NoteRefused(
+      answer == ConnectionTable::Answer::kFull
+          ? absl::StrCat(connections_.limit(), " are open, the limit")
+          : absl::StrCat("one address or user has ", connections_.source_limit(), ", its share"));
   close(fd);
 }
 
 Listener::Acceptor& Listener::AcceptorFor(int fd) {
   if (users_.empty()) return *acceptor_;
   const std::optional<uid_t> user = PeerUser(fd);
-  if (!user.has_value()) return *acceptor_;
+  if (!user.has_value() || !knows_(*user)) return *acceptor_;
   for (const User& one : users_) {
     if (!one.mark->user().has_value()) one.mark->Set(*user);
     if (one.mark->user() == *user) return *one.acceptor;
   }
   if (!std::exchange(told_of_users_, true)) {
-    spdlog::warn("more than {} users have connected: further ones are not known as such",
-                 users_.size());
+    spdlog::warn(
+        "more than {} users with a line have connected: further ones are not known as such",
+        users_.size());
   }
   return *acceptor_;
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,8 +40,9 @@ struct TcpSockets {
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
 
 // Whom a connection counts against: an IPv4 address, or the network (/64) of an IPv6 address, as
-// bytes. Empty for this host itself: unix sockets and loopback addresses.
-std::string SourceOf(const sockaddr_storage& peer);
+// bytes; of a unix socket another user than the server's own, if fd, the accepted socket, is one.
+// Empty for this host itself: loopback addresses, and the server's own user.
+std::string SourceOf(const sockaddr_storage& peer, int fd = -1);
 
 // The connections that are open, and who has them. Nobody tells when one closes: a connection is
 // known by its descriptor and its socket's cookie, which the kernel never gives twice, and those
@@ -109,10 +111,12 @@ class Listener {
     std::unique_ptr<UserMark> mark;
     std::unique_ptr<Acceptor> acceptor;
   };
+  using Knows = std::function<bool(uid_t)>;
   // Serves, once, by handing connections to acceptors whose gRPC server has started: those by unix
   // sockets to the one of users that has the mark of who connects, or that gets it; all others, and
-  // those of users for whom none is left, to acceptor.
-  void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {});
+  // those of users who are not known or for whom none is left, to acceptor. knows: called by the
+  // listener's thread; not empty where there are users.
+  void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {}, Knows knows = {});
 
   // Stops listening, removes socket files, and hands nothing to gRPC afterwards; connections that
   // gRPC has stay. May be called more than once.
@@ -144,6 +148,7 @@ class Listener {
   ConnectionTable connections_;
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<User> users_;
+  Knows knows_;
   bool told_of_users_ = false;  // that they are too many
   int stop_ = -1;               // an eventfd, readable from Close on
   int spare_ = -1;  // held so that a connection can be accepted, and refused, without any other

@@ -38,7 +38,7 @@ constexpr std::size_t kKeptHeap = std::size_t{16} << 20;
 // How often the files of tokens and of the ring are looked at.
 constexpr absl::Duration kReloadInterval = absl::Seconds(1);
 
-// Users of this host who are told apart, where lines of the file of --tokens may name them.
+// Users of this host with lines in the file of --tokens who are told apart.
 constexpr std::size_t kMostUsers = 64;
 
 // How long a page of metrics waits for the driver.
@@ -178,10 +178,12 @@ absl::Status Server::Listen() {
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
-  health_.Serve(*queues_);
+  // Who watches needs no token, and holds a connection for as long as he likes.
+  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4));
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
-  listener_->Start(*std::move(acceptor), std::move(users));
+  listener_->Start(*std::move(acceptor), std::move(users),
+                   [this](uid_t user) { return core_->access().NamesUser(user); });
   return absl::OkStatus();
 }
 

@@ -331,23 +331,63 @@ class IdentityTest(unittest.TestCase):
         first, last = 60000, 60064
         server = self.serve_unix(
             "--socket-mode", "0666",
-            *self.write(f"uid:{first} read one", f"uid:{last} read one"),
+            *self.write(*(f"uid:{user} read one" for user in range(first, last + 1))),
         )
         for user in range(first, last):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    os.setresuid(user, user, user)
-                    socket.socket(socket.AF_UNIX).connect(str(self.path))
-                    code = 0
-                finally:
-                    os._exit(code)
-            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.connect_as(user)
         self.assertEqual(self.run_as(first, "ls").returncode, 0)
         self.assertIn("BAD_TOKEN", self.run_as(last, "ls").stderr)
-        said = "more than 64 users have connected"
+        said = "more than 64 users with a line have connected"
         self.assertTrue(o.eventually(lambda: said in server.log(), 10), server.log())
+
+    @needs_root
+    def test_strangers_take_nothing_from_users_with_a_line(self):
+        self.serve_unix("--socket-mode", "0666", *self.write(f"uid:{ANNA} read one"))
+        for user in range(60000, 60070):
+            self.connect_as(user)
+        self.assertIn("BAD_TOKEN", self.run_as(60000, "ls").stderr)
+        ended = self.run_as(ANNA, "ls")
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+
+    @needs_root
+    def test_a_user_has_half_of_the_connections(self):
+        self.serve_unix("--socket-mode", "0666", "--max-connections", "16")
+        # Of those that a user asks for, how many are served: gRPC greets whom it serves.
+        script = (
+            "import socket, sys\n"
+            "made = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]\n"
+            "for one in made: one.settimeout(60), one.connect(sys.argv[1])\n"
+            "def served(one):\n"
+            "  try: return len(one.recv(1))\n"
+            "  except ConnectionError: return 0\n"
+            "print(sum(map(served, made)), flush=True), sys.stdin.read()\n"
+        )
+
+        def ask(user, count):
+            process = subprocess.Popen(
+                [sys.executable, "-c", script, self.path, str(count)], user=user, group=user,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
+            )
+            self.addCleanup(process.communicate)
+            return int(process.stdout.readline())
+
+        self.assertEqual(ask(ANNA, 12), 8)
+        self.assertEqual(ask(BERT, 4), 4)
+        self.assertEqual(ask(ANNA, 1), 0)
+        # Nor is the server's own user bound by a share.
+        self.assertEqual(ask(os.geteuid(), 4), 4)
+
+    def connect_as(self, user):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setresuid(user, user, user)
+                socket.socket(socket.AF_UNIX).connect(str(self.path))
+                code = 0
+            finally:
+                os._exit(code)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
 
     @needs_root
     def test_a_user_is_known_through_tls(self):
