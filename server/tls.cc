@@ -8,8 +8,11 @@
 #include <mutex>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/base/error.h"
@@ -30,26 +33,71 @@ using Bio = std::unique_ptr<BIO, Release<BIO_free_all>>;
 using Certificate = std::unique_ptr<X509, Release<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Release<EVP_PKEY_free>>;
 
+constexpr std::string_view kNoCertificate =
+    "it holds no certificate in PEM, or one that is damaged";
+
 absl::Status Bad(const std::string& file, std::string_view why) {
   ERR_clear_error();  // the queue is the thread's, and gRPC looks at it as well
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_CERTIFICATE",
                    absl::StrCat("cannot use ", file, " for TLS: ", Absl(why)), {{"file", file}});
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& file) {
-  absl::StatusOr<std::string> text = ReadWatched(file);
-  if (text.ok()) return text;
-  const absl::string_view why = text.status().message();
-  return Bad(file, std::string_view(why.data(), why.size()));
-}
-
 Bio Open(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// The first one.
-Certificate ParseCertificate(const std::string& text) {
-  return Certificate(PEM_read_bio_X509(Open(text).get(), nullptr, nullptr, nullptr));
+// Whether the reader of PEM has come to the end of the text, not to a block that it cannot read.
+bool AtEnd() {
+  const unsigned long error = ERR_peek_last_error();  // NOLINT(google-runtime-int): OpenSSL's
+  ERR_clear_error();
+  return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
+}
+
+// Whether every block of a text is whole, whatever it holds. Between blocks there may be comments; a
+// line that begins a block, or that begins with a dash at the very end, belongs to one that was cut.
+bool IsWhole(const std::string& text) {
+  std::size_t begun = 0;
+  std::string_view last;
+  for (const absl::string_view line :
+       absl::StrSplit(text, absl::ByAnyChar("\r\n"), absl::SkipEmpty())) {
+    if (absl::StartsWith(line, "-----BEGIN")) ++begun;
+    last = {line.data(), line.size()};
+  }
+  const Bio bio = Open(text);
+  std::size_t read = 0;
+  for (;; ++read) {
+    char* name = nullptr;
+    char* header = nullptr;
+    unsigned char* data = nullptr;
+    long size = 0;  // NOLINT(google-runtime-int): OpenSSL's
+    if (PEM_read_bio(bio.get(), &name, &header, &data, &size) != 1) break;
+    OPENSSL_free(name);
+    OPENSSL_free(header);
+    OPENSSL_clear_free(data, static_cast<std::size_t>(size));
+  }
+  const bool cut =
+      !last.empty() && last.front() == '-' && !absl::StartsWith(Absl(last), "-----END");
+  return AtEnd() && read == begun && !cut;
+}
+
+// All of them, in order; none: there is none, or one that cannot be read.
+std::vector<Certificate> ParseCertificates(const std::string& text) {
+  const Bio bio = Open(text);
+  std::vector<Certificate> all;
+  while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) all.emplace_back(one);
+  if (!AtEnd()) all.clear();
+  return all;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& file) {
+  absl::StatusOr<std::string> text = ReadWatched(file);
+  if (text.ok()) {
+    ERR_clear_error();
+    if (IsWhole(*text)) return text;
+    return Bad(file, "a block of PEM in it is cut off or damaged");
+  }
+  const absl::string_view why = text.status().message();
+  return Bad(file, std::string_view(why.data(), why.size()));
 }
 
 // A key that has a password is not asked for it.
@@ -102,18 +150,17 @@ class CertificateSource {
     if (!certificate.ok()) return certificate.status();
     absl::StatusOr<std::string> key = ReadFile(files_.key);
     if (!key.ok()) return key.status();
-    const Certificate parsed = ParseCertificate(*certificate);
-    if (parsed == nullptr) return Bad(files_.certificate, "it holds no certificate in PEM");
+    const std::vector<Certificate> chain = ParseCertificates(*certificate);
+    if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
     const Key parsed_key = ParseKey(*key);
     if (parsed_key == nullptr) return Bad(files_.key, "it holds no key in PEM without a password");
-    if (X509_check_private_key(parsed.get(), parsed_key.get()) != 1)
+    if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
       return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
     std::string client_ca;
     if (!files_.client_ca.empty()) {
       absl::StatusOr<std::string> text = ReadFile(files_.client_ca);
       if (!text.ok()) return text.status();
-      if (ParseCertificate(*text) == nullptr)
-        return Bad(files_.client_ca, "it holds no certificate in PEM");
+      if (ParseCertificates(*text).empty()) return Bad(files_.client_ca, kNoCertificate);
       client_ca = *std::move(text);
     }
     certificate_ = *std::move(certificate);

@@ -17,8 +17,10 @@ import numpy as np
 
 import outsider as o
 from authority import Authority
+from callers import line_of
 
 CLI = None
+DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "demo.py"
 
 
 def replace(path, content):
@@ -128,6 +130,52 @@ class TlsTest(unittest.TestCase):
         path.unlink()
         self.assertEqual(self.dot(server), "OK")
 
+    def test_a_changed_client_ca_is_used_without_a_restart(self):
+        clients = self.folder / "clients.pem"
+        home, foreign = self.ca.cert.read_bytes(), self.foreign.cert.read_bytes()
+        stranger = self.foreign.issue("stranger")
+        replace(clients, home)
+        server = self.serve("--tls-client-ca", clients)
+        self.assertEqual(self.dot(server, pair=self.client_pair), "OK")
+        self.assertEqual(self.dot(server, pair=stranger), "UNAVAILABLE")
+        replace(clients, b"# both\n" + home + b"\nforeign\n=======\n" + foreign + b"# the end")
+        for pair in (self.client_pair, stranger):
+            self.assertEqual(self.dot(server, pair=pair), "OK")
+        replace(clients, foreign)
+        self.assertEqual(self.dot(server, pair=self.client_pair), "UNAVAILABLE")
+        self.assertEqual(self.dot(server, pair=stranger), "OK")
+
+    def test_a_bundle_that_is_not_whole_is_not_used(self):
+        clients = self.folder / "clients.pem"
+        home, foreign = self.ca.cert.read_bytes(), self.foreign.cert.read_bytes()
+        lines = foreign.splitlines(keepends=True)
+        damaged = foreign[:200] + b"!!!!" + foreign[204:]
+        cut = {
+            "in a block": home + foreign[: len(foreign) // 2],
+            "at a line": home + b"".join(lines[:3]),
+            "in the first line": home + foreign[:9],
+            "after dashes": home + foreign[:3],
+            "in the last line": home + foreign[:-9],
+            "and goes on": home + foreign[: len(foreign) // 2] + b"\n" + foreign,
+            "damaged": home + damaged,
+        }
+        stranger = self.foreign.issue("cut")
+        replace(clients, home + foreign)
+        server = self.serve("--tls-client-ca", clients)
+        self.assertEqual(self.dot(server, pair=stranger), "OK")
+        for count, (what, bundle) in enumerate(cut.items(), 1):
+            with self.subTest(what):
+                replace(clients, bundle)
+                self.assertEqual(self.dot(server, pair=stranger), "OK")
+                said = f"cannot use {clients} for TLS"
+                self.assertTrue(o.eventually(lambda: server.log().count(said) == count, 5))
+        # Of the server's own chain, too.
+        replace(self.cert, self.pair[0].read_bytes() + foreign[: len(foreign) // 2])
+        self.assertEqual(self.dot(server, pair=stranger), "OK")
+        self.assertTrue(o.eventually(lambda: f"cannot use {self.cert}" in server.log(), 5))
+        start = ("--listen", "127.0.0.1:0", "--tls-cert", self.cert, "--tls-key", self.key)
+        self.assertIn("cut off or damaged", o.refused(*start))
+
     def test_keys_stay_out_of_the_log(self):
         server = self.serve()
         body = self.key.read_text().splitlines()[1]
@@ -171,6 +219,29 @@ class TlsTest(unittest.TestCase):
                 command = [CLI, "--server", server.address, "--timeout", "3s", *flags, "ls"]
                 ended = subprocess.run(map(str, command), capture_output=True, timeout=60)
                 self.assertEqual(ended.returncode == 0, served, ended.stderr)
+
+    def test_the_demo_of_a_server_that_knows_its_callers(self):
+        tokens, mine = self.folder / "tokens", self.folder / "mine"
+        replace(tokens, f"{line_of('secret')}\n".encode())
+        mine.write_text("secret\n")
+        server = self.serve("--tls-client-ca", self.ca.cert, "--tokens", tokens)
+        cert, key = self.client_pair
+        plain = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        wrong, ca = {"TESSERA_TOKEN": "wrong"}, {"TESSERA_CLIENT_TLS_CA": self.ca.cert}
+        pair = ("--tls-cert", cert, "--tls-key", key)
+        for flags, environment, said in (
+            ((*pair, "--token-file", mine), wrong | ca, "PASSED"),
+            (("--tls-ca", self.ca.cert, *pair), wrong, "BAD_TOKEN"),
+            (("--token-file", mine), ca, "UNREACHABLE"),
+        ):
+            with self.subTest(flags=flags, environment=environment):
+                ended = subprocess.run(
+                    [sys.executable, DEMO, "--cli", CLI, "--server", server.address, *flags],
+                    capture_output=True, text=True, timeout=300,
+                    env=plain | {name: str(value) for name, value in environment.items()},
+                )
+                self.assertIn(said, ended.stdout + ended.stderr)
+                self.assertEqual(ended.returncode == 0, said == "PASSED")
 
 
 if __name__ == "__main__":

@@ -31,13 +31,20 @@ PROGRAM = pathlib.Path(__file__).parent / "nearest.json"
 # Unit roundoff of the type of an array result.
 ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
 NUMPY_TYPE = {"f32": np.float32, "f64": np.float64}
+# For a server with --tokens or TLS. The environment of the tessera command counts as well.
+CREDENTIALS = {
+    "token-file": "file with the token of a caller who may write",
+    "tls-ca": "CA of the server's certificate, in PEM",
+    "tls-cert": "certificate to show to the server, in PEM",
+    "tls-key": "key of --tls-cert, in PEM",
+}
 
 
 class Tessera:
     """The command line client, with a count of what its messages carried."""
 
-    def __init__(self, cli, server):
-        self.command = [cli, "--json", "--server", server]
+    def __init__(self, cli, server, *flags):
+        self.command = [cli, "--json", "--server", server, *flags]
         self.calls = 0
         self.travelled = 0  # bytes
         self.computed_on = 0  # bytes
@@ -202,13 +209,17 @@ def main():
     parser.add_argument("--server", default="127.0.0.1:50051")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path(__file__).parent,
                         help="folder of digits.npy and labels.npy")
+    for flag, what in CREDENTIALS.items():
+        parser.add_argument(f"--{flag}", metavar="FILE", help=f"{what}; as of the tessera command")
     options = parser.parse_args()
+    given = {flag: getattr(options, flag.replace("-", "_")) for flag in CREDENTIALS}
+    flags = [word for flag, file in given.items() if file for word in (f"--{flag}", file)]
 
     images = np.load(options.data / "digits.npy")
     labels = np.load(options.data / "labels.npy")
     train, test = images[:TRAINING_IMAGES], images[TRAINING_IMAGES:]
     train_labels, test_labels = labels[:TRAINING_IMAGES], labels[TRAINING_IMAGES:]
-    tessera = Tessera(options.cli, options.server)
+    tessera = Tessera(options.cli, options.server, *flags)
 
     info = tessera("info")
     device = info["devices"][0]
