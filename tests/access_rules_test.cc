@@ -8,12 +8,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "grpc/health/v1/health.pb.h"
+#include "grpc/reflection/v1/reflection.pb.h"
+#include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "kernels/base/error.h"
 #include "server/access.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
 #include "tessera/v1/shared_memory.pb.h"
 #include "tests/fake_device.h"
+#include "tests/fuzz/service_calls.h"
 
 namespace tessera {
 namespace {
@@ -127,6 +131,22 @@ TEST(MethodRules, EveryMethodOfTheProtocolHasOne) {
   }
   EXPECT_EQ(methods, rules);
   EXPECT_EQ(RoleFor("NoSuchMethod"), Role::kAdmin);
+}
+
+TEST(FuzzMethods, AreEveryMethodThatTheServerHas) {
+  std::set<std::string> methods;
+  for (const auto* file :
+       {v1::GetBufferRequest::descriptor()->file(), v1::DotRequest::descriptor()->file(),
+        v1::RegionRange::descriptor()->file(),
+        grpc::health::v1::HealthCheckRequest::descriptor()->file(),
+        grpc::reflection::v1::ServerReflectionRequest::descriptor()->file(),
+        grpc::reflection::v1alpha::ServerReflectionRequest::descriptor()->file()}) {
+    for (int s = 0; s < file->service_count(); ++s)
+      for (int m = 0; m < file->service(s)->method_count(); ++m)
+        methods.insert(file->service(s)->method(m)->full_name());
+  }
+  EXPECT_EQ(std::set<std::string>(std::begin(kFuzzMethods), std::end(kFuzzMethods)), methods);
+  EXPECT_EQ(methods.size(), std::size(kFuzzMethods)) << "one is there twice";
 }
 
 TEST(CallerTest, ARoleCanWhatSmallerOnesCan) {

@@ -15,28 +15,33 @@ namespace tessera {
 
 // The byte of a method is its index. New ones go to the end, so that inputs keep their meaning.
 inline constexpr const char* kFuzzMethods[] = {
-    "BufferService.CreateBuffer",
-    "BufferService.Upload",  // neighbouring ones are the messages of one stream
-    "BufferService.Download",
-    "BufferService.GetBuffer",
-    "BufferService.ListBuffers",
-    "BufferService.SealBuffer",
-    "BufferService.UpdateBuffer",
-    "BufferService.CopyBuffer",
-    "BufferService.DeleteBuffer",
-    "ComputeService.Dot",
-    "ComputeService.Reduce",
-    "ComputeService.Matmul",
-    "ComputeService.Add",
-    "ComputeService.WindowSum",
-    "ComputeService.Map",
-    "ComputeService.TopK",
-    "ComputeService.Execute",
-    "ComputeService.ListStrategies",
-    "ComputeService.GetServerInfo",
-    "SharedMemoryService.GetSharedMemory",
-    "SharedMemoryService.UploadShared",
-    "SharedMemoryService.DownloadShared",
+    "tessera.v1.BufferService.CreateBuffer",
+    "tessera.v1.BufferService.Upload",  // neighbouring ones are the messages of one stream
+    "tessera.v1.BufferService.Download",
+    "tessera.v1.BufferService.GetBuffer",
+    "tessera.v1.BufferService.ListBuffers",
+    "tessera.v1.BufferService.SealBuffer",
+    "tessera.v1.BufferService.UpdateBuffer",
+    "tessera.v1.BufferService.CopyBuffer",
+    "tessera.v1.BufferService.DeleteBuffer",
+    "tessera.v1.ComputeService.Dot",
+    "tessera.v1.ComputeService.Reduce",
+    "tessera.v1.ComputeService.Matmul",
+    "tessera.v1.ComputeService.Add",
+    "tessera.v1.ComputeService.WindowSum",
+    "tessera.v1.ComputeService.Map",
+    "tessera.v1.ComputeService.TopK",
+    "tessera.v1.ComputeService.Execute",
+    "tessera.v1.ComputeService.ListStrategies",
+    "tessera.v1.ComputeService.GetServerInfo",
+    "tessera.v1.SharedMemoryService.GetSharedMemory",
+    "tessera.v1.SharedMemoryService.UploadShared",
+    "tessera.v1.SharedMemoryService.DownloadShared",
+    "tessera.v1.BufferService.ImportBuffer",
+    "grpc.health.v1.Health.Check",
+    "grpc.health.v1.Health.Watch",
+    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo",
+    "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
 };
 inline constexpr std::size_t kUploadMethod = 1;
 
@@ -71,8 +76,7 @@ inline std::string JoinCalls(const std::vector<FuzzCall>& calls) {
 }
 
 inline const google::protobuf::MethodDescriptor* MethodOf(std::size_t method) {
-  return google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
-      std::string("tessera.v1.") + kFuzzMethods[method]);
+  return google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(kFuzzMethods[method]);
 }
 
 inline const google::protobuf::Message& PrototypeOf(const google::protobuf::Descriptor* type) {

@@ -1,11 +1,13 @@
 // Calls of every method, with any bytes as their requests, to a server in this process. Between two
-// inputs the server has no buffers, and has to have all of their memory back.
+// inputs the server has no buffers, and has to have all of their memory back. With TESSERA_FUZZ_TOKENS
+// in the environment the server knows callers by tokens, and every call is that of one of them.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -35,6 +37,16 @@ using grpc::internal::RpcMethod;
 // In requests it stands for the token of a region that the server knows.
 constexpr std::string_view kRegion = "0123456789abcdef";
 
+// The tokens of the callers of a server that asks for such. The last is nobody's.
+constexpr const char* kTokens[] = {"fuzz-admin", "fuzz-writer", "fuzz-reader", "fuzz-other",
+                                   "fuzz-nobody"};
+constexpr const char* kTokenFile =
+    "1c64ed42d0e14a2b1a137b7634c45cc09a6b67d48ea1767a8a30cdad14225918 admin one bytes=2Mi "
+    "calls=100\n"
+    "7587a8bd06280b7b0084eaba60a044474bee0330daa0463c1a2a8cbee39afa1c write one\n"
+    "443c9d4e4dd4a1fbda9796696a2935a4244bdb7fe633d31067a0add17470a492 read one\n"
+    "6670cc9dfb2ee76efcd16e75a0b5631a14b274622fb9e29ccb2a8802e2f4a8a2 write two buffers=3\n";
+
 class Service {
  public:
   Service() {
@@ -50,6 +62,7 @@ class Service {
     options.max_slow_operation_seconds = 0.05;
     options.shared_memory = socket_.path();
     options.shared_memory_limit = 1 << 20;
+    if (with_tokens_) options.tokens = token_file_.path();
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(*OpenDevice("cpu"));
     auto started = Server::Start(options, std::move(devices));
@@ -90,9 +103,22 @@ class Service {
     const std::string path = "/" + method->service()->full_name() + "/" + method->name();
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(100)));
+    // Mostly the writer, who finds what earlier calls have left.
+    const std::size_t draw = (7 * call->method + 5 * call->request.size()) % 16;
+    const std::size_t caller = draw < std::size(kTokens) ? draw : 1;
+    Identify(context, kTokens[caller]);
     ByteBuffer answer;
     grpc::Status status;
-    if (call->method == kUploadMethod) {
+    if (method->client_streaming() && method->server_streaming()) {
+      const RpcMethod rpc(path.c_str(), RpcMethod::BIDI_STREAMING);
+      const std::unique_ptr<grpc::ClientReaderWriter<ByteBuffer, ByteBuffer>> stream(
+          grpc::internal::ClientReaderWriterFactory<ByteBuffer, ByteBuffer>::Create(channel_.get(),
+                                                                                    rpc, &context));
+      stream->Write(Message(*call));
+      stream->WritesDone();
+      while (stream->Read(&answer)) CheckAnswer(*method, answer);
+      status = stream->Finish();
+    } else if (call->method == kUploadMethod) {
       const RpcMethod rpc(path.c_str(), RpcMethod::CLIENT_STREAMING);
       const std::unique_ptr<grpc::ClientWriter<ByteBuffer>> writer(
           grpc::internal::ClientWriterFactory<ByteBuffer>::Create(channel_.get(), rpc, &context,
@@ -106,7 +132,10 @@ class Service {
       const std::unique_ptr<grpc::ClientReader<ByteBuffer>> reader(
           grpc::internal::ClientReaderFactory<ByteBuffer>::Create(channel_.get(), rpc, &context,
                                                                   Message(*call)));
-      while (reader->Read(&answer)) CheckAnswer(*method, answer);
+      while (reader->Read(&answer)) {
+        CheckAnswer(*method, answer);
+        if (method->name() == "Watch") context.TryCancel();  // which never ends by itself
+      }
       status = reader->Finish();
     } else {
       const RpcMethod rpc(path.c_str(), RpcMethod::NORMAL_RPC);
@@ -114,6 +143,10 @@ class Service {
           channel_.get(), rpc, &context, Message(*call), &answer);
     }
     CheckStatus(path, status);
+    const bool asked = with_tokens_ && method->file()->package() == "tessera.v1";
+    Require((status.error_code() == grpc::StatusCode::UNAUTHENTICATED) ==
+                (asked && caller == std::size(kTokens) - 1),
+            path + ": it is not for callers who are not known, and for others");
     if (status.ok() && !method->server_streaming()) CheckAnswer(*method, answer);
   }
 
@@ -193,26 +226,17 @@ class Service {
     close(file);
   }
 
+  void Identify(grpc::ClientContext& context, const char* token) const {
+    if (with_tokens_) context.AddMetadata("authorization", std::string("Bearer ") + token);
+  }
+
   void DeleteAll() {
-    for (;;) {
-      grpc::ClientContext context;
-      v1::ListBuffersResponse list;
-      Require(buffers_->ListBuffers(&context, {}, &list).ok(), "no list of buffers");
-      if (list.buffers().empty()) break;
-      for (const v1::Buffer& buffer : list.buffers()) {
-        grpc::ClientContext of_delete;
-        v1::DeleteBufferRequest request;
-        request.set_name(buffer.name());
-        v1::DeleteBufferResponse response;
-        const grpc::Status status = buffers_->DeleteBuffer(&of_delete, request, &response);
-        // It may have expired.
-        Require(status.ok() || status.error_code() == grpc::StatusCode::NOT_FOUND,
-                "a buffer that cannot be deleted: " + status.error_message());
-      }
-    }
+    DeleteAllOf("fuzz-admin");
+    if (with_tokens_) DeleteAllOf("fuzz-other");
     // Memory comes back beside the answers.
     for (int i = 0;; ++i) {
       grpc::ClientContext context;
+      Identify(context, "fuzz-admin");
       v1::GetServerInfoResponse info;
       Require(compute_->GetServerInfo(&context, {}, &info).ok(), "no information");
       const v1::Device& device = info.devices(0);
@@ -222,7 +246,30 @@ class Service {
     }
   }
 
+  void DeleteAllOf(const char* token) {
+    for (;;) {
+      grpc::ClientContext context;
+      Identify(context, token);
+      v1::ListBuffersResponse list;
+      Require(buffers_->ListBuffers(&context, {}, &list).ok(), "no list of buffers");
+      if (list.buffers().empty()) return;
+      for (const v1::Buffer& buffer : list.buffers()) {
+        grpc::ClientContext of_delete;
+        Identify(of_delete, token);
+        v1::DeleteBufferRequest request;
+        request.set_name(buffer.name());
+        v1::DeleteBufferResponse response;
+        const grpc::Status status = buffers_->DeleteBuffer(&of_delete, request, &response);
+        // It may have expired.
+        Require(status.ok() || status.error_code() == grpc::StatusCode::NOT_FOUND,
+                "a buffer that cannot be deleted: " + status.error_message());
+      }
+    }
+  }
+
+  const bool with_tokens_ = std::getenv("TESSERA_FUZZ_TOKENS") != nullptr;
   const TemporaryFile socket_;
+  const TemporaryFile token_file_{kTokenFile};
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::BufferService::Stub> buffers_;
