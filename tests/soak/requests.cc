@@ -17,9 +17,13 @@ using google::protobuf::Message;
 constexpr std::int64_t kElements = 1 << 16;
 constexpr std::int64_t kLongest = 4096;  // of a vector
 constexpr std::int64_t kLargest = 40;    // side of a matrix
+constexpr int kReduceOps = 13;           // all: numbers from 1
+static_assert(v1::ReduceOp_MAX == kReduceOps);
 
 constexpr v1::Dtype kDtypes[] = {v1::DTYPE_F32,  v1::DTYPE_F64, v1::DTYPE_F16,
-                                 v1::DTYPE_BF16, v1::DTYPE_I32, v1::DTYPE_I64};
+                                 v1::DTYPE_BF16, v1::DTYPE_I32, v1::DTYPE_I64,
+                                 v1::DTYPE_U8,   v1::DTYPE_I8,  v1::DTYPE_BOOL};
+constexpr std::size_t kWide = 6;  // of them, those that all operations take: the first
 
 template <class T>
 void Append(T value, std::string& bytes) {
@@ -40,16 +44,28 @@ void AppendAs(v1::Dtype dtype, double value, std::string& bytes) {
       return Append(static_cast<std::int32_t>(value * 1000), bytes);
     case v1::DTYPE_I64:
       return Append(static_cast<std::int64_t>(value * 100000), bytes);
+    case v1::DTYPE_U8:
+      return Append(static_cast<std::uint8_t>(std::fabs(value) * 255), bytes);
+    case v1::DTYPE_I8:
+      return Append(static_cast<std::int8_t>(value * 127), bytes);
+    case v1::DTYPE_BOOL:
+      return Append(static_cast<std::uint8_t>(value > 0), bytes);
     default:
       return Append(static_cast<float>(value), bytes);
   }
+}
+
+bool IsByte(v1::Dtype dtype) {
+  return dtype == v1::DTYPE_U8 || dtype == v1::DTYPE_I8 || dtype == v1::DTYPE_BOOL;
 }
 
 std::string NameOf(v1::Dtype dtype, int which) {
   return "soak/" + v1::Dtype_Name(dtype) + (which == 0 ? "/a" : "/b");
 }
 
-bool IsFloat(v1::Dtype dtype) { return dtype != v1::DTYPE_I32 && dtype != v1::DTYPE_I64; }
+bool IsFloat(v1::Dtype dtype) {
+  return dtype != v1::DTYPE_I32 && dtype != v1::DTYPE_I64 && !IsByte(dtype);
+}
 
 // Of a value against a sum of terms whose absolute values add up to `size`.
 std::string CheckSum(const char* what, double value, long double sum, double size, double unit,
@@ -63,19 +79,23 @@ std::string CheckSum(const char* what, double value, long double sum, double siz
   return text;
 }
 
-grpc::Status UploadWhole(const Peer& peer, const std::string& name, v1::Dtype dtype,
-                         std::int64_t elements, const std::string& bytes, bool in_parts,
-                         std::int64_t ttl_seconds = 0) {
+v1::BufferSpec SpecOf(v1::Dtype dtype, std::int64_t elements, std::int64_t ttl_seconds = 0) {
+  v1::BufferSpec spec;
+  spec.set_dtype(dtype);
+  spec.add_shape(elements);
+  spec.set_replace(true);
+  if (ttl_seconds > 0) spec.mutable_ttl()->set_seconds(ttl_seconds);
+  return spec;
+}
+
+// header: the first message, without data.
+grpc::Status UploadWhole(const Peer& peer, const v1::UploadRequest& header,
+                         const std::string& bytes, bool in_parts) {
   grpc::ClientContext context;
   peer.Identify(context);
   v1::UploadResponse response;
   auto writer = v1::BufferService::NewStub(peer.channel)->Upload(&context, &response);
-  v1::UploadRequest request;
-  request.set_name(name);
-  request.mutable_spec()->set_dtype(dtype);
-  request.mutable_spec()->add_shape(elements);
-  request.mutable_spec()->set_replace(true);
-  if (ttl_seconds > 0) request.mutable_spec()->mutable_ttl()->set_seconds(ttl_seconds);
+  v1::UploadRequest request = header;
   const std::size_t first = in_parts ? bytes.size() / 3 / 8 * 8 : bytes.size();
   request.set_data(bytes.substr(0, first));
   writer->Write(request);
@@ -108,7 +128,10 @@ Arrays::Arrays(std::uint64_t seed) : random_(seed) {
 
 grpc::Status Arrays::Upload(const Peer& peer) const {
   for (const Array& array : arrays_) {
-    grpc::Status status = UploadWhole(peer, array.name, array.dtype, kElements, array.bytes, true);
+    v1::UploadRequest header;
+    header.set_name(array.name);
+    *header.mutable_spec() = SpecOf(array.dtype, kElements);
+    grpc::Status status = UploadWhole(peer, header, array.bytes, true);
     if (!status.ok()) return status;
   }
   return grpc::Status::OK;
@@ -142,12 +165,14 @@ v1::Operand Arrays::Window(v1::Dtype dtype, int which, std::initializer_list<std
   return operand;
 }
 
-std::unique_ptr<Message> Arrays::Random(std::string& method) {
-  v1::Dtype dtype = kDtypes[Below(std::size(kDtypes))];
+std::unique_ptr<Message> Arrays::Random(int number, std::string& method) {
+  // In turn, so that none is left out. Map and Reduce alone take all types.
+  const int operation = number % 8, round = number / 8;
+  v1::Dtype dtype = kDtypes[round % (operation < 6 ? kWide : std::size(kDtypes))];
   const std::int64_t n = 1 + Below(kLongest);
   const std::int64_t m = 1 + Below(kLargest), k = 1 + Below(kLargest),
                      columns = 1 + Below(kLargest);
-  switch (Below(7)) {
+  switch (operation) {
     case 0: {
       method = "Dot";
       auto request = std::make_unique<v1::DotRequest>();
@@ -156,11 +181,19 @@ std::unique_ptr<Message> Arrays::Random(std::string& method) {
       return request;
     }
     case 1: {
+      method = "WindowSum";
+      auto request = std::make_unique<v1::WindowSumRequest>();
+      *request->mutable_x() = Window(dtype, 0, {n});
+      request->set_radius(Below(40));
+      return request;
+    }
+    case 6: {
       method = "Reduce";
       auto request = std::make_unique<v1::ReduceRequest>();
-      constexpr v1::ReduceOp kOps[] = {v1::REDUCE_OP_SUM, v1::REDUCE_OP_ARGMAX,
-                                       v1::REDUCE_OP_NORM_L2, v1::REDUCE_OP_VARIANCE};
-      request->set_op(kOps[Below(std::size(kOps))]);
+      constexpr v1::ReduceOp kOfTruth[] = {v1::REDUCE_OP_SUM, v1::REDUCE_OP_MEAN, v1::REDUCE_OP_ALL,
+                                           v1::REDUCE_OP_ANY};
+      request->set_op(dtype == v1::DTYPE_BOOL ? kOfTruth[Below(std::size(kOfTruth))]
+                                              : static_cast<v1::ReduceOp>(1 + round % kReduceOps));
       if (Below(2) == 0) {
         *request->mutable_x() = Window(dtype, 0, {n});
       } else {
@@ -194,22 +227,24 @@ std::unique_ptr<Message> Arrays::Random(std::string& method) {
       request->set_smallest(Below(2) == 0);
       return request;
     }
-    case 5: {
+    case 7: {
       method = "Map";
-      if (!IsFloat(dtype)) dtype = v1::DTYPE_F32;
       auto request = std::make_unique<v1::MapRequest>();
       *request->add_operands() = Window(dtype, 0, {m, columns});
       *request->add_operands() = Window(dtype, 1, {1, columns});
       v1::Expression& expression = *request->mutable_expression();
       expression.add_nodes()->set_operand(0);
       expression.add_nodes()->set_operand(1);
-      constexpr v1::MapOp kOps[] = {v1::MAP_OP_ADD, v1::MAP_OP_MULTIPLY, v1::MAP_OP_MAXIMUM};
+      constexpr v1::MapOp kNumbers[] = {v1::MAP_OP_ADD, v1::MAP_OP_MULTIPLY, v1::MAP_OP_MAXIMUM};
+      constexpr v1::MapOp kTruth[] = {v1::MAP_OP_AND, v1::MAP_OP_OR, v1::MAP_OP_XOR};
+      const auto& ops = dtype == v1::DTYPE_BOOL ? kTruth : kNumbers;
       for (std::uint32_t i = 2; i < 2 + 3; ++i) {
         v1::Expression::Node& node = *expression.add_nodes();
-        node.set_op(kOps[Below(std::size(kOps))]);
+        node.set_op(ops[Below(std::size(ops))]);
         node.add_args(i - 1);
         node.add_args(static_cast<std::uint32_t>(Below(i)));
       }
+      if (!IsFloat(dtype)) return request;
       v1::Expression::Node& last = *expression.add_nodes();
       last.set_op(v1::MAP_OP_TANH);
       last.add_args(4);
@@ -243,7 +278,7 @@ std::vector<Request> Arrays::MakeRequests(int count) {
   std::vector<Request> requests;
   for (int i = 0; i < count; ++i) {
     Request& request = requests.emplace_back();
-    request.message = Random(request.method);
+    request.message = Random(i, request.method);
   }
   return requests;
 }
@@ -353,9 +388,38 @@ std::string Churn(const Peer& peer, int caller, std::mt19937_64& random) {
   };
   // Some are never deleted.
   const bool expires = below(4) == 0;
-  grpc::Status status =
-      UploadWhole(peer, name, v1::DTYPE_I32, elements, bytes, below(2) == 0, expires ? 30 : 0);
+  const v1::BufferSpec spec = SpecOf(v1::DTYPE_I32, elements, expires ? 30 : 0);
+  const auto ask = [&](auto method, const auto& request, auto& response) {
+    grpc::ClientContext context;
+    peer.Identify(context);
+    return (*stub.*method)(&context, request, &response);
+  };
+  using Stub = v1::BufferService::Stub;
+  v1::UploadRequest header;
+  header.set_name(name);
+  grpc::Status status;
+  const bool sealed_apart = below(2) == 0;
+  if (sealed_apart) {
+    v1::CreateBufferRequest request;
+    request.set_name(name);
+    *request.mutable_spec() = spec;
+    v1::CreateBufferResponse response;
+    status = ask(&Stub::CreateBuffer, request, response);
+    if (!status.ok()) return failed("CreateBuffer", status);
+    header.set_version(response.buffer().version());
+  } else {
+    *header.mutable_spec() = spec;
+  }
+  status = UploadWhole(peer, header, bytes, below(2) == 0);
   if (!status.ok()) return failed("Upload", status);
+  if (sealed_apart) {
+    v1::SealBufferRequest request;
+    request.set_name(name);
+    request.set_version(header.version());
+    v1::SealBufferResponse response;
+    status = ask(&Stub::SealBuffer, request, response);
+    if (!status.ok()) return failed("SealBuffer", status);
+  }
   const auto check_sum = [&](const std::string& of) -> std::string {
     grpc::ClientContext context;
     peer.Identify(context);
@@ -370,16 +434,32 @@ std::string Churn(const Peer& peer, int caller, std::mt19937_64& random) {
   if (std::string wrong = check_sum(name); !wrong.empty()) return wrong;
   const std::string copy = name + "/copy";
   {
-    grpc::ClientContext context;
-    peer.Identify(context);
     v1::CopyBufferRequest request;
     request.set_source(name);
     request.set_name(copy);
     request.set_dtype(v1::DTYPE_I64);
     request.set_replace(true);
     v1::CopyBufferResponse response;
-    status = stub->CopyBuffer(&context, request, &response);
+    status = ask(&Stub::CopyBuffer, request, response);
     if (!status.ok()) return failed("CopyBuffer", status);
+  }
+  {
+    v1::UpdateBufferRequest request;
+    request.set_name(copy);
+    request.mutable_ttl()->set_seconds(60);
+    v1::UpdateBufferResponse response;
+    status = ask(&Stub::UpdateBuffer, request, response);
+    if (!status.ok()) return failed("UpdateBuffer", status);
+    if (!response.buffer().has_expire_time()) return "UpdateBuffer " + copy + ": it never expires";
+  }
+  {
+    v1::ListBuffersRequest request;
+    request.set_prefix(name);
+    v1::ListBuffersResponse response;
+    status = ask(&Stub::ListBuffers, request, response);
+    if (!status.ok()) return failed("ListBuffers", status);
+    if (response.buffers_size() != 2 || response.buffers(1).name() != copy)
+      return "ListBuffers " + name + ": " + response.ShortDebugString();
   }
   if (std::string wrong = check_sum(copy); !wrong.empty()) return wrong;
   {
@@ -396,12 +476,10 @@ std::string Churn(const Peer& peer, int caller, std::mt19937_64& random) {
   }
   for (const std::string& doomed : {copy, name}) {
     if (expires && doomed == name) continue;
-    grpc::ClientContext context;
-    peer.Identify(context);
     v1::DeleteBufferRequest request;
     request.set_name(doomed);
     v1::DeleteBufferResponse response;
-    status = stub->DeleteBuffer(&context, request, &response);
+    status = ask(&Stub::DeleteBuffer, request, response);
     if (!status.ok()) return failed("DeleteBuffer", status);
   }
   return "";

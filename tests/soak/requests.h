@@ -54,7 +54,7 @@ class Arrays {
   };
   std::int64_t Below(std::int64_t n);
   v1::Operand Window(v1::Dtype dtype, int which, std::initializer_list<std::int64_t> shape);
-  std::unique_ptr<google::protobuf::Message> Random(std::string& method);
+  std::unique_ptr<google::protobuf::Message> Random(int number, std::string& method);
   const Array& Find(const std::string& name) const;
 
   std::mt19937_64 random_;
@@ -66,8 +66,8 @@ grpc::Status Call(const Peer& peer, const Request& request,
                   std::unique_ptr<google::protobuf::Message>& answer);
 std::string Bits(google::protobuf::Message& answer);
 
-// One life of a buffer of the caller's own: created whole or in parts, summed, replaced, copied,
-// read back, and deleted or left to expire. Empty, or what went wrong.
+// One life of a buffer of the caller's own: created by its upload or before it, whole or in parts,
+// summed, replaced, copied, listed, given another ttl, read back, and deleted or left to expire. Empty, or what went wrong.
 std::string Churn(const Peer& peer, int caller, std::mt19937_64& random);
 
 }  // namespace tessera::soak
