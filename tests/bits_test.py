@@ -19,13 +19,16 @@ import numpy as np
 import outsider as o
 
 LENGTH = 1 << 16  # of the resident arrays
-COUNT = 160  # requests
+COUNT = 160  # requests of the types that all operations take
+BYTES = 60  # requests of u8, i8 and bool, which Map and Reduce take
 AT_ONCE = 64
 ROUNDS = 6
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 # Their answers are the same on every device (CONTRIBUTING.md), and so on every machine: those of Map
 # where no function of the device's or the host's own library is in it, and but for the bits of NaN.
-ON_EVERY_DEVICE = ("Add", "Dot", "Map", "Reduce", "TopK")
+ON_EVERY_DEVICE = ("Add", "Dot", "Map", "Reduce", "TopK", "MapBytes", "ReduceBytes")
+# Of bytes: what is computed in integers.
+EXACT = {"REDUCE_OP_" + name for name in ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")}
 OF_LIBRARIES = {"MAP_OP_" + name for name in ("EXP", "TANH", "LOG")}
 WRITE = "--write" in sys.argv
 if WRITE:
@@ -34,6 +37,7 @@ if WRITE:
 # Streams of RandomState never change, those of NumPy's newer generators may.
 NUMBERS = np.random.RandomState(20261125)
 CHOICES = random.Random(20261125)
+BYTE_TYPES = {"u1": (0, 256), "i1": (-128, 128), "bool": (0, 2)}
 
 
 def random_array(dtype):
@@ -48,6 +52,11 @@ def random_array(dtype):
 ARRAYS = {
     f"{dtype}/{part}": random_array(dtype)
     for dtype in ("f4", "f8", "f2", "bf16", "i4", "i8")
+    for part in "ab"
+}
+ARRAYS |= {
+    f"{dtype}/{part}": NUMBERS.randint(*values, LENGTH).astype(dtype)
+    for dtype, values in BYTE_TYPES.items()
     for part in "ab"
 }
 FLOATS = ("f4", "f8", "f2", "bf16")
@@ -118,18 +127,58 @@ def random_expression():
     return o.compute.Expression(nodes=nodes)
 
 
-STEPS = {"ReduceAxes": "reduce", "WindowSum": "window_sum", "TopK": "top_k"}
+def random_request_of_bytes():
+    """(rpc, request)"""
+    dtype = CHOICES.choice(list(BYTE_TYPES))
+    rows, columns = (CHOICES.randrange(1, 160) for _ in range(2))
+    kind = CHOICES.randrange(3)
+    if kind == 0:
+        a, b = pair(dtype, [rows, columns])
+        return "MapBytes", o.compute.MapRequest(
+            operands=[a, b], expression=random_integers(dtype == "bool")
+        )
+    ops = ["SUM", "MEAN", "ALL", "ANY"] if dtype == "bool" else whole_ops()
+    shape, axes = ([length()], []) if kind == 1 else ([rows, columns], [CHOICES.randrange(2)])
+    return "ReduceBytes" if kind == 1 else "ReduceAxes", o.compute.ReduceRequest(
+        x=window(f"{dtype}/a", shape), op="REDUCE_OP_" + CHOICES.choice(ops), axes=axes
+    )
+
+
+def whole_ops():
+    return [name.removeprefix("REDUCE_OP_") for name in o.compute.ReduceOp.keys()[1:]]
+
+
+def random_integers(truth):
+    """An expression of two operands of a byte: truth values, or integers."""
+    node = o.compute.Expression.Node
+    nodes = [node(operand=0), node(operand=1)]
+    ops = ["AND", "OR", "XOR"] if truth else ["ADD", "SUBTRACT", "MULTIPLY", "MINIMUM", "MAXIMUM"]
+    for _ in range(CHOICES.randrange(1, 6)):
+        args = [CHOICES.randrange(len(nodes)) for _ in range(2)]
+        nodes.append(node(op="MAP_OP_" + CHOICES.choice(ops), args=args))
+    if CHOICES.random() < 0.5:
+        last = [len(nodes) - 1, 0]
+        nodes.append(node(op="MAP_OP_" + CHOICES.choice(["EQUAL", "NOT_EQUAL"]), args=last))
+    return o.compute.Expression(nodes=nodes)
+
+
+STEPS = {
+    "ReduceAxes": "reduce", "ReduceBytes": "reduce", "MapBytes": "map", "WindowSum": "window_sum",
+    "TopK": "top_k",
+}
 REQUESTS = []  # once the protocol is there
 
 
 def requests():
     if not REQUESTS:
         REQUESTS.extend([random_request() for _ in range(COUNT)])
+        REQUESTS.extend([random_request_of_bytes() for _ in range(BYTES)])
     return REQUESTS
 
 
 def call(client, name, request):
-    return getattr(client.c, name.replace("Axes", "")).future(request, timeout=120)
+    method = name.replace("Axes", "").replace("Bytes", "")
+    return getattr(client.c, method).future(request, timeout=120)
 
 
 def bits(answer):
@@ -141,6 +190,8 @@ def bits(answer):
 def bits_of_every_device(name, request, answer):
     """None: devices may differ."""
     if name not in ON_EVERY_DEVICE:
+        return None
+    if name == "ReduceBytes" and o.compute.ReduceOp.Name(request.op) not in EXACT:
         return None
     if name != "Map":
         return answer
@@ -187,7 +238,7 @@ def check_alone(client):
 def check_among_others(server, client):
     expected = alone(client)
     clients = [server.client() for _ in range(8)]
-    order = list(range(COUNT)) * ROUNDS
+    order = list(range(len(requests()))) * ROUNDS
     CHOICES.shuffle(order)
     waiting = []
     for at, i in enumerate(order + [None] * AT_ONCE):
@@ -201,9 +252,9 @@ def check_among_others(server, client):
 
 def check_as_steps(client):
     expected = alone(client)
-    order = list(range(COUNT))
+    order = list(range(len(requests())))
     CHOICES.shuffle(order)
-    for begin in range(0, COUNT, 40):  # what a client receives bounds a program's answers
+    for begin in range(0, len(order), 40):  # what a client receives bounds a program's answers
         part = order[begin : begin + 40]
         steps = []
         for i in part:
