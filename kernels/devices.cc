@@ -18,8 +18,7 @@ namespace {
 absl::Status Exhausted(std::string_view reason, const Device& device, std::string_view owner,
                        std::uint64_t requested, std::uint64_t free, std::uint64_t total) {
   return MakeError(absl::StatusCode::kResourceExhausted, reason,
-                   absl::StrCat(Absl(owner), " has no room for ", requested, " bytes, ", free,
-                                " of ", total, " are free"),
+                   absl::StrCat(Absl(owner), " has no room for ", requested, " bytes"),
                    {{"requested", absl::StrCat(requested)},
                     {"free", absl::StrCat(free)},
                     {"total", absl::StrCat(total)},

@@ -56,7 +56,7 @@ bool BufferService::ServeStream(std::string_view method, StreamExchange& exchang
       exchange.Refuse(ToGrpc(caller.status()));
       return true;
     }
-    Call& call = live.Add(std::make_shared<Call>(core_, *caller->tenant, live, exchange));
+    Call& call = live.Add(std::make_shared<Call>(core_, *caller, live, exchange));
     exchange.Serve(call);
     call.Begin();
     return true;

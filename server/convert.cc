@@ -36,11 +36,13 @@ bool HasWord(std::string_view text, std::string_view word) {
   return false;
 }
 
-// The message with those figures of the metadata that it does not say itself.
-std::string Message(const absl::Status& status) {
+using Figures = std::map<std::string, std::string>;
+
+// The message with those figures that it does not say itself.
+std::string Message(const absl::Status& status, const Figures& told) {
   std::string message = Shorten(status.message());
   std::string figures;
-  for (const auto& [key, value] : ErrorMetadata(status)) {
+  for (const auto& [key, value] : told) {
     if (value.empty() || HasWord(message, value)) continue;
     absl::StrAppend(&figures, figures.empty() ? "" : ", ", key, ": ", value);
   }
@@ -49,7 +51,7 @@ std::string Message(const absl::Status& status) {
 }
 
 // Whether the same call may go well a moment later: what it needs is there, but others hold it.
-bool WorthRetrying(const std::string& reason, const std::map<std::string, std::string>& metadata) {
+bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";
   if (reason != "HOST_MEMORY_EXHAUSTED" && reason != "SCRATCH_EXHAUSTED") return false;
@@ -63,21 +65,26 @@ bool WorthRetrying(const std::string& reason, const std::map<std::string, std::s
 
 }  // namespace
 
-grpc::Status ToGrpc(const absl::Status& status) {
+std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all) {
+  Figures figures = ErrorMetadata(status);
+  if (!sees_all)
+    for (const char* shared : {"free", "total"}) figures.erase(shared);
+  return figures;
+}
+
+grpc::Status ToGrpc(const absl::Status& status, bool sees_all) {
   if (status.ok()) return grpc::Status::OK;
-  const std::string message = Message(status);
-  const std::map<std::string, std::string> metadata = ErrorMetadata(status);
+  const Figures told = FiguresFor(status, sees_all);
+  const std::string message = Message(status, told);
   google::rpc::Status details;
   details.set_code(static_cast<int>(status.code()));
   details.set_message(message);
   google::rpc::ErrorInfo info;
   info.set_reason(ErrorReason(status));
   info.set_domain("tessera");
-  for (const auto& [key, value] : metadata) {
-    (*info.mutable_metadata())[key] = Shorten(value);
-  }
+  for (const auto& [key, value] : told) (*info.mutable_metadata())[key] = Shorten(value);
   details.add_details()->PackFrom(info);
-  if (WorthRetrying(info.reason(), metadata)) {
+  if (WorthRetrying(info.reason(), ErrorMetadata(status))) {
     google::rpc::RetryInfo retry;
     *retry.mutable_retry_delay() = ToProto(kRetryDelay);
     details.add_details()->PackFrom(retry);
@@ -86,13 +93,13 @@ grpc::Status ToGrpc(const absl::Status& status) {
                       details.SerializeAsString());
 }
 
-v1::StepError ToStepError(const absl::Status& status) {
+v1::StepError ToStepError(const absl::Status& status, bool sees_all) {
+  const Figures told = FiguresFor(status, sees_all);
   v1::StepError error;
   error.set_code(static_cast<int>(status.code()));
-  error.set_message(Message(status));
+  error.set_message(Message(status, told));
   error.set_reason(ErrorReason(status));
-  for (const auto& [key, value] : ErrorMetadata(status))
-    (*error.mutable_metadata())[key] = Shorten(value);
+  for (const auto& [key, value] : told) (*error.mutable_metadata())[key] = Shorten(value);
   return error;
 }
 

@@ -1,6 +1,8 @@
 // Between the wire and the kernels: types, times and errors. Nothing here keeps state.
 #pragma once
 
+#include <map>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -19,10 +21,13 @@ namespace tessera {
 
 // The one way an error leaves the server: the code and the message, and in the details an ErrorInfo
 // of domain "tessera", and a RetryInfo when the call may go well a moment later. Long texts are cut,
-// so that the trailers stay below the 8 KiB that HTTP/2 peers accept.
-grpc::Status ToGrpc(const absl::Status& status);
-// The error of a step of a program, cut in the same way.
-v1::StepError ToStepError(const absl::Status& status);
+// so that the trailers stay below the 8 KiB that HTTP/2 peers accept. sees_all: as of FiguresFor.
+grpc::Status ToGrpc(const absl::Status& status, bool sees_all = true);
+// The error of a step of a program, in the same way.
+v1::StepError ToStepError(const absl::Status& status, bool sees_all);
+// The figures of an error that a caller is told. sees_all: as of Caller; who does not is not told how
+// much is there and free of what tenants share, from which follows what others have.
+std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all);
 
 // INVALID_ARGUMENT / BAD_DTYPE {field, value, valid}.
 absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);

@@ -56,9 +56,8 @@ Core::Core(const Options& options, std::vector<std::unique_ptr<Device>> devices)
     : options_(options),
       devices_(std::move(devices)),
       host_memory_(options_.host_memory),
-      uploads_(options_.max_uploads),
-      downloads_(options_.max_downloads),
-      imports_(options_.max_imports),
+      streams_{Budget(options_.max_uploads), Budget(options_.max_downloads),
+               Budget(options_.max_imports)},
       shared_memory_(options_.shared_memory_limit),
       shared_regions_(options_.max_shared_regions),
       regions_(Pointers(devices_), shared_memory_, shared_regions_),
@@ -234,17 +233,37 @@ absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes, Tenant&
   return Accepted{*std::move(ticket), *std::move(memory), *std::move(call)};
 }
 
+absl::StatusOr<Core::StreamPlace> Core::TakeStream(StreamKind kind, Tenant& tenant) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, kStreamKinds> kTooMany = {{
+      {"TOO_MANY_UPLOADS", "as many uploads are in progress as the server accepts"},
+      {"TOO_MANY_DOWNLOADS", "as many downloads are in progress as the server accepts"},
+      {"TOO_MANY_IMPORTS", "the server takes as many buffers from others as it may at once"},
+  }};
+  const auto& [reason, message] = kTooMany[static_cast<std::size_t>(kind)];
+  Budget& streams = streams_[static_cast<std::size_t>(kind)];
+  const std::uint64_t most =
+      tenants_.several() ? std::max<std::uint64_t>(1, streams.limit() / 2) : kUnlimited;
+  absl::StatusOr<Charge> own = tenant.BeginStream(kind, most, reason);
+  if (!own.ok()) return own.status();
+  absl::StatusOr<Charge> all = Charge::TakeOne(streams, reason, message);
+  if (!all.ok()) return all.status();
+  return StreamPlace{*std::move(own), *std::move(all)};
+}
+
 std::map<std::string_view, Core::Usage> Core::Budgets() const {
+  const auto streams = [&](StreamKind kind) -> const Budget& {
+    return streams_[static_cast<std::size_t>(kind)];
+  };
   const auto usage = [](const Budget& budget) { return Usage{budget.limit(), budget.used()}; };
   std::map<std::string_view, Usage> budgets = {{"buffers", usage(tenants_.count())},
-                                               {"downloads", usage(downloads_)},
+                                               {"downloads", usage(streams(StreamKind::kDownload))},
                                                {"host_memory", usage(host_memory_)},
-                                               {"uploads", usage(uploads_)}};
+                                               {"uploads", usage(streams(StreamKind::kUpload))}};
   if (!options_.shared_memory.empty()) {
     budgets["shared_memory"] = usage(shared_memory_);
     budgets["shared_regions"] = usage(shared_regions_);
   }
-  if (!options_.import_from.empty()) budgets["imports"] = usage(imports_);
+  if (!options_.import_from.empty()) budgets["imports"] = usage(streams(StreamKind::kImport));
   if (connections_ != nullptr) {
     budgets["connections"] = {connections_->limit(), connections_->open()};
   }

@@ -1,6 +1,7 @@
 // What the handlers of all services work on.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -91,9 +92,14 @@ class Core {
   const Budget& scratch(const Device& device) const { return places_.at(&device)->scratch; }
   // Messages: requests from their acceptance to their end, those of streams, inline results.
   Budget& host_memory() { return host_memory_; }
-  Budget& uploads() { return uploads_; }
-  Budget& downloads() { return downloads_; }
-  Budget& imports() { return imports_; }
+  // A stream of a tenant, as long as both charges are held. Where there are several tenants, one has
+  // half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS,
+  // TOO_MANY_IMPORTS {limit}.
+  struct StreamPlace {
+    Charge own;
+    Charge all;
+  };
+  absl::StatusOr<StreamPlace> TakeStream(StreamKind kind, Tenant& tenant);
   // Which names are this server's; null: all are.
   Home* home() { return home_.get(); }
   // Memory of clients that transfers may go to and come from.
@@ -162,9 +168,7 @@ class Core {
   const absl::Time start_time_ = SteadyNow();
   const std::vector<std::unique_ptr<Device>> devices_;
   Budget host_memory_;
-  Budget uploads_;
-  Budget downloads_;
-  Budget imports_;
+  std::array<Budget, kStreamKinds> streams_;  // by StreamKind
   Budget shared_memory_;
   Budget shared_regions_;
   SharedRegions regions_;

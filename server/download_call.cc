@@ -114,9 +114,7 @@ absl::Status DownloadCall::Open() {
   absl::StatusOr<Charge> call = tenant_.BeginCall();
   if (!call.ok()) return call.status();
   call_ = *std::move(call);
-  absl::StatusOr<Charge> stream =
-      Charge::TakeOne(core_.downloads(), "TOO_MANY_DOWNLOADS",
-                      "as many downloads are in progress as the server accepts");
+  absl::StatusOr<Core::StreamPlace> stream = core_.TakeStream(StreamKind::kDownload, tenant_);
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   absl::StatusOr<Charge> memory =
@@ -286,10 +284,10 @@ void DownloadCall::End() {
                   .copies = copies_},
                  status_, [this] { return peer_; });
   core_.chores().Release(std::move(buffer_));
-  stream_ = Charge();
+  stream_ = {};
   memory_ = Charge();
   call_ = Charge();
-  Finish(ToGrpc(status_));
+  Finish(ToGrpc(status_, sees_all_));
 }
 
 }  // namespace tessera

@@ -27,13 +27,15 @@ class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
  public:
-  DownloadCall(Core& core, Tenant& tenant, LiveCalls<DownloadCall>& live, StreamExchange& exchange)
+  DownloadCall(Core& core, const Caller& caller, LiveCalls<DownloadCall>& live,
+               StreamExchange& exchange)
       : StreamCall(exchange),
-        Task(tenant.number()),
+        Task(caller.tenant->number()),
         core_(core),
-        tenant_(tenant),
+        tenant_(*caller.tenant),
+        sees_all_(caller.sees_all()),
         live_(live),
-        peer_(PeerText(context(), tenant)) {}
+        peer_(PeerText(context(), tenant_)) {}
 
   // Once the service knows the call.
   void Begin() { StartRead(&message_); }
@@ -90,13 +92,14 @@ class DownloadCall final : public StreamCall,
 
   Core& core_;
   Tenant& tenant_;
+  const bool sees_all_;
   LiveCalls<DownloadCall>& live_;
   const std::string peer_;  // which gRPC forgets when the connection breaks
   const absl::Time accept_time_ = SteadyNow();
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;
   Charge call_;  // of the tenant's
-  Charge stream_;
+  Core::StreamPlace stream_;
   Charge memory_;
   Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;

@@ -115,7 +115,7 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "the message is no valid ExecuteRequest", {{"field", "message"}});
   }
-  program_.emplace(core(), store(), *request);
+  program_.emplace(core(), caller(), *request);
   if (program_->Stores()) {
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
   }

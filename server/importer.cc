@@ -83,9 +83,8 @@ class ImportCall final : public UnaryCall {
       if (absl::Status accepted = Accept(request_.ByteSizeLong()); !accepted.ok()) return accepted;
       if (absl::Status checked = importer_.sources_.Check(request_.source()); !checked.ok())
         return checked;
-      absl::StatusOr<Charge> place =
-          Charge::TakeOne(core().imports(), "TOO_MANY_IMPORTS",
-                          "the server takes as many buffers from others as it may at once");
+      absl::StatusOr<Core::StreamPlace> place =
+          core().TakeStream(StreamKind::kImport, *caller().tenant);
       if (!place.ok()) return place.status();
       place_ = *std::move(place);
       return importer_.threads_.Submit([this] { Run(); });
@@ -132,7 +131,7 @@ class ImportCall final : public UnaryCall {
     if (draft_ != nullptr) store().Discard(*draft_);
     draft_.reset();
     stream_.reset();
-    place_ = Charge();
+    place_ = {};
     {
       const std::lock_guard lock(importer_.mutex_);
       importer_.running_.erase(this);
@@ -309,7 +308,7 @@ class ImportCall final : public UnaryCall {
   const v1::ImportBufferRequest& request_;
   v1::ImportBufferResponse& response_;
   std::string token_;
-  Charge place_;
+  Core::StreamPlace place_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

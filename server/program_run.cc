@@ -589,12 +589,13 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     if (steps_[i].status.ok()) continue;
     SetErrorMetadata(steps_[i].status, "step", absl::StrCat(i));
-    v1::StepError error = ToStepError(steps_[i].status);
+    v1::StepError error = ToStepError(steps_[i].status, sees_all_);
     const std::uint64_t rest = kResultBytes * (steps_.size() - i);
     if (error.ByteSizeLong() + rest > room) {
-      error = ToStepError(MakeError(steps_[i].status.code(), ErrorReason(steps_[i].status),
-                                    "one of too many errors for one answer",
-                                    {{"step", absl::StrCat(i)}}));
+      error = ToStepError(
+          MakeError(steps_[i].status.code(), ErrorReason(steps_[i].status),
+                    "one of too many errors for one answer", {{"step", absl::StrCat(i)}}),
+          sees_all_);
     }
     room -= std::min<std::uint64_t>(room, error.ByteSizeLong() + kFraming);
     *response.mutable_results(static_cast<int>(i))->mutable_error() = std::move(error);

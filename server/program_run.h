@@ -24,12 +24,14 @@ inline constexpr std::uint32_t kMaxSteps = 4096;
 
 // In this order: Prepare, Run once, Answer. A step that fails keeps its Status to itself and to
 // those that need its result; what concerns the whole program is the Status of these functions. One
-// thread at a time. Core, store and request outlive it.
+// thread at a time. Core, the caller's tenant and request outlive it.
 class ProgramRun {
  public:
-  // store: the caller's.
-  ProgramRun(Core& core, BufferStore& store, const v1::ExecuteRequest& request)
-      : core_(core), store_(store), request_(request) {}
+  ProgramRun(Core& core, const Caller& caller, const v1::ExecuteRequest& request)
+      : core_(core),
+        store_(caller.tenant->store()),
+        sees_all_(caller.sees_all()),
+        request_(request) {}
 
   // Whether a step leaves a buffer behind.
   bool Stores() const;
@@ -125,6 +127,7 @@ class ProgramRun {
 
   Core& core_;
   BufferStore& store_;
+  const bool sees_all_;
   const v1::ExecuteRequest& request_;
   std::vector<Step> steps_;
   bool typed_ = false;  // whether the types of all steps have been found

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "server/convert.h"
 #include "server/log.h"
 #include "spdlog/spdlog.h"
 #include "tessera/v1/shared_memory.pb.h"
@@ -48,13 +49,14 @@ void Send(int fd, const v1::RegisterRegionResponse& answer) {
   static_cast<void>(send(fd, packet.data(), packet.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
-void SendError(int fd, const absl::Status& status) {
+void SendError(int fd, const absl::Status& status, bool sees_all) {
   LogFailedCall("RegisterRegion", "shared memory", status);
   v1::RegisterRegionResponse answer;
   answer.set_code(static_cast<int>(status.code()));
   answer.set_message(std::string(status.message()));
   answer.set_reason(ErrorReason(status));
-  for (const auto& [key, value] : ErrorMetadata(status)) (*answer.mutable_metadata())[key] = value;
+  for (const auto& [key, value] : FiguresFor(status, sees_all))
+    (*answer.mutable_metadata())[key] = value;
   Send(fd, answer);
 }
 
@@ -109,15 +111,15 @@ struct RegionListener::Connection {
 
 absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
     const std::string& path, const SocketAccess& access, std::size_t max_connections, Admits admits,
-    SharedRegions& regions, Chores& chores) {
+    bool sees_all, SharedRegions& regions, Chores& chores) {
   std::string absolute = path;
   if (path.empty() || path.front() != '/') {
     const std::unique_ptr<char, void (*)(void*)> folder(getcwd(nullptr, 0), std::free);
     if (folder == nullptr) return CannotListen(path, errno);
     absolute = absl::StrCat(folder.get(), "/", path);
   }
-  std::unique_ptr<RegionListener> listener(
-      new RegionListener(std::move(absolute), max_connections, std::move(admits), regions, chores));
+  std::unique_ptr<RegionListener> listener(new RegionListener(
+      std::move(absolute), max_connections, std::move(admits), sees_all, regions, chores));
   if (absl::Status status = listener->Listen(access); !status.ok()) return status;
   listener->thread_ = std::thread(&RegionListener::Run, listener.get());
   return listener;
@@ -215,32 +217,32 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
     status = SharedRegions::CheckFile(packet->files.front());
   }
   if (status.ok()) status = Register(connection, std::move(packet->files.front()));
-  if (!status.ok()) SendError(connection->socket.get(), status);
+  if (!status.ok()) SendError(connection->socket.get(), status, sees_all_);
   return status.ok();
 }
 
 absl::Status RegionListener::Register(const std::shared_ptr<Connection>& connection,
                                       Descriptor file) {
   if (closed_) return MakeError(StatusCode::kUnavailable, "DRAINING", "the server stops");
-  return chores_.Submit(
-      [&regions = regions_, &chores = chores_, connection, file = std::move(file)] {
-        absl::StatusOr<std::string> token = regions.Add(file);
-        const std::lock_guard lock(connection->mutex);
-        if (!token.ok()) {
-          // The client closes, or this side when the server ends.
-          SendError(connection->socket.get(), token.status());
-          shutdown(connection->socket.get(), SHUT_RDWR);
-          return;
-        }
-        if (connection->over) {
-          chores.Release(regions.Remove(*token));
-          return;
-        }
-        connection->token = *token;
-        v1::RegisterRegionResponse answer;
-        answer.set_region(*token);
-        Send(connection->socket.get(), answer);
-      });
+  return chores_.Submit([&regions = regions_, &chores = chores_, sees_all = sees_all_, connection,
+                         file = std::move(file)] {
+    absl::StatusOr<std::string> token = regions.Add(file);
+    const std::lock_guard lock(connection->mutex);
+    if (!token.ok()) {
+      // The client closes, or this side when the server ends.
+      SendError(connection->socket.get(), token.status(), sees_all);
+      shutdown(connection->socket.get(), SHUT_RDWR);
+      return;
+    }
+    if (connection->over) {
+      chores.Release(regions.Remove(*token));
+      return;
+    }
+    connection->token = *token;
+    v1::RegisterRegionResponse answer;
+    answer.set_region(*token);
+    Send(connection->socket.get(), answer);
+  });
 }
 
 void RegionListener::End(Connection& connection) {

@@ -33,13 +33,11 @@ class RegionListener {
   using Admits = std::function<bool(uid_t)>;
 
   // Listens at a path, whose file gets the permissions of access. max_connections: those beyond are
-  // closed as they come. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
-  // {address}.
-  static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
-                                                              const SocketAccess& access,
-                                                              std::size_t max_connections,
-                                                              Admits admits, SharedRegions& regions,
-                                                              Chores& chores);
+  // closed as they come. sees_all: as of ToGrpc, of everyone who registers. The regions and the chores
+  // outlive it. UNAVAILABLE / CANNOT_LISTEN {address}.
+  static absl::StatusOr<std::unique_ptr<RegionListener>> Open(
+      const std::string& path, const SocketAccess& access, std::size_t max_connections,
+      Admits admits, bool sees_all, SharedRegions& regions, Chores& chores);
   // Closes, and lets go of all regions.
   ~RegionListener();
 
@@ -57,11 +55,12 @@ class RegionListener {
   // A client, from its connection to the end of its region. Its chore may outlive it.
   struct Connection;
 
-  RegionListener(std::string path, std::size_t max_connections, Admits admits,
+  RegionListener(std::string path, std::size_t max_connections, Admits admits, bool sees_all,
                  SharedRegions& regions, Chores& chores)
       : path_(std::move(path)),
         max_connections_(max_connections),
         admits_(std::move(admits)),
+        sees_all_(sees_all),
         regions_(regions),
         chores_(chores) {}
 
@@ -78,6 +77,7 @@ class RegionListener {
   const std::string path_;
   const std::size_t max_connections_;
   const Admits admits_;
+  const bool sees_all_;
   SharedRegions& regions_;
   Chores& chores_;
   Descriptor listening_;

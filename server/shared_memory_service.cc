@@ -17,7 +17,8 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(C
   const Options& options = core.options();
   absl::StatusOr<std::unique_ptr<RegionListener>> listener = RegionListener::Open(
       options.shared_memory, options.sockets, options.max_shared_regions + kHandshakes,
-      [&core](uid_t user) { return core.access().KnowsUser(user); }, core.regions(), core.chores());
+      [&core](uid_t user) { return core.access().KnowsUser(user); }, !core.access().restricted(),
+      core.regions(), core.chores());
   if (!listener.ok()) return listener.status();
   return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(core, *std::move(listener)));
 }
@@ -31,7 +32,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
           answer.set_socket_path(listener_->path());
           answer.set_limit_bytes(core_.shared_memory().limit());
           // Of others than its tenant it tells only an admin.
-          if (caller.role == Role::kAdmin) answer.set_used_bytes(core_.shared_memory().used());
+          if (caller.sees_all()) answer.set_used_bytes(core_.shared_memory().used());
           return absl::OkStatus();
         });
       });
@@ -42,7 +43,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
         SharedUpload& started = *call;
         exchange.Serve(std::move(call));
         started.Start(exchange.request().ByteSizeLong(), exchange.request().source(),
-                      core_.uploads(), "TOO_MANY_UPLOADS");
+                      StreamKind::kUpload);
       });
   AcceptUnary<v1::DownloadSharedRequest, v1::DownloadSharedResponse>(
       queues, *this, &SharedMemoryService::RequestDownloadShared, AdmitTo(core_, "DownloadShared"),
@@ -51,7 +52,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
         SharedDownload& started = *call;
         exchange.Serve(std::move(call));
         started.Start(exchange.request().ByteSizeLong(), exchange.request().target(),
-                      core_.downloads(), "TOO_MANY_DOWNLOADS");
+                      StreamKind::kDownload);
       });
 }
 

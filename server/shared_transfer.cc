@@ -32,11 +32,11 @@ absl::Status BadMessage(std::string_view field, std::uint64_t value) {
 
 // --- SharedTransfer ----------------------------------------------------------------------------
 
-void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
-                           std::string_view too_many) {
+void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& range,
+                           StreamKind kind) {
   const bool allocates = Allocates();
   const absl::Status status = Guarded([&] {
-    absl::Status checked = Check(request_bytes, range, streams, too_many);
+    absl::Status checked = Check(request_bytes, range, kind);
     if (!checked.ok() || !allocates) return checked;
     return core().chores().Submit([this] { Begin(); }, caller().tenant->number());
   });
@@ -48,10 +48,9 @@ void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& ran
 }
 
 absl::Status SharedTransfer::Check(std::size_t request_bytes, const v1::RegionRange& range,
-                                   Budget& streams, std::string_view too_many) {
+                                   StreamKind kind) {
   if (absl::Status accepted = Accept(request_bytes); !accepted.ok()) return accepted;
-  absl::StatusOr<Charge> stream = Charge::TakeOne(
-      streams, too_many, "as many such transfers are in progress as the server accepts");
+  absl::StatusOr<Core::StreamPlace> stream = core().TakeStream(kind, *caller().tenant);
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
@@ -117,7 +116,7 @@ void SharedTransfer::Run(Stream& stream) {
 void SharedTransfer::Conclude(const absl::Status& status) {
   Release(status);
   core().chores().Release(std::move(region_));
-  stream_ = Charge();
+  stream_ = {};
   End(status);
 }
 

@@ -27,8 +27,7 @@ class SharedTransfer : public UnaryCall, private Task {
         Task(exchange.caller().tenant->number()),
         direction_(direction) {}
   // On the thread that brought the call, once. streams: the budget it counts against.
-  void Start(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
-             std::string_view too_many);
+  void Start(std::size_t request_bytes, const v1::RegionRange& range, StreamKind kind);
 
  protected:
   // What there is to move.
@@ -51,8 +50,7 @@ class SharedTransfer : public UnaryCall, private Task {
   // The last: lets go of the buffer.
   virtual void Release(const absl::Status& status) = 0;
 
-  absl::Status Check(std::size_t request_bytes, const v1::RegionRange& range, Budget& streams,
-                     std::string_view too_many);
+  absl::Status Check(std::size_t request_bytes, const v1::RegionRange& range, StreamKind kind);
   void Begin();
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Conclude(status); }
@@ -64,7 +62,7 @@ class SharedTransfer : public UnaryCall, private Task {
   void OnCancel() final;
 
   const Metrics::Direction direction_;
-  Charge stream_;
+  Core::StreamPlace stream_;
   std::shared_ptr<const SharedRegion> region_;
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;

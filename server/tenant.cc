@@ -18,6 +18,14 @@ absl::StatusOr<Charge> Tenant::BeginCall() {
                      "the tenant has as many calls in flight as its quota of calls allows");
 }
 
+absl::StatusOr<Charge> Tenant::BeginStream(StreamKind kind, std::uint64_t most,
+                                           std::string_view reason) {
+  Quota& streams = streams_[static_cast<std::size_t>(kind)];
+  streams.SetLimit(most);
+  return streams.Take(1, reason, "streams",
+                      "the tenant has half of what the server accepts of these, its share");
+}
+
 Tenants::Tenants(const std::vector<BufferStore::Place>& places, const BufferStore::Limits& limits)
     : unnamed_(std::make_unique<Tenant>("", 0, std::make_unique<BufferStore>(places, limits))) {}
 
@@ -26,6 +34,7 @@ Tenant& Tenants::Named(const std::string& name) {
   std::unique_ptr<Tenant>& tenant = named_[name];
   if (tenant == nullptr)
     tenant = std::make_unique<Tenant>(name, named_.size(), unnamed_->store().MakeAnother());
+  several_ = named_.size() > 1;
   return *tenant;
 }
 

@@ -1,6 +1,7 @@
 // The parties that share a server: each has names, quotas and a turn at the devices of its own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,11 @@ struct Quotas {
   std::uint64_t calls = kUnlimited;    // that have no answer yet
 };
 
+// What moves an array, and takes one of the places that tenants share. A transfer through shared memory
+// counts as an upload or a download.
+enum class StreamKind { kUpload, kDownload, kImport };
+inline constexpr std::size_t kStreamKinds = 3;
+
 // Thread safe.
 class Tenant {
  public:
@@ -45,12 +51,16 @@ class Tenant {
   // A call in flight, until what is returned ends. RESOURCE_EXHAUSTED / TOO_MANY_CALLS {quota,
   // requested, used, limit}.
   absl::StatusOr<Charge> BeginCall();
+  // A stream of a kind, until what is returned ends, of so many at once as the tenant may have:
+  // RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}.
+  absl::StatusOr<Charge> BeginStream(StreamKind kind, std::uint64_t most, std::string_view reason);
 
  private:
   const std::string name_;
   const std::size_t number_;
   const std::unique_ptr<BufferStore> store_;
   Quota calls_;
+  std::array<Quota, kStreamKinds> streams_;
 };
 
 // All of them. Thread safe. A tenant stays to the end, because others hold on to its buffers.
@@ -63,6 +73,8 @@ class Tenants {
   Tenant& unnamed() { return *unnamed_; }
   // Made when first asked for.
   Tenant& Named(const std::string& name);
+  // Whether more than one has been asked for.
+  bool several() const { return several_.load(std::memory_order_relaxed); }
 
   // Of all buffers together.
   const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
@@ -87,6 +99,7 @@ class Tenants {
 
  private:
   const std::unique_ptr<Tenant> unnamed_;
+  std::atomic<bool> several_{false};
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<Tenant>> named_;
 };

@@ -39,7 +39,7 @@ void UnaryCall::End(const absl::Status& status) {
                   .kernel = kernel_},
                  status, [this] { return PeerText(exchange_.context(), *caller().tenant); });
   accepted_.call = Charge();  // a client that has its answer may make its next call
-  exchange_.Finish(ToGrpc(status));
+  exchange_.Finish(ToGrpc(status, caller().sees_all()));
 }
 
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {

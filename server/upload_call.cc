@@ -29,9 +29,7 @@ void UploadCall::Begin() {
     absl::StatusOr<Charge> call = tenant_.BeginCall();
     if (!call.ok()) return call.status();
     call_ = *std::move(call);
-    absl::StatusOr<Charge> stream =
-        Charge::TakeOne(core_.uploads(), "TOO_MANY_UPLOADS",
-                        "as many uploads are in progress as the server accepts");
+    absl::StatusOr<Core::StreamPlace> stream = core_.TakeStream(StreamKind::kUpload, tenant_);
     if (!stream.ok()) return stream.status();
     stream_ = *std::move(stream);
     absl::StatusOr<Charge> memory =
@@ -379,14 +377,14 @@ void UploadCall::End(const absl::Status& status) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
     core_.chores().Release(std::move(draft_));
   }
-  stream_ = Charge();
+  stream_ = {};
   memory_ = Charge();
   ahead_ = Charge();
   call_ = Charge();
   if (status.ok()) {
     FinishWith(response_);
   } else {
-    Finish(ToGrpc(status));
+    Finish(ToGrpc(status, sees_all_));
   }
 }
 

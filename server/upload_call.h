@@ -25,13 +25,15 @@ namespace tessera {
 // it, and none while it waits for the client.
 class UploadCall final : public StreamCall, private Task {
  public:
-  UploadCall(Core& core, Tenant& tenant, LiveCalls<UploadCall>& live, StreamExchange& exchange)
+  UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,
+             StreamExchange& exchange)
       : StreamCall(exchange),
-        Task(tenant.number()),
+        Task(caller.tenant->number()),
         core_(core),
-        tenant_(tenant),
+        tenant_(*caller.tenant),
+        sees_all_(caller.sees_all()),
         live_(live),
-        peer_(PeerText(context(), tenant)) {}
+        peer_(PeerText(context(), tenant_)) {}
 
   // Once the service knows the call.
   void Begin();
@@ -95,13 +97,14 @@ class UploadCall final : public StreamCall, private Task {
 
   Core& core_;
   Tenant& tenant_;
+  const bool sees_all_;
   LiveCalls<UploadCall>& live_;
   const std::string peer_;  // which gRPC forgets when the connection breaks
   const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
   Charge call_;  // of the tenant's
-  Charge stream_;
+  Core::StreamPlace stream_;
   Charge memory_;  // for the message in hand, or the one that the call waits for
   Charge ahead_;   // for the one behind it
 

@@ -312,9 +312,14 @@ class AccessTest(unittest.TestCase):
         return str(file)
 
     def test_tenants_are_blind_to_each_other(self):
-        anna, bert, server = self.two()
+        flags = ("--shared-memory", self.folder / "shared", "--import-from", "127.0.0.1:*")
+        anna, bert, server = self.two(flags=(*flags, "--insecure"))
+        near = server.address  # it may import from itself
         made = anna.put("secret", PIECE)
         draft = anna.create("sketch", PIECE)
+        region = Region(self.folder / "shared")
+        self.addCleanup(region.connection.close)
+        same = o.compute.Expression(nodes=[o.compute.Expression.Node(operand=0)])
         x, y = o.resident("secret"), o.resident("nothing")
 
         def seen(name, operand):
@@ -330,12 +335,21 @@ class AccessTest(unittest.TestCase):
                 bert.attempt("DeleteBuffer", name=name, version=made.version),
                 bert.attempt("CopyBuffer", source=name, name="copy"),
                 bert.attempt("CopyBuffer", source=name, name="link", link=True),
+                bert.attempt("UpdateBuffer", name=name, version=made.version),
+                bert.attempt("UpdateBuffer", name=name, version=draft.version),
+                bert.attempt("ImportBuffer", source=near, source_name=name, name="got"),
                 bert.attempt("Dot", a=operand, b=operand),
+                bert.attempt("Matmul", a=operand, b=operand),
+                bert.attempt("WindowSum", x=operand, radius=1),
+                bert.attempt("TopK", x=operand, k=1),
+                bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Add", a=operand, b=operand),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),
                 o.outcome_of(lambda: bert.download(name)),
+                bert.shared("DownloadShared", name=name, target=region.range(PIECE.nbytes)),
             ]
+            self.assertEqual({end.code for end in ends}, {"NOT_FOUND", "FAILED_PRECONDITION"})
             texts = [repr((end.code, end.reason, end.text)) for end in ends]
             result = bert.call("Execute", steps=[step]).results[0]
             texts.append(repr((result.error.code, result.error.reason, result.error.message)))
@@ -349,6 +363,131 @@ class AccessTest(unittest.TestCase):
         # Nor does taking the name tell anything.
         self.assertEqual(bert.create("secret", PIECE).name, "secret")
         self.assertEqual(anna.names(), ["secret", "sketch"])
+
+    def test_only_an_admin_is_told_what_is_free(self):
+        flags = (
+            "--memory-limit", "8Mi", "--scratch-limit", "1Mi", "--host-memory", "16Mi",
+            "--shared-memory", self.folder / "shared", "--shared-memory-limit", "4096",
+        )
+        anna, bert, server = self.two(flags=flags)
+        staff = Caller(server, "admin")
+        huge = o.buffers.BufferSpec(dtype=1, shape=[1 << 40])
+        wide = o.inline(PIECE[:1], o.view([700_000], [0]))
+        wider = o.inline(PIECE[:1], o.view([3_000_000], [0]))
+
+        def ends(caller):
+            """What is refused because all tenants together have too little."""
+            add = o.compute.AddRequest(a=wider, b=wider, result=o.into("sum"))
+            return {
+                "buffer": caller.attempt("CreateBuffer", name="big", spec=huge),
+                "upload": caller.try_upload([dict(name="big", spec=huge)]),
+                "result": caller.attempt("Add", a=wide, b=wide),
+                "step": caller.attempt("Execute", steps=[o.compute.Step(add=add)]),
+            }
+
+        def reasons(all_ends):
+            step = all_ends["step"].answer.results[0].error
+            found = {name: end.reason for name, end in all_ends.items() if name != "step"}
+            return found | {"step": step.reason}
+
+        def figures(end):
+            error = end.answer.results[0].error if end.ok else end
+            text = error.message if end.ok else error.text
+            return dict(error.metadata), text
+
+        expected = {
+            "buffer": "QUOTA_EXCEEDED", "upload": "QUOTA_EXCEEDED",
+            "result": "SCRATCH_EXHAUSTED", "step": "QUOTA_EXCEEDED",
+        }
+        before = ends(bert)
+        anna.put("x", np.zeros(1 << 20, np.float32))
+        after = ends(bert)
+        self.assertEqual(reasons(before), expected)
+        same = lambda all_ends: {name: figures(end) for name, end in all_ends.items()}
+        self.assertEqual(same(before), same(after))
+        for name, end in after.items():
+            with self.subTest(name):
+                told, text = figures(end)
+                self.assertIn("requested", told)
+                self.assertFalse({"free", "total"} & set(told), told)
+                self.assertNotIn("free", text)
+        for name, end in ends(staff).items():
+            with self.subTest(name, role="admin"):
+                told, text = figures(end)
+                self.assertLessEqual({"requested", "free", "total"}, set(told))
+                self.assertIn("free: ", text)
+        # Who registers memory is a user, not yet a tenant's caller.
+        first = Region(self.folder / "shared")
+        self.addCleanup(first.connection.close)
+        second = Region(self.folder / "shared")
+        self.addCleanup(second.connection.close)
+        self.assertEqual(second.answer.reason, "SHARED_MEMORY_EXHAUSTED")
+        self.assertEqual(dict(second.answer.metadata), {"requested": "4096"})
+
+    def test_a_tenant_has_half_of_the_streams(self):
+        anna, bert, server = self.two(flags=("--max-uploads", "4", "--max-downloads", "1"))
+        hold = threading.Event()
+        self.addCleanup(hold.set)
+
+        def messages(name):
+            yield o.buffers.UploadRequest(name=name, spec=o.spec_of(PIECE))
+            hold.wait(60)
+
+        def begin(caller, name):
+            upload = caller.b.Upload.future(messages(name), timeout=60)
+            self.assertTrue(o.eventually(lambda: name in caller.names() or upload.done(), 20))
+            return upload
+
+        held = [begin(anna, name) for name in ("x", "y")]
+        self.assertFalse([upload for upload in held if upload.done()])
+        refused = o.outcome_of(begin(anna, "z"))
+        self.assertEqual((refused.code, refused.reason), ("RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS"))
+        self.assertEqual((refused.metadata["used"], refused.metadata["limit"]), ("2", "2"))
+        for name in "xy":
+            held.append(begin(bert, name))
+            self.assertFalse(held[-1].done())
+        # What is over counts no more, and one place is everybody's.
+        hold.set()
+        for upload in held:
+            upload.exception()
+        for caller in (anna, bert):
+            caller.put("whole", PIECE)
+            self.assertEqual(caller.download("whole"), PIECE.tobytes())
+        uses = {b.name: b.used for b in Caller(server, "admin").info().budgets}
+        self.assertEqual((uses["uploads"], uses["downloads"]), (0, 0))
+
+    def test_one_tenant_alone_has_all_streams(self):
+        server = self.serve(line_of("a", "write", "anna"), flags=("--max-uploads", "2"))
+        anna = Caller(server, "a")
+        hold = threading.Event()
+        self.addCleanup(hold.set)
+
+        def messages(name):
+            yield o.buffers.UploadRequest(name=name, spec=o.spec_of(PIECE))
+            hold.wait(60)
+
+        uploads = [anna.b.Upload.future(messages(name), timeout=60) for name in "xy"]
+        self.assertTrue(o.eventually(lambda: anna.names() == ["x", "y"], 20))
+        self.assertFalse([upload for upload in uploads if upload.done()])
+
+    def test_watching_health_has_a_quarter_of_the_connections(self):
+        server = self.serve(line_of("t"), flags=("--max-connections", "16"))
+        watch = server.client().channel.unary_stream("/grpc.health.v1.Health/Watch")
+        calls = [watch(b"", timeout=60) for _ in range(4)]
+        for call in calls:
+            self.assertEqual(next(call), b"\x08\x01")  # SERVING
+        end = o.outcome_of(lambda: next(watch(b"", timeout=20)))
+        self.assertEqual(end.code, "RESOURCE_EXHAUSTED")
+        self.assertEqual(server.client().health(), 1)
+        calls.pop().cancel()
+
+        def again():
+            calls.append(watch(b"", timeout=60))
+            return o.outcome_of(lambda: next(calls[-1])).ok
+
+        self.assertTrue(o.eventually(again, 10))
+        for call in calls:
+            call.cancel()
 
     def test_server_info_shows_an_admin_all_and_others_their_own(self):
         anna, bert, server = self.two("bytes=1Mi", "buffers=7")

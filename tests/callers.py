@@ -104,7 +104,8 @@ class Region:
         self.connection.connect(str(path))
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))
         self.connection.sendmsg([b"tessera.v1"], [rights])
-        self.token = o.shared.RegisterRegionResponse.FromString(self.connection.recv(65536)).region
+        self.answer = o.shared.RegisterRegionResponse.FromString(self.connection.recv(65536))
+        self.token = self.answer.region
         os.close(file)
 
     def range(self, size):

@@ -55,10 +55,12 @@ TEST(LeastMicrosecondsTest, InlineArraysTravelToAGpu) {
 
 // A client is asked to come back only for what there can be room for.
 TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
-  const auto may_repeat = [](const char* reason, int requested) {
+  const auto may_repeat = [](const char* reason, int requested, bool sees_all = true) {
     const grpc::Status refused =
         ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason, "there is no room",
-                         {{"requested", absl::StrCat(requested)}, {"total", "100"}}));
+                         {{"requested", absl::StrCat(requested)}, {"total", "100"}}),
+               sees_all);
+    EXPECT_EQ(refused.error_message().find("total") == std::string::npos, !sees_all);
     google::rpc::Status details;
     EXPECT_TRUE(details.ParseFromString(refused.error_details()));
     return std::any_of(details.details().begin(), details.details().end(), [](const auto& detail) {
@@ -68,6 +70,9 @@ TEST(RefusalTest, WhatFitsOnceOthersAreDoneIsWorthRepeating) {
   for (const char* reason : {"HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED"}) {
     EXPECT_TRUE(may_repeat(reason, 100)) << reason;
     EXPECT_FALSE(may_repeat(reason, 101)) << reason;
+    // Nor does it matter whether he is told how much room there is.
+    EXPECT_TRUE(may_repeat(reason, 100, false)) << reason;
+    EXPECT_FALSE(may_repeat(reason, 101, false)) << reason;
   }
   EXPECT_TRUE(may_repeat("QUEUE_FULL", 101));
   EXPECT_FALSE(may_repeat("QUOTA_EXCEEDED", 1));

@@ -437,8 +437,12 @@ std::string Advice(const absl::Status& error, std::string_view server) {
            "--version V' drops it";
   }
   if (reason == "GPU_MEMORY_EXHAUSTED" || reason == "QUOTA_EXCEEDED") {
-    return absl::StrCat(bytes("requested"), " requested, ", bytes("free"), " of ", bytes("total"),
-                        " free; 'tessera rm NAME' frees a buffer");
+    // Where there are tenants, only an admin is told what is free.
+    const std::string free =
+        figure("free").empty() ? ""
+                               : absl::StrCat(", ", bytes("free"), " of ", bytes("total"), " free");
+    return absl::StrCat(bytes("requested"), " requested", free,
+                        "; 'tessera rm NAME' frees a buffer");
   }
   if (reason == "VERSION_MISMATCH") {
     return "it was replaced or deleted meanwhile; 'tessera info NAME' shows its versions";

@@ -69,7 +69,7 @@ class Target {
   Target() {
     SetUpLog("off", false);
     auto listener = RegionListener::Open(
-        socket_.path(), {}, 64, [](uid_t) { return true; }, regions_, chores_);
+        socket_.path(), {}, 64, [](uid_t) { return true; }, true, regions_, chores_);
     Require(listener.ok(), "no listener");
     listener_ = *std::move(listener);
   }
