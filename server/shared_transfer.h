@@ -26,7 +26,7 @@ class SharedTransfer : public UnaryCall, private Task {
       : UnaryCall(core, method, exchange),
         Task(exchange.caller().tenant->number()),
         direction_(direction) {}
-  // On the thread that brought the call, once. streams: the budget it counts against.
+  // On the thread that brought the call, once. kind: what it counts as.
   void Start(std::size_t request_bytes, const v1::RegionRange& range, StreamKind kind);
 
  protected:

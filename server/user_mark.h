@@ -1,8 +1,9 @@
 // Which user of this host a call comes from.
 //
 // gRPC does not tell a handler the socket that a call came by, only what the credentials of the
-// listener have made of it. So each user who connects gets credentials of his own, one of a fixed
-// number that are made before the server starts, and they mark his connections.
+// listener have made of it. So each user with a line in the file of --tokens who connects gets
+// credentials of his own, one of a fixed number that are made before the server starts, and they mark
+// his connections.
 #pragma once
 
 #include <sys/types.h>

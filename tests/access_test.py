@@ -416,6 +416,9 @@ class AccessTest(unittest.TestCase):
                 told, text = figures(end)
                 self.assertLessEqual({"requested", "free", "total"}, set(told))
                 self.assertIn("free: ", text)
+        put = ("put", "--random", "zeros", "--shape", 1 << 40, "--name", "big")
+        self.assertIn("4 TiB requested; 'tessera rm", self.run_cli(server, *put, token="b").stderr)
+        self.assertIn("8 MiB free; 'tessera rm", self.run_cli(server, *put, token="admin").stderr)
         # Who registers memory is a user, not yet a tenant's caller.
         first = Region(self.folder / "shared")
         self.addCleanup(first.connection.close)
