@@ -110,16 +110,16 @@ struct RegionListener::Connection {
 };
 
 absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
-    const std::string& path, const SocketAccess& access, std::size_t max_connections, Admits admits,
-    bool sees_all, SharedRegions& regions, Chores& chores) {
+    const std::string& path, const SocketAccess& access, std::size_t max_connections, Rules rules,
+    SharedRegions& regions, Chores& chores) {
   std::string absolute = path;
   if (path.empty() || path.front() != '/') {
     const std::unique_ptr<char, void (*)(void*)> folder(getcwd(nullptr, 0), std::free);
     if (folder == nullptr) return CannotListen(path, errno);
     absolute = absl::StrCat(folder.get(), "/", path);
   }
-  std::unique_ptr<RegionListener> listener(new RegionListener(
-      std::move(absolute), max_connections, std::move(admits), sees_all, regions, chores));
+  std::unique_ptr<RegionListener> listener(
+      new RegionListener(std::move(absolute), max_connections, std::move(rules), regions, chores));
   if (absl::Status status = listener->Listen(access); !status.ok()) return status;
   listener->thread_ = std::thread(&RegionListener::Run, listener.get());
   return listener;
@@ -206,7 +206,7 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
   connection->spoken = true;
   absl::Status status;
   const std::optional<uid_t> user = PeerUser(connection->socket.get());
-  if (!user.has_value() || !admits_(*user)) {
+  if (!user.has_value() || !rules_.admits(*user)) {
     status = MakeError(StatusCode::kPermissionDenied, "USER_UNKNOWN",
                        "the server does not know the user of this process");
   } else if (packet->cut || packet->data != kGreeting) {
@@ -216,17 +216,19 @@ bool RegionListener::Serve(const std::shared_ptr<Connection>& connection) {
   } else {
     status = SharedRegions::CheckFile(packet->files.front());
   }
-  if (status.ok()) status = Register(connection, std::move(packet->files.front()));
-  if (!status.ok()) SendError(connection->socket.get(), status, sees_all_);
+  if (status.ok()) status = Register(connection, *user, std::move(packet->files.front()));
+  if (!status.ok()) SendError(connection->socket.get(), status, rules_.sees_all);
   return status.ok();
 }
 
-absl::Status RegionListener::Register(const std::shared_ptr<Connection>& connection,
+absl::Status RegionListener::Register(const std::shared_ptr<Connection>& connection, uid_t user,
                                       Descriptor file) {
   if (closed_) return MakeError(StatusCode::kUnavailable, "DRAINING", "the server stops");
-  return chores_.Submit([&regions = regions_, &chores = chores_, sees_all = sees_all_, connection,
-                         file = std::move(file)] {
-    absl::StatusOr<std::string> token = regions.Add(file);
+  const std::optional<uid_t> sharer =
+      rules_.shares(user) ? std::optional<uid_t>(user) : std::nullopt;
+  return chores_.Submit([&regions = regions_, &chores = chores_, sees_all = rules_.sees_all,
+                         connection, sharer, file = std::move(file)] {
+    absl::StatusOr<std::string> token = regions.Add(file, sharer);
     const std::lock_guard lock(connection->mutex);
     if (!token.ok()) {
       // The client closes, or this side when the server ends.

@@ -29,15 +29,21 @@ class RegionListener {
   // What a client sends with its descriptor.
   static constexpr std::string_view kGreeting = "tessera.v1";
 
-  // Whether a user's processes may register regions. Called by the listener's thread.
-  using Admits = std::function<bool(uid_t)>;
+  // Called by the listener's thread.
+  struct Rules {
+    std::function<bool(uid_t)> admits;  // whether a user's processes may register regions
+    std::function<bool(uid_t)> shares;  // whether he has half of what there is at most
+    bool sees_all = true;               // as of ToGrpc, of everyone who registers
+  };
 
   // Listens at a path, whose file gets the permissions of access. max_connections: those beyond are
-  // closed as they come. sees_all: as of ToGrpc, of everyone who registers. The regions and the chores
-  // outlive it. UNAVAILABLE / CANNOT_LISTEN {address}.
-  static absl::StatusOr<std::unique_ptr<RegionListener>> Open(
-      const std::string& path, const SocketAccess& access, std::size_t max_connections,
-      Admits admits, bool sees_all, SharedRegions& regions, Chores& chores);
+  // closed as they come. The regions and the chores outlive it. UNAVAILABLE / CANNOT_LISTEN
+  // {address}.
+  static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
+                                                              const SocketAccess& access,
+                                                              std::size_t max_connections,
+                                                              Rules rules, SharedRegions& regions,
+                                                              Chores& chores);
   // Closes, and lets go of all regions.
   ~RegionListener();
 
@@ -55,12 +61,11 @@ class RegionListener {
   // A client, from its connection to the end of its region. Its chore may outlive it.
   struct Connection;
 
-  RegionListener(std::string path, std::size_t max_connections, Admits admits, bool sees_all,
-                 SharedRegions& regions, Chores& chores)
+  RegionListener(std::string path, std::size_t max_connections, Rules rules, SharedRegions& regions,
+                 Chores& chores)
       : path_(std::move(path)),
         max_connections_(max_connections),
-        admits_(std::move(admits)),
-        sees_all_(sees_all),
+        rules_(std::move(rules)),
         regions_(regions),
         chores_(chores) {}
 
@@ -71,13 +76,12 @@ class RegionListener {
   // What has come on a connection, or its end. False: it is over.
   bool Serve(const std::shared_ptr<Connection>& connection);
   // Sends a client's file to the chores.
-  absl::Status Register(const std::shared_ptr<Connection>& connection, Descriptor file);
+  absl::Status Register(const std::shared_ptr<Connection>& connection, uid_t user, Descriptor file);
   void End(Connection& connection);
 
   const std::string path_;
   const std::size_t max_connections_;
-  const Admits admits_;
-  const bool sees_all_;
+  const Rules rules_;
   SharedRegions& regions_;
   Chores& chores_;
   Descriptor listening_;

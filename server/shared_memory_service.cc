@@ -1,5 +1,7 @@
 #include "server/shared_memory_service.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "server/shared_transfer.h"
@@ -17,7 +19,9 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(C
   const Options& options = core.options();
   absl::StatusOr<std::unique_ptr<RegionListener>> listener = RegionListener::Open(
       options.shared_memory, options.sockets, options.max_shared_regions + kHandshakes,
-      [&core](uid_t user) { return core.access().KnowsUser(user); }, !core.access().restricted(),
+      {.admits = [&core](uid_t user) { return core.access().KnowsUser(user); },
+       .shares = [&core](uid_t user) { return core.tenants().several() && user != geteuid(); },
+       .sees_all = !core.access().restricted()},
       core.regions(), core.chores());
   if (!listener.ok()) return listener.status();
   return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(core, *std::move(listener)));

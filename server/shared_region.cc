@@ -8,6 +8,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -107,7 +108,30 @@ absl::Status SharedRegions::CheckFile(const Descriptor& file) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file) {
+absl::Status SharedRegions::TakeShare(uid_t sharer, SharedRegion& region) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<SharedRegion::Share>& share = shares_[sharer];
+    if (share == nullptr) share = std::make_shared<SharedRegion::Share>();
+    region.share_ = share;
+  }
+  region.share_->count.SetLimit(std::max<std::uint64_t>(1, count_.limit() / 2));
+  region.share_->bytes.SetLimit(bytes_.limit() / 2);
+  absl::StatusOr<Charge> count =
+      region.share_->count.Take(1, "TOO_MANY_REGIONS", "regions",
+                                "the user shares half as many regions as the server accepts");
+  if (!count.ok()) return count.status();
+  region.own_count_ = *std::move(count);
+  absl::StatusOr<Charge> bytes = region.share_->bytes.Take(
+      region.size_, "SHARED_MEMORY_EXHAUSTED", "bytes",
+      "the user would share more than half of the memory that the server accepts");
+  if (!bytes.ok()) return bytes.status();
+  region.own_bytes_ = *std::move(bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
+                                               std::optional<uid_t> sharer) {
   if (absl::Status status = CheckFile(file); !status.ok()) return status;
   // Huge pages come from a pool of their own, which may be empty when one is first touched.
   struct statfs system;
@@ -124,6 +148,10 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file) {
         {{"field", "size"}, {"value", absl::StrCat(size)}, {"multiple", absl::StrCat(kPage)}});
   }
   std::shared_ptr<SharedRegion> region(new SharedRegion);
+  region->size_ = size;
+  if (sharer.has_value()) {
+    if (absl::Status shared = TakeShare(*sharer, *region); !shared.ok()) return shared;
+  }
   absl::StatusOr<Charge> count = Charge::TakeOne(
       count_, "TOO_MANY_REGIONS", "clients share as many regions as the server accepts");
   if (!count.ok()) return count.status();
@@ -133,7 +161,6 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file) {
                    "clients would share more memory than the server accepts");
   if (!bytes.ok()) return bytes.status();
   region->bytes_ = *std::move(bytes);
-  region->size_ = size;
   if (absl::Status mapped = region->Map(file); !mapped.ok()) return mapped;
   for (Device* device : devices_) {
     absl::StatusOr<HostRegistration> registration = RegisterHost(*device, region->memory_, size);

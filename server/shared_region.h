@@ -1,10 +1,14 @@
 // Memory that clients share with the server.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,10 +55,18 @@ class SharedRegion {
 
  private:
   friend class SharedRegions;
+  // What a user has who shares.
+  struct Share {
+    Quota count;
+    Quota bytes;
+  };
   SharedRegion() = default;
   absl::Status Map(const Descriptor& file);
 
   // The memory goes before it counts as free, and is not mapped by then.
+  std::shared_ptr<Share> share_;  // null: without
+  Charge own_count_;
+  Charge own_bytes_;
   Charge count_;
   Charge bytes_;
   char* memory_ = nullptr;
@@ -79,10 +91,12 @@ class SharedRegions {
   static absl::Status CheckFile(const Descriptor& file);
 
   // Checks, maps and pins a client's file, and returns the token that names it from then on. May
-  // take a second for some GiB. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
+  // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at most:
+  // {quota, requested, used, limit}; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
   // TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total},
   // HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<std::string> Add(const Descriptor& file);
+  absl::StatusOr<std::string> Add(const Descriptor& file,
+                                  std::optional<uid_t> sharer = std::nullopt);
 
   // What is returned is the region, or null. It ends, which may take as long as Add, with its last
   // user.
@@ -94,10 +108,13 @@ class SharedRegions {
                                                            const Tenant* tenant = nullptr) const;
 
  private:
+  absl::Status TakeShare(uid_t sharer, SharedRegion& region);
+
   const std::vector<Device*> devices_;
   Budget& bytes_;
   Budget& count_;
   mutable std::mutex mutex_;
+  std::map<uid_t, std::shared_ptr<SharedRegion::Share>> shares_;
   absl::flat_hash_map<std::string, std::shared_ptr<const SharedRegion>> regions_;
 };
 

@@ -403,26 +403,44 @@ class IdentityTest(unittest.TestCase):
         self.assertEqual(Holder(server, self.ca, pair).names(), [])
 
     @needs_root
+    def test_a_user_has_half_of_shared_memory(self):
+        lines = [f"uid:{ANNA} write anna", f"uid:{BERT} write bert"]
+        self.serve_unix(
+            "--socket-mode", "0666", "--shared-memory-limit", "8192", *self.write(*lines)
+        )
+        script = (
+            "import os, sys; from callers import Region, o\n"
+            "o.make_stubs(sys.argv[2]); os.setresuid(*[int(sys.argv[3])] * 3)\n"
+            "regions = [Region(sys.argv[1]) for _ in range(2)]\n"
+            "print([region.answer.reason for region in regions])\n"
+        )
+        for user in (ANNA, BERT):
+            said = self.run_script(script, self.folder / "shared", user)
+            self.assertEqual(said, "['', 'SHARED_MEMORY_EXHAUSTED']")
+
+    def run_script(self, script, path, user):
+        said = subprocess.run(
+            [sys.executable, "-c", script, path, tempfile.mkdtemp(dir=self.folder), str(user)],
+            env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent)},
+            capture_output=True, text=True, timeout=120, check=True,
+        )
+        self.assertEqual(said.stderr, "")
+        return said.stdout.strip()
+
+    @needs_root
     def test_regions_are_for_users_with_a_line(self):
         self.serve_unix("--socket-mode", "0666", *self.write(f"uid:{ANNA} write anna"))
         shared = self.folder / "shared"
         own = Region(shared)
         self.addCleanup(own.connection.close)
         self.assertEqual(len(own.token), 16)
-        tests = pathlib.Path(__file__).resolve().parent
         script = (
             "import os, sys; from access_test import Region, o\n"
             "o.make_stubs(sys.argv[2]); os.setresuid(*[int(sys.argv[3])] * 3)\n"
             "print(len(Region(sys.argv[1]).token))\n"
         )
         for user, size in ((ANNA, "16"), (BERT, "0")):
-            stubs = tempfile.mkdtemp(dir=self.folder)
-            said = subprocess.run(
-                [sys.executable, "-c", script, shared, stubs, str(user)],
-                env={**os.environ, "PYTHONPATH": str(tests)}, capture_output=True, text=True,
-                timeout=120, check=True,
-            )
-            self.assertEqual(said.stdout.split(), [size], said.stderr)
+            self.assertEqual(self.run_script(script, shared, user), size)
 
 
 if __name__ == "__main__":

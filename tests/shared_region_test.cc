@@ -167,6 +167,24 @@ TEST_F(SharedRegionTest, MemoryAndCountAreBounded) {
   EXPECT_EQ(ErrorMetadata(many)["limit"], "3");
 }
 
+TEST_F(SharedRegionTest, AUserWhoSharesHasHalf) {
+  const File nine(9 * kPage), eight(8 * kPage), another(kPage), third(kPage);
+  EXPECT_EQ(ErrorReason(regions_.Add(nine.descriptor(), 7).status()), "SHARED_MEMORY_EXHAUSTED");
+  const auto first = regions_.Add(eight.descriptor(), 7);
+  ASSERT_TRUE(first.ok());
+  // One of three.
+  const absl::Status many = regions_.Add(another.descriptor(), 7).status();
+  EXPECT_EQ(ErrorReason(many), "TOO_MANY_REGIONS");
+  EXPECT_EQ(ErrorMetadata(many)["used"], "1");
+  EXPECT_EQ(ErrorMetadata(many)["limit"], "1");
+  // Others have as much, and who shares nothing the rest.
+  ASSERT_TRUE(regions_.Add(another.descriptor(), 8).ok());
+  ASSERT_TRUE(regions_.Add(third.descriptor()).ok());
+  regions_.Remove(*first);
+  EXPECT_TRUE(regions_.Add(nine.descriptor()).ok()) << "what is refused is as it was";
+  EXPECT_EQ(count_.used(), 3);
+}
+
 TEST_F(SharedRegionTest, EndsWithItsLastUser) {
   const int before = Mappings();
   std::shared_ptr<const SharedRegion> user;

@@ -68,8 +68,9 @@ class Target {
  public:
   Target() {
     SetUpLog("off", false);
-    auto listener = RegionListener::Open(
-        socket_.path(), {}, 64, [](uid_t) { return true; }, true, regions_, chores_);
+    auto listener = RegionListener::Open(socket_.path(), {}, 64,
+                                         {[](uid_t) { return true; }, [](uid_t) { return false; }},
+                                         regions_, chores_);
     Require(listener.ok(), "no listener");
     listener_ = *std::move(listener);
   }
