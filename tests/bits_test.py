@@ -20,13 +20,13 @@ import outsider as o
 
 LENGTH = 1 << 16  # of the resident arrays
 COUNT = 160  # requests of the types that all operations take
-BYTES = 60  # requests of u8, i8 and bool, which Map and Reduce take
+BYTES = 60  # requests of u8, i8 and bool, which Map and Reduce take, and of Map on integers
 AT_ONCE = 64
 ROUNDS = 6
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 # Their answers are the same on every device (CONTRIBUTING.md), and so on every machine: those of Map
 # where no function of the device's or the host's own library is in it, and but for the bits of NaN.
-ON_EVERY_DEVICE = ("Add", "Dot", "Map", "Reduce", "TopK", "MapBytes", "ReduceBytes")
+ON_EVERY_DEVICE = ("Add", "Dot", "Map", "Reduce", "TopK", "MapIntegers", "ReduceBytes")
 # Of bytes: what is computed in integers.
 EXACT = {"REDUCE_OP_" + name for name in ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")}
 OF_LIBRARIES = {"MAP_OP_" + name for name in ("EXP", "TANH", "LOG")}
@@ -133,8 +133,9 @@ def random_request_of_bytes():
     rows, columns = (CHOICES.randrange(1, 160) for _ in range(2))
     kind = CHOICES.randrange(3)
     if kind == 0:
+        dtype = CHOICES.choice([*BYTE_TYPES, "i4", "i8"])
         a, b = pair(dtype, [rows, columns])
-        return "MapBytes", o.compute.MapRequest(
+        return "MapIntegers", o.compute.MapRequest(
             operands=[a, b], expression=random_integers(dtype == "bool")
         )
     ops = ["SUM", "MEAN", "ALL", "ANY"] if dtype == "bool" else whole_ops()
@@ -149,7 +150,7 @@ def whole_ops():
 
 
 def random_integers(truth):
-    """An expression of two operands of a byte: truth values, or integers."""
+    """An expression of two operands: truth values, or integers."""
     node = o.compute.Expression.Node
     nodes = [node(operand=0), node(operand=1)]
     ops = ["AND", "OR", "XOR"] if truth else ["ADD", "SUBTRACT", "MULTIPLY", "MINIMUM", "MAXIMUM"]
@@ -163,7 +164,7 @@ def random_integers(truth):
 
 
 STEPS = {
-    "ReduceAxes": "reduce", "ReduceBytes": "reduce", "MapBytes": "map", "WindowSum": "window_sum",
+    "ReduceAxes": "reduce", "ReduceBytes": "reduce", "MapIntegers": "map", "WindowSum": "window_sum",
     "TopK": "top_k",
 }
 REQUESTS = []  # once the protocol is there
@@ -177,7 +178,7 @@ def requests():
 
 
 def call(client, name, request):
-    method = name.replace("Axes", "").replace("Bytes", "")
+    method = name.replace("Axes", "").replace("Bytes", "").replace("Integers", "")
     return getattr(client.c, method).future(request, timeout=120)
 
 
