@@ -195,9 +195,9 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   }
 }
 
-// f64 products that repay what `ozaki_f64` does beside its products of bytes: on an H200 0.85 of the
-// time of cuBLAS at 3000 a side and for 12288 x 12288 x 1024, 0.6 from 8192 a side on; at 2048 a side it
-// takes longer.
+// f64 products that repay what `ozaki_f64` does beside its products of bytes, whatever the tree for
+// random products says of smaller or thinner ones: on an H200 0.85 of the time of cuBLAS at 3000 a side
+// and for 12288 x 12288 x 1024, 0.6 from 8192 a side on.
 bool RepaysIntegers(const MatmulProblem& problem) {
   constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
   constexpr double kLeastWork = 0x1p34 * 1.5;
