@@ -427,10 +427,11 @@ def targets_table(data, operation):
     return markdown(["what", "aim", "measured", ""], lines, data.note(measured))
 
 
-def regret_table(name):
-    """How defaults did on random problems: docs/measured/NAME.json, written by strategy_bench."""
+def regret_run(name):
+    """docs/measured/NAME.json, written by strategy_bench: the run, and of each of its random problems
+    (operation, default's time, vendor's or None, best strategy's)."""
     run = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
-    groups = collections.defaultdict(list)
+    problems = []
     for row in run["rows"]:
         strategies = [t["us"] for t in row["times"] if not t.get("call")]
         chosen = next(t["us"] for t in row["times"] if t.get("chosen"))
@@ -438,8 +439,18 @@ def regret_table(name):
         operation = row["operation"] if row["operation"] == "matmul" else "sums and dots"
         if row["operation"].startswith("batch"):
             operation = "batches"
+        problems.append((operation, chosen, vendor, min(strategies)))
+    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 turns, idle device."
+    return note, problems
+
+
+def regret_table(name):
+    """How defaults did on random problems."""
+    note, problems = regret_run(name)
+    groups = collections.defaultdict(list)
+    for operation, chosen, vendor, best in problems:
         band = "-" if vendor is None else "below 30 us" if vendor < 30 else "30 us and more"
-        groups[operation, band].append((chosen, vendor, min(strategies)))
+        groups[operation, band].append((chosen, vendor, best))
     lines = []
     for (operation, band), found in sorted(groups.items(), key=lambda item: item[0]):
         regret = 100 * statistics.mean(chosen / best - 1 for chosen, _, best in found)
@@ -451,8 +462,23 @@ def regret_table(name):
         lines.append(line + ["-"] * (6 - len(line)) + [f"{regret:.1f} %"])
     head = ["operation", "the vendor's time", "problems", "our time over it (geometric mean)"]
     head += ["at worst", "above 1.05", "above our own best, on average"]
-    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 turns, idle device."
     return markdown(head, lines, note)
+
+
+def regret_plot(name):
+    """The default's time over the vendor's of the n-th worst problem, a line an operation."""
+    note, problems = regret_run(name)
+    ratios = collections.defaultdict(list)
+    for operation, chosen, vendor, _ in problems:
+        if vendor is not None:
+            ratios[operation].append(chosen / vendor)
+    lines = []
+    for operation, found in sorted(ratios.items(), key=lambda item: -len(item[1])):
+        found.sort(reverse=True)
+        ranks = [2**i for i in range(len(found).bit_length())]
+        lines.append(pages.Line(operation, [(rank, found[rank - 1]) for rank in ranks]))
+    title = "defaults on random problems: time over the vendor's, of the n-th worst"
+    return pages.plot(title, note, lines, str)
 
 
 def ladder(data, operation, dtype, size, table):
@@ -549,7 +575,9 @@ def rendered(page):
 def render(options):
     outputs = {page: rendered(page) for page in PAGES}
     for name, operation in re.findall(r"!\[.*?\]\(([a-z0-9]+)_(\w+)\.svg\)", outputs[PLOTS_PAGE]):
-        outputs[MEASURED / f"{name}_{operation}.svg"] = plot(figures(name), operation, "f32")
+        regret = operation == "regret"
+        picture = regret_plot(f"{name}_regret") if regret else plot(figures(name), operation, "f32")
+        outputs[MEASURED / f"{name}_{operation}.svg"] = picture
     pages.settle(outputs, options.check, "kernels/bench/report.py render")
 
 

@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """Fits the decision trees of kernels/tuning.h to the times of random products.
 
-    strategy_bench --regret=2000 --seed=11 --operation=matmul --json=a.json
+    strategy_bench --regret=400 --seed=11 --operation=matmul --json=a.json
     kernels/bench/tune.py a.json [b.json...] [--judge c.json] >kernels/tuning/matmul_sm90.inc
+
+which is what `./dev tune` does with as many seeds as there is time for.
 
 A tree for each type of operands; those of 16 bits differ in the names of their strategies alone and
 are fitted as one. A product costs what its strategy's time is above the best one's, as a ratio
