@@ -1,5 +1,7 @@
 #include "server/chores.h"
 
+#include <algorithm>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -9,13 +11,18 @@
 namespace tessera {
 namespace {
 
+using std::chrono::steady_clock;
+
 // What hangs holds a thread each.
 constexpr std::size_t kMostThreads = 64;
 
+constexpr std::size_t kReleases = 0;  // the queue of what is released; that of share i is i + 1
+
 }  // namespace
 
-Chores::Chores(int threads, std::size_t queue_length) : queue_length_(queue_length) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back(&Chores::Work, this);
+Chores::Chores(int threads, std::size_t queue_length, steady_clock::duration patience)
+    : queue_length_(queue_length), patience_(patience), last_begin_(steady_clock::now()) {
+  for (int i = 0; i < threads; ++i) threads_.emplace_back(&Chores::Run, this, /*stays=*/true);
 }
 
 Chores::~Chores() {
@@ -30,14 +37,13 @@ Chores::~Chores() {
 absl::Status Chores::Submit(absl::AnyInvocable<void()> work, std::size_t share) {
   {
     const std::lock_guard lock(mutex_);
-    if (lengths_.size() <= share) lengths_.resize(share + 1);
-    if (lengths_[share] >= queue_length_) {
+    const std::size_t queue = share + 1;
+    if (queue < queues_.size() && queues_[queue].size() >= queue_length_) {
       return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                        "as many calls wait for memory as the server accepts",
                        {{"limit", absl::StrCat(queue_length_)}});
     }
-    ++lengths_[share];
-    queue_.push_back({std::move(work), share});
+    Add(queue, std::move(work));
   }
   wake_.notify_one();
   return absl::OkStatus();
@@ -45,47 +51,82 @@ absl::Status Chores::Submit(absl::AnyInvocable<void()> work, std::size_t share) 
 
 void Chores::Release(std::shared_ptr<const void> doomed) {
   if (doomed == nullptr || doomed.use_count() > 1) return;
-  Add([held = std::move(doomed)]() mutable { held.reset(); });
-}
-
-void Chores::Release(std::vector<std::shared_ptr<const void>> doomed) {
-  if (doomed.empty()) return;
-  Add([held = std::move(doomed)]() mutable { held.clear(); });
-}
-
-void Chores::Relieve() {
-  const std::lock_guard lock(mutex_);
-  const bool begun = std::exchange(begun_, false);
-  if (begun || queue_.empty() || threads_.size() >= kMostThreads) return;
-  try {
-    threads_.emplace_back(&Chores::Work, this);
-  } catch (const std::system_error&) {
-    // There may be one next time.
-  }
-}
-
-void Chores::Add(absl::AnyInvocable<void()> work) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(work), std::nullopt});
+    Add(kReleases, [held = std::move(doomed)]() mutable { held.reset(); });
   }
   wake_.notify_one();
 }
 
-void Chores::Work() {
+void Chores::Release(std::vector<std::shared_ptr<const void>> doomed) {
+  if (doomed.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    Add(kReleases, [held = std::move(doomed)]() mutable { held.clear(); });
+  }
+  wake_.notify_one();
+}
+
+void Chores::Relieve() {
+  std::vector<std::thread> left;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(threads_, [&](std::thread& thread) {
+      if (std::find(left_.begin(), left_.end(), thread.get_id()) == left_.end()) return false;
+      left.push_back(std::move(thread));
+      return true;
+    });
+    left_.clear();
+    const bool late = waiting_ > 0 && running_.size() >= threads_.size() &&
+                      steady_clock::now() - last_begin_ > patience_;
+    if (late && threads_.size() < kMostThreads) {
+      try {
+        threads_.emplace_back(&Chores::Run, this, /*stays=*/false);
+      } catch (const std::system_error&) {
+        // There may be one next time.
+      }
+    }
+  }
+  for (std::thread& thread : left) thread.join();
+}
+
+steady_clock::duration Chores::LongestRun() const {
+  const std::lock_guard lock(mutex_);
+  return running_.empty() ? steady_clock::duration::zero() : steady_clock::now() - running_.front();
+}
+
+void Chores::Add(std::size_t queue, Work work) {
+  if (queues_.size() <= queue) queues_.resize(queue + 1);
+  queues_[queue].push_back(std::move(work));
+  ++waiting_;
+}
+
+Chores::Work Chores::Take() {
+  do {
+    turn_ = (turn_ + 1) % queues_.size();
+  } while (queues_[turn_].empty());
+  Work work = std::move(queues_[turn_].front());
+  queues_[turn_].pop_front();
+  --waiting_;
+  return work;
+}
+
+void Chores::Run(bool stays) {
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Chore chore = std::move(queue_.front());
-    queue_.pop_front();
-    if (chore.share.has_value()) --lengths_[*chore.share];
-    begun_ = true;
+    wake_.wait(lock, [&] { return stopping_ || waiting_ > 0 || !stays; });
+    if (waiting_ == 0) break;
+    Work work = Take();
+    last_begin_ = steady_clock::now();
+    running_.push_back(last_begin_);
+    const auto mine = std::prev(running_.end());
     lock.unlock();
-    chore.work();
-    chore.work = nullptr;  // what it holds must not live until the next one comes
+    work();
+    work = nullptr;  // what it holds must not live until the next one comes
     lock.lock();
+    running_.erase(mine);
   }
+  if (!stopping_) left_.push_back(std::this_thread::get_id());
 }
 
 }  // namespace tessera

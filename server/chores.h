@@ -2,12 +2,13 @@
 // here, so that the threads of gRPC go on serving.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -16,11 +17,13 @@
 
 namespace tessera {
 
-// Thread safe.
+// Thread safe. Each share has a queue of its own, and so has what is released: they take turns.
 class Chores {
  public:
-  // queue_length: how many of a share may wait for Submit to take another.
-  Chores(int threads, std::size_t queue_length);
+  // queue_length: how many of a share may wait for Submit to take another. patience: for how long no
+  // work begins, while some waits, before another thread joins.
+  Chores(int threads, std::size_t queue_length,
+         std::chrono::steady_clock::duration patience = std::chrono::seconds(1));
   // Does what is queued, then stops.
   ~Chores();
   Chores(const Chores&) = delete;
@@ -34,27 +37,33 @@ class Chores {
   void Release(std::shared_ptr<const void> doomed);
   void Release(std::vector<std::shared_ptr<const void>> doomed);
 
-  // To be called at intervals longer than most work takes: if something waits and nothing has begun
-  // since the last time, all threads hang, with a device as likely as not, and another one joins
-  // them, up to a limit.
+  // To be called now and then: where all threads are busy for long, with a device that hangs as likely
+  // as not, another one joins them, up to a limit; it leaves when nothing waits.
   void Relieve();
 
+  // For how long the work has been running that began first of what runs; zero: none does.
+  std::chrono::steady_clock::duration LongestRun() const;
+
  private:
-  struct Chore {
-    absl::AnyInvocable<void()> work;
-    std::optional<std::size_t> share;  // that it counts against
-  };
-  void Add(absl::AnyInvocable<void()> work);
-  void Work();
+  using Work = absl::AnyInvocable<void()>;
+
+  void Add(std::size_t queue, Work work);
+  // With the mutex, when something waits: the next of the queue whose turn it is.
+  Work Take();
+  void Run(bool stays);
 
   const std::size_t queue_length_;
-  std::mutex mutex_;
+  const std::chrono::steady_clock::duration patience_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Chore> queue_;
-  std::vector<std::size_t> lengths_;  // of what waits, by share
-  bool begun_ = false;                // something has, since Relieve was called
+  std::vector<std::deque<Work>> queues_;                      // of what is released, then by share
+  std::size_t turn_ = 0;                                      // the queue that was served last
+  std::size_t waiting_ = 0;                                   // in all queues
+  std::list<std::chrono::steady_clock::time_point> running_;  // when each began, in that order
+  std::chrono::steady_clock::time_point last_begin_;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
+  std::vector<std::thread::id> left_;  // of threads_: those that have ended
 };
 
 }  // namespace tessera

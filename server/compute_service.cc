@@ -328,7 +328,8 @@ void ComputeService::GetServerInfo(
           out->set_lost(device->lost());
           if (whole) {
             out->set_prepared_bytes(core_.tenants().prepared(*device).bytes());
-            out->set_memory_free_bytes(device->lost() ? 0 : device->FreeBytes());
+            const bool answers = !device->lost() && core_.IsAnswering(*device);
+            out->set_memory_free_bytes(answers ? device->FreeBytes() : 0);
             out->set_buffer_limit_bytes(budget.limit());
             out->set_buffer_used_bytes(core_.tenants().buffer_bytes(*device));
             out->set_waiting(static_cast<std::uint32_t>(core_.compute(*device).waiting()));

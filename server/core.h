@@ -140,8 +140,8 @@ class Core {
   // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
   // worker, or the probe. Zero once it is lost.
   absl::Duration LongestWait(const Device& device) const;
-  // Whether that of any device is longer than --watchdog.
-  bool Stuck() const;
+  // Whether the device answers: its probe is not overdue.
+  bool IsAnswering(const Device& device) const;
 
  private:
   struct Place {

@@ -12,6 +12,9 @@ namespace {
 
 namespace v1 = grpc::health::v1;
 
+// Of a connection: a client that pools connections has a watch or two on each.
+constexpr std::size_t kMostOfConnection = 8;
+
 // A name that no server of any use has.
 constexpr std::size_t kLongestName = 1024;
 
@@ -27,10 +30,12 @@ grpc::ByteBuffer Message(v1::HealthCheckResponse::ServingStatus status) {
 // Goes on until the client has enough.
 class Health::WatchCall final : public StreamCall {
  public:
-  WatchCall(Health& health, StreamExchange& exchange) : StreamCall(exchange), health_(health) {
+  WatchCall(Health& health, StreamExchange& exchange)
+      : StreamCall(exchange), health_(health), peer_(PeerOf(exchange.context().peer())) {
     exchange.Serve(*this);
     const std::lock_guard lock(health_.mutex_);
-    if (++health_.watches_ <= health_.most_watches_) {
+    const std::size_t most = peer_.empty() ? health_.most_watches_ : kMostOfConnection;
+    if (++health_.watches_[peer_] <= most) {
       StartRead(&request_);
     } else {
       End({grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of Watch are open"});
@@ -70,7 +75,7 @@ class Health::WatchCall final : public StreamCall {
     {
       const std::lock_guard lock(health_.mutex_);
       health_.watchers_.erase(this);
-      --health_.watches_;
+      if (--health_.watches_[peer_] == 0) health_.watches_.erase(peer_);
     }
     delete this;
   }
@@ -93,7 +98,13 @@ class Health::WatchCall final : public StreamCall {
     if (!std::exchange(ended_, true)) Finish(status);
   }
 
+  // The address and port of a connection; empty for Unix sockets, which have none.
+  static std::string PeerOf(const std::string& peer) {
+    return peer.starts_with("ipv") ? peer : std::string();
+  }
+
   Health& health_;
+  const std::string peer_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer response_;
   bool writing_ = false;

@@ -23,8 +23,9 @@ class Health final : public HealthServiceBase {
   // it are told.
   void Set(const std::string& service, bool serving);
 
-  // Check, once the server has been built. From then on most_watches calls of Watch are served at once;
-  // further ones end with RESOURCE_EXHAUSTED.
+  // Check, once the server has been built. Watch needs no token, and lasts for as long as the client
+  // likes: of each connection, or of all Unix sockets together, a few, or most_watches, calls are served
+  // at once. Further ones end with RESOURCE_EXHAUSTED.
   void Serve(CallQueues& queues, std::size_t most_watches);
   // Begins to serve a call of Watch, named as in /package.Service/Method; whether it is one.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
@@ -39,7 +40,7 @@ class Health final : public HealthServiceBase {
   std::mutex mutex_;
   std::map<std::string, bool> serving_;
   std::map<WatchCall*, std::string> watchers_;  // that have said what they watch
-  std::size_t watches_ = 0;                     // calls of Watch
+  std::map<std::string, std::size_t> watches_;  // calls of Watch, by peer
   std::size_t most_watches_ = 0;
 };
 

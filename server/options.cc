@@ -172,7 +172,9 @@ std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
 }
 
 absl::Duration Options::HangLimit(std::size_t devices) const {
-  const double longest = std::max(max_operation_seconds, max_slow_operation_seconds);
+  // Operations may take so many times as long as estimated: the CPU's, on cores that others use.
+  constexpr double kEstimate = 4;
+  const double longest = kEstimate * std::max(max_operation_seconds, max_slow_operation_seconds);
   return watchdog + absl::Seconds(longest * workers * static_cast<double>(devices));
 }
 

@@ -92,8 +92,9 @@ struct Options {
   bool warm_up = true;
 
   // How long a worker may be busy with one task, or a device owe an answer, before the device counts
-  // as lost: --watchdog and, beyond that, the longest operations by estimate, of all workers of so
-  // many devices one after the other, since they may share a device, or wait for each other.
+  // as lost: --watchdog and, beyond that, four times the longest operations by estimate, of all
+  // workers of so many devices one after the other, since they may share a device, or wait for each
+  // other.
   absl::Duration HangLimit(std::size_t devices) const;
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
   // at least 64 MiB.

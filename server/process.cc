@@ -114,11 +114,20 @@ void HandleSignals() {
   }
 }
 
-// A drain that hangs, because a device does, ends all the same.
-void LimitDrain(Server& server, absl::Duration limit, int code) {
-  absl::SleepFor(limit);
+// A drain that hangs, because a device does, ends all the same; soon, once no device is left.
+void LimitDrain(Server& server, absl::Duration limit) {
+  constexpr absl::Duration kLook = absl::Milliseconds(100);
+  absl::Time end = absl::Now() + limit;
+  bool lost = false;
+  while (absl::Now() < end) {
+    if (!lost && server.devices_lost()) {
+      lost = true;
+      end = std::min(end, absl::Now() + kGrace);
+    }
+    absl::SleepFor(std::min(kLook, end - absl::Now()));
+  }
   spdlog::error("the server did not drain in time");
-  ExitNow(server, code);
+  ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
 }
 
 }  // namespace
@@ -153,15 +162,15 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   serving = &server;
   std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
   NotifySystemd("READY=1");
-  const bool lost = server.Wait() == Server::Reason::kDevicesLost;
+  server.Wait();
   NotifySystemd("STOPPING=1");
-  const absl::Duration limit = lost ? kGrace : options.drain_delay + options.drain_timeout + kGrace;
-  std::thread(LimitDrain, std::ref(server), limit, lost ? kExitDeviceLost : kExitCutOff).detach();
+  const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
+  std::thread(LimitDrain, std::ref(server), limit).detach();
   const bool idle = server.Drain();
   spdlog::info("stopped");
   // Not by way of destructors: the threads above still know the server, and on a lost device
   // nothing can be given back.
-  ExitNow(server, lost ? kExitDeviceLost : idle ? 0 : kExitCutOff);
+  ExitNow(server, server.devices_lost() ? kExitDeviceLost : idle ? 0 : kExitCutOff);
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -27,6 +28,10 @@ using Clock = std::chrono::steady_clock;
 
 // From a connection to its packet.
 constexpr std::chrono::seconds kHandshake{5};
+
+// Instead of the number of a user: the server's own, who needs leave room for nobody, and all whom the
+// server does not know.
+constexpr std::int64_t kOwner = -1, kStranger = -2;
 
 // How long connections wait when none can be accepted.
 constexpr std::chrono::milliseconds kPause{100};
@@ -104,6 +109,7 @@ struct RegionListener::Connection {
   const Descriptor socket;
   const Clock::time_point deadline = Clock::now() + kHandshake;  // while it has not spoken
   bool spoken = false;
+  std::int64_t guest = kStranger;  // its user, or one of these
   std::mutex mutex;
   bool over = false;  // guarded by mutex, as is token
   std::string token;  // of its region, once there is one
@@ -193,7 +199,18 @@ bool RegionListener::AcceptSome() {
       return errno == EAGAIN;
     }
     auto connection = std::make_shared<Connection>(fd);
-    if (connections_.size() < max_connections_) connections_.push_back(std::move(connection));
+    const std::optional<uid_t> user = PeerUser(fd);
+    const bool known = user.has_value() && rules_.admits(*user);
+    connection->guest = !known ? kStranger : rules_.shares(*user) ? std::int64_t{*user} : kOwner;
+    const auto silent = std::count_if(
+        connections_.begin(), connections_.end(),
+        [&](const auto& other) { return !other->spoken && other->guest == connection->guest; });
+    // Whoever says nothing leaves room for others. What is not kept is closed.
+    const bool room =
+        connection->guest == kOwner ||
+        static_cast<std::size_t>(silent) < std::max<std::size_t>(1, max_connections_ / 4);
+    if (room && connections_.size() < max_connections_)
+      connections_.push_back(std::move(connection));
   }
   return true;
 }

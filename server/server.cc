@@ -178,7 +178,6 @@ absl::Status Server::Listen() {
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
-  // Who watches needs no token, and holds a connection for as long as he likes.
   health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4));
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
@@ -270,6 +269,11 @@ Server::Reason Server::Wait() {
   return devices_lost_ ? Reason::kDevicesLost : Reason::kStopRequested;
 }
 
+bool Server::devices_lost() const {
+  const std::lock_guard lock(mutex_);
+  return devices_lost_;
+}
+
 void Server::SetProfiling(bool on) {
   for (const std::unique_ptr<Device>& device : core_->devices()) device->SetProfiling(on);
 }
@@ -314,11 +318,34 @@ void Server::SetHealth() {
   health_.Set("", !devices_lost_);
 }
 
-bool Server::NoteLostDevices() {
+void Server::NoteAbsence(absl::Time now) {
+  // A turn may come late on a busy host.
+  constexpr absl::Duration kLate = absl::Seconds(1);
+  if (now - last_turn_ > kLate) {
+    absent_ += now - last_turn_;
+    absence_end_ = now;
+  }
+  last_turn_ = now;
+}
+
+absl::Duration Server::Without(absl::Duration wait, absl::Time now) const {
+  return now - wait < absence_end_ ? std::max(wait - absent_, absl::ZeroDuration()) : wait;
+}
+
+Server::Verdict Server::Judge(absl::Time now) {
+  NoteAbsence(now);
   const auto& devices = core_->devices();
-  const absl::Duration limit = core_->options().HangLimit(devices.size());
+  const Options& options = core_->options();
+  const absl::Duration limit = options.HangLimit(devices.size());
+  bool spans_absence = false, stuck = false;
+  const auto wait_of = [&](absl::Duration wait) {
+    spans_absence |= now - wait < absence_end_;
+    const absl::Duration present = Without(wait, now);
+    stuck |= present > options.watchdog;
+    return present;
+  };
   for (const std::unique_ptr<Device>& device : devices) {
-    if (core_->LongestWait(*device) > limit) {
+    if (wait_of(core_->LongestWait(*device)) > limit) {
       spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
                        absl::FormatDuration(limit));
       device->MarkLost();
@@ -327,7 +354,15 @@ bool Server::NoteLostDevices() {
     spdlog::critical("device {} has failed for good: its buffers are gone", device->info().name);
     lost_devices_.emplace(device.get(), std::make_shared<std::atomic<bool>>(false));
   }
-  return lost_devices_.size() == devices.size();
+  bool lost = lost_devices_.size() == devices.size();
+  // What hangs with a device that is lost is known.
+  if (lost_devices_.empty() && wait_of(absl::FromChrono(core_->chores().LongestRun())) > limit) {
+    spdlog::critical("memory has been taken or freed for {}: the driver hangs",
+                     absl::FormatDuration(limit));
+    lost = true;
+  }
+  if (!spans_absence) absent_ = absl::ZeroDuration();
+  return {.lost = lost, .stuck = stuck};
 }
 
 void Server::ClearLostDevices() {
@@ -345,6 +380,7 @@ void Server::ClearLostDevices() {
 
 void Server::Tend() {
   absl::Time next_trim = SteadyNow(), next_reload = next_trim;
+  last_turn_ = next_trim;
   const auto trimming = std::make_shared<std::atomic<bool>>(false);
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
@@ -368,11 +404,10 @@ void Server::Tend() {
         TrimHostMemory();
       });
     }
-    const bool lost = NoteLostDevices();
-    const bool stuck = core_->Stuck();
+    const auto [lost, stuck] = Judge(SteadyNow());
     lock.lock();
     if (lost && !devices_lost_) {
-      spdlog::critical("no device is left: the server stops");
+      spdlog::critical("no device is left to work with: the server stops");
       devices_lost_ = true;
       SetHealth();
       changed_.notify_all();

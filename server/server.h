@@ -62,6 +62,9 @@ class Server {
   // DEVICE_LOST.
   bool Drain();
 
+  // Whether no device is left to work with. Thread safe.
+  bool devices_lost() const;
+
   // Begins or ends what profilers record of all devices (Device::SetProfiling).
   void SetProfiling(bool on);
 
@@ -84,8 +87,17 @@ class Server {
   void SetHealth();
   // Housekeeping, many times a second: expired buffers, idle streams, stuck workers, lost devices.
   void Tend();
-  // Gives up devices that hang, and notes which are lost: whether no other is left.
-  bool NoteLostDevices();
+  struct Verdict {
+    bool lost;   // no device is left to work with
+    bool stuck;  // something has waited for a device for longer than --watchdog
+  };
+  // Gives up devices that hang, and notes which are lost.
+  Verdict Judge(absl::Time now);
+  // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes on,
+  // and nothing of that is a device's fault: Tend notices by its own turns.
+  void NoteAbsence(absl::Time now);
+  // Of what has waited for so long, the time in which the process was there.
+  absl::Duration Without(absl::Duration wait, absl::Time now) const;
   // Takes the buffers of lost devices away, and refuses what waits for them.
   void ClearLostDevices();
 
@@ -106,13 +118,17 @@ class Server {
   bool drained_ = false;
   // That Tend has noticed; of each, whether what waits for it is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
+  // Of Tend: its last turn, the end of the last absence, and how long it was away in all, since
+  // something began that still waits.
+  absl::Time last_turn_, absence_end_ = absl::InfinitePast();
+  absl::Duration absent_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_requested_ = false;
   bool devices_lost_ = false;
   bool draining_ = false;
-  bool stuck_ = false;  // a worker is
+  bool stuck_ = false;  // Verdict::stuck
   bool ending_ = false;
   std::atomic<bool> ready_{false};  // what the health service says of the services
   std::thread tender_;

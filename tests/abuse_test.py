@@ -553,6 +553,27 @@ class WorkTest(Case):
         self.assert_serves(client)
 
 
+    def test_a_process_that_was_stopped_has_lost_no_device(self):
+        """The clock goes on while it is stopped in mid-operation, for longer than a hang may last."""
+        self.needs_cpu()
+        limits = ("--max-operation-seconds", "1", "--max-slow-operation-seconds", "1")
+        server = self.start("--watchdog", "500ms", "--workers", "1", *limits)
+        client = server.client()
+        client.put("s", np.ones((1024, 1024), np.float32))
+        a = o.resident("s")
+        calls = [
+            client.future("Matmul", a=a, b=a, result=into(f"r{i}"), timeout=60) for i in range(20)
+        ]
+        time.sleep(0.2)
+        server.signal(signal.SIGSTOP)
+        time.sleep(7)
+        server.signal(signal.SIGCONT)
+        for call in calls:
+            call.result(60)
+        self.assertTrue(eventually(lambda: client.health() == 1, 10, 0.1))
+        self.assert_serves(client)
+
+
 class MemoryTest(Case):
     def test_more_memory_than_there_is(self):
         """--memory-limit beyond the machine: the server does not start, or says so and clamps."""

@@ -473,16 +473,19 @@ class AccessTest(unittest.TestCase):
         self.assertTrue(o.eventually(lambda: anna.names() == ["x", "y"], 20))
         self.assertFalse([upload for upload in uploads if upload.done()])
 
-    def test_watching_health_has_a_quarter_of_the_connections(self):
+    def test_a_connection_has_eight_watches_of_health(self):
         server = self.serve(line_of("t"), flags=("--max-connections", "16"))
         watch = server.client().channel.unary_stream("/grpc.health.v1.Health/Watch")
-        calls = [watch(b"", timeout=60) for _ in range(4)]
+        calls = [watch(b"", timeout=60) for _ in range(8)]
         for call in calls:
             self.assertEqual(next(call), b"\x08\x01")  # SERVING
         end = o.outcome_of(lambda: next(watch(b"", timeout=20)))
         self.assertEqual(end.code, "RESOURCE_EXHAUSTED")
         self.assertEqual(server.client().health(), 1)
-        calls.pop().cancel()
+        other = server.client().channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
+        self.assertEqual(next(other), b"\x08\x01")
+        calls.append(other)
+        calls.pop(0).cancel()
 
         def again():
             calls.append(watch(b"", timeout=60))

@@ -531,7 +531,7 @@ TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();
   std::promise<void> done;
-  Chores chores(1, 8);
+  Chores chores(1, 8, /*patience=*/milliseconds(1));
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { released.wait(); }).ok());
   ASSERT_TRUE(chores.Submit([&] { done.set_value(); }).ok());
   auto reached = done.get_future();
@@ -539,6 +539,26 @@ TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
     chores.Relieve();
   EXPECT_EQ(reached.wait_for(milliseconds(0)), std::future_status::ready);
   release.set_value();
+}
+
+TEST(ChoresTest, SharesTakeTurns) {
+  std::promise<void> started, release;
+  std::vector<int> order;
+  {
+    Chores chores(1, 8);
+    ASSERT_TRUE(chores
+                    .Submit([&] {
+                      started.set_value();
+                      release.get_future().wait();
+                    })
+                    .ok());
+    started.get_future().wait();
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { order.push_back(1); }, 1).ok());
+    ASSERT_TRUE(chores.Submit([&] { order.push_back(2); }, 2).ok());
+    EXPECT_GE(chores.LongestRun(), std::chrono::steady_clock::duration::zero());
+    release.set_value();
+  }
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 1, 1}));
 }
 
 TEST(ChoresTest, FreesOnItsOwnThread) {

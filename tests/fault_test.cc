@@ -533,6 +533,21 @@ TEST_F(FaultTest, ADeviceThatHangsIsLost) {
   server_->server().Drain();
 }
 
+TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
+  StartServer(Impatient());
+  device_->Close(Step::kAllocate);
+  auto creating = std::async(std::launch::async, [&] {
+    return server_->Put<float>("y", v1::DTYPE_F32, {1 << 20}, std::vector<float>(1 << 20)).ok();
+  });
+  device_->WaitForBlocked(1);
+  EXPECT_TRUE(AwaitEnd());
+  EXPECT_EQ(HealthOf(server_->channel(), ""), Serving::kNotServing);
+  EXPECT_TRUE(server_->server().devices_lost());
+  device_->Open();
+  creating.get();
+  server_->server().Drain();
+}
+
 TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
   Options options = Impatient();
   options.max_operation_seconds = 3600;

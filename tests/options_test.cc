@@ -180,12 +180,12 @@ TEST(Options, Flags) {
 // Elsewhere 0 is without end; a drain that may take no time ends at once.
 // Operations of all workers may share a device, or wait for each other.
 TEST(Options, ADeviceHangsWhenTheLongestOperationsOfAllWorkersWouldBeOver) {
-  EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * absl::Seconds(30));
-  EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 8 * 4 * absl::Seconds(30));
+  EXPECT_EQ(Options().HangLimit(1), absl::Minutes(2) + 4 * 4 * absl::Seconds(30));
+  EXPECT_EQ(Options().HangLimit(8), absl::Minutes(2) + 4 * 8 * 4 * absl::Seconds(30));
   Options options;
   options.workers = 1;
   options.max_slow_operation_seconds = 600;
-  EXPECT_EQ(options.HangLimit(1), absl::Minutes(12));
+  EXPECT_EQ(options.HangLimit(1), absl::Minutes(42));
   options.watchdog = absl::InfiniteDuration();
   EXPECT_EQ(options.HangLimit(1), absl::InfiniteDuration());
 }
