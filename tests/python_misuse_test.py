@@ -6,6 +6,7 @@ usage: python_misuse_test.py --server build/bin/tessera-server [unittest argumen
 """
 
 import asyncio
+import fractions
 import os
 import signal
 import subprocess
@@ -91,6 +92,29 @@ class ArraysTest(python_outsider.Case):
             x + np.ma.masked_array(self.a, self.a > 0)
         converted = self.t.put(np.arange(5, dtype="u1"), dtype="f4")
         np.testing.assert_array_equal(converted.numpy(), range(5))
+
+    def test_objects_that_have_a_type_to_go_to(self):
+        """NumPy converts them, and says itself what it cannot."""
+        third = fractions.Fraction(1, 3)
+        for value, dtype in (
+            ([None, 1.0], "f64"),
+            ([1, 1 << 70], "f64"),
+            ([[1, 2, 3], [4, 5, 6]], "f32"),
+            ([third, 2], "f32"),
+            ([True, None, "text"], bool),
+            (third, "f64"),
+            ([], "i32"),
+            ([third] * (MIB // 4), "f64"),
+        ):
+            array = np.array(value, object)
+            with self.subTest(value=str(value)[:40]):
+                got = self.t.put(array, dtype=dtype).numpy()
+                np.testing.assert_array_equal(got, array.astype(ts._dtypes.dtype_of(dtype)))
+        halves = np.array([[third, 2], [3, 4]], object).T
+        want = halves.astype("f4")
+        np.testing.assert_allclose(self.t.put(halves, dtype="bf16").numpy(), want, rtol=1 / 256)
+        with self.assertRaises(TypeError):
+            self.t.put([None, 1], dtype="i32")
 
     def test_an_expression_is_what_it_was_when_it_was_written(self):
         x, a = self.t.put(self.a), self.a.copy()

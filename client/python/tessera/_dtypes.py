@@ -159,14 +159,22 @@ def to_server(array: Any, dtype: Any = None) -> npt.NDArray[Any]:
 class Outgoing:
     """The bytes of an array as the server takes them: little-endian, of one of its types, in
     row-major order. A slice of them is made when it is asked for, so that no array is converted as a
-    whole; where nothing is to be converted it is the array's memory. Thread safe."""
+    whole, except one of Python's objects; where nothing is to be converted it is the array's memory.
+    Thread safe."""
 
     def __init__(self, value: Any, dtype: Any = None) -> None:
         self._array = to_numpy(value)
         self.shape = self._array.shape
         self.dtype = dtype_of(self._array.dtype if dtype is None else dtype)
         self._bytes: Optional[memoryview] = None
-        if self._array.dtype == self.dtype and self._array.flags.c_contiguous:
+        ready = self._array.dtype == self.dtype and self._array.flags.c_contiguous
+        if ready or self._array.dtype.hasobject:
+            self.convert()
+
+    def convert(self) -> None:
+        """All of it at once, in the thread of the caller."""
+        if self._bytes is None:
+            self._array = _converted(self._array, self.dtype)
             self._bytes = _bytes_of(self._array.reshape(-1))
 
     def __len__(self) -> int:
