@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -115,6 +116,42 @@ class ArraysTest(python_outsider.Case):
         np.testing.assert_allclose(self.t.put(halves, dtype="bf16").numpy(), want, rtol=1 / 256)
         with self.assertRaises(TypeError):
             self.t.put([None, 1], dtype="i32")
+
+    def test_what_numpy_says_of_a_conversion(self):
+        """Of small arrays, and of those that are converted as they travel, by one connection and
+        several."""
+
+        async def put(data):
+            async with await ts.aio.connect(self.server.address) as t:
+                await t.put(data, "converted", dtype="f32")
+
+        def raises(kind, data):
+            for work in (
+                lambda: self.t.put(data, "converted", dtype="f32"),
+                lambda: asyncio.run(put(data)),
+            ):
+                self.assertRaises(kind, work)
+                self.assertNotIn("converted", self.t)
+
+        with mock.patch.object(self.t._io, "perform") as perform:
+            self.assertRaises(ValueError, self.t.put, np.array(["x"]), "x", dtype="f32")
+        perform.assert_not_called()  # A small one is converted before anything goes.
+        for size in (9, 3 * MIB, 17 * MIB):
+            with self.subTest(size=size):
+                text = np.full(size, b"1")
+                text[-1] = b"x"
+                raises(ValueError, text)
+                large = np.ones(size)
+                large[-1] = 1e300
+                with np.errstate(over="raise"):
+                    raises(FloatingPointError, large)
+                with np.errstate(over="call", call=mock.Mock(side_effect=MemoryError)):
+                    raises(MemoryError, large)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    raises(RuntimeWarning, large)
+                    with np.errstate(over="ignore"):
+                        self.assertEqual(self.t.put(large, dtype="f32")[-1].item(), np.inf)
 
     def test_an_expression_is_what_it_was_when_it_was_written(self):
         x, a = self.t.put(self.a), self.a.copy()

@@ -358,6 +358,7 @@ class Core:
         )
         report = reporter(progress, len(data), f"put {to}")
         if len(data) <= CHUNK:
+            data.convert()
             retry = Retry(self.options, replace, self.options.timeout)
             while True:
                 try:

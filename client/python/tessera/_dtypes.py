@@ -160,12 +160,13 @@ class Outgoing:
     """The bytes of an array as the server takes them: little-endian, of one of its types, in
     row-major order. A slice of them is made when it is asked for, so that no array is converted as a
     whole, except one of Python's objects; where nothing is to be converted it is the array's memory.
-    Thread safe."""
+    What np.errstate says where it is made holds for all slices. Thread safe."""
 
     def __init__(self, value: Any, dtype: Any = None) -> None:
         self._array = to_numpy(value)
         self.shape = self._array.shape
         self.dtype = dtype_of(self._array.dtype if dtype is None else dtype)
+        self._errors: Any = {"call": np.geterrcall(), **np.geterr()}
         self._bytes: Optional[memoryview] = None
         ready = self._array.dtype == self.dtype and self._array.flags.c_contiguous
         if ready or self._array.dtype.hasobject:
@@ -196,7 +197,9 @@ class Outgoing:
                 block[at : at + len(part)] = part
                 at += len(part)
         skipped = first * self.dtype.itemsize
-        return _bytes_of(_converted(block, self.dtype))[begin - skipped : end - skipped]
+        with np.errstate(**self._errors):
+            converted = _converted(block, self.dtype)
+        return _bytes_of(converted)[begin - skipped : end - skipped]
 
 
 def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:

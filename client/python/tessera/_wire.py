@@ -136,8 +136,8 @@ class Stream:
 class Upload(Stream):
     """The messages of one stream: of bytes [begin, end) of a draft, or with a spec of an array.
 
-    data: slices of it are bytes. sent: where the bytes end that gRPC has taken. failure: what the caller's progress function
-    raised, which ends the stream.
+    data: slices of it are bytes. sent: where the bytes end that gRPC has taken. failure: what a slice
+    or the caller's progress function raised, which ends the stream.
     """
 
     def __init__(
@@ -159,6 +159,15 @@ class Upload(Stream):
         self.failure: Optional[BaseException] = None
 
     def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._messages()
+        except GeneratorExit:
+            raise  # gRPC wants no more of them.
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _messages(self) -> Iterator[bytes]:
         head = self._head
         while not self._stopped:
             chunk = self._data[self.sent : min(self.sent + CHUNK, self._end)]
@@ -166,11 +175,7 @@ class Upload(Stream):
             yield b"".join((head, b"\x22", varint(len(chunk)), chunk)) if chunk else head
             head = b""
             self.sent += len(chunk)
-            try:
-                self.tally.add(len(chunk))
-            except BaseException as error:
-                self.failure = error
-                raise
+            self.tally.add(len(chunk))
             if self.sent >= self._end:
                 return
 
