@@ -545,6 +545,23 @@ print(found > 6)
                 t.put(np.ones(3 * MIB), name, progress=lambda *_: t.close())
             self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
 
+    def test_a_put_that_never_begins(self):
+        """No thread can be started, or Ctrl-C comes before: close() deletes the rest all the same."""
+        before = self.unnamed()
+        start = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread"))
+        with ts.connect(self.server.address) as t:
+            kept = t.put(np.ones(3))
+            with start, self.assertRaisesRegex(RuntimeError, "no thread"):
+                t.put(np.ones(MIB))
+            self.assertEqual(t._core._creating, set())
+        self.assertEqual(self.unnamed() - before, set())
+        with ts.connect(self.server.address) as t:
+            kept = t.put(np.ones(3))
+            t._io._create = mock.Mock(side_effect=KeyboardInterrupt)
+            self.assertRaises(KeyboardInterrupt, t.put, np.ones(MIB))
+        self.assertEqual(self.unnamed() - before, set())
+        del kept
+
     def test_an_end_that_starts_no_threads(self):
         """As Python's from 3.12 on, after Ctrl-C."""
         t = ts.connect(self.server.address)

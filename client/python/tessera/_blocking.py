@@ -175,6 +175,9 @@ class Blocking:
         try:
             threading.Thread(target=work, daemon=True).start()
             answer, failure = outcome.get()
+        except RuntimeError:  # No thread has begun.
+            self.forget(create.ended(None))
+            raise
         except KeyboardInterrupt as interrupt:
             setattr(interrupt, _SETTLED, True)  # The other thread runs gRPC's code.
             raise

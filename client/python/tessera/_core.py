@@ -246,14 +246,12 @@ class Core:
     def close(self) -> Steps:
         """Deletes the unnamed buffers and the drafts, which nothing can reach from now on. Failures
         do not matter: buffers end by themselves. Returns whether the server may answer more: one
-        that does not is waited for once."""
+        that does not is waited for once, and before it for drafts that are being made."""
         self.closed = True
         if not self.own:
             return False
         give_up = time.monotonic() + _LAST_WORDS_S
-        while self._creating:
-            if time.monotonic() >= give_up:
-                return False
+        while self._creating and time.monotonic() < give_up:
             yield Pause(0.01)
         try:
             # Of what has no name the list below tells.
