@@ -545,6 +545,32 @@ print(found > 6)
                 t.put(np.ones(3 * MIB), name, progress=lambda *_: t.close())
             self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
 
+    def test_a_client_that_is_closed_while_the_server_seals(self):
+        """Either the array is there and put() returns, or it is not and put() says so."""
+        for name in ("sealed", None):
+            t = ts.connect(self.server.address)
+            call = t._io.call
+
+            def closing(method, *rest, t=t, call=call):
+                answer = call(method, *rest)
+                if method == "SealBuffer":
+                    closer = threading.Thread(target=t.close)
+                    closer.start()
+                    closer.join()
+                return answer
+
+            t._io.call = closing
+            with self.assertRaisesRegex(ts.Error, "closed"):
+                t.put(np.ones(MIB), name)
+            self.assertEqual(self.like(p.Buffer(name=name or t._core._prefix)), [])
+
+    def test_drafts_that_are_sealed_while_others_are_deleted(self):
+        """From the first deletion on none of them is put()'s to keep."""
+        core = ts._core.Core(ts._connect.Options("127.0.0.1:1"))
+        core._drafts.update({("a", 1), ("b", 2)})
+        self.assertEqual(next(core.close()).method, "DeleteBuffer")
+        self.assertEqual(core._drafts, set())
+
     def test_a_put_that_never_begins(self):
         """No thread can be started, or Ctrl-C comes before: close() deletes the rest all the same."""
         before = self.unnamed()

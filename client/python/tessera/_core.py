@@ -44,6 +44,7 @@ from ._errors import (
     Error,
     Stalled,
     VersionMismatch,
+    closed,
     read,
 )
 from ._graph import Inline, Leaf, Node, Term
@@ -168,7 +169,9 @@ class Core:
         self._count = itertools.count()
         self._has_unnamed = False
         self._creating: Set[_Draft] = set()
-        self._drafts: Set[Tuple[str, int]] = set()  # Made, and neither sealed nor deleted.
+        # Made, and neither sealed nor deleted. Who takes one out decides: put(), which has sealed it,
+        # that it stays, or close() that it goes.
+        self._drafts: Set[Tuple[str, int]] = set()
         self._abandoned_at: Dict[str, float] = {}  # Names of drafts, and when, by time.monotonic().
         self.closed = False  # Or being closed: its unnamed buffers and its drafts go.
         # A fork has the same references, and must not delete what this process still has.
@@ -233,6 +236,13 @@ class Core:
         except IndexError:
             pass  # Other threads take from it as well.
 
+    def _take_drafts(self) -> Iterator[Tuple[str, int]]:
+        try:
+            while True:
+                yield self._drafts.pop()
+        except KeyError:
+            pass
+
     def _deletion(self, name: str, version: int, timeout: float = _LEFT_OVER_S) -> Call:
         self._drafts.discard((name, version))
         request = p.METHODS["DeleteBuffer"].request(name=name, version=version)
@@ -255,8 +265,8 @@ class Core:
             yield Pause(0.01)
         try:
             # Of what has no name the list below tells.
-            left = [one for one in self._take_dead() if not one[0].startswith(self._prefix)]
-            for name, version in self._drafts.union(left):
+            left = {one for one in self._take_dead() if not one[0].startswith(self._prefix)}
+            for name, version in left.union(self._take_drafts()):
                 yield from self._gone(name, version)
             while self._has_unnamed:
                 method = p.METHODS["ListBuffers"]
@@ -374,7 +384,10 @@ class Core:
             yield from self._create(draft, spec)
             yield from self._fill(to, draft.version, data, report)
             sealed = yield from self.unary("SealBuffer", name=to, version=draft.version)
-            self._drafts.discard((to, draft.version))
+            try:
+                self._drafts.remove((to, draft.version))
+            except KeyError:
+                raise closed() from None
         except Exception as failure:
             # A caller who tries again at once finds the name free. The draft ends by itself if not.
             if draft.version and isinstance(failure, Stalled):
