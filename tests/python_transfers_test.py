@@ -627,6 +627,30 @@ class SharedTest(unittest.TestCase):
         self.assertIsInstance(download, _wire.Download)
         self.assertLess(download.tally.moved, begin[0])
 
+    def test_patience_begins_with_the_last_part(self):
+        """Two calls are under way at once, and the second may use up its time while the server works
+        for the first: streams do the rest, unless nothing has come for that long."""
+        x = self.t.put(self.long)
+        perform, patience = self.t._io.perform, self.t._core.options.stall_timeout
+
+        def slow(command):
+            if not isinstance(command, _shared.Transfer):
+                return perform(command)
+            command.finish(self.t._io.call(command.method, command.begin(), o.START_TIMEOUT_S))
+            command.moved -= ago
+            command.begin()
+            raise ts.Error("late", "DEADLINE_EXCEEDED")
+
+        self.t._io.perform = slow
+        ago = 0
+        self.performed.clear()
+        np.testing.assert_array_equal(self.t.put(self.long).numpy(), self.long)
+        self.assertEqual(self.kinds(), ["Upload", "Download"])
+        ago = patience
+        self.assertRaises(ts.Stalled, self.t.put, self.long)
+        self.assertRaises(ts.Stalled, x.numpy)
+        self.assertEqual(self.kinds(), [])
+
     def test_the_end_of_a_client_of_a_server_that_hangs(self):
         """One call is waited for, and nothing else."""
         self.t.put(self.data)

@@ -514,7 +514,10 @@ class Core:
             if transfer.slots:
                 yield transfer
         except Error as error:
-            _stalled(error)
+            # A call waits from its beginning on, also while the server works for the one before it.
+            moved = transfer.moved
+            if moved is None or time.monotonic() - moved >= self.options.stall_timeout:
+                _stalled(error)
         finally:
             transfer.end()
 
