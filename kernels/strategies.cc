@@ -207,6 +207,17 @@ bool RepaysIntegers(const MatmulProblem& problem) {
          problem.k >= kLeastSteps && work >= kLeastWork;
 }
 
+// What the tree says, as long as it takes little memory: how much there is differs from GPU to GPU, and
+// what others take at the time should not decide.
+std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
+  constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
+  const std::string_view tuned = TunedStrategy(problem);
+  const Strategy<MatmulProblem>* strategy = FirstOf({tuned}, problem, device);
+  const bool much = strategy != nullptr && strategy->scratch != nullptr &&
+                    problem.dtype == DType::kF64 && strategy->scratch(problem) > kMostScratch;
+  return much ? "" : tuned;
+}
+
 }  // namespace
 
 // On a GPU, but for large products of f64, by what random ones took (kernels/tuning.h); always as
@@ -229,8 +240,9 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
   const std::string_view integers = RepaysIntegers(problem) ? "ozaki_f64" : "";
-  const auto* fast = FirstOf(
-      {integers, TunedStrategy(problem), "cublas", OwnTensorStrategy(problem)}, problem, device);
+  const auto* fast =
+      FirstOf({integers, TunedWithin(problem, device), "cublas", OwnTensorStrategy(problem)},
+              problem, device);
   const auto* any = ChooseInPlace(problem, device);
   if (fast == nullptr || any == nullptr) return any;
   return fast->roundoff(problem) <= any->roundoff(problem) ? fast : any;

@@ -394,6 +394,8 @@ TEST(ChoiceTest, OnHopper) {
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 4096, 4096, 4096), hopper), "ozaki_f64");
   EXPECT_EQ(Chosen(Matmul(DType::kF64, 2048, 12288, 1024), hopper), "ozaki_f64");
   EXPECT_NE(Chosen(Matmul(DType::kF64, 512, 512, 512), hopper), "ozaki_f64");
+  // Gigabytes of scratch memory for a product of few results.
+  EXPECT_NE(Chosen(Matmul(DType::kF64, 1024, 1024, 1 << 18), hopper), "ozaki_f64");
 }
 
 // Whatever the trees say: there is a strategy, and it rounds no more than the one that takes all.

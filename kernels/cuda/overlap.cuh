@@ -5,6 +5,9 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "kernels/cuda/cuda.h"
 
@@ -22,6 +25,22 @@ __device__ inline void AllowNextKernel() {
 #endif
 }
 
+// Whether the kernel has the wait, on the GPU that is current: one of compute capability 9.0 may run code
+// that was compiled for an older one, which has none. Thread safe; asks the driver once for each.
+inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
+  if (device.info().compute_capability < 90) return false;
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = known.try_emplace({kernel, device.ordinal()}, false);
+  if (is_new) {
+    cudaFuncAttributes attributes{};
+    entry->second =
+        cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+  }
+  return entry->second;
+}
+
 struct LaunchGrid {
   unsigned blocks, threads;
   std::size_t shared_bytes;
@@ -34,7 +53,7 @@ void LaunchOverlapping(void (*kernel)(Parameters...), const LaunchGrid& grid, Cu
                        const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (stream.device().info().compute_capability >= 90) {
+  if (IsToOverlap(reinterpret_cast<const void*>(kernel), stream.device())) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
