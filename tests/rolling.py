@@ -1,0 +1,201 @@
+"""What the tests of rolling restarts share: servers that are stopped and started again one after the
+other, and callers who go on calling meanwhile."""
+
+import pathlib
+import random
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+
+import grpc
+import numpy as np
+
+import outsider as o
+
+# Before a call that was UNAVAILABLE is repeated, as the project's clients do; half of it at least.
+PAUSES_S = (0.1, 0.2, 0.4, 0.8)
+
+
+def lasting_address():
+    """Of a free port that no socket gets by chance while its server is away: it is below those that
+    Linux gives away."""
+    while True:
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", random.randrange(10000, 32000)))
+            except OSError:
+                continue
+            return "127.0.0.1:%d" % s.getsockname()[1]
+
+
+class Restartable:
+    """A server with TLS that comes back at its address. health: a function of its address that says
+    whether it is SERVING."""
+
+    def __init__(self, folder, health, *flags):
+        self.folder, self.health = folder, health
+        self.flags = ("--metrics-listen", "127.0.0.1:0", *map(str, flags))
+        self.address = lasting_address()
+        self.start()
+
+    def start(self):
+        self.server = o.Server(self.folder, *self.flags, listen=self.address)
+        assert o.eventually(lambda: self.health(self.address), o.START_TIMEOUT_S), self.server.log()
+
+    def answered(self):
+        """How many calls it has answered well since it started."""
+        address = re.search(r"metrics at http://([\d.:]+)/", self.server.log())[1]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
+            text = page.read().decode()
+        calls = re.findall(r'^tessera_requests_total{.*rpc="Dot".*code="OK".*} (\d+)', text, re.M)
+        return sum(map(int, calls))
+
+    def restart(self):
+        """Returns once it is SERVING again."""
+        end = self.server.stop()
+        assert end == 0, f"the server ended with {end}: {self.server.log()[-2000:]}"
+        self.start()
+
+    def kill(self):
+        self.server.kill()
+
+
+class Load:
+    """Threads that go on calling until end(). makers: for each a function of the load that makes the
+    thread's call: a function that returns once an answer has come and was right, and raises
+    otherwise."""
+
+    def __init__(self, makers):
+        self.answered = [0] * len(makers)
+        self.lost = []  # what became of each call that was not answered, or wrongly
+        self.longest_s = 0.0  # that a call took until its answer came, repetitions included
+        self.repeated = 0  # by inline_dots; clients of the project do not tell
+        self.put_again = 0  # arrays that had gone with their server
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        calls = [make(self) for make in makers]
+        self._threads = [
+            threading.Thread(target=self._run, args=one, daemon=True) for one in enumerate(calls)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, i, call):
+        while not self._over.is_set():
+            begin = time.monotonic()
+            try:
+                call()
+            except Exception as error:
+                self.lost.append(f"caller {i}: {error!r}")
+                continue
+            self.answered[i] += 1
+            with self._lock:
+                self.longest_s = max(self.longest_s, time.monotonic() - begin)
+
+    def count(self, what):
+        with self._lock:
+            setattr(self, what, getattr(self, what) + 1)
+
+    def moved(self, calls=10, seconds=o.START_TIMEOUT_S):
+        """Whether each caller makes so many calls from now on."""
+        want = [count + calls for count in self.answered]
+        return o.eventually(lambda: all(a >= b for a, b in zip(self.answered, want)), seconds)
+
+    def end(self):
+        self._over.set()
+        for thread in self._threads:
+            thread.join(o.START_TIMEOUT_S)
+
+    def __str__(self):
+        return (
+            f"{sum(self.answered)} calls of {len(self.answered)} callers, {len(self.lost)} lost,"
+            f" {self.repeated} repeated, {self.put_again} arrays put again, the longest call"
+            f" {self.longest_s:.1f} s"
+        )
+
+
+def inline_dots(connect, metadata=()):
+    """Of a plain client of gRPC: Dots of arrays that travel with the call, repeated where they are
+    UNAVAILABLE. connect: a function that makes a channel."""
+
+    def make(load):
+        dot = o.compute_grpc.ComputeServiceStub(connect()).Dot
+        random_arrays = np.random.default_rng()
+
+        def call():
+            a, b = random_arrays.integers(-50, 50, (2, 64)).astype(np.float32)
+            request = o.compute.DotRequest(a=o.inline(a), b=o.inline(b))
+            for pause in (*PAUSES_S, None):
+                try:
+                    answer = dot(request, timeout=o.CALL_TIMEOUT_S, metadata=metadata)
+                    break
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE or pause is None:
+                        raise
+                    load.count("repeated")
+                    time.sleep(pause * random.uniform(0.5, 1))
+            assert answer.value.real == a @ b, (answer.value.real, a @ b)
+
+        return call
+
+    return make
+
+
+def resident_dots(connect, name):
+    """Of the package in client/python, which repeats calls by itself: Dots of a resident array, put
+    again where the server that answers does not have it. connect: a function that makes a client."""
+
+    def make(load):
+        t, random_arrays = connect(), np.random.default_rng()
+        held = {}
+
+        def put():
+            values = random_arrays.integers(-50, 50, 64).astype(np.float32)
+            held["x"], held["dot"] = t.put(values, name, replace=True), values @ values
+
+        put()
+
+        def call():
+            try:
+                found = held["x"].dot(held["x"]).item()
+            except LookupError:  # BufferNotFound, VersionMismatch
+                put()
+                load.count("put_again")
+                found = held["x"].dot(held["x"]).item()
+            assert found == held["dot"], (found, held["dot"])
+
+        return call
+
+    return make
+
+
+def commands(command, folder):
+    """Processes of the command line, one after the other; command: its words up to the operation."""
+    file = pathlib.Path(folder) / "operand.npy"
+    np.save(file, np.arange(1, 65, dtype=np.float32))
+    words = [*map(str, command), "dot", f"file:{file}", f"file:{file}"]
+
+    def make(load):
+        def call():
+            run = subprocess.run(words, capture_output=True, text=True, timeout=o.START_TIMEOUT_S)
+            assert run.returncode == 0, run.stderr
+            assert re.match(r"89440\b", run.stdout), run.stdout
+
+        return call
+
+    return make
+
+
+def restart_one_after_the_other(servers, load, pause_s):
+    """While every caller is answered before, between and after. pause_s: how long it may take, beyond
+    the servers' --drain-delay, until callers or a proxy notice that one is there again."""
+    assert load.moved(), load
+    for server in servers:
+        assert server.answered() > 0, "nobody called the server that is to be stopped"
+        server.restart()
+        time.sleep(pause_s)
+        assert load.moved(), load
+    load.end()
