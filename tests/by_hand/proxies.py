@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """The configurations of deploy/proxy in front of two servers, with the real nginx and HAProxy: TLS,
-certificates of clients, affinity, large transfers, a server that stops; and in front of three servers
-that share names, one of which is killed. Needs the packages nginx and haproxy; CI does without it.
+certificates of clients, affinity, large transfers, a server that stops, a rolling restart with TLS to
+the servers too; and in front of three servers that share names, one of which is killed. Needs the
+packages nginx and haproxy; CI does without it.
 
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import unittest
+from functools import partial
 
 import grpc
 import numpy as np
@@ -26,6 +28,7 @@ sys.path.insert(0, str(TESTS))
 
 import outsider as o  # noqa: E402
 import python_outsider  # noqa: E402, F401  (puts the package on the path)
+import rolling  # noqa: E402
 from authority import Authority  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
@@ -41,9 +44,10 @@ def free_port():
 
 
 class Proxied:
-    """A proxy in front of servers; name, command and configuration are the class's."""
+    """A proxy in front of servers; program, configuration and what else differs are the class's."""
 
     count = 2
+    servers_have_tls = False
     flags = ("--drain-delay", "5s")
 
     def setUp(self):
@@ -51,30 +55,36 @@ class Proxied:
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
         self.authority = Authority(self.folder, "ca")
-        cert, key = self.authority.issue("server")
         self.tls = self.folder / "tls"
         self.tls.mkdir()
-        (self.tls / "server.crt").write_bytes(cert.read_bytes())
-        (self.tls / "server.key").write_bytes(key.read_bytes())
-        (self.tls / "server.pem").write_bytes(cert.read_bytes() + key.read_bytes())
+        for name in ("server", "proxy"):
+            cert, key = self.authority.issue(name)
+            (self.tls / f"{name}.crt").write_bytes(cert.read_bytes())
+            (self.tls / f"{name}.key").write_bytes(key.read_bytes())
+            (self.tls / f"{name}.pem").write_bytes(cert.read_bytes() + key.read_bytes())
         (self.tls / "ca.crt").write_bytes(self.authority.cert.read_bytes())
         self.tls.chmod(0o755)
         self.folder.chmod(0o755)
         for path in self.tls.iterdir():
             path.chmod(0o644)
-        self.servers = [o.Server(self.folder, *self.flags) for _ in range(self.count)]
-        for server in self.servers:
-            self.addCleanup(server.process.wait)
-            self.addCleanup(server.process.kill)
+        self.servers = []
+        for _ in range(self.count):
+            self.servers.append(self.start_server())
+            self.addCleanup(self.servers[-1].kill)
         self.port = free_port()
-        config = self.folder / "config"
-        config.write_text(self.configuration())
-        self.proxy = subprocess.Popen([*self.command, str(config)], stderr=subprocess.PIPE)
+        (self.folder / "config").write_text(self.configuration())
+        self.start_proxy()
+        self.client_cert = self.authority.issue("alice")
+        self.wait_until(lambda: self.cli("health").returncode == 0)
+
+    def start_server(self):
+        return o.Server(self.folder, *self.flags)
+
+    def start_proxy(self):
+        self.proxy = subprocess.Popen([*self.program, str(self.folder / "config")], stderr=subprocess.PIPE)
         self.addCleanup(self.proxy.stderr.close)
         self.addCleanup(self.proxy.wait)
         self.addCleanup(self.proxy.terminate)
-        self.client_cert = self.authority.issue("alice")
-        self.wait_until(lambda: self.cli("health").returncode == 0)
 
     def wait_until(self, condition):
         give_up = time.monotonic() + TIMEOUT_S
@@ -84,12 +94,31 @@ class Proxied:
             self.assertLess(time.monotonic(), give_up)
             time.sleep(0.1)
 
+    def command(self, address, pair):
+        words = [CLI, "--server", address, "--tls-ca", self.authority.cert]
+        return list(map(str, words + (["--tls-cert", pair[0], "--tls-key", pair[1]] if pair else [])))
+
     def cli(self, *words, cert=True, timeout=TIMEOUT_S):
-        flags = ["--server", f"127.0.0.1:{self.port}", "--tls-ca", self.authority.cert]
-        if cert:
-            flags += ["--tls-cert", self.client_cert[0], "--tls-key", self.client_cert[1]]
-        return subprocess.run([CLI, *map(str, flags), *words], capture_output=True, text=True,
-                              timeout=timeout)  # fmt: skip
+        command = self.command(f"127.0.0.1:{self.port}", self.client_cert if cert else None)
+        return subprocess.run([*command, *words], capture_output=True, text=True, timeout=timeout)
+
+    def channel(self):
+        files = (self.authority.cert, self.client_cert[1], self.client_cert[0])
+        credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in files))
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
+        self.addCleanup(channel.close)
+        return channel
+
+    def connect(self, route):
+        """A client of the package in client/python whose calls have the route of a name."""
+        cert, key = self.client_cert
+        t = ts.connect(
+            f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
+            tls_key=str(key), route=route,
+        )  # fmt: skip
+        self.addCleanup(t.close)
+        return t
 
     def buffers_of(self, server):
         run = subprocess.run([CLI, "--server", server.address, "ls"], capture_output=True, text=True)
@@ -141,11 +170,8 @@ class ProxyCase(Proxied):
         for server in self.servers:
             subprocess.run([CLI, "--server", server.address, "put", "--name", "x", "--random", "ones",
                             "--shape", "8", "--replace"], check=True, capture_output=True)  # fmt: skip
-        credentials = grpc.ssl_channel_credentials(
-            self.authority.cert.read_bytes(), self.client_cert[1].read_bytes(),
-            self.client_cert[0].read_bytes())  # fmt: skip
         calls = repeated = 0
-        with grpc.secure_channel(f"127.0.0.1:{self.port}", credentials) as channel:
+        with self.channel() as channel:
             stub = o.compute_grpc.ComputeServiceStub(channel)
             request = o.compute.DotRequest(
                 a=o.compute.Operand(buffer="x"), b=o.compute.Operand(buffer="x"))
@@ -169,19 +195,9 @@ class RouteCase(Proxied):
 
     count = 3
 
-    def connect(self, route):
-        """A client of the package in client/python whose calls have the route of a name."""
-        cert, key = self.client_cert
-        return ts.connect(
-            f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
-            tls_key=str(key), route=route,
-        )  # fmt: skip
-
     def test_names_have_homes(self):
         routes = [f"run{i}/part" for i in range(24)]
         clients = {route: self.connect(f"{route}/any") for route in routes}
-        for client in clients.values():
-            self.addCleanup(client.close)
         for i, (route, client) in enumerate(clients.items()):
             client.put(np.full(4, i, np.float32), name=f"{route}/a")
             client.put(np.full(4, i, np.float32), name=f"{route}/b")
@@ -224,25 +240,77 @@ class RouteCase(Proxied):
         self.fail(f"{route} is on another server than that which was killed")
 
 
+class RollingCase(Proxied):
+    """TLS on both sides of the proxy, and both servers restarted under load."""
+
+    servers_have_tls = True
+
+    def start_server(self):
+        """With a certificate for a name, of which the proxy's configuration knows, and only for those
+        of the authority."""
+        if not self.servers:
+            self.pair = self.authority.issue("tessera", names="DNS:tessera")
+        return rolling.Restartable(
+            self.folder, self.healthy, *self.flags, "--tls-cert", self.pair[0], "--tls-key",
+            self.pair[1], "--tls-client-ca", self.authority.cert,
+        )  # fmt: skip
+
+    def healthy(self, address):
+        pair = self.tls / "proxy.crt", self.tls / "proxy.key"
+        words = [*self.command(address, pair), "--tls-server-name", "tessera", "--timeout", "5s", "health"]
+        return subprocess.run(words, capture_output=True, timeout=TIMEOUT_S).returncode == 0
+
+    def test_no_call_is_lost(self):
+        makers = [
+            rolling.inline_dots(self.channel, [("tessera-route", f"run{i}")]) for i in range(4)
+        ]
+        for name in ("held1/x", "held2/x"):
+            makers.append(rolling.resident_dots(partial(self.connect, name), name))
+        command = self.command(f"127.0.0.1:{self.port}", self.client_cert)
+        load = rolling.Load([*makers, *[rolling.commands(command, self.folder)] * 2])
+        self.addCleanup(load.end)
+        rolling.restart_one_after_the_other(self.servers, load, self.notices_s)
+        print(f"{type(self).__name__}: {load}", file=sys.stderr)
+        self.assertEqual(load.lost, [])
+
+    def test_servers_of_another_authority(self):
+        """The proxy, which now takes only what a stranger has signed, sends them nothing."""
+        self.proxy.terminate()
+        self.proxy.wait()
+        stranger = Authority(self.folder, "stranger")
+        (self.tls / "ca.crt").write_bytes(stranger.cert.read_bytes())
+        self.client_cert = stranger.issue("alice")
+        self.start_proxy()
+        self.wait_until(lambda: self.no_server in self.cli("--timeout", "5s", "ls").stderr)
+
+
 class Nginx:
-    command = ["nginx", "-g", "daemon off;", "-c"]
+    program = ["nginx", "-g", "daemon off;", "-c"]
     watches_health = False  # nginx learns from calls that fail
+    notices_s = 2  # fail_timeout, and a little, less --drain-delay
+    no_server = "no server answers"
 
     def configuration(self):
         text = (PROXY / "nginx.conf").read_text()
         one = re.search(r"server tessera:50051 (.*);", text)
         all_of_them = "\n".join(f"server {s.address} {one[1]};" for s in self.servers)
         text = text.replace(one[0], all_of_them).replace("50052", f"127.0.0.1:{self.port}")
+        if self.servers_have_tls:
+            text = text.replace("grpc_pass grpc://tessera;", "").replace("#grpc_", "grpc_")
         return text.replace("/tmp/", f"{self.folder}/").replace("/etc/nginx/tls", str(self.tls))
 
 
 class Haproxy:
-    command = ["haproxy", "-db", "-f"]
+    program = ["haproxy", "-db", "-f"]
     watches_health = True
+    notices_s = 0  # inter times rise is less than --drain-delay
+    no_server = "503"
 
     def configuration(self):
         text = (PROXY / "haproxy.cfg").read_text()
         text = re.sub(r"    server tessera-.*\n?", "", text)
+        if self.servers_have_tls:
+            text = re.sub(r"    default-server .*\n", "", text).replace("#default-server", "default-server")
         for i, server in enumerate(self.servers):
             text += f"    server tessera-{i} {server.address}\n"
         text = text.replace(":50053", f"127.0.0.1:{self.port}")
@@ -254,6 +322,14 @@ class NginxTest(Nginx, ProxyCase, unittest.TestCase):
 
 
 class HaproxyTest(Haproxy, ProxyCase, unittest.TestCase):
+    pass
+
+
+class NginxRollingTest(Nginx, RollingCase, unittest.TestCase):
+    pass
+
+
+class HaproxyRollingTest(Haproxy, RollingCase, unittest.TestCase):
     pass
 
 
