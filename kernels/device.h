@@ -193,6 +193,11 @@ class Device {
   SpareMemory* spare_ = nullptr;
 };
 
+// How far a stream's scratch memory has been handed out.
+struct ScratchMark {
+  std::size_t block = 0, used = 0;  // bytes of that block
+};
+
 // An in-order queue of work with its own scratch memory. One thread at a time; outlived by its
 // device. Every function may throw DeviceError.
 class Stream {
@@ -228,6 +233,10 @@ class Stream {
   // kOutOfScratch when the budget has no room, kOutOfMemory when the device has none, not even
   // spare memory.
   virtual void* Scratch(std::size_t bytes) = 0;
+  virtual ScratchMark MarkScratch() const = 0;
+  // Lets Scratch hand out again, to work that follows, what it has since the mark. REQUIRES: neither
+  // Reset nor Trim since; only work that this stream has had, and no HostScratch, lies there.
+  virtual void RewindScratch(const ScratchMark& mark) = 0;
   // Who keeps from here on what Prepare gives out; null, as in the beginning: nobody.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
   // Memory for what is made of an operand, as of Scratch, but that it may be there already.

@@ -1,5 +1,5 @@
 // Scratch memory of a stream: blocks that are handed out from front to back and given back
-// together. Standard library only.
+// together, or from a mark on. Standard library only.
 #pragma once
 
 #include <algorithm>
@@ -35,11 +35,19 @@ class ScratchBlocks {
     if (bytes > std::numeric_limits<std::size_t>::max() / 2)
       throw DeviceError(DeviceError::Kind::kOutOfMemory, "Stream::Scratch", "too large", bytes);
     const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    if (blocks_.empty() || blocks_.back().size - used_ < size) Add(std::max(size, kKept), budget);
-    void* memory = static_cast<char*>(blocks_.back().data) + used_;
-    used_ += size;
+    ScratchMark at = at_;
+    while (at.block < blocks_.size() && blocks_[at.block].size - at.used < size)
+      at = {at.block + 1, 0};
+    if (at.block == blocks_.size()) Add(std::max(size, kKept), budget);
+    void* memory = static_cast<char*>(blocks_[at.block].data) + at.used;
+    at_ = {at.block, at.used + size};
     return memory;
   }
+
+  ScratchMark Mark() const { return at_; }
+  // What was handed out since the mark is invalid; its blocks stay, to be handed out again. REQUIRES:
+  // neither Trim nor Free since.
+  void Rewind(const ScratchMark& mark) { at_ = mark; }
 
   // Everything that was handed out is invalid; the stream's own block stays.
   void Trim(Budget* budget) {
@@ -69,7 +77,6 @@ class ScratchBlocks {
       if (budget != nullptr) budget->Return(size);
       throw;
     }
-    used_ = 0;
   }
 
   void Shrink(std::size_t blocks, Budget* budget) {
@@ -77,13 +84,13 @@ class ScratchBlocks {
       free_(blocks_.back().data);
       if (budget != nullptr && !blocks_.back().own) budget->Return(blocks_.back().size);
     }
-    used_ = 0;
+    at_ = {};
   }
 
   const std::function<void*(std::size_t)> allocate_;
   const std::function<void(void*)> free_;
-  std::vector<Block> blocks_;  // only the last has room
-  std::size_t used_ = 0;       // bytes of the last one
+  std::vector<Block> blocks_;
+  ScratchMark at_;  // what is handed out next: those before it are full
 };
 
 }  // namespace tessera

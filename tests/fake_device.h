@@ -209,6 +209,8 @@ class FakeStream final : public Stream {
       return stream_->Scratch(bytes);
     });
   }
+  ScratchMark MarkScratch() const override { return stream_->MarkScratch(); }
+  void RewindScratch(const ScratchMark& mark) override { stream_->RewindScratch(mark); }
   Scalar* result() override { return stream_->result(); }
   void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
   void CopyToDevice(void* to, std::span<const HostBytes> pieces) override {

@@ -7,6 +7,7 @@
 
 #include "kernels/expression.h"
 #include "kernels/matmul.h"
+#include "kernels/run/fold_map_axes.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -452,6 +453,55 @@ TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
                 want[j])
           << j;
   }
+}
+
+// By a strategy as they are on GPUs: each launch takes scratch memory, far more for many columns, and the
+// bound is larger for few. What counts is what is launched, and launches leave nothing behind.
+TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
+  constexpr std::int64_t kRows = 4096, kColumns = 600;  // 18 parts of 32 columns, one of 24
+  constexpr std::uint64_t kTaken = 768 << 10;
+  static const auto& of_cpu =
+      StrategyOf<ReduceAxesProblem>({"cpu_axis", Backend::kCpu, DType::kF32});
+  Strategy<ReduceAxesProblem> strategy = of_cpu;
+  strategy.scratch = [](const ReduceAxesProblem& p) {
+    return p.inner > 32 ? 100 * kTaken : kTaken;
+  };
+  strategy.roundoff = [](const ReduceAxesProblem& p) { return 1 / static_cast<double>(p.inner); };
+  strategy.cost = [](const ReduceAxesProblem& p) {
+    return Cost{.bytes = p.inner == 32 ? 1000u : 1u, .flops = 0, .atomics = 0, .depth = 0};
+  };
+  strategy.launch = [](const ReduceAxesProblem& p, Stream& on) {
+    std::memset(on.Scratch(kTaken), 0xff, kTaken);
+    of_cpu.launch(p, on);
+  };
+  const auto stream = MakeStream(*TestDevice(Backend::kCpu));
+  ASSERT_TRUE(stream.ok());
+  Budget budget(4 << 20);  // of 10 MB, and 14 MB of launches
+  (*stream)->SetScratchBudget(&budget);
+  ASSERT_TRUE(BeginRequest(**stream).ok());
+  const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
+  std::vector<float> sums(static_cast<std::size_t>(kColumns));
+  const View x = At(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
+  const View with = VectorView(factor.data(), 1);
+  const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
+  const MapStage stage{nodes, {&with, 1}};
+  const auto staged = StageReduce(x, &stage);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  MapProblem& map = (*staged)->problem();
+  ReduceAxesProblem problem{.outer = 1, .length = kRows, .inner = kColumns, .out = sums.data()};
+  const FoldMapAxes work{map, **stream, problem, /*first_inner=*/1};
+
+  const auto found = WithinLimit(&strategy, problem, /*named=*/true, nullptr, **stream, work);
+  ASSERT_TRUE(found.ok()) << found.status();
+  Stats stats = StatsOf(strategy, problem), of_map{.bytes = 18001};
+  work.Account(strategy, stats);
+  AccountMap(map, /*in_cache=*/true, of_map);
+  EXPECT_EQ(stats.roundoff, 1 / 24.0);
+  EXPECT_EQ(stats.bytes, of_map.bytes);
+  EXPECT_NO_THROW(work(**stream, problem, strategy));
+  EXPECT_LE(budget.used(), 2 << 20);
+  EXPECT_EQ(sums, std::vector<float>(static_cast<std::size_t>(kColumns), 2 * kRows));
+  ASSERT_TRUE(EndRequest(**stream).ok());
 }
 
 TEST_P(ReduceAxesTruthStageTest, CountsTruthValues) {

@@ -94,6 +94,35 @@ TEST_P(StreamTest, ALargeBlockBeforeTheStreamsOwnIsReturned) {
   EXPECT_EQ(budget.used(), 0u);
 }
 
+TEST_P(StreamTest, ScratchBehindAMarkIsHandedOutAgain) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Budget budget(8 * kMiB);
+  auto stream = NewStream();
+  stream->SetScratchBudget(&budget);
+  ASSERT_TRUE(BeginRequest(*stream).ok());
+  const void* const kept = *Scratch(*stream, 100);
+  const ScratchMark mark = stream->MarkScratch();
+  std::vector<void*> first;
+  for (int round = 0; round < 10; ++round) {
+    std::vector<void*> taken;
+    for (std::uint64_t bytes : {3 * kMiB, 2 * kMiB, kMiB / 2}) {
+      const auto memory = Scratch(*stream, bytes);
+      ASSERT_TRUE(memory.ok()) << round << ": " << memory.status();
+      taken.push_back(*memory);
+    }
+    if (round == 0) first = taken;
+    EXPECT_EQ(taken, first);
+    EXPECT_EQ(budget.used(), 6 * kMiB) << "a block each";
+    EXPECT_FALSE(Scratch(*stream, 4 * kMiB).ok());
+    EXPECT_EQ(*Scratch(*stream, 1), static_cast<char*>(taken[2]) + kMiB / 2)
+        << "what is refused takes no room";
+    stream->RewindScratch(mark);
+  }
+  EXPECT_EQ(*Scratch(*stream, 1), static_cast<const char*>(kept) + 256);
+  ASSERT_TRUE(EndRequest(*stream).ok());
+  EXPECT_EQ(budget.used(), 0u);
+}
+
 TEST_P(StreamTest, ABlockThatCannotBeAllocatedIsNotCharged) {
   TESSERA_NEED_DEVICE(GetParam());
   Budget budget(std::uint64_t{1} << 60);

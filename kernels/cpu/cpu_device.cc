@@ -117,6 +117,8 @@ class CpuStream final : public Stream {
   }
   void Trim() override { scratch_.Trim(scratch_budget()); }
   void* Scratch(std::size_t bytes) override { return scratch_.Take(bytes, scratch_budget()); }
+  ScratchMark MarkScratch() const override { return scratch_.Mark(); }
+  void RewindScratch(const ScratchMark& mark) override { scratch_.Rewind(mark); }
 
   Scalar* result() override { return &result_; }
   void* HostScratch(std::size_t bytes) override { return Scratch(bytes); }

@@ -161,6 +161,8 @@ class CudaStream final : public Stream {
   void Reset() override;
   void Trim() override;
   void* Scratch(std::size_t bytes) override;  // null for 0 bytes
+  ScratchMark MarkScratch() const override { return scratch_.Mark(); }
+  void RewindScratch(const ScratchMark& mark) override { scratch_.Rewind(mark); }
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
   void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
   void CopyToDevice(void* device, std::span<const HostBytes> pieces) override;

@@ -298,7 +298,13 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
   const Budget* budget = stream.scratch_budget();
   if (budget == nullptr) return strategy;
   const auto need = [&](const Strategy<Problem>& r) {
-    return SaturatingAdd(work.CopyBytes(stream, r), r.scratch == nullptr ? 0 : r.scratch(problem));
+    std::uint64_t bytes = 0;
+    if constexpr (requires { work.LaunchBytes(r); }) {
+      bytes = work.LaunchBytes(r);
+    } else if (r.scratch != nullptr) {
+      bytes = r.scratch(problem);
+    }
+    return SaturatingAdd(work.CopyBytes(stream, r), bytes);
   };
   const std::uint64_t needed = need(*strategy);
   if (needed <= budget->limit()) return strategy;
@@ -323,7 +329,8 @@ Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
 
 // place(problem) says where the result goes; work is launched, and may gather, which the measured
 // time includes. What else it may have: Account(strategy, stats) for what it costs beside the
-// strategy, Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy)
+// strategy, LaunchBytes(strategy) where launches do not take scratch memory for the problem as it is,
+// Settle(problem, stream) for a trivial problem, LaunchWide(stream, problem, strategy)
 // where Strategy::launch_wide alone does not do it, LaunchShare (kernels/share_out.h), and
 // ShareBytes(problem, strategy), the scratch memory that a share takes at most: the stream works
 // alone where another device has less.

@@ -1,0 +1,169 @@
+// How Reduce along axes folds what an expression computes: in pieces, each of which is computed and
+// folded before the next.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/map_range.h"
+#include "kernels/run/execute.h"
+#include "kernels/run/pieces.h"
+#include "kernels/run/stage.h"
+
+namespace tessera {
+
+// In pieces of the outermost axis: the map's result is [outer, length, inner]. Where that is folded and
+// the map's result is more than scratch memory may hold, in pieces of the first axis of inner; a column
+// of it has no pieces.
+struct FoldMapAxes {
+  const MapProblem& map;
+  const Stream& stream;
+  const ReduceAxesProblem& problem;
+  int first_inner;  // of the map's axes
+  // Of shares: what a stream computes into, in both launches.
+  mutable std::vector<std::pair<Stream*, const void*>> pieces = {};
+
+  std::int64_t row() const { return problem.length * problem.inner; }
+  // Rows of a piece: what stays in a cache of the second level, of each core's on a CPU.
+  std::int64_t rows() const {
+    const DeviceInfo& info = stream.device().info();
+    const int cores = info.backend == Backend::kCpu ? std::max(1, info.multiprocessors) : 1;
+    const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1, cores);
+    return std::clamp<std::int64_t>(elements / std::max<std::int64_t>(1, row()), 1,
+                                    std::max<std::int64_t>(1, problem.outer));
+  }
+  std::int64_t inner_extent() const { return map.operands[0].shape[first_inner]; }
+  // Steps of the first inner axis in a piece; 0: pieces are of whole rows.
+  std::int64_t steps(const Strategy<ReduceAxesProblem>& strategy) const {
+    const Budget* budget = stream.scratch_budget();
+    if (budget == nullptr || problem.outer != 1 || problem.inner == 1) return 0;
+    const std::uint64_t whole = static_cast<std::uint64_t>(row()) * SizeOf(map.dtype);
+    const std::uint64_t more = strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
+    if (SaturatingAdd(whole, more) <= budget->limit()) return 0;
+    const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1);
+    return std::clamp<std::int64_t>(elements / (row() / inner_extent()), 1, inner_extent());
+  }
+  // Of the problem, columns that are so many steps.
+  ReduceAxesProblem Columns(std::int64_t count) const {
+    ReduceAxesProblem part = problem;
+    part.inner = problem.inner / inner_extent() * count;
+    return part;
+  }
+  // Scratch memory of the largest launch, beside the piece that it folds.
+  std::uint64_t LaunchBytes(const Strategy<ReduceAxesProblem>& strategy) const {
+    if (strategy.scratch == nullptr) return 0;
+    const std::int64_t columns = steps(strategy);
+    return strategy.scratch(columns > 0 ? Columns(columns) : problem);
+  }
+  std::uint64_t CopyBytes(const Stream&, const Strategy<ReduceAxesProblem>& strategy) const {
+    const std::int64_t columns = steps(strategy);
+    const std::int64_t elements = columns > 0 ? row() / inner_extent() * columns : rows() * row();
+    return static_cast<std::uint64_t>(elements) * SizeOf(map.dtype);
+  }
+  // Of scratch memory, on each device that has a share.
+  std::uint64_t ShareBytes(const ReduceAxesProblem&,
+                           const Strategy<ReduceAxesProblem>& strategy) const {
+    return CopyBytes(stream, strategy);
+  }
+  double GatherSeconds(const Pace& pace) const { return MapSeconds(map, stream, pace); }
+  // By the outermost axis, where that is not folded.
+  Division Divide(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>&,
+                  const Team& team) const {
+    return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();
+  }
+  void Account(const Strategy<ReduceAxesProblem>& strategy, Stats& stats) const {
+    const std::int64_t columns = steps(strategy);
+    if (columns > 0) AccountColumns(strategy, columns, stats);
+    AccountMap(map, /*in_cache=*/rows() < problem.outer || columns > 0, stats);
+  }
+  // Parts may be folded otherwise than the whole would, the last one otherwise than the rest.
+  void AccountColumns(const Strategy<ReduceAxesProblem>& strategy, std::int64_t columns,
+                      Stats& stats) const {
+    const ReduceAxesProblem part = Columns(columns);
+    const std::int64_t parts = inner_extent() / columns, left = inner_extent() % columns;
+    stats.roundoff = strategy.roundoff(part);
+    stats.bytes = static_cast<std::uint64_t>(parts) * strategy.cost(part).bytes;
+    if (left == 0) return;
+    const ReduceAxesProblem last = Columns(left);
+    stats.roundoff = std::max(stats.roundoff, strategy.roundoff(last));
+    stats.bytes += strategy.cost(last).bytes;
+  }
+  // first_row: of the map's, which `whole` begins with.
+  void Fold(Stream& on, ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
+            bool wide, std::int64_t first_row = 0) const {
+    if (whole.x == nullptr) {
+      const std::uint64_t bytes = std::max<std::uint64_t>(1, CopyBytes(on, strategy));
+      whole.x = on.Scratch(static_cast<std::size_t>(bytes));
+    }
+    void* const piece = const_cast<void*>(whole.x);
+    if (const std::int64_t columns = steps(strategy); columns > 0) {
+      FoldColumns(on, whole, strategy, wide, columns, piece);
+      return;
+    }
+    for (std::int64_t first = 0; first < whole.outer && !on.stopped();) {
+      const std::int64_t end = std::min(whole.outer, first + rows());
+      LaunchMapRange(map, (first_row + first) * row(), (end - first) * row(), piece, on);
+      ReduceAxesProblem part = RowsOf(whole, {&on, first, end});
+      part.x = piece;
+      part.continues = first > 0;
+      Launch(on, part, strategy, wide);
+      first = end;
+    }
+  }
+  void FoldColumns(Stream& on, const ReduceAxesProblem& whole,
+                   const Strategy<ReduceAxesProblem>& strategy, bool wide, std::int64_t columns,
+                   void* piece) const {
+    const std::int64_t extent = inner_extent(), of_each = whole.inner / extent;
+    for (std::int64_t first = 0; first < extent && !on.stopped(); first += columns) {
+      MapProblem box = map;
+      const std::int64_t count = std::min(columns, extent - first);
+      for (int i = 0; i < map.program->operands; ++i) {
+        View& view = box.operands[static_cast<std::size_t>(i)];
+        const std::int64_t stride = view.strides[static_cast<std::size_t>(first_inner)];
+        view.data =
+            Advanced(view.data, first * stride * static_cast<std::int64_t>(SizeOf(view.dtype)));
+        view.shape[first_inner] = count;
+      }
+      box.n = map.n / extent * count;
+      LaunchMapRange(box, 0, box.n, piece, on);
+      ReduceAxesProblem part = whole;
+      part.inner = of_each * count;
+      part.x = piece;
+      part.out = At(whole.out, first * of_each, ResultDType(whole.op, whole.dtype));
+      part.continues = first > 0;
+      Launch(on, part, strategy, wide);
+    }
+  }
+  // What a launch takes is there for the next one, however many there are.
+  static void Launch(Stream& on, const ReduceAxesProblem& part,
+                     const Strategy<ReduceAxesProblem>& strategy, bool wide) {
+    const ScratchMark before = on.MarkScratch();
+    if (wide) {
+      strategy.launch_wide(part, on);
+    } else {
+      LaunchOn(on, part, strategy);
+    }
+    on.RewindScratch(before);
+  }
+  void operator()(Stream& on, ReduceAxesProblem& whole,
+                  const Strategy<ReduceAxesProblem>& strategy) const {
+    Fold(on, whole, strategy, /*wide=*/false);
+  }
+  void LaunchWide(Stream& on, ReduceAxesProblem& whole,
+                  const Strategy<ReduceAxesProblem>& strategy) const {
+    Fold(on, whole, strategy, /*wide=*/true);
+  }
+  void LaunchShare(const ReduceAxesProblem& whole, const Strategy<ReduceAxesProblem>& strategy,
+                   const TeamShare& share, bool wide) const {
+    ReduceAxesProblem part = RowsOf(whole, share);
+    const auto has_piece = [&](const auto& piece) { return piece.first == share.stream; };
+    const auto found = std::find_if(pieces.begin(), pieces.end(), has_piece);
+    if (found != pieces.end()) part.x = found->second;
+    Fold(*share.stream, part, strategy, wide, share.first);
+    if (found == pieces.end()) pieces.emplace_back(share.stream, part.x);
+  }
+};
+
+}  // namespace tessera
