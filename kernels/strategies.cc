@@ -207,15 +207,14 @@ bool RepaysIntegers(const MatmulProblem& problem) {
          problem.k >= kLeastSteps && work >= kLeastWork;
 }
 
-// What the tree says, as long as it takes little memory: how much there is differs from GPU to GPU, and
-// what others take at the time should not decide.
+// What the tree says, but for `ozaki_f64` where it takes more than 1 GiB of scratch memory: how much
+// there is differs from GPU to GPU, and what others take at the time should not decide.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
   constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
   const std::string_view tuned = TunedStrategy(problem);
-  const Strategy<MatmulProblem>* strategy = FirstOf({tuned}, problem, device);
-  const bool much = strategy != nullptr && strategy->scratch != nullptr &&
-                    problem.dtype == DType::kF64 && strategy->scratch(problem) > kMostScratch;
-  return much ? "" : tuned;
+  if (tuned != "ozaki_f64") return tuned;
+  const Strategy<MatmulProblem>* integers = FirstOf({tuned}, problem, device);
+  return integers != nullptr && integers->scratch(problem) > kMostScratch ? "" : tuned;
 }
 
 }  // namespace

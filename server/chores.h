@@ -47,6 +47,7 @@ class Chores {
  private:
   using Work = absl::AnyInvocable<void()>;
 
+  // With the mutex.
   void Add(std::size_t queue, Work work);
   // With the mutex, when something waits: the next of the queue whose turn it is.
   Work Take();

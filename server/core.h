@@ -94,7 +94,7 @@ class Core {
   Budget& host_memory() { return host_memory_; }
   // A stream of a tenant, as long as both charges are held. Where there are several tenants, one has
   // half of the streams of a kind at most. RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS,
-  // TOO_MANY_IMPORTS {limit}.
+  // TOO_MANY_IMPORTS {limit}, of its half {quota, requested, used, limit}.
   struct StreamPlace {
     Charge own;
     Charge all;

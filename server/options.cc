@@ -364,7 +364,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddDuration(
       app, "watchdog", "2m",
       "an operation that runs for so long turns the health service NOT_SERVING; one that goes "
-      "on for another --max-operation-seconds of every worker loses its device; 0: never",
+      "on for another four --max-operation-seconds of every worker loses its device; 0: never",
       true, options.watchdog);
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",

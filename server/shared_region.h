@@ -91,10 +91,10 @@ class SharedRegions {
   static absl::Status CheckFile(const Descriptor& file);
 
   // Checks, maps and pins a client's file, and returns the token that names it from then on. May
-  // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at most:
-  // {quota, requested, used, limit}; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
-  // TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total},
-  // HOST_MEMORY_EXHAUSTED.
+  // take a second for some GiB. sharer: a user who has half of all regions, and of their bytes, at
+  // most; nothing: one who may have all. INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED /
+  // TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota,
+  // requested, used, limit} where a half is meant, HOST_MEMORY_EXHAUSTED.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 

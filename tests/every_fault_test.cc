@@ -94,6 +94,22 @@ class EveryFaultTest : public ServiceTest {
     faults_ += hit;
   }
 
+  // The same of an operation, which asks for its time: with that a launch can fail on this device.
+  template <class Request, class Response>
+  void TryTimed(const std::string& what,
+                grpc::Status (v1::ComputeService::Stub::*method)(grpc::ClientContext*,
+                                                                 const Request&, Response*),
+                Request request, const std::vector<std::string>& stored) {
+    request.set_timing(true);
+    Try(
+        what,
+        [&] {
+          Response response;
+          return Call(method, request, &response);
+        },
+        stored);
+  }
+
   void TearDown() override {
     ServiceTest::TearDown();
     RecordProperty("faults", faults_);
@@ -105,6 +121,17 @@ class EveryFaultTest : public ServiceTest {
   }
   static void Into(const std::string& name, v1::Result* result) {
     result->mutable_buffer()->set_name(name);
+  }
+  // The square roots of an array, into y.
+  static v1::MapRequest RootsOf(const v1::Operand& x) {
+    v1::MapRequest request;
+    *request.add_operands() = x;
+    request.mutable_expression()->add_nodes()->set_operand(0);
+    v1::Expression::Node& node = *request.mutable_expression()->add_nodes();
+    node.set_op(v1::MAP_OP_SQRT);
+    node.add_args(0);
+    Into("y", request.mutable_result());
+    return request;
   }
   static std::string Ones(std::size_t floats) { return Bytes(std::vector<float>(floats, 1)); }
 
@@ -170,7 +197,9 @@ class EveryFaultTest : public ServiceTest {
   void ExpectLost(FakeDevice& device, const grpc::Status& status) {
     EXPECT_TRUE(device.lost());
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
-    if (!status.error_details().empty()) EXPECT_EQ(DetailsOf(status).reason, "DEVICE_LOST");
+    if (!status.error_details().empty()) {
+      EXPECT_EQ(DetailsOf(status).reason, "DEVICE_LOST");
+    }
     const int index = device.info().name.back() - '0';
     EXPECT_TRUE(Eventually([&] {
       const v1::Device info = server_.Info(index);
@@ -237,85 +266,38 @@ TEST_F(EveryFaultTest, Operations) {
     return Dot(InView(turned, 0, {64}, {64}),
                Inline<float>(v1::DTYPE_F32, {64}, std::vector<float>(64, 2)), &response);
   });
-  Try("Dot, timed", [&] {
-    v1::DotRequest request;
-    *request.mutable_a() = *request.mutable_b() = InView(x, 0, {64}, {64});
-    request.set_timing(true);
-    v1::DotResponse response;
-    return Call(&v1::ComputeService::Stub::Dot, request, &response);
-  });
-  Try("Add",
-      [&] {
-        v1::AddRequest request;
-        *request.mutable_a() = turned;
-        *request.mutable_b() = x;
-        request.set_timing(true);
-        Into("y", request.mutable_result());
-        v1::AddResponse response;
-        return Call(&v1::ComputeService::Stub::Add, request, &response);
-      },
-      {"y"});
-  Try("WindowSum",
-      [&] {
-        v1::WindowSumRequest request;
-        *request.mutable_x() = InView(x, 0, {2048}, {2});
-        request.set_radius(3);
-        request.set_timing(true);
-        Into("y", request.mutable_result());
-        v1::WindowSumResponse response;
-        return Call(&v1::ComputeService::Stub::WindowSum, request, &response);
-      },
-      {"y"});
-  Try("Reduce",
-      [&] {
-        v1::ReduceRequest request;
-        *request.mutable_x() = turned;
-        request.set_op(v1::REDUCE_OP_VARIANCE);
-        request.add_axes(1);
-        request.set_timing(true);
-        Into("y", request.mutable_result());
-        v1::ReduceResponse response;
-        return Call(&v1::ComputeService::Stub::Reduce, request, &response);
-      },
-      {"y"});
-  Try("Matmul",
-      [&] {
-        v1::MatmulRequest request;
-        *request.mutable_a() = turned;
-        *request.mutable_b() = x;
-        request.set_timing(true);
-        Into("y", request.mutable_result());
-        v1::MatmulResponse response;
-        return Call(&v1::ComputeService::Stub::Matmul, request, &response);
-      },
-      {"y"});
-  Try("Map",
-      [&] {
-        v1::MapRequest request;
-        *request.add_operands() = turned;
-        request.mutable_expression()->add_nodes()->set_operand(0);
-        v1::Expression::Node& node = *request.mutable_expression()->add_nodes();
-        node.set_op(v1::MAP_OP_SQRT);
-        node.add_args(0);
-        request.set_timing(true);
-        Into("y", request.mutable_result());
-        v1::MapResponse response;
-        return Call(&v1::ComputeService::Stub::Map, request, &response);
-      },
-      {"y"});
-  Try("TopK",
-      [&] {
-        v1::TopKRequest request;
-        *request.mutable_x() = turned;
-        request.set_k(3);
-        request.set_axis(0);
-        request.set_timing(true);
-        Into("y", request.mutable_values());
-        Into("z", request.mutable_indices());
-        v1::TopKResponse response;
-        return Call(&v1::ComputeService::Stub::TopK, request, &response);
-      },
-      {"y", "z"});
+  v1::DotRequest dot;
+  *dot.mutable_a() = *dot.mutable_b() = InView(x, 0, {64}, {64});
+  TryTimed("Dot, timed", &v1::ComputeService::Stub::Dot, dot, {});
+  v1::AddRequest add;
+  *add.mutable_a() = turned;
+  *add.mutable_b() = x;
+  Into("y", add.mutable_result());
+  TryTimed("Add", &v1::ComputeService::Stub::Add, add, {"y"});
+  v1::WindowSumRequest window_sum;
+  *window_sum.mutable_x() = InView(x, 0, {2048}, {2});
+  window_sum.set_radius(3);
+  Into("y", window_sum.mutable_result());
+  TryTimed("WindowSum", &v1::ComputeService::Stub::WindowSum, window_sum, {"y"});
+  v1::ReduceRequest reduce;
+  *reduce.mutable_x() = turned;
+  reduce.set_op(v1::REDUCE_OP_VARIANCE);
+  reduce.add_axes(1);
+  Into("y", reduce.mutable_result());
+  TryTimed("Reduce", &v1::ComputeService::Stub::Reduce, reduce, {"y"});
+  v1::MatmulRequest matmul;
+  *matmul.mutable_a() = turned;
+  *matmul.mutable_b() = x;
+  Into("y", matmul.mutable_result());
+  TryTimed("Matmul", &v1::ComputeService::Stub::Matmul, matmul, {"y"});
+  TryTimed("Map", &v1::ComputeService::Stub::Map, RootsOf(turned), {"y"});
+  v1::TopKRequest top_k;
+  *top_k.mutable_x() = turned;
+  top_k.set_k(3);
+  top_k.set_axis(0);
+  Into("y", top_k.mutable_values());
+  Into("z", top_k.mutable_indices());
+  TryTimed("TopK", &v1::ComputeService::Stub::TopK, top_k, {"y", "z"});
 }
 
 // The error of a step is its own: a program with one that fails goes well, and stores what it can.
@@ -381,13 +363,7 @@ TEST_F(EveryFaultOfTwoTest, ShardedBuffers) {
   });
   Try("Map",
       [&] {
-        v1::MapRequest request;
-        *request.add_operands() = s;
-        request.mutable_expression()->add_nodes()->set_operand(0);
-        v1::Expression::Node& node = *request.mutable_expression()->add_nodes();
-        node.set_op(v1::MAP_OP_SQRT);
-        node.add_args(0);
-        Into("y", request.mutable_result());
+        v1::MapRequest request = RootsOf(s);
         request.mutable_result()->mutable_buffer()->add_placement("all");
         v1::MapResponse response;
         return Call(&v1::ComputeService::Stub::Map, request, &response);
