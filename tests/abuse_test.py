@@ -556,17 +556,18 @@ class WorkTest(Case):
     def test_a_process_that_was_stopped_has_lost_no_device(self):
         """The clock goes on while it is stopped in mid-operation, for longer than a hang may last."""
         self.needs_cpu()
-        limits = ("--max-operation-seconds", "1", "--max-slow-operation-seconds", "1")
+        limits = ("--max-operation-seconds", "1.5", "--max-slow-operation-seconds", "1.5")
         server = self.start("--watchdog", "500ms", "--workers", "1", *limits)
         client = server.client()
-        client.put("s", np.ones((1024, 1024), np.float32))
-        a = o.resident("s")
+        # Each takes for longer than the server needs to look at it once it goes on.
+        client.put("s", ONE)
+        a = resident("s", view([2048, 2048], [0, 0]))
         calls = [
-            client.future("Matmul", a=a, b=a, result=into(f"r{i}"), timeout=60) for i in range(20)
+            client.future("Matmul", a=a, b=a, result=into(f"r{i}"), timeout=60) for i in range(8)
         ]
         time.sleep(0.2)
         server.signal(signal.SIGSTOP)
-        time.sleep(7)
+        time.sleep(8)
         server.signal(signal.SIGCONT)
         for call in calls:
             call.result(60)

@@ -941,11 +941,11 @@ TEST(ProcessTest, AddressInUse) {
   EXPECT_EQ(next.Wait(), 0);
 }
 
-enum class End { kFailure, kLossOfWhatHangs, kHang };
+enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
 
 // In a process of its own, which says nothing.
 [[noreturn]] void ServeOnADeviceThatIsLost(End end) {
-  const bool hangs = end != End::kFailure;
+  const bool hangs = end == End::kLossOfWhatHangs || end == End::kHang;
   SetUpLog("off", false);
   auto device = std::make_unique<FakeDevice>();
   FakeDevice* fake = device.get();
@@ -953,10 +953,18 @@ enum class End { kFailure, kLossOfWhatHangs, kHang };
   devices.push_back(std::move(device));
   Options options = end == End::kHang ? Impatient() : TestOptions();
   options.listen = {"unix:" + SocketPath("lost")};
+  if (end == End::kLossInDrain) options.drain_delay = absl::Seconds(20);
   if (hangs) fake->Close(Step::kBegin);
   std::thread([fake, hangs, end, address = options.listen[0]] {
     auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
     channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    if (end == End::kLossInDrain) {
+      kill(getpid(), SIGTERM);
+      if (!Eventually([&] { return HealthOf(channel, kCompute) == Serving::kNotServing; }))
+        std::_Exit(1);
+      fake->MarkLost();
+      std::this_thread::sleep_for(std::chrono::seconds(60));
+    }
     if (!hangs) fake->Fail(Step::kBegin, Kind::kLost);
     auto stub = v1::ComputeService::NewStub(channel);
     v1::DotRequest request;
@@ -994,6 +1002,12 @@ TEST(ProcessDeathTest, LostDeviceThatNeverAnswersEndsTheProcess) {
 TEST(ProcessDeathTest, AKernelThatHangsEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(ServeOnADeviceThatIsLost(End::kHang), testing::ExitedWithCode(kExitDeviceLost), "");
+}
+
+TEST(ProcessDeathTest, ADeviceThatIsLostInADrainShowsInTheExitCode) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ServeOnADeviceThatIsLost(End::kLossInDrain), testing::ExitedWithCode(kExitDeviceLost),
+              "");
 }
 
 TEST(ProcessTest, OneDeviceTwice) {

@@ -418,6 +418,26 @@ class IdentityTest(unittest.TestCase):
             said = self.run_script(script, self.folder / "shared", user)
             self.assertEqual(said, "['', 'SHARED_MEMORY_EXHAUSTED']")
 
+    @needs_root
+    def test_silent_strangers_leave_room_at_the_socket_of_regions(self):
+        self.serve_unix("--socket-mode", "0666", *self.write(f"uid:{ANNA} write anna"))
+        shared = self.folder / "shared"
+        script = (
+            "import socket, sys\n"
+            "made = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(200)]\n"
+            "for one in made: one.connect(sys.argv[1])\n"
+            "print('connected', flush=True), sys.stdin.read()\n"
+        )
+        stranger = subprocess.Popen(
+            [sys.executable, "-c", script, shared], user=BERT, group=BERT, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        self.addCleanup(stranger.communicate)
+        self.assertEqual(stranger.stdout.readline(), "connected\n")
+        own = Region(shared)
+        self.addCleanup(own.connection.close)
+        self.assertEqual(len(own.token), 16)
+
     def run_script(self, script, path, user):
         said = subprocess.run(
             [sys.executable, "-c", script, path, tempfile.mkdtemp(dir=self.folder), str(user)],
