@@ -116,8 +116,9 @@ class ServerProcess {
     arguments.push_back(nullptr);
     ASSERT_EQ(::posix_spawn(&pid_, TESSERA_SERVER, nullptr, nullptr, arguments.data(), environ), 0);
     ClientOptions options = FastOptions(address_);
-    options.connect_timeout = absl::Seconds(30);
-    ASSERT_TRUE(Client(options).GetServerInfo().ok());
+    options.timeout = options.connect_timeout = absl::Seconds(60);
+    const absl::Status status = Client(options).GetServerInfo().status();
+    ASSERT_TRUE(status.ok()) << status;
   }
   // SIGSTOP: it hangs; SIGCONT: it goes on.
   void Signal(int signal) const { ::kill(pid_, signal); }

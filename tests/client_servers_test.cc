@@ -91,7 +91,7 @@ TEST(TwoServers, OneThatHangsIsLeftForTheOther) {
   const absl::Time start = absl::Now();
   EXPECT_TRUE(client.Dot(Floats({1}), Floats({1})).ok());
   EXPECT_TRUE(client.Async().Dot(Floats({1}), Floats({1})).Get().ok());
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   a.Signal(SIGCONT);
 }
 
@@ -100,7 +100,7 @@ TEST(TwoServers, TheFirstOneMayBeMissing) {
   Client client(FastOptions("127.0.0.1:" + std::to_string(FreePort()) + ", " + b.address()));
   const absl::Time start = absl::Now();
   EXPECT_TRUE(client.GetServerInfo().ok());
-  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4)) << "less than it waits for a connection";
   EXPECT_TRUE(client.Async().GetServerInfo().Get().ok());
 }
 
@@ -170,12 +170,14 @@ TEST(OneServer, TheExampleOfTheReadme) {
 TEST(OneServer, TransfersToOneThatHangsEnd) {
   ServerProcess server;
   ClientOptions options = FastOptions(server.address());
-  options.stall_timeout = absl::Milliseconds(300);
+  options.stall_timeout = absl::Seconds(1);
   Client client(options), reader(options);
   const std::vector<float> values(4 << 20, 1.0f);
-  ASSERT_TRUE(PutFloats(client, "x", values).ok());
+  const absl::Status put = PutFloats(client, "x", values).status();
+  ASSERT_TRUE(put.ok()) << put;
   std::vector<char> out(values.size() * sizeof(float));
-  ASSERT_TRUE(reader.Download("x", absl::MakeSpan(out)).ok());
+  const absl::Status got = reader.Download("x", absl::MakeSpan(out)).status();
+  ASSERT_TRUE(got.ok()) << got;
   server.Signal(SIGSTOP);
   const absl::Time start = absl::Now();
   EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");

@@ -331,11 +331,10 @@ def test_import_of_a_server_that_dies(server, client):
     with servers((), FROM_HERE) as (far, near):
         put(far.client(), "x", x, checksums=False)
         there = near.client()
-        relay = Relay(far.address)
+        relay = Relay(far.address, hold=4 * MIB)
         future = there.future("ImportBuffer", source=relay.where, source_name="x", name="y",
                               timeout=120)  # fmt: skip
-        assert eventually(lambda: relay.passed and relay.passed[0] > 4 * MIB, 30)
-        relay.silent.set()
+        assert eventually(relay.silent.is_set, 30)
         far.process.kill()
         far.process.wait()
         relay.listener.close()
@@ -399,11 +398,10 @@ def test_import_ends_with_its_caller(server, client):
     put(client, "x", x, checksums=False)
     with servers(FROM_HERE) as (near,):
         there = near.client()
-        relay = Relay(server.address)
+        relay = Relay(server.address, hold=3 * MIB)
         call = there.future("ImportBuffer", source=relay.where, source_name="x", name="y",
                             timeout=120)  # fmt: skip
-        assert eventually(lambda: relay.passed and relay.passed[0] > MIB, 30)
-        relay.silent.set()
+        assert eventually(relay.silent.is_set, 30)
         call.cancel()  # the connection itself is found out after 30 s
         assert eventually(lambda: there.budget("imports").used == 0, 10)
         assert there.names() == [] and eventually(lambda: used(there) == 0, 10)
@@ -412,15 +410,11 @@ def test_import_ends_with_its_caller(server, client):
         assert o.outcome_of(late).code == "DEADLINE_EXCEEDED"
         assert eventually(lambda: there.budget("imports").used == 0, 30)
         relay.close()
-        relay = Relay(server.address)
+        relay = Relay(server.address, hold=3 * MIB)
         call = there.future("ImportBuffer", source=relay.where, source_name="x", name="y",
                             timeout=120)  # fmt: skip
-        assert eventually(lambda: relay.passed and relay.passed[0] > MIB, 30)
-        relay.silent.set()
-        while there.attempt("DeleteBuffer", name="y").code == "NOT_FOUND":
-            relay.silent.clear()
-            time.sleep(0.001)
-            relay.silent.set()
+        assert eventually(relay.silent.is_set, 30)
+        assert eventually(lambda: there.attempt("DeleteBuffer", name="y").ok, 10)
         relay.silent.clear()
         fails(o.outcome_of(call), "NOT_FOUND", "BUFFER_NOT_FOUND")
         relay.close()

@@ -399,11 +399,10 @@ class Faults(unittest.TestCase):
 
     def test_a_server_that_dies(self):
         x = RNG.normal(size=(2048, 2048)).astype(np.float32)
-        relay = Relay(self.servers[0].address)
+        relay = Relay(self.servers[0].address, hold=2 << 20)
         sent = self.sent(x, relay.where)
         chunk = pickle.loads(sent)
-        self.assertTrue(o.eventually(lambda: max(relay.passed, default=0) > 2 << 20, 30))
-        relay.silent.set()
+        self.assertTrue(o.eventually(relay.silent.is_set, 30))
         self.servers[0].kill()
         relay.listener.close()
         relay.silent.clear()

@@ -9,13 +9,15 @@ import time
 class Relay:
     """Passes TCP connections on to an address. The next len(cuts) connections end after so many
     bytes of answers each, the next len(request_cuts) after so many of requests; damage: the number
-    of the byte of answers that arrives changed, once; silent: nothing passes, and nothing ends."""
+    of the byte of answers that arrives changed, once; silent: nothing passes, and nothing ends;
+    hold: after so many bytes of answers on a connection it falls silent, once."""
 
-    def __init__(self, address, cuts=(), damage=None, request_cuts=()):
+    def __init__(self, address, cuts=(), damage=None, request_cuts=(), hold=None):
         self.address = address.split(":")
         self.cuts = list(cuts)
         self.request_cuts = list(request_cuts)
         self.damage = damage
+        self.hold = hold
         self.silent = threading.Event()
         self.passed = []  # bytes of answers, of each connection
         self.requests = []  # bytes of requests, of each connection
@@ -47,9 +49,12 @@ class Relay:
     def _pump(self, source, sink, counts, number, limit):
         try:
             while data := source.recv(65536):
+                begin = counts[number]
+                if counts is self.passed and self.hold is not None and begin >= self.hold:
+                    self.hold = None
+                    self.silent.set()
                 while self.silent.is_set():
                     time.sleep(0.01)
-                begin = counts[number]
                 if limit is not None and begin + len(data) > limit:
                     self.breaks += 1
                     break

@@ -1,35 +1,49 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # ./dev gpu-test and gpu-sanitize: the device suites on a GPU. Sourced by ./dev.
 
+# gpu_shard FOLDER SUITE SHARD SHARDS TURN [ARG...]: the tests of a suite that fall to SHARD of SHARDS,
+# on the devices in another order each turn. Adds "SUITE.SHARD run" or "... fail" to FOLDER/outcomes.
+gpu_shard() {
+  local folder=$1 suite=$2 shard=$3 shards=$4 turn=$5 devices verdict=run start=$SECONDS
+  IFS=, read -r -a devices <<<"$visible_devices"
+  turn=$((turn % ${#devices[@]}))
+  devices=("${devices[@]:turn}" "${devices[@]:0:turn}")
+  CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${devices[*]}") TESSERA_REQUIRE_GPU=1 GTEST_BRIEF=1 \
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+    GTEST_OUTPUT="xml:$folder/$suite.$shard.xml" \
+    "$built/bin/$suite" "${@:6}" >"$folder/$suite.$shard.log" 2>&1 </dev/null || verdict=fail
+  echo "$suite.$shard $verdict" >>"$folder/outcomes"
+  say "$suite, part $((shard + 1)) of $shards: $verdict, $((SECONDS - start)) s"
+  if [[ $verdict == fail ]]; then tail -n 60 "$folder/$suite.$shard.log"; fi
+}
+
+# Most of a suite's time is its references, which the host computes: parts of all suites run side by
+# side, ten for each GPU, whose memory they share.
 gpu_test() {
-  local suites suite shard pid results=$logs/gpu-test outcomes=""
-  # Most of a suite's time is its references, which the host computes.
-  local shards=$((jobs < 8 ? 1 : 4))
-  local -A suite_of=()
+  local suite shard turn=0 shards=8 lanes visible_devices=${CUDA_VISIBLE_DEVICES:-}
+  local folder=$logs/gpu-test gpus=(/dev/nvidia[0-9]*)
   has_gpu || die "no GPU here: gpu-test runs where skips are forbidden"
   need all
-  suites=$built/gpu_tests.txt
   find_cublas
-  rm -rf "$results"
-  mkdir -p "$results"
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  if [[ -z $visible_devices ]]; then visible_devices=$(seq -s , 0 $((${#gpus[@]} - 1))); fi
+  lanes=$((10 * ${#gpus[@]} < jobs ? 10 * ${#gpus[@]} : jobs))
+  if ((jobs < 8)); then shards=1 lanes=1; fi
   while read -r suite; do
-    say "$suite"
-    suite_of=()
     for ((shard = 0; shard < shards; shard++)); do
-      TESSERA_REQUIRE_GPU=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard GTEST_BRIEF=1 \
-        GTEST_OUTPUT="xml:$results/$suite.$shard.xml" "$built/bin/$suite" "$@" </dev/null &
-      suite_of[$!]=$suite.$shard
+      while (($(jobs -pr | wc -l) >= lanes)); do wait -n; done
+      gpu_shard "$folder" "$suite" "$shard" "$shards" "$turn" "$@" &
+      turn=$((turn + 1))
     done
-    for pid in "${!suite_of[@]}"; do
-      if wait "$pid"; then
-        outcomes+="${suite_of[$pid]} run"$'\n'
-      else
-        outcomes+="${suite_of[$pid]} fail"$'\n'
-      fi
-    done
-  done <"$suites"
-  printf '%s' "$outcomes" | count_tests "$results"
-  [[ $outcomes != *" fail"* ]]
+  done < <(
+    echo matmul_test # takes longest
+    grep -vxE "matmul_test|memory_test" "$built/gpu_tests.txt"
+  )
+  wait
+  gpu_shard "$folder" memory_test 0 1 0 "$@" # takes all the memory
+  count_tests "$folder" <"$folder/outcomes"
+  ! grep -q " fail$" "$folder/outcomes"
 }
 
 # The parameters of a suite's tests that name a CUDA device, and "-" for the tests without any.

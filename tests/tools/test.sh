@@ -63,6 +63,23 @@ count_tests() {
     END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
 }
 
+# failures_of: reads ctest's report in JUnit's format and prints, of each suite that failed, the lines
+# that say why with what follows them, up to 60 lines.
+failures_of() {
+  awk '
+    match($0, /<testcase name="[^"]*"/) {
+      suite = substr($0, RSTART + 16, RLENGTH - 17)
+      failed = / status="fail"/
+      shown = following = 0
+      if (failed) print "== " suite
+    }
+    /<\/testcase>/ { failed = 0 }
+    /Failure$|FAILED|^FAIL|^ERROR|ERROR: |Error: |Traceback|WARNING: ThreadSanitizer|runtime error/ {
+      following = 8
+    }
+    failed && following-- > 0 && shown++ < 60' | sed 's/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&amp;/\&/g'
+}
+
 run_suites() {
   local preset=${1:-release} results status=0 launcher=() selection=()
   # Sanitizers look for paths, not for the errors of long sums.
@@ -101,6 +118,7 @@ run_suites() {
     "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
     --no-tests=error --output-junit "$results/ctest.junit" \
     --test-output-truncation head "${selection[@]}" || status=$?
+  failures_of <"$results/ctest.junit" >"$results/failures"
   if ! has_gpu; then say "No GPU here: tests of the CUDA device are skipped"; fi
   read_outcomes <"$results/ctest.junit" | count_tests "$results"
   return "$status"
