@@ -3,10 +3,10 @@
 // those of all slabs, from first to last:
 //
 //     x [length, inner]           partials [slabs, inner]      out [inner]
-//     rows   0 .. r - 1      ->   slab 0                 \
-//     rows   r .. 2 r - 1    ->   slab 1                  |->
-//     ..                          ..                      |
-//     rows that are left     ->   the last slab          /
+//     rows   0 .. r - 1      ->   slab 0                 --+
+//     rows   r .. 2 r - 1    ->   slab 1                 --+->
+//     ..                          ..                       |
+//     rows that are left     ->   the last slab          --+
 //
 // A device reads the rows that it has, but for half a slab at either end, and partial results are
 // what travels. Cutting columns instead would have each device read most of its columns from the

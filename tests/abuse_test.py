@@ -325,7 +325,7 @@ class WorkTest(Case):
 
     def test_operations_of_hours_are_refused(self):
         self.needs_cpu()
-        client = self.start().client()
+        client = self.start("--scratch-limit", "2Gi").client()
         client.put("s", ONE)
         a = resident("s", view([12000, 12000], [0, 0]))
         calls = [

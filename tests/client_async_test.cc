@@ -109,7 +109,9 @@ TEST_F(AsyncTest, ManyAtOnceFromManyThreads) {
           if (answer.ok() && answer->value().real() == 14) ++right;
           ++ended;
         });
-        if (i % 50 == 0) EXPECT_TRUE(client_.Dot("x", "x").ok());
+        if (i % 50 == 0) {
+          EXPECT_TRUE(client_.Dot("x", "x").ok());
+        }
       }
     });
   }

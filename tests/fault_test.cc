@@ -243,7 +243,9 @@ TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
     EXPECT_TRUE(server_->compute().Execute(&context, request, &response).ok());
     const v1::StepResult& last = response.results(steps);
     EXPECT_FALSE(last.has_error()) << last.error().message();
-    if (name == "x" && repeated.empty()) EXPECT_EQ(last.reduce().value().real(), 6 * (1 << steps));
+    if (name == "x" && repeated.empty()) {
+      EXPECT_EQ(last.reduce().value().real(), 6 * (1 << steps));
+    }
     return device_->ThreadOf(Step::kBegin);
   };
   const std::thread::id worker = run(1, "cpu");

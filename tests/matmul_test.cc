@@ -669,7 +669,9 @@ TEST_P(MatmulIntegersTest, WholeNumbersAreExact) {
       }
       EXPECT_EQ(wrong, 0);
       // So that it is known which of the two ways has been taken.
-      if (turn == 1) EXPECT_NE(Run("tensor_f64", operands, transpose_a, transpose_b, offset), got);
+      if (turn == 1) {
+        EXPECT_NE(Run("tensor_f64", operands, transpose_a, transpose_b, offset), got);
+      }
     }
   }
 }
