@@ -171,11 +171,11 @@ std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
   return scratch_limit != 0 ? scratch_limit : std::max(buffers / 16, kLeastScratch);
 }
 
-absl::Duration Options::HangLimit(std::size_t devices) const {
+absl::Duration Options::HangLimit(std::size_t device_count) const {
   // Operations may take so many times as long as estimated: the CPU's, on cores that others use.
   constexpr double kEstimate = 4;
   const double longest = kEstimate * std::max(max_operation_seconds, max_slow_operation_seconds);
-  return watchdog + absl::Seconds(longest * workers * static_cast<double>(devices));
+  return watchdog + absl::Seconds(longest * workers * static_cast<double>(device_count));
 }
 
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {

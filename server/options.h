@@ -95,7 +95,7 @@ struct Options {
   // as lost: --watchdog and, beyond that, four times the longest operations by estimate, of all
   // workers of so many devices one after the other, since they may share a device, or wait for each
   // other.
-  absl::Duration HangLimit(std::size_t devices) const;
+  absl::Duration HangLimit(std::size_t device_count) const;
   // Of a device whose buffers may take so many bytes: --scratch-limit, or a sixteenth of that and
   // at least 64 MiB.
   std::uint64_t ScratchLimit(std::uint64_t buffers) const;

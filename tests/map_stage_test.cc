@@ -90,7 +90,9 @@ class ReduceStageTest : public testing::TestWithParam<StrategyCase> {
       EXPECT_EQ(found->integer, expected->integer);
       EXPECT_EQ(found->stats.strategy, GetParam().name);
       EXPECT_EQ(found->stats.roundoff, expected->stats.roundoff);
-      if (mapped.view.elements() > 0) EXPECT_GT(found->stats.flops, expected->stats.flops);
+      if (mapped.view.elements() > 0) {
+        EXPECT_GT(found->stats.flops, expected->stats.flops);
+      }
     }
   }
 };
@@ -782,7 +784,7 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, StageTest, testing::Values(Backend::kCpu, Backend::kCuda),
-                         [](const auto& info) { return std::string(Name(info.param)); });
+                         [](const auto& test) { return std::string(Name(test.param)); });
 
 }  // namespace
 }  // namespace tessera::test

@@ -69,7 +69,9 @@ class SharedRegionTest : public ::testing::Test {
     const absl::StatusOr<std::string> token = regions_.Add(file);
     ASSERT_FALSE(token.ok());
     EXPECT_EQ(ErrorReason(token.status()), reason) << token.status();
-    if (!field.empty()) EXPECT_EQ(ErrorMetadata(token.status())["field"], field);
+    if (!field.empty()) {
+      EXPECT_EQ(ErrorMetadata(token.status())["field"], field);
+    }
     EXPECT_EQ(bytes_.used(), 0);
     EXPECT_EQ(count_.used(), 0);
     EXPECT_EQ(Mappings(), mapped);

@@ -245,8 +245,8 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   // Indices and, behind them, values.
   for (std::int64_t k : {1, 10}) {
     compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
-      void* const values = static_cast<char*>(out) + rows * k * 8;
-      return RunTopK(stream, x, k, 1, false, values, out, o);
+      void* const found = static_cast<char*>(out) + rows * k * 8;
+      return RunTopK(stream, x, k, 1, false, found, out, o);
     });
   }
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kVariance}) {

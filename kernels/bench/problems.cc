@@ -122,8 +122,8 @@ RandomProblem Problems::Matmul() {
   // Extents of many products in use are multiples of 64, and their matrices lie as allocated.
   const bool round = Chance(0.25);
   const auto extent = [&](double most) {
-    const std::int64_t extent = Extent(most);
-    return round && extent > 64 ? (extent + 63) / 64 * 64 : extent;
+    const std::int64_t any = Extent(most);
+    return round && any > 64 ? (any + 63) / 64 * 64 : any;
   };
   // Tables of vectors are longer.
   const bool is_long = Chance(0.1);
