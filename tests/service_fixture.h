@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/slots.h"
 #include "tests/fake_device.h"
 #include "tests/test_server.h"
 
@@ -155,6 +157,48 @@ class ServiceTest : public testing::Test {
   }
 
   TestServer server_;
+};
+
+// What a message of a download has of data, and one of an upload at most.
+constexpr std::uint64_t kSlot = Slot::kBytes;
+constexpr std::uint64_t kLargestData = 4 << 20;
+
+// Arrays of random bytes, for uploads and downloads.
+class TransferFixture : public ServiceTest {
+ protected:
+  using ServiceTest::ServiceTest;
+
+  std::string Random(std::uint64_t size) {
+    std::string bytes(size, '\0');
+    for (char& c : bytes) c = static_cast<char>(random_());
+    return bytes;
+  }
+  std::uint64_t Below(std::uint64_t n) { return random_() % n; }
+
+  // A buffer of so many bytes, an even number, as a draft to be written in ranges.
+  void Reserve(const std::string& name, std::uint64_t size) {
+    v1::CreateBufferRequest request;
+    request.set_name(name);
+    request.mutable_spec()->set_dtype(v1::DTYPE_F16);
+    request.mutable_spec()->add_shape(static_cast<std::int64_t>(size / 2));
+    v1::CreateBufferResponse response;
+    const grpc::Status status = Call(&v1::BufferService::Stub::CreateBuffer, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  // The bytes as a READY buffer.
+  void Put(const std::string& name, const std::string& bytes) {
+    Reserve(name, bytes.size());
+    std::vector<v1::UploadRequest> messages;
+    for (std::uint64_t at = 0; at < bytes.size(); at += kLargestData) {
+      messages.push_back(At(name, at, bytes.substr(at, kLargestData)));
+    }
+    ASSERT_TRUE(messages.empty() || Upload(messages).ok());
+    v1::SealBufferResponse sealed;
+    ASSERT_TRUE(Seal(name, &sealed).ok());
+  }
+
+ private:
+  std::mt19937_64 random_{1};
 };
 
 class TwoDevicesTest : public ServiceTest {

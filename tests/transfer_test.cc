@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,8 +23,6 @@ using grpc::StatusCode;
 using Step = FakeDevice::Step;
 using Kind = DeviceError::Kind;
 
-constexpr std::uint64_t kSlot = Slot::kBytes;
-constexpr std::uint64_t kLargestData = 4 << 20;
 // What a download may hold, and gRPC has not sent.
 constexpr int kSlotsADownload = 3;
 
@@ -35,45 +32,17 @@ std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
   return devices;
 }
 
-class TransferTest : public ServiceTest {
+class TransferTest : public TransferFixture {
  protected:
   explicit TransferTest(const Options& options = TestOptions())
       : TransferTest(options, new FakeDevice) {}
   TransferTest(const Options& options, FakeDevice* device)
-      : ServiceTest(options, Only(device)), device_(*device) {}
+      : TransferFixture(options, Only(device)), device_(*device) {}
   void TearDown() override {
     device_.Open();
     ServiceTest::TearDown();
   }
 
-  std::string Random(std::uint64_t size) {
-    std::string bytes(size, '\0');
-    for (char& c : bytes) c = static_cast<char>(random_());
-    return bytes;
-  }
-  std::uint64_t Below(std::uint64_t n) { return random_() % n; }
-
-  // A buffer of so many bytes, an even number, as a draft to be written in ranges.
-  void Reserve(const std::string& name, std::uint64_t size) {
-    v1::CreateBufferRequest request;
-    request.set_name(name);
-    request.mutable_spec()->set_dtype(v1::DTYPE_F16);
-    request.mutable_spec()->add_shape(static_cast<std::int64_t>(size / 2));
-    v1::CreateBufferResponse response;
-    const grpc::Status status = Call(&v1::BufferService::Stub::CreateBuffer, request, &response);
-    ASSERT_TRUE(status.ok()) << status.error_message();
-  }
-  // The bytes as a READY buffer.
-  void Put(const std::string& name, const std::string& bytes) {
-    Reserve(name, bytes.size());
-    std::vector<v1::UploadRequest> messages;
-    for (std::uint64_t at = 0; at < bytes.size(); at += kLargestData) {
-      messages.push_back(At(name, at, bytes.substr(at, kLargestData)));
-    }
-    ASSERT_TRUE(messages.empty() || Upload(messages).ok());
-    v1::SealBufferResponse sealed;
-    ASSERT_TRUE(Seal(name, &sealed).ok());
-  }
   std::uint64_t Committed(const std::string& name) {
     v1::GetBufferResponse got;
     EXPECT_TRUE(Get(name, &got).ok());
@@ -91,65 +60,9 @@ class TransferTest : public ServiceTest {
   }
 
   FakeDevice& device_;
-  std::mt19937_64 random_{1};
 };
 
-// --- Bytes --------------------------------------------------------------------------------------
-
-TEST_F(TransferTest, EverySizeArrives) {
-  for (const std::uint64_t size :
-       {std::uint64_t{0}, std::uint64_t{2}, kSlot - 2, kSlot, kSlot + 2, 2 * kSlot, 3 * kSlot + 2,
-        kLargestData - 2, kLargestData, kLargestData + 2, 5 * kSlot - 2}) {
-    const std::string bytes = Random(size);
-    Put("x", bytes);
-    std::string data;
-    for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{1}, kSlot - 1, kSlot}) {
-      if (offset > size) continue;
-      for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1}, kSlot, kSlot + 1}) {
-        ASSERT_TRUE(server_.Fetch("x", &data, offset, limit).ok());
-        EXPECT_TRUE(data == bytes.substr(offset, limit == 0 ? bytes.npos : limit))
-            << size << " bytes, from " << offset << ", at most " << limit;
-      }
-    }
-    ASSERT_TRUE(Delete("x").ok());
-  }
-}
-
-// Messages of any size, in any order, over each other, with jumps that bring no data.
-TEST_F(TransferTest, MessagesApplyInTheirOrder) {
-  for (int round = 0; round < 20; ++round) {
-    const std::uint64_t size = 2 + 2 * Below(round % 4 == 0 ? 2 * kSlot : 500);
-    std::string expected = Random(size);
-    Reserve("x", size);
-    std::vector<v1::UploadRequest> messages = {At("x", 0, expected)};
-    if (expected.size() > kLargestData) messages[0].set_data(expected.substr(0, kLargestData));
-    std::uint64_t position = size;
-    for (int i = 0; i < 40; ++i) {
-      v1::UploadRequest message;
-      if (position == size || Below(3) == 0) {
-        position = Below(size);
-        message.set_offset(position);
-      }
-      if (Below(5) != 0) {
-        const std::string data = Random(1 + Below(std::min(size - position, kLargestData)));
-        expected.replace(position, data.size(), data);
-        position += data.size();
-        message.set_data(data);
-        if (Below(2) == 0) message.set_crc32c(Crc32c(data.data(), data.size()));
-      }
-      messages.push_back(message);
-    }
-    v1::UploadResponse response;
-    const grpc::Status status = Upload(messages, &response);
-    ASSERT_TRUE(status.ok()) << status.error_message();
-    v1::SealBufferResponse sealed;
-    ASSERT_TRUE(Seal("x", &sealed).ok());
-    std::string data;
-    ASSERT_TRUE(server_.Fetch("x", &data).ok());
-    EXPECT_TRUE(data == expected) << "round " << round;
-    ASSERT_TRUE(Delete("x").ok());
-  }
-}
+// --- Uploads under way --------------------------------------------------------------------------
 
 TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
   const std::string bytes = Random(300'000);
@@ -172,8 +85,6 @@ TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
   messages[0].mutable_spec()->set_replace(true);
   ExpectError(Upload(messages), StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
 }
-
-// --- Uploads under way --------------------------------------------------------------------------
 
 // A stream of messages of 1000 bytes to "x", from a thread of its own.
 class Sender {
