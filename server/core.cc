@@ -13,9 +13,6 @@
 namespace tessera {
 namespace {
 
-// Two copies at once keep a PCIe link busy; the streams of more uploads take turns.
-constexpr int kTransferWorkers = 2;
-
 // Enough for two downloads.
 constexpr std::size_t kLeastSlots = 6;
 
@@ -130,9 +127,9 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
           return status;
         });
     if (!compute.ok()) return compute.status();
-    auto transfers = Executor::Start(
-        *device,
-        {.workers = kTransferWorkers, .queue_length = std::numeric_limits<std::size_t>::max()});
+    auto transfers =
+        Executor::Start(*device, {.workers = options.transfer_workers,
+                                  .queue_length = std::numeric_limits<std::size_t>::max()});
     if (!transfers.ok()) return transfers.status();
     absl::StatusOr<std::unique_ptr<Stream>> bridge = MakeStream(*device);
     if (!bridge.ok()) return bridge.status();

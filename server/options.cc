@@ -323,6 +323,11 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
+  AddCount(
+      app, "transfer-workers",
+      "uploads and downloads that copy at once to or from a device; more take turns; each such "
+      "worker of a GPU has 2 MiB of page-locked memory",
+      1, 64, options.transfer_workers);
   AddDuration(
       app, "inline", "10us",
       "operations, and programs of a few, of up to about so long run on the thread that receives "

@@ -65,6 +65,7 @@ struct Options {
   double max_operation_seconds = 30;                    // by estimate; of default strategies
   double max_slow_operation_seconds = 5;                // of the others
   int workers = 4;                                      // operations that run at once, each device
+  int transfer_workers = 2;                             // transfers that do so, each device
   absl::Duration inline_time = absl::Microseconds(10);  // of operations that need no worker
   absl::Duration spin = absl::Microseconds(200);        // of a worker without work, at most
 

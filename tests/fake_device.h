@@ -71,6 +71,13 @@ class FakeDevice final : public Device {
     closed_.reset();
     changed_.notify_all();
   }
+  // Lets one of the calls that stand before the closed step go on. REQUIRES: one does.
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    passing_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !passing_; });
+  }
   // Waits until so many calls stand before the closed step.
   void WaitForBlocked(int count) {
     std::unique_lock lock(mutex_);
@@ -148,8 +155,10 @@ class FakeDevice final : public Device {
     if (closed_ == step) {
       ++blocked_;
       changed_.notify_all();
-      changed_.wait(lock, [&] { return closed_ != step; });
+      changed_.wait(lock, [&] { return closed_ != step || passing_; });
+      passing_ = false;
       --blocked_;
+      changed_.notify_all();
     }
     const auto it = failures_.find(step);
     if (it == failures_.end() || it->second.times == 0) return;
@@ -180,6 +189,7 @@ class FakeDevice final : public Device {
   std::map<Step, std::thread::id> threads_;
   std::optional<Step> closed_;
   int blocked_ = 0;
+  bool passing_ = false;  // Pass waits for a call to go on
   std::uint64_t allocations_ = 0;
   std::atomic<std::uint64_t> copied_to_device_{0};
   std::set<const Stream*> large_;

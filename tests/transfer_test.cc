@@ -86,14 +86,15 @@ TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
   ExpectError(Upload(messages), StatusCode::FAILED_PRECONDITION, "CHECKSUM_UNKNOWN");
 }
 
-// A stream of messages of 1000 bytes to "x", from a thread of its own.
+// A stream of messages of 1000 bytes to a buffer, from a thread of its own.
 class Sender {
  public:
-  Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false)
-      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last] {
+  Sender(v1::BufferService::Stub& stub, int messages, bool damage_last = false,
+         const std::string& name = "x")
+      : writer_(stub.Upload(&context_, &response_)), thread_([this, messages, damage_last, name] {
           for (int i = 0; i < messages; ++i) {
             v1::UploadRequest message;
-            message.set_name("x");
+            message.set_name(name);
             message.set_data(std::string(1000, static_cast<char>('a' + i)));
             if (damage_last && i == messages - 1) message.set_crc32c(1);
             if (!writer_->Write(message)) break;
@@ -278,6 +279,76 @@ TEST_F(TransferTest, ADraftThatVanishesEndsItsStream) {
   device_.Open();
   ExpectError(sender.Finish(), StatusCode::NOT_FOUND, "BUFFER_NOT_FOUND");
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
+}
+
+Options WithTransferWorkers(int workers) {
+  Options options = TestOptions();
+  options.transfer_workers = workers;
+  return options;
+}
+
+class OneTransferWorker : public TransferTest {
+ protected:
+  OneTransferWorker() : TransferTest(WithTransferWorkers(1)) {}
+};
+
+TEST_F(OneTransferWorker, UploadsTakeTurns) {
+  const std::vector<std::string> names = {"x", "y", "z"};
+  for (const std::string& name : names) Reserve(name, 10'000);
+  device_.Close(Step::kCopyToDevice);
+  std::vector<std::unique_ptr<Sender>> senders;
+  int sent = 0;  // by all, of which each has one message read and one behind it
+  const auto all_sent = [&] {
+    int sum = 0;
+    for (const auto& sender : senders) sum += sender->sent();
+    return sum == sent;
+  };
+  for (const std::string& name : names) {
+    senders.push_back(std::make_unique<Sender>(server_.buffers(), 10, false, name));
+    sent += 2;
+    ASSERT_TRUE(Eventually(all_sent));
+  }
+  device_.WaitForBlocked(1);
+  for (int round = 1; round <= 5; ++round) {
+    for (const std::string& name : names) {
+      EXPECT_EQ(Committed(name), 1000u * static_cast<unsigned>(round - 1)) << name;
+      device_.Pass();
+      device_.WaitForBlocked(1);
+      ++sent;
+      ASSERT_TRUE(Eventually(all_sent));
+      EXPECT_EQ(Committed(name), 1000u * static_cast<unsigned>(round)) << name;
+    }
+  }
+  device_.Open();
+  for (const auto& sender : senders) EXPECT_TRUE(sender->Finish().ok());
+}
+
+class ThreeTransferWorkers : public TransferTest {
+ protected:
+  ThreeTransferWorkers() : TransferTest(WithTransferWorkers(3)) {}
+};
+
+TEST_F(ThreeTransferWorkers, CopyAtOnce) {
+  Put("y", Random(kSlot));
+  Reserve("x", 10'000);
+  for (const Step step : {Step::kCopyToDevice, Step::kCopyToHost}) {
+    const int before = device_.Count(step);
+    device_.Close(step);
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i) {
+      callers.emplace_back([&] {
+        std::string data;
+        const grpc::Status status =
+            step == Step::kCopyToDevice ? Upload({At("x", 0, "abcd")}) : server_.Fetch("y", &data);
+        EXPECT_TRUE(status.ok()) << status.error_message();
+      });
+    }
+    EXPECT_TRUE(Eventually([&] { return device_.Count(step) == before + 3; }));
+    absl::SleepFor(kAMoment);
+    EXPECT_EQ(device_.Count(step), before + 3);
+    device_.Open();
+    for (std::thread& caller : callers) caller.join();
+  }
 }
 
 Options WithLittleHostMemory() {
