@@ -5,29 +5,23 @@
 namespace tessera {
 
 absl::StatusOr<Admission::Ticket> Admission::Enter() {
-  const std::lock_guard lock(mutex_);
+  ++calls_;
+  Ticket ticket(this);
   if (closed_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                      "the server is stopping and takes no new work");
   }
-  ++calls_;
-  return Ticket(this);
-}
-
-int Admission::in_progress() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
+  return ticket;
 }
 
 void Admission::Exit() {
-  const std::lock_guard lock(mutex_);
-  if (--calls_ == 0 && closed_) idle_.notify_all();
+  if (--calls_ > 0 || !closed_) return;
+  // Whoever waits has either not looked at calls_ yet, or sleeps and hears this.
+  { const std::lock_guard lock(mutex_); }
+  idle_.notify_all();
 }
 
-void Admission::Close() {
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
-}
+void Admission::Close() { closed_ = true; }
 
 bool Admission::WaitIdle(absl::Duration timeout) {
   std::unique_lock lock(mutex_);

@@ -1,6 +1,7 @@
 // Counts the calls in progress, and turns new ones away once the server drains.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -34,15 +35,17 @@ class Admission {
   void Close();
   // Waits until no call is in progress; false when the time is over before.
   bool WaitIdle(absl::Duration timeout);
-  int in_progress() const;
+  int in_progress() const { return calls_; }
 
  private:
   void Exit();
 
-  mutable std::mutex mutex_;
+  // A call counts before it looks whether the server drains, so that none is missed between Close
+  // and WaitIdle.
+  std::atomic<int> calls_{0};
+  std::atomic<bool> closed_{false};
+  std::mutex mutex_;  // of the wait alone
   std::condition_variable idle_;
-  bool closed_ = false;
-  int calls_ = 0;
 };
 
 }  // namespace tessera

@@ -743,6 +743,24 @@ TEST(Admission, RefusesWhoComesAfterTheEndHasBegun) {
   EXPECT_TRUE(admission.WaitIdle(absl::ZeroDuration()));
 }
 
+// Whether it ends before the wait begins or after that.
+TEST(Admission, TheWaitEndsWithTheLastCall) {
+  const absl::Time give_up = absl::Now() + absl::Seconds(30);
+  for (int us = 0; us < 200 && absl::Now() < give_up; ++us) {
+    Admission admission;
+    auto ticket = admission.Enter();
+    ASSERT_TRUE(ticket.ok());
+    admission.Close();
+    std::thread caller([&] {
+      absl::SleepFor(absl::Microseconds(us));
+      ticket = absl::CancelledError();
+    });
+    EXPECT_TRUE(admission.WaitIdle(absl::Minutes(1)));
+    caller.join();
+  }
+  EXPECT_LT(absl::Now(), give_up);
+}
+
 // A client that watches the health service would stay for ever.
 TEST_F(FaultTest, DrainDoesNotWaitForWatchers) {
   Options options = OneWorker(8);
