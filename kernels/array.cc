@@ -1,5 +1,6 @@
 // Checks of shapes and views. Every figure may come from the wire, so all arithmetic is checked for
 // overflow.
+#include <cstdint>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -124,8 +125,10 @@ absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int6
           absl::StrCat(Join(shape), " at offset ", offset, ", elements ", low, " to ", high),
           absl::StrCat("elements 0 to ", size - 1));
     }
-    view.data =
-        static_cast<const char*>(data) + offset * static_cast<std::int64_t>(SizeOf(type.dtype));
+    // Where data is null the address is an offset alone, which pointers cannot add.
+    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(data) +
+                                   static_cast<std::uint64_t>(offset) * SizeOf(type.dtype);
+    view.data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
   }
   return view;
 }

@@ -142,7 +142,7 @@ View WholeView(const ArrayType& type, const void* data);
 
 // A window of the array at data: offset and strides in elements; no strides: row-major without
 // gaps. INVALID_ARGUMENT / BAD_VIEW {field, value, limit} unless every element it can name lies in
-// the array.
+// the array. At null its data is the offset in bytes, as an address.
 absl::StatusOr<View> MakeView(const ArrayType& type, const void* data, std::int64_t offset,
                               absl::Span<const std::int64_t> shape,
                               absl::Span<const std::int64_t> strides);
