@@ -111,6 +111,19 @@ TEST(ExecutorTest, QueueIsExactAndInOrder) {
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2})) << "what was accepted runs, even at the end";
 }
 
+TEST(ExecutorTest, NoMoreRunAtOnceThanThereAreWorkers) {
+  FakeDevice device;
+  std::deque<Blocker> blockers(4);
+  auto executor = Start(device, 3, 16);
+  for (Blocker& blocker : blockers) ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+  for (int i = 0; i < 3; ++i) blockers[i].WaitUntilRunning();
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(executor->waiting(), 1u);
+  blockers[0].Release();
+  blockers[3].WaitUntilRunning();
+  for (int i = 1; i < 4; ++i) blockers[i].Release();
+}
+
 // Tasks of shares, which note their share when they run, on one worker that is held until all are
 // queued.
 class SharesTest : public testing::Test {

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Every test that docs/reliability.md names exists, and every limit of the server has its line there.
+
+usage: reliability_test.py
+"""
+
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "docs" / "reliability.md").read_text()
+
+
+def tables():
+    """The rows of each table, as lists of cells; the first has the titles."""
+    for table in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE):
+        rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
+        yield rows[:1] + rows[2:]
+
+
+def suite(word):
+    """The text of the suite of this name, or None."""
+    stem = word.removeprefix("tests/")
+    for name in (stem, f"{stem}.py", f"{stem}.cc", f"{stem}/{stem}.cc"):
+        path = ROOT / "tests" / name
+        if path.is_file():
+            return path.read_text()
+    return None
+
+
+class ReliabilityTest(unittest.TestCase):
+    def test_tests_exist(self):
+        count = 0
+        for titles, *rows in tables():
+            if titles[-1] != "shown by":
+                continue
+            for row in rows:
+                text = None
+                for word in re.findall(r"`([\w/.]+)`", row[-1]):
+                    with self.subTest(row=row[0], word=word):
+                        found = suite(word)
+                        if found is not None:
+                            text = found
+                        else:
+                            self.assertTrue(text and re.search(rf"\b{word}\b", text))
+                        count += 1
+                self.assertTrue(text is not None or "every suite" in row[-1], row)
+        self.assertGreater(count, 100)
+
+    def test_every_limit_has_its_line(self):
+        flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"', (ROOT / "server" / "options.cc").read_text())
+        limits = {f"--{flag}" for flag in flags
+                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout|idle)|queue|workers|watchdog", flag)}
+        self.assertGreater(len(limits), 20)
+        (rows,) = [rows for titles, *rows in tables() if titles[0] == "limit"]
+        self.assertEqual(limits - {word for row in rows for word in re.findall(r"--[\w-]+", row[0])}, set())
+
+
+if __name__ == "__main__":
+    unittest.main()
