@@ -77,6 +77,43 @@ class ComposeTest(unittest.TestCase):
             self.assertGreater(grace, delay + 30)
 
 
+class PinsTest(unittest.TestCase):
+    """What is not of the distribution has a version wherever it is named."""
+
+    def test_images(self):
+        images = {service["image"] for service in
+                  yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()}
+        for path in DEPLOY.rglob("Dockerfile"):
+            text = path.read_text()
+            names = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
+            for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+                images.add(names[image[2:-1]] if image.startswith("${") else image)
+        others = {image for image in images if not image.startswith("tessera")}
+        self.assertGreaterEqual(len(others), 5)
+        for image in others:
+            self.assertRegex(image, r":v?\d+\.\d+", image)
+
+    def test_downloads(self):
+        files = [ROOT / "dev", *DEPLOY.rglob("Dockerfile"), *ROOT.glob(".ci/*"),
+                 *DEPLOY.rglob("*.sh"), *ROOT.glob("tests/tools/*.sh")]
+        text = "\n".join(path.read_text() for path in files)
+        found = re.findall(r"https?://\S+\.(?:tar\.gz|tgz|zip|deb)\b|npm install .*(?:\\\n)?.*", text)
+        self.assertEqual(len(found), 2, found)  # ghz and buf
+        for download in found:
+            self.assertRegex(download, r"/v\d+\.\d+\.\d+/|@\$buf_version")
+        self.assertRegex(text, r"buf_version=\d+\.\d+\.\d+\n")
+
+    def test_the_image_is_built_with_listed_packages(self):
+        common = (DEPLOY / "tools" / "common.sh").read_text()
+        listed = set(re.search(r"readonly packages=\((.*?)\)", common, re.DOTALL)[1].split())
+        text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+        packages = r" +([a-z][a-z0-9+ -]+)"
+        (installed,) = re.findall("apt-get install -y --no-install-recommends" + packages, text)
+        (built_with,) = re.findall("BUILD_DEPENDENCY_OF" + packages, text)
+        self.assertLessEqual(set(installed.split()), listed)
+        self.assertEqual(set(built_with.split()), set(installed.split()))
+
+
 class KubernetesTest(unittest.TestCase):
     def setUp(self):
         text = (DEPLOY / "kubernetes.yaml").read_text()
