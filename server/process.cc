@@ -66,6 +66,8 @@ sem_t profiles_wanted;
 
 // Null while the process starts.
 std::atomic<Server*> serving{nullptr};
+// From the time on when the server is being made: it may have taken calls before it stands above.
+std::atomic<bool> starting{false};
 
 void OnSignal(int signal) {
   last_signal = signal;
@@ -80,11 +82,18 @@ int NextSignal() {
   return last_signal;
 }
 
+// Null where none is being made, or takes too long.
+Server* AwaitServer() {
+  const absl::Time end = absl::Now() + kGrace;
+  while (starting && serving == nullptr && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+  return serving;
+}
+
 // The first signal asks the server to stop; the second does not wait for it. Before there is a
 // server there is nothing to wait for.
 void HandleSignals() {
   const char* name = NextSignal() == SIGTERM ? "SIGTERM" : "SIGINT";
-  Server* server = serving;
+  Server* server = AwaitServer();
   if (server == nullptr) {
     spdlog::info("{}: stopped before serving", name);
     FlushLog(kLastLines);
@@ -151,6 +160,7 @@ void WatchSignals() {
 
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) {
   WatchSignals();
+  starting = true;
   absl::StatusOr<std::unique_ptr<Server>> started = Server::Start(options, std::move(devices));
   if (!started.ok()) {
     const absl::string_view message = started.status().message();
