@@ -207,30 +207,12 @@ absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {
   return MemoryLimit{.bytes = static_cast<std::uint64_t>(value * factor), .fraction = 0};
 }
 
-std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
-                                    std::ostream& err, int* exit_code) {
-  Options options;
-  CLI::App app("Keeps arrays in GPU memory and computes on them for gRPC clients.",
-               "tessera-server");
-  app.get_formatter()->column_width(36);
-  app.option_defaults()->always_capture_default();
-  app.set_version_flag("--version", "tessera-server " TESSERA_VERSION);
-  app.footer(
-      "Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; "
-      "lists\n"
-      "are separated by commas. Flags win over the environment, and that over the file.\n"
-      "SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGUSR1: --profile.\n"
-      "Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls "
-      "were\n"
-      "cut off by --drain-timeout, 128 + N a second signal N.");
+namespace {
 
-  const char* file = std::getenv("TESSERA_CONFIG");
-  const bool has_file = file != nullptr && *file != '\0';
-  app.set_config("--config", has_file ? file : "", "TOML file with these options", has_file)
-      ->type_name("FILE");
-  app.config_formatter(std::make_shared<BelowEnvironment>(app));
-  app.allow_config_extras(CLI::config_extras_mode::error);
+// In the order in which --help shows them:
 
+// Where it serves, and on which devices.
+void AddAddresses(CLI::App& app, Options& options) {
   app.add_option("--listen", options.listen,
                  "host:port or unix:/path to serve on; port 0 takes a free one; repeatable")
       ->type_name("ADDRESS")
@@ -245,6 +227,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
       ->delimiter(',')
       ->take_all()
       ->envname(EnvironmentName("device"));
+}
+
+// Who may come, and whom it trusts.
+void AddTrust(CLI::App& app, Options& options) {
   AddFile(app, "tls-cert",
           "the server's certificate and those that lead to its CA, in PEM: serves by TLS; "
           "read again when it changes",
@@ -275,6 +261,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
           "imports by TLS, from servers with a certificate of these CAs, in PEM, and shows them "
           "--tls-cert if there is one",
           options.import_tls_ca);
+}
+
+// Its place among several servers.
+void AddRing(CLI::App& app, Options& options) {
   AddFile(app, "ring",
           "serves only the names whose home it is among the servers of this file, which has a "
           "line for each: its name, and its host:port for clients",
@@ -282,22 +272,29 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   app.add_option("--ring-name", options.ring_name, "which line of --ring this server is")
       ->type_name("NAME")
       ->envname(EnvironmentName("ring-name"));
-  CLI::Option* socket_mode =
-      AddText(app, "socket-mode", "MODE", "0600",
-              "permissions of the files of unix sockets, in octal: whoever may write one may "
-              "connect; 0660 with --socket-group",
-              [&options](const std::string& text) -> std::string {
-                const bool octal = text.find_first_not_of("01234567") == text.npos;
-                const unsigned long mode = octal ? std::strtoul(text.c_str(), nullptr, 8) : 0;
-                if (text.size() > 4 || mode > 0777 || (mode & 0600) != 0600)
-                  return "'" + text + "' is not a mode such as 0600, 0660 or 0666";
-                options.sockets.mode = static_cast<mode_t>(mode);
-                return "";
-              });
+}
+
+// The files of unix sockets.
+void AddSockets(CLI::App& app, Options& options) {
+  AddText(app, "socket-mode", "MODE", "0600",
+          "permissions of the files of unix sockets, in octal: whoever may write one may "
+          "connect; 0660 with --socket-group",
+          [&options](const std::string& text) -> std::string {
+            const bool octal = text.find_first_not_of("01234567") == text.npos;
+            const unsigned long mode = octal ? std::strtoul(text.c_str(), nullptr, 8) : 0;
+            if (text.size() > 4 || mode > 0777 || (mode & 0600) != 0600)
+              return "'" + text + "' is not a mode such as 0600, 0660 or 0666";
+            options.sockets.mode = static_cast<mode_t>(mode);
+            return "";
+          });
   app.add_option("--socket-group", options.sockets.group,
                  "the group that the files of unix sockets belong to, by name or number")
       ->type_name("GROUP")
       ->envname(EnvironmentName("socket-group"));
+}
+
+// How much there may be of what.
+void AddLimits(CLI::App& app, Options& options) {
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a part of what is free at the start",
           [&options](const std::string& text) -> std::string {
@@ -320,6 +317,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
            std::uint64_t{1} << 20, options.max_downloads);
   AddCount(app, "max-imports", "imports from other servers at once, each on a thread",
            std::uint64_t{1}, std::uint64_t{256}, options.max_imports);
+}
+
+// How operations run.
+void AddWork(CLI::App& app, Options& options) {
   AddCount(app, "queue", "operations that may wait for a device", std::uint32_t{1},
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "operations that run at once on a device", 1, 64, options.workers);
@@ -349,6 +350,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddSeconds(app, "max-slow-operation-seconds",
              "the same for a strategy that is not the default of its problem",
              options.max_slow_operation_seconds);
+}
+
+// What a connection may take.
+void AddConnections(CLI::App& app, Options& options) {
   AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send", 1024,
            kLargestMessage, "from 1Ki to 1Gi", options.max_message);
   AddCount(app, "max-connections", "connections at once; further ones are closed as they come",
@@ -357,6 +362,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddDuration(app, "connection-idle", "30m",
               "a connection without calls for so long is closed; 0: never", true,
               options.connection_idle);
+}
+
+// How long buffers live, and how long it waits for whom.
+void AddTimes(CLI::App& app, Options& options) {
   AddDuration(app, "default-ttl", "0", "life of a buffer whose creator names no ttl; 0: for ever",
               true, options.default_ttl);
   AddDuration(app, "max-ttl", "0", "longest ttl a client may ask for; 0: no limit", true,
@@ -376,6 +385,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
               false, options.drain_delay);
   AddDuration(app, "drain-timeout", "30s", "how long calls in progress may take to end after that",
               false, options.drain_timeout);
+}
+
+// What it tells of itself.
+void AddObservation(CLI::App& app, Options& options) {
   app.add_option("--metrics-listen", options.metrics_listen,
                  "host:port for metrics by HTTP: /metrics for Prometheus, /healthz, and a page for "
                  "people; without TLS; port 0 takes a free one")
@@ -402,6 +415,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
               "how long a profiler that waits for it records once SIGUSR1 has come "
               "(cudaProfilerStart, cudaProfilerStop); a second one ends that",
               false, options.profile);
+}
+
+// Memory that clients share.
+void AddSharedMemory(CLI::App& app, Options& options) {
   app.add_option("--shared-memory", options.shared_memory,
                  "path of a socket where processes on this host share memory with the server, for "
                  "transfers that need no messages")
@@ -411,6 +428,57 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
            4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
   AddCount(app, "max-shared-regions", "regions of memory that clients may share at once",
            std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
+}
+
+// What is wrong with options that each are right; "": nothing.
+std::string Conflict(const Options& options) {
+  const bool pair = options.tls_cert.empty() == options.tls_key.empty();
+  if (!pair || (options.tls_cert.empty() && !options.tls_client_ca.empty()))
+    return "--tls-cert and --tls-key go together, and --tls-client-ca with them";
+  if (!options.import_from.empty() && !options.tokens.empty() && options.import_tls_ca.empty() &&
+      !options.insecure) {
+    return "with --tokens, --import-from needs --import-tls-ca, since callers' tokens go to the "
+           "servers that they import from, or --insecure";
+  }
+  if (options.ring.empty() != options.ring_name.empty())
+    return "--ring and --ring-name go together";
+  return "";
+}
+
+}  // namespace
+
+std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
+                                    std::ostream& err, int* exit_code) {
+  Options options;
+  CLI::App app("Keeps arrays in GPU memory and computes on them for gRPC clients.",
+               "tessera-server");
+  app.get_formatter()->column_width(36);
+  app.option_defaults()->always_capture_default();
+  app.set_version_flag("--version", "tessera-server " TESSERA_VERSION);
+  app.footer(
+      R"(Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; lists
+are separated by commas. Flags win over the environment, and that over the file.
+SIGTERM and SIGINT stop the server gracefully, a second one at once. SIGUSR1: --profile.
+Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
+cut off by --drain-timeout, 128 + N a second signal N.)");
+
+  const char* file = std::getenv("TESSERA_CONFIG");
+  const bool has_file = file != nullptr && *file != '\0';
+  app.set_config("--config", has_file ? file : "", "TOML file with these options", has_file)
+      ->type_name("FILE");
+  app.config_formatter(std::make_shared<BelowEnvironment>(app));
+  app.allow_config_extras(CLI::config_extras_mode::error);
+
+  AddAddresses(app, options);
+  AddTrust(app, options);
+  AddRing(app, options);
+  AddSockets(app, options);
+  AddLimits(app, options);
+  AddWork(app, options);
+  AddConnections(app, options);
+  AddTimes(app, options);
+  AddObservation(app, options);
+  AddSharedMemory(app, options);
   bool no_warm_up = false;
   app.add_flag("--no-warm-up", no_warm_up,
                "be ready before kernels are loaded and rates are measured")
@@ -425,25 +493,13 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
     *exit_code = app.exit(error, out, err) == 0 ? 0 : 1;
     return std::nullopt;
   }
-  if (options.tls_cert.empty() != options.tls_key.empty() ||
-      (options.tls_cert.empty() && !options.tls_client_ca.empty())) {
-    err << "--tls-cert and --tls-key go together, and --tls-client-ca with them\n";
+  if (const std::string wrong = Conflict(options); !wrong.empty()) {
+    err << wrong << '\n';
     *exit_code = 1;
     return std::nullopt;
   }
-  if (!options.import_from.empty() && !options.tokens.empty() && options.import_tls_ca.empty() &&
-      !options.insecure) {
-    err << "with --tokens, --import-from needs --import-tls-ca, since callers' tokens go to the "
-           "servers that they import from, or --insecure\n";
-    *exit_code = 1;
-    return std::nullopt;
-  }
-  if (options.ring.empty() != options.ring_name.empty()) {
-    err << "--ring and --ring-name go together\n";
-    *exit_code = 1;
-    return std::nullopt;
-  }
-  if (!options.sockets.group.empty() && socket_mode->count() == 0) options.sockets.mode = 0660;
+  if (!options.sockets.group.empty() && app.count("--socket-mode") == 0)
+    options.sockets.mode = 0660;
   options.reflection = !no_reflection;
   options.warm_up = !no_warm_up;
   return options;

@@ -51,6 +51,64 @@ std::string UnknownCommand(const CLI::App& app) {
                       "' is no command; there are ", absl::StrJoin(names, ", "));
 }
 
+// What comes before the command.
+struct GlobalOptions {
+  ClientOptions client;
+  std::string server = client.server;
+  std::string timeout = "60s";
+  bool json = false;
+};
+
+void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
+  app.add_option(
+         "-s,--server", options.server,
+         "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
+         "buffers: the first that answers")
+      ->check(CheckPorts)
+      ->envname("TESSERA_SERVER")
+      ->capture_default_str();
+  app.add_option("--tls-ca", options.client.tls_ca,
+                 "CA of the server's certificate, in PEM: connects by TLS")
+      ->type_name("FILE")
+      ->envname("TESSERA_CLIENT_TLS_CA");
+  app.add_option("--tls-cert", options.client.tls_cert, "Certificate to show to the server, in PEM")
+      ->type_name("FILE")
+      ->envname("TESSERA_CLIENT_TLS_CERT");
+  app.add_option("--tls-key", options.client.tls_key, "Key of --tls-cert, in PEM")
+      ->type_name("FILE")
+      ->envname("TESSERA_CLIENT_TLS_KEY");
+  app.add_option("--tls-server-name", options.client.tls_server_name,
+                 "Name that the server's certificate is for, unless it is the host of --server")
+      ->type_name("NAME")
+      ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
+  // A token itself is no option: a command line is there for all processes to see.
+  app.add_option("--token-file", options.client.token_file,
+                 "File with the token that says who calls; without it TESSERA_TOKEN of the\n"
+                 "environment is the token")
+      ->type_name("FILE")
+      ->envname("TESSERA_TOKEN_FILE");
+  app.add_option("--timeout", options.timeout,
+                 "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
+      ->check(DurationCheck(/*endless=*/true))
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "Print one JSON document");
+}
+
+// The options of a client, once the command line has been read.
+ClientOptions ClientOptionsOf(const GlobalOptions& options) {
+  ClientOptions client = options.client;
+  if (const char* token = std::getenv("TESSERA_TOKEN");
+      client.token_file.empty() && token != nullptr)
+    client.token = token;
+  client.server = options.server;
+  client.timeout = *ParseDuration(options.timeout);
+  client.stall_timeout = client.timeout;
+  // A server that has just been started needs a moment; a person should not wait for one that is
+  // not there.
+  client.connect_timeout = std::min(client.timeout, absl::Seconds(5));
+  return client;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
   app.set_version_flag("--version", TESSERA_VERSION);
@@ -62,43 +120,8 @@ int Main(int argc, char** argv) {
           "elements, as in x@0:540x1257:0x1), file:PATH.npy (travels with the request)\n\n") +
       std::string(ExitCodesText()));
 
-  ClientOptions options;
-  std::string server = options.server;
-  std::string timeout = "60s";
-  bool json = false;
-  app.add_option(
-         "-s,--server", server,
-         "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
-         "buffers: the first that answers")
-      ->check(CheckPorts)
-      ->envname("TESSERA_SERVER")
-      ->capture_default_str();
-  app.add_option("--tls-ca", options.tls_ca,
-                 "CA of the server's certificate, in PEM: connects by TLS")
-      ->type_name("FILE")
-      ->envname("TESSERA_CLIENT_TLS_CA");
-  app.add_option("--tls-cert", options.tls_cert, "Certificate to show to the server, in PEM")
-      ->type_name("FILE")
-      ->envname("TESSERA_CLIENT_TLS_CERT");
-  app.add_option("--tls-key", options.tls_key, "Key of --tls-cert, in PEM")
-      ->type_name("FILE")
-      ->envname("TESSERA_CLIENT_TLS_KEY");
-  app.add_option("--tls-server-name", options.tls_server_name,
-                 "Name that the server's certificate is for, unless it is the host of --server")
-      ->type_name("NAME")
-      ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
-  // A token itself is no option: a command line is there for all processes to see.
-  app.add_option("--token-file", options.token_file,
-                 "File with the token that says who calls; without it TESSERA_TOKEN of the\n"
-                 "environment is the token")
-      ->type_name("FILE")
-      ->envname("TESSERA_TOKEN_FILE");
-  app.add_option("--timeout", timeout,
-                 "Deadline of a call; transfers: longest pause; such as 90s, 10m or inf")
-      ->check(DurationCheck(/*endless=*/true))
-      ->capture_default_str();
-  app.add_flag("--json", json, "Print one JSON document");
-
+  GlobalOptions options;
+  AddGlobalOptions(app, options);
   Command command;
   AddPut(app, command);
   AddGet(app, command);
@@ -128,27 +151,18 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kUsageExitCode;
   }
 
-  if (const char* token = std::getenv("TESSERA_TOKEN");
-      options.token_file.empty() && token != nullptr)
-    options.token = token;
-  options.server = server;
-  options.timeout = *ParseDuration(timeout);
-  options.stall_timeout = options.timeout;
-  // A server that has just been started needs a moment; a person should not wait for one that is
-  // not there.
-  options.connect_timeout = std::min(options.timeout, absl::Seconds(5));
-  Client client(options);
-  Session session{client, json};
+  Client client(ClientOptionsOf(options));
+  Session session{client, options.json};
   const absl::Status status = command(session);
   if (!status.ok()) {
     const std::string reason = ErrorReason(status);
     const std::string code = absl::StatusCodeToString(status.code());
     std::cerr << "tessera: " << Printable({status.message().data(), status.message().size()})
               << ": " << Printable(reason.empty() ? code : reason) << "\n  "
-              << Printable(Advice(status, server)) << '\n';
+              << Printable(Advice(status, options.server)) << '\n';
     session.document["error"] = ToJson(status);
   }
-  if (json) {
+  if (options.json) {
     session.document["traffic"] = {{"sent_bytes", client.traffic().sent_bytes},
                                    {"received_bytes", client.traffic().received_bytes}};
     // Names in error messages may be any bytes. ASCII, so that no terminal takes a part for a

@@ -399,6 +399,92 @@ std::string_view ExitCodesText() {
          "8 deadline passed or cancelled, 9 already exists, 10 data damaged on its way";
 }
 
+namespace {
+
+// What to do about a reason, where it does not depend on the error's figures.
+std::string_view AdviceFor(std::string_view reason) {
+  static constexpr std::pair<std::string_view, std::string_view> kAdvice[] = {
+      {"BUFFER_NOT_FOUND", "'tessera ls' shows the buffers that are there"},
+      {"BUFFER_EXISTS",
+       "--replace swaps it for the new one, or choose another name; 'tessera info NAME' shows what "
+       "has it"},
+      {"BUFFER_NOT_READY",
+       "its upload has not ended; 'tessera info NAME' shows how far it is, and 'tessera rm NAME "
+       "--version V' drops it"},
+      {"VERSION_MISMATCH",
+       "it was replaced or deleted meanwhile; 'tessera info NAME' shows its versions"},
+      {"BAD_CHECKSUM",
+       "try again; --no-checksums leaves the check out, if it is the check that is wrong"},
+      {"HOST_MEMORY_EXHAUSTED",
+       "other calls hold the server's memory, or this one needs more than there is; 'tessera "
+       "--json info' shows the limits"},
+      {"SCRATCH_EXHAUSTED",
+       "other calls hold the server's memory, or this one needs more than there is; 'tessera "
+       "--json info' shows the limits"},
+      {"BAD_TOKEN",
+       "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
+       "operator decides which it knows"},
+      {"TENANT_QUOTA_EXCEEDED",
+       "'tessera rm NAME' makes room; the server's operator sets the quotas"},
+      {"TOO_MANY_CALLS", "try again when other calls of this tenant have ended"},
+      {"TOO_MANY_BUFFERS", "'tessera rm NAME' makes room"},
+      {"QUEUE_FULL", "the server is busy; try again, or give a longer --timeout"},
+      {"RESULT_TOO_LARGE", "--out NAME keeps it on the device, -o FILE.npy saves it"},
+      {"OPERATION_TOO_LONG",
+       "the server limits how long one call may take; another --strategy may be faster"},
+      {"OPERAND_TOO_LARGE", "upload it with 'tessera put' and name the buffer"},
+      {"BAD_MESSAGE", "upload it with 'tessera put' and name the buffer"},
+      {"BAD_NAME", "a name has 1 to 128 characters of a-z A-Z 0-9 . _ / -"},
+      {"BAD_OPERAND", "operands: NAME, NAME[10:20, ::-1], NAME@OFFSET:SHAPE:STRIDES, file:X.npy"},
+      {"BAD_VIEW", "'tessera info NAME' shows a buffer's type and shape"},
+      {"BAD_SHAPE", "'tessera info NAME' shows a buffer's type and shape"},
+      {"BAD_AXES", "'tessera info NAME' shows a buffer's type and shape"},
+      {"BAD_DTYPE", "'tessera info NAME' shows a buffer's type and shape"},
+      {"EMPTY_INPUT", "'tessera info NAME' shows a buffer's type and shape"},
+      {"BAD_DEVICE", "'tessera info' lists the server's devices"},
+      {"BAD_PLACEMENT", "'tessera info' lists the server's devices"},
+      {"BAD_LAUNCH", "without the option the strategy chooses by itself"},
+      {"BAD_RADIUS", "--radius takes whole numbers from 0 on"},
+      {"BAD_EXPRESSION",
+       "operand 0 is a, 1 is b, and so on; 'tessera map --help' shows what an expression has"},
+      {"BAD_PROGRAM",
+       "a program is JSON such as {\"steps\": [{\"dot\": {\"a\": \"x\", \"b\": \"y\"}}]}"},
+      {"BAD_CREDENTIALS",
+       "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token goes to other "
+       "hosts by TLS alone, with --tls-ca"},
+      {"BAD_BOOL", "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes"},
+      {"BAD_K", "--k takes whole numbers from 1 to 4096, and no more than the axis has elements"},
+      {"RESULTS_DISAGREE",
+       "one of the two is wrong; 'tessera strategies' says where each comes from"},
+      {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},
+      {"BAD_NPY", "write the file with numpy.save"},
+      {"FILE_NOT_FOUND", "check the path and its permissions"},
+      {"FILE_ERROR", "check the path and its permissions"},
+      {"DRAINING", "the server is stopping; try again when it is back"},
+      {"DEVICE_LOST", "the GPU failed and the server restarts; upload the buffers again"},
+      {"BUFFER_CHANGED", "download it again to have the new version"},
+  };
+  for (const auto& [known, advice] : kAdvice)
+    if (known == reason) return advice;
+  return "";
+}
+
+std::string_view AdviceFor(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kDeadlineExceeded:
+      return "give it longer with --timeout";
+    case absl::StatusCode::kCancelled:
+      return "nothing was kept";
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+      return "the server's log may say more";
+    default:
+      return "see 'tessera --help'";
+  }
+}
+
+}  // namespace
+
 std::string Advice(const absl::Status& error, std::string_view server) {
   const std::string reason = ErrorReason(error);
   const std::map<std::string, std::string> metadata = ErrorMetadata(error);
@@ -418,7 +504,6 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   }
   if (reason == "WRONG_HOST") return "its home is --server " + figure("address");
   if (reason == "SOURCE_NOT_ALLOWED") return "start " + at + " with --import-from to allow it";
-  if (reason == "BUFFER_NOT_FOUND") return "'tessera ls' shows the buffers that are there";
   if (reason == "UNKNOWN_STRATEGY") {
     return figure("valid").empty() ? "'tessera strategies' lists the names"
                                    : "valid names: " + figure("valid");
@@ -426,15 +511,6 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if (reason == "STRATEGY_UNSUPPORTED") {
     return (figure("needs").empty() ? "" : "it needs " + figure("needs") + "; ") +
            "'tessera strategies' shows what this server can run";
-  }
-  if (reason == "BUFFER_EXISTS") {
-    return "--replace swaps it for the new one, or choose another name; 'tessera info NAME' shows "
-           "what has it";
-  }
-  if (reason == "BUFFER_NOT_READY") {
-    return "its upload has not ended; 'tessera info NAME' shows how far it is, and 'tessera rm "
-           "NAME "
-           "--version V' drops it";
   }
   if (reason == "GPU_MEMORY_EXHAUSTED" || reason == "QUOTA_EXCEEDED") {
     // Where there are tenants, only an admin is told what is free.
@@ -444,80 +520,14 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return absl::StrCat(bytes("requested"), " requested", free,
                         "; 'tessera rm NAME' frees a buffer");
   }
-  if (reason == "VERSION_MISMATCH") {
-    return "it was replaced or deleted meanwhile; 'tessera info NAME' shows its versions";
-  }
-  if (reason == "BAD_CHECKSUM") {
-    return "try again; --no-checksums leaves the check out, if it is the check that is wrong";
-  }
-  if (reason == "HOST_MEMORY_EXHAUSTED" || reason == "SCRATCH_EXHAUSTED") {
-    return "other calls hold the server's memory, or this one needs more than there is; "
-           "'tessera --json info' shows the limits";
-  }
-  if (reason == "BAD_TOKEN")
-    return "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
-           "operator decides which it knows";
   if (reason == "ROLE_TOO_SMALL")
     return "it takes a token with the role " + figure("needed") +
            "; the server's operator makes one";
-  if (reason == "TENANT_QUOTA_EXCEEDED")
-    return "'tessera rm NAME' makes room; the server's operator sets the quotas";
-  if (reason == "TOO_MANY_CALLS") return "try again when other calls of this tenant have ended";
-  if (reason == "TOO_MANY_BUFFERS") return "'tessera rm NAME' makes room";
-  if (reason == "QUEUE_FULL") return "the server is busy; try again, or give a longer --timeout";
-  if (reason == "RESULT_TOO_LARGE")
-    return "--out NAME keeps it on the device, -o FILE.npy saves it";
-  if (reason == "OPERATION_TOO_LONG") {
-    return "the server limits how long one call may take; another --strategy may be faster";
-  }
-  if (reason == "OPERAND_TOO_LARGE" || reason == "BAD_MESSAGE")
-    return "upload it with 'tessera put' and name the buffer";
-  if (reason == "BAD_NAME") return "a name has 1 to 128 characters of a-z A-Z 0-9 . _ / -";
-  if (reason == "BAD_OPERAND")
-    return "operands: NAME, NAME[10:20, ::-1], NAME@OFFSET:SHAPE:STRIDES, file:X.npy";
-  if (reason == "BAD_VIEW" || reason == "BAD_SHAPE" || reason == "BAD_AXES" ||
-      reason == "BAD_DTYPE" || reason == "EMPTY_INPUT") {
-    return "'tessera info NAME' shows a buffer's type and shape";
-  }
-  if (reason == "BAD_DEVICE" || reason == "BAD_PLACEMENT")
-    return "'tessera info' lists the server's devices";
-  if (reason == "BAD_LAUNCH") return "without the option the strategy chooses by itself";
-  if (reason == "BAD_RADIUS") return "--radius takes whole numbers from 0 on";
-  if (reason == "BAD_EXPRESSION")
-    return "operand 0 is a, 1 is b, and so on; 'tessera map --help' shows what an expression has";
-  if (reason == "BAD_PROGRAM")
-    return "a program is JSON such as {\"steps\": [{\"dot\": {\"a\": \"x\", \"b\": \"y\"}}]}";
-  if (reason == "BAD_CREDENTIALS")
-    return "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token goes to other "
-           "hosts by TLS alone, with --tls-ca";
-  if (reason == "BAD_BOOL")
-    return "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes";
-  if (reason == "BAD_K")
-    return "--k takes whole numbers from 1 to 4096, and no more than the axis has elements";
-  if (reason == "RESULTS_DISAGREE") {
-    return "one of the two is wrong; 'tessera strategies' says where each comes from";
-  }
-  if (reason == "BAD_OPTION") return "'tessera COMMAND --help' shows the options";
-  if (reason == "BAD_NPY") return "write the file with numpy.save";
-  if (reason == "FILE_NOT_FOUND" || reason == "FILE_ERROR")
-    return "check the path and its permissions";
-  if (reason == "DRAINING") return "the server is stopping; try again when it is back";
-  if (reason == "DEVICE_LOST")
-    return "the GPU failed and the server restarts; upload the buffers again";
-  if (reason == "BUFFER_CHANGED") return "download it again to have the new version";
-  switch (error.code()) {
-    case absl::StatusCode::kDeadlineExceeded:
-      return "give it longer with --timeout";
-    case absl::StatusCode::kCancelled:
-      return "nothing was kept";
-    case absl::StatusCode::kUnimplemented:
-      return "the server at " + at + " is older than this client or another kind of server";
-    case absl::StatusCode::kInternal:
-    case absl::StatusCode::kUnknown:
-      return "the server's log may say more";
-    default:
-      return "see 'tessera --help'";
-  }
+  if (const std::string_view advice = AdviceFor(reason); !advice.empty())
+    return std::string(advice);
+  if (absl::IsUnimplemented(error))
+    return "the server at " + at + " is older than this client or another kind of server";
+  return std::string(AdviceFor(error.code()));
 }
 
 // --- Progress ------------------------------------------------------------------------------------
