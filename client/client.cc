@@ -434,6 +434,75 @@ absl::StatusOr<v1::DownloadSharedResponse> Client::DownloadShared(
   return impl_->shared().Download(request);
 }
 
+namespace {
+
+// What a download has brought so far, over however many streams.
+class Received {
+ public:
+  // All outlive it.
+  Received(const std::string& name, const Sink& sink, const DownloadOptions& options)
+      : name_(name), sink_(sink), options_(options) {}
+
+  // What the first message has described.
+  std::optional<v1::Buffer>& buffer() { return buffer_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+  // Hands a message's content on.
+  absl::Status Take(const v1::DownloadResponse& response) {
+    if (response.has_buffer()) {
+      if (!buffer_) {
+        buffer_ = response.buffer();
+        if (absl::Status status = sink_(*buffer_, {}); !status.ok()) return status;
+      } else if (buffer_->version() != response.buffer().version()) {
+        return Changed();
+      }
+    }
+    if (response.data().empty()) return absl::OkStatus();
+    if (!buffer_ || response.offset() != options_.offset + bytes_)
+      return absl::InternalError("the messages of a download do not follow each other");
+    if (options_.checksums) {
+      const std::uint32_t crc = Crc32c(response.data().data(), response.data().size());
+      if (response.has_crc32c() && crc != response.crc32c())
+        return BadChecksum(name_, "crc32c", response.crc32c(), crc);
+      checksum_ = Crc32cCombine(checksum_, crc, response.data().size());
+    }
+    bytes_ += response.data().size();
+    return sink_(*buffer_, response.data());
+  }
+
+  bool IsAll() const { return buffer_ && bytes_ == Wanted(); }
+
+  // What is wrong once the server says that this is all.
+  absl::Status Check() const {
+    if (!buffer_) return absl::InternalError("a download without an answer");
+    if (bytes_ != Wanted()) return absl::InternalError("a download that ends early");
+    if (options_.checksums && bytes_ == buffer_->size_bytes() && buffer_->has_crc32c() &&
+        checksum_ != buffer_->crc32c())
+      return BadChecksum(name_, "buffer.crc32c", buffer_->crc32c(), checksum_);
+    return absl::OkStatus();
+  }
+
+  absl::Status Changed() const {
+    return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
+                     absl::StrCat("'", name_, "' was replaced while its download was interrupted"));
+  }
+
+ private:
+  std::uint64_t Wanted() const {
+    const std::uint64_t rest = buffer_->size_bytes() - options_.offset;
+    return options_.limit > 0 ? std::min(options_.limit, rest) : rest;
+  }
+
+  const std::string& name_;
+  const Sink& sink_;
+  const DownloadOptions& options_;
+  std::optional<v1::Buffer> buffer_;
+  std::uint64_t bytes_ = 0;
+  std::uint32_t checksum_ = 0;  // of these bytes
+};
+
+}  // namespace
+
 absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
                                             const DownloadOptions& options) {
   if (auto done = impl_->shared().TryDownload(name, sink, options)) return *std::move(done);
@@ -442,36 +511,7 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
   request.set_offset(options.offset);
   request.set_limit(options.limit);
   request.set_checksums(options.checksums);
-  std::optional<v1::Buffer> buffer;
-  std::uint64_t received = 0;
-  std::uint32_t whole = 0;  // checksum of what has been received
-  const absl::Status changed =
-      MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
-                absl::StrCat("'", name, "' was replaced while its download was interrupted"));
-  // Hands a message's content on.
-  const auto take = [&](const v1::DownloadResponse& response) -> absl::Status {
-    if (response.has_buffer()) {
-      if (!buffer) {
-        buffer = response.buffer();
-        if (absl::Status status = sink(*buffer, {}); !status.ok()) return status;
-      } else if (buffer->version() != response.buffer().version()) {
-        return changed;
-      }
-    }
-    if (response.data().empty()) return absl::OkStatus();
-    if (!buffer || response.offset() != options.offset + received) {
-      return absl::InternalError("the messages of a download do not follow each other");
-    }
-    if (options.checksums) {
-      const std::uint32_t crc = Crc32c(response.data().data(), response.data().size());
-      if (response.has_crc32c() && crc != response.crc32c()) {
-        return BadChecksum(name, "crc32c", response.crc32c(), crc);
-      }
-      whole = Crc32cCombine(whole, crc, response.data().size());
-    }
-    received += response.data().size();
-    return sink(*buffer, response.data());
-  };
+  Received received(name, sink, options);
   Attempts attempts(*impl_, {.timeout = options.timeout.value_or(absl::InfiniteDuration()),
                              .patience = impl_->options().stall_timeout,
                              .idempotent = true});
@@ -490,35 +530,25 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
     absl::Status refused;  // by the sink, or by a check
     while (refused.ok() && reader->Read(&response)) {
       impl_->CountReceived(response.ByteSizeLong());
-      const std::uint64_t before = received;
-      refused = take(response);
-      if (received > before) attempts.Progress();
+      const std::uint64_t before = received.bytes();
+      refused = received.Take(response);
+      if (received.bytes() > before) attempts.Progress();
       guard.Progress();
     }
     if (!refused.ok()) context.TryCancel();
     absl::Status status = guard.Explain(FromGrpc(reader->Finish()));
     if (!refused.ok()) status = refused;
-    if (status.ok() && !buffer) return absl::InternalError("a download without an answer");
-    const std::uint64_t rest = buffer ? buffer->size_bytes() - options.offset : 0;
-    const std::uint64_t wanted = options.limit > 0 ? std::min(options.limit, rest) : rest;
     // The connection may also have broken after the last byte.
-    if (status.ok() || (refused.ok() && buffer && received == wanted)) {
-      if (received != wanted) return absl::InternalError("a download that ends early");
-      if (options.checksums && received == buffer->size_bytes() && buffer->has_crc32c() &&
-          whole != buffer->crc32c()) {
-        return BadChecksum(name, "buffer.crc32c", buffer->crc32c(), whole);
-      }
-      return *std::move(buffer);
+    if (status.ok() || (refused.ok() && received.IsAll())) {
+      if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
+      return *std::move(received.buffer());
     }
-    if (buffer && ErrorReason(status) == "VERSION_MISMATCH") {
-      return changed;
-    }
+    const std::optional<v1::Buffer>& buffer = received.buffer();
+    if (buffer && ErrorReason(status) == "VERSION_MISMATCH") return received.Changed();
     if (buffer) attempts.Stay();
-    if (!attempts.Wait(status)) {
-      return impl_->ExplainMissing(status, attempts.route().server);
-    }
-    request.set_offset(options.offset + received);
-    request.set_limit(options.limit > 0 ? options.limit - received : 0);
+    if (!attempts.Wait(status)) return impl_->ExplainMissing(status, attempts.route().server);
+    request.set_offset(options.offset + received.bytes());
+    request.set_limit(options.limit > 0 ? options.limit - received.bytes() : 0);
     if (buffer) request.set_version(buffer->version());
   }
 }

@@ -247,6 +247,19 @@ absl::StatusOr<Core::StreamPlace> Core::TakeStream(StreamKind kind, Tenant& tena
   return StreamPlace{*std::move(own), *std::move(all)};
 }
 
+absl::StatusOr<Core::TransferPlace> Core::TakeTransfer(StreamKind kind, Tenant& tenant,
+                                                       std::uint64_t memory) {
+  absl::StatusOr<Charge> call = tenant.BeginCall();
+  if (!call.ok()) return call.status();
+  absl::StatusOr<StreamPlace> stream = TakeStream(kind, tenant);
+  if (!stream.ok()) return stream.status();
+  absl::StatusOr<Charge> messages =
+      Charge::Take(host_memory_, memory, "HOST_MEMORY_EXHAUSTED",
+                   "there is no memory for another stream of messages");
+  if (!messages.ok()) return messages.status();
+  return TransferPlace{*std::move(call), *std::move(stream), *std::move(messages)};
+}
+
 std::map<std::string_view, Core::Usage> Core::Budgets() const {
   const auto streams = [&](StreamKind kind) -> const Budget& {
     return streams_[static_cast<std::size_t>(kind)];

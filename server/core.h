@@ -100,6 +100,14 @@ class Core {
     Charge all;
   };
   absl::StatusOr<StreamPlace> TakeStream(StreamKind kind, Tenant& tenant);
+  // The same for a stream of messages, which is a call of the tenant's and has so much memory for
+  // its messages. Also RESOURCE_EXHAUSTED / TOO_MANY_CALLS, HOST_MEMORY_EXHAUSTED.
+  struct TransferPlace {
+    Charge call;
+    StreamPlace stream;
+    Charge memory;
+  };
+  absl::StatusOr<TransferPlace> TakeTransfer(StreamKind kind, Tenant& tenant, std::uint64_t memory);
   // Which names are this server's; null: all are.
   Home* home() { return home_.get(); }
   // Memory of clients that transfers may go to and come from.

@@ -111,17 +111,10 @@ absl::Status DownloadCall::Open() {
   absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
   if (!ticket.ok()) return ticket.status();
   ticket_ = *std::move(ticket);
-  absl::StatusOr<Charge> call = tenant_.BeginCall();
-  if (!call.ok()) return call.status();
-  call_ = *std::move(call);
-  absl::StatusOr<Core::StreamPlace> stream = core_.TakeStream(StreamKind::kDownload, tenant_);
-  if (!stream.ok()) return stream.status();
-  stream_ = *std::move(stream);
-  absl::StatusOr<Charge> memory =
-      Charge::Take(core_.host_memory(), kSlots * Slot::kBytes, "HOST_MEMORY_EXHAUSTED",
-                   "there is no memory for another stream of messages");
-  if (!memory.ok()) return memory.status();
-  memory_ = *std::move(memory);
+  absl::StatusOr<Core::TransferPlace> place =
+      core_.TakeTransfer(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes);
+  if (!place.ok()) return place.status();
+  place_ = *std::move(place);
   absl::StatusOr<BufferInfo> info = tenant_.store().Find(request_.name(), request_.version());
   if (!info.ok()) return info.status();
   buffer_ = info->buffer;
@@ -284,9 +277,7 @@ void DownloadCall::End() {
                   .copies = copies_},
                  status_, [this] { return peer_; });
   core_.chores().Release(std::move(buffer_));
-  stream_ = {};
-  memory_ = Charge();
-  call_ = Charge();
+  place_ = {};
   Finish(ToGrpc(status_, sees_all_));
 }
 

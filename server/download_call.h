@@ -98,9 +98,7 @@ class DownloadCall final : public StreamCall,
   const absl::Time accept_time_ = SteadyNow();
   v1::DownloadRequest request_;
   Admission::Ticket ticket_;
-  Charge call_;  // of the tenant's
-  Core::StreamPlace stream_;
-  Charge memory_;
+  Core::TransferPlace place_;
   Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;
   std::uint64_t end_ = 0;

@@ -69,6 +69,29 @@ void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, 
   if (!submitted.ok()) *busy = false;
 }
 
+// What gRPC may take, and what it asks of connections.
+void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
+  // Twice what clients may send: so that a message that is somewhat too large gets an answer with
+  // figures, where gRPC itself only breaks the call.
+  builder.SetMaxReceiveMessageSize(static_cast<int>(
+      std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
+  // gRPC unpacks a compressed message before it looks at its size.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  grpc::ResourceQuota quota("tessera");
+  quota.Resize(options.host_memory);
+  builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+      static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
+                                              std::numeric_limits<int>::max())));
+}
+
 }  // namespace
 
 Server::Server(std::unique_ptr<Core> core)
@@ -96,9 +119,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   return server;
 }
 
-absl::Status Server::Listen() {
+absl::Status Server::Register(grpc::ServerBuilder& builder) {
   const Options& options = core_->options();
-  grpc::ServerBuilder builder;
   builder.RegisterService(&buffer_service_);
   builder.RegisterService(&compute_service_);
   builder.RegisterService(&health_);
@@ -120,26 +142,14 @@ absl::Status Server::Listen() {
     reflection_ = std::make_unique<Reflection>(std::move(services));
   }
   builder.RegisterAsyncGenericService(&streams_);
-  // Twice what clients may send: so that a message that is somewhat too large gets an answer with
-  // figures, where gRPC itself only breaks the call.
-  builder.SetMaxReceiveMessageSize(static_cast<int>(
-      std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
-  // gRPC unpacks a compressed message before it looks at its size.
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  grpc::ResourceQuota quota("tessera");
-  quota.Resize(options.host_memory);
-  builder.SetResourceQuota(quota);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs / 3);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
-  builder.AddChannelArgument(
-      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
-      static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
-                                              std::numeric_limits<int>::max())));
+  return absl::OkStatus();
+}
 
+absl::Status Server::Listen() {
+  const Options& options = core_->options();
+  grpc::ServerBuilder builder;
+  if (absl::Status status = Register(builder); !status.ok()) return status;
+  SetLimits(options, builder);
   if (!options.metrics_listen.empty()) {
     gpus_ = std::make_unique<GpuMonitor>(core_->devices());
     absl::StatusOr<std::unique_ptr<HttpListener>> http = HttpListener::Open(

@@ -77,6 +77,8 @@ class Server {
  private:
   explicit Server(std::unique_ptr<Core> core);
   absl::Status Listen();
+  // Makes the services that the options ask for, and has gRPC serve all of them.
+  absl::Status Register(grpc::ServerBuilder& builder);
   // Whether the addresses that are listened to may be served as the options say.
   absl::Status CheckCredentials();
   // Of connections that bear the mark; null: none.

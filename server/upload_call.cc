@@ -26,17 +26,10 @@ void UploadCall::Begin() {
     absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
     if (!ticket.ok()) return ticket.status();
     ticket_ = *std::move(ticket);
-    absl::StatusOr<Charge> call = tenant_.BeginCall();
-    if (!call.ok()) return call.status();
-    call_ = *std::move(call);
-    absl::StatusOr<Core::StreamPlace> stream = core_.TakeStream(StreamKind::kUpload, tenant_);
-    if (!stream.ok()) return stream.status();
-    stream_ = *std::move(stream);
-    absl::StatusOr<Charge> memory =
-        Charge::Take(core_.host_memory(), core_.options().max_message, "HOST_MEMORY_EXHAUSTED",
-                     "there is no memory for another stream of messages");
-    if (!memory.ok()) return memory.status();
-    memory_ = *std::move(memory);
+    absl::StatusOr<Core::TransferPlace> place =
+        core_.TakeTransfer(StreamKind::kUpload, tenant_, core_.options().max_message);
+    if (!place.ok()) return place.status();
+    place_ = *std::move(place);
     return absl::OkStatus();
   });
   if (!status.ok()) {
@@ -377,10 +370,8 @@ void UploadCall::End(const absl::Status& status) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
     core_.chores().Release(std::move(draft_));
   }
-  stream_ = {};
-  memory_ = Charge();
+  place_ = {};
   ahead_ = Charge();
-  call_ = Charge();
   if (status.ok()) {
     FinishWith(response_);
   } else {

@@ -103,10 +103,9 @@ class UploadCall final : public StreamCall, private Task {
   const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
   Admission::Ticket ticket_;
-  Charge call_;  // of the tenant's
-  Core::StreamPlace stream_;
-  Charge memory_;  // for the message in hand, or the one that the call waits for
-  Charge ahead_;   // for the one behind it
+  Core::TransferPlace
+      place_;     // memory: for the message in hand, or the one that the call waits for
+  Charge ahead_;  // for the one behind it
 
   std::mutex mutex_;
   // Whether someone has the turn; from its end on the call has it for ever.
