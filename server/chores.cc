@@ -122,7 +122,7 @@ void Chores::Run(bool stays) {
     const auto mine = std::prev(running_.end());
     lock.unlock();
     work();
-    work = nullptr;  // what it holds must not live until the next one comes
+    work = nullptr;  // what it holds may bring more work, which takes the lock
     lock.lock();
     running_.erase(mine);
   }

@@ -43,20 +43,20 @@ absl::Status DeviceLostError(const Device& device) {
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
     Device& device, const Settings& settings, absl::FunctionRef<absl::Status(Stream&)> prepare) {
   std::unique_ptr<Executor> executor(new Executor(device, settings));
-  const int lanes = settings.reserve ? 2 * settings.workers : settings.workers;
-  for (int i = 0; i < lanes; ++i) {
+  const int places = settings.reserve ? 2 * settings.workers : settings.workers;
+  for (int i = 0; i < places; ++i) {
     const bool large = settings.reserve && i < settings.workers;
     absl::StatusOr<std::unique_ptr<Stream>> stream =
         large ? MakeLargeStream(device) : MakeStream(device);
     if (!stream.ok()) return stream.status();
     (*stream)->SetScratchBudget(settings.scratch);
     if (absl::Status status = prepare(**stream); !status.ok()) return status;
-    executor->lanes_.push_back(std::make_unique<Lane>());
-    executor->lanes_.back()->stream = *std::move(stream);
-    executor->groups_[i / settings.workers].idle.push_back(executor->lanes_.back().get());
+    executor->places_.push_back(std::make_unique<Place>());
+    executor->places_.back()->stream = *std::move(stream);
+    executor->groups_[i / settings.workers].idle.push_back(executor->places_.back().get());
   }
   executor->interval_ = kLongInterval;
-  for (int i = 0; i < lanes; ++i) {
+  for (int i = 0; i < places; ++i) {
     Group& group = executor->groups_[i / settings.workers];
     executor->threads_.emplace_back(&Executor::Work, executor.get(), std::ref(group));
   }
@@ -91,23 +91,23 @@ absl::Status Executor::RunOrSubmit(Task& task) {
   Group& group = GroupOf(TaskSize::kTiny);
   bool wake = false;
   absl::Status status;
-  Lane* lane = nullptr;
+  Place* place = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (waiting() == 0 && running_ == 0 && !group.idle.empty()) {
       NoteArrival();
       task.stop_.store(false, std::memory_order_relaxed);
       group.least_used = std::max(group.least_used, QueueOf(group, task.share_).used);
-      lane = TakeLane(task);
+      place = TakePlace(task);
     } else {
       status = Enqueue(task, wake);
     }
   }
-  if (lane != nullptr) {
+  if (place != nullptr) {
     const std::size_t share = task.share_;
-    const std::int64_t took = Run(task, *lane);
+    const std::int64_t took = Run(task, *place);
     const std::lock_guard lock(mutex_);
-    wake = GiveBack(*lane, TaskSize::kTiny, share, took);
+    wake = GiveBack(*place, TaskSize::kTiny, share, took);
   }
   if (wake) group.wake.notify_one();
   return status;
@@ -163,19 +163,19 @@ void Executor::NoteArrival() {
   interval_ += (interval - interval_) / 8;
 }
 
-Executor::Lane* Executor::TakeLane(const Task& task) {
-  std::vector<Lane*>& idle = GroupOf(task.size_).idle;
-  Lane* lane = idle.back();
+Executor::Place* Executor::TakePlace(const Task& task) {
+  std::vector<Place*>& idle = GroupOf(task.size_).idle;
+  Place* place = idle.back();
   idle.pop_back();
   if (task.size_ != TaskSize::kTiny) ++running_;
-  return lane;
+  return place;
 }
 
-bool Executor::GiveBack(Lane& lane, TaskSize size, std::size_t share, std::int64_t took) {
+bool Executor::GiveBack(Place& place, TaskSize size, std::size_t share, std::int64_t took) {
   if (size != TaskSize::kTiny) --running_;
   Group& group = GroupOf(size);
   QueueOf(group, share).used += took;
-  group.idle.push_back(&lane);
+  group.idle.push_back(&place);
   return !group.active.empty();
 }
 
@@ -203,8 +203,8 @@ void Executor::RefuseWaiting() {
 std::chrono::steady_clock::duration Executor::LongestRun() const {
   const std::int64_t now = Ticks();
   std::int64_t longest = 0;
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    const std::int64_t since = lane->busy_since.load(std::memory_order_relaxed);
+  for (const std::unique_ptr<Place>& place : places_) {
+    const std::int64_t since = place->busy_since.load(std::memory_order_relaxed);
     if (since != 0) longest = std::max(longest, now - since);
   }
   return steady_clock::duration(longest);
@@ -223,13 +223,13 @@ void Executor::Unlink(Task& task) {
   group.waiting.store(waiting - 1, std::memory_order_release);
 }
 
-std::int64_t Executor::Run(Task& task, Lane& lane) {
+std::int64_t Executor::Run(Task& task, Place& place) {
   const std::int64_t begin = Ticks();
-  lane.busy_since.store(begin, std::memory_order_relaxed);
-  lane.stream->WatchStop(&task.stop_);
-  task.Run(*lane.stream);
-  lane.stream->WatchStop(nullptr);
-  lane.busy_since.store(0, std::memory_order_relaxed);
+  place.busy_since.store(begin, std::memory_order_relaxed);
+  place.stream->WatchStop(&task.stop_);
+  task.Run(*place.stream);
+  place.stream->WatchStop(nullptr);
+  place.busy_since.store(0, std::memory_order_relaxed);
   return Ticks() - begin;
 }
 
@@ -239,9 +239,9 @@ void Executor::Work(Group& group) {
     // Of this thread, and of those that it makes. Where it fails, nothing gives way.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kGiveWay);
   }
-  Lane* lane = nullptr;
+  Place* place = nullptr;
   std::unique_lock lock(mutex_);
-  while (Task* task = Next(lock, group, lane)) {
+  while (Task* task = Next(lock, group, place)) {
     const TaskSize size = task->size_;
     const std::size_t share = task->share_;
     std::int64_t took = 0;
@@ -249,20 +249,20 @@ void Executor::Work(Group& group) {
     if (device_.lost()) {
       task->Refuse(DeviceLostError(device_));
     } else {
-      took = Run(*task, *lane);
+      took = Run(*task, *place);
     }
     lock.lock();
-    GiveBack(*lane, size, share, took);  // and looks for what waits
+    GiveBack(*place, size, share, took);  // and looks for what waits
   }
 }
 
-Task* Executor::Next(std::unique_lock<std::mutex>& lock, Group& group, Lane*& lane) {
+Task* Executor::Next(std::unique_lock<std::mutex>& lock, Group& group, Place*& place) {
   if (group.active.empty() && !stopping_ && !group.polling) Poll(lock, group);
   group.wake.wait(lock, [&] { return group.active.empty() ? stopping_ : !group.idle.empty(); });
   if (group.active.empty()) return nullptr;
   Task* const task = First(group);
   Unlink(*task);
-  lane = TakeLane(*task);
+  place = TakePlace(*task);
   return task;
 }
 

@@ -6,7 +6,7 @@
 // vector instructions, and looks closer only where some element passed. Where there are fewer rows
 // than cores, rows are cut into parts, and the heaps of a row's parts go into one heap at the end.
 //
-// Cost: every element is read once; k (1 + ln(n / k)) insertions of log2(k) steps a row where
+// Cost: every element is read once; k (1 + ln(n / k)) insertions of log2(k) steps per row where
 // elements come in random order, n of them where every element is better than those before it.
 #include <algorithm>
 #include <cmath>
@@ -22,6 +22,7 @@ namespace {
 constexpr std::int64_t kBlock = 64, kLook = std::int64_t{1} << 14;
 // Elements that make a part of a row worth its own heap.
 constexpr std::int64_t kLeastPart = std::int64_t{1} << 16;
+static_assert(kLeastPart >= kMostTopK, "the heaps of parts are full");
 
 template <class T>
 struct Entry {
@@ -82,7 +83,7 @@ class Heap {
 // Parts of every row.
 std::int64_t Parts(const TopKProblem& p, std::int64_t workers) {
   const std::int64_t wanted = (workers + p.rows - 1) / p.rows;
-  return std::clamp<std::int64_t>(p.n / std::max(kLeastPart, 4 * p.k), 1, wanted);
+  return std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted);
 }
 
 template <class T>
@@ -131,7 +132,6 @@ void Run(const TopKProblem& p, Stream& stream) {
   }
   if (stream.stopped()) return;
   for (std::int64_t row = 0; row < p.rows; ++row) {
-    // Parts have k elements and more: every heap is full.
     Heap<T> heap(entries + heaps * p.k, p.k);
     const Entry<T>* first = entries + row * parts * p.k;
     for (const Entry<T>* entry = first; entry != first + parts * p.k; ++entry) heap.Insert(*entry);
