@@ -181,6 +181,40 @@ TEST_F(SharesTest, AreServedByTheTimeTheyTake) {
   EXPECT_GE(second, 18);
 }
 
+TEST(ExecutorTest, AShareThatComesLateHasSavedNothingUp) {
+  FakeDevice device;
+  Blocker blocker;
+  std::vector<std::size_t> order;
+  std::deque<TestTask> tasks;
+  const auto submit = [&](Executor& executor, std::size_t share, int count) {
+    for (int i = 0; i < count; ++i) {
+      tasks.emplace_back(
+          [&order, share](Stream&) {
+            order.push_back(share);
+            std::this_thread::sleep_for(milliseconds(10));
+          },
+          share);
+      ASSERT_TRUE(executor.Submit(tasks.back()).ok());
+    }
+  };
+  {
+    auto executor = Start(device, 1, 100);
+    submit(*executor, 1, 20);
+    std::promise<void> done;
+    TestTask last([&](Stream&) { done.set_value(); }, 1);
+    ASSERT_TRUE(executor->Submit(last).ok());
+    done.get_future().wait();
+    order.clear();
+    ASSERT_TRUE(executor->Submit(blocker.task()).ok());
+    blocker.WaitUntilRunning();
+    submit(*executor, 1, 4);
+    submit(*executor, 2, 15);
+    blocker.Release();
+  }
+  // Not after as much time as the first share has had before.
+  EXPECT_LT(std::find(order.begin(), order.end(), std::size_t{1}) - order.begin(), 8);
+}
+
 TEST(ExecutorTest, WhatIsNotLargeNeverWaitsForWhatIs) {
   FakeDevice device;
   auto executor = *Executor::Start(device, {.workers = 2, .reserve = true, .queue_length = 8});
@@ -557,6 +591,42 @@ TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
     chores.Relieve();
   EXPECT_EQ(reached.wait_for(milliseconds(0)), std::future_status::ready);
   release.set_value();
+}
+
+TEST(ChoresTest, NoMoreThreadsJoinThan64) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> running{0};
+  Chores chores(1, 100, /*patience=*/milliseconds(0));
+  for (int i = 0; i < 70; ++i) {
+    ASSERT_TRUE(chores
+                    .Submit([&] {
+                      ++running;
+                      released.wait();
+                    })
+                    .ok());
+  }
+  for (int i = 0; i < 10000 && running < 64; ++i) {
+    chores.Relieve();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  for (int i = 0; i < 20; ++i) {
+    chores.Relieve();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(running, 64);
+  release.set_value();
+}
+
+// The end of what work holds may bring more.
+TEST(ChoresTest, WhatWorkHoldsEndsWithoutTheLock) {
+  std::promise<void> done;
+  Chores chores(1, 1);
+  const int thing = 0;
+  std::shared_ptr<const void> held(
+      &thing, [&](const void*) { EXPECT_TRUE(chores.Submit([&] { done.set_value(); }).ok()); });
+  ASSERT_TRUE(chores.Submit([held = std::move(held)] {}).ok());
+  done.get_future().wait();
 }
 
 TEST(ChoresTest, SharesTakeTurns) {

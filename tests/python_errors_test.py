@@ -77,6 +77,14 @@ class ReasonsTest(unittest.TestCase):
         self.assertIsNone(_retry.Retry(options, False, 0.1).pause(full))
         self.assertIsNone(_retry.Retry(options, False, 60).pause(lost))
         self.assertIsNone(_retry.Retry(options, True, 60).pause(device))
+        late = _errors.make("", "RESOURCE_EXHAUSTED", "QUEUE_FULL", retry_after=1000)
+        self.assertTrue(10 <= _retry.Retry(options, False, 60).pause(late) <= 12.5)
+        # What the server has not done, or has dropped, is tried again whatever it was.
+        for error in (
+            _errors.make("", "UNAVAILABLE", "DRAINING"),
+            _errors.make("", "DATA_LOSS", "BAD_CHECKSUM"),
+        ):
+            self.assertTrue(_retry.Retry(options, False, 60).pause(error), error.reason)
         retry = _retry.Retry(options, True, 60)
         pauses = [retry.pause(lost) for _ in range(5)]
         self.assertIsNone(pauses[4])

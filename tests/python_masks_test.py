@@ -453,6 +453,11 @@ class ProductsTest(Case):
         self.check(e, a @ a + 1)
         self.assertEqual(len(e.stats), 1)
         self.assertGreater(e.stats[0].kernel_us, 0)
+        # A product that is to be timed is a step of its own.
+        e = (x @ x).with_(timing=True) + 1
+        self.check(e, a @ a + 1)
+        self.assertEqual([s.operation for s in e.stats], ["matmul", "map"])
+        self.assertGreater(e.stats[0].kernel_us, 0)
         e = (x @ x + 1).with_(strategy="fused")
         self.check(e, a @ a + 1)
         self.assertEqual([s.operation for s in e.stats], ["matmul", "map"])
