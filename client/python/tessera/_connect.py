@@ -12,7 +12,6 @@ import grpc
 
 from . import _protocol as p
 from ._errors import read
-from ._ring import route_of
 
 Ttl = Union[None, str, float, int, datetime.timedelta]
 # "all", or names of devices.
@@ -32,6 +31,11 @@ PAUSE_S = 0.1
 # Seconds: how long the end of a client waits for calls whose outcomes do not matter.
 LAST_CALLS_S = 1.0
 _Duration = p.message("google.protobuf.Duration")
+
+
+def route_of(name: str) -> str:
+    """What comes before a name's last "/", or all of it: names with one route have one home."""
+    return name.rpartition("/")[0] if "/" in name else name
 
 
 def devices_of(placement: Placement) -> List[str]:

@@ -4,12 +4,10 @@ import pathlib
 import re
 from typing import Any, Dict, Mapping, Union
 
+from ._client import connect
+from ._connect import route_of
+
 _MASK = (1 << 64) - 1
-
-
-def route_of(name: str) -> str:
-    """What comes before a name's last "/", or all of it: names with one route have one home."""
-    return name.rpartition("/")[0] if "/" in name else name
 
 
 def _fnv1a(text: str) -> int:
@@ -55,8 +53,6 @@ class Ring:
 
     def home(self, name: str) -> Any:
         """The client of a name's home. Unreachable."""
-        from ._client import connect
-
         server = self.server(name)
         client = self._clients.get(server)
         if client is None:
