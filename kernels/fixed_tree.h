@@ -45,7 +45,7 @@ inline constexpr int kTreeLanes = 256;
 inline constexpr int kTreeVectorBytes = 16;
 inline constexpr int kTreeRowBytes = kTreeLanes * kTreeVectorBytes;
 inline constexpr int kTreeSegmentRows = 64;
-// Chunks of one array at most: the last block to start receives as many values, 72 a lane.
+// Chunks of one array at most: the last block to start receives as many values, 72 per lane.
 inline constexpr std::int64_t kTreeMaxChunks = 72 * kTreeLanes;
 
 // How an array is cut into chunks.
@@ -73,7 +73,7 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 //   rows     4    8    16   28   60    124   252    508   ...
 //   chunks   256  512  512  640  4608  4608  18432  18432   at most
 //
-// Short arrays make enough chunks for every multiprocessor to begin at once. In long ones the
+// Short arrays make enough chunks for every SM to begin at once. In long ones the
 // chunks that are under way together begin 4 * odd rows apart: powers of two would have them ask
 // the same memory channels at the same time. The longest, which several GPUs share, make more of
 // them: each GPU runs its chunks in rounds, as many as its SMs hold blocks, and the last round takes

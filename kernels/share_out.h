@@ -162,7 +162,7 @@ inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxes
   const std::int64_t bytes = p.length * row;
   if (p.outer > 1) return {p.x, bytes, p.outer};
   if (LaunchesShares(p, strategy)) {
-    // A slab is for who has its middle, so that little of it is elsewhere.
+    // A slab is for the device that has its middle, so that little of it is elsewhere.
     const std::int64_t slab = SlabRows(p) * row;
     return {Advanced(p.x, slab / 2), slab, SlabCount(p)};
   }

@@ -275,7 +275,7 @@ struct Strategy {
   bool reads_views = false;
 };
 
-// What the strategy says against the problem; empty: it takes it.
+// Why the strategy does not take the problem; empty if it does.
 template <class Problem>
 std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
   return strategy.refuses == nullptr ? "" : strategy.refuses(problem);

@@ -55,7 +55,7 @@ template <>
 ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   ReduceAxesProblem p;
   p.dtype = dtype;
-  // Short strategies, or strategies that lie pages apart.
+  // Short rows, or rows that lie pages apart.
   p.inner = narrow ? 1 : 1024;
   p.length = narrow ? 16 : s.elements / p.inner;
   p.outer = s.elements / (p.inner * p.length);

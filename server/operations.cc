@@ -453,7 +453,7 @@ double LeastMicroseconds(const v1::TopKRequest& request, absl::Span<const Source
   const View& x = sources[0].view;
   const absl::StatusOr<ArrayType> type = TopKType(x, request.k(), AxisOf(request));
   if (!type.ok()) return 0;       // it will be refused
-  constexpr double kSorted = 64;  // operations an element
+  constexpr double kSorted = 64;  // operations per element
   const double per_us = device.info().backend == Backend::kCuda ? 5e6 : 5e3;
   return LeastMicroseconds(sources, device) +
          static_cast<double>(type->shape.elements()) * kSorted / per_us;

@@ -57,14 +57,14 @@ PATIENT = (
     "--scratch-limit",
     "1Gi",
 )
-# Multiply-adds a second of a slow row are 0.5e9 to 2e9, on one core: seconds() of work.
-SLOW_ROW = "cpu_naive"
+# Multiply-adds per second of a slow strategy are 0.5e9 to 2e9, on one core: seconds() of work.
+SLOW_STRATEGY = "cpu_naive"
 LIST_SERVICES = b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
 UPLOAD = "/tessera.v1.BufferService/Upload"
 
 
 def side_for(seconds):
-    """Of a square product that SLOW_ROW holds a worker with for about so long."""
+    """Of a square product that SLOW_STRATEGY holds a worker with for about so long."""
     if o.Program.sanitized():
         seconds /= 10
     return round(1000 * (seconds / 1.2) ** (1 / 3))
@@ -157,7 +157,7 @@ class Case(unittest.TestCase):
         n = side_for(seconds)
         a = resident("s", view([n, n], [0, 0]))
         more.setdefault("result", into(f"product{time.monotonic_ns()}"))
-        return client.future("Matmul", timeout=timeout, a=a, b=a, strategy=SLOW_ROW, **more)
+        return client.future("Matmul", timeout=timeout, a=a, b=a, strategy=SLOW_STRATEGY, **more)
 
     def hold_worker(self, client, seconds=60, **more):
         """As slow_product, and it has begun."""
@@ -329,7 +329,7 @@ class WorkTest(Case):
         client.put("s", ONE)
         a = resident("s", view([12000, 12000], [0, 0]))
         calls = [
-            client.future("Matmul", timeout=3, a=a, b=a, strategy=SLOW_ROW, result=into(f"r{i}"))
+            client.future("Matmul", timeout=3, a=a, b=a, strategy=SLOW_STRATEGY, result=into(f"r{i}"))
             for i in range(8)
         ]
         self.assert_serves(client, within=2)
@@ -362,7 +362,7 @@ class WorkTest(Case):
         ).client()
         client.put("s", ONE)
         a = resident("s", view([1000, 1000], [0, 0]))
-        outcome = client.attempt("Matmul", a=a, b=a, strategy=SLOW_ROW)
+        outcome = client.attempt("Matmul", a=a, b=a, strategy=SLOW_STRATEGY)
         self.assert_fails(
             outcome,
             "FAILED_PRECONDITION",

@@ -49,7 +49,8 @@ TEST_P(AddTest, RepeatsARowByStrideZero) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, AddTest, testing::ValuesIn(StrategyCases<AddProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Strategies, AddTest, testing::ValuesIn(StrategyCases<AddProblem>()),
+                         CaseName);
 
 }  // namespace
 }  // namespace tessera::test

@@ -262,12 +262,13 @@ TEST_P(DotTest, Large) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, DotTest, testing::ValuesIn(StrategyCases<DotProblem>()), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, DeterministicDotTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, DotTest, testing::ValuesIn(StrategyCases<DotProblem>()),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Strategies, DeterministicDotTest,
                          testing::ValuesIn(StrategyCases<DotProblem>(kDeterministic)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, DotOfFloatsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, DotOfFloatsTest,
                          testing::ValuesIn(StrategyCases<DotProblem>(kFloats)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, DotOfIntegersTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, DotOfIntegersTest,
                          testing::ValuesIn(StrategyCases<DotProblem>(kIntegers)), CaseName);
 
 TEST(DotErrors, OperandsThatDoNotFit) {

@@ -196,7 +196,7 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
   });
 }
 
-// Of the default row on a GPU, whose memory the operands alone pass through.
+// Of the default strategy on a GPU, whose memory the operands alone pass through.
 TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
   TESSERA_NEED_STRATEGY(ReduceProblem, GetParam());
   const auto stream = MakeStream(*TestDevice(GetParam().backend));
@@ -288,24 +288,24 @@ TEST_P(ReducePieceStageTest, TakesScratchMemoryOfBoundedSize) {
   EXPECT_EQ(zero->value.real, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kDeterministic)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceFusedStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceFusedStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
                                                                            DType dtype) {
                            return strategy.name == "fixed_tree" && !IsInteger(dtype);
                          })),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceTruthStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceTruthStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kOf<DType::kI32>)),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceWideStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceWideStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
                                                                            DType dtype) {
                            return strategy.left_range != nullptr && dtype == DType::kF32;
                          })),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReducePieceStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReducePieceStageTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
                                                                            DType dtype) {
                            return strategy.reads_views && dtype == DType::kF32;
@@ -529,12 +529,12 @@ TEST_P(ReduceAxesTruthStageTest, CountsTruthValues) {
   EXPECT_EQ(ErrorReason(ReduceAxesType(x, ReduceOp::kMax, {0}, false).status()), "BAD_DTYPE");
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesStageTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>()), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesPieceStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesPieceStageTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF32>)),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTruthStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesTruthStageTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kI32>)),
                          CaseName);
 
@@ -591,7 +591,7 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, MatmulStageTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, MatmulStageTest,
                          testing::ValuesIn(StrategyCases<MatmulProblem>(kDeterministic)), CaseName);
 
 // --- Without a strategy of its own -------------------------------------------------------------

@@ -432,10 +432,10 @@ TEST_P(MatmulTest, FewSteps) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, MatmulTest, testing::ValuesIn(MatmulCases()), MatmulCaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, MatmulOfFloatsTest, testing::ValuesIn(MatmulCases(kFloats)),
+INSTANTIATE_TEST_SUITE_P(Strategies, MatmulTest, testing::ValuesIn(MatmulCases()), MatmulCaseName);
+INSTANTIATE_TEST_SUITE_P(Strategies, MatmulOfFloatsTest, testing::ValuesIn(MatmulCases(kFloats)),
                          MatmulCaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, MatmulOfF32Test,
+INSTANTIATE_TEST_SUITE_P(Strategies, MatmulOfF32Test,
                          testing::ValuesIn(MatmulCases([](const auto& row, DType dtype) {
                            return dtype == DType::kF32 && !RoundsOperands(row, dtype);
                          })),
@@ -561,9 +561,9 @@ TEST_P(MatmulPartsTest, AllOfC) {
   });
 }
 
-// Builds without CUDA have none of these rows.
+// Builds without CUDA have none of these strategies.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulPartsTest);
-INSTANTIATE_TEST_SUITE_P(Rows, MatmulPartsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, MatmulPartsTest,
                          testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_f16", "tensor_tf32",
                                                         "tensor_f32x3", "warp_tiled_tma"})),
                          MatmulCaseName);
@@ -583,7 +583,7 @@ TEST_P(MatmulAbreastTest, AllOfLargeC) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulAbreastTest);
 INSTANTIATE_TEST_SUITE_P(
-    Rows, MatmulAbreastTest,
+    Strategies, MatmulAbreastTest,
     testing::ValuesIn(MatmulCases({"tensor_bf16", "tensor_tf32", "tensor_f32x3"})), MatmulCaseName);
 
 // The row that multiplies integers where its operands allow it, and plain f64 where they do not.
@@ -742,8 +742,8 @@ TEST_P(MatmulIntegersTest, OtherOperandsHaveTheBitsOfPlainF64) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulIntegersTest);
-INSTANTIATE_TEST_SUITE_P(Rows, MatmulIntegersTest, testing::ValuesIn(MatmulCases({"ozaki_f64"})),
-                         MatmulCaseName);
+INSTANTIATE_TEST_SUITE_P(Strategies, MatmulIntegersTest,
+                         testing::ValuesIn(MatmulCases({"ozaki_f64"})), MatmulCaseName);
 
 class MatmulOrderTest : public MatmulTest {};
 
@@ -769,7 +769,7 @@ TEST_P(MatmulOrderTest, SameBitsAsNaive) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MatmulOrderTest);
 INSTANTIATE_TEST_SUITE_P(
-    Rows, MatmulOrderTest,
+    Strategies, MatmulOrderTest,
     testing::ValuesIn(MatmulCases({"warp_tiled", "warp_tiled_tma", "outer_product"}, DType::kF32)),
     MatmulCaseName);
 

@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-// Both run with this many threads a block.
+// Both run with this many threads per block.
 inline constexpr unsigned kRaceBlock = 256;
 
 // "a . b" by a thread an element, of which each does c[0] += a[i] * b[i]. REQUIRES: a CUDA stream,

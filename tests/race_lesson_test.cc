@@ -1,5 +1,5 @@
 // Why two kernels of the documents that this project implements are not served: both race, and on a
-// GPU that can be seen. Beside each of them the row of the table that cures it, on the same data.
+// GPU that can be seen. Beside each of them the strategy that cures it, on the same data.
 // An executable of its own, because a race checker would rightly complain about it.
 #include "tests/race_lesson.h"
 

@@ -534,24 +534,24 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
          Refusal(strategy, {.dtype = dtype, .op = ReduceOp::kVariance, .n = 1}).empty();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceTest, testing::ValuesIn(StrategyCases<ReduceProblem>()),
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceTest, testing::ValuesIn(StrategyCases<ReduceProblem>()),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfFloatsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceOfFloatsTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kFloats)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfIntegersTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceOfIntegersTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kIntegers)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceOfF32Test,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceOfF32Test,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kOf<DType::kF32>)),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, VarianceTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, VarianceTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(HasVariance)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, VarianceOfF64Test,
+INSTANTIATE_TEST_SUITE_P(Strategies, VarianceOfF64Test,
                          testing::ValuesIn(StrategyCases<ReduceProblem>([](const auto& strategy,
                                                                            DType dtype) {
                            return dtype == DType::kF64 && HasVariance(strategy, dtype);
                          })),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, DeterministicReduceTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, DeterministicReduceTest,
                          testing::ValuesIn(StrategyCases<ReduceProblem>(kDeterministic)), CaseName);
 
 // --- Along axes ---------------------------------------------------------------------------------
@@ -898,23 +898,23 @@ TEST_P(ReduceAxesTest, NanAndTies) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>()), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, DeterministicReduceAxesTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, DeterministicReduceAxesTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kDeterministic)),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfFloatsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesOfFloatsTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kFloats)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfF64Test,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesOfF64Test,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF64>)),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, ReduceAxesOfIntegersTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, ReduceAxesOfIntegersTest,
                          testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kIntegers)), CaseName);
 INSTANTIATE_TEST_SUITE_P(
-    Rows, ReduceAxesOf16BitsTest,
+    Strategies, ReduceAxesOf16BitsTest,
     testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF16, DType::kBF16>)), CaseName);
 INSTANTIATE_TEST_SUITE_P(
-    Rows, ReduceAxesOfWideRangeTest,
+    Strategies, ReduceAxesOfWideRangeTest,
     testing::ValuesIn(StrategyCases<ReduceAxesProblem>(kOf<DType::kF32, DType::kBF16>)), CaseName);
 
 TEST(Int128, RoundsToTheNearestDouble) {

@@ -369,8 +369,9 @@ TEST_P(TopKPartsTest, OneRowOfSeveralBlocks) {
     CheckRows(MakeValues<double>(values, 32768, 12), 1, 33, values == Values::kFew);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, TopKTest, testing::ValuesIn(StrategyCases<TopKProblem>()), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, TopKPartsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, TopKTest, testing::ValuesIn(StrategyCases<TopKProblem>()),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Strategies, TopKPartsTest,
                          testing::ValuesIn(StrategyCases<TopKProblem>(kOf<DType::kF64>)), CaseName);
 
 TEST(TopKErrors, AxesAndKThatDoNotFit) {

@@ -226,13 +226,13 @@ TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, WindowSumTest, testing::ValuesIn(StrategyCases<WindowSumProblem>()),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, WindowSumOfFloatsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, WindowSumTest,
+                         testing::ValuesIn(StrategyCases<WindowSumProblem>()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Strategies, WindowSumOfFloatsTest,
                          testing::ValuesIn(StrategyCases<WindowSumProblem>(kFloats)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, WindowSumOfIntegersTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, WindowSumOfIntegersTest,
                          testing::ValuesIn(StrategyCases<WindowSumProblem>(kIntegers)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Rows, WindowSumOf16BitsTest,
+INSTANTIATE_TEST_SUITE_P(Strategies, WindowSumOf16BitsTest,
                          testing::ValuesIn(StrategyCases<WindowSumProblem>([](const auto& row,
                                                                               DType dtype) {
                            return row.backend == Backend::kCpu && SizeOf(dtype) == 2;

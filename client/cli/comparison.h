@@ -69,7 +69,7 @@ struct BenchCeiling {
 struct BenchReport {
   struct Row {
     std::string strategy;
-    std::vector<double> kernel_us;  // one a call, sorted
+    std::vector<double> kernel_us;  // one per call, sorted
     double median_us = 0;
     double rate = 0;  // bytes or operations a second
     double roundoff = 0;

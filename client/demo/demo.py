@@ -5,7 +5,7 @@ The training images are uploaded once and stay on the device. All distances betw
 training images come from ||x - y||^2 = ||x||^2 - 2 x.y + ||y||^2, whose last term is the same for
 all neighbours of one y and can be left out:
 
-    norms     = Reduce SUM_SQUARES of the training images, one a row
+    norms     = Reduce SUM_SQUARES of the training images, one per row
     scores    = Matmul of -2 * test and the transposed training images
     distances = Add of scores and norms, repeated for every test image by a view with stride 0
     nearest   = Reduce ARGMIN of every row of the distances

@@ -1,4 +1,4 @@
-// A chunk goes through memory from front to back, row by row, with its W columns in the first-level
+// A chunk goes through memory from front to back, row by row, with its W columns in the L1
 // cache, in loops over columns that the compiler turns into vector instructions. Chunks are shared
 // out by OpenMP; the tree says how their values meet. Of an operand that is not contiguous a row is
 // copied to the stack before it is used, and of one that a map computes it is computed there: the

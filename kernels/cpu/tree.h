@@ -11,7 +11,7 @@ namespace tessera {
 
 // Folds p along FixedTree(p.n) over all cores and leaves the result; operands may be views, that of
 // Reduce a map. shares:
-// all chunks, in order. Leaves chunks out once the lane of their share has been stopped.
+// all chunks, in order. Leaves chunks out once the stream of their share has been stopped.
 void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares);
 void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares);
 

@@ -180,7 +180,7 @@ class CudaStream final : public Stream {
   void SetLinger(std::chrono::microseconds linger) override;
 
   Mailbox mailbox();
-  // Enqueues what makes the mailbox zero again, for who leaves before all values are received.
+  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are received.
   void ClearMailbox();
   // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a
   // kernel that counts with one sets it back, so that no launch begins with a memset.

@@ -1,5 +1,5 @@
 // Map in one pass: blocks of 512 elements, for each of which the whole expression is computed in
-// registers that stay in the first-level cache, one instruction after the other. What an instruction
+// registers that stay in the L1 cache, one instruction after the other. What an instruction
 // costs to decode is shared by 512 elements, and each is a loop of vector instructions.
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to share out.
@@ -64,7 +64,7 @@ void Run(const MapProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MapProblem> kMapCpuFused = {
     .name = "fused",
-    .summary = "one pass: the whole expression for blocks that stay in the first-level cache",
+    .summary = "one pass: the whole expression for blocks that stay in the L1 cache",
     .source = "vectorised execution of databases (Boncz, Zukowski and Nes, MonetDB/X100, 2005)",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

@@ -1,5 +1,5 @@
 // The instructions of an expression on a CPU, each for a block of elements: loops that become vector
-// instructions, over registers that stay in the first-level cache.
+// instructions, over registers that stay in the L1 cache.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Elements of a block: with 4 registers of 8 bytes each half of a first-level cache.
+// Elements of a block: with 4 registers of 8 bytes each half of an L1 cache.
 inline constexpr std::int64_t kMapBlock = 512;
 // A register's bytes for each element, whatever its type.
 inline constexpr std::int64_t kCellBytes = 8;

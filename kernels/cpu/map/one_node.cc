@@ -3,7 +3,7 @@
 // memory that is written once and read again, long after the caches have forgotten it.
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, and beyond that 8
-// bytes an element for each value written and read. Scratch memory: an array for each value that is
+// bytes per element for each value written and read. Scratch memory: an array for each value that is
 // needed at one time.
 #include <cstring>
 

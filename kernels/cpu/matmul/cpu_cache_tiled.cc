@@ -38,8 +38,8 @@
 namespace tessera {
 namespace {
 
-// b1 x b2 and the depth of a k-tile: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for a
-// second level of 512 KiB and above. Multiples of every register tile.
+// b1 x b2 and the depth of a k-tile: panels of 96 KiB and 256 KiB in f32, and sums of 96 KiB, for an
+// L2 of 512 KiB and above. Multiples of every register tile.
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;
@@ -192,7 +192,7 @@ void Run(const MatmulProblem& p, Stream& stream) {
       const std::int64_t depth = std::min(kDepth, p.k - k);
       Pack(a, row, rows, k, depth, tile.rows, a_panels);
       Pack(b, column, columns, k, depth, tile.columns, b_panels);
-      // One panel of b stays in the first level of cache while those of a pass by.
+      // One panel of b stays in the L1 cache while those of a pass by.
       for (std::int64_t x = 0; x < columns; x += tile.columns)
         for (std::int64_t y = 0; y < rows; y += tile.rows)
           tile.multiply(a_panels + y * depth, b_panels + x * depth, depth, sums + y * pitch + x,

@@ -61,7 +61,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
     .cost =
         [](const MatmulProblem& p) {
           Cost cost = MatmulCoreCost(p, MatmulTileLoads(p, 1, 1), p.m, p.n, 1);
-          // A walk across more rows than the first-level cache has lines waits for each of them.
+          // A walk across more rows than the L1 cache has lines waits for each of them.
           constexpr std::int64_t kLines = 512;
           // Converting 16 bits takes as long as the wait.
           const std::uint64_t wait = SizeOf(p.dtype) == 2 ? 1 : 4;

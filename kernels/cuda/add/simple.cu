@@ -1,4 +1,4 @@
-// Add: one thread an element, the first kernel that everybody writes.
+// Add: one thread per element, the first kernel that everybody writes.
 //
 // Threads of a warp take neighbouring elements, so that the loads and the store of 32 of them are
 // four transactions of 32 bytes each (f32). The work is nothing but memory traffic: 12 bytes an
@@ -47,7 +47,7 @@ void Enqueue(const AddProblem& p, Stream& stream) {
 
 extern constexpr Strategy<AddProblem> kAddSimple = {
     .name = "simple",
-    .summary = "one thread an element",
+    .summary = "one thread per element",
     .source = "vector addition of the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .deterministic = true,

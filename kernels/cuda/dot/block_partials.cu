@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kMostThreads)
                                           [=](std::int64_t i) { return F::Multiply(a[i], b[i]); });
   __syncthreads();  // the sum of every thread is in its place
   for (unsigned live = blockDim.x; live > 1;) {
-    const unsigned half = (live + 1) / 2;  // of an odd number the middle one waits a level
+    const unsigned half = (live + 1) / 2;  // an odd one out waits for the next level
     if (threadIdx.x < live - half)
       sums[threadIdx.x] = F::Combine(sums[threadIdx.x], sums[threadIdx.x + half]);
     __syncthreads();  // the upper half has been read, the lower half is written

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kMostThreads)
     DotAcc<T> chain = 0;
     for (int folded = 0; folded < kMaxChain && i < end; folded += kBatch) {
       if (i + (kBatch - 1) * step < end) {
-        DotAcc<T>
-            batch[kBatch];  // all loads before the first use, so that they are in flight together
+        // All loads before the first use, so that they are in flight together.
+        DotAcc<T> batch[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) batch[j] = F::Multiply(a[i + j * step], b[i + j * step]);
 #pragma unroll

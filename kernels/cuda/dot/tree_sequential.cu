@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kMostThreads)
     products[i] = begin + i < n ? F::Multiply(a[begin + i], b[begin + i]) : DotAcc<T>(0);
   __syncthreads();  // every product of the block is in its place
   for (unsigned live = 2 * blockDim.x; live > 1;) {
-    const unsigned half = (live + 1) / 2;  // of an odd number the middle one waits a level
+    const unsigned half = (live + 1) / 2;  // an odd one out waits for the next level
     if (threadIdx.x < live - half)
       products[threadIdx.x] = F::Combine(products[threadIdx.x], products[threadIdx.x + half]);
     __syncthreads();  // the upper half has been read, the lower half is written

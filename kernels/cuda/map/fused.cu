@@ -9,7 +9,7 @@
 // and cells.
 //
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; 5 instructions
-// of about 20 cycles a thread.
+// of about 20 cycles per thread.
 //
 // Right for any n and block size: threads do not meet, and those beyond the end do nothing. Loads and
 // stores are scalar, for any alignment and any strides.

@@ -1,5 +1,5 @@
 // Map in one pass, with values in registers: what `fused` keeps in local memory, numbered at run time,
-// lies here in registers proper.
+// lies here in registers.
 //
 // Chains of operations have kernels with fewer registers (chained.cuh); this file is for the rest.
 //
@@ -477,7 +477,7 @@ std::string Refuses(const MapProblem& p) {
 
 extern constexpr Strategy<MapProblem> kMapVectorized = {
     .name = "vectorized",
-    .summary = "one pass with values in registers, four elements a load",
+    .summary = "one pass with values in registers, four elements per load",
     .source = "loop fusion, with an interpreter in place of a compiler",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),

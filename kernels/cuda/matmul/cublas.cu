@@ -48,8 +48,8 @@ void RunHalves(const MatmulProblem& p, cublasHandle_t handle, const CublasApi& a
                            CUBLAS_GEMM_DEFAULT));
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   cublasHandle_t handle = stream.Cublas();
   const CublasApi& api = *LoadCublas();
   CUBLAS_CHECK(api.set_pointer_mode(handle, CUBLAS_POINTER_MODE_HOST));

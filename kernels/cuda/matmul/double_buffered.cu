@@ -15,7 +15,7 @@
 //
 // One barrier a k-tile instead of two; and as S = 16 for L = 128 too, where it was 8, a quarter of
 // the barriers there. Waiting is left only where a copy takes longer than a k-tile's arithmetic: 16
-// steps of 64 multiply-adds a thread are about 4000 cycles of an SM with two blocks, and memory
+// steps of 64 multiply-adds per thread are about 4000 cycles of an SM with two blocks, and memory
 // answers in under 1000.
 //
 // A copy in the background moves 16 bytes to where they are aligned and contiguous; it cannot
@@ -43,7 +43,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kStages = 2;
 
-// L and V; (L / V)^2 threads a block.
+// L and V; (L / V)^2 threads per block.
 template <int kTile_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
@@ -126,7 +126,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .name = "double_buffered",
-    .summary = "the next k_tile is copied in the background (cp.async) while this one is used",
+    .summary = "the next k-tile is copied in the background (cp.async) while this one is used",
     .source = "the ladder of public SGEMM kernels (S. Boehm, 2022), with cp.async and edges",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),

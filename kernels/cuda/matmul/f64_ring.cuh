@@ -19,7 +19,7 @@ inline constexpr int kSquare =
 inline constexpr int kRowBytes = kDepth * int{sizeof(double)};
 inline constexpr int kSquareBytes = kSquare * kRowBytes;
 inline constexpr int kAlignment = 1024;  // of the pattern in which vectors are swizzled
-static_assert(kDepth / kStep % 2 == 0, "the first step of a k_tile has to be in buffer 0");
+static_assert(kDepth / kStep % 2 == 0, "the first step of a k-tile has to be in buffer 0");
 
 // The tile of a block and the tile of a warp.
 template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_>

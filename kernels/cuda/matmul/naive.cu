@@ -1,4 +1,4 @@
-// Matmul by the definition: one thread an element of c, a loop over k.
+// Matmul by the definition: one thread per element of c, a loop over k.
 //
 // Neighbouring threads have neighbouring columns: the loads of b and the stores of c coalesce
 // (unless b is transposed), and the load of a is the same for a whole row. Still every multiply-add
@@ -57,7 +57,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .name = "naive",
-    .summary = "one thread an element, operands from device memory: the definition",
+    .summary = "one thread per element, operands from device memory: the definition",
     .source = "definition, on the thread hierarchy of the notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,

@@ -17,7 +17,7 @@
 //   store 16 bytes at once, and took 25 us for 19, unless the stores were marked as streaming.
 // - Rows of a and columns of b are loaded at once, before the only wait. A warp has 8 rows, and 16
 //   where its columns are many loads for the bytes it writes: fewer would load b too often, more
-//   leave multiprocessors idle at the end.
+//   leave SMs idle at the end.
 //
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200, cuBLAS 30.9;
 // 2048 blocks, no barrier of the block. The forms tried are in docs/notebook.md.
@@ -110,8 +110,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   switch (Steps(p.k)) {
     case 1:
       return Run<1>(p, stream);

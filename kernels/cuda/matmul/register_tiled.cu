@@ -129,7 +129,7 @@ std::string Refuses(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
     .name = "register_tiled",
-    .summary = "V x V elements a thread in registers, operands from device memory",
+    .summary = "V x V elements per thread in registers, operands from device memory",
     .source = "thread-level register tiling, notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,

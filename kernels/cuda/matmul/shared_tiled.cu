@@ -42,7 +42,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// L, S and V of the text; (L / V)^2 threads a block.
+// L, S and V of the text; (L / V)^2 threads per block.
 template <int kTile_, int kDepth_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;
@@ -179,7 +179,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .name = "shared_tiled",
     .summary =
-        "L x L elements a block through k_tiles in shared memory, V x V a thread in registers",
+        "L x L elements per block through k-tiles in shared memory, V x V per thread in registers",
     .source = "shared-memory tiling with cooperative fetching, notes on hardware acceleration",
     .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,

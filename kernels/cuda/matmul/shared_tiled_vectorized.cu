@@ -14,10 +14,10 @@
 //                                                          l+3  ....i....
 //
 //   The rows of a k-tile are 4 elements longer than the tile: the threads of a warp, which store 16
-//   different i of two packs, then meet 32 different banks.
+//   different i of two vectors, then meet 32 different banks.
 // - k-tile to registers: a thread's elements are V / 4 vectors, a span apart (ThreadTile in
 // tiles.cuh);
-//   side by side they would make neighbours read every second pack, and each bank twice.
+//   side by side they would make neighbours read every second vector, and each bank twice.
 // - Registers to c: the same vectors.
 //
 // The loads are issued before the barrier that lets the k-tiles be overwritten, so that the wait
@@ -45,7 +45,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// L, S and V; (L / V)^2 threads a block.
+// L, S and V; (L / V)^2 threads per block.
 template <int kTile_, int kDepth_, int kEach_>
 struct Config {
   static constexpr int kTile = kTile_;

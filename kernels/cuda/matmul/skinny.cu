@@ -273,8 +273,8 @@ void RunTypes(const MatmulProblem& p, CudaStream& stream) {
   return Run<T, O, 32>(p, stream);
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     if constexpr (!std::is_integral_v<T>) RunTypes<T, decltype(o)>(p, stream);

@@ -16,7 +16,7 @@
 //   four pairs of places                        which four rows have in eight places
 //
 // On Hopper, warps have different work, as gemm.cuh tells. Four fetch: one thread of each orders
-// its share of a k-tile from TMA, squares of 16 x 16 elements, 128 bytes a row, whose vectors TMA
+// its share of a k-tile from TMA, squares of 16 x 16 elements, 128 bytes per row, whose vectors TMA
 // permutes itself. Eight do nothing but load and multiply, with the registers that the others have
 // given away, and no worker waits for the whole block: a warp goes on as soon as a k-tile is full.
 // Blocks are persistent and compute tile after tile, the k-tiles of the next already under way
@@ -25,13 +25,13 @@
 // On other GPUs, for small matrices, and where TMA cannot read an operand because addresses or
 // pitches are not multiples of 16 bytes, threads copy the k-tiles, as in `tensor_mma`.
 //
-// 64 sums of 64 bits a thread leave no registers for two sets of operands. Those of b have two; a's
+// 64 sums of 64 bits per thread leave no registers for two sets of operands. Those of b have two; a's
 // are loaded anew as soon as the last of their four instructions has read them, three groups, 384
 // cycles, before they are needed again.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 256 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles of 16
 // steps; a chain of 1024. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly eight for each of
-// 132 multiprocessors; 2^37 flops, 2.05 ms at 67 TFLOP/s.
+// 132 SMs; 2^37 flops, 2.05 ms at 67 TFLOP/s.
 //
 // Right for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
 // beyond the edges are not stored. For any pitch and alignment: where vectors are not aligned,

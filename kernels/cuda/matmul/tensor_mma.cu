@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-// Copies a matrix to rows of `vectors` vectors, filled up with zeros; a vector a thread.
+// Copies a matrix to rows of `vectors` vectors, filled up with zeros; one vector per thread.
 template <class T>
 __global__ void __launch_bounds__(kCopyBlock)
     PackRows(const T* from, std::int64_t rows, std::int64_t columns, std::int64_t pitch, T* to,
@@ -209,8 +209,8 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   const bool large = Tiles<Large>(p) >= stream.device().info().multiprocessors;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);

@@ -88,7 +88,7 @@ Packable PackableOf(const MatmulProblem& p) {
 // neighbouring vectors of a k-tile, all banks of shared memory at once:
 //
 //              span            span
-//        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, a pack each; rows alike
+//        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, a vector each; rows alike
 //
 template <class T, int kTile, int kEach>
 class ThreadTile {
@@ -152,7 +152,7 @@ __device__ void CopyAsync(void* to, const void* from, int valid) {
 #if __CUDA_ARCH__ >= 800
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
   if constexpr (kBytes == 16) {
-    // .cg: past the first level of cache, where nobody will look for it.
+    // .cg: past the L1 cache, where nothing would look for it.
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
                  "r"(valid)
                  : "memory");
@@ -192,8 +192,8 @@ __device__ void WaitForCopies() {
 //   memory contiguous along i               along k
 //
 //        i ->                                    i ->
-//     l  0 0 1 1 2 2 3 3   packs of 16        l  0   2   4   6    one element at a time, since
-//     |  4 4 5 5 6 6 7 7   bytes, if          |  1   3   5   7    neighbours in memory end in
+//     l  0 0 1 1 2 2 3 3   vectors of         l  0   2   4   6    one element at a time, since
+//     |  4 4 5 5 6 6 7 7   16 bytes, if       |  1   3   5   7    neighbours in memory end in
 //     v  0 0 1 1 2 2 3 3   aligned            v                   different rows of the k-tile
 //        4 4 5 5 6 6 7 7
 template <class T, int kTile, int kDepth, int kPitch, int kThreads>

@@ -2,7 +2,7 @@
 //
 // Against `double_buffered`:
 // - A level between block and thread. A warp computes a rectangle of 64 x 32 on its own, a thread
-//   8 x 8 in it. The 32 lanes form 8 rows of 4, so that a load of a warp finds 8 different packs of
+//   8 x 8 in it. The 32 lanes form 8 rows of 4, so that a load of a warp finds 8 different vectors of
 //   a or 4 of b, 128 or 64 bytes, and shared memory hands each to all lanes that want it:
 //
 //      block 128 x 128          warp 64 x 32: 2 x 2 spans       span 32 x 16: 8 x 4 lanes,
@@ -17,12 +17,12 @@
 // - Three k-tiles instead of two: one in use, two on their way, so that a slow answer of memory is
 //   met by two k-tiles of arithmetic.
 // - How operands lie in memory is known to the compiler, so that the copies between the 16 steps of
-//   a k-tile are straight code. At 64 sums and 32 operands a thread, two blocks a multiprocessor
-//   leave 32 registers for everything else: with more in use, sums spill, and fewer multiply-adds
-//   find their operands in different banks of the register file.
+//   a k-tile are straight code. At 64 sums and 32 operands per thread, two blocks per SM leave
+//   32 registers for everything else: with more in use, sums spill, and fewer multiply-adds find
+//   their operands in different banks of the register file.
 // - Blocks run through c in groups of kGroup tile rows, column by column, so that those that run at
-//   the same time cover a square of c. Their operands, which they read from the second level of
-//   cache, are then as few as can be:
+//   the same time cover a square of c. Their operands, which they read from the L2, are
+//   then as few as can be:
 //
 //      0  3  6  9        blocks in the order in which they start, kGroup = 3
 //      1  4  7  10
@@ -71,7 +71,7 @@ using Large = Config<128, 128, 64, 32, 2>;
 using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
 // A thread's share of copying an operand that is contiguous along k, one element at a time, to
-// k-tiles of kTile elements a row; see KTileLoader. A warp takes squares of 4 values of i by 8
+// k-tiles of kTile elements per row; see KTileLoader. A warp takes squares of 4 values of i by 8
 // steps along k: memory is read in pieces of 32 bytes, and with 4 cells between the rows of a
 // k-tile all 32 elements go to different banks:
 //
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         for (int j = 0; j < C::kEachX; ++j) sums[i][j] = fma(now.a[i], now.b[j], sums[i][j]);
     }
   }
-  static_assert(kDepth % 2 == 0, "the first fragment of a k_tile has to be fragments[0]");
+  static_assert(kDepth % 2 == 0, "the first fragment of a k-tile has to be fragments[0]");
 
 #pragma unroll
   for (int i = 0; i < C::kEachY; ++i) {
@@ -321,7 +321,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .name = "warp_tiled",
-    .summary = "tiles for block, warp and thread, three k_tiles, operands one step ahead",
+    .summary = "tiles for block, warp and thread, three k-tiles, operands one step ahead",
     .source =
         "the SIMT kernels of CUTLASS, and the ladder of public SGEMM kernels (S. Boehm, 2022)",
     .backend = Backend::kCuda,

@@ -3,7 +3,7 @@
 // Against `warp_shuffle`: a thread loads 16 bytes at a time and four such vectors before it uses
 // the first, so that a quarter of the instructions keep as many bytes under way. A column of
 // elements, always the same place of a thread's vectors, has its own accumulator: four or more
-// short chains a thread instead of one. And there is no second kernel: the last block to start
+// short chains per thread instead of one. And there is no second kernel: the last block to start
 // receives the others' values through the stream's mailbox and folds them in index order, so that
 // starting a kernel, about 3 us, is paid once. kernels/cuda/tree/ has the kernel and says how
 // blocks meet without a fence and without a memset; kernels/fixed_tree.h says in which order values

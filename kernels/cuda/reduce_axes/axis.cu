@@ -16,7 +16,7 @@
 //     |    [t3   ] [t4   ] [t5   ]                 [t2   ] [t3   ] [t2   ] [t3   ]   row 1
 //     v    [t0   ] [t1   ] [t2   ]
 //
-// The height is what an axis needs for at most 8 or 16 vectors a thread, up to a block, then each
+// The height is what an axis needs for at most 8 or 16 vectors per thread, up to a block, then each
 // thread takes more. Few outputs would leave the chip idle: there the axis is cut into segments, a
 // block each. A block leaves the values of its segment in device memory and counts itself on a
 // ticket of its outputs; whoever counts last folds all the segments, in index order, and sets the
@@ -28,7 +28,7 @@
 // each of them folds the slabs that it has.
 //
 // Cost for 1024 x 1024, f32: 4 MiB read, 4 KiB written, one launch. Along rows a block for every 2
-// rows, with 2 vectors a thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
+// rows, with 2 vectors per thread; along columns 32 tiles of 8 vectors in 4 segments, whose values,
 // 32 KiB, are written and read again.
 //
 // Right for any extents, 0 included (length 0: identities), and any alignment: a thread whose
@@ -127,7 +127,7 @@ Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
 }
 
 Plan MakePlan(const ReduceAxesProblem& p) { return MakePlan(p, std::max(p.outer, p.outer_of_all)); }
-// Of slabs: enough segments for GPUs of which each has one slab, and up to 64 vectors a thread, so that
+// Of slabs: enough segments for GPUs of which each has one slab, and up to 64 vectors per thread, so that
 // blocks have less to fold for each of the many results (docs/notebook.md, "Columns").
 Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
   return MakePlan(slabs, /*outer=*/1, /*most_in_column=*/64);

@@ -1,4 +1,4 @@
-// TopK by sorting networks: one block a row, and the best elements so far sorted in shared memory.
+// TopK by sorting networks: one block per row, and the best elements so far sorted in shared memory.
 //
 // Against `heap_thread`: the threads of a block read a row side by side, and what they do next is
 // the same for all of them. A block keeps the best elements in order, as many as the power of two
@@ -12,8 +12,8 @@
 // Every element is sorted, whatever it is: that is 55 rounds of comparisons for a chunk of 1024,
 // where nearly all elements could have been dropped after one.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks a row, each with 55
-// rounds to sort and 8 to merge; 2^16 * 32 comparisons a row.
+// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks per row, each with 55
+// rounds to sort and 8 to merge; 2^16 * 32 comparisons per row.
 //
 // Right for any k and n: what is missing of a chunk, and of the best in the beginning, comes after
 // every element. For any alignment: loads are scalar. Equal keys are ordered by their indices,
@@ -83,7 +83,7 @@ void Enqueue(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKBitonicBlock = {
     .name = "bitonic_block",
-    .summary = "one block a row sorts chunk after chunk and merges them with the best so far",
+    .summary = "one block per row sorts chunk after chunk and merges them with the best so far",
     .source = "bitonic sorting networks (Batcher, 1968)",
     .backend = Backend::kCuda,
     .min_compute_capability = 80,  // 80 KiB of shared memory for 4096 elements of 64 bits

@@ -1,4 +1,4 @@
-// TopK, the textbook's way: one thread a row, and a heap of the best elements so far.
+// TopK, the textbook's way: one thread per row, and a heap of the best elements so far.
 //
 // The heap has the worst of the k best on top, each element being no better than the two below it.
 // An element that beats the top takes its place and sinks to where it belongs; any other is done
@@ -15,7 +15,7 @@
 // and a few long rows leave all but a few threads of the chip without work.
 //
 // Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 threads; in random order k (1 + ln(n /
-// k)) = 750 elements a row enter the heap, of up to 7 steps each; depth 2^16 loads, one after the
+// k)) = 750 elements per row enter the heap, of up to 7 steps each; depth 2^16 loads, one after the
 // other.
 //
 // Right for any k and n, rows and block size. Equal keys stay in the order of their indices,

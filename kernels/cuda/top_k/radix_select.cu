@@ -10,12 +10,12 @@
 //     k = 4, digits of 2 bits   00: 1   01: 2   10: 5   11: 9    the 4th key begins with 10, and is
 //                               1       3       8                the 1st of those
 //
-// 1. For each digit: CountDigits, several blocks a row, and ChooseDigit, one block a row.
+// 1. For each digit: CountDigits, several blocks per row, and ChooseDigit, one block per row.
 // 2. CountTaken: of every part of a row, how many keys are below the k-th and how many equal it.
 // 3. Collect: what is below it, and the first of what equals it, as many as are missing. Where an
 //    element goes follows from how many of its kind come before it in the row: no atomics, and the
 //    k elements lie there in two lists in the order of their indices.
-// 4. SortRows: one block a row sorts them by key and place (bitonic.cuh).
+// 4. SortRows: one block per row sorts them by key and place (bitonic.cuh).
 // In shared memory a block has 8 histograms for its lanes to share: counts of elements that all
 // have the same digit, as the upper ones of most arrays do, would queue up at one place.
 //
@@ -35,7 +35,7 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr int kThreads = kDigits;  // of all kernels but the last: one for each digit
 constexpr int kHistograms = 8;     // of a block
 constexpr int kMostSortThreads = 1024;
-// Elements that make a part of a row worth a block, and blocks an SM that are wanted.
+// Elements that make a part of a row worth a block, and blocks per SM that are wanted.
 constexpr std::int64_t kLeastPart = 1 << 14;
 constexpr std::int64_t kBlocksEach = 8;
 

@@ -6,7 +6,7 @@
 // shared memory, as candidates.cuh says; all others are gone once they have been compared.
 //
 //     x     .....|  part of a row: a block  |.....        one wave of blocks over all rows
-//     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes a thread
+//     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes per thread
 //                while one is compared, the next is under way
 //
 // A block takes a part of a row, or a whole short one, with no more threads than it has work for: a
@@ -15,7 +15,7 @@
 // least k, the worst of the j-th best is a limit before anything is merged, and lists are read side
 // by side, best first, so that a few of their entries settle it.
 //
-// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 a row, each of which sorts 256
+// Cost at 16 rows of 2^16, k = 100, f32: 4 MiB read by 64 blocks, 4 per row, each of which sorts 256
 // candidates two or three times, 36 rounds of comparisons, and leaves 800 bytes; one launch.
 //
 // Right for any n and k: there is no limit before k elements have been seen. For any alignment:
@@ -30,7 +30,7 @@ namespace {
 
 // Threads of an SM: at 64 registers each, as many as there are registers for.
 constexpr int kResidentThreads = 1024;
-// Threads of a block: four blocks an SM do not wait for each other. Long lists, of which an SM has no
+// Threads of a block: four blocks per SM do not wait for each other. Long lists, of which an SM has no
 // room for four, get larger blocks, which also sort faster.
 constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // of a part

@@ -175,7 +175,7 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
   if (threadIdx.x == 0) C::Finish(value, op, n, mirror, result);
 }
 
-// FoldTree for one chunk of up to kShortRows rows a block, one a lane at most, and aligned
+// FoldTree for one chunk of up to kShortRows rows per block, one per lane at most, and aligned
 // operands. Short arrays wait for latencies, and that is what goes: a chunk's rows are loaded
 // together, and indices have 32 bits.
 template <class C>

@@ -1,4 +1,4 @@
-// WindowSum from running sums that start anew in every segment: a handful of additions an element,
+// WindowSum from running sums that start anew in every segment: a handful of additions per element,
 // whatever the radius.
 //
 // Against `shared`, whose additions grow with the radius. The tempting way is one running sum over
@@ -43,7 +43,7 @@ namespace tessera {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kItems = 8;  // positions a thread
+constexpr int kItems = 8;  // positions per thread
 constexpr int kChunk = kThreads * kItems;
 constexpr int kScanThreads = 1024;  // of the block that scans totals
 

@@ -2,12 +2,12 @@
 //
 // Against `simple`: windows of neighbours overlap in all but two elements. A block of B threads
 // needs B + 2 radius elements; its threads fetch them together, wait for each other, and then read
-// each window from shared memory. So 1 + 2 radius / B loads an element from memory instead of
+// each window from shared memory. So 1 + 2 radius / B loads per element from memory instead of
 // 2 radius + 1. The additions stay as many as they were.
 //
 //     x     ..........[ radius |        B         | radius ]..........
 //     cells           [        |        B         |        ]   B + 2 radius, fetched together
-//     out                      [        B         ]            a window of cells a thread
+//     out                      [        B         ]            a window of cells per thread
 //
 // The kernel of the notes, which says so itself, is right only for the picture it draws: it wants
 // the input padded, 2 radius <= B, and n a multiple of B. Here:

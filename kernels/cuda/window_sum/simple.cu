@@ -1,8 +1,8 @@
-// WindowSum by the definition: one thread an element of the result, a loop over its window.
+// WindowSum by the definition: one thread per element of the result, a loop over its window.
 //
 // Neighbouring threads read neighbouring elements in every step of their loops, so that loads
-// coalesce; but each element is loaded by all 2 radius + 1 windows that hold it. The first level of
-// cache serves most of that, and has to be asked every time.
+// coalesce; but each element is loaded by all 2 radius + 1 windows that hold it. The L1 cache
+// serves most of that, and has to be asked every time.
 //
 // Cost at n = 2^20, radius 8, f32: 17 * 2^20 loads, 68 MiB, of which 4 MiB come from memory; 4 MiB
 // written; 17 * 2^20 additions; no barriers; depth 17. Moving 8 MiB takes 2 us at 4.3 TB/s.
@@ -62,7 +62,7 @@ void Enqueue(const WindowSumProblem& p, Stream& stream) {
 
 extern constexpr Strategy<WindowSumProblem> kWindowSumSimple = {
     .name = "simple",
-    .summary = "one thread an element of the result, a loop over its window",
+    .summary = "one thread per element of the result, a loop over its window",
     .source = "window sum of the notes on hardware acceleration, first version",
     .backend = Backend::kCuda,
     .deterministic = true,

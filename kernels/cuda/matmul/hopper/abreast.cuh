@@ -44,7 +44,7 @@ class Abreast {
  private:
   static constexpr unsigned kMostLead = 1;
   // About half a millisecond. Blocks wait for speed alone, and one may be missing, whose SM another
-  // kernel has: who has waited in vain does not wait again.
+  // kernel has: a block that has waited in vain does not wait again.
   static constexpr long long kMostCycles = 1 << 20;
 
   __device__ void WaitForOthers(std::uint32_t steps_of_all) {

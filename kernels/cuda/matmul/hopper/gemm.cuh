@@ -33,7 +33,7 @@
 //   engine writes whole lines.
 // - When the tiles are too few for the SMs, they are smaller, or k is cut into pieces
 //   whose sums a second kernel adds, always in the same order. When they are many, but not a
-//   multiple of the multiprocessors, some of them are cut in two: see stream_k.h.
+//   multiple of the SMs, some of them are cut in two: see stream_k.h.
 //
 // Right for any m, n and k: TMA reads zeros outside a matrix, and does not write what would lie
 // outside c. It asks for addresses and pitches that are multiples of 16 bytes; operands and results

@@ -23,11 +23,11 @@ struct Tile {
   static constexpr bool kAlongK = kAlongK_, kThinAlongK = kThinAlongK_;
   static constexpr bool kHalves = sizeof(T) == 2;
 
-  // The large operand's share of a k-tile: 256 bytes a row of the tile along k.
+  // The large operand's share of a k-tile: 256 bytes per row of the tile along k.
   static constexpr int kWide = 128;
   static constexpr int kBytesA = 32 * 1024;
   static constexpr int kDepth = kBytesA / kWide / int{sizeof(T)};
-  // Boxes of kBoxRow bytes a row, but that f32 across k needs no permutation, and one box does.
+  // Boxes of kBoxRow bytes per row, but that f32 across k needs no permutation, and one box does.
   static constexpr bool kOneBox = !kAlongK && !kHalves;
   static constexpr int kWideBoxes =
       kOneBox ? 1 : (kAlongK ? kDepth : kWide) * int{sizeof(T)} / kBoxRow;

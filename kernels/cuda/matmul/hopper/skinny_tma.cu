@@ -8,7 +8,7 @@
 //
 // - The large operand is cut into tiles, 128 of its elements by all vectors, and a tile along k
 //   into k-tiles. The blocks of a cluster, up to 8, share the k-tiles of a tile evenly, as many
-//   blocks as it takes to give all multiprocessors the same:
+//   blocks as it takes to give all SMs the same:
 //
 //         k ->
 //       | block 0  | block 1  |   tile 0
@@ -19,7 +19,7 @@
 //   and no second kernel has to begin after the first has ended.
 // - Blocks are persistent for further tiles, fetched already while the results of one are being
 // added.
-// - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 a lane, and a part
+// - f32 without tensor cores: a warp takes 128 elements of the large operand, 4 per lane, and a part
 //   of the k-tile's steps. For 4 steps along k a lane reads 4 vectors of 16 bytes of its own, and
 //   one, the same for all lanes, of each of the small operand's vectors: with 16 of those, 20 reads
 //   for 256 multiply-adds, whichever way either operand lies. The warps' sums meet at the end of a
@@ -297,8 +297,8 @@ void RunLayout(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>&
   run_many(std::integral_constant<int, 32>{});
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     using Out = decltype(o);

@@ -115,7 +115,7 @@ void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>
   }
 }
 
-// What a GPU computes at a time of a share, in tiles of rows x columns for each multiprocessor:
+// What a GPU computes at a time of a share, in tiles of rows x columns for each SM:
 // ProductShare. 0, all of it, where pieces could not be written in place.
 inline std::int64_t RoundOfTiles(const MatmulProblem& p, int multiprocessors, std::int64_t rows,
                                  std::int64_t columns) {

@@ -67,8 +67,8 @@ void MultiplyTensor16(const MatmulProblem& p, const TensorOperand<T>& a, const T
 }
 
 template <class T>
-void MatmulTensor16(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void MatmulTensor16(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   const auto a = HalfOperandA<T>(p, stream), b = HalfOperandB<T>(p, stream);
   MultiplyTensor16(p, a, b, /*whole_tiles=*/false, p.n, stream);
 }

@@ -1,13 +1,13 @@
 // Matmul on the tensor cores of Hopper, operands in bf16, sums in f32.
 //
 // Against `warp_tiled`: the arithmetic is done by other units, which multiply 64 x 256 x 16
-// elements an instruction, and all of the kernel is about feeding those. gemm.cuh tells how.
+// elements per instruction, and all of the kernel is about feeding those. gemm.cuh tells how.
 // bf16 has the exponents of f32 and 8 bits of precision. Its products are exact in f32; sums are
 // rounded to the result's type once, at the end.
 //
-// f32 operands are taken as well, and rounded to bf16 in a copy first, twice 2^-8 of error: only
-// for who asks for this row by name. The copies are made at the speed of memory, and take 54 of 233
-// us at 4096, 0.22 of 1.54 ms at 8192: what a caller saves who keeps the operands in bf16.
+// f32 operands are taken as well, where a request names this strategy: a copy rounds them to bf16
+// first, twice 2^-8 of error. The copies are made at the speed of memory, and take 54 of 233 us at
+// 4096, 0.22 of 1.54 ms at 8192. Callers who keep their operands in bf16 save them.
 //
 // Tiles of 128 x 256, in pairs when there are many and k is long; of 128 x 192 when those keep more
 // SMs busy; of 128 x 128 or 64 x 128, in pairs or not, when there are few, or with k cut into

@@ -21,13 +21,13 @@
 // lost. Measured on an H200: largest error over 24 rows of 1024 columns, relative to the sum of
 // |terms|, for k = 64, 1024 and 8192:
 //
-//                               this row                     cuBLAS sgemm
+//                               tensor_f32x3                 cuBLAS sgemm
 //        normal                 9.1e-8   3.0e-8   1.2e-8     1.2e-7   3.8e-8   2.7e-8
 //        uniform, positive      2.0e-7   2.4e-7   3.0e-7     2.6e-7   2.9e-7   4.6e-7
 //        1e-12 to 1e12          2.6e-7   3.2e-7   2.0e-7     2.4e-7   4.6e-7   3.6e-7
 //        cancelling in pairs    4.8e-9   1.0e-9   4.2e-10    1.6e-8   3.8e-9   1.3e-9
 //
-// In one of the twelve this row is off by more than the library, by a tenth.
+// In one of the twelve it is off by more than the library, by a tenth.
 //
 // Elements of any size are right, which takes two things:
 //
@@ -44,8 +44,8 @@
 // Cost for 1024 x 1024 x 1024: 2^31 flops, done as 6 2^31; 96 MiB of loads of 128 x 128 tiles, and
 // 20 MiB for the copies; scratch memory of 12 MiB, one and a half times the operands. For 4096 x
 // 4096 x 4096 an H200 takes 87 us for the copies, at the speed of memory, and with them less than
-// half of cuBLAS's time in f32 (docs/measured). Where no element of c is finite at first, this
-// row takes 1.7 times as long as cuBLAS.
+// half of cuBLAS's time in f32 (docs/measured). Where no element of c is finite at first, it
+// takes 1.7 times as long as cuBLAS.
 //
 // Right for any m, n and k, all transposes, pitches and alignments: the copies have aligned rows,
 // whatever the operands' are, and bf16 may lie either way around.
@@ -206,8 +206,8 @@ void EnqueueAgain(const MatmulProblem& p, const unsigned* nonfinite, CudaStream&
                     static_cast<float*>(p.c), nonfinite);
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   auto* nonfinite = static_cast<unsigned*>(stream.Scratch(sizeof(unsigned)));
   const Splitting a = PrepareA(p, stream), b = PrepareB(p, stream);
   EnqueueSplit(a, b, nonfinite, stream);
@@ -263,8 +263,9 @@ class PartsWork {
 // and 3 (5 32 + 16) of the five small products, which are together at most 2^-7 of them. 2 for the
 // additions of k-tiles, which lose at most their last bit where a k-tile outweighs all before it; 1
 // for the last addition, and as much for each of two or at most k / 128 pieces that k may be cut
-// into. Where the rest that a k-tile begins with outweighs its terms, 2^-24 of all before, that is
-// cut off at 2^-23 of itself: less than 2^-20 k.
+// into. A k-tile begins with what the addition before it rounded away, at most 2^-24 of all
+// before. Where that outweighs the k-tile's terms, it is cut off at 2^-23 of itself: less than
+// 2^-20 k in all.
 double Roundoff(const MatmulProblem& p) {
   return (160 + 0.01 * static_cast<double>(p.k)) * kRoundoffF32;
 }

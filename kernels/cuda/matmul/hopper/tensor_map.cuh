@@ -17,7 +17,7 @@ namespace tessera {
 constexpr std::int64_t kBoxAlignment = 16;
 
 // A pitch that TMA takes, for copies and single rows. Rows of 1 KiB and more, which grow by an
-// eighth at most, begin with a line of the second-level cache: those of a box, 128 bytes, would
+// eighth at most, begin with a line of the L2: those of a box, 128 bytes, would
 // otherwise be parts of two.
 template <class T>
 std::int64_t PaddedPitch(std::int64_t columns) {

@@ -12,8 +12,8 @@
 // from shared memory either way around, rounded to nearest on the way (MultiplyTurned in
 // gemm.cuh). Results are turned back as they pass through shared memory. A transposed a goes
 // through a copy, also rounded to nearest. Against cuBLAS on an idle H200, in the same run:
-// 1.02 and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. With a
-// transposed copy of b, as before, it was 0.93 and 0.97: the copy alone took 35 of 402 us.
+// 1.02 and 1.01 times its speed at 4096 and 8192, with b transposed 1.01 and 1.00. A transposed
+// copy of b instead gives 0.93 and 0.97: the copy alone takes 35 of 402 us.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 48 MiB of loads in tiles of 128 x 256, 96 in those of 64
 // x 128 that are taken; for 4096 x 4096 x 4096, 2^37 flops, 3 GiB of loads, most from the L2.
@@ -37,8 +37,8 @@ TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t colu
   return {static_cast<const T*>(data), rows, columns, pitch, mn_major};
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   const auto a = p.transpose_a
                      ? Transposed<T>(static_cast<const float*>(p.a), p.m, p.k, p.lda, stream)
                      : Prepared(p.a, p.m, p.k, p.lda, false, stream);

@@ -9,10 +9,9 @@
 // over its inner loop, `warp_tiled` needs 1.42 cycles for a multiply-add, and it takes 1.41; most
 // of some twenty other arrangements took what their count says within a tenth. Hence:
 //
-// - 8 x 16 elements per thread. A step's 24 operands, 6 loads, serve 128 multiply-adds, and one of
-// a
-//   serves 16 in a row. With 128 sums a thread there is room for 8 warps a multiprocessor.
-//   They suffice, since a warp's multiply-adds do not wait for each other.
+// - 8 x 16 elements per thread. A step's 24 operands, 6 loads, serve 128 multiply-adds, and one
+//   of a serves 16 in a row. With 128 sums per thread there is room for 8 warps per SM. They
+//   suffice, since a warp's multiply-adds do not wait for each other.
 // - No copies between the multiply-adds: a producer and TMA fetch, as in `tensor_bf16`,
 //   and each consumer, here a warp, meets them at barriers on its own. Of 2176 instructions in a
 //   k-tile of 16 steps 2048 are multiply-adds; in `warp_tiled`, 1024 of 1183.
@@ -25,7 +24,7 @@
 //       a2    -------------------->
 //
 // - A sum lies in the other bank than the b that it is computed with: see StorePartial.
-// - Blocks are persistent, one an SM, and none idles at the end: what whole tiles leave over is
+// - Blocks are persistent, one per SM, and none idles at the end: what whole tiles leave over is
 //   shared out evenly, see stream_k.h. Who computes the rest of a tile starts from the sums of its
 //   first part, so that each stays one chain in order.
 //
@@ -57,7 +56,7 @@ namespace {
 // The tile of a block, and how it is fetched; the names are those of TensorPipeline.
 struct Tile {
   static constexpr int kRows = 128, kColumns = 256;
-  static constexpr int kDepth = 16;  // steps along k a k-tile
+  static constexpr int kDepth = 16;  // steps along k per k-tile
   static constexpr int kStages = 8;
   static constexpr int kBytesA = kRows * kDepth * 4, kBytesB = kColumns * kDepth * 4;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -66,7 +65,7 @@ struct Tile {
   static constexpr int kConsumers = 8, kCluster = 1;  // warps
   static constexpr int kMultiplying = kConsumers * kWarpSize;
   static constexpr int kThreads = kMultiplying + 128;  // registers move between warpgroups
-  static constexpr int kGroup = 16;                    // tile rows a group of blocks
+  static constexpr int kGroup = 16;                    // tile rows per group of blocks
 };
 using Pipeline = TensorPipeline<Tile>;
 
@@ -209,7 +208,7 @@ __device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const 
   }
 }
 
-// Adds the products of `k-tiles` k-tiles. at_a, at_b: the thread's first element in a k-tile.
+// Adds the products of so many k-tiles. at_a, at_b: the thread's first element in a k-tile.
 __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::uint32_t at_b,
                                Pipeline& pipeline, Sums& sums) {
   constexpr int kPitchA = Tile::kRows * 4, kPitchB = Tile::kColumns * 4;
@@ -234,7 +233,7 @@ __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::u
     __syncwarp();  // all lanes have loaded the last of the k-tile
     pipeline.Release(stage, lane);
   }
-  static_assert(Tile::kDepth % 2 == 0, "the first operands of a k_tile have to be operands[0]");
+  static_assert(Tile::kDepth % 2 == 0, "the first operands of a k-tile have to be operands[0]");
 }
 
 __device__ void Multiply(const Work& work, int warp, int lane, Pipeline pipeline) {
@@ -320,8 +319,8 @@ bool IsLarge(const MatmulProblem& p, int multiprocessors) {
   return Tiles(p) * 4 >= std::int64_t{multiprocessors} * 3 && copies < 0.15;
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   const int multiprocessors = stream.device().info().multiprocessors;
   if (!IsLarge(p, multiprocessors)) {
     kMatmulWarpTiled.launch(p, stream);
