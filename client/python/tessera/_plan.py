@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import _dtypes
 from . import _protocol as p
 from ._elementwise import copy
-from ._errors import Error, StepFailed, damaged, from_step, read
+from ._errors import Error, damaged, from_step, read
 from ._expression import OPERANDS, expression_message, expression_text
 from ._fuse import Fuser, Step
 from ._graph import Inline, Leaf, Node, Source, Term
@@ -192,7 +192,7 @@ class Plan:
         return "Execute", program.SerializeToString()
 
     def answers(self, method: str, response: Any) -> List[Any]:
-        """A response for every step. Raises the first error that is not another one's."""
+        """A response for every step. Raises the first error, which is no other one's consequence."""
         if method != "Execute":
             return [response]  # Perhaps of p.UNREAD: bytes.
         errors: List[Error] = []
@@ -209,7 +209,7 @@ class Plan:
             raise damaged("lacks results of steps")
         if errors:
             try:
-                raise next((e for e in errors if not isinstance(e, StepFailed)), errors[0])
+                raise errors[0]  # What failed because of it comes later.
             finally:
                 del errors  # It would keep this frame alive, and that all its arrays.
         return found
