@@ -31,23 +31,13 @@ inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
 // eight of them have the array.
 inline constexpr std::int64_t kArrayOverPartials = 128;
 
-// Bytes of a partial result.
-inline std::int64_t PartialBytes(ReduceOp op, DType dtype) {
-  return DispatchOp(op, [&](auto o) {
-    return DispatchDType(dtype, [](auto t) {
-      return static_cast<std::int64_t>(
-          sizeof(typename Fold<decltype(o)::value, decltype(t)>::Wide));
-    });
-  });
-}
-
 // Rows of a slab; 0: the problem is not cut. Behind kSlabs slabs of so many rows may come one of
 // those that are left.
 inline std::int64_t SlabRows(const ReduceAxesProblem& p) {
   if (std::max(p.outer, p.outer_of_all) != 1 || p.inner_of_all != 0 || p.inner < 2) return 0;
   const std::int64_t column = p.length * static_cast<std::int64_t>(SizeOf(p.dtype));
   const bool large = column > kLeastSlabbedBytes / p.inner;
-  const std::int64_t partials = (kSlabs + 1) * PartialBytes(p.op, p.dtype);
+  const std::int64_t partials = (kSlabs + 1) * static_cast<std::int64_t>(WideBytes(p.op, p.dtype));
   return large && partials <= column / kArrayOverPartials ? p.length / kSlabs : 0;
 }
 // REQUIRES: SlabRows(p) > 0.

@@ -279,4 +279,18 @@ decltype(auto) DispatchOp(ReduceOp op, F&& f) {
   return f(std::integral_constant<R, R::kAny>{});
 }
 
+// Bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them through device memory.
+inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {
+  return DispatchOp(op, [&](auto o) {
+    return DispatchDType(
+        dtype, [](auto t) { return sizeof(typename Fold<decltype(o)::value, decltype(t)>::Acc); });
+  });
+}
+inline std::uint64_t WideBytes(ReduceOp op, DType dtype) {
+  return DispatchOp(op, [&](auto o) {
+    return DispatchDType(
+        dtype, [](auto t) { return sizeof(typename Fold<decltype(o)::value, decltype(t)>::Wide); });
+  });
+}
+
 }  // namespace tessera

@@ -28,36 +28,36 @@ constexpr std::int64_t kLine = 128;
 // What copies of matrices take.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
 
-// Copy lanes that nobody uses, by GPU: making one takes as long as a small product.
-class CopyLanes {
+// Copy streams that nobody uses, by GPU: making one takes as long as a small product.
+class CopyStreams {
  public:
   // Of the device that is current.
-  CopyLane Take(int ordinal, cudaStream_t work) {
+  CopyStream Take(int ordinal, cudaStream_t work) {
     {
       const std::lock_guard lock(mutex_);
       if (auto& free = free_[ordinal]; !free.empty()) {
-        CopyLane lane = std::move(free.back());
+        CopyStream copies = std::move(free.back());
         free.pop_back();
-        lane.work = work;
-        return lane;
+        copies.work = work;
+        return copies;
       }
     }
     return {MakeStreamHandle(), MakeEvent(/*timed=*/false), ordinal, work};
   }
-  void Return(CopyLane lane) {
+  void Return(CopyStream copies) {
     const std::lock_guard lock(mutex_);
-    free_[lane.ordinal].push_back(std::move(lane));
+    free_[copies.ordinal].push_back(std::move(copies));
   }
 
  private:
   std::mutex mutex_;
-  std::map<int, std::vector<CopyLane>> free_;
+  std::map<int, std::vector<CopyStream>> free_;
 };
 
 // Never destroyed: at the end of the process the driver may be gone before it.
-CopyLanes& TheLanes() {
-  static CopyLanes& lanes = *new CopyLanes;
-  return lanes;
+CopyStreams& TheCopyStreams() {
+  static CopyStreams& streams = *new CopyStreams;
+  return streams;
 }
 
 // How many of the bytes are on other devices.
@@ -130,13 +130,13 @@ class WholeWork {
 
 void SetWayOfB(WayOfB way) { way_of_b = way; }
 
-void CopyLaneEnd::operator()(CopyLane* lane) const noexcept {
-  const std::unique_ptr<CopyLane> owned(lane);
-  if (cudaSetDevice(lane->ordinal) != cudaSuccess ||
-      cudaEventRecord(lane->event.get(), lane->stream.get()) != cudaSuccess ||
-      cudaStreamWaitEvent(lane->work, lane->event.get(), 0) != cudaSuccess)
+void CopyStreamEnd::operator()(CopyStream* copies) const noexcept {
+  const std::unique_ptr<CopyStream> owned(copies);
+  if (cudaSetDevice(copies->ordinal) != cudaSuccess ||
+      cudaEventRecord(copies->event.get(), copies->stream.get()) != cudaSuccess ||
+      cudaStreamWaitEvent(copies->work, copies->event.get(), 0) != cudaSuccess)
     cudaGetLastError();
-  TheLanes().Return(std::move(*lane));
+  TheCopyStreams().Return(std::move(*copies));
 }
 
 void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem& p,
@@ -178,9 +178,9 @@ double ProductShare::TakeCopy(const MatmulProblem& p) {
   problem_.ldb = pitch / size;
   source_ = p.b;
   source_pitch_ = p.ldb;
-  lane_.reset(new CopyLane(TheLanes().Take(device.ordinal(), stream_.handle())));
-  CUDA_CHECK(cudaEventRecord(lane_->event.get(), lane_->work));
-  CUDA_CHECK(cudaStreamWaitEvent(lane_->stream.get(), lane_->event.get(), 0));
+  copies_.reset(new CopyStream(TheCopyStreams().Take(device.ordinal(), stream_.handle())));
+  CUDA_CHECK(cudaEventRecord(copies_->event.get(), copies_->work));
+  CUDA_CHECK(cudaStreamWaitEvent(copies_->stream.get(), copies_->event.get(), 0));
   return static_cast<double>(elsewhere) / static_cast<double>(bytes);
 }
 
@@ -198,8 +198,8 @@ void ProductShare::Copy(const ProductPiece& piece) {
   const std::int64_t columns = is_rows ? problem_.k : piece.columns;
   // A single row has no pitch to speak of.
   CopyRows(out, bytes(problem_.ldb), data, bytes(std::max(source_pitch_, columns)), bytes(columns),
-           rows, lane_->stream.get());
-  CUDA_CHECK(cudaEventRecord(lane_->event.get(), lane_->stream.get()));
+           rows, copies_->stream.get());
+  CUDA_CHECK(cudaEventRecord(copies_->event.get(), copies_->stream.get()));
 }
 
 void ProductShare::Fetch() {
@@ -210,7 +210,7 @@ void ProductShare::Fetch() {
 }
 
 ProductPiece ProductShare::Next() {
-  if (lane_ != nullptr) CUDA_CHECK(cudaStreamWaitEvent(lane_->work, lane_->event.get(), 0));
+  if (copies_ != nullptr) CUDA_CHECK(cudaStreamWaitEvent(copies_->work, copies_->event.get(), 0));
   const ProductPiece piece = next_;
   Fetch();
   return piece;

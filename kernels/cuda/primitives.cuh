@@ -30,7 +30,7 @@ inline constexpr LaunchLimits::Range kAnyItems = {1, 256};
 // Elements that a thread folds in Fold::Acc before it moves on to Fold::Wide: long enough that the
 // move costs nothing, short enough for an f32 sum to lose at most six bits on the way.
 inline constexpr int kMaxChain = 64;
-// Independent loads in flight a thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB, above
+// Independent loads in flight per thread. 2048 threads per SM times 8 times 4 bytes are 64 KiB, above
 // the about 48 KiB that an H200's memory latency and bandwidth ask for.
 inline constexpr int kBatch = 8;
 
@@ -85,22 +85,6 @@ void DispatchReal(DType dtype, F&& f) {
   } else {
     f(double{});
   }
-}
-
-// --- Host: accumulators ---
-
-// Bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them through device memory.
-inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {
-  return DispatchOp(op, [&](auto o) {
-    return DispatchDType(
-        dtype, [](auto t) { return sizeof(typename Fold<decltype(o)::value, decltype(t)>::Acc); });
-  });
-}
-inline std::uint64_t WideBytes(ReduceOp op, DType dtype) {
-  return DispatchOp(op, [&](auto o) {
-    return DispatchDType(
-        dtype, [](auto t) { return sizeof(typename Fold<decltype(o)::value, decltype(t)>::Wide); });
-  });
 }
 
 // --- Device: one thread ---

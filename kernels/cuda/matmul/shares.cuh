@@ -27,22 +27,23 @@
 
 namespace tessera {
 
-// A stream for copies beside that of the work, which comes behind them when the lane ends.
-struct CopyLane {
+// A stream for copies beside that of the work, which comes behind them when this ends.
+struct CopyStream {
   StreamHandle stream;
   Event event;  // behind the last copy
   int ordinal;  // of the GPU
   cudaStream_t work;
 };
-struct CopyLaneEnd {
-  void operator()(CopyLane* lane) const noexcept;
+struct CopyStreamEnd {
+  void operator()(CopyStream* copies) const noexcept;
 };
 
 // One GPU's rows, of which it multiplies some columns after the other.
 class ProductShare {
  public:
   // round: elements of c that the GPU computes at a time; 0: the strategy takes all columns at once.
-  // rate: multiply-adds that it does in a second, about. index, count: of the shares, of which each begins with other columns. Throws DeviceError.
+  // rate: multiply-adds that it does in a second, about. index, count: of the shares, of which each
+  // begins with other columns. Throws DeviceError.
   ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 
@@ -71,7 +72,7 @@ class ProductShare {
   std::int64_t at_ = 0;  // the column that the piece after next_ begins with
   std::int64_t left_;    // columns from there on, around the end of b
   ProductPiece next_;
-  std::unique_ptr<CopyLane, CopyLaneEnd> lane_;
+  std::unique_ptr<CopyStream, CopyStreamEnd> copies_;
 };
 
 // Enqueues the shares. Work is constructed from a ProductShare and the arguments, and has

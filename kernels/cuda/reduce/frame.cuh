@@ -56,6 +56,24 @@ struct ReduceShape {
   std::int64_t depth = 0;         // longest chain of dependent operations; 0: the steps
 };
 
+// The block size of a request, or the usual one.
+constexpr std::uint32_t BlockSize(const ReduceProblem& p, std::uint32_t usual = 256) {
+  return p.launch.block_size != 0 ? p.launch.block_size : usual;
+}
+
+// Of levels of launches in which a block folds two elements per thread, in place.
+inline ReduceShape TreesInPlace(const ReduceProblem& p) {
+  const std::uint32_t block = BlockSize(p);
+  const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
+  const std::int64_t depth = CeilLog2(2 * block);
+  return {.grid = {.block_size = block},
+          .narrow_steps = depth,
+          .wide_steps = later.count * depth,
+          // A cell is written once, and every step touches three.
+          .extra_bytes = 4 * (static_cast<std::uint64_t>(p.n) * AccBytes(p.op, p.dtype) +
+                              static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype))};
+}
+
 template <ReduceShape (*ShapeOf)(const ReduceProblem&)>
 double RoundoffOf(const ReduceProblem& p) {
   const ReduceShape shape = ShapeOf(p);
@@ -113,11 +131,6 @@ void IntoLevels(const ReduceProblem& p, std::int64_t per_block, Stream& stream, 
           CUDA_CHECK_LAUNCH(Reduce);
         });
   });
-}
-
-// The block size of a request, or the usual one.
-constexpr std::uint32_t BlockSize(const ReduceProblem& p, std::uint32_t usual = 256) {
-  return p.launch.block_size != 0 ? p.launch.block_size : usual;
 }
 
 }  // namespace tessera

@@ -55,18 +55,6 @@ __global__ void __launch_bounds__(kMostThreads)
   FoldPart<F>(cells, n, all, partials, result);
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
-  const std::uint32_t block = BlockSize(p);
-  const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
-  const std::int64_t depth = CeilLog2(2 * block);
-  return {.grid = {.block_size = block},
-          .narrow_steps = depth,
-          .wide_steps = later.count * depth,
-          // A cell is written once, and every step touches three.
-          .extra_bytes = 4 * (static_cast<std::uint64_t>(p.n) * AccBytes(p.op, p.dtype) +
-                              static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype))};
-}
-
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const std::uint32_t block = BlockSize(p);
   IntoLevels(p, 2 * block, stream,
@@ -92,8 +80,8 @@ extern constexpr Strategy<ReduceProblem> kReduceInterleaved = {
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
+    .roundoff = RoundoffOf<TreesInPlace>,
+    .cost = CostOf<TreesInPlace>,
     .launch = Enqueue,
 };
 

@@ -25,22 +25,23 @@
 //
 //      | sum d y + x f - d f |  <=  (|x|_1 + |y|_1) / 2 + k / 4  <=  sqrt(k) (s + t) / 2 + k / 4
 //
-// with s and t their norms. That is the same however small the terms are, while plain f64 is off by k u sum |x y| at most, with
-// u = 2^-53: where one large element of x meets a zero of y, nothing may be left of the rest. So this
-// strategy looks at its operands first. |x| and the vector of ones form an angle whose cosine is
-// |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is no larger than the sum of those two.
+// with s and t their norms. That is the same however small the terms are, while plain f64 is off by
+// k u sum |x y| at most, with u = 2^-53: where one large element of x meets a zero of y, nothing may
+// be left of the others. So this strategy looks at its operands first. |x| and the vector of ones
+// form an angle whose cosine is |x|_1 / (sqrt(k) |x|_2), and the angle between |x| and |y| is no
+// larger than the sum of those two.
 // Where each cosine is at least g, and g^2 >= 1/2,
 //
 //      sum |x y|  >=  s t (2 g^2 - 1)
 //
 // The first is most of the second where s and t are R / 2, so with (2 g^2 - 1) R^2 (k - 2) u >=
-// 2 sqrt(k) R + k the result is within the bound of plain f64, k u sum |x y|, of which 2 u are left for
-// what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024, 0.503 for
-// 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. Where any row of a or column of b has less (a third of the uniform numbers are zeros, or
-// elements are of very different sizes), holds an infinity or NaN, or has a norm beyond 2^450 or below
-// 2^-450, `tensor_f64` computes the whole product. The device decides, by a flag that every kernel
-// looks at; a product that is computed so takes one pass over the operands longer. Rows of zeros
-// are exact.
+// 2 sqrt(k) R + k the result is within the bound of plain f64, k u sum |x y|, of which 2 u are left
+// for what the reconstruction rounds. That asks of g^2 to be 0.543 for k = 64, 0.511 for 1024, 0.503
+// for 16384; normal numbers have 2 / pi = 0.64, uniform ones 0.75. `tensor_f64` computes the whole
+// product where any row of a or column of b has less (a third of the uniform numbers are zeros, or
+// elements are of very different sizes), holds an infinity or NaN, or has a norm beyond 2^450 or
+// below 2^-450. The device decides, by a flag that every kernel looks at; a product that is computed
+// so takes one pass over the operands longer. Rows of zeros are exact.
 //
 // The error that is to be expected is below that of plain f64, too. Root of the mean square over 300
 // sums and more, relative to sum |x y|, by this arithmetic on a CPU, and by a chain of fused
@@ -52,13 +53,11 @@
 //        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
 //        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
 //
-// The kernels: RowSumsOf adds up |x|_1 and |x|_2^2 of all rows, in pieces of kPiece steps along k, and
-// ScaleRows finds exponents and raises the flag. ConvertRows writes residues, k along the rows
-// whatever the transposes, since that is how the tensor cores want bytes. MultiplyResidues is in
-// residue_products.cuh. Reconstruct adds up residues times weights, in three parts of an f64 each so
-// that nothing is rounded, and takes the multiple of P away. Residues take 14 bytes an element: those
-// of as many columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either
-// at least (BandsOf).
+// The kernels: residue_rows.cuh makes residues of the operands, residue_products.cuh multiplies them.
+// Reconstruct adds up residues times weights, in three parts of an f64 each so that nothing is
+// rounded, and takes the multiple of P away. Residues take 14 bytes per element: those of as many
+// columns of b and rows of a are made at a time as keep them below 6 GB, and of 256 of either at
+// least (BandsOf).
 //
 // Cost for 4096 x 4096 x 4096: 14 products of 2^37 operations on bytes, 0.97 ms at the data sheet's
 // rate; 0.27 GB read for the sums and again for the conversion, 0.47 GB of residues written; 0.23 GB
@@ -75,132 +74,13 @@
 
 #include "kernels/cuda/matmul/f64_product.h"
 #include "kernels/cuda/matmul/hopper/residue_products.cuh"
+#include "kernels/cuda/matmul/hopper/residue_rows.cuh"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {
 namespace {
 
 using namespace ozaki;
-
-// --- Rows as integers ---
-
-// Rows of a, or columns of b, of a block, and its threads.
-constexpr int kBlockRows = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
-// Steps along k in a sum of RowSumsOf, and in a tile of ConvertRows, of which a thread has kEach.
-constexpr int kPiece = 1024, kTileSteps = 128, kEach = 8;
-
-// Sums of rows, in pieces of k: [pieces, rows]. kAlongK: k lies along the operand's rows.
-template <bool kAlongK>
-__global__ void __launch_bounds__(kThreads)
-    RowSumsOf(Operand<double> x, std::int64_t k, RowSums* sums) {
-  const std::int64_t groups = (x.extent + kBlockRows - 1) / kBlockRows;
-  const std::int64_t row = blockIdx.x % groups * kBlockRows, piece = blockIdx.x / groups;
-  const auto steps = static_cast<int>(min(k - piece * kPiece, std::int64_t{kPiece}));
-  const double* const data = x.data + row * x.stride + piece * kPiece * x.k_stride;
-  const auto rows = static_cast<int>(min(x.extent - row, std::int64_t{kBlockRows}));
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  RowSums* const out = sums + piece * x.extent + row;
-  const auto sum = [](const double* from, int first, int end, int step, std::int64_t stride) {
-    RowSums s{};
-#pragma unroll 8
-    for (int l = first; l < end; l += step) {
-      const double value = from[l * stride];
-      s.squares += value * value;
-      s.magnitudes += fabs(value);
-    }
-    return s;
-  };
-  if constexpr (kAlongK) {
-    for (int r = warp; r < rows; r += kWarps) {
-      RowSums s = sum(data + r * x.stride, lane, steps, kWarpSize, 1);
-#pragma unroll
-      for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-        s.squares += __shfl_xor_sync(kFullMask, s.squares, offset);
-        s.magnitudes += __shfl_xor_sync(kFullMask, s.magnitudes, offset);
-      }
-      if (lane == 0) out[r] = s;
-    }
-  } else {
-    __shared__ RowSums of_warps[kWarps][kBlockRows];
-    if (lane < rows) of_warps[warp][lane] = sum(data + lane, warp, steps, kWarps, x.k_stride);
-    __syncthreads();  // all warps have their sums
-    if (warp != 0 || lane >= rows) return;
-    RowSums s = of_warps[0][lane];
-    for (int w = 1; w < kWarps; ++w) {
-      s.squares += of_warps[w][lane].squares;
-      s.magnitudes += of_warps[w][lane].magnitudes;
-    }
-    out[lane] = s;
-  }
-}
-
-// The exponents of rows. plain: set where one does not meet the bound.
-__global__ void __launch_bounds__(kThreads)
-    ScaleRows(const RowSums* sums, std::int64_t rows, std::int64_t pieces, Bound bound,
-              std::int32_t* exponents, unsigned* plain) {
-  const std::int64_t row = GridThread();
-  if (row >= rows) return;
-  RowSums s = sums[row];
-  for (std::int64_t piece = 1; piece < pieces; ++piece) {
-    s.squares += sums[piece * rows + row].squares;
-    s.magnitudes += sums[piece * rows + row].magnitudes;
-  }
-  if (!ScaleRow(s, bound, exponents + row)) *plain = 1;
-}
-
-// The residues of rows. A block takes kBlockRows x kTileSteps elements; operands with k across the
-// rows come through shared memory, in which eight steps along k are followed by a gap, so that
-// lanes that are as far apart meet different banks.
-template <bool kAlongK>
-__global__ void __launch_bounds__(kThreads)
-    ConvertRows(Operand<double> x, bool packable, std::int64_t k, const std::int32_t* exponents,
-                const __grid_constant__ Table table, const unsigned* plain, Residues out) {
-  if (*plain != 0) return;
-  const std::int64_t groups = (x.extent + kBlockRows - 1) / kBlockRows;
-  const std::int64_t first_row = blockIdx.x % groups * kBlockRows;
-  const std::int64_t first_step = blockIdx.x / groups * kTileSteps;
-  const auto place = [](int row, int step) { return step * kBlockRows + row + step / kEach; };
-  __shared__ double tile[kAlongK ? 1 : kTileSteps * kBlockRows + kTileSteps / kEach];
-  if constexpr (!kAlongK) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-#pragma unroll
-    for (int step = warp; step < kTileSteps; step += kWarps) {
-      const std::int64_t l = first_step + step;
-      tile[place(lane, step)] =
-          l < k && first_row + lane < x.extent ? x.data[l * x.k_stride + first_row + lane] : 0;
-    }
-    __syncthreads();  // the tile is complete
-  }
-  constexpr int kThreadsOfRow = kTileSteps / kEach;
-  const int step = static_cast<int>(threadIdx.x) % kThreadsOfRow * kEach;
-#pragma unroll 1
-  for (int r = static_cast<int>(threadIdx.x) / kThreadsOfRow; r < kBlockRows;
-       r += kThreads / kThreadsOfRow) {
-    const std::int64_t row = first_row + r, column = first_step + step;
-    if (row >= x.extent || column >= k) return;
-    double values[kEach];
-    if constexpr (kAlongK) {
-      LoadRow(x.data + row * x.stride, column, k, packable, values);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) values[i] = tile[place(r, step + i)];
-    }
-    const double scale = PowerOfTwo(exponents[row]);
-    Limbs limbs[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) limbs[i] = LimbsOf(Nearest(values[i] * scale));
-#pragma unroll
-    for (int modulus = 0; modulus < kModuli; ++modulus) {
-      std::int32_t residues[kEach];
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) residues[i] = Residue(limbs[i], table.moduli[modulus]);
-      *reinterpret_cast<uint2*>(out.data + (modulus * out.rows + row) * out.pitch + column) = {
-          PackBytes(residues), PackBytes(residues + 4)};
-    }
-  }
-}
 
 // --- Results ---
 
@@ -278,19 +158,6 @@ Bands BandsOf(const MatmulProblem& p) {
   return {band(p.m, std::int64_t{1} << 26, std::max(p.k, columns), kClusterRows), columns};
 }
 
-// An operand, and the exponents of its rows.
-struct Scaled {
-  Operand<double> x;
-  std::int64_t k;
-  std::int32_t* exponents;
-};
-
-std::int64_t Pieces(std::int64_t k) { return CeilDiv(k, kPiece); }
-
-std::size_t ResidueBytes(std::int64_t rows, std::int64_t k) {
-  return static_cast<std::size_t>(kModuli * rows * PaddedPitch<std::int8_t>(k));
-}
-
 // Where things are in scratch memory.
 struct Places {
   std::size_t plain, a_sums, a_exponents, b_sums, b_exponents, a, b, c, end;
@@ -316,34 +183,6 @@ Places PlacesOf(const MatmulProblem& p) {
   places.c = place(static_cast<std::size_t>(kModuli * bands.rows * bands.columns));
   places.end = end;
   return places;
-}
-
-// plain: set where a row does not meet the bound.
-Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, RowSums* sums,
-                    std::int32_t* exponents, unsigned* plain, CudaStream& stream) {
-  const auto kernel = x.k_stride == 1 ? RowSumsOf<true> : RowSumsOf<false>;
-  const std::int64_t blocks = CeilDiv(x.extent, kBlockRows) * Pieces(k);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(x, k, sums);
-  CUDA_CHECK_LAUNCH(RowSumsOf);
-  ScaleRows<<<static_cast<unsigned>(CeilDiv(x.extent, kThreads)), kThreads, 0, stream.handle()>>>(
-      sums, x.extent, Pieces(k), BoundOf(k), exponents, plain);
-  CUDA_CHECK_LAUNCH(ScaleRows);
-  return {x, k, exponents};
-}
-
-// Rows [first, first + count) of an operand, as residues in `data`.
-Residues EnqueueConvert(const Scaled& all, std::int64_t first, std::int64_t count,
-                        const unsigned* plain, std::int8_t* data, CudaStream& stream) {
-  Operand<double> x = all.x;
-  x.data += first * x.stride;
-  x.extent = count;
-  const Residues out{data, count, PaddedPitch<std::int8_t>(all.k)};
-  const auto kernel = x.k_stride == 1 ? ConvertRows<true> : ConvertRows<false>;
-  const std::int64_t blocks = CeilDiv(count, kBlockRows) * CeilDiv(all.k, kTileSteps);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(
-      x, IsPackable<double>(x.data, x.stride), all.k, all.exponents + first, kTable, plain, out);
-  CUDA_CHECK_LAUNCH(ConvertRows);
-  return out;
 }
 
 // A product whose operands are scaled, once the stream has come so far.
@@ -402,8 +241,8 @@ void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
   MultiplyF64IfWanted(p, plain, stream);
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_lane) {
-  CudaStream& stream = Cuda(any_lane);
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
   if (MayMeet(BoundOf(p.k), p.k)) {
     EnqueueProduct(EnqueueScales(p, stream.Scratch(ScratchOf(p)), stream), stream);
   } else {
@@ -442,8 +281,8 @@ void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare
 
 // Each GPU's rows by all of b, which comes to it first: sums of its columns are needed before any is
 // multiplied.
-void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_lane) {
-  CudaStream& own = Cuda(any_lane);
+void EnqueueShared(const MatmulProblem& p, std::span<const TeamShare> shares, Stream& any_stream) {
+  CudaStream& own = Cuda(any_stream);
   std::vector<std::unique_ptr<ProductShare>> parts(shares.size());
   const auto for_all = [&](auto f) {
     for (std::size_t i = 0; i < shares.size(); ++i)
