@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <string>
 
 #include "absl/strings/ascii.h"
@@ -63,17 +64,7 @@ bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   return figure("requested") <= figure("total");
 }
 
-}  // namespace
-
-std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all) {
-  Figures figures = ErrorMetadata(status);
-  if (!sees_all)
-    for (const char* shared : {"free", "total"}) figures.erase(shared);
-  return figures;
-}
-
-grpc::Status ToGrpc(const absl::Status& status, bool sees_all) {
-  if (status.ok()) return grpc::Status::OK;
+grpc::Status WithDetails(const absl::Status& status, bool sees_all) {
   const Figures told = FiguresFor(status, sees_all);
   const std::string message = Message(status, told);
   google::rpc::Status details;
@@ -91,6 +82,24 @@ grpc::Status ToGrpc(const absl::Status& status, bool sees_all) {
   }
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message,
                       details.SerializeAsString());
+}
+
+}  // namespace
+
+std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all) {
+  Figures figures = ErrorMetadata(status);
+  if (!sees_all)
+    for (const char* shared : {"free", "total"}) figures.erase(shared);
+  return figures;
+}
+
+grpc::Status ToGrpc(const absl::Status& status, bool sees_all) {
+  if (status.ok()) return grpc::Status::OK;
+  try {
+    return WithDetails(status, sees_all);
+  } catch (const std::bad_alloc&) {
+    return {static_cast<grpc::StatusCode>(status.code()), ""};
+  }
 }
 
 v1::StepError ToStepError(const absl::Status& status, bool sees_all) {

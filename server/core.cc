@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -74,6 +75,7 @@ std::function<absl::Status(std::string_view)> Core::Foreign() {
 
 absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
                                                  std::vector<std::unique_ptr<Device>> devices) {
+  static_cast<void>(HostMemoryError());  // made while there is memory
   for (const std::unique_ptr<Device>& device : devices) {
     const std::uint64_t free = FreeBytes(*device, devices);
     const std::uint64_t limit = options.memory_limit.Resolve(free);
@@ -174,7 +176,7 @@ absl::StatusOr<Device*> Core::FindDevice(std::string_view name) const {
 }
 
 void Core::Conclude(const CallRecord& call, const absl::Status& status,
-                    absl::FunctionRef<std::string()> peer) {
+                    absl::FunctionRef<std::string()> peer) try {
   metrics_.Count({.rpc = call.method,
                   .strategy = call.strategy,
                   .total = call.total(),
@@ -188,6 +190,8 @@ void Core::Conclude(const CallRecord& call, const absl::Status& status,
     LogSlowCall(call, peer(), status.code());
   }
   if (call.trace.sampled && spans_ != nullptr) spans_->Add(call, status);
+} catch (const std::bad_alloc&) {
+  // A call ends as well where there is no memory to tell of it.
 }
 
 void Core::FlushSpans(absl::Duration limit) {
@@ -217,14 +221,24 @@ absl::Status Core::CheckSize(std::uint64_t bytes) const {
                     {"limit", absl::StrCat(options_.max_message)}});
 }
 
-absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes, Tenant& tenant) {
+absl::Status Core::CheckHeader(std::size_t bytes) const {
+  constexpr std::size_t kMost = std::size_t{64} << 10;
+  if (bytes <= kMost) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
+      "the message has more beside data than a name, a type and places",
+      {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMost)}});
+}
+
+absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes, std::uint64_t parts_bytes,
+                                            Tenant& tenant) {
   absl::StatusOr<Admission::Ticket> ticket = admission_.Enter();
   if (!ticket.ok()) return ticket.status();
   if (absl::Status status = CheckSize(request_bytes); !status.ok()) return status;
   absl::StatusOr<Charge> call = tenant.BeginCall();
   if (!call.ok()) return call.status();
   absl::StatusOr<Charge> memory =
-      Charge::Take(host_memory_, request_bytes, "HOST_MEMORY_EXHAUSTED",
+      Charge::Take(host_memory_, request_bytes + parts_bytes, "HOST_MEMORY_EXHAUSTED",
                    "the messages that the server works on take all memory it has for them");
   if (!memory.ok()) return memory.status();
   return Accepted{*std::move(ticket), *std::move(memory), *std::move(call)};
@@ -293,8 +307,11 @@ bool Core::IsAnswering(const Device& device) const {
 }
 
 absl::Status HostMemoryError() {
-  return MakeError(absl::StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
-                   "the server's host memory is exhausted");
+  // A copy takes no memory.
+  static const absl::Status error =
+      MakeError(absl::StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
+                "the server's host memory is exhausted");
+  return error;
 }
 
 }  // namespace tessera

@@ -135,15 +135,18 @@ class Core {
   // INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} for a message larger than clients may
   // send.
   absl::Status CheckSize(std::uint64_t bytes) const;
+  // The same for what a message of a transfer holds in memory beside data.
+  absl::Status CheckHeader(std::size_t bytes) const;
   // What a unary call holds from its acceptance to its end.
   struct Accepted {
     Admission::Ticket ticket;
     Charge memory;
     Charge call;  // of the tenant's
   };
-  // UNAVAILABLE / DRAINING; the errors of CheckSize and Tenant::BeginCall; RESOURCE_EXHAUSTED /
-  // HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes, Tenant& tenant);
+  // parts_bytes: what the request takes beyond its size. UNAVAILABLE / DRAINING; the errors of
+  // CheckSize and Tenant::BeginCall; RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+  absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes, std::uint64_t parts_bytes,
+                                  Tenant& tenant);
 
   // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
   // worker, or the probe. Zero once it is lost.
@@ -192,7 +195,8 @@ class Core {
   Chores chores_;  // they use what is above
 };
 
-// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+// The host's memory is exhausted: RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED. Takes none, but when it
+// is first called.
 absl::Status HostMemoryError();
 
 // The Status of body(), which may run out of the host's memory.

@@ -53,10 +53,17 @@ struct DownloadCall::Lease {
 
 void DownloadCall::OnReadDone(bool ok) {
   absl::Status status = Guarded([&]() -> absl::Status {
+    if (ok) {
+      if (absl::Status size = core_.CheckSize(message_.Length()); !size.ok()) return size;
+    }
     if (!ok ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                        "the message is no valid DownloadRequest", {{"field", "message"}});
+    }
+    if (absl::Status header = core_.CheckHeader(request_.SpaceUsedLong()); !header.ok()) {
+      request_ = v1::DownloadRequest();
+      return header;
     }
     return Open();
   });

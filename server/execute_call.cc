@@ -107,6 +107,7 @@ void ExecuteCall::Start(const grpc::ByteBuffer& request) {
 absl::StatusOr<Device*> ExecuteCall::Prepare() {
   if (absl::Status status = CheckParts(CountParts(request_)); !status.ok()) return status;
   arena_.emplace();
+  const std::size_t size = request_.Length();
   auto* request = google::protobuf::Arena::CreateMessage<v1::ExecuteRequest>(&*arena_);
   grpc::ProtoBufferReader reader(&request_);
   const bool parsed = request->ParseFromZeroCopyStream(&reader);
@@ -115,12 +116,20 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "the message is no valid ExecuteRequest", {{"field", "message"}});
   }
+  // Bytes and fields that are not known are no part of the arena. To look for them takes longer than
+  // to parse a program of many steps, whose objects fill the arena.
+  constexpr std::size_t kObjects = 8;  // times the bytes of the message: in programs of many steps
+  if (arena_->SpaceAllocated() < kObjects * size) {
+    const std::size_t space = request->SpaceUsedLong();
+    beside_arena_ = space - std::min(space, size);
+  }
   program_.emplace(core(), caller(), *request);
   if (program_->Stores()) {
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
   }
   absl::StatusOr<Device*> device = program_->Prepare();
-  absl::Status charged = ChargeAnswer(arena_->SpaceAllocated() + program_->memory());
+  absl::Status charged =
+      ChargeAnswer(arena_->SpaceAllocated() + beside_arena_ + program_->memory());
   return charged.ok() ? device : charged;
 }
 
@@ -132,7 +141,9 @@ TaskSize ExecuteCall::SizeOn(const Device& device) {
 
 absl::Status ExecuteCall::RunOn(Stream& stream) {
   absl::Status status = program_->Run(stream);
-  if (status.ok()) status = ChargeAnswer(arena_->SpaceAllocated() + program_->answer_memory());
+  if (status.ok()) {
+    status = ChargeAnswer(arena_->SpaceAllocated() + beside_arena_ + program_->answer_memory());
+  }
   if (!status.ok()) return status;
   auto* answer = google::protobuf::Arena::CreateMessage<v1::ExecuteResponse>(&*arena_);
   answer->set_queue_us(queue_us());

@@ -25,6 +25,12 @@ grpc::ByteBuffer Message(v1::HealthCheckResponse::ServingStatus status) {
   return grpc::ByteBuffer(&bytes, 1);
 }
 
+// Everyone who asks with no more than a name.
+grpc::Status AdmitNames(UnaryExchange& exchange) {
+  if (exchange.message_size() <= kLongestName) return grpc::Status::OK;
+  return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
+}
+
 }  // namespace
 
 // Goes on until the client has enough.
@@ -129,7 +135,7 @@ void Health::Set(const std::string& service, bool serving) {
 void Health::Serve(CallQueues& queues, std::size_t most_watches) {
   most_watches_ = most_watches;
   AcceptUnary<v1::HealthCheckRequest, v1::HealthCheckResponse>(
-      queues, *this, &Health::RequestCheck, /*admit=*/nullptr, [this](auto& exchange) {
+      queues, *this, &Health::RequestCheck, AdmitNames, [this](auto& exchange) {
         const std::string& service = exchange.request().service();
         Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
         {

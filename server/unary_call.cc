@@ -9,7 +9,8 @@ namespace tessera {
 UnaryCall::~UnaryCall() { core_.answers().Remove(answer_); }
 
 absl::Status UnaryCall::Accept(std::size_t request_bytes) {
-  absl::StatusOr<Core::Accepted> accepted = core_.Accept(request_bytes, *caller().tenant);
+  absl::StatusOr<Core::Accepted> accepted =
+      core_.Accept(request_bytes, exchange_.parts_bytes(), *caller().tenant);
   if (!accepted.ok()) return accepted.status();
   accepted_ = *std::move(accepted);
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 // Unary calls between gRPC's completion queues and their handlers.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <functional>
@@ -39,6 +40,10 @@ class UnaryExchange {
   // Holds the call until the exchange ends, and tells it when the client leaves before it has its
   // answer. What is answered at once needs none.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
+  // Of the request as it has come, before it is parsed.
+  virtual std::size_t message_size() const = 0;
+  // What the request takes beyond that once it is parsed.
+  std::size_t parts_bytes() const { return parts_bytes_; }
   // With the response in place. Once, on any thread; the exchange may be gone on return.
   virtual void Finish(const grpc::Status& status) = 0;
 
@@ -46,6 +51,7 @@ class UnaryExchange {
   UnaryExchange();
   virtual ~UnaryExchange();
 
+  std::size_t parts_bytes_ = 0;
   QueueEventOf<UnaryExchange> arrived_{this, &UnaryExchange::OnArrived};
   QueueEventOf<UnaryExchange> sent_{this, &UnaryExchange::OnSent};
 
@@ -92,6 +98,14 @@ struct CallMessages {
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 
   bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
+  // What a request that came as `size` bytes takes beyond them: objects of its parts, of which a part
+  // may have 16 times as many bytes as on the wire, and arrays that have grown. Small ones are not
+  // looked at.
+  std::size_t PartsBytes(std::size_t size) const {
+    if (size <= sizeof block) return 0;
+    const std::size_t bytes = request.SpaceUsedLong() + arena.SpaceAllocated() - sizeof block;
+    return bytes - std::min(bytes, size);
+  }
   void Serialize(grpc::ByteBuffer& bytes) {
     bool owned = false;
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
@@ -106,6 +120,7 @@ struct CallMessages<grpc::ByteBuffer, grpc::ByteBuffer> {
     request.Swap(&bytes);
     return true;
   }
+  std::size_t PartsBytes(std::size_t) const { return 0; }
   void Serialize(grpc::ByteBuffer& bytes) { bytes.Swap(&response); }
 };
 
@@ -119,11 +134,14 @@ class UnaryExchangeOf final : public UnaryExchange {
   const Request& request() const { return messages_->request; }
   Response& response() { return messages_->response; }
 
+  std::size_t message_size() const override { return bytes_.Length(); }
+
   void Finish(const grpc::Status& status) override {
     if (status.ok()) {
       messages_->Serialize(bytes_);
       writer_.Finish(bytes_, status, &sent_);
     } else {
+      messages_.reset();  // the client may be slow to take the error
       writer_.FinishWithError(status, &sent_);
     }
   }
@@ -147,10 +165,12 @@ class UnaryExchangeOf final : public UnaryExchange {
  private:
   void Handle() override {
     new UnaryExchangeOf(method_, queue_);
+    const std::size_t size = bytes_.Length();
     const grpc::Status admitted = method_->admit ? method_->admit(*this) : grpc::Status::OK;
     if (!admitted.ok()) {
       Finish(admitted);
     } else if (messages_.emplace().Parse(bytes_)) {
+      parts_bytes_ = messages_->PartsBytes(size);
       method_->handle(*this);
     } else {
       Finish({grpc::StatusCode::UNIMPLEMENTED, ""});

@@ -139,6 +139,11 @@ absl::Status UploadCall::Take() {
     status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                        "a message is no valid UploadRequest", {{"field", "message"}});
   }
+  if (status.ok()) {
+    const v1::UploadRequest& header = message_.header();
+    status = core_.CheckHeader(header.SpaceUsedLong() - header.data().size());
+  }
+  if (!status.ok()) message_.Clear();
   bytes_.Clear();
   const std::lock_guard lock(mutex_);
   next_ = Next::kNone;

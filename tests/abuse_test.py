@@ -1826,6 +1826,56 @@ UNARY = {
 
 
 class MessageTest(Case):
+    def test_messages_of_many_parts_count_as_what_they_take(self):
+        """Two bytes of a message may be an object of fifty in memory."""
+        server = self.start("--host-memory", "64Mi")
+        client = server.client()
+        client.put("x", ONE)
+        groups = b"\x7b\x7c" * (2 << 20)  # of a field that no message has
+
+        def field(number, value):
+            length, digits = len(value), b""
+            while length > 0x7F:
+                digits += bytes([length & 0x7F | 0x80])
+                length >>= 7
+            return bytes([number << 3 | 2]) + digits + bytes([length]) + value
+
+        x = resident("x").SerializeToString()
+        dot = field(1, x) + field(2, x)
+        # An operand that begins as a tensor of many dimensions, and is a buffer in the end.
+        shape = field(1, field(2, field(2, bytes(4 << 20)))) + dot
+        execute = field(1, field(1, dot))
+        compute, buffers = "/tessera.v1.ComputeService/", "/tessera.v1.BufferService/"
+        full = ("RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED")
+        bad = ("INVALID_ARGUMENT", "BAD_MESSAGE")
+        upload = field(1, b"y") + field(2, o.spec_of(ONE).SerializeToString() + groups)
+        long_name = field(1, b"x" * (5 << 20))
+
+        def unary(method, message):
+            return outcome_of(lambda: client.channel.unary_unary(method)(message, timeout=20))
+
+        for what, expected, outcome in (
+            ("Dot", full, unary(compute + "Dot", dot + groups)),
+            ("a shape", full, unary(compute + "Dot", shape)),
+            ("Execute", full, unary(compute + "Execute", execute + groups)),
+            ("GetBuffer", full, unary(buffers + "GetBuffer", field(1, b"x") + groups)),
+            ("Upload", bad, outcome_of(lambda: client.channel.stream_unary(buffers + "Upload")(
+                iter([upload]), timeout=20))),
+            ("Download", bad, outcome_of(lambda: list(client.channel.unary_stream(
+                buffers + "Download")(field(1, b"x") + groups, timeout=20)))),
+            ("a large Download", bad, outcome_of(lambda: list(client.channel.unary_stream(
+                buffers + "Download")(long_name, timeout=20)))),
+        ):  # fmt: skip
+            self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
+        check = "/grpc.health.v1.Health/Check"
+        self.assertEqual(unary(check, groups).code, "INVALID_ARGUMENT")
+        self.assertTrue(unary(check, b"").ok)
+        # A few fields that a newer client knows do no harm.
+        few = groups[: 32 << 10]
+        for method, message in (("Dot", dot), ("Execute", execute)):
+            self.assert_ok(unary(compute + method, message + few), method)
+        self.assertTrue(eventually(lambda: client.budget("host_memory").used == 0, 5))
+
     def test_unary_garbage(self):
         server = self.start()
         client = server.client()

@@ -192,6 +192,7 @@ TEST_F(BusyAsyncTest, ACallEndsAtItsDeadline) {
 
 TEST_F(BusyAsyncTest, ACallIsCancelledOnTheServerToo) {
   Future<v1::DotResponse> running = client_->Async().Dot("x", "x");
+  device_->WaitForBlocked(1);
   Future<v1::DotResponse> waiting = client_->Async().Dot("x", "x");
   ASSERT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
   waiting.Cancel();
