@@ -108,14 +108,15 @@ TEST(TwoServers, TheFirstOneMayBeMissing) {
 TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
   ServerProcess a, b;
   Client client(FastOptions(a.address() + "," + b.address()));
-  ASSERT_TRUE(client.GetServerInfo().ok());
-  a.Signal(SIGSTOP);
-  std::thread killer([&] {
-    absl::SleepFor(absl::Milliseconds(300));
-    a.End(SIGKILL);
-  });
   v1::BufferSpec spec;
   spec.set_dtype(v1::DTYPE_F32);
+  ASSERT_TRUE(client.CreateBuffer("first", spec).ok());
+  ServerProcess& chosen = Client(FastOptions(a.address())).GetBuffer("first").ok() ? a : b;
+  chosen.Signal(SIGSTOP);
+  std::thread killer([&] {
+    absl::SleepFor(absl::Seconds(1));
+    chosen.End(SIGKILL);
+  });
   EXPECT_EQ(ErrorReason(client.CreateBuffer("x", spec).status()), "CONNECTION_LOST");
   killer.join();
   EXPECT_EQ(ErrorReason(client.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
