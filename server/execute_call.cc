@@ -118,7 +118,8 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
   }
   // Bytes and fields that are not known are no part of the arena. To look for them takes longer than
   // to parse a program of many steps, whose objects fill the arena.
-  constexpr std::size_t kObjects = 8;  // times the bytes of the message: in programs of many steps
+  // So many times the bytes of the message; 4096 Dots of two buffers and a view have 15.
+  constexpr std::size_t kObjects = 8;
   if (arena_->SpaceAllocated() < kObjects * size) {
     const std::size_t space = request->SpaceUsedLong();
     beside_arena_ = space - std::min(space, size);

@@ -98,8 +98,8 @@ struct CallMessages {
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 
   bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
-  // What a request that came as `size` bytes takes beyond them: objects of its parts, of which a part
-  // may have 16 times as many bytes as on the wire, and arrays that have grown. Small ones are not
+  // What a request that came as `size` bytes takes beyond them: the objects of its parts, where two
+  // bytes on the wire may be an object of fifty, and arrays that have grown. Small requests are not
   // looked at.
   std::size_t PartsBytes(std::size_t size) const {
     if (size <= sizeof block) return 0;

@@ -54,14 +54,13 @@ std::string UnknownCommand(const CLI::App& app) {
 // What comes before the command.
 struct GlobalOptions {
   ClientOptions client;
-  std::string server = client.server;
   std::string timeout = "60s";
   bool json = false;
 };
 
 void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
   app.add_option(
-         "-s,--server", options.server,
+         "-s,--server", options.client.server,
          "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
          "buffers: the first that answers")
       ->check(CheckPorts)
@@ -100,7 +99,6 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   if (const char* token = std::getenv("TESSERA_TOKEN");
       client.token_file.empty() && token != nullptr)
     client.token = token;
-  client.server = options.server;
   client.timeout = *ParseDuration(options.timeout);
   client.stall_timeout = client.timeout;
   // A server that has just been started needs a moment; a person should not wait for one that is
@@ -159,7 +157,7 @@ int Main(int argc, char** argv) {
     const std::string code = absl::StatusCodeToString(status.code());
     std::cerr << "tessera: " << Printable({status.message().data(), status.message().size()})
               << ": " << Printable(reason.empty() ? code : reason) << "\n  "
-              << Printable(Advice(status, options.server)) << '\n';
+              << Printable(Advice(status, options.client.server)) << '\n';
     session.document["error"] = ToJson(status);
   }
   if (options.json) {
