@@ -258,39 +258,46 @@ class Cut(unittest.TestCase):
         return {work.__name__: work for work in
                 (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
 
-    def cut_in_the_middle(self, works, seconds):
-        """What becomes of works that are under way when the line is cut for so many seconds:
-        results or errors. self.after: seconds from when the line is there again to the end of
-        each."""
+    def cut_in_the_middle(self, works, seconds, later=()):
+        """What becomes of works that are under way when the line is cut for so many seconds, and of
+        those that begin then (later, names): results or errors. self.after: seconds from when the
+        line is there again to the end of each."""
         pool = concurrent.futures.ThreadPoolExecutor(len(works))
         self.addCleanup(pool.shutdown)
-        ends = {}
+        ends, futures = {}, {}
+
+        def begin(name):
+            futures[name] = pool.submit(works[name])
+            futures[name].add_done_callback(lambda _: ends.setdefault(name, time.monotonic()))
+
         with self.line.slow():
-            futures = {}
-            # Processes take longest to begin.
-            for begun in ("cli_put", "cli_get"), works.keys() - {"cli_put", "cli_get"}:
+            # Processes take longest to begin, and the program is the first to end.
+            slow, last = {"cli_put", "cli_get"}, "python_program"
+            for begun in slow, works.keys() - {*slow, *later, last}:
                 before = [self.line.router.passed(device) for device in ("near", "far")]
                 for name in begun:
-                    futures[name] = future = pool.submit(works[name])
-                    note = lambda _, name=name: ends.setdefault(name, time.monotonic())  # noqa: E731
-                    future.add_done_callback(note)
+                    begin(name)
                 moved = lambda: min(  # noqa: E731
                     self.line.router.passed(device) - old
                     for device, old in zip(("near", "far"), before)
                 ) > 2 * MIB
                 self.assertTrue(eventually(moved, 20, pause=0.002))
             self.assertTrue(all(begun.wait(20) for begun in self.begun.values()))
+            begin(last)
+            time.sleep(0.05)
             with self.line.cut():
-                begin = time.monotonic()
+                cut = time.monotonic()
                 early = [name for name, future in futures.items() if future.done()]
                 self.assertFalse(early, "they had ended before the cut")
+                for name in later:
+                    begin(name)
                 time.sleep(seconds)
             mended = time.monotonic()
             outcomes = {
                 name: future.exception(60) or future.result(0) for name, future in futures.items()
             }
         self.after = {name: end - mended for name, end in ends.items()}
-        print({name: round(end - begin, 1) for name, end in ends.items()}, "s after the cut")
+        print({name: round(end - cut, 1) for name, end in ends.items()}, "s after the cut")
         return outcomes
 
     def check(self, name, outcome):
@@ -354,12 +361,8 @@ class Cut(unittest.TestCase):
         far, near = self.servers("--upload-timeout", "2s", "--download-timeout", "2s")
         works = self.under_way(far, near, 3)
 
-        def call():
-            time.sleep(1.5)
-            return self.clients[3].info()
-
-        works["call"] = call
-        outcomes = self.cut_in_the_middle(works, 8)
+        works["call"] = lambda: self.clients[3].info()
+        outcomes = self.cut_in_the_middle(works, 8, later=["call"])
         for name, outcome in outcomes.items():
             self.assertLess(self.after[name], 0, f"{name} ended only when the line was there again")
             if name in ("cli_put", "cli_get"):

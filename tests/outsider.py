@@ -5,6 +5,7 @@ HTTP/2 by hand.
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import pathlib
@@ -427,6 +428,17 @@ class Server:
         """Of all its threads, in steps of the clock's ticks."""
         fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def asleep(self):
+        """Whether none of its threads, and of this process none but the caller's, runs or could:
+        nothing that was sent is still on its way."""
+        states = []
+        for pid in (self.pid, os.getpid()):
+            for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
+                    if int(task.name) != threading.get_native_id():
+                        states.append((task / "stat").read_text().rsplit(")", 1)[1].split()[0])
+        return "R" not in states
 
     def alive(self):
         return self.process.poll() is None
