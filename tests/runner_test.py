@@ -70,6 +70,32 @@ class RunnerTest(unittest.TestCase):
                     ("b_test", "notrun", ""), googletest=report),
             ["4 passed, 1 failed, 5 skipped"])
 
+    def test_what_is_run_again(self):
+        """Few suites of fixed inputs that failed for no clear reason."""
+        def again(failures, *names):
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write(failures)
+                file.flush()
+                done = subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c",
+                     'source tests/tools/test.sh; to_run_again "$1"', "-", file.name],
+                    cwd=ROOT, capture_output=True, text=True, check=True,
+                    input="".join(f"{i}:{name}\n" for i, name in enumerate(names, 7)))
+            return done.stdout.split()
+
+        late = "AssertionError: False is not true"
+        self.assertEqual(again(late, "top_test", "cli_test"), ["top_test", "cli_test"])
+        self.assertEqual(again(late, *"abcd"), [*"abcd"])
+        self.assertEqual(again(late, *"abcde"), [])
+        self.assertEqual(again(late, "replay_test"), ["replay_test"])
+        for drawn in "fuzz_model_test", "service_fuzz", "npy_replay":
+            self.assertEqual(again(late, "cli_test", drawn), [])
+            self.assertEqual(again(late, drawn, "cli_test"), [])
+        for found in ("WARNING: ThreadSanitizer: data race", "a.cc:1:2: runtime error: overflow",
+                      "the server (pid 7) is gone: exit code -11", "Segmentation fault",
+                      "terminate called after"):
+            self.assertEqual(again(f"a\n{found}\n", "cli_test"), [])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -80,8 +80,39 @@ failures_of() {
     failed && following-- > 0 && shown++ < 60' | sed 's/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&amp;/\&/g'
 }
 
+# to_run_again FAILURES: reads ctest's list of what failed, lines "number:suite", and prints the suites if
+# they are few and time may be the reason: their FAILURES tell of no crash and of nothing a sanitizer has
+# found, and none draws its inputs anew each time, so that another run would try others.
+to_run_again() {
+  local names
+  mapfile -t names < <(cut -d: -f2)
+  if grep -qE "Sanitizer|runtime error: |is gone: exit code|terminate called|Segmentation" "$1" ||
+    ((${#names[@]} > 4)) || [[ "${names[*]/%/ }" =~ fuzz|_replay" " ]]; then
+    return
+  fi
+  printf '%s\n' "${names[@]}"
+}
+
+# run_ctest REPORT ARGUMENT...: ctest with what suites need around them; of run_suites it uses the
+# variables preset, results and launcher.
+run_ctest() {
+  # Libraries that are not instrumented are left alone: tests/tools/grpc_under_tsan.cc.
+  local tsan_options=allocator_may_return_null=1:ignore_noninstrumented_modules=1
+  tsan_options+=:suppressions=$root/tests/tsan.supp
+  # Suites side by side have more threads than there are cores, and large arrays: threads that wait
+  # sleep, and arrays come in large pages, which takes a third off the time.
+  OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+    GTEST_OUTPUT="xml:$results/" GTEST_BRIEF=1 \
+    ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
+    LSAN_OPTIONS=suppressions=$root/tests/lsan.supp:print_suppressions=0 \
+    UBSAN_OPTIONS=print_stacktrace=1 \
+    TSAN_OPTIONS=$tsan_options \
+    "${launcher[@]}" ctest --test-dir "build/$preset" --output-on-failure \
+    --test-output-truncation head --output-junit "$@"
+}
+
 run_suites() {
-  local preset=${1:-release} results status=0 launcher=() selection=()
+  local preset=${1:-release} results status=0 launcher=() selection=() again=()
   # Sanitizers look for paths, not for the errors of long sums.
   if [[ $preset != release ]]; then export TESSERA_LARGEST=70001; fi
   case $preset in
@@ -103,23 +134,24 @@ run_suites() {
     # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
-  # Libraries that are not instrumented are left alone: tests/tools/grpc_under_tsan.cc.
-  local tsan_options=allocator_may_return_null=1:ignore_noninstrumented_modules=1
-  tsan_options+=:suppressions=$root/tests/tsan.supp
   say "Test"
-  # Suites side by side have more threads than there are cores, and large arrays: threads that wait
-  # sleep, and arrays come in large pages, which takes a third off the time.
-  OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-    GTEST_OUTPUT="xml:$results/" GTEST_BRIEF=1 \
-    ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
-    LSAN_OPTIONS=suppressions=$root/tests/lsan.supp:print_suppressions=0 \
-    UBSAN_OPTIONS=print_stacktrace=1 \
-    TSAN_OPTIONS=$tsan_options \
-    "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
-    --no-tests=error --output-junit "$results/ctest.junit" \
-    --test-output-truncation head "${selection[@]}" || status=$?
+  run_ctest "$results/ctest.junit" -j "$jobs" --no-tests=error "${selection[@]}" || status=$?
   failures_of <"$results/ctest.junit" >"$results/failures"
+  read_outcomes <"$results/ctest.junit" >"$results/outcomes"
+  if ((status != 0)); then
+    mapfile -t again < <(to_run_again "$results/failures" <"build/$preset/Testing/Temporary/LastTestsFailed.log")
+  fi
+  if ((${#again[@]} > 0)); then
+    say "Test once more, alone: ${again[*]}"
+    (cd "$results" && rm -f "${again[@]/%/.xml}")
+    status=0
+    run_ctest "$results/again.junit" -j 1 -R "^($(IFS="|" && echo "${again[*]}"))\$" || status=$?
+    failures_of <"$results/again.junit" >>"$results/failures"
+    read_outcomes <"$results/again.junit" >>"$results/outcomes"
+    if ((status == 0)); then say "Passed alone, and failed beside others: ${again[*]}"; fi
+  fi
   if ! has_gpu; then say "No GPU here: tests of the CUDA device are skipped"; fi
-  read_outcomes <"$results/ctest.junit" | count_tests "$results"
+  awk '{ last[$1] = $0 } END { for (suite in last) print last[suite] }' "$results/outcomes" |
+    count_tests "$results"
   return "$status"
 }
