@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "google/protobuf/util/time_util.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/element.h"
 #include "tests/service_fixture.h"
@@ -600,8 +601,11 @@ class LimitsTest : public ServiceTest {
 TEST_F(LimitsTest, Ttls) {
   v1::UploadResponse uploaded;
   ASSERT_TRUE(Upload({First("a", 1, "abcd")}, &uploaded).ok());
-  EXPECT_EQ(uploaded.buffer().expire_time().seconds() - uploaded.buffer().create_time().seconds(),
-            50);
+  // Counted from when it became READY, a moment after it was created.
+  const google::protobuf::Duration lives =
+      uploaded.buffer().expire_time() - uploaded.buffer().create_time();
+  EXPECT_GE(lives.seconds(), 50);
+  EXPECT_LT(lives.seconds(), 60);
   v1::UploadRequest first = First("b", 1, "abcd");
   first.mutable_spec()->mutable_ttl()->set_seconds(101);
   ExpectError(Upload({first}), StatusCode::INVALID_ARGUMENT, "BAD_TTL", {{"limit", "1m40s"}});
