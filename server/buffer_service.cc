@@ -276,7 +276,7 @@ void BufferService::CopyBuffer(
   auto call = std::make_unique<CopyCall>(core_, exchange);
   CopyCall& started = *call;
   exchange.Serve(std::move(call));
-  started.Start(exchange.request().ByteSizeLong());
+  started.Start();
 }
 
 void BufferService::LinkBuffer(

@@ -221,7 +221,7 @@ void ComputeService::Serve(CallQueues& queues) {
                                          core_, method, exchange);
                                      OperationCall<Request, Response>& started = *call;
                                      exchange.Serve(std::move(call));
-                                     started.Start(exchange.request().ByteSizeLong());
+                                     started.Start();
                                    });
   };
   operation("Dot", &ComputeService::RequestDot, Types<v1::DotRequest, v1::DotResponse>());

@@ -222,26 +222,24 @@ absl::Status Core::CheckSize(std::uint64_t bytes) const {
 }
 
 absl::Status Core::CheckHeader(std::size_t bytes) const {
-  constexpr std::size_t kMost = std::size_t{64} << 10;
-  if (bytes <= kMost) return absl::OkStatus();
+  if (bytes <= kMostHeader) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
       "the message has more beside data than a name, a type and places",
-      {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMost)}});
+      {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMostHeader)}});
 }
 
-absl::StatusOr<Core::Accepted> Core::Accept(std::uint64_t request_bytes, std::uint64_t parts_bytes,
-                                            Tenant& tenant) {
+absl::StatusOr<Charge> Core::TakeRequest(std::uint64_t bytes) {
+  return Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED",
+                      "the messages that the server works on take all memory it has for them");
+}
+
+absl::StatusOr<Core::Accepted> Core::Accept(Tenant& tenant) {
   absl::StatusOr<Admission::Ticket> ticket = admission_.Enter();
   if (!ticket.ok()) return ticket.status();
-  if (absl::Status status = CheckSize(request_bytes); !status.ok()) return status;
   absl::StatusOr<Charge> call = tenant.BeginCall();
   if (!call.ok()) return call.status();
-  absl::StatusOr<Charge> memory =
-      Charge::Take(host_memory_, request_bytes + parts_bytes, "HOST_MEMORY_EXHAUSTED",
-                   "the messages that the server works on take all memory it has for them");
-  if (!memory.ok()) return memory.status();
-  return Accepted{*std::move(ticket), *std::move(memory), *std::move(call)};
+  return Accepted{*std::move(ticket), *std::move(call)};
 }
 
 absl::StatusOr<Core::StreamPlace> Core::TakeStream(StreamKind kind, Tenant& tenant) {

@@ -136,17 +136,17 @@ class Core {
   // send.
   absl::Status CheckSize(std::uint64_t bytes) const;
   // The same for what a message of a transfer holds in memory beside data.
+  static constexpr std::size_t kMostHeader = std::size_t{64} << 10;
   absl::Status CheckHeader(std::size_t bytes) const;
+  // Host memory for a request of so many bytes. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+  absl::StatusOr<Charge> TakeRequest(std::uint64_t bytes);
   // What a unary call holds from its acceptance to its end.
   struct Accepted {
     Admission::Ticket ticket;
-    Charge memory;
     Charge call;  // of the tenant's
   };
-  // parts_bytes: what the request takes beyond its size. UNAVAILABLE / DRAINING; the errors of
-  // CheckSize and Tenant::BeginCall; RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<Accepted> Accept(std::uint64_t request_bytes, std::uint64_t parts_bytes,
-                                  Tenant& tenant);
+  // UNAVAILABLE / DRAINING; the errors of Tenant::BeginCall.
+  absl::StatusOr<Accepted> Accept(Tenant& tenant);
 
   // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
   // worker, or the probe. Zero once it is lost.

@@ -16,9 +16,9 @@ absl::Status CallerLeft() {
                    "the caller left, or its deadline passed, before the work was done");
 }
 
-void DeviceCall::Start(std::size_t bytes) {
+void DeviceCall::Start() {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = Accept(bytes); !accepted.ok()) return accepted;
+    if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
     absl::StatusOr<Device*> device = Prepare();
     if (!device.ok()) return device.status();
     Executor& executor = core().compute(**device);

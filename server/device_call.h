@@ -17,9 +17,8 @@ class DeviceCall : public UnaryCall, private Task {
  public:
   DeviceCall(Core& core, std::string_view method, UnaryExchange& exchange)
       : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
-  // On the thread that brought the call, once. The request, of so many bytes on the wire,
-  // lives until the call has ended.
-  void Start(std::size_t bytes);
+  // On the thread that brought the call, once. The request lives until the call has ended.
+  void Start();
 
  protected:
   // The size of what takes a device at least so many microseconds.

@@ -1,6 +1,7 @@
 #include "server/download_call.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"
+#include "server/message_memory.h"
 
 namespace tessera {
 namespace {
@@ -56,14 +58,15 @@ void DownloadCall::OnReadDone(bool ok) {
     if (ok) {
       if (absl::Status size = core_.CheckSize(message_.Length()); !size.ok()) return size;
     }
-    if (!ok ||
+    const std::optional<std::size_t> header =
+        ok ? MessageLayout::Of<v1::DownloadRequest>().Bound(message_) : std::nullopt;
+    if (header.has_value()) {
+      if (absl::Status size = core_.CheckHeader(*header); !size.ok()) return size;
+    }
+    if (!header.has_value() ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                        "the message is no valid DownloadRequest", {{"field", "message"}});
-    }
-    if (absl::Status header = core_.CheckHeader(request_.SpaceUsedLong()); !header.ok()) {
-      request_ = v1::DownloadRequest();
-      return header;
     }
     return Open();
   });

@@ -101,36 +101,32 @@ absl::Status CheckParts(const Parts& parts) {
 
 void ExecuteCall::Start(const grpc::ByteBuffer& request) {
   request_ = request;
-  DeviceCall::Start(request.Length());
+  DeviceCall::Start();
 }
 
 absl::StatusOr<Device*> ExecuteCall::Prepare() {
   if (absl::Status status = CheckParts(CountParts(request_)); !status.ok()) return status;
+  const std::optional<std::size_t> bytes = MessageLayout::Of<v1::ExecuteRequest>().Bound(request_);
+  if (bytes.has_value()) {
+    absl::StatusOr<Charge> memory = core().TakeRequest(*bytes);
+    if (!memory.ok()) return memory.status();
+    memory_ = *std::move(memory);
+  }
   arena_.emplace();
-  const std::size_t size = request_.Length();
   auto* request = google::protobuf::Arena::CreateMessage<v1::ExecuteRequest>(&*arena_);
   grpc::ProtoBufferReader reader(&request_);
-  const bool parsed = request->ParseFromZeroCopyStream(&reader);
+  const bool parsed = bytes.has_value() && request->ParseFromZeroCopyStream(&reader);
   request_.Clear();
   if (!parsed) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "the message is no valid ExecuteRequest", {{"field", "message"}});
-  }
-  // Bytes and fields that are not known are no part of the arena. To look for them takes longer than
-  // to parse a program of many steps, whose objects fill the arena.
-  // So many times the bytes of the message; 4096 Dots of two buffers and a view have 15.
-  constexpr std::size_t kObjects = 8;
-  if (arena_->SpaceAllocated() < kObjects * size) {
-    const std::size_t space = request->SpaceUsedLong();
-    beside_arena_ = space - std::min(space, size);
   }
   program_.emplace(core(), caller(), *request);
   if (program_->Stores()) {
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
   }
   absl::StatusOr<Device*> device = program_->Prepare();
-  absl::Status charged =
-      ChargeAnswer(arena_->SpaceAllocated() + beside_arena_ + program_->memory());
+  absl::Status charged = ChargeAnswer(program_->memory());
   return charged.ok() ? device : charged;
 }
 
@@ -143,7 +139,7 @@ TaskSize ExecuteCall::SizeOn(const Device& device) {
 absl::Status ExecuteCall::RunOn(Stream& stream) {
   absl::Status status = program_->Run(stream);
   if (status.ok()) {
-    status = ChargeAnswer(arena_->SpaceAllocated() + beside_arena_ + program_->answer_memory());
+    status = ChargeAnswer(program_->answer_memory());
   }
   if (!status.ok()) return status;
   auto* answer = google::protobuf::Arena::CreateMessage<v1::ExecuteResponse>(&*arena_);
@@ -160,6 +156,7 @@ absl::Status ExecuteCall::RunOn(Stream& stream) {
 void ExecuteCall::Release() {
   program_.reset();
   arena_.reset();
+  memory_ = Charge();
 }
 
 }  // namespace tessera

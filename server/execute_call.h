@@ -28,7 +28,7 @@ class ExecuteCall final : public DeviceCall {
   grpc::ByteBuffer request_;
   grpc::ByteBuffer& response_;
   std::optional<google::protobuf::Arena> arena_;
-  std::size_t beside_arena_ = 0;  // what the request has taken beside it
+  Charge memory_;  // of the request, once it is parsed
   std::optional<ProgramRun> program_;
 };
 

@@ -80,7 +80,7 @@ class ImportCall final : public UnaryCall {
   // On the thread that brought the call, once.
   void Start() {
     const absl::Status status = Guarded([&]() -> absl::Status {
-      if (absl::Status accepted = Accept(request_.ByteSizeLong()); !accepted.ok()) return accepted;
+      if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
       if (absl::Status checked = importer_.sources_.Check(request_.source()); !checked.ok())
         return checked;
       absl::StatusOr<Core::StreamPlace> place =

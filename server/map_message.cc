@@ -19,6 +19,16 @@ bool CountFields(CodedInputStream& in, int field, std::uint32_t& count) {
   return true;
 }
 
+// Of what is no valid message, some number: parsing it fails.
+template <class Request>
+MapParts CountParts(grpc::ByteBuffer bytes) {
+  grpc::ProtoBufferReader reader(&bytes);
+  CodedInputStream in(&reader);
+  MapParts parts;
+  CountMapParts<Request>(in, parts);
+  return parts;
+}
+
 }  // namespace
 
 bool CountMapParts(CodedInputStream& in, int expression, int operands, MapParts& parts) {
@@ -41,15 +51,15 @@ bool CountMapParts(CodedInputStream& in, int expression, int operands, MapParts&
 }
 
 template <class Request>
+std::optional<std::size_t> MapRequestParser<Request>::MemoryBound(const grpc::ByteBuffer& bytes) {
+  const MapParts parts = CountParts<Request>(bytes);
+  const bool parsed = parts.operands <= MapFields<Request>::kMost && parts.nodes <= kMostNodes;
+  return parsed ? MessageLayout::Of<Request>().Bound(bytes) : bytes.Length();
+}
+
+template <class Request>
 bool MapRequestParser<Request>::Parse(grpc::ByteBuffer& bytes, Request& request) {
-  MapParts parts;
-  {
-    grpc::ByteBuffer same = bytes;
-    grpc::ProtoBufferReader reader(&same);
-    CodedInputStream in(&reader);
-    // Of what is no valid message, some number: parsing it fails.
-    CountMapParts<Request>(in, parts);
-  }
+  const MapParts parts = CountParts<Request>(bytes);
   bool parsed = true;
   if (parts.operands > MapFields<Request>::kMost) {
     auto& operands = MapFields<Request>::OperandsIn(request);

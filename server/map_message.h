@@ -2,7 +2,9 @@
 // dozens of times as much in memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "google/protobuf/io/coded_stream.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -54,6 +56,7 @@ bool CountMapParts(google::protobuf::io::CodedInputStream& in, MapParts& parts) 
 // ones, which no check lets pass.
 template <class Request>
 struct MapRequestParser {
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes);
   static bool Parse(grpc::ByteBuffer& bytes, Request& request);
 };
 template <>

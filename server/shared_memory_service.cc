@@ -46,8 +46,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
         auto call = std::make_unique<SharedUpload>(core_, exchange);
         SharedUpload& started = *call;
         exchange.Serve(std::move(call));
-        started.Start(exchange.request().ByteSizeLong(), exchange.request().source(),
-                      StreamKind::kUpload);
+        started.Start(exchange.request().source(), StreamKind::kUpload);
       });
   AcceptUnary<v1::DownloadSharedRequest, v1::DownloadSharedResponse>(
       queues, *this, &SharedMemoryService::RequestDownloadShared, AdmitTo(core_, "DownloadShared"),
@@ -55,8 +54,7 @@ void SharedMemoryService::Serve(CallQueues& queues) {
         auto call = std::make_unique<SharedDownload>(core_, exchange);
         SharedDownload& started = *call;
         exchange.Serve(std::move(call));
-        started.Start(exchange.request().ByteSizeLong(), exchange.request().target(),
-                      StreamKind::kDownload);
+        started.Start(exchange.request().target(), StreamKind::kDownload);
       });
 }
 

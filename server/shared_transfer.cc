@@ -32,11 +32,10 @@ absl::Status BadMessage(std::string_view field, std::uint64_t value) {
 
 // --- SharedTransfer ----------------------------------------------------------------------------
 
-void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& range,
-                           StreamKind kind) {
+void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
   const bool allocates = Allocates();
   const absl::Status status = Guarded([&] {
-    absl::Status checked = Check(request_bytes, range, kind);
+    absl::Status checked = Check(range, kind);
     if (!checked.ok() || !allocates) return checked;
     return core().chores().Submit([this] { Begin(); }, caller().tenant->number());
   });
@@ -47,9 +46,8 @@ void SharedTransfer::Start(std::size_t request_bytes, const v1::RegionRange& ran
   }
 }
 
-absl::Status SharedTransfer::Check(std::size_t request_bytes, const v1::RegionRange& range,
-                                   StreamKind kind) {
-  if (absl::Status accepted = Accept(request_bytes); !accepted.ok()) return accepted;
+absl::Status SharedTransfer::Check(const v1::RegionRange& range, StreamKind kind) {
+  if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
   absl::StatusOr<Core::StreamPlace> stream = core().TakeStream(kind, *caller().tenant);
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);

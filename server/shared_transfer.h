@@ -27,7 +27,7 @@ class SharedTransfer : public UnaryCall, private Task {
         Task(exchange.caller().tenant->number()),
         direction_(direction) {}
   // On the thread that brought the call, once. kind: what it counts as.
-  void Start(std::size_t request_bytes, const v1::RegionRange& range, StreamKind kind);
+  void Start(const v1::RegionRange& range, StreamKind kind);
 
  protected:
   // What there is to move.
@@ -50,7 +50,7 @@ class SharedTransfer : public UnaryCall, private Task {
   // The last: lets go of the buffer.
   virtual void Release(const absl::Status& status) = 0;
 
-  absl::Status Check(std::size_t request_bytes, const v1::RegionRange& range, StreamKind kind);
+  absl::Status Check(const v1::RegionRange& range, StreamKind kind);
   void Begin();
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Conclude(status); }

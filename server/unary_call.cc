@@ -1,5 +1,8 @@
 #include "server/unary_call.h"
 
+#include <optional>
+#include <utility>
+
 #include "server/convert.h"
 #include "server/log.h"
 #include "server/peer.h"
@@ -8,9 +11,8 @@ namespace tessera {
 
 UnaryCall::~UnaryCall() { core_.answers().Remove(answer_); }
 
-absl::Status UnaryCall::Accept(std::size_t request_bytes) {
-  absl::StatusOr<Core::Accepted> accepted =
-      core_.Accept(request_bytes, exchange_.parts_bytes(), *caller().tenant);
+absl::Status UnaryCall::Accept() {
+  absl::StatusOr<Core::Accepted> accepted = core_.Accept(*caller().tenant);
   if (!accepted.ok()) return accepted.status();
   accepted_ = *std::move(accepted);
   return absl::OkStatus();
@@ -46,13 +48,33 @@ void UnaryCall::End(const absl::Status& status) {
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
   return [&core, method](UnaryExchange& exchange) {
     const absl::StatusOr<Caller> caller = core.access().Admit(method, exchange.context());
-    if (caller.ok()) {
-      exchange.set_caller(*caller);
-      return grpc::Status::OK;
+    if (!caller.ok()) {
+      LogFailedCall(method, exchange.context().peer(), caller.status(), exchange.trace().id());
+      core.metrics().Count({.rpc = method}, caller.status());
+      return ToGrpc(caller.status());
     }
-    LogFailedCall(method, exchange.context().peer(), caller.status(), exchange.trace().id());
-    core.metrics().Count({.rpc = method}, caller.status());
-    return ToGrpc(caller.status());
+    exchange.set_caller(*caller);
+    const absl::Time begin = SteadyNow();
+    const std::size_t size = exchange.message_size();
+    std::optional<std::size_t> bytes = size;
+    if (size > kSmallMessage && size <= core.options().max_message) bytes = exchange.MemoryBound();
+    if (!bytes.has_value()) return NoMessage();
+    const absl::Status status = Guarded([&]() -> absl::Status {
+      if (absl::Status checked = core.CheckSize(size); !checked.ok()) return checked;
+      absl::StatusOr<Charge> memory = core.TakeRequest(*bytes);
+      if (memory.ok()) exchange.set_memory(*std::move(memory));
+      return memory.status();
+    });
+    if (status.ok()) return grpc::Status::OK;
+    const Tenant& tenant = *caller->tenant;
+    core.Conclude({.method = method,
+                   .strategy = "",
+                   .tenant = tenant.name(),
+                   .trace = exchange.trace(),
+                   .accepted = begin,
+                   .ended = SteadyNow()},
+                  status, [&] { return PeerText(exchange.context(), tenant); });
+    return ToGrpc(status, caller->sees_all());
   };
 }
 

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// Holds its ticket and the memory of its messages as long as its exchange, which outlives it. An
+// Holds its ticket and the memory of its answer as long as its exchange, which outlives it. An
 // answer that nobody takes for --download-timeout ends the call.
 class UnaryCall {
  public:
@@ -27,9 +27,8 @@ class UnaryCall {
   UnaryCall& operator=(const UnaryCall&) = delete;
 
   const Caller& caller() const { return exchange_.caller(); }
-  // UNAVAILABLE / DRAINING; the errors of Core::CheckSize and Tenant::BeginCall; RESOURCE_EXHAUSTED /
-  // HOST_MEMORY_EXHAUSTED.
-  absl::Status Accept(std::size_t request_bytes);
+  // The errors of Core::Accept.
+  absl::Status Accept();
   // Host memory for an answer, and for what leads to it, of so many bytes in all: RESOURCE_EXHAUSTED
   // / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
@@ -98,7 +97,8 @@ class UnaryCall {
   Answers::Entry answer_;
 };
 
-// Admits to a method those who have the role for it, and logs and counts who has not.
+// Admits to a method those who have the role for it, with requests that may be so large and for which
+// there is host memory, and logs and counts the others.
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
 
 // A unary call that only looks things up: body(caller) gives its Status, and fills the response, at
@@ -108,7 +108,7 @@ void Answer(Core& core, std::string_view method, UnaryExchangeOf<Request, Respon
             Body body) {
   UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
   call.End(Guarded([&]() -> absl::Status {
-    absl::Status status = call.Accept(exchange.request().ByteSizeLong());
+    absl::Status status = call.Accept();
     const auto fill = [&] { return body(call.caller()); };
     return status.ok() ? call.Fill(exchange.response(), fill) : status;
   }));
@@ -121,8 +121,7 @@ void AnswerLater(Core& core, std::string_view method, UnaryExchangeOf<Request, R
                  Body body) {
   UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = call.Accept(exchange.request().ByteSizeLong()); !accepted.ok())
-      return accepted;
+    if (absl::Status accepted = call.Accept(); !accepted.ok()) return accepted;
     return core.chores().Submit(
         [&call, &response = exchange.response(), body = std::move(body)]() mutable {
           const auto fill = [&] { return body(call.caller()); };

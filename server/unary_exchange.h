@@ -1,7 +1,6 @@
 // Unary calls between gRPC's completion queues and their handlers.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <functional>
@@ -16,6 +15,8 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/access.h"
 #include "server/call_queues.h"
+#include "server/charge.h"
+#include "server/message_memory.h"
 #include "server/trace.h"
 
 namespace tessera {
@@ -31,7 +32,8 @@ class UnaryExchange {
   UnaryExchange& operator=(const UnaryExchange&) = delete;
 
   grpc::ServerContext& context() { return context_; }
-  // Whether a call is to be handled, before its message is parsed: if OK, it has set the caller.
+  // Whether a call is to be handled, before its message is parsed: if OK, it has set the caller, and
+  // the memory of the request.
   using Admit = std::function<grpc::Status(UnaryExchange&)>;
   const Caller& caller() const { return caller_; }
   void set_caller(const Caller& caller) { caller_ = caller; }
@@ -42,8 +44,10 @@ class UnaryExchange {
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
   // Of the request as it has come, before it is parsed.
   virtual std::size_t message_size() const = 0;
-  // What the request takes beyond that once it is parsed.
-  std::size_t parts_bytes() const { return parts_bytes_; }
+  // What it takes at most once it is parsed; none: it is not valid.
+  virtual std::optional<std::size_t> MemoryBound() const = 0;
+  // That of the request, until the exchange ends.
+  void set_memory(Charge memory) { memory_ = std::move(memory); }
   // With the response in place. Once, on any thread; the exchange may be gone on return.
   virtual void Finish(const grpc::Status& status) = 0;
 
@@ -51,7 +55,6 @@ class UnaryExchange {
   UnaryExchange();
   virtual ~UnaryExchange();
 
-  std::size_t parts_bytes_ = 0;
   QueueEventOf<UnaryExchange> arrived_{this, &UnaryExchange::OnArrived};
   QueueEventOf<UnaryExchange> sent_{this, &UnaryExchange::OnSent};
 
@@ -69,6 +72,7 @@ class UnaryExchange {
   QueueEventOf<UnaryExchange> done_{this, &UnaryExchange::OnDone};
   grpc::ServerContext context_;
   Caller caller_;
+  Charge memory_;
   Trace trace_;
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
@@ -76,10 +80,17 @@ class UnaryExchange {
   std::atomic<Stage> stage_{Stage::kArriving};
 };
 
+// What a call ends with whose request is no valid message.
+inline grpc::Status NoMessage() { return {grpc::StatusCode::UNIMPLEMENTED, ""}; }
+
 // How a request is parsed, from bytes that are gone on return. false: it is no valid message. A
 // specialisation bounds what a request may repeat (server/map_message.h).
 template <class Request>
 struct RequestParser {
+  // What that takes at most.
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
+    return MessageLayout::Of<Request>().Bound(bytes);
+  }
   static bool Parse(grpc::ByteBuffer& bytes, Request& request) {
     grpc::ProtoBufferReader reader(&bytes);
     const bool parsed = request.ParseFromZeroCopyStream(&reader);
@@ -97,15 +108,10 @@ struct CallMessages {
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
   Response& response = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 
-  bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
-  // What a request that came as `size` bytes takes beyond them: the objects of its parts, where two
-  // bytes on the wire may be an object of fifty, and arrays that have grown. Small requests are not
-  // looked at.
-  std::size_t PartsBytes(std::size_t size) const {
-    if (size <= sizeof block) return 0;
-    const std::size_t bytes = request.SpaceUsedLong() + arena.SpaceAllocated() - sizeof block;
-    return bytes - std::min(bytes, size);
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
+    return RequestParser<Request>::MemoryBound(bytes);
   }
+  bool Parse(grpc::ByteBuffer& bytes) { return RequestParser<Request>::Parse(bytes, request); }
   void Serialize(grpc::ByteBuffer& bytes) {
     bool owned = false;
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
@@ -116,11 +122,13 @@ template <>
 struct CallMessages<grpc::ByteBuffer, grpc::ByteBuffer> {
   grpc::ByteBuffer request, response;
 
+  static std::optional<std::size_t> MemoryBound(const grpc::ByteBuffer& bytes) {
+    return bytes.Length();
+  }
   bool Parse(grpc::ByteBuffer& bytes) {
     request.Swap(&bytes);
     return true;
   }
-  std::size_t PartsBytes(std::size_t) const { return 0; }
   void Serialize(grpc::ByteBuffer& bytes) { bytes.Swap(&response); }
 };
 
@@ -135,6 +143,9 @@ class UnaryExchangeOf final : public UnaryExchange {
   Response& response() { return messages_->response; }
 
   std::size_t message_size() const override { return bytes_.Length(); }
+  std::optional<std::size_t> MemoryBound() const override {
+    return CallMessages<Request, Response>::MemoryBound(bytes_);
+  }
 
   void Finish(const grpc::Status& status) override {
     if (status.ok()) {
@@ -165,15 +176,13 @@ class UnaryExchangeOf final : public UnaryExchange {
  private:
   void Handle() override {
     new UnaryExchangeOf(method_, queue_);
-    const std::size_t size = bytes_.Length();
     const grpc::Status admitted = method_->admit ? method_->admit(*this) : grpc::Status::OK;
     if (!admitted.ok()) {
       Finish(admitted);
     } else if (messages_.emplace().Parse(bytes_)) {
-      parts_bytes_ = messages_->PartsBytes(size);
       method_->handle(*this);
     } else {
-      Finish({grpc::StatusCode::UNIMPLEMENTED, ""});
+      Finish(NoMessage());
     }
   }
 

@@ -135,9 +135,10 @@ bool UploadCall::IsHere() {
 
 absl::Status UploadCall::Take() {
   absl::Status status = core_.CheckSize(bytes_.Length());
-  if (status.ok() && !message_.Parse(bytes_)) {
+  if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
     status = MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "a message is no valid UploadRequest", {{"field", "message"}});
+                       "a message is no valid UploadRequest, or has much beside data",
+                       {{"field", "message"}});
   }
   if (status.ok()) {
     const v1::UploadRequest& header = message_.header();

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "server/message_memory.h"
 
 namespace tessera {
 namespace {
@@ -83,11 +86,18 @@ bool SkipValue(std::uint64_t tag, Cursor& cursor) {
   return true;
 }
 
+// Whether bytes may be parsed in that memory. Not if they are no valid message.
+bool TakesAtMost(std::size_t most, const std::string& bytes) {
+  if (bytes.size() <= kSmallMessage) return true;
+  const std::optional<std::size_t> bound = MessageLayout::Of<v1::UploadRequest>().Bound(bytes);
+  return bound.has_value() && *bound <= most;
+}
+
 }  // namespace
 
 // Cuts data out and leaves the rest, which is small, to protobuf. A message that is wrong or unlike
 // those that clients write goes to protobuf as a whole, so that nothing here decides what is valid.
-bool UploadMessage::Parse(const grpc::ByteBuffer& bytes) {
+bool UploadMessage::Parse(const grpc::ByteBuffer& bytes, std::size_t most) {
   constexpr std::uint64_t kDataTag = v1::UploadRequest::kDataFieldNumber << 3 | kBytes;
   Clear();
   const std::size_t size = bytes.Length();
@@ -96,31 +106,32 @@ bool UploadMessage::Parse(const grpc::ByteBuffer& bytes) {
   for (Cursor cursor(slices_, size); cursor.left() > 0;) {
     Cursor begin = cursor;
     std::uint64_t tag = 0;
-    if (!cursor.ReadVarint(4, tag) || tag < 8) return ParseWhole(size);
+    if (!cursor.ReadVarint(4, tag) || tag < 8) return ParseWhole(size, most);
     if (tag == kDataTag) {
       std::uint64_t length = 0;
-      if (!cursor.ReadVarint(4, length) || length > cursor.left()) return ParseWhole(size);
+      if (!cursor.ReadVarint(4, length) || length > cursor.left()) return ParseWhole(size, most);
       // The last one counts.
       data_.clear();
       data_size_ = length;
       cursor.Read(length, [&](const char* data, std::size_t n) { data_.push_back({data, n}); });
     } else {
-      if (!SkipValue(tag, cursor)) return ParseWhole(size);
+      if (!SkipValue(tag, cursor)) return ParseWhole(size, most);
       begin.Read(begin.left() - cursor.left(),
                  [&](const char* data, std::size_t n) { rest.append(data, n); });
     }
   }
-  if (header_.ParseFromString(rest)) return true;
+  if (TakesAtMost(most, rest) && header_.ParseFromString(rest)) return true;
   Clear();
   return false;
 }
 
-bool UploadMessage::ParseWhole(std::size_t size) {
+bool UploadMessage::ParseWhole(std::size_t size, std::size_t most) {
   std::string whole;
   whole.reserve(size);
   Cursor(slices_, size).Read(size, [&](const char* data, std::size_t n) { whole.append(data, n); });
   Clear();
-  if (!header_.ParseFromString(whole)) {
+  if (!TakesAtMost(most + std::min(size, kUnbounded - most), whole) ||
+      !header_.ParseFromString(whole)) {
     Clear();
     return false;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -19,9 +20,10 @@ class UploadMessage {
   UploadMessage(UploadMessage&&) = default;
   UploadMessage& operator=(UploadMessage&&) = default;
 
-  // Reads a message and holds on to its slices. False where UploadRequest::ParseFromString is:
-  // then the message is empty.
-  bool Parse(const grpc::ByteBuffer& bytes);
+  // Reads a message and holds on to its slices. False where UploadRequest::ParseFromString is, and
+  // where the fields beside data could take more than `most` bytes of memory: then the message is
+  // empty.
+  bool Parse(const grpc::ByteBuffer& bytes, std::size_t most = kUnbounded);
   // Lets go of the slices.
   void Clear() { *this = UploadMessage(); }
 
@@ -32,7 +34,9 @@ class UploadMessage {
   std::size_t data_size() const { return data_size_; }
 
  private:
-  bool ParseWhole(std::size_t size);
+  static constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
+
+  bool ParseWhole(std::size_t size, std::size_t most);
 
   v1::UploadRequest header_;
   std::vector<grpc::Slice> slices_;

@@ -1,0 +1,240 @@
+// What MessageLayout says that a message will take, against what protobuf takes.
+#include "server/message_memory.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/arena.h"
+#include "google/protobuf/stubs/logging.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+#include "tessera/v1/buffer.pb.h"
+#include "tessera/v1/compute.pb.h"
+
+namespace {
+
+std::atomic<std::size_t> heap_bytes{0}, most_heap_bytes{0};
+
+}  // namespace
+
+// What is allocated, with what the allocator adds.
+void* operator new(std::size_t size) {
+  void* const memory = std::malloc(std::max<std::size_t>(size, 1));
+  if (memory == nullptr) throw std::bad_alloc();
+  const std::size_t bytes = heap_bytes += malloc_usable_size(memory) + sizeof(std::size_t);
+  if (bytes > most_heap_bytes) most_heap_bytes = bytes;
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  if (memory != nullptr) heap_bytes -= malloc_usable_size(memory) + sizeof(std::size_t);
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+
+namespace tessera {
+namespace {
+
+std::string Varint(std::uint64_t value) {
+  std::string bytes;
+  for (; value > 127; value >>= 7) bytes += static_cast<char>(value | 128);
+  return bytes + static_cast<char>(value);
+}
+std::string Field(std::uint64_t number, std::string_view value) {
+  return Varint(number << 3 | 2).append(Varint(value.size())).append(value);
+}
+std::string Times(std::size_t n, std::string_view bytes) {
+  std::string all;
+  all.reserve(n * bytes.size());
+  for (; n > 0; --n) all += bytes;
+  return all;
+}
+
+class MessageMemoryTest : public testing::Test {
+ protected:
+  // The bytes of a message as gRPC has them.
+  grpc::ByteBuffer Sliced(std::string_view bytes, std::size_t longest) {
+    std::vector<grpc::Slice> slices;
+    for (std::size_t at = 0; at < bytes.size(); at += longest) {
+      const std::string_view part = bytes.substr(at, longest);
+      slices.emplace_back(part.data(), part.size());
+    }
+    return grpc::ByteBuffer(slices.data(), slices.size());
+  }
+
+  // What parsing takes at most, if the message is valid.
+  template <class Message>
+  std::optional<std::size_t> Taken(const grpc::ByteBuffer& bytes) {
+    grpc::ByteBuffer same = bytes;
+    google::protobuf::Arena arena;
+    const std::size_t before = heap_bytes;
+    most_heap_bytes = before;
+    auto* message = google::protobuf::Arena::CreateMessage<Message>(&arena);
+    grpc::ProtoBufferReader reader(&same);
+    const bool parsed = message->ParseFromZeroCopyStream(&reader);
+    const std::size_t taken = most_heap_bytes - before;
+    if (!parsed) return std::nullopt;
+    return taken;
+  }
+
+  // Of any bytes. What they take, if they are a message.
+  template <class Message>
+  std::optional<std::size_t> Check(const std::string& bytes, std::size_t longest = 16384) {
+    const grpc::ByteBuffer buffer = Sliced(bytes, longest);
+    const MessageLayout& layout = MessageLayout::Of<Message>();
+    const std::size_t before = heap_bytes;
+    most_heap_bytes = before;
+    const std::optional<std::size_t> bound = layout.Bound(std::string_view(bytes));
+    EXPECT_EQ(most_heap_bytes, before) << "it allocates";
+    EXPECT_EQ(bound, layout.Bound(buffer));
+    const std::optional<std::size_t> taken = Taken<Message>(buffer);
+    if (!taken.has_value()) return taken;
+    EXPECT_TRUE(bound.has_value()) << "it refuses a message";
+    EXPECT_GE(bound.value_or(0), *taken) << bytes.size() << " bytes";
+    last_bound_ = bound.value_or(0);
+    return taken;
+  }
+
+  std::size_t last_bound_ = 0;
+  std::mt19937_64 random_{1};
+  const google::protobuf::LogSilencer quiet_;
+};
+
+std::string DotSteps(int n) {
+  v1::ExecuteRequest program;
+  for (int i = 0; i < n; ++i) {
+    v1::DotRequest& dot = *program.add_steps()->mutable_dot();
+    dot.mutable_a()->set_buffer("some/buffer/of/a/usual/length");
+    dot.mutable_b()->set_buffer("another");
+    for (v1::Operand* operand : {dot.mutable_a(), dot.mutable_b()}) {
+      v1::View& view = *operand->mutable_view();
+      view.set_offset(1000 * i);
+      for (const int extent : {100, 1000}) view.add_shape(extent);
+      for (const int stride : {-1000, 1}) view.add_strides(stride);
+    }
+  }
+  return program.SerializeAsString();
+}
+
+TEST_F(MessageMemoryTest, UsualMessagesTakeHalfOfTheBoundOrMore) {
+  for (const int steps : {20, 200, 4096}) {
+    const std::optional<std::size_t> taken = Check<v1::ExecuteRequest>(DotSteps(steps));
+    ASSERT_TRUE(taken.has_value());
+    EXPECT_LE(last_bound_, 2 * *taken + 8192) << steps << " steps";
+  }
+  v1::ReduceRequest request;
+  request.mutable_x()->mutable_tensor()->set_data(std::string(1 << 20, 'x'));
+  const std::optional<std::size_t> taken = Check<v1::ReduceRequest>(request.SerializeAsString());
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_LE(last_bound_, *taken + *taken / 32);
+}
+
+TEST_F(MessageMemoryTest, MessagesThatAreMadeToTakeMuch) {
+  constexpr std::size_t kMuch = 1 << 19;
+  const std::vector<std::string> messages = {
+      Times(kMuch, Varint(99 << 3 | 3) + Varint(99 << 3 | 4)),          // groups
+      Times(60, Varint(15 << 3 | 3)) + Times(60, Varint(15 << 3 | 4)),  // one in another
+      Times(kMuch, Varint(15 << 3) + Varint(1)),
+      Times(kMuch, Field(15, "")),
+      Times(kMuch, Field(15, "twenty bytes of text")),
+      Field(1, Field(15, std::string(kMuch, 'x'))),
+      Times(kMuch, Field(1, "")),  // steps, or operands
+      Times(kMuch, Field(1, Field(1, ""))),
+      Times(kMuch, Field(1, Field(2, Field(1, "")))),
+      Times(kMuch, Field(1, Field(15, ""))),
+      Field(1, Field(2, Field(2, std::string(kMuch, 1)))),  // a shape
+      Field(1, Field(2, Times(kMuch, Varint(2 << 3) + Varint(1)))),
+      Field(1, Times(40, Field(2, Field(2, std::string(700, 1))))),
+      Times(700, Field(1, Field(2, Field(2, std::string(600, 1))) + Field(1, "x"))),
+      Times(700, Field(1, Field(1, Field(1, Field(2, Field(2, std::string(600, 1))))))),
+      // Strings that replace each other, by larger ones.
+      Field(1, Field(1, std::string(kMuch, 'x'))) + Field(1, Field(1, std::string(kMuch + 1, 'x'))),
+      Field(1, std::string(kMuch, 'x')) + Field(1, std::string(kMuch + 1, 'x')),
+      Field(1, Field(1, Field(1, std::string(kMuch, 'x'))) +
+                   Field(1, Field(1, std::string(kMuch + 1, 'x')))),
+  };
+  double largest = 0;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string& bytes = messages[i];
+    for (const auto& taken :
+         {Check<v1::ExecuteRequest>(bytes), Check<v1::DotRequest>(bytes),
+          Check<v1::MapRequest>(bytes), Check<v1::MatmulRequest>(bytes),
+          Check<v1::GetBufferRequest>(bytes), Check<v1::CreateBufferRequest>(bytes),
+          Check<v1::UploadRequest>(bytes)}) {
+      if (!taken.has_value()) continue;
+      const double times = static_cast<double>(*taken) / static_cast<double>(bytes.size());
+      largest = std::max(largest, times);
+    }
+  }
+  EXPECT_LT(largest, 60);
+}
+
+TEST_F(MessageMemoryTest, AnyBytesThatAreAMessageAreWithinTheBound) {
+  const auto below = [&](std::size_t n) { return random_() % n; };
+  int valid = 0;
+  for (int i = 0; i < 20000; ++i) {
+    // Fields within fields, of numbers that types have or have not.
+    std::string bytes;
+    for (std::size_t n = below(30); n > 0; --n) {
+      const std::uint64_t number = 1 + below(below(4) == 0 ? 99 : 7);
+      std::string field;
+      switch (below(9)) {
+        case 0:
+          field = Varint(number << 3) + Varint(random_() >> below(64));
+          break;
+        case 1:
+          field = Varint(number << 3 | 5) + "1234";
+          break;
+        case 2:
+          field = Varint(number << 3 | 1) + "12345678";
+          break;
+        case 3:
+          bytes = Varint(number << 3 | 3) + bytes + Varint(number << 3 | 4);
+          break;
+        case 4:
+          field = Field(number, std::string(below(3000), 'x'));
+          break;
+        case 5:
+          field = Field(number, std::string(below(20), 1));
+          break;
+        case 6:
+          bytes += bytes;
+          break;
+        default:
+          bytes = Field(number, bytes);
+      }
+      bytes += field;
+      if (bytes.size() > 100'000) break;
+    }
+    if (below(3) == 0 && !bytes.empty()) {
+      for (std::size_t n = 1 + below(3); n > 0; --n)
+        bytes[below(bytes.size())] = static_cast<char>(below(256));
+    }
+    const std::size_t longest = 1 + below(below(2) == 0 ? 20 : 20000);
+    valid += Check<v1::ExecuteRequest>(bytes, longest).has_value();
+    valid += Check<v1::DotRequest>(bytes, longest).has_value();
+    valid += Check<v1::CreateBufferRequest>(bytes, longest).has_value();
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(valid, 10000);
+}
+
+TEST_F(MessageMemoryTest, WhatIsNoMessageHasNoBound) {
+  const MessageLayout& layout = MessageLayout::Of<v1::ExecuteRequest>();
+  for (const std::string bytes :
+       {"\x0a\x7f", "\x0b", "\x0c", "\x0a\x03\x0a\x7f\x01", "\xff\xff\xff\xff\xff\xff"})
+    EXPECT_FALSE(layout.Bound(std::string_view(bytes)).has_value());
+  EXPECT_FALSE(layout.Bound(std::string_view("\0", 1)).has_value());
+}
+
+}  // namespace
+}  // namespace tessera
