@@ -33,6 +33,7 @@ class Admission {
   // UNAVAILABLE / DRAINING once closed.
   absl::StatusOr<Ticket> Enter();
   void Close();
+  bool closed() const { return closed_; }
   // Waits until no call is in progress; false when the time is over before.
   bool WaitIdle(absl::Duration timeout);
   int in_progress() const { return calls_; }

@@ -383,7 +383,9 @@ void AddTimes(CLI::App& app, Options& options) {
   AddDuration(app, "drain-delay", "0s",
               "how long to go on serving after a stop signal, not ready in the health service",
               false, options.drain_delay);
-  AddDuration(app, "drain-timeout", "30s", "how long calls in progress may take to end after that",
+  AddDuration(app, "drain-timeout", "30s",
+              "how long calls in progress may take to end after that; uploads without data "
+              "for five seconds end before",
               false, options.drain_timeout);
 }
 

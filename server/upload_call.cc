@@ -1,5 +1,6 @@
 #include "server/upload_call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,10 @@ using absl::StatusCode;
 // How many messages a stream copies before others have their turn, and before what it has copied
 // is known to have arrived.
 constexpr int kMessagesARun = 16;
+
+// For how long a stream may stand still that the server waits for before it stops. A message of 4 MiB
+// takes 3 s at 10 Mbit/s.
+constexpr absl::Duration kDrainPause = absl::Seconds(5);
 
 }  // namespace
 
@@ -68,10 +73,16 @@ void UploadCall::EndIfIdle(absl::Time now) {
   {
     const std::lock_guard lock(mutex_);
     if (busy_) return;
-    if (now - idle_since_ > core_.options().upload_timeout) {
+    const absl::Duration idle = now - idle_since_, limit = core_.options().upload_timeout;
+    if (core_.admission().closed() && idle > std::min(limit, kDrainPause)) {
+      status =
+          MakeError(StatusCode::kUnavailable, "DRAINING",
+                    "the server is stopping, and waits no longer for an upload that stands still",
+                    {{"limit", absl::FormatDuration(std::min(limit, kDrainPause))}});
+    } else if (idle > limit) {
       status = MakeError(StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
                          "no message has come for longer than the server waits",
-                         {{"limit", absl::FormatDuration(core_.options().upload_timeout)}});
+                         {{"limit", absl::FormatDuration(limit)}});
     } else if (draft_ != nullptr) {
       status = tenant_.store().CheckOpen(*draft_);
     }

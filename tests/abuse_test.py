@@ -159,6 +159,18 @@ class Case(unittest.TestCase):
         more.setdefault("result", into(f"product{time.monotonic_ns()}"))
         return client.future("Matmul", timeout=timeout, a=a, b=a, strategy=SLOW_STRATEGY, **more)
 
+    def idle_upload(self, client, stop, messages, timeout=60, sent=None):
+        """An upload that sends the messages, appends to sent, and is idle until stop is set."""
+        sent = [] if sent is None else sent
+
+        def requests():
+            for fields in messages:
+                yield o.buffers.UploadRequest(**fields)
+            sent.append(1)
+            stop.wait(timeout)
+
+        return client.b.Upload.future(requests(), timeout=timeout)
+
     def hold_worker(self, client, seconds=60, **more):
         """As slow_product, and it has begun."""
         future = self.slow_product(client, seconds, timeout=120, **more)
@@ -1463,18 +1475,6 @@ def padded_message(size):
 
 
 class StreamTest(Case):
-    def idle_upload(self, client, stop, messages, timeout=60, sent=None):
-        """An upload that sends the messages, appends to sent, and is idle until stop is set."""
-        sent = [] if sent is None else sent
-
-        def requests():
-            for fields in messages:
-                yield o.buffers.UploadRequest(**fields)
-            sent.append(1)
-            stop.wait(timeout)
-
-        return client.b.Upload.future(requests(), timeout=timeout)
-
     def test_idle_uploads_hold_little_memory(self):
         self.needs_exact_memory()
         server = self.start("--max-uploads", "1000")
@@ -2832,6 +2832,31 @@ class DrainTest(Case):
         self.assertEqual(code, 75, f"exit code after {time.monotonic() - started:.1f} s")
         self.assertLess(time.monotonic() - started, 6 * o.Program.patience())
         self.assertFalse(outcome_of(call).ok)
+
+    def test_a_drain_waits_for_uploads_that_go_on_alone(self):
+        server = self.start("--drain-timeout", "60s")
+        client = server.client()
+        stop = threading.Event()
+        first = dict(name="still", spec=o.spec_of(FOUR), data=NEW[:4])
+        still = [self.idle_upload(client, stop, [first]), self.idle_upload(client, stop, [])]
+
+        def slow():
+            for i in range(5):
+                yield o.buffers.UploadRequest(
+                    name="slow", data=NEW[:4] if i < 4 else b"", spec=o.spec_of(FOUR)
+                )
+                time.sleep(2)
+
+        running = client.b.Upload.future(slow(), timeout=30)
+        self.assertTrue(eventually(lambda: client.budget("uploads").used == 3, 5))
+        server.signal()
+        for call in still:
+            self.assertTrue(eventually(call.done, 8 * o.Program.patience()), "a drain waits for it")
+            self.assert_fails(outcome_of(call), "UNAVAILABLE", "DRAINING")
+        self.assertFalse(running.done(), "the upload that goes on has ended too early")
+        self.assert_ok(outcome_of(running))
+        stop.set()
+        self.assertEqual(server.wait(10), 0, "exit code")
 
     def test_a_second_signal_ends_at_once(self):
         self.needs_cpu()
