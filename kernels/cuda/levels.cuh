@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/lesson.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -31,6 +32,20 @@ constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
     later.values += blocks;
   }
   return later;
+}
+
+// Of levels in which a block folds two cells per thread in place. Cells of the first level have
+// acc_bytes, those of the others wide_bytes.
+constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::size_t acc_bytes,
+                                   std::size_t wide_bytes) {
+  const LaterLevels later = MakeLaterLevels(n, 2 * block);
+  const std::int64_t depth = CeilLog2(2 * block);
+  return {.grid = {.block_size = block},
+          .narrow_steps = depth,
+          .wide_steps = later.count * depth,
+          // A cell is written once, and every step touches three.
+          .extra_bytes = 4 * (static_cast<std::uint64_t>(n) * acc_bytes +
+                              static_cast<std::uint64_t>(later.values) * wide_bytes)};
 }
 
 // first(blocks, to) launches the level over the elements, next(blocks, from, n, to) a level over n

@@ -11,8 +11,6 @@
 //
 // At n = 2^20, 1024 blocks with 9 barriers each; 8 KiB go to the host. That round trip, 10 us, is
 // what is left to save.
-#include <algorithm>
-
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -38,15 +36,12 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = sums[0];
 }
 
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  const std::int64_t wide_steps =
-      CeilDiv(grid.per_thread, kMaxChain) + CeilLog2(grid.block_size) + grid.blocks;
-  return {.grid = grid,
-          .narrow_steps = 1 + std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .extra_bytes = grid.blocks * sizeof(double),
-          .depth = grid.per_thread + wide_steps};
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .narrow_steps = 1,
+                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
+                                      .extra_bytes = grid.blocks * sizeof(double)});
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {

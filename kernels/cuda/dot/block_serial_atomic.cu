@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kMostThreads)
   AtomicAdd(total, sum);
 }
 
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 1);
   return {.grid = grid,
           .narrow_steps = 1,

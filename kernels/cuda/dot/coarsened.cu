@@ -12,8 +12,6 @@
 //
 // At n = 2^20, 512 blocks with 9 barriers and an atomic addition each; from about 2^24 elements on
 // memory bounds it.
-#include <algorithm>
-
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -50,26 +48,19 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) AtomicAdd(total, sum);
 }
 
-std::int64_t Items(const DotProblem& p) {
-  return p.launch.items_per_thread != 0 ? p.launch.items_per_thread : 8;
-}
-
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 8);
-  const std::int64_t wide_steps =
-      CeilDiv(Items(p), kMaxChain) + CeilLog2(grid.block_size) + grid.blocks;
-  return {.grid = grid,
-          .narrow_steps = 1 + std::min<std::int64_t>(Items(p), kMaxChain),
-          .wide_steps = wide_steps,
-          .atomics = grid.blocks,
-          .depth = Items(p) + wide_steps};
+  return WithChains(Items(p.launch), {.grid = grid,
+                                      .narrow_steps = 1,
+                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
+                                      .atomics = grid.blocks});
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
   IntoOneSum(p, stream, [&](auto* a, auto* b, auto* total, cudaStream_t on) {
     DotCoarsened<<<grid.blocks, grid.block_size, grid.block_size * sizeof(double), on>>>(
-        a, b, p.n, Items(p), total);
+        a, b, p.n, Items(p.launch), total);
   });
 }
 

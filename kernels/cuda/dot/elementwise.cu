@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (i < n) products[i] = DotFold<T>::Multiply(a[i], b[i]);
 }
 
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   return {.grid = MakeGrid(p.n, p.launch, 256, 1),
           .narrow_steps = 1,
           .wide_steps = ParallelSumDepth(std::min(p.n, kSlice)) + CeilDiv(p.n, kSlice),

@@ -1,5 +1,5 @@
-// The frame of the lessons of Dot. A lesson brings a kernel, a Shape and a launch; from the Shape
-// follow its error bound and its cost.
+// The frame of the lessons of Dot. A lesson brings a kernel, a LessonShape and a launch; from
+// the shape follow its error bound and its cost.
 //
 // What holds for every lesson, and is not repeated in their heads: any n (products beyond the end
 // are 0, n = 0 is one block of zeros), any block size, any alignment (loads are scalar). A float
@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/lesson.cuh"
+#include "kernels/cuda/levels.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 namespace tessera {
@@ -42,31 +44,23 @@ constexpr std::size_t AccBytes(DType dtype) {
 
 // --- What a lesson costs ---
 
-struct DotShape {
-  Grid grid;
-  // Roundings that a product passes at most: in Acc, its own included, and then in Wide.
-  std::int64_t narrow_steps = 0;
-  std::int64_t wide_steps = 0;
-  std::uint64_t extra_bytes = 0;  // that travel beside the operands
-  std::uint64_t atomics = 0;      // additions to one address
-  std::int64_t depth = 0;         // longest chain of dependent operations; 0: the roundings
-};
+// Of levels of launches in which a block adds two products per thread, in place.
+inline LessonShape TreesInPlace(const DotProblem& p) {
+  LessonShape shape = TreesInPlace(p.n, BlockSize(p.launch), AccBytes(p.dtype), sizeof(double));
+  ++shape.narrow_steps;  // the product
+  return shape;
+}
 
-template <DotShape (*ShapeOf)(const DotProblem&)>
+template <LessonShape (*ShapeOf)(const DotProblem&)>
 double RoundoffOf(const DotProblem& p) {
-  const DotShape shape = ShapeOf(p);
+  const LessonShape shape = ShapeOf(p);
   return SumRoundoff(p.dtype, {shape.narrow_steps, shape.wide_steps});
 }
 
-template <DotShape (*ShapeOf)(const DotProblem&)>
+template <LessonShape (*ShapeOf)(const DotProblem&)>
 Cost CostOf(const DotProblem& p) {
-  const DotShape shape = ShapeOf(p);
   const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = 2 * n * SizeOf(p.dtype) + shape.extra_bytes,
-          .flops = 2 * n,
-          .atomics = shape.atomics,
-          .depth = static_cast<std::uint64_t>(
-              shape.depth != 0 ? shape.depth : shape.narrow_steps + shape.wide_steps)};
+  return CostOfShape(ShapeOf(p), 2 * n * SizeOf(p.dtype), 2 * n);
 }
 
 // --- How a lesson ends ---
@@ -105,6 +99,33 @@ void IntoPartials(const DotProblem& p, std::int64_t count, Stream& stream, Enque
     Wide sum = 0;
     for (const Wide s : sums) sum = WrapAdd(sum, s);
     Finish(sum, p.result);
+  });
+}
+
+// Levels of launches that work in place. first(a, b, cells, blocks, partials, stream) launches the
+// level over the elements, with n cells of scratch; next(cells, n, blocks, partials, stream) one
+// over the n values that the blocks of the level before have left, until one block leaves the
+// result.
+template <class First, class Next>
+void IntoLevelsInPlace(const DotProblem& p, std::int64_t per_block, Stream& stream, First first,
+                       Next next) {
+  CudaStream& cuda = Cuda(stream);
+  DispatchDType(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Acc = DotAcc<T>;
+    using Wide = DotWide<T>;
+    auto* cells = static_cast<Acc*>(cuda.Scratch(static_cast<std::size_t>(p.n) * sizeof(Acc)));
+    RunLevels<Wide>(
+        p.n, per_block, cuda,
+        [&](unsigned blocks, Wide* to) {
+          first(static_cast<const T*>(p.a), static_cast<const T*>(p.b), cells, blocks, to,
+                cuda.handle());
+          CUDA_CHECK_LAUNCH(Dot);
+        },
+        [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
+          next(from, n, blocks, to, cuda.handle());
+          CUDA_CHECK_LAUNCH(Dot);
+        });
   });
 }
 

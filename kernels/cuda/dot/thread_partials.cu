@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kMostThreads)
   partials[GridThread()] = sum;
 }
 
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
   const std::int64_t threads = std::int64_t{grid.blocks} * grid.block_size;
   return {.grid = grid,

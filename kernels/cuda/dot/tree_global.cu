@@ -13,7 +13,6 @@
 // enough: it writes the result. At n = 2^20, 24 MiB in launches of 2048, 4 and 1 blocks; much of it
 // stays in the caches, but every step waits hundreds of cycles for them.
 #include "kernels/cuda/dot/frame.cuh"
-#include "kernels/cuda/levels.cuh"
 
 namespace tessera {
 namespace {
@@ -52,49 +51,26 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 // The other levels: cells[0, n) are the values of the blocks before, and scratch too.
-template <class F>
+template <class Wide>
 __global__ void __launch_bounds__(kMostThreads)
-    DotTreeGlobalLevel(typename F::Wide* cells, std::int64_t n, typename F::Wide* partials,
-                       Scalar* result) {
+    DotTreeGlobalLevel(Wide* cells, std::int64_t n, Wide* partials, Scalar* result) {
+  using F = Fold<ReduceOp::kSum, Wide>;
   std::int64_t begin = 0;
   const unsigned count = PartOf(n, &begin);
   SumInPlace<F>(cells + begin, count);
   StoreBlock<F>(cells[begin], n, partials, result);
 }
 
-DotShape ShapeOf(const DotProblem& p) {
-  const std::uint32_t block = p.launch.block_size != 0 ? p.launch.block_size : 256;
-  const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
-  const std::int64_t depth = CeilLog2(2 * block);
-  return {.grid = {.block_size = block},
-          .narrow_steps = 1 + depth,
-          .wide_steps = later.count * depth,
-          // A product or value is written once, and every addition touches three cells.
-          .extra_bytes = 4 * (static_cast<std::uint64_t>(p.n) * AccBytes(p.dtype) +
-                              static_cast<std::uint64_t>(later.values) * sizeof(double))};
-}
-
 void Enqueue(const DotProblem& p, Stream& stream) {
-  const std::uint32_t block = ShapeOf(p).grid.block_size;
-  CudaStream& cuda = Cuda(stream);
-  DispatchDType(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    using Acc = DotAcc<T>;
-    using Wide = DotWide<T>;
-    auto* cells = static_cast<Acc*>(cuda.Scratch(static_cast<std::size_t>(p.n) * sizeof(Acc)));
-    RunLevels<Wide>(
-        p.n, 2 * block, cuda,
-        [&](unsigned blocks, Wide* to) {
-          DotTreeGlobal<<<blocks, block, 0, cuda.handle()>>>(
-              static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, cells, to, p.result);
-          CUDA_CHECK_LAUNCH(DotTreeGlobal);
-        },
-        [&](unsigned blocks, Wide* from, std::int64_t n, Wide* to) {
-          DotTreeGlobalLevel<Fold<ReduceOp::kSum, Wide>>
-              <<<blocks, block, 0, cuda.handle()>>>(from, n, to, p.result);
-          CUDA_CHECK_LAUNCH(DotTreeGlobalLevel);
-        });
-  });
+  const std::uint32_t block = BlockSize(p.launch);
+  IntoLevelsInPlace(
+      p, 2 * block, stream,
+      [&](auto* a, auto* b, auto* cells, unsigned blocks, auto* partials, cudaStream_t on) {
+        DotTreeGlobal<<<blocks, block, 0, on>>>(a, b, p.n, cells, partials, p.result);
+      },
+      [&](auto* cells, std::int64_t n, unsigned blocks, auto* partials, cudaStream_t on) {
+        DotTreeGlobalLevel<<<blocks, block, 0, on>>>(cells, n, partials, p.result);
+      });
 }
 
 }  // namespace
@@ -106,8 +82,8 @@ extern constexpr Strategy<DotProblem> kDotTreeGlobal = {
     .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
+    .roundoff = RoundoffOf<TreesInPlace>,
+    .cost = CostOf<TreesInPlace>,
     .launch = Enqueue,
 };
 

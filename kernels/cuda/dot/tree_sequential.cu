@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) AtomicAdd(total, F::Widen(products[0]));
 }
 
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 2);
   return {.grid = grid,
           .narrow_steps = 1 + CeilLog2(std::int64_t{2} * grid.block_size),

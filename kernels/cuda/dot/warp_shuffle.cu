@@ -11,8 +11,6 @@
 //
 // At n = 2^20, 256 blocks with one barrier and an atomic addition each. A warp that is not full
 // names the lanes it has.
-#include <algorithm>
-
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {
@@ -52,15 +50,12 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) AtomicAdd(total, sum);
 }
 
-DotShape ShapeOf(const DotProblem& p) {
+LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 16);
-  const std::int64_t wide_steps =
-      CeilDiv(grid.per_thread, kMaxChain) + ShuffleDepth(grid.block_size) + grid.blocks;
-  return {.grid = grid,
-          .narrow_steps = 1 + std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .atomics = grid.blocks,
-          .depth = grid.per_thread + wide_steps};
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .narrow_steps = 1,
+                                      .wide_steps = ShuffleDepth(grid.block_size) + grid.blocks,
+                                      .atomics = grid.blocks});
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {

@@ -63,11 +63,6 @@ __device__ void AtomicCombine(A* cell, A value) {
   }
 }
 
-template <class F>
-__global__ void PrepareAtomic(typename F::Wide* cell) {
-  *cell = F::template Identity<typename F::Wide>();
-}
-
 // Folds x[0, n) into *cell.
 template <class F, bool kAddition, class T>
 __global__ void __launch_bounds__(kMostThreads)
@@ -82,22 +77,13 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-// The result of a reduction of `count` elements.
-template <class F>
-__global__ void FinishAtomic(const typename F::Wide* cell, std::int64_t count, Scalar* result) {
-  F::Finish(*cell, count, result);
-}
-
-ReduceShape ShapeOf(const ReduceProblem& p) {
+LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
   // Threads that have elements.
   const std::int64_t threads = std::min(p.n, std::int64_t{grid.blocks} * grid.block_size);
-  const std::int64_t wide_steps = CeilDiv(grid.per_thread, kMaxChain) + threads;
-  return {.grid = grid,
-          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .atomics = static_cast<std::uint64_t>(threads),
-          .depth = grid.per_thread + wide_steps};
+  return WithChains(
+      grid.per_thread,
+      {.grid = grid, .wide_steps = threads, .atomics = static_cast<std::uint64_t>(threads)});
 }
 
 std::string Refuses(const ReduceProblem& p) {
@@ -108,19 +94,8 @@ std::string Refuses(const ReduceProblem& p) {
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  CudaStream& cuda = Cuda(stream);
-  DispatchFold(p, [&]<class F>(auto* x) {
-    if constexpr (Takes(F::kOp)) {
-      using P = PartialFold<F>;
-      auto* cell = static_cast<typename F::Wide*>(cuda.Scratch(sizeof(typename F::Wide)));
-      PrepareAtomic<P><<<1, 1, 0, cuda.handle()>>>(cell);
-      CUDA_CHECK_LAUNCH(PrepareAtomic);
-      ReduceAtomic<F, IsAddition(F::kOp)>
-          <<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(x, p.n, cell);
-      CUDA_CHECK_LAUNCH(ReduceAtomic);
-      FinishAtomic<P><<<1, 1, 0, cuda.handle()>>>(cell, p.n, p.result);
-      CUDA_CHECK_LAUNCH(FinishAtomic);
-    }
+  IntoOneCell<Takes>(p, stream, [&]<class F>(auto* x, auto* cell, cudaStream_t on) {
+    ReduceAtomic<F, IsAddition(F::kOp)><<<grid.blocks, grid.block_size, 0, on>>>(x, p.n, cell);
   });
 }
 

@@ -56,19 +56,15 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  const std::uint32_t block = BlockSize(p);
-  IntoLevels(p, 2 * block, stream,
-             [&]<class F, bool kFirst>(auto* x, std::int64_t n, unsigned blocks, auto* partials,
-                                       cudaStream_t on) {
-               if constexpr (kFirst) {
-                 using Acc = typename F::Acc;
-                 auto* cells =
-                     static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(n) * sizeof(Acc)));
-                 ReduceCoalesced<F><<<blocks, block, 0, on>>>(x, n, cells, partials, p.result);
-               } else {
-                 ReduceCoalescedLevel<F><<<blocks, block, 0, on>>>(x, n, p.n, partials, p.result);
-               }
-             });
+  const std::uint32_t block = BlockSize(p.launch);
+  IntoLevelsInPlace(
+      p, 2 * block, stream,
+      [&]<class F>(auto* x, auto* cells, unsigned blocks, auto* partials, cudaStream_t on) {
+        ReduceCoalesced<F><<<blocks, block, 0, on>>>(x, p.n, cells, partials, p.result);
+      },
+      [&]<class F>(auto* cells, std::int64_t n, unsigned blocks, auto* partials, cudaStream_t on) {
+        ReduceCoalescedLevel<F><<<blocks, block, 0, on>>>(cells, n, p.n, partials, p.result);
+      });
 }
 
 }  // namespace

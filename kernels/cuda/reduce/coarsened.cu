@@ -10,8 +10,6 @@
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
 // At n = 2^20, launches of 512 and 1 blocks; from about 2^25 elements on memory bounds it.
-#include <algorithm>
-
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
@@ -50,30 +48,25 @@ __global__ void __launch_bounds__(kMostThreads)
   StoreBlock<F>(FoldBlockTree<F>(mine, DynamicShared<Wide>()), all, partials, result);
 }
 
-std::int64_t Items(const ReduceProblem& p) {
-  return p.launch.items_per_thread != 0 ? p.launch.items_per_thread : 8;
-}
-
-ReduceShape ShapeOf(const ReduceProblem& p) {
-  const std::uint32_t block = BlockSize(p);
-  const LaterLevels later = MakeLaterLevels(p.n, Items(p) * block);
-  const std::int64_t first_steps = CeilDiv(Items(p), kMaxChain) + CeilLog2(block);
-  // A chain of Wide ends in a Wide: one step more for every kMaxChain values.
-  const std::int64_t wide_steps = first_steps + later.count * (Items(p) + first_steps);
-  return {.grid = {.block_size = block},
-          .narrow_steps = std::min<std::int64_t>(Items(p), kMaxChain),
-          .wide_steps = wide_steps,
-          .extra_bytes = 2 * static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype),
-          .depth = Items(p) + wide_steps};
+LessonShape ShapeOf(const ReduceProblem& p) {
+  const std::uint32_t block = BlockSize(p.launch);
+  const std::int64_t items = Items(p.launch);
+  const LaterLevels later = MakeLaterLevels(p.n, items * block);
+  const std::int64_t tree = CeilLog2(block);
+  return WithChains(items, {.grid = {.block_size = block},
+                            .wide_steps = tree + later.count * (WideChainSteps(items) + tree),
+                            .extra_bytes = 2 * static_cast<std::uint64_t>(later.values) *
+                                           WideBytes(p.op, p.dtype)});
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  const std::uint32_t block = BlockSize(p);
-  IntoLevels(p, Items(p) * block, stream,
+  const std::uint32_t block = BlockSize(p.launch);
+  const std::int64_t items = Items(p.launch);
+  IntoLevels(p, items * block, stream,
              [&]<class F, bool kFirst>(auto* x, std::int64_t n, unsigned blocks, auto* partials,
                                        cudaStream_t on) {
                ReduceCoarsened<F, kFirst><<<blocks, block, block * sizeof(typename F::Wide), on>>>(
-                   x, n, Items(p), p.n, partials, p.result);
+                   x, n, items, p.n, partials, p.result);
              });
 }
 

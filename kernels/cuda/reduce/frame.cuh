@@ -1,5 +1,5 @@
-// The frame of the lessons of Reduce. A lesson brings a kernel, a Shape and a launch; from the
-// Shape follow its error bound and its cost.
+// The frame of the lessons of Reduce. A lesson brings a kernel, a LessonShape and a launch;
+// from the shape follow its error bound and its cost.
 //
 // What holds for every lesson, and is not repeated in their heads: any n (elements beyond the end
 // count as the operation's identity, n = 0 is one block of them), any block size, any alignment
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/lesson.cuh"
 #include "kernels/cuda/levels.cuh"
 #include "kernels/cuda/primitives.cuh"
 
@@ -46,49 +47,21 @@ __device__ auto LoadValue(const In* x, std::int64_t i) {
 
 // --- What a lesson costs ---
 
-struct ReduceShape {
-  Grid grid;
-  // Steps that an element passes at most, in Fold::Acc and then in Fold::Wide.
-  std::int64_t narrow_steps = 0;
-  std::int64_t wide_steps = 0;
-  std::uint64_t extra_bytes = 0;  // that travel beside the operand
-  std::uint64_t atomics = 0;      // on one address
-  std::int64_t depth = 0;         // longest chain of dependent operations; 0: the steps
-};
-
-// The block size of a request, or the usual one.
-constexpr std::uint32_t BlockSize(const ReduceProblem& p, std::uint32_t usual = 256) {
-  return p.launch.block_size != 0 ? p.launch.block_size : usual;
-}
-
 // Of levels of launches in which a block folds two elements per thread, in place.
-inline ReduceShape TreesInPlace(const ReduceProblem& p) {
-  const std::uint32_t block = BlockSize(p);
-  const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
-  const std::int64_t depth = CeilLog2(2 * block);
-  return {.grid = {.block_size = block},
-          .narrow_steps = depth,
-          .wide_steps = later.count * depth,
-          // A cell is written once, and every step touches three.
-          .extra_bytes = 4 * (static_cast<std::uint64_t>(p.n) * AccBytes(p.op, p.dtype) +
-                              static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype))};
+inline LessonShape TreesInPlace(const ReduceProblem& p) {
+  return TreesInPlace(p.n, BlockSize(p.launch), AccBytes(p.op, p.dtype), WideBytes(p.op, p.dtype));
 }
 
-template <ReduceShape (*ShapeOf)(const ReduceProblem&)>
+template <LessonShape (*ShapeOf)(const ReduceProblem&)>
 double RoundoffOf(const ReduceProblem& p) {
-  const ReduceShape shape = ShapeOf(p);
+  const LessonShape shape = ShapeOf(p);
   return ReduceRoundoff(p.op, p.dtype, p.n, {shape.narrow_steps, shape.wide_steps});
 }
 
-template <ReduceShape (*ShapeOf)(const ReduceProblem&)>
+template <LessonShape (*ShapeOf)(const ReduceProblem&)>
 Cost CostOf(const ReduceProblem& p) {
-  const ReduceShape shape = ShapeOf(p);
   const auto n = static_cast<std::uint64_t>(p.n);
-  return {.bytes = n * SizeOf(p.dtype) + shape.extra_bytes,
-          .flops = n,
-          .atomics = shape.atomics,
-          .depth = static_cast<std::uint64_t>(
-              shape.depth != 0 ? shape.depth : shape.narrow_steps + shape.wide_steps)};
+  return CostOfShape(ShapeOf(p), n * SizeOf(p.dtype), n);
 }
 
 // --- How a lesson ends ---
@@ -112,6 +85,54 @@ void IntoPartials(const ReduceProblem& p, std::int64_t count, Stream& stream, En
   });
 }
 
+template <class F>
+__global__ void PrepareCell(typename F::Wide* cell) {
+  *cell = F::template Identity<typename F::Wide>();
+}
+
+// The result of a reduction of `count` elements.
+template <class F>
+__global__ void FinishCell(const typename F::Wide* cell, std::int64_t count, Scalar* result) {
+  F::Finish(*cell, count, result);
+}
+
+// enqueue.operator()<F>(x, cell, stream) launches a kernel whose blocks fold into *cell, which is
+// the identity before. The cell becomes the result. Only for operations that Takes(op).
+template <bool (*Takes)(ReduceOp), class Enqueue>
+void IntoOneCell(const ReduceProblem& p, Stream& stream, Enqueue enqueue) {
+  CudaStream& cuda = Cuda(stream);
+  DispatchFold(p, [&]<class F>(auto* x) {
+    if constexpr (Takes(F::kOp)) {
+      using P = PartialFold<F>;
+      using Wide = typename F::Wide;
+      auto* cell = static_cast<Wide*>(cuda.Scratch(sizeof(Wide)));
+      PrepareCell<P><<<1, 1, 0, cuda.handle()>>>(cell);
+      CUDA_CHECK_LAUNCH(PrepareCell);
+      enqueue.template operator()<F>(x, cell, cuda.handle());
+      CUDA_CHECK_LAUNCH(Reduce);
+      FinishCell<P><<<1, 1, 0, cuda.handle()>>>(cell, p.n, p.result);
+      CUDA_CHECK_LAUNCH(FinishCell);
+    }
+  });
+}
+
+// first.operator()<F>(x, partials, stream) launches a kernel of `blocks` blocks over the elements,
+// second.operator()<F>(partials, stream) one over the values that they have left.
+template <class First, class Second>
+void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& stream, First first,
+                      Second second) {
+  CudaStream& cuda = Cuda(stream);
+  DispatchFold(p, [&]<class F>(auto* x) {
+    using Wide = typename F::Wide;
+    auto* partials =
+        static_cast<Wide*>(cuda.Scratch(static_cast<std::size_t>(blocks) * sizeof(Wide)));
+    first.template operator()<F>(x, partials, cuda.handle());
+    CUDA_CHECK_LAUNCH(Reduce);
+    second.template operator()<PartialFold<F>>(partials, cuda.handle());
+    CUDA_CHECK_LAUNCH(Reduce);
+  });
+}
+
 // enqueue.operator()<F, kFirst>(x, n, blocks, partials, stream) launches a level over n values: the
 // elements first (kFirst), then what the blocks of the level before have left, until one block
 // leaves the result. A block takes per_block values.
@@ -131,6 +152,26 @@ void IntoLevels(const ReduceProblem& p, std::int64_t per_block, Stream& stream, 
           CUDA_CHECK_LAUNCH(Reduce);
         });
   });
+}
+
+// The same for kernels that fold in place: first.operator()<F>(x, cells, blocks, partials, stream)
+// gets n cells of scratch, since the operand must not change; next.operator()<F>(cells, n, blocks,
+// partials, stream) launches the later levels.
+template <class First, class Next>
+void IntoLevelsInPlace(const ReduceProblem& p, std::int64_t per_block, Stream& stream, First first,
+                       Next next) {
+  IntoLevels(p, per_block, stream,
+             [&]<class F, bool kFirst>(auto* x, std::int64_t n, unsigned blocks, auto* partials,
+                                       cudaStream_t on) {
+               if constexpr (kFirst) {
+                 using Acc = typename F::Acc;
+                 auto* cells =
+                     static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(n) * sizeof(Acc)));
+                 first.template operator()<F>(x, cells, blocks, partials, on);
+               } else {
+                 next.template operator()<F>(x, n, blocks, partials, on);
+               }
+             });
 }
 
 }  // namespace tessera

@@ -10,8 +10,6 @@
 //
 // At n = 2^20, 1024 blocks of 256 threads fold four elements each; 8 KiB go to the host. That round
 // trip, about 10 us, is what is left to save.
-#include <algorithm>
-
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
@@ -37,15 +35,11 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = value;
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
+LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  const std::int64_t wide_steps =
-      CeilDiv(grid.per_thread, kMaxChain) + CeilLog2(grid.block_size) + grid.blocks;
-  return {.grid = grid,
-          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .extra_bytes = grid.blocks * WideBytes(p.op, p.dtype),
-          .depth = grid.per_thread + wide_steps};
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
+                                      .extra_bytes = grid.blocks * WideBytes(p.op, p.dtype)});
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {

@@ -79,11 +79,6 @@ struct LoadAtIndex {
   __host__ __device__ typename F::Wide operator()(std::int64_t i) const { return F::Load(x[i], i); }
 };
 
-template <class F>
-__global__ void FinishReduce(const typename F::Wide* value, std::int64_t n, Scalar* result) {
-  F::Finish(*value, n, result);
-}
-
 template <class F, class Iterator, class Load>
 void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaStream& stream) {
   std::size_t bytes = 0;
@@ -98,7 +93,7 @@ void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaS
 }
 
 // For any order of the additions, since CUB's is its own.
-ReduceShape ShapeOf(const ReduceProblem& p) { return {.wide_steps = p.n, .depth = CeilLog2(p.n)}; }
+LessonShape ShapeOf(const ReduceProblem& p) { return {.wide_steps = p.n, .depth = CeilLog2(p.n)}; }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
@@ -112,8 +107,8 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
     } else {
       Reduce<F>(x, p.n, LoadElement<F, T>{p.op}, out, cuda);
     }
-    FinishReduce<PartialFold<Asked>><<<1, 1, 0, cuda.handle()>>>(out, p.n, p.result);
-    CUDA_CHECK_LAUNCH(FinishReduce);
+    FinishCell<PartialFold<Asked>><<<1, 1, 0, cuda.handle()>>>(out, p.n, p.result);
+    CUDA_CHECK_LAUNCH(FinishCell);
   });
 }
 

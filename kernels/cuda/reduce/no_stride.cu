@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = F::Widen(value);
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
+LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 1);
   return {.grid = grid,
           .narrow_steps = CeilLog2(grid.block_size),

@@ -29,9 +29,8 @@ __global__ void __launch_bounds__(kMostThreads)
     return LoadValue<F, kFirst>(x, i);
   };
   const std::int64_t i = std::int64_t{2} * blockIdx.x * blockDim.x + threadIdx.x;
-  const A pair = F::Combine(load(i), load(i + blockDim.x));
   A* cells = DynamicShared<A>();
-  cells[threadIdx.x] = pair;
+  cells[threadIdx.x] = F::Combine(load(i), load(i + blockDim.x));
   __syncthreads();  // every pair is in its place
   for (unsigned live = blockDim.x; live > 1;) {
     const unsigned half = (live + 1) / 2;
@@ -43,8 +42,8 @@ __global__ void __launch_bounds__(kMostThreads)
   StoreBlock<F>(Widened<F>(cells[0]), all, partials, result);
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
-  const std::uint32_t block = BlockSize(p);
+LessonShape ShapeOf(const ReduceProblem& p) {
+  const std::uint32_t block = BlockSize(p.launch);
   const LaterLevels later = MakeLaterLevels(p.n, 2 * block);
   const std::int64_t depth = 1 + CeilLog2(block);
   return {.grid = {.block_size = block},
@@ -54,7 +53,7 @@ ReduceShape ShapeOf(const ReduceProblem& p) {
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
-  const std::uint32_t block = BlockSize(p);
+  const std::uint32_t block = BlockSize(p.launch);
   IntoLevels(p, 2 * block, stream,
              [&]<class F, bool kFirst>(auto* x, std::int64_t n, unsigned blocks, auto* partials,
                                        cudaStream_t on) {

@@ -10,14 +10,10 @@
 //   kernel 2   grid = 1                                 strides through the values, a tree
 //
 // At n = 2^20, 512 blocks and one more.
-#include <algorithm>
-
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
-
-constexpr std::uint32_t kLastBlock = 1024;
 
 // Folds the elements of each block's threads to partials[block]. Dynamic shared memory: one Wide
 // per thread.
@@ -32,46 +28,39 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 // The result of a reduction of `all` elements, from the values of its blocks. One block of
-// kLastBlock threads.
+// kMostThreads threads.
 template <class F>
-__global__ void __launch_bounds__(kLastBlock)
+__global__ void __launch_bounds__(kMostThreads)
     ReduceBlockValues(const typename F::Wide* partials, std::int64_t blocks, std::int64_t all,
                       Scalar* result) {
   using Wide = typename F::Wide;
-  __shared__ Wide cells[kLastBlock];
-  const Wide mine = FoldThreadInTurn<F>(threadIdx.x, blocks, kLastBlock,
+  __shared__ Wide cells[kMostThreads];
+  const Wide mine = FoldThreadInTurn<F>(threadIdx.x, blocks, kMostThreads,
                                         [=](std::int64_t i) { return partials[i]; });
   const Wide value = FoldBlockTree<F>(mine, cells);
   if (threadIdx.x == 0) F::Finish(value, all, result);
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
+LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 8);
-  const std::int64_t last_chain = CeilDiv(grid.blocks, kLastBlock);
-  const std::int64_t wide_steps = CeilDiv(grid.per_thread, kMaxChain) + CeilLog2(grid.block_size) +
-                                  last_chain + CeilDiv(last_chain, kMaxChain) +
-                                  CeilLog2(kLastBlock);
-  return {.grid = grid,
-          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .extra_bytes = 2 * grid.blocks * WideBytes(p.op, p.dtype),
-          .depth = grid.per_thread + wide_steps};
+  const std::int64_t second =
+      WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + CeilLog2(kMostThreads);
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = CeilLog2(grid.block_size) + second,
+                                      .extra_bytes = 2 * grid.blocks * WideBytes(p.op, p.dtype)});
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  CudaStream& cuda = Cuda(stream);
-  DispatchFold(p, [&]<class F>(auto* x) {
-    using Wide = typename F::Wide;
-    auto* partials = static_cast<Wide*>(cuda.Scratch(grid.blocks * sizeof(Wide)));
-    ReduceUnrolled<F>
-        <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), cuda.handle()>>>(x, p.n,
-                                                                                          partials);
-    CUDA_CHECK_LAUNCH(ReduceUnrolled);
-    ReduceBlockValues<PartialFold<F>>
-        <<<1, kLastBlock, 0, cuda.handle()>>>(partials, grid.blocks, p.n, p.result);
-    CUDA_CHECK_LAUNCH(ReduceBlockValues);
-  });
+  IntoSecondKernel(
+      p, grid.blocks, stream,
+      [&]<class F>(auto* x, auto* partials, cudaStream_t on) {
+        const std::size_t shared = grid.block_size * sizeof(typename F::Wide);
+        ReduceUnrolled<F><<<grid.blocks, grid.block_size, shared, on>>>(x, p.n, partials);
+      },
+      [&]<class F>(auto* partials, cudaStream_t on) {
+        ReduceBlockValues<F><<<1, kMostThreads, 0, on>>>(partials, grid.blocks, p.n, p.result);
+      });
 }
 
 }  // namespace

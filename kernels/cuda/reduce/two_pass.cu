@@ -11,8 +11,6 @@
 // The launches differ in their block size, so shared memory is dynamic: its size is an argument of
 // the launch, no constant of the kernel. The grid of the first, being the block of the second, has
 // at most 1024 blocks. At n = 2^20, starting the second launch takes about as long as memory does.
-#include <algorithm>
-
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
@@ -31,35 +29,31 @@ __global__ void __launch_bounds__(kMostThreads)
   StoreBlock<F>(FoldBlockTree<F>(mine, DynamicShared<typename F::Wide>()), all, partials, result);
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
+LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
   const bool twice = grid.blocks > 1;
-  // The second pass begins with a chain of one.
-  const std::int64_t wide_steps = CeilDiv(grid.per_thread, kMaxChain) + CeilLog2(grid.block_size) +
-                                  (twice ? 2 + CeilLog2(grid.blocks) : 0);
-  return {.grid = grid,
-          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p.op, p.dtype) : 0,
-          .depth = grid.per_thread + wide_steps};
+  const std::int64_t second = twice ? WideChainSteps(1) + CeilLog2(grid.blocks) : 0;
+  return WithChains(grid.per_thread,
+                    {.grid = grid,
+                     .wide_steps = CeilLog2(grid.block_size) + second,
+                     .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p.op, p.dtype) : 0});
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  CudaStream& cuda = Cuda(stream);
-  DispatchFold(p, [&]<class F>(auto* x) {
-    using Wide = typename F::Wide;
-    auto* partials = static_cast<Wide*>(cuda.Scratch(grid.blocks * sizeof(Wide)));
-    ReduceTwoPass<F, true>
-        <<<grid.blocks, grid.block_size, grid.block_size * sizeof(Wide), cuda.handle()>>>(
-            x, p.n, p.n, partials, p.result);
-    CUDA_CHECK_LAUNCH(ReduceTwoPass);
-    if (grid.blocks == 1) return;  // it has written the result
-    ReduceTwoPass<PartialFold<F>, false>
-        <<<1, grid.blocks, grid.blocks * sizeof(Wide), cuda.handle()>>>(partials, grid.blocks, p.n,
-                                                                        nullptr, p.result);
-    CUDA_CHECK_LAUNCH(ReduceTwoPass);
-  });
+  IntoSecondKernel(
+      p, grid.blocks, stream,
+      [&]<class F>(auto* x, auto* partials, cudaStream_t on) {
+        const std::size_t shared = grid.block_size * sizeof(typename F::Wide);
+        ReduceTwoPass<F, true>
+            <<<grid.blocks, grid.block_size, shared, on>>>(x, p.n, p.n, partials, p.result);
+      },
+      [&]<class F>(auto* partials, cudaStream_t on) {
+        if (grid.blocks == 1) return;  // it has written the result
+        const std::size_t shared = grid.blocks * sizeof(typename F::Wide);
+        ReduceTwoPass<F, false>
+            <<<1, grid.blocks, shared, on>>>(partials, grid.blocks, p.n, nullptr, p.result);
+      });
 }
 
 }  // namespace

@@ -12,14 +12,10 @@
 //
 // At n = 2^20, 256 blocks and one more, with one barrier each; starting the second kernel takes
 // about as long as memory does. A warp that is not full names the lanes it has.
-#include <algorithm>
-
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {
 namespace {
-
-constexpr std::uint32_t kLastBlock = 1024;
 
 // The fold of the values of lanes 0 to lanes - 1, in lane 0. All of them call it, and no other lane
 // of the warp.
@@ -35,10 +31,15 @@ __device__ A FoldLanes(A value, int lanes) {
   return value;
 }
 
-// The fold of the values of a block's threads, in thread 0.
-template <class F, class A>
-__device__ A FoldWarps(A value) {
-  __shared__ A values[kWarpSize];  // one per warp of the block
+// Folds the elements of each block to partials[block] or, when there is only one block, to the
+// result.
+template <class F, class T>
+__global__ void __launch_bounds__(kMostThreads)
+    ReduceWarpShuffle(const T* x, std::int64_t n, typename F::Wide* partials, Scalar* result) {
+  using Wide = typename F::Wide;
+  Wide value = FoldThread<F>(GridThread(), n, GridThreads(),
+                             [=](std::int64_t i) { return F::Load(x[i], i); });
+  __shared__ Wide values[kWarpSize];  // one per warp of the block
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int threads = static_cast<int>(blockDim.x);
@@ -48,58 +49,42 @@ __device__ A FoldWarps(A value) {
   const int warps = (threads + kWarpSize - 1) / kWarpSize;
   // The first warp has at least as many lanes as the block has warps.
   if (threadIdx.x < static_cast<unsigned>(warps)) value = FoldLanes<F>(values[lane], warps);
-  return value;
-}
-
-// Folds the elements of each block to partials[block] or, when there is only one block, to the
-// result.
-template <class F, class T>
-__global__ void __launch_bounds__(kMostThreads)
-    ReduceWarpShuffle(const T* x, std::int64_t n, typename F::Wide* partials, Scalar* result) {
-  const auto value = FoldWarps<F>(FoldThread<F>(GridThread(), n, GridThreads(),
-                                                [=](std::int64_t i) { return F::Load(x[i], i); }));
   StoreBlock<F>(value, n, partials, result);
 }
 
-// The result of a reduction of `all` elements, from the values of its blocks. One block.
+// The result of a reduction of `all` elements, from the values of its blocks. One block, whose
+// warps meet as above: FoldBlockShuffle.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ReducePartials(const typename F::Wide* partials, std::int64_t blocks, std::int64_t all,
                    Scalar* result) {
-  const auto value = FoldWarps<F>(
+  const auto value = FoldBlockShuffle<F>(
       FoldThread<F>(threadIdx.x, blocks, blockDim.x, [=](std::int64_t i) { return partials[i]; }));
   if (threadIdx.x == 0) F::Finish(value, all, result);
 }
 
-ReduceShape ShapeOf(const ReduceProblem& p) {
+LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 16);
   const bool twice = grid.blocks > 1;
-  const std::int64_t last_chain = CeilDiv(grid.blocks, kLastBlock);
-  const std::int64_t last_steps =
-      last_chain + CeilDiv(last_chain, kMaxChain) + ShuffleDepth(kLastBlock);
-  const std::int64_t wide_steps = CeilDiv(grid.per_thread, kMaxChain) +
-                                  ShuffleDepth(grid.block_size) + (twice ? last_steps : 0);
-  return {.grid = grid,
-          .narrow_steps = std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = wide_steps,
-          .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p.op, p.dtype) : 0,
-          .depth = grid.per_thread + wide_steps};
+  const std::int64_t second =
+      WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + ShuffleDepth(kMostThreads);
+  return WithChains(grid.per_thread,
+                    {.grid = grid,
+                     .wide_steps = ShuffleDepth(grid.block_size) + (twice ? second : 0),
+                     .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p.op, p.dtype) : 0});
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  CudaStream& cuda = Cuda(stream);
-  DispatchFold(p, [&]<class F>(auto* x) {
-    using Wide = typename F::Wide;
-    auto* partials = static_cast<Wide*>(cuda.Scratch(grid.blocks * sizeof(Wide)));
-    ReduceWarpShuffle<F>
-        <<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(x, p.n, partials, p.result);
-    CUDA_CHECK_LAUNCH(ReduceWarpShuffle);
-    if (grid.blocks == 1) return;
-    ReducePartials<PartialFold<F>>
-        <<<1, kLastBlock, 0, cuda.handle()>>>(partials, grid.blocks, p.n, p.result);
-    CUDA_CHECK_LAUNCH(ReducePartials);
-  });
+  IntoSecondKernel(
+      p, grid.blocks, stream,
+      [&]<class F>(auto* x, auto* partials, cudaStream_t on) {
+        ReduceWarpShuffle<F><<<grid.blocks, grid.block_size, 0, on>>>(x, p.n, partials, p.result);
+      },
+      [&]<class F>(auto* partials, cudaStream_t on) {
+        if (grid.blocks == 1) return;  // it has written the result
+        ReducePartials<F><<<1, kMostThreads, 0, on>>>(partials, grid.blocks, p.n, p.result);
+      });
 }
 
 }  // namespace
