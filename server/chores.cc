@@ -21,7 +21,10 @@ constexpr std::size_t kReleases = 0;  // the queue of what is released; that of 
 }  // namespace
 
 Chores::Chores(int threads, std::size_t queue_length, steady_clock::duration patience)
-    : queue_length_(queue_length), patience_(patience), last_begin_(steady_clock::now()) {
+    : queue_length_(queue_length),
+      most_running_(static_cast<std::size_t>(std::max(1, threads - 1))),
+      patience_(patience),
+      last_begin_(steady_clock::now()) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back(&Chores::Run, this, /*stays=*/true);
 }
 
@@ -38,7 +41,7 @@ absl::Status Chores::Submit(absl::AnyInvocable<void()> work, std::size_t share) 
   {
     const std::lock_guard lock(mutex_);
     const std::size_t queue = share + 1;
-    if (queue < queues_.size() && queues_[queue].size() >= queue_length_) {
+    if (queue < queues_.size() && queues_[queue].waiting.size() >= queue_length_) {
       return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
                        "as many calls wait for memory as the server accepts",
                        {{"limit", absl::StrCat(queue_length_)}});
@@ -77,8 +80,8 @@ void Chores::Relieve() {
       return true;
     });
     left_.clear();
-    const bool late = waiting_ > 0 && running_.size() >= threads_.size() &&
-                      steady_clock::now() - last_begin_ > patience_;
+    const bool stuck = running_.size() >= threads_.size() || !Next(/*stays=*/true).has_value();
+    const bool late = waiting_ > 0 && stuck && steady_clock::now() - last_begin_ > patience_;
     if (late && threads_.size() < kMostThreads) {
       try {
         threads_.emplace_back(&Chores::Run, this, /*stays=*/false);
@@ -97,26 +100,31 @@ steady_clock::duration Chores::LongestRun() const {
 
 void Chores::Add(std::size_t queue, Work work) {
   if (queues_.size() <= queue) queues_.resize(queue + 1);
-  queues_[queue].push_back(std::move(work));
+  queues_[queue].waiting.push_back(std::move(work));
   ++waiting_;
 }
 
-Chores::Work Chores::Take() {
-  do {
-    turn_ = (turn_ + 1) % queues_.size();
-  } while (queues_[turn_].empty());
-  Work work = std::move(queues_[turn_].front());
-  queues_[turn_].pop_front();
-  --waiting_;
-  return work;
+std::optional<std::size_t> Chores::Next(bool stays) const {
+  if (waiting_ == 0) return std::nullopt;
+  for (std::size_t i = 1; i <= queues_.size(); ++i) {
+    const std::size_t queue = (turn_ + i) % queues_.size();
+    const auto& [waiting, running] = queues_[queue];
+    if (!waiting.empty() && (!stays || running < most_running_)) return queue;
+  }
+  return std::nullopt;
 }
 
 void Chores::Run(bool stays) {
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [&] { return stopping_ || waiting_ > 0 || !stays; });
-    if (waiting_ == 0) break;
-    Work work = Take();
+    std::optional<std::size_t> queue;
+    wake_.wait(lock, [&] { return (queue = Next(stays)).has_value() || stopping_ || !stays; });
+    if (!queue.has_value()) break;
+    turn_ = *queue;
+    Work work = std::move(queues_[turn_].waiting.front());
+    queues_[turn_].waiting.pop_front();
+    --waiting_;
+    ++queues_[turn_].running;
     last_begin_ = steady_clock::now();
     running_.push_back(last_begin_);
     const auto mine = std::prev(running_.end());
@@ -125,6 +133,7 @@ void Chores::Run(bool stays) {
     work = nullptr;  // what it holds may bring more work, which takes the lock
     lock.lock();
     running_.erase(mine);
+    --queues_[*queue].running;
   }
   if (!stopping_) left_.push_back(std::this_thread::get_id());
 }

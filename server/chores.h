@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -17,7 +18,8 @@
 
 namespace tessera {
 
-// Thread safe. Each share has a queue of its own, and so has what is released: they take turns.
+// Thread safe. Each share has a queue of its own, and so has what is released: they take turns, and
+// each leaves one of several threads to the others.
 class Chores {
  public:
   // queue_length: how many of a share may wait for Submit to take another. patience: for how long no
@@ -49,15 +51,21 @@ class Chores {
 
   // With the mutex.
   void Add(std::size_t queue, Work work);
-  // With the mutex, when something waits: the next of the queue whose turn it is.
-  Work Take();
+  // With the mutex: the queue whose turn it is among those from which a thread may take.
+  std::optional<std::size_t> Next(bool stays) const;
   void Run(bool stays);
 
+  struct Queue {
+    std::deque<Work> waiting;
+    std::size_t running = 0;  // of its work, now
+  };
+
   const std::size_t queue_length_;
+  const std::size_t most_running_;  // of a queue, on threads that stay
   const std::chrono::steady_clock::duration patience_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<std::deque<Work>> queues_;                      // of what is released, then by share
+  std::deque<Queue> queues_;                                  // of what is released, then by share
   std::size_t turn_ = 0;                                      // the queue that was served last
   std::size_t waiting_ = 0;                                   // in all queues
   std::list<std::chrono::steady_clock::time_point> running_;  // when each began, in that order

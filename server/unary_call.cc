@@ -62,8 +62,9 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
     const absl::Status status = Guarded([&]() -> absl::Status {
       if (absl::Status checked = core.CheckSize(size); !checked.ok()) return checked;
       absl::StatusOr<Charge> memory = core.TakeRequest(*bytes);
-      if (memory.ok()) exchange.set_memory(*std::move(memory));
-      return memory.status();
+      if (!memory.ok()) return memory.status();
+      exchange.set_memory(*std::move(memory));
+      return absl::OkStatus();
     });
     if (status.ok()) return grpc::Status::OK;
     const Tenant& tenant = *caller->tenant;

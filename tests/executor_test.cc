@@ -579,18 +579,47 @@ TEST(ChoresTest, AQueueThatIsFullIsThatOfOneShare) {
   EXPECT_TRUE(chores.Submit([] {}, 2).ok());
 }
 
-TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
-  std::promise<void> release;
+TEST(ChoresTest, AShareLeavesAThreadToOthers) {
+  std::promise<void> release, done;
   const std::shared_future<void> released = release.get_future().share();
-  std::promise<void> done;
-  Chores chores(1, 8, /*patience=*/milliseconds(1));
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { released.wait(); }).ok());
-  ASSERT_TRUE(chores.Submit([&] { done.set_value(); }).ok());
-  auto reached = done.get_future();
-  for (int i = 0; i < 1000 && reached.wait_for(milliseconds(20)) != std::future_status::ready; ++i)
-    chores.Relieve();
-  EXPECT_EQ(reached.wait_for(milliseconds(0)), std::future_status::ready);
-  release.set_value();
+  std::atomic<int> began{0}, ended{0};
+  {
+    Chores chores(3, 8);
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_TRUE(chores
+                      .Submit(
+                          [&] {
+                            ++began;
+                            released.wait();
+                            ++ended;
+                          },
+                          1)
+                      .ok());
+    }
+    for (int i = 0; i < 50 && began < 3; ++i) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_LE(began, 2);
+    ASSERT_TRUE(chores.Submit([&] { done.set_value(); }, 2).ok());
+    EXPECT_EQ(done.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    release.set_value();
+  }
+  EXPECT_EQ(ended, 5);
+}
+
+TEST(ChoresTest, OthersTakeOverFromThreadsThatHang) {
+  for (const int threads : {1, 3}) {
+    std::promise<void> release;
+    const std::shared_future<void> released = release.get_future().share();
+    std::promise<void> done;
+    Chores chores(threads, 8, /*patience=*/milliseconds(1));
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(chores.Submit([&] { released.wait(); }).ok());
+    ASSERT_TRUE(chores.Submit([&] { done.set_value(); }).ok());
+    auto reached = done.get_future();
+    for (int i = 0; i < 1000 && reached.wait_for(milliseconds(20)) != std::future_status::ready;
+         ++i)
+      chores.Relieve();
+    EXPECT_EQ(reached.wait_for(milliseconds(0)), std::future_status::ready) << threads;
+    release.set_value();
+  }
 }
 
 TEST(ChoresTest, NoMoreThreadsJoinThan64) {

@@ -198,7 +198,8 @@ TEST_F(MessageMemoryTest, AnyBytesThatAreAMessageAreWithinTheBound) {
           field = Varint(number << 3 | 1) + "12345678";
           break;
         case 3:
-          bytes = Varint(number << 3 | 3) + bytes + Varint(number << 3 | 4);
+          bytes.insert(0, Varint(number << 3 | 3));
+          field = Varint(number << 3 | 4);
           break;
         case 4:
           field = Field(number, std::string(below(3000), 'x'));
