@@ -72,9 +72,9 @@ class RunnerTest(unittest.TestCase):
 
     def test_what_is_run_again(self):
         """Few suites of fixed inputs that failed for no clear reason."""
-        def again(failures, *names):
+        def again(log, *names):
             with tempfile.NamedTemporaryFile("w") as file:
-                file.write(failures)
+                file.write(log)
                 file.flush()
                 done = subprocess.run(
                     ["bash", "-euo", "pipefail", "-c",
@@ -92,6 +92,7 @@ class RunnerTest(unittest.TestCase):
             self.assertEqual(again(late, "cli_test", drawn), [])
             self.assertEqual(again(late, drawn, "cli_test"), [])
         for found in ("WARNING: ThreadSanitizer: data race", "a.cc:1:2: runtime error: overflow",
+                      "1/9 Test #47: soak ...***Exception: SegFault  0.19 sec",
                       "the server (pid 7) is gone: exit code -11", "Segmentation fault",
                       "terminate called after"):
             self.assertEqual(again(f"a\n{found}\n", "cli_test"), [])

@@ -80,21 +80,21 @@ failures_of() {
     failed && following-- > 0 && shown++ < 60' | sed 's/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&amp;/\&/g'
 }
 
-# to_run_again FAILURES: reads ctest's list of what failed, lines "number:suite", and prints the suites if
-# they are few and time may be the reason: their FAILURES tell of no crash and of nothing a sanitizer has
-# found, and none draws its inputs anew each time, so that another run would try others.
+# to_run_again LOG: reads ctest's list of what failed, lines "number:suite", and prints the suites if they
+# are few and time may be the reason: ctest's LOG tells of no crash and of nothing a sanitizer has found,
+# and none draws its inputs anew each time, so that another run would try others.
 to_run_again() {
-  local names
+  local names crash='\*\*\*Exception|is gone: exit code|terminate called|Segmentation fault'
   mapfile -t names < <(cut -d: -f2)
-  if grep -qE "Sanitizer|runtime error: |is gone: exit code|terminate called|Segmentation" "$1" ||
-    ((${#names[@]} > 4)) || [[ "${names[*]/%/ }" =~ fuzz|_replay" " ]]; then
+  if grep -qE "$crash|Sanitizer|runtime error: " "$1" || ((${#names[@]} > 4)) ||
+    [[ "${names[*]/%/ }" =~ fuzz|_replay" " ]]; then
     return
   fi
   printf '%s\n' "${names[@]}"
 }
 
-# run_ctest REPORT ARGUMENT...: ctest with what suites need around them; of run_suites it uses the
-# variables preset, results and launcher.
+# run_ctest REPORT ARGUMENT...: ctest with what suites need around them, into REPORT.junit and
+# REPORT.log; of run_suites it uses the variables preset, results and launcher.
 run_ctest() {
   # Libraries that are not instrumented are left alone: tests/tools/grpc_under_tsan.cc.
   local tsan_options=allocator_may_return_null=1:ignore_noninstrumented_modules=1
@@ -108,7 +108,7 @@ run_ctest() {
     UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=$tsan_options \
     "${launcher[@]}" ctest --test-dir "build/$preset" --output-on-failure \
-    --test-output-truncation head --output-junit "$@"
+    --test-output-truncation head --output-junit "$1.junit" --output-log "$1.log" "${@:2}"
 }
 
 run_suites() {
@@ -135,17 +135,19 @@ run_suites() {
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
   say "Test"
-  run_ctest "$results/ctest.junit" -j "$jobs" --no-tests=error "${selection[@]}" || status=$?
+  run_ctest "$results/ctest" -j "$jobs" --no-tests=error "${selection[@]}" || status=$?
   failures_of <"$results/ctest.junit" >"$results/failures"
   read_outcomes <"$results/ctest.junit" >"$results/outcomes"
   if ((status != 0)); then
-    mapfile -t again < <(to_run_again "$results/failures" <"build/$preset/Testing/Temporary/LastTestsFailed.log")
+    mapfile -t again < <(
+      to_run_again "$results/ctest.log" <"build/$preset/Testing/Temporary/LastTestsFailed.log"
+    )
   fi
   if ((${#again[@]} > 0)); then
     say "Test once more, alone: ${again[*]}"
     (cd "$results" && rm -f "${again[@]/%/.xml}")
     status=0
-    run_ctest "$results/again.junit" -j 1 -R "^($(IFS="|" && echo "${again[*]}"))\$" || status=$?
+    run_ctest "$results/again" -j 1 -R "^($(IFS="|" && echo "${again[*]}"))\$" || status=$?
     failures_of <"$results/again.junit" >>"$results/failures"
     read_outcomes <"$results/again.junit" >>"$results/outcomes"
     if ((status == 0)); then say "Passed alone, and failed beside others: ${again[*]}"; fi
