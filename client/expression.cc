@@ -6,13 +6,31 @@
 namespace tessera {
 
 Expr::Expr(v1::Expression::Node node)
-    : data_(std::make_shared<const Data>(Data{std::move(node), {}})) {}
+    : data_(std::make_shared<const Data>(std::move(node), std::vector<Expr>())) {}
 
 Expr::Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype) {
   v1::Expression::Node node;
   node.set_op(static_cast<v1::MapOp>(op));
   if (dtype) node.set_dtype(static_cast<v1::Dtype>(*dtype));
-  data_ = std::make_shared<const Data>(Data{std::move(node), std::move(args)});
+  data_ = std::make_shared<const Data>(std::move(node), std::move(args));
+}
+
+// Without recursion, which a long sum would take too deep: the first node of a thread that goes lets go
+// of its arguments, and of those that they leave, one after the other.
+Expr::Data::~Data() {
+  using Nodes = std::vector<std::shared_ptr<const Data>>;
+  thread_local Nodes* left = nullptr;
+  if (args.empty()) return;
+  Nodes nodes;
+  Nodes& to = left != nullptr ? *left : nodes;
+  for (Expr& arg : args) to.push_back(std::move(arg.data_));
+  if (left != nullptr) return;
+  left = &nodes;
+  while (!nodes.empty()) {
+    const std::shared_ptr<const Data> last = std::move(nodes.back());
+    nodes.pop_back();
+  }
+  left = nullptr;
 }
 
 Expr Element(std::uint32_t operand) {
@@ -21,8 +39,7 @@ Expr Element(std::uint32_t operand) {
   return Expr(std::move(node));
 }
 
-// Without recursion, which a long sum would take too deep: a node stays on the stack until all of its
-// arguments have been written.
+// Without recursion as well: a node stays on the stack until all of its arguments have been written.
 v1::Expression Expr::ToMessage() const {
   v1::Expression message;
   std::map<const Data*, std::uint32_t> written;

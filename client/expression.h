@@ -36,7 +36,7 @@ class Expr {
     } else {
       node.set_real(static_cast<double>(value));
     }
-    data_ = std::make_shared<const Data>(Data{std::move(node), {}});
+    data_ = std::make_shared<const Data>(std::move(node), std::vector<Expr>());
   }
   // An operation, with as many arguments as it takes; dtype: of CAST.
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
@@ -47,6 +47,9 @@ class Expr {
 
  private:
   struct Data {
+    Data(v1::Expression::Node n, std::vector<Expr> a) : node(std::move(n)), args(std::move(a)) {}
+    ~Data();
+
     v1::Expression::Node node;  // but for its arguments
     std::vector<Expr> args;
   };

@@ -17,6 +17,10 @@ namespace {
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kPage = 4096;
+// What is populated at once. Meanwhile nobody else in the process maps or unmaps memory: of four callers
+// that created buffers of 1 GiB, populated whole, others' small calls waited 0.8 to 6 s (p99), and 36 to
+// 140 ms with these pieces (2 busy cores, 2026-11-27).
+constexpr std::size_t kPopulated = std::size_t{16} << 20;
 // From this size on memory is mapped, so that it goes back to the system when it is freed. Below it
 // comes from the heap, which keeps some.
 constexpr std::size_t kLeastMapping = std::size_t{256} << 10;
@@ -84,17 +88,11 @@ std::string PathOf(const std::string& line) {
 void* Map(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
-#ifdef MADV_POPULATE_WRITE
-  int failed = 0;
-  do {
-    failed = madvise(memory, bytes, MADV_POPULATE_WRITE);
-  } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
-  if (failed == 0) return memory;
+  if (PopulateHost(memory, bytes)) return memory;
   if (errno != EINVAL) {
     munmap(memory, bytes);
     return nullptr;
   }
-#endif
   // A kernel older than 5.14.
   for (std::size_t at = 0; at < bytes; at += kPage) static_cast<volatile char*>(memory)[at] = 0;
   return memory;
@@ -159,6 +157,23 @@ Ledger& TheLedger() {
 }
 
 }  // namespace
+
+bool PopulateHost(void* memory, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  for (std::size_t at = 0; at < bytes; at += kPopulated) {
+    int failed = 0;
+    do {
+      failed = madvise(static_cast<char*>(memory) + at, std::min(kPopulated, bytes - at),
+                       MADV_POPULATE_WRITE);
+    } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+    if (failed != 0) return false;
+  }
+  return true;
+#else
+  errno = EINVAL;
+  return false;
+#endif
+}
 
 HostMemory ReadHostMemory(const std::string& root) {
   const std::string meminfo = root + "/proc/meminfo";

@@ -16,6 +16,10 @@ struct HostMemory {
 // Now. Takes some tens of microseconds. root: of the file system, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
+// Gives bytes of mapped memory their pages; memory: at the begin of one. false: errno says why, EINVAL
+// that the kernel is older than 5.14.
+bool PopulateHost(void* memory, std::size_t bytes);
+
 // bytes of uninitialised memory aligned to 256, with all its pages. Null when so much is not free;
 // the last 64 MiB of it count as taken, for the rest of the process.
 void* AllocateHost(std::size_t bytes);

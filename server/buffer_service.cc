@@ -9,7 +9,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "server/answers.h"
 #include "server/buffer_messages.h"
 #include "server/convert.h"
 #include "server/device_call.h"

@@ -26,9 +26,12 @@ grpc::ByteBuffer Message(v1::HealthCheckResponse::ServingStatus status) {
 }
 
 // Everyone who asks with no more than a name.
-grpc::Status AdmitNames(UnaryExchange& exchange) {
-  if (exchange.message_size() <= kLongestName) return grpc::Status::OK;
-  return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
+UnaryExchange::Admit AdmitNames(Answers& answers) {
+  return [&answers](UnaryExchange& exchange) -> grpc::Status {
+    exchange.set_answers(answers);
+    if (exchange.message_size() <= kLongestName) return grpc::Status::OK;
+    return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
+  };
 }
 
 }  // namespace
@@ -132,10 +135,10 @@ void Health::Set(const std::string& service, bool serving) {
     if (watched == service) call->Tell(StatusOf(service));
 }
 
-void Health::Serve(CallQueues& queues, std::size_t most_watches) {
+void Health::Serve(CallQueues& queues, std::size_t most_watches, Answers& answers) {
   most_watches_ = most_watches;
   AcceptUnary<v1::HealthCheckRequest, v1::HealthCheckResponse>(
-      queues, *this, &Health::RequestCheck, AdmitNames, [this](auto& exchange) {
+      queues, *this, &Health::RequestCheck, AdmitNames(answers), [this](auto& exchange) {
         const std::string& service = exchange.request().service();
         Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
         {

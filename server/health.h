@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "server/answers.h"
 #include "server/stream_call.h"
 
 namespace tessera {
@@ -25,8 +26,8 @@ class Health final : public HealthServiceBase {
 
   // Check, once the server has been built. Watch needs no token, and lasts for as long as the client
   // likes: of each connection, or of all Unix sockets together, a few, or most_watches, calls are served
-  // at once. Further ones end with RESOURCE_EXHAUSTED.
-  void Serve(CallQueues& queues, std::size_t most_watches);
+  // at once. Further ones end with RESOURCE_EXHAUSTED. answers: those of Check.
+  void Serve(CallQueues& queues, std::size_t most_watches, Answers& answers);
   // Begins to serve a call of Watch, named as in /package.Service/Method; whether it is one.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 

@@ -188,7 +188,8 @@ absl::Status Server::Listen() {
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
-  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4));
+  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4),
+                core_->answers());
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
   listener_->Start(*std::move(acceptor), std::move(users),

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/host_memory.h"
 
 namespace tessera {
 namespace {
@@ -81,11 +82,7 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
   }
   // What was allocated may lie beyond the end, if the client is out for that: whatever is missing is
   // found here, or nothing. From then on every page is there.
-  int failed = 0;
-  do {
-    failed = madvise(memory, size_, MADV_POPULATE_WRITE);
-  } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
-  if (failed != 0) {
+  if (!PopulateHost(memory, size_)) {
     return MakeError(StatusCode::kResourceExhausted, "HOST_MEMORY_EXHAUSTED",
                      absl::StrCat("the file's pages cannot be mapped: ", std::strerror(errno)),
                      {{"requested", absl::StrCat(size_)}});

@@ -9,8 +9,6 @@
 
 namespace tessera {
 
-UnaryCall::~UnaryCall() { core_.answers().Remove(answer_); }
-
 absl::Status UnaryCall::Accept() {
   absl::StatusOr<Core::Accepted> accepted = core_.Accept(*caller().tenant);
   if (!accepted.ok()) return accepted.status();
@@ -29,7 +27,6 @@ absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
 
 void UnaryCall::End(const absl::Status& status) {
   const absl::Time end = end_time();
-  core_.answers().Add(answer_, exchange_.context().c_call(), end);
   core_.Conclude({.method = method_,
                   .strategy = strategy_,
                   .tenant = caller().tenant->name(),
@@ -47,6 +44,7 @@ void UnaryCall::End(const absl::Status& status) {
 
 UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
   return [&core, method](UnaryExchange& exchange) {
+    exchange.set_answers(core.answers());
     const absl::StatusOr<Caller> caller = core.access().Admit(method, exchange.context());
     if (!caller.ok()) {
       LogFailedCall(method, exchange.context().peer(), caller.status(), exchange.trace().id());

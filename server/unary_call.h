@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "server/answers.h"
 #include "server/core.h"
 #include "server/unary_exchange.h"
 
@@ -22,7 +21,7 @@ class UnaryCall {
   // REQUIRES: the exchange has been admitted.
   UnaryCall(Core& core, std::string_view method, UnaryExchange& exchange)
       : core_(core), method_(method), exchange_(exchange) {}
-  virtual ~UnaryCall();
+  virtual ~UnaryCall() = default;
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
@@ -94,7 +93,6 @@ class UnaryCall {
   std::string_view strategy_;
   Core::Accepted accepted_;
   Charge answer_memory_;
-  Answers::Entry answer_;
 };
 
 // Admits to a method those who have the role for it, with requests that may be so large and for which

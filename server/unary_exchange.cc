@@ -6,11 +6,17 @@ namespace tessera {
 
 UnaryExchange::UnaryExchange() { context_.AsyncNotifyWhenDone(&done_); }
 
-UnaryExchange::~UnaryExchange() = default;
+UnaryExchange::~UnaryExchange() {
+  if (answer_.call != nullptr) answers_->Remove(answer_);
+}
 
 UnaryCall& UnaryExchange::Serve(std::unique_ptr<UnaryCall> call) {
   call_ = std::move(call);
   return *call_;
+}
+
+void UnaryExchange::AwaitClient() {
+  if (answers_ != nullptr) answers_->Add(answer_, context_.c_call(), SteadyNow());
 }
 
 void UnaryExchange::OnArrived(bool ok) {

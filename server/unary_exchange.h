@@ -14,6 +14,7 @@
 #include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/access.h"
+#include "server/answers.h"
 #include "server/call_queues.h"
 #include "server/charge.h"
 #include "server/message_memory.h"
@@ -42,18 +43,24 @@ class UnaryExchange {
   // Holds the call until the exchange ends, and tells it when the client leaves before it has its
   // answer. What is answered at once needs none.
   UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
+  // Who breaks the call off when its client does not take the answer. Outlives the exchange.
+  void set_answers(Answers& answers) { answers_ = &answers; }
   // Of the request as it has come, before it is parsed.
   virtual std::size_t message_size() const = 0;
   // What it takes at most once it is parsed; none: it is not valid.
   virtual std::optional<std::size_t> MemoryBound() const = 0;
   // That of the request, until the exchange ends.
   void set_memory(Charge memory) { memory_ = std::move(memory); }
-  // With the response in place. Once, on any thread; the exchange may be gone on return.
+  // With the response in place. Once, on any thread; the exchange may be gone on return, and its
+  // messages are.
   virtual void Finish(const grpc::Status& status) = 0;
 
  protected:
   UnaryExchange();
   virtual ~UnaryExchange();
+
+  // The answer is about to be sent.
+  void AwaitClient();
 
   QueueEventOf<UnaryExchange> arrived_{this, &UnaryExchange::OnArrived};
   QueueEventOf<UnaryExchange> sent_{this, &UnaryExchange::OnSent};
@@ -74,6 +81,8 @@ class UnaryExchange {
   Caller caller_;
   Charge memory_;
   Trace trace_;
+  Answers* answers_ = nullptr;
+  Answers::Entry answer_;  // with a call: in the list
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
   enum class Stage { kArriving, kHandled, kCancelled };
@@ -148,11 +157,12 @@ class UnaryExchangeOf final : public UnaryExchange {
   }
 
   void Finish(const grpc::Status& status) override {
+    if (status.ok()) messages_->Serialize(bytes_);
+    messages_.reset();  // the client may be slow to take the answer
+    AwaitClient();
     if (status.ok()) {
-      messages_->Serialize(bytes_);
       writer_.Finish(bytes_, status, &sent_);
     } else {
-      messages_.reset();  // the client may be slow to take the error
       writer_.FinishWithError(status, &sent_);
     }
   }

@@ -10,6 +10,10 @@
 namespace tessera {
 namespace {
 
+// Slices that are smaller on average are copied into one: each has a head, and may pin the kilobytes
+// in which it came.
+constexpr std::size_t kLeastSlice = 256;
+
 // A place in the bytes of slices. Cheap to copy.
 class Cursor {
  public:
@@ -102,6 +106,11 @@ bool UploadMessage::Parse(const grpc::ByteBuffer& bytes, std::size_t most) {
   Clear();
   const std::size_t size = bytes.Length();
   if (!bytes.Valid() || !bytes.Dump(&slices_).ok()) return false;
+  if (slices_.size() > 1 && size / slices_.size() < kLeastSlice) {
+    grpc::Slice one;
+    if (!bytes.DumpToSingleSlice(&one).ok()) return false;
+    slices_ = std::vector<grpc::Slice>(1, one);
+  }
   std::string rest;
   for (Cursor cursor(slices_, size); cursor.left() > 0;) {
     Cursor begin = cursor;

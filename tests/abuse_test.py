@@ -2526,6 +2526,15 @@ class SocketTest(Case):
         self.assertTrue(eventually(lambda: held() < 1000, 5), f"{held()} bytes stay charged")
         self.assert_serves(client)
 
+    def test_an_answer_that_needs_no_token_and_nobody_reads(self):
+        server = self.start("--download-timeout", "1s")
+        raw = o.RawConnection(server, window=0)
+        self.addCleanup(raw.close)
+        # No bytes: of any type, a message without fields.
+        raw.call("/grpc.health.v1.Health/Check", o.compute.DotRequest())
+        self.assertIsNotNone(raw.find_frame(o.RST_STREAM, 5), "nothing ends the call")
+        self.assert_serves(server.client())
+
     def test_lists_that_nobody_reads(self):
         server = self.start("--host-memory", "24Mi", "--download-timeout", "2s")
         client = server.client()

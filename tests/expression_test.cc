@@ -62,8 +62,8 @@ TEST(ExprTest, WhatOccursTwiceIsOneNode) {
 
 TEST(ExprTest, ALongChainNeedsNoStack) {
   Expr sum = Element(0);
-  for (int i = 0; i < 10000; ++i) sum = sum + 1;
-  EXPECT_EQ(sum.ToMessage().nodes_size(), 20001);
+  for (int i = 0; i < 300'000; ++i) sum = sum + 1;
+  EXPECT_EQ(sum.ToMessage().nodes_size(), 600'001);
 }
 
 TEST(ParseTest, PrecedenceIsThatOfPython) {

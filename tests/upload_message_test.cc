@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "google/protobuf/stubs/logging.h"
@@ -164,6 +165,22 @@ TEST_F(UploadMessageTest, RefusesWhatProtobufRefuses) {
     std::string bytes(Below(30), ' ');
     for (char& c : bytes) c = static_cast<char>(OneOf(2) ? Below(64) : Below(256));
     Check(bytes);
+  }
+}
+
+TEST_F(UploadMessageTest, TinySlicesAreCopiedIntoOne) {
+  v1::UploadRequest message;
+  message.set_data(std::string(100'000, 'x'));
+  const std::string bytes = message.SerializeAsString();
+  for (const auto& [size, pieces] :
+       {std::pair<std::size_t, std::size_t>{1, 1}, {255, 1}, {10'000, 11}}) {
+    std::vector<grpc::Slice> slices;
+    for (std::size_t at = 0; at < bytes.size(); at += size)
+      slices.emplace_back(bytes.data() + at, std::min(size, bytes.size() - at));
+    UploadMessage read;
+    ASSERT_TRUE(read.Parse(grpc::ByteBuffer(slices.data(), slices.size())));
+    EXPECT_EQ(read.data_size(), 100'000U);
+    EXPECT_EQ(read.data().size(), pieces) << size;
   }
 }
 
