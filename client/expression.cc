@@ -15,8 +15,8 @@ Expr::Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype) {
   data_ = std::make_shared<const Data>(std::move(node), std::move(args));
 }
 
-// Without recursion, which a long sum would take too deep: the first node of a thread that goes lets go
-// of its arguments, and of those that they leave, one after the other.
+// Without recursion, which a long sum would take too deep: the first node that a thread destroys has a
+// list, to which the nodes that go with it add their arguments.
 Expr::Data::~Data() {
   using Nodes = std::vector<std::shared_ptr<const Data>>;
   thread_local Nodes* left = nullptr;

@@ -16,8 +16,8 @@ struct HostMemory {
 // Now. Takes some tens of microseconds. root: of the file system, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
-// Gives bytes of mapped memory their pages; memory: at the begin of one. false: errno says why, EINVAL
-// that the kernel is older than 5.14.
+// Gives mapped memory, which starts with a page, all its pages. false: errno says why, EINVAL that the
+// kernel is older than 5.14.
 bool PopulateHost(void* memory, std::size_t bytes);
 
 // bytes of uninitialised memory aligned to 256, with all its pages. Null when so much is not free;

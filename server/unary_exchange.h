@@ -82,7 +82,7 @@ class UnaryExchange {
   Charge memory_;
   Trace trace_;
   Answers* answers_ = nullptr;
-  Answers::Entry answer_;  // with a call: in the list
+  Answers::Entry answer_;  // in the list once it has a call
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
   enum class Stage { kArriving, kHandled, kCancelled };

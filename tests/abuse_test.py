@@ -171,6 +171,18 @@ class Case(unittest.TestCase):
 
         return client.b.Upload.future(requests(), timeout=timeout)
 
+    def slow_upload(self, client, messages, pause):
+        """An upload of FOUR elements, one a message and then none, with a pause behind each."""
+
+        def requests():
+            for i in range(messages):
+                yield o.buffers.UploadRequest(
+                    name="slow", data=NEW[:4] if i < 4 else b"", spec=o.spec_of(FOUR)
+                )
+                time.sleep(pause)
+
+        return client.b.Upload.future(requests(), timeout=30)
+
     def hold_worker(self, client, seconds=60, **more):
         """As slow_product, and it has begun."""
         future = self.slow_product(client, seconds, timeout=120, **more)
@@ -1584,15 +1596,7 @@ class StreamTest(Case):
         client = self.start("--upload-timeout", "1s").client()
         stop = threading.Event()
         idle = self.idle_upload(client, stop, [dict(name="idle", spec=o.spec_of(FOUR), data=NEW)])
-
-        def slow():
-            for i in range(6):
-                yield o.buffers.UploadRequest(
-                    name="slow", data=NEW[:4] if i < 4 else b"", spec=o.spec_of(FOUR)
-                )
-                time.sleep(0.4)
-
-        running = client.b.Upload.future(slow(), timeout=30)
+        running = self.slow_upload(client, 6, 0.4)
         self.assertTrue(eventually(idle.done, 4), "an upload without data for 4 s goes on")
         self.assert_fails(outcome_of(idle), "DEADLINE_EXCEEDED", "UPLOAD_IDLE")
         stop.set()
@@ -2848,15 +2852,7 @@ class DrainTest(Case):
         stop = threading.Event()
         first = dict(name="still", spec=o.spec_of(FOUR), data=NEW[:4])
         still = [self.idle_upload(client, stop, [first]), self.idle_upload(client, stop, [])]
-
-        def slow():
-            for i in range(5):
-                yield o.buffers.UploadRequest(
-                    name="slow", data=NEW[:4] if i < 4 else b"", spec=o.spec_of(FOUR)
-                )
-                time.sleep(2)
-
-        running = client.b.Upload.future(slow(), timeout=30)
+        running = self.slow_upload(client, 5, 2)
         self.assertTrue(eventually(lambda: client.budget("uploads").used == 3, 5))
         server.signal()
         for call in still:
