@@ -180,8 +180,10 @@ class CudaStream final : public Stream {
   void SetLinger(std::chrono::microseconds linger) override;
 
   Mailbox mailbox();
-  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are received.
+  // Enqueues what makes the mailbox zero again, for an operation that ends before all values are received,
+  // and its ticket alone, behind kernels whose values another stream's mailbox gets.
   void ClearMailbox();
+  void ClearTicket();
   // kTickets counters in device memory, which are zero whenever no kernel of the stream runs: a
   // kernel that counts with one sets it back, so that no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;

@@ -635,6 +635,10 @@ void CudaStream::ClearMailbox() {
   CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, order()));
 }
 
+void CudaStream::ClearTicket() {
+  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kTicketBytes, order()));
+}
+
 void* CudaStream::AllocateZeros(std::size_t bytes) {
   void* memory = device_.WithSpare([&] { return device_.Allocate(bytes); });
   const cudaError_t error = cudaMemsetAsync(memory, 0, bytes, order());

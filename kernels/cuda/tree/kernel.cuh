@@ -140,11 +140,12 @@ __global__ void __launch_bounds__(kTreeLanes, TreeBlocks<C, kPlacement>())
   });
 }
 
-// Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes.
+// Receives all chunks, which blocks of earlier launches have sent: one block of kTreeLanes, which has
+// an SM to itself.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
   constexpr int kPairs = kMailPairs<typename C::Wide>;
-  constexpr int kAtOnce = kPairs == 1 ? 4 : kPairs == 2 ? 2 : 1;
+  constexpr int kAtOnce = kPairs == 1 ? 16 : kPairs == 2 ? 8 : 4;
   __shared__ typename C::Wide received[kTreeLanes];
   received[threadIdx.x] = Receive<C, kAtOnce>(work.mailbox, threadIdx.x, work.tree.chunks);
   FinishReceived<C>(received, work);

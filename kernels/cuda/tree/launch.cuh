@@ -130,31 +130,31 @@ void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperan
   }
 }
 
-// launch_share(work, stream) launches the chunks of a share as LaunchTreeWork does.
+// launch_share(work, stream) launches the chunks of a share as LaunchTreeWork does. All GPUs send to the
+// mailbox of `own`: whoever divided the operand among them has opened their memory to each other.
 template <class C, class LaunchShare>
 void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
                       std::span<const TeamShare> shares, CudaStream& own,
                       const LaunchShare& launch_share) {
-  constexpr int kPairs = kMailPairs<typename C::Wide>;
   const auto work_of = [&](CudaStream& stream, std::int64_t first, std::int64_t end) {
-    return TreeWork{launch.tree, op,  IsMirrored(op), stream.mailbox(), result,
-                    first,       end, kNoTicket};
+    // Tickets are counted where the kernel runs: not all GPUs have atomics in each other's memory.
+    const Mailbox mailbox = {stream.mailbox().ticket, own.mailbox().slots};
+    return TreeWork{launch.tree, op, IsMirrored(op), mailbox, result, first, end, kNoTicket};
   };
   // No value may stay for the work that comes next. What fails here has been told by the failure
   // that is on its way.
   const auto clear = [&] {
-    const auto quietly = [&](const auto& f) {
-      const auto one = [&](Stream& stream) {
-        try {
-          f(Cuda(stream));
-        } catch (const DeviceError&) {
-        }
-      };
-      for (const TeamShare& share : shares) one(*share.stream);
-      one(own);  // which may have no share
+    const auto quietly = [](Stream& stream, const auto& f) {
+      try {
+        f(Cuda(stream));
+      } catch (const DeviceError&) {
+      }
     };
-    quietly([](CudaStream& stream) { stream.Synchronize(); });
-    quietly([](CudaStream& stream) { stream.ClearMailbox(); });
+    for (const TeamShare& share : shares) {
+      quietly(*share.stream, [](CudaStream& stream) { stream.ClearTicket(); });
+      quietly(*share.stream, [](CudaStream& stream) { stream.Synchronize(); });
+    }
+    quietly(own, [](CudaStream& stream) { stream.ClearMailbox(); });
   };
   try {
     bool sent = true;
@@ -167,15 +167,8 @@ void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
     if (!sent) return clear();
     for (const TeamShare& share : shares) {
       if (share.stream == &own) continue;
-      OnDeviceOf(*share.stream, [&] {
-        CudaStream& stream = Cuda(*share.stream);
-        const std::int64_t slots = (share.end - share.first) * kPairs;
-        stream.CopyToPeer(own, MailSlot(own.mailbox(), share.first, kPairs),
-                          MailSlot(stream.mailbox(), share.first, kPairs),
-                          static_cast<std::size_t>(slots) * sizeof(ulonglong2));
-        stream.ClearMailbox();
-      });
       own.WaitFor(*share.stream);
+      OnDeviceOf(*share.stream, [&] { Cuda(*share.stream).ClearTicket(); });
     }
     ReceiveTree<C><<<1, kTreeLanes, 0, Cuda(own).handle()>>>(work_of(own, 0, launch.tree.chunks));
     CUDA_CHECK_LAUNCH(ReceiveTree);
