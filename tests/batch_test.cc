@@ -153,6 +153,45 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
   });
 }
 
+// As slices of an array lie, from its beginning or its end: all of them, and all but one, which begins
+// elsewhere or is shorter.
+TEST_P(BatchTest, TakesSlicesAtOneDistance) {
+  TESSERA_NEED_DEVICE(backend());
+  DispatchDType(dtype(), [&](auto t) {
+    using T = decltype(t);
+    constexpr int kCount = 30;
+    DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
+        y(stream(), NormalVector<T>(kElements, 9), 1);
+    for (const std::int64_t n : {1, 9, 300, 2100}) {
+      for (const std::int64_t apart : {n, n + 1, std::int64_t{0}, -n}) {
+        const T* const first = x.data() + (apart < 0 ? -apart * kCount : 0);
+        for (const int other : {-1, 0, 1, 17, kCount - 1}) {
+          for (const bool shorter : {false, true}) {
+            SCOPED_TRACE(absl::StrCat(n, " elements, ", apart, " apart, but for ", other,
+                                      shorter ? " shorter" : " elsewhere"));
+            std::vector<View> views;
+            std::vector<DotOperands> operands;
+            for (int i = 0; i < kCount; ++i) {
+              const bool differs = i == other;
+              const auto length = differs && shorter ? n - 1 : n;
+              const auto cut = [&](const T* begin) {
+                return WholeView({dtype(), MakeShape({length})},
+                                 begin + (differs && !shorter ? 5 : 0));
+              };
+              views.push_back(cut(first + i * apart));
+              // Each slice with one vector, and with a slice of another array.
+              operands.push_back({views.back(), cut(y.data() + (n % 2 == 0 ? 0 : i * n))});
+            }
+            CheckReduce(ReduceOp::kSum, views);
+            CheckDot(operands);
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST_P(BatchTest, ChecksBeforeItRuns) {
   TESSERA_NEED_DEVICE(backend());
   EXPECT_TRUE(RunDotBatch(stream(), {}, {}).ok());

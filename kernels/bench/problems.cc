@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -249,17 +250,18 @@ RandomProblem Problems::Batch() {
   const std::int64_t n = Extent(kMost), count = Extent(4096);
   RandomProblem out{.operation = "batch", .dtype = "f32"};
   out.shape = absl::StrCat(count, " dots of ", n);
+  // As a program, which has its problems already.
+  const auto problems = std::make_shared<std::vector<DotProblem>>(static_cast<std::size_t>(count));
   out.candidates.push_back(
-      {.name = "batch", .chosen = true, .strategy = true, .launch = [this, n, count] {
+      {.name = "batch", .chosen = true, .strategy = true, .launch = [this, n, count, problems] {
          const auto* a = static_cast<const float*>(Place(rig_, DType::kF32, count * n, 0));
          const auto* b = static_cast<const float*>(Place(rig_, DType::kF32, count * n, 0));
          auto* results = static_cast<Scalar*>(
              rig_.stream().HostScratch(static_cast<std::size_t>(count) * sizeof(Scalar)));
-         std::vector<DotProblem> dots(static_cast<std::size_t>(count));
          for (std::int64_t i = 0; i < count; ++i)
-           dots[static_cast<std::size_t>(i)] = {
+           (*problems)[static_cast<std::size_t>(i)] = {
                .n = n, .a = a + i * n, .b = b + i * n, .result = results + i};
-         LaunchBatch(dots, rig_.stream());
+         LaunchBatch(*problems, rig_.stream());
        }});
 #ifdef TESSERA_WITH_CUDA
   if (HasVendor(rig_)) {

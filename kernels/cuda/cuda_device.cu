@@ -635,9 +635,7 @@ void CudaStream::ClearMailbox() {
   CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kMailboxBytes, order()));
 }
 
-void CudaStream::ClearTicket() {
-  CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kTicketBytes, order()));
-}
+void CudaStream::ClearTicket() { CUDA_CHECK(cudaMemsetAsync(mailbox_, 0, kTicketBytes, order())); }
 
 void* CudaStream::AllocateZeros(std::size_t bytes) {
   void* memory = device_.WithSpare([&] { return device_.Allocate(bytes); });

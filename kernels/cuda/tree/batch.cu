@@ -1,13 +1,17 @@
 // Batches on a GPU: a block a problem, in one launch. A problem is one chunk of the tree of
 // kernels/fixed_tree.h, so that its block folds it as `fixed_tree` does, and no block has to meet
 // another. Where no problem has more than a row of the tree, each has a warp, whose threads take eight
-// lanes each: there are no barriers, and eight times as many problems are under way at once.
+// lanes each: eight times as many problems are under way at once.
 //
-// The table of problems stays in page-locked host memory, from which each block or warp fetches its
-// line, and results go straight to host memory: there is no copy before or after the launch.
+// Problems of one length that lie at one distance from each other, as slices of an array do, are known
+// by the first one and the distance. Others stand in a table in page-locked host memory, whose lines a
+// block fetches at once: those of all its warps, or, where there are more problems than blocks that
+// run at a time, of up to four problems that it folds one after the other. A read over PCIe takes
+// longer than to fold a short problem, and a longer one does not take longer. Results go straight to
+// host memory: there is no copy before or after the launch.
 //
 // Cost of 1000 Dots of 4096 f32: 32 MB read by 1000 blocks, each of which has all of its 32 KiB in
-// flight; 32 KB of table and 24 KB of results over PCIe.
+// flight; 24 KB of results over PCIe, and 32 KB of table where there is one.
 #include "kernels/batch.h"
 
 #include <algorithm>
@@ -27,17 +31,52 @@ struct alignas(sizeof(uint4)) BatchItem {
   Scalar* result;
 };
 
-// An item a block.
+// The problems of a launch: lines of a table, or, where `table` is null, the first one and how many
+// bytes each operand lies behind that of the problem before. Results follow each other then.
+template <class C>
+struct Batch {
+  const BatchItem<C>* table;
+  BatchItem<C> first;
+  std::ptrdiff_t apart[C::kOperands];
+  unsigned count;
+
+  __host__ __device__ BatchItem<C> At(unsigned number) const {
+    BatchItem<C> item = first;
+    for (int o = 0; o < C::kOperands; ++o)
+      item.in.x[o] = reinterpret_cast<const typename C::Element*>(
+          reinterpret_cast<std::uintptr_t>(first.in.x[o]) +
+          static_cast<std::uintptr_t>(apart[o]) * number);
+    item.result += number;
+    return item;
+  }
+};
+
+// Of a table, the block's `count` lines from `first` on, which all its threads fetch together.
+template <class C, unsigned kMost>
+__device__ const BatchItem<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
+  constexpr unsigned kWords = sizeof(BatchItem<C>) / sizeof(uint4);
+  __shared__ uint4 words[kMost * kWords];
+  if (batch.table == nullptr) return nullptr;
+  if (threadIdx.x < count * kWords)
+    words[threadIdx.x] = reinterpret_cast<const uint4*>(batch.table + first)[threadIdx.x];
+  __syncthreads();  // the lines are there
+  return reinterpret_cast<const BatchItem<C>*>(words);
+}
+
+constexpr unsigned kMostEach = 4;  // problems of a block, one after the other
+
+// `each` problems a block.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes, 2)
-    FoldBatch(const BatchItem<C>* items, ReduceOp op, bool mirror) {
-  constexpr int kWords = sizeof(BatchItem<C>) / sizeof(uint4);
-  __shared__ uint4 words[kWords];
-  if (threadIdx.x < kWords)
-    words[threadIdx.x] = reinterpret_cast<const uint4*>(items + blockIdx.x)[threadIdx.x];
-  __syncthreads();  // the item is there
-  const auto& item = reinterpret_cast<const BatchItem<C>&>(words);
-  FoldArray<C>(item.in, item.n, op, mirror, item.result);
+    FoldBatch(const Batch<C> batch, unsigned each, ReduceOp op, bool mirror) {
+  const unsigned first = blockIdx.x * each, count = min(each, batch.count - first);
+  const BatchItem<C>* const lines = FetchLines<C, kMostEach>(batch, first, count);
+#pragma unroll 1
+  for (unsigned i = 0; i < count; ++i) {
+    if (i > 0) __syncthreads();  // the cells of the problem before are read
+    const BatchItem<C> item = lines == nullptr ? batch.At(first + i) : lines[i];
+    FoldArray<C>(item.in, item.n, op, mirror, item.result);
+  }
 }
 
 // One array of up to a row, by all threads of a warp. The first one leaves the result.
@@ -83,37 +122,62 @@ __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, 
 
 constexpr unsigned kWarps = 8;  // of a block
 
-// An item a warp.
+// A problem a warp.
 template <class C>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    FoldRows(const BatchItem<C>* items, unsigned count, ReduceOp op, bool mirror) {
-  constexpr int kWords = sizeof(BatchItem<C>) / sizeof(uint4);
-  __shared__ uint4 words[kWarps][kWords];
-  const unsigned warp = threadIdx.x / kWarpSize, thread = threadIdx.x % kWarpSize;
-  const unsigned number = blockIdx.x * kWarps + warp;
-  if (number >= count) return;
-  if (thread < kWords) words[warp][thread] = reinterpret_cast<const uint4*>(items + number)[thread];
-  __syncwarp();  // the item is there
-  const auto& item = reinterpret_cast<const BatchItem<C>&>(words[warp]);
+    FoldRows(const Batch<C> batch, ReduceOp op, bool mirror) {
+  const unsigned first = blockIdx.x * kWarps, warp = threadIdx.x / kWarpSize;
+  const BatchItem<C>* const lines =
+      FetchLines<C, kWarps>(batch, first, min(kWarps, batch.count - first));
+  if (first + warp >= batch.count) return;
+  const BatchItem<C> item = lines == nullptr ? batch.At(first + warp) : lines[warp];
   FoldRow<C>(item.in, item.n, op, mirror, item.result);
+}
+
+template <class C>
+bool operator==(const BatchItem<C>& one, const BatchItem<C>& other) {
+  return std::ranges::equal(one.in.x, other.in.x) && one.n == other.n && one.result == other.result;
 }
 
 template <class C, class Problem, class OperandsOf>
 void Enqueue(std::span<const Problem> problems, ReduceOp op, const OperandsOf& operands,
              CudaStream& stream) {
-  auto* items =
-      static_cast<BatchItem<C>*>(stream.HostScratch(problems.size() * sizeof(BatchItem<C>)));
-  std::int64_t longest = 0;
-  for (std::size_t i = 0; i < problems.size(); ++i) {
-    items[i] = {operands(problems[i]), problems[i].n, problems[i].result};
-    longest = std::max(longest, problems[i].n);
+  const auto item = [&](std::size_t i) {
+    return BatchItem<C>{operands(problems[i]), problems[i].n, problems[i].result};
+  };
+  Batch<C> batch = {.first = item(0), .count = static_cast<unsigned>(problems.size())};
+  if (batch.count > 1) {
+    const BatchItem<C> second = item(1);
+    for (int o = 0; o < C::kOperands; ++o)
+      batch.apart[o] =
+          static_cast<std::ptrdiff_t>(reinterpret_cast<std::uintptr_t>(second.in.x[o]) -
+                                      reinterpret_cast<std::uintptr_t>(batch.first.in.x[o]));
   }
-  const auto count = static_cast<unsigned>(problems.size());
+  unsigned even = 1;  // so many lie as the first two do
+  while (even < batch.count && item(even) == batch.At(even)) ++even;
+  std::int64_t longest = batch.first.n;
+  if (even < batch.count) {
+    auto* const table =
+        static_cast<BatchItem<C>*>(stream.HostScratch(problems.size() * sizeof(BatchItem<C>)));
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      table[i] = item(i);
+      longest = std::max(longest, table[i].n);
+    }
+    batch.table = table;
+  }
   if (longest <= kTreeRow<typename C::Element>) {
-    FoldRows<C><<<(count + kWarps - 1) / kWarps, kWarps * kWarpSize, 0, stream.handle()>>>(
-        items, count, op, IsMirrored(op));
+    FoldRows<C><<<(batch.count + kWarps - 1) / kWarps, kWarps * kWarpSize, 0, stream.handle()>>>(
+        batch, op, IsMirrored(op));
   } else {
-    FoldBatch<C><<<count, kTreeLanes, 0, stream.handle()>>>(items, op, IsMirrored(op));
+    // Blocks of an SM that there are before any of them takes several problems.
+    constexpr unsigned kBlocksOfSm = 8;
+    const auto multiprocessors = static_cast<unsigned>(stream.device().info().multiprocessors);
+    const unsigned each =
+        batch.table == nullptr
+            ? 1u
+            : std::clamp(batch.count / (kBlocksOfSm * multiprocessors), 1u, kMostEach);
+    FoldBatch<C><<<(batch.count + each - 1) / each, kTreeLanes, 0, stream.handle()>>>(
+        batch, each, op, IsMirrored(op));
   }
   CUDA_CHECK_LAUNCH(FoldBatch);
 }
