@@ -7,12 +7,22 @@
 
 namespace tessera {
 
+void Charge::Add(Charge more) {
+  if (more.budget_ == nullptr) return;
+  if (budget_ == nullptr) {
+    *this = std::move(more);
+    return;
+  }
+  amount_ += more.amount_;
+  more.budget_ = nullptr;
+}
+
 absl::StatusOr<Charge> Charge::Take(Budget& budget, std::uint64_t amount, std::string_view reason,
-                                    std::string_view message) {
+                                    std::string_view message, std::uint64_t held) {
   if (budget.TryTake(amount)) return Charge(budget, amount);
-  const std::uint64_t used = std::min(budget.used(), budget.limit());
+  const std::uint64_t used = std::clamp(budget.used(), held, budget.limit()) - held;
   return MakeError(absl::StatusCode::kResourceExhausted, reason, message,
-                   {{"requested", absl::StrCat(amount)},
+                   {{"requested", absl::StrCat(held + amount)},
                     {"free", absl::StrCat(budget.limit() - used)},
                     {"total", absl::StrCat(budget.limit())}});
 }

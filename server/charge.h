@@ -30,10 +30,13 @@ class Charge {
   }
 
   std::uint64_t amount() const { return budget_ == nullptr ? 0 : amount_; }
+  // REQUIRES: a share of the same budget, if both are of one.
+  void Add(Charge more);
 
-  // RESOURCE_EXHAUSTED / reason {requested, free, total}.
+  // RESOURCE_EXHAUSTED / reason {requested, free, total}. held: what the taker has of the budget
+  // already and goes on to need: part of what is requested, and of what is free for him.
   static absl::StatusOr<Charge> Take(Budget& budget, std::uint64_t amount, std::string_view reason,
-                                     std::string_view message);
+                                     std::string_view message, std::uint64_t held = 0);
 
   // One of the things that the budget counts: RESOURCE_EXHAUSTED / reason {limit}.
   static absl::StatusOr<Charge> TakeOne(Budget& budget, std::string_view reason,

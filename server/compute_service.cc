@@ -240,7 +240,7 @@ void ComputeService::Serve(CallQueues& queues) {
         auto call = std::make_unique<ExecuteCall>(core_, exchange);
         ExecuteCall& started = *call;
         exchange.Serve(std::move(call));
-        started.Start(exchange.request());
+        started.Start();
       });
   AcceptUnary<v1::ListStrategiesRequest, v1::ListStrategiesResponse>(
       queues, *this, &ComputeService::RequestListStrategies, AdmitTo(core_, "ListStrategies"),

@@ -229,9 +229,11 @@ absl::Status Core::CheckHeader(std::size_t bytes) const {
       {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMostHeader)}});
 }
 
-absl::StatusOr<Charge> Core::TakeRequest(std::uint64_t bytes) {
-  return Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED",
-                      "the messages that the server works on take all memory it has for them");
+absl::StatusOr<Charge> Core::TakeHostMemory(std::uint64_t bytes, std::string_view message,
+                                            std::uint64_t held) {
+  if (bytes > host_memory_.limit() - held)
+    message = "the call needs more memory for its messages than the server has for those of all";
+  return Charge::Take(host_memory_, bytes, "HOST_MEMORY_EXHAUSTED", message, held);
 }
 
 absl::StatusOr<Core::Accepted> Core::Accept(Tenant& tenant) {
@@ -266,8 +268,7 @@ absl::StatusOr<Core::TransferPlace> Core::TakeTransfer(StreamKind kind, Tenant& 
   absl::StatusOr<StreamPlace> stream = TakeStream(kind, tenant);
   if (!stream.ok()) return stream.status();
   absl::StatusOr<Charge> messages =
-      Charge::Take(host_memory_, memory, "HOST_MEMORY_EXHAUSTED",
-                   "there is no memory for another stream of messages");
+      TakeHostMemory(memory, "there is no memory for another stream of messages");
   if (!messages.ok()) return messages.status();
   return TransferPlace{*std::move(call), *std::move(stream), *std::move(messages)};
 }

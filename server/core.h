@@ -138,8 +138,11 @@ class Core {
   // The same for what a message of a transfer holds in memory beside data.
   static constexpr std::size_t kMostHeader = std::size_t{64} << 10;
   absl::Status CheckHeader(std::size_t bytes) const;
-  // Host memory for a request of so many bytes. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
-  absl::StatusOr<Charge> TakeRequest(std::uint64_t bytes);
+  // Host memory for messages of a call, which goes on to need what it holds already.
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total}. message: what is wrong where
+  // others hold the rest.
+  absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
+                                        std::uint64_t held = 0);
   // What a unary call holds from its acceptance to its end.
   struct Accepted {
     Admission::Ticket ticket;

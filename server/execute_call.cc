@@ -99,24 +99,18 @@ absl::Status CheckParts(const Parts& parts) {
 
 }  // namespace
 
-void ExecuteCall::Start(const grpc::ByteBuffer& request) {
-  request_ = request;
-  DeviceCall::Start();
-}
-
 absl::StatusOr<Device*> ExecuteCall::Prepare() {
-  if (absl::Status status = CheckParts(CountParts(request_)); !status.ok()) return status;
-  const std::optional<std::size_t> bytes = MessageLayout::Of<v1::ExecuteRequest>().Bound(request_);
+  grpc::ByteBuffer& message = exchange_.request();
+  if (absl::Status status = CheckParts(CountParts(message)); !status.ok()) return status;
+  const std::optional<std::size_t> bytes = MessageLayout::Of<v1::ExecuteRequest>().Bound(message);
   if (bytes.has_value()) {
-    absl::StatusOr<Charge> memory = core().TakeRequest(*bytes);
-    if (!memory.ok()) return memory.status();
-    memory_ = *std::move(memory);
+    if (absl::Status status = ChargeRequest(core(), exchange_, *bytes); !status.ok()) return status;
   }
   arena_.emplace();
   auto* request = google::protobuf::Arena::CreateMessage<v1::ExecuteRequest>(&*arena_);
-  grpc::ProtoBufferReader reader(&request_);
+  grpc::ProtoBufferReader reader(&message);
   const bool parsed = bytes.has_value() && request->ParseFromZeroCopyStream(&reader);
-  request_.Clear();
+  message.Clear();
   if (!parsed) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
                      "the message is no valid ExecuteRequest", {{"field", "message"}});
@@ -156,7 +150,6 @@ absl::Status ExecuteCall::RunOn(Stream& stream) {
 void ExecuteCall::Release() {
   program_.reset();
   arena_.reset();
-  memory_ = Charge();
 }
 
 }  // namespace tessera

@@ -13,11 +13,12 @@ namespace tessera {
 // Reads its message and writes its answer as bytes, in an arena: a step costs no allocation.
 class ExecuteCall final : public DeviceCall {
  public:
-  ExecuteCall(Core& core, UnaryExchangeOf<grpc::ByteBuffer, grpc::ByteBuffer>& exchange)
-      : DeviceCall(core, "Execute", exchange), response_(exchange.response()) {}
+  using Exchange = UnaryExchangeOf<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-  // Like DeviceCall::Start.
-  void Start(const grpc::ByteBuffer& request);
+  ExecuteCall(Core& core, Exchange& exchange)
+      : DeviceCall(core, "Execute", exchange),
+        exchange_(exchange),
+        response_(exchange.response()) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override;
@@ -25,10 +26,9 @@ class ExecuteCall final : public DeviceCall {
   absl::Status RunOn(Stream& stream) override;
   void Release() override;
 
-  grpc::ByteBuffer request_;
+  Exchange& exchange_;
   grpc::ByteBuffer& response_;
   std::optional<google::protobuf::Arena> arena_;
-  Charge memory_;  // of the request, once it is parsed
   std::optional<ProgramRun> program_;
 };
 

@@ -140,9 +140,8 @@ class ImportCall final : public UnaryCall {
   }
 
   absl::Status Import() {
-    absl::StatusOr<Charge> memory =
-        Charge::Take(core().host_memory(), kMessageBytes, "HOST_MEMORY_EXHAUSTED",
-                     "there is no memory for an import beside the messages of other calls");
+    absl::StatusOr<Charge> memory = core().TakeHostMemory(
+        kMessageBytes, "there is no memory for an import beside the messages of other calls");
     if (!memory.ok()) return memory.status();
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
         importer_.sources_.Connect(request_.source());

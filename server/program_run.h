@@ -50,9 +50,9 @@ class ProgramRun {
   // Checks every step, takes all memory, then runs what can run, and synchronises the stream.
   absl::Status Run(Stream& stream);
 
-  // Host memory that the program takes beside its request, in bytes: now, and with its answer.
+  // Host memory that the program takes beside its request, in bytes, and beside both its answer.
   std::uint64_t memory() const { return steps_.size() * sizeof(Step); }
-  std::uint64_t answer_memory() const { return 3 * inline_bytes_ + steps_.size() * sizeof(Step); }
+  std::uint64_t answer_memory() const { return 3 * inline_bytes_; }
 
   // Gives buffers their names, and fills in everything.
   absl::Status Answer(Stream& stream, v1::ExecuteResponse& response);

@@ -17,11 +17,20 @@ absl::Status UnaryCall::Accept() {
 }
 
 absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
-  absl::StatusOr<Charge> memory =
-      Charge::Take(core_.host_memory(), bytes, "HOST_MEMORY_EXHAUSTED",
-                   "there is no memory for the answer beside the messages of other calls");
+  absl::StatusOr<Charge> memory = core_.TakeHostMemory(
+      bytes, "there is no memory for the answer beside the messages of other calls",
+      exchange_.memory().amount() + answer_memory_.amount());
   if (!memory.ok()) return memory.status();
-  answer_memory_ = *std::move(memory);
+  answer_memory_.Add(*std::move(memory));
+  return absl::OkStatus();
+}
+
+absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes) {
+  exchange.set_memory(Charge());
+  absl::StatusOr<Charge> memory = core.TakeHostMemory(
+      bytes, "the messages that the server works on take all memory it has for them");
+  if (!memory.ok()) return memory.status();
+  exchange.set_memory(*std::move(memory));
   return absl::OkStatus();
 }
 
@@ -59,10 +68,7 @@ UnaryExchange::Admit AdmitTo(Core& core, std::string_view method) {
     if (!bytes.has_value()) return NoMessage();
     const absl::Status status = Guarded([&]() -> absl::Status {
       if (absl::Status checked = core.CheckSize(size); !checked.ok()) return checked;
-      absl::StatusOr<Charge> memory = core.TakeRequest(*bytes);
-      if (!memory.ok()) return memory.status();
-      exchange.set_memory(*std::move(memory));
-      return absl::OkStatus();
+      return ChargeRequest(core, exchange, *bytes);
     });
     if (status.ok()) return grpc::Status::OK;
     const Tenant& tenant = *caller->tenant;

@@ -28,8 +28,8 @@ class UnaryCall {
   const Caller& caller() const { return exchange_.caller(); }
   // The errors of Core::Accept.
   absl::Status Accept();
-  // Host memory for an answer, and for what leads to it, of so many bytes in all: RESOURCE_EXHAUSTED
-  // / HOST_MEMORY_EXHAUSTED.
+  // Host memory for so many bytes of an answer, and of what leads to it, beside those that it has
+  // been called for before. RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
   absl::Status ChargeAnswer(std::size_t bytes);
   // Fills the answer by body(), which gives its Status, and charges it as a message of many parts,
   // whose objects take more than their encoding. What there is no memory for is freed at once.
@@ -94,6 +94,10 @@ class UnaryCall {
   Core::Accepted accepted_;
   Charge answer_memory_;
 };
+
+// Host memory for a request of so many bytes, in place of what the exchange has for it:
+// RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED.
+absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes);
 
 // Admits to a method those who have the role for it, with requests that may be so large and for which
 // there is host memory, and logs and counts the others.

@@ -49,8 +49,9 @@ class UnaryExchange {
   virtual std::size_t message_size() const = 0;
   // What it takes at most once it is parsed; none: it is not valid.
   virtual std::optional<std::size_t> MemoryBound() const = 0;
-  // That of the request, until the exchange ends.
+  // That of the request, until it is answered.
   void set_memory(Charge memory) { memory_ = std::move(memory); }
+  const Charge& memory() const { return memory_; }
   // With the response in place. Once, on any thread; the exchange may be gone on return, and its
   // messages are.
   virtual void Finish(const grpc::Status& status) = 0;
@@ -148,7 +149,7 @@ class UnaryExchangeOf final : public UnaryExchange {
  public:
   using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
 
-  const Request& request() const { return messages_->request; }
+  Request& request() { return messages_->request; }
   Response& response() { return messages_->response; }
 
   std::size_t message_size() const override { return bytes_.Length(); }
@@ -159,6 +160,7 @@ class UnaryExchangeOf final : public UnaryExchange {
   void Finish(const grpc::Status& status) override {
     if (status.ok()) messages_->Serialize(bytes_);
     messages_.reset();  // the client may be slow to take the answer
+    set_memory(Charge());
     AwaitClient();
     if (status.ok()) {
       writer_.Finish(bytes_, status, &sent_);

@@ -166,8 +166,7 @@ void UploadCall::ReadAhead() {
   const Budget& memory = core_.host_memory();
   if (memory.free() < memory.limit() / 2) return;
   if (ahead_.amount() == 0) {
-    absl::StatusOr<Charge> ahead =
-        Charge::Take(core_.host_memory(), core_.options().max_message, "HOST_MEMORY_EXHAUSTED", "");
+    absl::StatusOr<Charge> ahead = core_.TakeHostMemory(core_.options().max_message, "");
     if (!ahead.ok()) return;
     ahead_ = *std::move(ahead);
   }

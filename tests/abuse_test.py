@@ -519,6 +519,56 @@ class WorkTest(Case):
             f"host_memory used: {client.budget('host_memory').used}",
         )
 
+    def test_the_bytes_of_a_program_count_until_it_is_parsed(self):
+        self.needs_cpu()
+        client = self.start(*PATIENT, "--workers", "1").client()
+        client.put("s", ONE)
+        self.hold_worker(client)
+        before = client.budget("host_memory").used
+        x = inline(np.ones(3 * o.MI // 4, np.float32))
+        step = o.compute.Step(reduce=dict(x=x, op="REDUCE_OP_SUM"))
+        call = client.future("Execute", steps=[step])
+        self.assertTrue(eventually(lambda: client.device().waiting == 1, 5), "it does not wait")
+        held = client.budget("host_memory").used - before
+        self.assertTrue(3 * o.MI < held < 4 * o.MI, f"3 MiB count as {held / o.MI:.1f} MiB")
+        call.cancel()
+        self.assertTrue(eventually(lambda: client.budget("host_memory").used <= before, 5))
+
+    def test_what_host_memory_cannot_hold_is_refused_for_good(self):
+        total = 16 * o.MI
+        client = self.start("--host-memory", str(total)).client()
+        wide = inline(ONE, view([3 * o.MI // 4], [0]))
+        add = o.compute.AddRequest(a=wide, b=wide)  # 3 MiB of a result
+        program = o.compute.ExecuteRequest(steps=[o.compute.Step(add=add)])
+
+        def attempt(rpc, message, groups):
+            """With so many fields that no message has, each of which takes dozens of bytes in memory."""
+            message = message.SerializeToString() + b"\x7b\x7c" * groups
+            call = client.channel.unary_unary("/tessera.v1.ComputeService/" + rpc)
+            return outcome_of(lambda: call(message, timeout=20))
+
+        def assert_is_refused(outcome):
+            self.assert_fails(
+                outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "free", total=total
+            )
+            requested = int(outcome.metadata["requested"])
+            self.assertGreater(requested, total, outcome)
+            self.assertIn("than the server has", outcome.text)
+            self.assertIn(f"requested: {requested}, total: {total}", outcome.text)
+            self.assertIsNone(outcome.retry_s, outcome)
+            return requested
+
+        for rpc, message in (("Add", add), ("Execute", program)):
+            with self.subTest(rpc=rpc):
+                many = 1 << 19
+                size = assert_is_refused(attempt(rpc, message, many)) / many
+                # The request alone finds room, and its answer none beside it.
+                requested = assert_is_refused(attempt(rpc, message, int((total - 2 * o.MI) / size)))
+                self.assertLess(requested, total + 12 * o.MI)
+                # With half of that both do.
+                self.assert_ok(attempt(rpc, message, int(6 * o.MI / size)))
+        self.assertTrue(eventually(lambda: client.budget("host_memory").used == 0, 5))
+
     def test_results_of_callers_who_gave_up_leave_nothing(self):
         self.needs_cpu()
         client = self.start(*PATIENT).client()
@@ -2514,18 +2564,33 @@ class SocketTest(Case):
         )
         self.assert_serves(client)
 
+    def test_requests_are_let_go_of_when_they_are_answered(self):
+        server = self.start()
+        client = server.client()
+        x = inline(np.ones(12000, np.float32))
+        reduce = o.compute.ReduceRequest(x=x, op=o.compute.REDUCE_OP_SUM)
+        step = o.compute.Step(reduce=reduce)
+        for method, request in (
+            ("Reduce", reduce),
+            ("Execute", o.compute.ExecuteRequest(steps=[step])),
+        ):
+            raw = o.RawConnection(server, window=0)
+            self.addCleanup(raw.close)
+            raw.call("/tessera.v1.ComputeService/" + method, request)
+            self.assertIsNotNone(raw.find_frame(o.HEADERS, 5), "no answer comes")
+            held = client.budget("host_memory").used
+            self.assertLess(held, 10_000, f"bytes stay charged behind {method}")
+
     def test_small_answers_that_cannot_leave(self):
-        # What a request took is held as long as gRPC holds it, and no longer than --download-timeout.
+        # What an answer takes is held as long as gRPC holds it, and no longer than --download-timeout.
         server = self.start("--download-timeout", "1s")
         client = server.client()
-        request = o.compute.ReduceRequest(
-            x=inline(np.ones(12000, np.float32)), op=o.compute.REDUCE_OP_SUM
-        )
+        wide = inline(ONE, view([12000], [0]))
         raw = o.RawConnection(server, window=0)
         self.addCleanup(raw.close)
-        raw.call("/tessera.v1.ComputeService/Reduce", request)
+        raw.call("/tessera.v1.ComputeService/Add", o.compute.AddRequest(a=wide, b=wide))
         held = lambda: client.budget("host_memory").used
-        self.assertTrue(eventually(lambda: held() >= 48000, 1), "the request was not charged")
+        self.assertTrue(eventually(lambda: held() >= 48000, 1), "the answer was not charged")
         self.assertIsNotNone(raw.find_frame(o.RST_STREAM, 5), "nothing ends the call")
         self.assertTrue(eventually(lambda: held() < 1000, 5), f"{held()} bytes stay charged")
         self.assert_serves(client)
