@@ -14,6 +14,9 @@
 namespace tessera {
 namespace {
 
+// For how long a client may let a server wait that stops. A message of 4 MiB takes 3 s at 10 Mbit/s.
+constexpr absl::Duration kDrainPause = absl::Seconds(5);
+
 // Enough for two downloads.
 constexpr std::size_t kLeastSlots = 6;
 
@@ -271,6 +274,23 @@ absl::StatusOr<Core::TransferPlace> Core::TakeTransfer(StreamKind kind, Tenant& 
       TakeHostMemory(memory, "there is no memory for another stream of messages");
   if (!messages.ok()) return messages.status();
   return TransferPlace{*std::move(call), *std::move(stream), *std::move(messages)};
+}
+
+absl::Duration Core::Patience(absl::Duration limit) const {
+  return admission_.closed() ? std::min(limit, kDrainPause) : limit;
+}
+
+absl::Status Core::CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
+                              std::string_view message) const {
+  const absl::Duration patience = Patience(limit);
+  if (pause <= patience) return absl::OkStatus();
+  const std::string figure = absl::FormatDuration(patience);
+  if (admission_.closed()) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                     "the server is stopping, and waits no longer for a stream that stands still",
+                     {{"limit", figure}});
+  }
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason, message, {{"limit", figure}});
 }
 
 std::map<std::string_view, Core::Usage> Core::Budgets() const {

@@ -151,6 +151,14 @@ class Core {
   // UNAVAILABLE / DRAINING; the errors of Tenant::BeginCall.
   absl::StatusOr<Accepted> Accept(Tenant& tenant);
 
+  // For how long the server waits for a client: limit, which an option says, or less while it
+  // stops.
+  absl::Duration Patience(absl::Duration limit) const;
+  // Of a stream on which nothing has moved for longer than that: DEADLINE_EXCEEDED / reason {limit}, or
+  // UNAVAILABLE / DRAINING {limit}.
+  absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
+                          std::string_view message) const;
+
   // For how long the device has kept whoever waits longest for it: an operation or a transfer, its
   // worker, or the probe. Zero once it is lost.
   absl::Duration LongestWait(const Device& device) const;

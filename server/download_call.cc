@@ -111,8 +111,10 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     const std::lock_guard lock(mutex_);
     // Without a write and a fetch it waits for gRPC to let go of a slot.
     const bool waits = !over_ && (writing_ || !fetching_);
-    if (!waits || given_up_ || now - moved_ <= core_.options().download_timeout) return;
-    given_up_ = true;
+    if (!waits || !given_up_.ok()) return;
+    given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
+                                 "nothing was read for longer than the server waits");
+    if (given_up_.ok()) return;
   }
   context().TryCancel();
 }
@@ -245,14 +247,9 @@ void DownloadCall::Break() {
     const std::lock_guard lock(mutex_);
     if (over_) return;
     broken_ = done_ = true;
-    if (status_.ok() && given_up_) {
-      const absl::Duration limit = core_.options().download_timeout;
-      status_ = MakeError(StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
-                          "nothing was read for longer than the server waits",
-                          {{"limit", absl::FormatDuration(limit)}});
-    } else if (status_.ok()) {
+    if (status_.ok()) status_ = given_up_;
+    if (status_.ok())
       status_ = MakeError(StatusCode::kCancelled, "CANCELLED", "the client broke the download off");
-    }
     dropped.swap(fetched_);
     fetching = fetching_;
   }

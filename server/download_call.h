@@ -118,11 +118,11 @@ class DownloadCall final : public StreamCall,
   bool writing_ = false;   // by gRPC
   bool done_ = false;      // nothing is left to fetch
   bool broken_ = false;    // the client takes no more
-  bool given_up_ = false;  // for not having taken any for too long
   bool over_ = false;
   int slots_ = 0;                          // in use
   absl::Time moved_ = SteadyNow();         // when a write last began or ended
   absl::Status status_;                    // what the call ends with
+  absl::Status given_up_;                  // for not having taken any for too long
   std::vector<grpc::ByteBuffer> fetched_;  // in order
 };
 

@@ -401,7 +401,7 @@ void Server::Tend() {
     core_->chores().Release(core_->tenants().Sweep(now));
     buffer_service_.EndIdleStreams(now);
     if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
-    core_->answers().CancelUnread(now, core_->options().download_timeout);
+    core_->answers().CancelUnread(now, core_->Patience(core_->options().download_timeout));
     LogDroppedLines();
     if (now >= next_reload) {
       next_reload = now + kReloadInterval;

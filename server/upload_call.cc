@@ -20,10 +20,6 @@ using absl::StatusCode;
 // is known to have arrived.
 constexpr int kMessagesARun = 16;
 
-// For how long a stream may stand still that the server waits for before it stops. A message of 4 MiB
-// takes 3 s at 10 Mbit/s.
-constexpr absl::Duration kDrainPause = absl::Seconds(5);
-
 }  // namespace
 
 void UploadCall::Begin() {
@@ -73,27 +69,24 @@ void UploadCall::EndIfIdle(absl::Time now) {
   {
     const std::lock_guard lock(mutex_);
     if (busy_) return;
-    const absl::Duration idle = now - idle_since_, limit = core_.options().upload_timeout;
-    if (core_.admission().closed() && idle > std::min(limit, kDrainPause)) {
-      status =
-          MakeError(StatusCode::kUnavailable, "DRAINING",
-                    "the server is stopping, and waits no longer for an upload that stands still",
-                    {{"limit", absl::FormatDuration(std::min(limit, kDrainPause))}});
-    } else if (idle > limit) {
-      status = MakeError(StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
-                         "no message has come for longer than the server waits",
-                         {{"limit", absl::FormatDuration(limit)}});
-    } else if (draft_ != nullptr) {
-      status = tenant_.store().CheckOpen(*draft_);
-    }
+    status = CheckPause(now);
+    if (status.ok() && draft_ != nullptr) status = tenant_.store().CheckOpen(*draft_);
     if (status.ok()) return;
     busy_ = true;
   }
   End(status);
 }
 
+absl::Status UploadCall::CheckPause(absl::Time now) const {
+  return core_.CheckPause(now - moved_, core_.options().upload_timeout, "UPLOAD_IDLE",
+                          "no data has come for longer than the server waits");
+}
+
 void UploadCall::PassOn() {
   message_.Clear();
+  // Here as well: of a client that sends messages without data one after the other, there may
+  // always be one in hand.
+  if (const absl::Status status = CheckPause(SteadyNow()); !status.ok()) return End(status);
   bool read = false;
   {
     const std::lock_guard lock(mutex_);
@@ -106,7 +99,6 @@ void UploadCall::PassOn() {
     if (next_ == Next::kReading) {
       // What is read counts as the message that was in hand.
       ahead_ = Charge();
-      idle_since_ = SteadyNow();
       busy_ = false;
       return;
     }
@@ -207,6 +199,7 @@ absl::Status UploadCall::Open() {
   }
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
+  moved_ = SteadyNow();
   return absl::OkStatus();
 }
 
@@ -215,6 +208,7 @@ void UploadCall::Run(Stream& stream) {
   const Executor& transfers = core_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;
+  moved_ += begin - submitted_;  // it was not the client who let it wait
   arrived_ = 0;
   absl::Status status;
   for (int message = 1;; ++message) {
@@ -226,7 +220,9 @@ void UploadCall::Run(Stream& stream) {
   }
   const absl::Status ended = EndWrite(stream);
   if (status.ok()) status = ended;
-  const absl::Duration copy = SteadyNow() - begin;
+  const absl::Time end = SteadyNow();
+  if (arrived_ > 0) moved_ = end;
+  const absl::Duration copy = end - begin;
   copies_ += copy;
   core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_, copy);
   if (status.ok()) {

@@ -53,6 +53,9 @@ class UploadCall final : public StreamCall, private Task {
 
   // The functions from here on are for the one who has the turn.
 
+  // The errors of Core::CheckPause.
+  absl::Status CheckPause(absl::Time now) const;
+
   // Is done with the message in hand: goes on with the next one if it is here, else gives the turn
   // back.
   void PassOn();
@@ -111,7 +114,9 @@ class UploadCall final : public StreamCall, private Task {
   // Whether someone has the turn; from its end on the call has it for ever.
   bool busy_ = true;
   Next next_ = Next::kNone;
-  absl::Time idle_since_;  // while nobody has the turn
+  // When data last came, or since when it might: later by what the server then let messages wait. It
+  // belongs to the one who has the turn, and needs the mutex while nobody has.
+  absl::Time moved_ = SteadyNow();
 
   // These belong to the one who has the turn; bytes_ to gRPC while it reads.
   grpc::ByteBuffer bytes_;

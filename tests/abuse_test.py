@@ -171,14 +171,23 @@ class Case(unittest.TestCase):
 
         return client.b.Upload.future(requests(), timeout=timeout)
 
-    def slow_upload(self, client, messages, pause):
-        """An upload of FOUR elements, one a message and then none, with a pause behind each."""
+    def empty_upload(self, client, stop, name, pause):
+        """An upload with data in its first message, and with none in those that follow until stop is set."""
 
         def requests():
-            for i in range(messages):
-                yield o.buffers.UploadRequest(
-                    name="slow", data=NEW[:4] if i < 4 else b"", spec=o.spec_of(FOUR)
-                )
+            yield o.buffers.UploadRequest(name=name, data=NEW[:4], spec=o.spec_of(FOUR))
+            while not stop.wait(pause):
+                yield o.buffers.UploadRequest()
+
+        return client.b.Upload.future(requests(), timeout=60)
+
+    def slow_upload(self, client, messages, pause):
+        """An upload with one element a message, and a pause behind each."""
+        spec = o.spec_of(np.zeros(messages, np.float32))
+
+        def requests():
+            for _ in range(messages):
+                yield o.buffers.UploadRequest(name="slow", data=NEW[:4], spec=spec)
                 time.sleep(pause)
 
         return client.b.Upload.future(requests(), timeout=30)
@@ -1645,10 +1654,18 @@ class StreamTest(Case):
     def test_idle_uploads_end_and_slow_ones_do_not(self):
         client = self.start("--upload-timeout", "1s").client()
         stop = threading.Event()
-        idle = self.idle_upload(client, stop, [dict(name="idle", spec=o.spec_of(FOUR), data=NEW)])
+        self.addCleanup(stop.set)
+        idle = {
+            "nothing": self.idle_upload(
+                client, stop, [dict(name="idle", spec=o.spec_of(FOUR), data=NEW)]
+            ),
+            "now and then an empty message": self.empty_upload(client, stop, "drip", 0.2),
+            "empty messages all the time": self.empty_upload(client, stop, "flood", 0),
+        }
         running = self.slow_upload(client, 6, 0.4)
-        self.assertTrue(eventually(idle.done, 4), "an upload without data for 4 s goes on")
-        self.assert_fails(outcome_of(idle), "DEADLINE_EXCEEDED", "UPLOAD_IDLE")
+        for sends, call in idle.items():
+            self.assertTrue(eventually(call.done, 4 * o.Program.patience()), f"it sends {sends}")
+            self.assert_fails(outcome_of(call), "DEADLINE_EXCEEDED", "UPLOAD_IDLE", limit="1s")
         stop.set()
         self.assert_ok(outcome_of(running))
         self.assertEqual(client.names(), ["slow"])
@@ -1700,12 +1717,34 @@ class StreamTest(Case):
         self.assertEqual(read, data)
 
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
-        server = self.start("--download-timeout", "1s", "--drain-timeout", "20s")
-        calls = self.unread_downloads(server.client())
-        started = time.monotonic()
-        code = server.stop(timeout=10)
-        self.assertEqual(code, 0, f"exit code after {time.monotonic() - started:.1f} s")
-        del calls
+        """Of a download, or of an answer."""
+        # The shorter of --download-timeout and what a stream may stand still for in a drain.
+        for timeout, at_least in (("1s", 0), ("60s", 3)):
+            with self.subTest(timeout=timeout):
+                server = self.start("--download-timeout", timeout, "--drain-timeout", "40s")
+                calls = self.unread_downloads(server.client())
+                raw = o.RawConnection(server, window=0)
+                self.addCleanup(raw.close)
+                raw.call("/tessera.v1.ComputeService/GetServerInfo", o.compute.GetServerInfoRequest())
+                self.assertIsNotNone(raw.find_frame(o.HEADERS, 5), "no answer comes")
+                started = time.monotonic()
+                code = server.stop(timeout=15 * o.Program.patience())
+                took = time.monotonic() - started
+                self.assertEqual(code, 0, f"exit code after {took:.1f} s")
+                self.assertGreater(took, at_least)
+                for call in calls:
+                    self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
+
+    def test_a_drain_waits_for_readers_who_read_slowly(self):
+        server = self.start("--drain-timeout", "60s")
+        call = self.unread_downloads(server.client(), count=1)[0]
+        server.signal()
+        size = o.MI
+        for message in call:
+            size += len(message.data)
+            time.sleep(0.3)
+        self.assertEqual(size, 32 << 20)
+        self.assertEqual(server.wait(10), 0, "exit code")
 
     def test_downloads_are_counted(self):
         client = self.start("--max-downloads", "3", "--download-timeout", "60s").client()
@@ -2916,13 +2955,19 @@ class DrainTest(Case):
         client = server.client()
         stop = threading.Event()
         first = dict(name="still", spec=o.spec_of(FOUR), data=NEW[:4])
-        still = [self.idle_upload(client, stop, [first]), self.idle_upload(client, stop, [])]
+        self.addCleanup(stop.set)
+        still = {
+            "nothing after its first message": self.idle_upload(client, stop, [first]),
+            "nothing": self.idle_upload(client, stop, []),
+            "now and then an empty message": self.empty_upload(client, stop, "drip", 0.5),
+            "empty messages all the time": self.empty_upload(client, stop, "flood", 0),
+        }
         running = self.slow_upload(client, 5, 2)
-        self.assertTrue(eventually(lambda: client.budget("uploads").used == 3, 5))
+        self.assertTrue(eventually(lambda: client.budget("uploads").used == 5, 5))
         server.signal()
-        for call in still:
-            self.assertTrue(eventually(call.done, 8 * o.Program.patience()), "a drain waits for it")
-            self.assert_fails(outcome_of(call), "UNAVAILABLE", "DRAINING")
+        for sends, call in still.items():
+            self.assertTrue(eventually(call.done, 8 * o.Program.patience()), f"it sends {sends}")
+            self.assert_fails(outcome_of(call), "UNAVAILABLE", "DRAINING", limit="5s")
         self.assertFalse(running.done(), "the upload that goes on has ended too early")
         self.assert_ok(outcome_of(running))
         stop.set()

@@ -351,6 +351,55 @@ TEST_F(ThreeTransferWorkers, CopyAtOnce) {
   }
 }
 
+Options WithLittlePatience() {
+  Options options = WithTransferWorkers(1);
+  options.upload_timeout = absl::Milliseconds(800);
+  return options;
+}
+
+class LittlePatience : public TransferTest {
+ protected:
+  LittlePatience() : TransferTest(WithLittlePatience()) {}
+};
+
+// Memory takes longer to find than a client may pause for, and then the worker is busy for longer.
+TEST_F(LittlePatience, IsNotForTheServersOwnTime) {
+  constexpr absl::Duration kLong = absl::Milliseconds(1200);
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  auto writer = server_.buffers().Upload(&context, &response);
+  device_.Close(Step::kAllocate);
+  EXPECT_TRUE(writer->Write(First("a", 1)));
+  device_.WaitForBlocked(1);
+  absl::SleepFor(kLong);
+  device_.Close(Step::kCopyToDevice);
+  std::thread other([&] { EXPECT_TRUE(Upload({First("b", 1, "abcd")}).ok()); });
+  EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToDevice) == 1; }));
+  EXPECT_TRUE(writer->Write(v1::UploadRequest()));
+  absl::SleepFor(kLong);
+  device_.Open();
+  other.join();
+  EXPECT_TRUE(writer->Write(More("efgh")));
+  EXPECT_TRUE(writer->WritesDone());
+  const grpc::Status status = writer->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+// Although there is always one of them in hand.
+TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  auto writer = server_.buffers().Upload(&context, &response);
+  EXPECT_TRUE(writer->Write(First("a", 2, "abcd")));
+  const absl::Time begin = absl::Now();
+  const v1::UploadRequest empty;
+  while (writer->Write(empty, grpc::WriteOptions().set_buffer_hint()) &&
+         absl::Now() - begin < absl::Seconds(10)) {
+  }
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  ExpectError(writer->Finish(), StatusCode::DEADLINE_EXCEEDED, "UPLOAD_IDLE", {{"limit", "800ms"}});
+}
+
 Options WithLittleHostMemory() {
   Options options = TestOptions();
   options.max_message = 900 << 10;
