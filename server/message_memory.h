@@ -46,7 +46,8 @@ class MessageLayout {
   std::vector<Field> fields_;  // by number
 };
 
-// Up to so many bytes a message is not worth a look: what it takes is little.
-inline constexpr std::size_t kSmallMessage = 1024;
+// Up to so many bytes a message is not worth a look, which takes 0.1 to 0.2 us: fifty times as much
+// is less than what gRPC takes for a call.
+inline constexpr std::size_t kSmallMessage = 256;
 
 }  // namespace tessera

@@ -543,6 +543,21 @@ class WorkTest(Case):
         call.cancel()
         self.assertTrue(eventually(lambda: client.budget("host_memory").used <= before, 5))
 
+    def test_a_small_request_of_many_parts_counts_as_what_it_takes(self):
+        self.needs_cpu()
+        client = self.start(*PATIENT, "--workers", "1").client()
+        client.put("s", ONE)
+        self.hold_worker(client)
+        before = client.budget("host_memory").used
+        s = resident("s")
+        dot = o.compute.DotRequest(a=s, b=s).SerializeToString()
+        groups = b"\x7b\x7c" * 150  # of a field that no message has
+        call = client.channel.unary_unary("/tessera.v1.ComputeService/Dot").future(dot + groups)
+        self.addCleanup(call.cancel)
+        self.assertTrue(eventually(lambda: client.device().waiting == 1, 5), "it does not wait")
+        held = client.budget("host_memory").used - before
+        self.assertGreater(held, 150 * 50, f"{len(dot + groups)} bytes")
+
     def test_what_host_memory_cannot_hold_is_refused_for_good(self):
         total = 16 * o.MI
         client = self.start("--host-memory", str(total)).client()
