@@ -98,7 +98,7 @@ class ImportCall final : public UnaryCall {
     bool idle = false;
     {
       const std::lock_guard lock(mutex_);
-      idle = context_ != nullptr && now - moved_ > core().options().upload_timeout;
+      idle = context_ != nullptr && now - moved_ > core().Patience(core().options().upload_timeout);
     }
     if (idle) Stop(Why::kStalled);
   }
@@ -288,9 +288,15 @@ class ImportCall final : public UnaryCall {
     const std::lock_guard lock(mutex_);
     if (stopped_ == Why::kNot) return absl::OkStatus();
     if (stopped_ == Why::kCancelled) return CallerLeft();
-    const std::string limit = absl::FormatDuration(core().options().upload_timeout);
-    return MakeError(StatusCode::kDeadlineExceeded, "SOURCE_STALLED",
-                     absl::StrCat("nothing has come from ", request_.source(), " for ", limit),
+    const std::string limit =
+        absl::FormatDuration(core().Patience(core().options().upload_timeout));
+    const std::string what =
+        absl::StrCat("nothing has come from ", request_.source(), " for ", limit);
+    if (core().admission().closed()) {
+      return MakeError(StatusCode::kUnavailable, "DRAINING",
+                       absl::StrCat(what, ", and the server is stopping"), {{"limit", limit}});
+    }
+    return MakeError(StatusCode::kDeadlineExceeded, "SOURCE_STALLED", what,
                      {{"source", request_.source()}, {"limit", limit}});
   }
 

@@ -373,8 +373,9 @@ def test_import_that_stands_still(server, client):
         there.call("ImportBuffer", source=server.address, source_name="x", name="z")
 
 
-def test_import_of_a_source_that_sends_no_bytes(server, client):
-    """Messages without any are no progress."""
+@contextlib.contextmanager
+def source_that_sends_no_bytes():
+    """Its address. Messages come, of a buffer x."""
 
     class Idler(o.buffer_grpc.BufferServiceServicer):
         def Download(self, request, context):
@@ -387,11 +388,24 @@ def test_import_of_a_source_that_sends_no_bytes(server, client):
     o.buffer_grpc.add_BufferServiceServicer_to_server(Idler(), wire)
     port = wire.add_insecure_port("127.0.0.1:0")
     wire.start()
-    with servers((*FROM_HERE, "--upload-timeout", "2s")) as (near,):
-        outcome = near.client().attempt("ImportBuffer", source=f"127.0.0.1:{port}", source_name="x",
-                                        name="y", timeout=60)  # fmt: skip
-        fails(outcome, "DEADLINE_EXCEEDED", "SOURCE_STALLED")
+    yield f"127.0.0.1:{port}"
     wire.stop(None)
+
+
+def test_import_of_a_source_that_sends_no_bytes(server, client):
+    with source_that_sends_no_bytes() as source, servers((*FROM_HERE, "--upload-timeout", "2s")) as (near,):
+        outcome = near.client().attempt("ImportBuffer", source=source, source_name="x", name="y", timeout=60)
+        fails(outcome, "DEADLINE_EXCEEDED", "SOURCE_STALLED")
+
+
+def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
+    with source_that_sends_no_bytes() as source, servers((*FROM_HERE, "--drain-timeout", "50s")) as (near,):
+        there = near.client()
+        call = there.future("ImportBuffer", source=source, source_name="x", name="y", timeout=120)
+        assert eventually(lambda: there.budget("imports").used == 1, 30)
+        near.signal()
+        assert fails(o.outcome_of(call), "UNAVAILABLE", "DRAINING").metadata["limit"] == "5s"
+        assert near.wait(20) == 0
 
 
 def test_import_ends_with_its_caller(server, client):
