@@ -384,8 +384,8 @@ void AddTimes(CLI::App& app, Options& options) {
               "how long to go on serving after a stop signal, not ready in the health service",
               false, options.drain_delay);
   AddDuration(app, "drain-timeout", "30s",
-              "how long calls in progress may take to end after that; uploads that stand "
-              "still for five seconds end before",
+              "how long calls in progress may take to end after that; transfers that stand "
+              "still and answers that nobody reads end after five seconds",
               false, options.drain_timeout);
 }
 

@@ -388,8 +388,10 @@ def source_that_sends_no_bytes():
     o.buffer_grpc.add_BufferServiceServicer_to_server(Idler(), wire)
     port = wire.add_insecure_port("127.0.0.1:0")
     wire.start()
-    yield f"127.0.0.1:{port}"
-    wire.stop(None)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        wire.stop(None)
 
 
 def test_import_of_a_source_that_sends_no_bytes(server, client):
