@@ -1,6 +1,7 @@
 // tessera-server: options, log, devices; then serve.
 #include <fcntl.h>
 #include <malloc.h>
+#include <openssl/crypto.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -48,6 +49,8 @@ int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 16 << 20);
   mallopt(M_ARENA_MAX, 8);
+  // gRPC's threads may still use OpenSSL while the process exits: it frees nothing then.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   tessera::SetUpLog(options->log_level, options->log_json);
   tessera::WatchSignals();
 

@@ -1,4 +1,6 @@
 // The command line client, `tessera`: global options, one subcommand, and what its end looks like.
+#include <openssl/crypto.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -178,4 +180,8 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace tessera
 
-int main(int argc, char** argv) { return tessera::Main(argc, argv); }
+int main(int argc, char** argv) {
+  // gRPC's threads may still use OpenSSL while the process exits: it frees nothing then.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  return tessera::Main(argc, argv);
+}
