@@ -111,6 +111,30 @@ std::uint64_t CookieOf(int fd) {
   return cookie;
 }
 
+std::string_view BytesOf(const in_addr& address) {
+  return {reinterpret_cast<const char*>(&address), 4};
+}
+
+// Of an IPv4 address that is mapped to one of IPv6, the four of IPv4.
+std::string_view BytesOf(const in6_addr& address) {
+  const std::string_view bytes(reinterpret_cast<const char*>(&address), 16);
+  return IN6_IS_ADDR_V4MAPPED(&address) ? bytes.substr(12) : bytes;
+}
+
+// Whether a socket is connected to a TCP peer, whose address is of 4 or 16 bytes.
+bool PeerIs(int fd, std::string_view address, int port) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
+  if (peer.ss_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(peer);
+    return ntohs(ipv4.sin_port) == port && BytesOf(ipv4.sin_addr) == address;
+  }
+  if (peer.ss_family != AF_INET6) return false;
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(peer);
+  return ntohs(ipv6.sin6_port) == port && BytesOf(ipv6.sin6_addr) == address;
+}
+
 }  // namespace
 
 std::size_t RaiseDescriptorLimit() {
@@ -189,25 +213,21 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
 }
 
 std::string SourceOf(const sockaddr_storage& peer, int fd) {
-  const auto bytes = [](const void* data, std::size_t size) {
-    return std::string(static_cast<const char*>(data), size);
-  };
   if (peer.ss_family == AF_UNIX) {
     const std::optional<uid_t> user = PeerUser(fd);
     // Longer than addresses.
     return user.has_value() && *user != geteuid() ? absl::StrCat("user number ", *user) : "";
   }
-  std::string ipv4;
+  std::string_view bytes;
   if (peer.ss_family == AF_INET) {
-    ipv4 = bytes(&reinterpret_cast<const sockaddr_in&>(peer).sin_addr, 4);
+    bytes = BytesOf(reinterpret_cast<const sockaddr_in&>(peer).sin_addr);
   } else if (peer.ss_family == AF_INET6) {
     const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
     if (IN6_IS_ADDR_LOOPBACK(&address)) return "";
-    if (!IN6_IS_ADDR_V4MAPPED(&address)) return bytes(&address, 8);
-    ipv4 = bytes(address.s6_addr + 12, 4);
+    bytes = BytesOf(address);
   }
-  const bool loopback = !ipv4.empty() && ipv4[0] == 127;
-  return loopback ? "" : ipv4;
+  const bool loopback = bytes.size() == 4 && bytes[0] == 127;
+  return loopback ? "" : std::string(bytes.substr(0, 8));
 }
 
 // --- ConnectionTable ---------------------------------------------------------------------------
@@ -241,6 +261,24 @@ void ConnectionTable::CountRefused() {
   ++refused_;
 }
 
+bool ConnectionTable::End(std::string_view address, int port) {
+  const std::lock_guard lock(mutex_);
+  for (Connection& connection : open_) {
+    if (connection.ended) continue;
+    // gRPC may close its descriptor meanwhile, and another connection get the number.
+    const int fd = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) continue;
+    const bool found = CookieOf(fd) == connection.cookie && PeerIs(fd, address, port);
+    if (found) shutdown(fd, SHUT_RDWR);
+    close(fd);
+    if (!found) continue;
+    connection.ended = true;
+    ++ended_;
+    return true;
+  }
+  return false;
+}
+
 std::size_t ConnectionTable::open() {
   const std::lock_guard lock(mutex_);
   Sweep();
@@ -250,6 +288,11 @@ std::size_t ConnectionTable::open() {
 std::uint64_t ConnectionTable::refused() const {
   const std::lock_guard lock(mutex_);
   return refused_;
+}
+
+std::uint64_t ConnectionTable::ended() const {
+  const std::lock_guard lock(mutex_);
+  return ended_;
 }
 
 void ConnectionTable::Sweep() {

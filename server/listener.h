@@ -57,17 +57,22 @@ class ConnectionTable {
   // SourceOf; an empty one may have all places.
   Answer Admit(int fd, const std::string& source);
   void CountRefused();
+  // Ends the connection of a TCP peer, by the bytes of its address and its port. False: there is
+  // none that has not been ended.
+  bool End(std::string_view address, int port);
 
   std::size_t limit() const { return limit_; }
   std::size_t source_limit() const { return source_limit_; }
   std::size_t open();             // is up to 10 ms old
   std::uint64_t refused() const;  // since the start
+  std::uint64_t ended() const;    // by End, since the start
 
  private:
   struct Connection {
     int fd;
     std::uint64_t cookie;
     std::string source;
+    bool ended = false;  // by End
   };
   // Forgets closed connections, unless that has just been done.
   void Sweep();
@@ -81,6 +86,7 @@ class ConnectionTable {
   std::unordered_map<std::string, std::size_t> of_source_;  // how many of open_; not of ""
   std::chrono::steady_clock::time_point next_sweep_;
   std::uint64_t refused_ = 0;
+  std::uint64_t ended_ = 0;
 };
 
 // Thread safe, but for construction, Start and destruction.

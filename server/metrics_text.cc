@@ -326,6 +326,9 @@ void WriteServer(Core& core, bool ready, Writer& out) {
     out.Begin("tessera_connections_refused_total", "counter",
               "Connections that were closed at once because there was no place for them.");
     out.Sample({}, connections->refused());
+    out.Begin("tessera_connections_ended_total", "counter",
+              "Connections that were ended because they had too many calls.");
+    out.Sample({}, connections->ended());
   }
   out.Begin("tessera_build_info", "gauge", "1, with the server's version.");
   out.Sample({{"version", TESSERA_VERSION}}, 1);

@@ -192,6 +192,7 @@ absl::Status Server::Listen() {
                 core_->answers());
   queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
   core_->WatchConnections(listener_->connections());
+  stream_watch_.emplace(listener_->connections(), options.max_streams);
   listener_->Start(*std::move(acceptor), std::move(users),
                    [this](uid_t user) { return core_->access().NamesUser(user); });
   return absl::OkStatus();
@@ -397,6 +398,7 @@ void Server::Tend() {
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
     const absl::Time now = SteadyNow();
+    stream_watch_->Look(now);
     core_->chores().Relieve();
     core_->chores().Release(core_->tenants().Sweep(now));
     buffer_service_.EndIdleStreams(now);

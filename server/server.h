@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "server/options.h"
 #include "server/reflection.h"
 #include "server/shared_memory_service.h"
+#include "server/stream_watch.h"
 
 namespace tessera {
 
@@ -113,6 +115,7 @@ class Server {
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };
   std::unique_ptr<Listener> listener_;
+  std::optional<StreamWatch> stream_watch_;  // of its connections
   // They outlive server_, which asks them.
   std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::unique_ptr<CallQueues> queues_;

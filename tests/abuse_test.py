@@ -2548,6 +2548,31 @@ class SocketTest(Case):
                     f"SETTINGS_MAX_CONCURRENT_STREAMS is {pairs.get(3, 'absent')}",
                 )
 
+    def test_who_acknowledges_no_settings_has_no_more_streams(self):
+        for other in (None, "127.0.0.1", "[::1]"):
+            with self.subTest(listen=other):
+                server = self.start("--max-streams", "16", "--listen", "[::]:0", "--insecure")
+                client = server.client()
+                if other is not None:
+                    listening = re.compile(r"listening on \[::\]:(\d+)")
+                    self.assertTrue(eventually(lambda: listening.search(server.log()), 5))
+                    server.address = f"{other}:{listening.search(server.log())[1]}"
+                headers = o.request_headers("/tessera.v1.ComputeService/Dot")
+                calls = [o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, headers) for i in range(1024)]
+                few, many = o.RawConnection(server), o.RawConnection(server)
+                self.addCleanup(few.close)
+                self.addCleanup(many.close)
+                few.send(*calls[:16])
+                many.send(*calls)
+                many.socket.settimeout(5)
+                while many.socket.recv(65536):  # the server's settings; no answers
+                    pass
+                said = "1 connections ended for more than 32 calls: ipv"
+                self.assertTrue(eventually(lambda: said in server.log(), 5), server.log())
+                self.assert_serves(client)
+                few.send(o.frame(o.PING, 0, 0, b"answered"))
+                self.assertIsNotNone(few.find_frame(o.PING, 5), "it has ended as well")
+
     def test_requests_that_come_a_byte_at_a_time(self):
         self.needs_exact_memory()
         server = self.start()

@@ -399,8 +399,8 @@ class Server:
         return client
 
     def socket(self, timeout=10):
-        host, port = self.address.split(":")
-        return socket.create_connection((host, int(port)), timeout=timeout)
+        host, port = self.address.rsplit(":", 1)
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
 
     def log(self):
         return self.log_path.read_bytes().decode(errors="surrogateescape")
