@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::size_t kLongestName = 128;
 constexpr std::size_t kRangesInErrors = 16;
+constexpr std::size_t kVersionsInErrors = 16;
 // A Timestamp ends with the year 9999.
 const absl::Time kLatest = absl::FromUnixSeconds(253402300799);
 
@@ -687,7 +689,7 @@ std::shared_ptr<Draft> BufferStore::FindVisible(std::string_view name, std::uint
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_view name,
                                                                     std::uint64_t version) {
   std::shared_ptr<Draft> found, owned;
-  std::string versions;
+  std::vector<std::uint64_t> versions;
   if (const auto drafts = drafts_.find(name); drafts != drafts_.end()) {
     for (const auto& [number, draft] : drafts->second) {
       if (draft->kind_ == Draft::Kind::kResult || (version != 0 && version != number)) continue;
@@ -695,15 +697,16 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_
         owned = draft;
         continue;
       }
-      absl::StrAppend(&versions, found != nullptr ? ", " : "", number);
-      if (found != nullptr) {
-        return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION_REQUIRED",
-                         absl::StrCat("buffer '", Absl(name),
-                                      "' is being written in several versions; name one"),
-                         {{"name", std::string(name)}, {"versions", versions}});
-      }
       found = draft;
+      versions.push_back(number);
+      if (versions.size() == kVersionsInErrors) break;
     }
+  }
+  if (versions.size() > 1) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "VERSION_REQUIRED",
+        absl::StrCat("buffer '", Absl(name), "' is being written in several versions; name one"),
+        {{"name", std::string(name)}, {"versions", absl::StrJoin(versions, ", ")}});
   }
   if (found != nullptr) return found;
   if (owned != nullptr) return NotReady(*owned, owned->written_);

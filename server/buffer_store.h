@@ -206,7 +206,7 @@ class BufferStore {
 
   // The draft that anyone may write: of that version, or the only one of its name (version 0).
   // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED, VERSION_MISMATCH,
-  // VERSION_REQUIRED, or BUFFER_NOT_READY when another call owns it.
+  // VERSION_REQUIRED {versions}, of the oldest 16, or BUFFER_NOT_READY when another call owns it.
   absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
 
   // Where bytes of a draft go; EndWrite must follow, or AbandonWrite. INVALID_ARGUMENT / BAD_RANGE

@@ -237,10 +237,12 @@ TEST_F(BufferStoreTest, SeveralDraftsNeedTheirVersions) {
   auto first = *store_.Create(Replacing(Spec("a", 1)));
   EXPECT_EQ(*store_.FindDraft("a", 0), first);
   auto second = *store_.Create(Replacing(Spec("a", 1)));
+  auto third = *store_.Create(Replacing(Spec("a", 1)));
   const absl::Status which = store_.FindDraft("a", 0).status();
   EXPECT_EQ(ErrorReason(which), "VERSION_REQUIRED");
-  EXPECT_EQ(ErrorMetadata(which)["versions"], std::to_string(first->buffer().version()) + ", " +
-                                                  std::to_string(second->buffer().version()));
+  EXPECT_EQ(ErrorMetadata(which)["versions"],
+            absl::StrCat(first->buffer().version(), ", ", second->buffer().version(), ", ",
+                         third->buffer().version()));
   EXPECT_EQ(*store_.FindDraft("a", second->buffer().version()), second);
   EXPECT_EQ(ErrorReason(store_.Seal("a", 0, {}).status()), "VERSION_REQUIRED");
 }
