@@ -44,6 +44,10 @@ constexpr std::size_t kMostUsers = 64;
 // How long a page of metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
+// After the process did not run for a while nobody counts as idle for as long, or for this long: what
+// peers sent meanwhile is still to be read, and TCP may take its time to send again what was not taken.
+constexpr absl::Duration kForbearance = absl::Minutes(1);
+
 // A peer that is silent for so long is asked whether it is there, and has a third of the time to
 // answer.
 constexpr int kKeepaliveMs = 60'000;
@@ -336,6 +340,7 @@ void Server::NoteAbsence(absl::Time now) {
   if (now - last_turn_ > kLate) {
     absent_ += now - last_turn_;
     absence_end_ = now;
+    forbearance_end_ = now + std::min(now - last_turn_, kForbearance);
   }
   last_turn_ = now;
 }
@@ -344,8 +349,13 @@ absl::Duration Server::Without(absl::Duration wait, absl::Time now) const {
   return now - wait < absence_end_ ? std::max(wait - absent_, absl::ZeroDuration()) : wait;
 }
 
+void Server::EndIdle(absl::Time now) {
+  buffer_service_.EndIdleStreams(now);
+  if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
+  core_->answers().CancelUnread(now, core_->Patience(core_->options().download_timeout));
+}
+
 Server::Verdict Server::Judge(absl::Time now) {
-  NoteAbsence(now);
   const auto& devices = core_->devices();
   const Options& options = core_->options();
   const absl::Duration limit = options.HangLimit(devices.size());
@@ -398,12 +408,11 @@ void Server::Tend() {
   while (!changed_.wait_for(lock, kTendInterval, [this] { return ending_; })) {
     lock.unlock();
     const absl::Time now = SteadyNow();
+    NoteAbsence(now);
     stream_watch_->Look(now);
     core_->chores().Relieve();
     core_->chores().Release(core_->tenants().Sweep(now));
-    buffer_service_.EndIdleStreams(now);
-    if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
-    core_->answers().CancelUnread(now, core_->Patience(core_->options().download_timeout));
+    if (now >= forbearance_end_) EndIdle(now);
     LogDroppedLines();
     if (now >= next_reload) {
       next_reload = now + kReloadInterval;

@@ -98,8 +98,10 @@ class Server {
   // Gives up devices that hang, and notes which are lost.
   Verdict Judge(absl::Time now);
   // While the process is stopped (SIGSTOP, a paused container, a host that sleeps) the clock goes on,
-  // and nothing of that is a device's fault: Tend notices by its own turns.
+  // and nothing of that is a device's or a caller's fault: Tend notices by its own turns.
   void NoteAbsence(absl::Time now);
+  // Ends calls whose clients have let them stand still for too long.
+  void EndIdle(absl::Time now);
   // Of what has waited for so long, the time in which the process was there.
   absl::Duration Without(absl::Duration wait, absl::Time now) const;
   // Takes the buffers of lost devices away, and refuses what waits for them.
@@ -123,9 +125,10 @@ class Server {
   bool drained_ = false;
   // That Tend has noticed; of each, whether what waits for it is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;
-  // Of Tend: its last turn, the end of the last absence, and how long it was away in all, since
-  // something began that still waits.
+  // Of Tend: its last turn, the end of the last absence, until when nobody counts as idle because of
+  // it, and how long it was away in all, since something began that still waits.
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
+  absl::Time forbearance_end_ = absl::InfinitePast();
   absl::Duration absent_;
 
   mutable std::mutex mutex_;

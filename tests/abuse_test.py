@@ -1731,6 +1731,33 @@ class StreamTest(Case):
             time.sleep(0.25)
         self.assertEqual(read, data)
 
+    def test_time_in_which_the_server_is_stopped_makes_nobody_idle(self):
+        server = self.start("--upload-timeout", "1s", "--download-timeout", "1s")
+        client = server.client()
+        (download,) = self.unread_downloads(client, count=1)
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+
+        def messages():
+            yield o.buffers.UploadRequest(name="slow", data=NEW[:8], spec=o.spec_of(FOUR))
+            go_on.wait(60)
+            yield o.buffers.UploadRequest(data=NEW[8:])
+
+        upload = client.b.Upload.future(messages(), timeout=60)
+        self.assertTrue(eventually(lambda: client.budget("uploads").used == 1, 5))
+        server.signal(signal.SIGSTOP)
+        time.sleep(4)
+        server.signal(signal.SIGCONT)
+        time.sleep(1)
+        go_on.set()
+        self.assert_ok(outcome_of(upload))
+        self.assertEqual(sum(len(message.data) for message in download), 31 * o.MI)
+        # What stands still later ends as ever.
+        download = client.b.Download(o.buffers.DownloadRequest(name="big"), timeout=60)
+        next(download)
+        self.assertTrue(eventually(lambda: client.budget("downloads").used == 0, 15))
+        self.assertFalse(outcome_of(lambda: list(download)).ok)
+
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
         """Of a download, or of an answer."""
         # The shorter of --download-timeout and what a stream may stand still for in a drain.
