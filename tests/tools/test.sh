@@ -129,7 +129,7 @@ run_suites() {
   if [[ $preset == tsan ]]; then
     # Out stay suites that tests/CMakeLists.txt names, and the threads of OpenBLAS, whose hand-made
     # synchronisation ThreadSanitizer takes for races.
-    selection=(-LE "grpc|clients")
+    selection=(-LE "grpc|clients|sequential")
     export OPENBLAS_NUM_THREADS=1
     # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
