@@ -31,6 +31,10 @@ constexpr int kMostFailures = 7;
 // The pause after the first of them; each is twice as long as the one before.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
+// An attempt to connect ends by itself after 5 s; to find the addresses of a name may take longer.
+constexpr absl::Duration kLongestConnecting = absl::Seconds(20);
+// How often a thread that waits for that looks whether the server stops.
+constexpr absl::Duration kGlance = absl::Milliseconds(50);
 // What gRPC and this call hold of messages at once.
 constexpr std::uint64_t kMessageBytes = 4 << 20;
 
@@ -57,6 +61,15 @@ bool IsTransient(grpc::StatusCode code) {
     default:
       return false;
   }
+}
+
+// Until a channel does not connect any more: gRPC 1.51 never closes a connection that is made when its
+// channel has gone.
+void AwaitConnection(grpc::Channel& channel, Core& core) {
+  const absl::Time end = SteadyNow() + kLongestConnecting;
+  while (channel.GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_CONNECTING &&
+         SteadyNow() < end && !core.admission().closed())
+    channel.WaitForStateChange(GRPC_CHANNEL_CONNECTING, absl::ToChronoTime(absl::Now() + kGlance));
 }
 
 }  // namespace
@@ -136,7 +149,10 @@ class ImportCall final : public UnaryCall {
       const std::lock_guard lock(importer_.mutex_);
       importer_.running_.erase(this);
     }
+    const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
+    Core& server = core();
     End(status);
+    if (channel != nullptr) AwaitConnection(*channel, server);
   }
 
   absl::Status Import() {
@@ -146,7 +162,8 @@ class ImportCall final : public UnaryCall {
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
         importer_.sources_.Connect(request_.source());
     if (!channel.ok()) return channel.status();
-    stub_ = v1::BufferService::NewStub(*channel);
+    channel_ = *std::move(channel);
+    stub_ = v1::BufferService::NewStub(channel_);
     version_ = request_.source_version();
     std::uint32_t interruptions = 0;
     for (int failures = 0;; ++interruptions) {
@@ -322,6 +339,7 @@ class ImportCall final : public UnaryCall {
   absl::Time moved_;                        // when it last got anything
 
   // Of the import's thread.
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::BufferService::Stub> stub_;
   std::unique_ptr<Stream> stream_;
   std::shared_ptr<Draft> draft_;

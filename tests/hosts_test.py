@@ -410,6 +410,19 @@ def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
         assert near.wait(20) == 0
 
 
+def test_an_import_that_ends_while_it_connects_leaves_no_socket(server, client):
+    with socket.create_server(("127.0.0.1", 0)) as mute, servers(FROM_HERE) as (near,):
+        there = near.client()
+        source = f"127.0.0.1:{mute.getsockname()[1]}"
+        late = there.attempt("ImportBuffer", source=source, source_name="x", name="y", timeout=0.5)
+        assert late.code == "DEADLINE_EXCEEDED"
+        with mute.accept()[0] as connection:
+            connection.sendall(o.frame(o.SETTINGS, 0, 0))  # with which it is connected
+            connection.settimeout(30)
+            while connection.recv(4096):  # what a client of HTTP/2 begins with
+                pass
+
+
 def test_import_ends_with_its_caller(server, client):
     x = np.ones(16 * MIB // 4, np.float32)
     put(client, "x", x, checksums=False)
