@@ -485,6 +485,17 @@ absl::StatusOr<BufferInfo> BufferStore::Link(std::string_view source, std::uint6
   if (absl::Status status = CheckName(link.name); !status.ok()) return status;
   absl::StatusOr<absl::Duration> ttl = CheckTtl(link.ttl);
   if (!ttl.ok()) return ttl.status();
+  absl::StatusOr<BufferInfo> made = LinkOnce(source, version, link, *ttl);
+  // What has expired takes places until it is swept.
+  if (absl::IsResourceExhausted(made.status())) {
+    Sweep(SteadyNow());
+    made = LinkOnce(source, version, link, *ttl);
+  }
+  return made;
+}
+
+absl::StatusOr<BufferInfo> BufferStore::LinkOnce(std::string_view source, std::uint64_t version,
+                                                 const BufferSpec& link, absl::Duration ttl) {
   Doomed doomed;
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
@@ -511,7 +522,7 @@ absl::StatusOr<BufferInfo> BufferStore::Link(std::string_view source, std::uint6
   CountReady(*buffer, 1);
   ready.draft_version = buffer->version();
   ready.buffer = std::move(buffer);
-  SetExpiry(link.name, ready, Expiry(now, *ttl));
+  SetExpiry(link.name, ready, Expiry(now, ttl));
   return Info(ready);
 }
 

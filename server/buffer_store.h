@@ -337,6 +337,9 @@ class BufferStore {
   absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
       absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);
+  // Link, with a name and a time to live that are right, while what has expired still counts.
+  absl::StatusOr<BufferInfo> LinkOnce(std::string_view source, std::uint64_t version,
+                                      const BufferSpec& link, absl::Duration ttl);
   // Of each shard's device, PreparedOperands::frees.
   std::vector<std::uint64_t> FreesOf(absl::Span<const Shard> shards) const;
   static BufferInfo Info(const Ready& ready);

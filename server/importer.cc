@@ -11,6 +11,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/crc32c.h"
@@ -221,13 +223,14 @@ class ImportCall final : public UnaryCall {
     const grpc::Status finished = reader->Finish();
     if (!ended.status.ok() || (draft_ != nullptr && position_ == size_)) return ended;
     if (finished.ok()) return Damaged("the stream ended too early");
-    const std::string why = absl::StrCat(request_.source(), ": ", finished.error_message());
+    const std::string why =
+        absl::StrCat(request_.source(), ": ", WithoutToken(finished.error_message()));
     if (IsTransient(finished.error_code())) return {absl::UnavailableError(why), true};
     return {MakeError(
         StatusCode::kFailedPrecondition, "SOURCE_REFUSED", why,
         {{"source", request_.source()},
          {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(finished.error_code()))},
-         {"reason", ReasonOf(finished)}})};
+         {"reason", WithoutToken(ReasonOf(finished))}})};
   }
 
   // The next bytes.
@@ -288,6 +291,12 @@ class ImportCall final : public UnaryCall {
   bool IsSource(const v1::Buffer& buffer) const {
     return buffer.version() == version_ && buffer.dtype() == dtype_ &&
            std::equal(shape_.begin(), shape_.end(), buffer.shape().begin(), buffer.shape().end());
+  }
+
+  // What a source says may go to the log and to the caller, but not the token that it was sent.
+  std::string WithoutToken(const std::string& text) const {
+    const absl::string_view token = absl::StripPrefix(token_, "Bearer ");
+    return token.empty() ? text : absl::StrReplaceAll(text, {{token, "(token)"}});
   }
 
   Ended Damaged(std::string_view what) const {

@@ -121,18 +121,18 @@ std::string_view BytesOf(const in6_addr& address) {
   return IN6_IS_ADDR_V4MAPPED(&address) ? bytes.substr(12) : bytes;
 }
 
-// Whether a socket is connected to a TCP peer, whose address is of 4 or 16 bytes.
-bool PeerIs(int fd, std::string_view address, int port) {
-  sockaddr_storage peer{};
-  socklen_t size = sizeof(peer);
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
-  if (peer.ss_family == AF_INET) {
-    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(peer);
-    return ntohs(ipv4.sin_port) == port && BytesOf(ipv4.sin_addr) == address;
+// name: getpeername or getsockname. Of a TCP socket that is connected.
+std::optional<Endpoint> EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (name(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return std::nullopt;
+  if (address.ss_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(address);
+    return Endpoint{std::string(BytesOf(ipv4.sin_addr)), ntohs(ipv4.sin_port)};
   }
-  if (peer.ss_family != AF_INET6) return false;
-  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(peer);
-  return ntohs(ipv6.sin6_port) == port && BytesOf(ipv6.sin6_addr) == address;
+  if (address.ss_family != AF_INET6) return std::nullopt;
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(address);
+  return Endpoint{std::string(BytesOf(ipv6.sin6_addr)), ntohs(ipv6.sin6_port)};
 }
 
 }  // namespace
@@ -261,14 +261,15 @@ void ConnectionTable::CountRefused() {
   ++refused_;
 }
 
-bool ConnectionTable::End(std::string_view address, int port) {
+bool ConnectionTable::End(const Endpoint& peer, const Endpoint& here) {
   const std::lock_guard lock(mutex_);
   for (Connection& connection : open_) {
     if (connection.ended) continue;
     // gRPC may close its descriptor meanwhile, and another connection get the number.
     const int fd = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) continue;
-    const bool found = CookieOf(fd) == connection.cookie && PeerIs(fd, address, port);
+    const bool found = CookieOf(fd) == connection.cookie && EndpointOf(fd, getpeername) == peer &&
+                       EndpointOf(fd, getsockname) == here;
     if (found) shutdown(fd, SHUT_RDWR);
     close(fd);
     if (!found) continue;

@@ -44,6 +44,14 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
 // Empty for this host itself: loopback addresses, and the server's own user.
 std::string SourceOf(const sockaddr_storage& peer, int fd = -1);
 
+// An end of a TCP connection.
+struct Endpoint {
+  std::string address;  // 4 or 16 bytes; of an IPv4 address that is mapped to one of IPv6, 4
+  int port = 0;
+
+  friend bool operator==(const Endpoint&, const Endpoint&) = default;
+};
+
 // The connections that are open, and who has them. Nobody tells when one closes: a connection is
 // known by its descriptor and its socket's cookie, which the kernel never gives twice, and those
 // that are gone are noticed when a place is wanted. Thread safe.
@@ -57,9 +65,8 @@ class ConnectionTable {
   // SourceOf; an empty one may have all places.
   Answer Admit(int fd, const std::string& source);
   void CountRefused();
-  // Ends the connection of a TCP peer, by the bytes of its address and its port. False: there is
-  // none that has not been ended.
-  bool End(std::string_view address, int port);
+  // Ends the TCP connection between these two. False: there is none that has not been ended.
+  bool End(const Endpoint& peer, const Endpoint& here);
 
   std::size_t limit() const { return limit_; }
   std::size_t source_limit() const { return source_limit_; }

@@ -409,10 +409,11 @@ void Server::Tend() {
     lock.unlock();
     const absl::Time now = SteadyNow();
     NoteAbsence(now);
-    stream_watch_->Look(now);
+    const bool forbearing = now < forbearance_end_;
+    stream_watch_->Look(now, forbearing);
     core_->chores().Relieve();
     core_->chores().Release(core_->tenants().Sweep(now));
-    if (now >= forbearance_end_) EndIdle(now);
+    if (!forbearing) EndIdle(now);
     LogDroppedLines();
     if (now >= next_reload) {
       next_reload = now + kReloadInterval;

@@ -2,6 +2,7 @@
 
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,8 @@ using Json = nlohmann::json;
 // The pause after a look, in multiples of the processor time that it took.
 constexpr int kPause = 20;
 constexpr absl::Duration kLogInterval = absl::Seconds(1);
+// How long a connection has more calls before it is ended.
+constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
 // Processor time of this thread.
 absl::Duration OwnTime() {
@@ -60,48 +63,62 @@ std::int64_t Open(const Json& data, const char* started, const char* succeeded,
   return Number(data, started) - Number(data, succeeded) - Number(data, failed);
 }
 
+// Of TCP alone.
+std::optional<Endpoint> EndpointOf(const Json& address) {
+  const Json& tcp = Member(address, "tcpip_address");
+  const Json& port = Member(tcp, "port");
+  Endpoint endpoint;
+  if (!port.is_number_integer() ||
+      !absl::Base64Unescape(Text(tcp, "ip_address"), &endpoint.address))
+    return std::nullopt;
+  endpoint.port = port.get<int>();
+  return endpoint;
+}
+
 }  // namespace
 
-void StreamWatch::Look(absl::Time now) {
+void StreamWatch::Look(absl::Time now, bool forbearing) {
   if (now < next_look_) return;
+  forbearing_ = forbearing;
   const absl::Duration begin = OwnTime();
+  were_over_ = std::exchange(over_, {});
   const Json servers = Parse(grpc_channelz_get_servers(0));
   for (const Json& server : Member(servers, "server")) {
     const std::int64_t open =
         Open(Member(server, "data"), "callsStarted", "callsSucceeded", "callsFailed");
     // No connection has more than the server.
-    if (open > limit_) LookAtServer(Number(Member(server, "ref"), "serverId"));
+    if (open > limit_) LookAtServer(Number(Member(server, "ref"), "serverId"), now);
   }
   next_look_ = SteadyNow() + kPause * (OwnTime() - begin);
 }
 
-void StreamWatch::LookAtServer(std::int64_t server) {
+void StreamWatch::LookAtServer(std::int64_t server, absl::Time now) {
   std::int64_t next = 0;
   for (;;) {
     const Json page = Parse(grpc_channelz_get_server_sockets(server, next, 0));
     const Json& sockets = Member(page, "socketRef");
     for (const Json& socket : sockets) {
-      LookAtConnection(Number(socket, "socketId"), Text(socket, "name"));
+      LookAtConnection(Number(socket, "socketId"), Text(socket, "name"), now);
       next = Number(socket, "socketId") + 1;
     }
     if (sockets.empty() || Member(page, "end") == true) return;
   }
 }
 
-void StreamWatch::LookAtConnection(std::int64_t socket, std::string_view name) {
+void StreamWatch::LookAtConnection(std::int64_t socket, std::string_view name, absl::Time now) {
   const Json answer = Parse(grpc_channelz_get_socket(socket));
   const Json& counted = Member(answer, "socket");
   const std::int64_t open =
       Open(Member(counted, "data"), "streamsStarted", "streamsSucceeded", "streamsFailed");
   if (open <= limit_) return;
-  const Json& peer = Member(Member(counted, "remote"), "tcpip_address");
-  const Json& port = Member(peer, "port");
-  std::string address;
-  if (!port.is_number_integer() || !absl::Base64Unescape(Text(peer, "ip_address"), &address) ||
-      !connections_.End(address, port.get<int>()))
-    return;
+  const auto before = were_over_.find(socket);
+  const absl::Time since = before == were_over_.end() ? now : before->second;
+  over_.emplace(socket, since);
+  if (now - since < kPatience && (forbearing_ || open <= 2 * limit_)) return;
+  const std::optional<Endpoint> peer = EndpointOf(Member(counted, "remote"));
+  const std::optional<Endpoint> here = EndpointOf(Member(counted, "local"));
+  if (!peer.has_value() || !here.has_value() || !connections_.End(*peer, *here)) return;
   ++unlogged_;
-  const absl::Time now = SteadyNow();
   if (now < next_log_) return;
   next_log_ = now + kLogInterval;
   spdlog::warn("{} connections ended for more than {} calls: {} had {}",

@@ -2594,11 +2594,52 @@ class SocketTest(Case):
                 many.socket.settimeout(5)
                 while many.socket.recv(65536):  # the server's settings; no answers
                     pass
-                said = "1 connections ended for more than 32 calls: ipv"
+                said = "1 connections ended for more than 288 calls: ipv"
                 self.assertTrue(eventually(lambda: said in server.log(), 5), server.log())
                 self.assert_serves(client)
                 few.send(o.frame(o.PING, 0, 0, b"answered"))
                 self.assertIsNotNone(few.find_frame(o.PING, 5), "it has ended as well")
+
+    def test_only_the_connection_with_too_many_streams_ends(self):
+        """Not one from the same port to another address of the server."""
+        server = self.start("--max-streams", "16", "--listen", "0.0.0.0:0", "--insecure")
+        listening = re.compile(r"listening on 0\.0\.0\.0:(\d+)")
+        self.assertTrue(eventually(lambda: listening.search(server.log()), 5))
+        headers = o.request_headers("/tessera.v1.ComputeService/Dot")
+        opened = []
+        for host, calls in (("127.0.0.1", 1), ("127.0.0.2", 400), ("127.0.0.3", 1)):
+            server.address = f"{host}:{listening.search(server.log())[1]}"
+            here = ("127.0.0.1", opened[0].socket.getsockname()[1] if opened else 0)
+            opened.append(o.RawConnection(server, here=here))
+            self.addCleanup(opened[-1].close)
+            opened[-1].send(
+                *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, headers) for i in range(calls))
+            )
+        opened[1].socket.settimeout(5)
+        while opened[1].socket.recv(65536):
+            pass
+        for other in (opened[0], opened[2]):
+            other.send(o.frame(o.PING, 0, 0, b"answered"))
+            self.assertIsNotNone(other.find_frame(o.PING, 5), "it has ended as well")
+
+    def test_who_gives_many_calls_up_is_not_ended(self):
+        server = self.start("--max-streams", "16", "--workers", "1")
+        client = server.client()
+        headers = o.request_headers("/tessera.v1.ComputeService/GetServerInfo")
+        raw = o.RawConnection(server)
+        self.addCleanup(raw.close)
+        server.signal(signal.SIGSTOP)
+        for begin in range(1, 1000, 32):
+            streams = range(begin, begin + 32, 2)
+            raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, i, headers) for i in streams))
+            raw.send(*(o.frame(o.RST_STREAM, 0, i, b"\0\0\0\x08") for i in streams))
+        server.signal(signal.SIGCONT)
+        raw.send(o.frame(o.PING, 0, 0, b"answered"))
+        self.assertIsNotNone(raw.find_frame(o.PING, 10), "it has been ended")
+        time.sleep(1)
+        raw.send(o.frame(o.PING, 0, 0, b"answered"))
+        self.assertIsNotNone(raw.find_frame(o.PING, 10), "it has been ended")
+        self.assert_serves(client)
 
     def test_requests_that_come_a_byte_at_a_time(self):
         self.needs_exact_memory()

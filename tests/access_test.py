@@ -6,6 +6,7 @@ seen.
 usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -305,6 +306,29 @@ class AccessTest(unittest.TestCase):
         self.assertEqual((end.code, end.reason), ("FAILED_PRECONDITION", "SOURCE_REFUSED"))
         self.assertEqual(end.metadata["reason"], "BAD_TOKEN")
 
+    def test_a_source_that_tells_the_token_is_not_quoted(self):
+        class Teller(grpc.GenericRpcHandler):
+            def service(self, details):
+                sent = dict(details.invocation_metadata)["authorization"]
+
+                def tell(request, context):
+                    context.abort(grpc.StatusCode.NOT_FOUND, f"nothing for {sent}, {sent[7:]}")
+
+                return grpc.unary_stream_rpc_method_handler(tell)
+
+        source = grpc.server(concurrent.futures.ThreadPoolExecutor(1), (Teller(),))
+        where = f"127.0.0.1:{source.add_insecure_port('127.0.0.1:0')}"
+        source.start()
+        self.addCleanup(source.stop, None)
+        token = "token-" + secrets.token_urlsafe(32)
+        flags = ("--import-from", "127.0.0.1:*", "--insecure")
+        server = self.serve(line_of(token, "write", "anna"), flags=flags)
+        end = Caller(server, token).attempt("ImportBuffer", source=where, source_name="x", name="y")
+        self.assertEqual((end.code, end.reason), ("FAILED_PRECONDITION", "SOURCE_REFUSED"))
+        self.assertIn("nothing for Bearer (token), (token)", end.text)
+        self.assertTrue(o.eventually(lambda: "SOURCE_REFUSED" in server.log(), 10))
+        self.assertNotIn(token, server.log())
+
     def other_file(self, token):
         file = self.folder / "other-tokens"
         file.write_text(line_of(token) + "\n")
@@ -596,6 +620,16 @@ class AccessTest(unittest.TestCase):
             # At once: before the server's own sweep, and in the midst of it.
             anna.put("y", PIECE)
             anna.call("DeleteBuffer", name="y")
+
+    def test_what_has_expired_takes_no_quota_of_links(self):
+        anna, _, _ = self.two("buffers=2")
+        anna.put("x", PIECE)
+        for i in range(30):
+            anna.put("y", PIECE, ttl={"nanos": 20_000_000})
+            gone = lambda: anna.reason("GetBuffer", name="y") == "BUFFER_NOT_FOUND"
+            self.assertTrue(o.eventually(gone, 10, pause=0))
+            anna.call("CopyBuffer", source="x", name="link", link=True)
+            anna.call("DeleteBuffer", name="link")
 
     def test_quota_of_calls(self):
         anna, bert, _ = self.two()

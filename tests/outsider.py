@@ -398,9 +398,18 @@ class Server:
         self.clients.append(client)
         return client
 
-    def socket(self, timeout=10):
+    def socket(self, timeout=10, here=None):
+        """here: the address and port that it comes from, which may have other connections."""
         host, port = self.address.rsplit(":", 1)
-        return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+        address = (host.strip("[]"), int(port))
+        if here is None:
+            return socket.create_connection(address, timeout=timeout)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        connection.settimeout(timeout)
+        connection.bind(here)
+        connection.connect(address)
+        return connection
 
     def log(self):
         return self.log_path.read_bytes().decode(errors="surrogateescape")
@@ -539,9 +548,10 @@ def request_headers(path):
 class RawConnection:
     """An HTTP/2 connection that does only what it is told to."""
 
-    def __init__(self, server, window=None):
-        """window: bytes of an answer that may come before a stream's reader asks for more."""
-        self.socket = server.socket()
+    def __init__(self, server, window=None, here=None):
+        """window: bytes of an answer that may come before a stream's reader asks for more. here: as
+        of Server.socket."""
+        self.socket = server.socket(here=here)
         settings = b"" if window is None else struct.pack(">HI", 4, window)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
         self.bytes = b""
