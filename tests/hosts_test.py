@@ -137,6 +137,11 @@ def test_link_counts_as_a_buffer(server, client):
               "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS")  # fmt: skip
         few.call("DeleteBuffer", name="a")
         few.call("CopyBuffer", source="x", name="c", link=True)
+        # A link of a link does not keep that in the count.
+        few.call("DeleteBuffer", name="b")
+        few.call("CopyBuffer", source="c", name="d", link=True)
+        few.call("DeleteBuffer", name="c")
+        few.call("CopyBuffer", source="x", name="e", link=True)
 
 
 def test_sharded_buffers(server, client):
