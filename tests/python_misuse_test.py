@@ -227,8 +227,9 @@ class ShortLivesTest(python_outsider.Case):
             x = t.put([1.0])
             buffer = t.call("GetBuffer", name=x.name).buffer
             self.assertLess(buffer.expire_time.seconds, time.time() + 12)
-        with ts.connect(self.server.address, unnamed_ttl=None) as t:
-            self.assertEqual(t.put([1.0]).numpy(), [1])
+        for ttl in (None, 60.5):
+            with ts.connect(self.server.address, unnamed_ttl=ttl) as t:
+                self.assertEqual(t.put([1.0]).numpy(), [1])
         for call in (lambda: self.t.put([1.0], ttl="2m"), lambda: self.t.put([1.0], "x", ttl=61)):
             self.assertRaises(ts.BadTtl, call)
 
