@@ -254,7 +254,7 @@ class ArgumentsTest(python_outsider.Case):
             self.assertRaises(ts.BadName, t.put, a, name)
         for call in (lambda ttl: t.put(a, ttl=ttl), lambda ttl: (x + 1).save(ttl=ttl),
                      lambda ttl: x.copy(ttl=ttl)):
-            for ttl in (0, -1, "5 parsecs", float("inf"), float("nan"), 1e300):
+            for ttl in (0, -1, -0.5, "5 parsecs", float("inf"), float("nan"), 1e300):
                 self.assertRaises(ValueError, call, ttl)
 
     def test_calls_of_the_protocol(self):
