@@ -315,7 +315,8 @@ class ProcessesTest(python_outsider.Case):
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.FLAGS = (*python_outsider.PATIENT, "--shared-memory", f"{folder.name}/socket")
+        cls.FLAGS = (*python_outsider.PATIENT, "--shared-memory", f"{folder.name}/socket",
+                     "--import-from", "127.0.0.1:*")
         super().setUpClass()
 
     def begin(self, *program, **environment):
@@ -489,6 +490,7 @@ print(found > 6)
             lambda: self.t.keep(x + 1, x.sum()),
             lambda: x[::2].copy(),
             lambda: self.t.put(np.ones(3)),
+            lambda: self.t.import_from(self.server.address, x.name),
         ):
             self.t._io.perform = interrupted
             try:
