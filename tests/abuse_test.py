@@ -1699,7 +1699,8 @@ class StreamTest(Case):
         return calls
 
     def test_downloads_that_nobody_reads_end(self):
-        client = self.start("--download-timeout", "1s").client()
+        server = self.start("--download-timeout", "1s")
+        client = server.client()
         calls = self.unread_downloads(client)
         in_use = client.budget("downloads").used
         client.call("DeleteBuffer", name="big")
@@ -1709,6 +1710,8 @@ class StreamTest(Case):
         )
         self.assertEqual(in_use, 3)
         self.assertTrue(eventually(lambda: client.budget("downloads").used == 0, 2))
+        said = "DEADLINE_EXCEEDED DOWNLOAD_IDLE"
+        self.assertTrue(eventually(lambda: said in server.log(), 5), server.log())
         for call in calls:
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
 

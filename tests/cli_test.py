@@ -2,6 +2,7 @@
 """The real `tessera` command against a real server on loopback, every value checked with NumPy."""
 
 import argparse
+import concurrent.futures
 import fcntl
 import io
 import itertools
@@ -20,6 +21,7 @@ import termios
 import time
 import unittest
 
+import grpc
 import numpy as np
 
 OPTIONS = None
@@ -558,6 +560,54 @@ class CliTest(CliCase):
         self.assertEqual(answer["indices"]["data"], indices.tolist())
         self.assertEqual(answer["products"]["data"], values.tolist())
         self.assertEqual(answer["calls"], 2 * (2 + 1))
+
+    def test_a_search_reads_its_arrays_as_they_were(self):
+        """One that is replaced between its calls is an error, and not read as another."""
+        random = np.random.default_rng(15)
+        arrays = {
+            "vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
+            "queries": random.integers(-8, 8, (2, 3)).astype("<f4"),
+        }
+        server = Server("--scratch-limit", "1Mi", "--no-warm-up")
+        self.addCleanup(server.stop)
+
+        def put(name):
+            process = self.run_cli("put", self.save("upload", arrays[name]), "--name", name,
+                                   "--replace", server=server.address)
+            self.assertEqual(process.returncode, 0, process.stderr)
+
+        far = grpc.insecure_channel(server.address)
+        self.addCleanup(far.close)
+
+        class Forward(grpc.GenericRpcHandler):
+            """To the server, which gets another array of a name before the third program."""
+
+            def __init__(self, name):
+                self.name = name
+                self.programs = 0
+
+            def service(self, details):
+                def call(request, context):
+                    if details.method.endswith("/Execute"):
+                        self.programs += 1
+                        if self.programs == 3:
+                            put(self.name)
+                    return far.unary_unary(details.method)(request, timeout=20)
+
+                return grpc.unary_unary_rpc_method_handler(call)
+
+        for name in arrays:
+            put(name)
+        for name in arrays:
+            near = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [Forward(name)])
+            port = near.add_insecure_port("127.0.0.1:0")
+            near.start()
+            process = self.run_cli("--json", "search", "vectors", "--queries", "queries", "--k", 2,
+                                   server=f"127.0.0.1:{port}")
+            near.stop(None).wait()
+            self.assertNotEqual(process.returncode, 0)
+            error = json.loads(process.stdout)["error"]
+            self.assertEqual(error["reason"], "VERSION_MISMATCH", error)
 
     def test_errors_of_search(self):
         self.put("x", np.zeros((10, 3), "<f4"))

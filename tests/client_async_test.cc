@@ -358,6 +358,12 @@ TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
       EXPECT_EQ(sums[k]->value().real(), i + 2);
     }
   }
+  // Or than a message has room for.
+  const Operand large = Floats(std::vector<float>(1 << 17, 1));
+  for (const auto& sum : client_.Reduces(ReduceOp::kSum, std::vector<Operand>(20, large))) {
+    ASSERT_TRUE(sum.ok()) << sum.status();
+    EXPECT_EQ(sum->value().real(), 1 << 17);
+  }
   EXPECT_TRUE(client_.Dots({}).empty());
   // A deadline that has just come leaves gRPC the rest of a millisecond.
   for (const auto& dot : client_.Dots(pairs, {.timeout = -absl::Milliseconds(10)})) {

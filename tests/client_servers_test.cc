@@ -10,6 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "client/async.h"
+#include "client/resident_buffer.h"
 #include "kernels/base/error.h"
 #include "tests/client_fixture.h"
 
@@ -120,6 +121,42 @@ TEST(TwoServers, WhatMakesABufferIsNotRepeatedElsewhere) {
   EXPECT_EQ(ErrorReason(client.CreateBuffer("x", spec).status()), "CONNECTION_LOST");
   killer.join();
   EXPECT_EQ(ErrorReason(client.GetBuffer("x").status()), "BUFFER_NOT_FOUND");
+}
+
+// Another one would not know what the one that hangs has made.
+TEST(TwoServers, WhatMakesABufferWaitsForOneThatHangs) {
+  ServerProcess a, b;
+  ClientOptions options = FastOptions(a.address() + "," + b.address());
+  options.attempt_timeout = absl::Milliseconds(200);
+  Client client(options);
+  ASSERT_TRUE(PutFloats(client, "first", {1}).ok());
+  ServerProcess& chosen = Client(FastOptions(a.address())).GetBuffer("first").ok() ? a : b;
+  chosen.Signal(SIGSTOP);
+  std::thread waker([&] {
+    absl::SleepFor(absl::Seconds(1));
+    chosen.Signal(SIGCONT);
+  });
+  v1::BufferSpec spec;
+  spec.set_dtype(v1::DTYPE_F32);
+  const auto made = client.CreateBuffer("x", spec);
+  EXPECT_TRUE(made.ok()) << made.status();
+  waker.join();
+}
+
+// The end of a handle deletes its buffer wherever it may be.
+TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
+  ServerProcess a, b;
+  b.Signal(SIGSTOP);
+  Client client(FastOptions(a.address() + "," + b.address()));
+  ASSERT_TRUE(PutFloats(client, "x", {1}).ok());
+  b.Signal(SIGCONT);
+  for (int i = 0; i < 10; ++i) {
+    const auto buffer = PutFloats(client, "y", {1});
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    client.Hold(*buffer, {.delete_with_handle = true});
+    EXPECT_TRUE(Eventually([&] { return !client.GetBuffer("y").ok(); }));
+    EXPECT_TRUE(client.GetBuffer("x").ok());
+  }
 }
 
 TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {

@@ -217,7 +217,7 @@ TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   StartServer();
   ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
   const auto run = [&](int steps, const std::string& strategy = "", const std::string& name = "x",
-                       const std::vector<std::int64_t>& repeated = {}) {
+                       const std::vector<std::int64_t>& repeated = {}, bool timing = false) {
     v1::ExecuteRequest request;
     v1::ExecuteResponse response;
     for (int i = 0; i < steps; ++i) {
@@ -234,6 +234,7 @@ TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
         }
       }
       add.set_strategy(strategy);
+      add.set_timing(timing);
       add.mutable_result()->set_scratch(true);
     }
     v1::ReduceRequest& sum = *request.add_steps()->mutable_reduce();
@@ -254,6 +255,7 @@ TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   EXPECT_EQ(run(16), worker) << "of too many steps";
   EXPECT_EQ(run(1, "", "wide"), worker);
   EXPECT_EQ(run(2, "", "x", {1 << 10, 1 << 10}), worker) << "of a view that is large";
+  EXPECT_EQ(run(1, "", "x", {}, true), worker) << "that is timed";
 }
 
 TEST_F(FaultTest, TransfersDoNotWaitForOperations) {

@@ -20,6 +20,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 import outsider as o
+from callers import Caller
 from home import home_of
 from outsider import eventually
 from relay import Relay
@@ -137,6 +138,11 @@ def test_link_counts_as_a_buffer(server, client):
               "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS")  # fmt: skip
         few.call("DeleteBuffer", name="a")
         few.call("CopyBuffer", source="x", name="c", link=True)
+        # A link of a link does not keep that in the count.
+        few.call("DeleteBuffer", name="b")
+        few.call("CopyBuffer", source="c", name="d", link=True)
+        few.call("DeleteBuffer", name="c")
+        few.call("CopyBuffer", source="x", name="e", link=True)
 
 
 def test_sharded_buffers(server, client):
@@ -273,6 +279,8 @@ def test_import_checks_the_whole(server, client):
 
         def Download(self, request, context):
             self.asked += 1
+            if self.asked <= self.changes.get("full", 0):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "there is no room")
             data = x.tobytes()
             buffer = o.buffers.Buffer(
                 name="x", dtype=1, shape=x.shape, size_bytes=x.nbytes,
@@ -301,6 +309,7 @@ def test_import_checks_the_whole(server, client):
         (dict(short=1, replaced=1), "UNAVAILABLE", "SOURCE_UNREACHABLE"),
         (dict(), "OK", ""),
         (dict(short=1), "OK", ""),  # a message an attempt is progress
+        (dict(full=2), "OK", ""),
     )
     with servers((*FROM_HERE, "--max-imports", "10")) as (near,):
         there = near.client()
@@ -324,7 +333,29 @@ def test_import_checks_the_whole(server, client):
                 assert same(there, f"y{i}", x)
 
         o.in_threads(len(cases), run)
-        assert sorted(there.names()) == ["y7", "y8"]
+        assert sorted(there.names()) == ["y7", "y8", "y9"]
+
+
+def test_import_keeps_tokens_to_itself(server, client):
+    """A server that checks none sends its callers' to others over TLS alone (tls_test)."""
+    found = []
+
+    class Source(o.buffer_grpc.BufferServiceServicer):
+        def Download(self, request, context):
+            found.append({key for key, _ in context.invocation_metadata()})
+            context.abort(grpc.StatusCode.NOT_FOUND, "")
+
+    wire = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    o.buffer_grpc.add_BufferServiceServicer_to_server(Source(), wire)
+    port = wire.add_insecure_port("127.0.0.1:0")
+    wire.start()
+    with servers(FROM_HERE) as (near,):
+        outcome = Caller(near, "secret").attempt(
+            "ImportBuffer", source=f"127.0.0.1:{port}", source_name="x", name="y"
+        )
+        fails(outcome, "FAILED_PRECONDITION", "SOURCE_REFUSED")
+    wire.stop(None)
+    assert len(found) == 1 and "authorization" not in found[0], found
 
 
 def test_import_of_a_server_that_dies(server, client):

@@ -340,6 +340,28 @@ def test_ten_thousand_connections(server, client):
     assert crowded.stop() == 0
 
 
+def test_too_many_streams_beside_many_connections(server, client):
+    """Whoever has them is found among more connections than gRPC lists at a time, which are 500."""
+    count = min(many() // 2, 600)
+    crowded = o.Server(server.log_path.parent, f"--max-connections={2 * count}", "--max-streams=16")
+    connections = [o.RawConnection(crowded) for _ in range(count)]
+    try:
+        for raw in connections:
+            assert raw.find_frame(o.SETTINGS, 60), "the server does not greet"
+        connections.append(o.RawConnection(crowded))
+        head = o.request_headers(DOT)
+        last = connections[-1]
+        last.send(*(frame(o.HEADERS, o.END_HEADERS, stream, head) for stream in range(1, 1024, 2)))
+        last.socket.settimeout(30)
+        while last.socket.recv(65536):  # the server's settings; no answers
+            pass
+        for raw in connections:
+            raw.close()
+        assert crowded.stop() == 0
+    finally:
+        crowded.kill()
+
+
 def test_ten_thousand_streams(server, client):
     """Calls that are open at once, 1000 on each connection, then completed, and all answered."""
     connections = [o.RawConnection(server) for _ in range(10)]

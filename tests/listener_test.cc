@@ -225,6 +225,35 @@ TEST_F(TableTest, OneSourceHasHalfOfThePlaces) {
   EXPECT_EQ(ConnectionTable(15).source_limit(), 15u) << "too few to share";
 }
 
+TEST_F(TableTest, AConnectionIsEndedOnce) {
+  const absl::StatusOr<TcpSockets> listening = ListenTcp("127.0.0.1:0");
+  ASSERT_TRUE(listening.ok());
+  sockets_ = listening->sockets;
+  RawConnection client(listening->address), other(listening->address);
+  ConnectionTable table(3);
+  std::vector<int> ports;
+  for (int i = 0; i < 2; ++i) {
+    pollfd waiting{sockets_[0], POLLIN, 0};
+    ASSERT_EQ(poll(&waiting, 1, 5000), 1);
+    sockaddr_in peer{};
+    socklen_t size = sizeof(peer);
+    sockets_.push_back(accept(sockets_[0], reinterpret_cast<sockaddr*>(&peer), &size));
+    ports.push_back(ntohs(peer.sin_port));
+    EXPECT_EQ(table.Admit(sockets_.back(), ""), Answer::kAdmitted);
+  }
+  const std::string host("\x7f\0\0\1", 4), elsewhere("\x7f\0\0\2", 4);
+  const Endpoint here{host,
+                      std::stoi(listening->address.substr(listening->address.rfind(':') + 1))};
+  EXPECT_FALSE(table.End({elsewhere, ports[0]}, here));
+  EXPECT_FALSE(table.End({host, ports[0]}, {elsewhere, here.port}));
+  EXPECT_TRUE(table.End({host, ports[0]}, here));
+  EXPECT_FALSE(table.End({host, ports[0]}, here)) << "it has been";
+  EXPECT_EQ(table.ended(), 1u);
+  EXPECT_TRUE(client.Closes());
+  EXPECT_TRUE(table.End({host, ports[1]}, here));
+  EXPECT_EQ(table.ended(), 2u);
+}
+
 TEST(Sources, AreAddressesNetworksAndNobodyOnThisHost) {
   const auto of = [](const std::string& text) {
     sockaddr_storage peer{};

@@ -118,7 +118,8 @@ TEST(OperandSyntax, ResultsOfSteps) {
   EXPECT_EQ(operand->step, 12u);
   EXPECT_TRUE(operand->indices);
   EXPECT_EQ(operand->view->offset, 3);
-  for (const char* text : {"step:", "step:.indices", "step:1.values", "step:1.indices[0]"})
+  for (const char* text : {"step:", "step:.indices", "step:1.values", "step:1.indices[0]",
+                           "step:-1", "step:4294967296"})
     EXPECT_EQ(ErrorReason(ParseOperand(text).status()), "BAD_OPERAND") << text;
 }
 

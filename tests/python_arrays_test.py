@@ -222,6 +222,8 @@ class ArraysTest(python_outsider.Case):
         self.check(np.full_like(x, 7, shape=(2, 2)), np.full_like(a, 7, shape=(2, 2)), 0)
         self.check(np.zeros_like(x) + x, a, 0)
         self.check(np.split(x, 3)[1], np.split(a, 3)[1], 0)
+        parts = np.split(x[:, :0], 3, axis=1)
+        self.assertEqual([part.shape for part in parts], 3 * [(a.shape[0], 0)])
         self.assertEqual(np.result_type(x, 1.0, np.float64), np.float64)
         self.check(ts.window_sum(x[0], 2), np.convolve(a[0], np.ones(5), "same"))
         self.check(ts.sum_squares(x, axis=1), (a * a).sum(axis=1))

@@ -21,7 +21,8 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
-from tessera import _connect, _errors, _retry
+from tessera import _connect, _core, _errors, _retry
+from tessera import _protocol as p
 
 LONG = {"timeout": 20, "connect_timeout": 2, "stall_timeout": 8}
 # Within each of these a call has ended, whatever became of the server.
@@ -89,6 +90,15 @@ class ReasonsTest(unittest.TestCase):
         pauses = [retry.pause(lost) for _ in range(5)]
         self.assertIsNone(pauses[4])
         self.assertTrue(all(pauses[:4]))
+
+    def test_all_attempts_have_the_time_of_one(self):
+        steps = _core.Core(_connect.Options("127.0.0.1:1", timeout=20)).call("ListStrategies", b"")
+        first = next(steps)
+        pause = steps.throw(_errors.make("", "UNAVAILABLE", "CONNECTION_LOST"))
+        self.assertIsInstance(pause, _core.Pause)
+        second = steps.send(True)
+        self.assertEqual(first.timeout, 20)
+        self.assertTrue(0 < second.timeout < 20, second.timeout)
 
 
 class TokensTest(unittest.TestCase):
@@ -347,6 +357,8 @@ class CutAnswersTest(python_outsider.Case):
 
     def test_details_of_a_refusal(self):
         class Refusal(_errors.grpc.RpcError):
+            value = b"\x0a\x09"
+
             def code(self):
                 return _errors.grpc.StatusCode.NOT_FOUND
 
@@ -354,9 +366,16 @@ class CutAnswersTest(python_outsider.Case):
                 return "none"
 
             def trailing_metadata(self):
-                return (("grpc-status-details-bin", b"\x0a\x09"),)
+                return (("grpc-status-details-bin", self.value),)
 
         self.assertEqual(_errors.from_rpc(Refusal()).code, "NOT_FOUND")
+        delay = p.RetryInfo(retry_delay={"seconds": 1, "nanos": 250_000_000})
+        status = p.Status()
+        status.details.add(
+            type_url="type.googleapis.com/google.rpc.RetryInfo", value=delay.SerializeToString()
+        )
+        Refusal.value = status.SerializeToString()
+        self.assertEqual(_errors.from_rpc(Refusal()).retry_after, 1.25)
 
 
 if __name__ == "__main__":

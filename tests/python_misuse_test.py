@@ -227,8 +227,9 @@ class ShortLivesTest(python_outsider.Case):
             x = t.put([1.0])
             buffer = t.call("GetBuffer", name=x.name).buffer
             self.assertLess(buffer.expire_time.seconds, time.time() + 12)
-        with ts.connect(self.server.address, unnamed_ttl=None) as t:
-            self.assertEqual(t.put([1.0]).numpy(), [1])
+        for ttl in (None, 60.5):
+            with ts.connect(self.server.address, unnamed_ttl=ttl) as t:
+                self.assertEqual(t.put([1.0]).numpy(), [1])
         for call in (lambda: self.t.put([1.0], ttl="2m"), lambda: self.t.put([1.0], "x", ttl=61)):
             self.assertRaises(ts.BadTtl, call)
 
@@ -253,7 +254,7 @@ class ArgumentsTest(python_outsider.Case):
             self.assertRaises(ts.BadName, t.put, a, name)
         for call in (lambda ttl: t.put(a, ttl=ttl), lambda ttl: (x + 1).save(ttl=ttl),
                      lambda ttl: x.copy(ttl=ttl)):
-            for ttl in (0, -1, "5 parsecs", float("inf"), float("nan"), 1e300):
+            for ttl in (0, -1, -0.5, "5 parsecs", float("inf"), float("nan"), 1e300):
                 self.assertRaises(ValueError, call, ttl)
 
     def test_calls_of_the_protocol(self):
@@ -314,7 +315,8 @@ class ProcessesTest(python_outsider.Case):
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.FLAGS = (*python_outsider.PATIENT, "--shared-memory", f"{folder.name}/socket")
+        cls.FLAGS = (*python_outsider.PATIENT, "--shared-memory", f"{folder.name}/socket",
+                     "--import-from", "127.0.0.1:*")
         super().setUpClass()
 
     def begin(self, *program, **environment):
@@ -488,6 +490,7 @@ print(found > 6)
             lambda: self.t.keep(x + 1, x.sum()),
             lambda: x[::2].copy(),
             lambda: self.t.put(np.ones(3)),
+            lambda: self.t.import_from(self.server.address, x.name),
         ):
             self.t._io.perform = interrupted
             try:

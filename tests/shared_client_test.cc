@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -232,6 +233,48 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   const auto buffer = hasty.Upload("new", DType::kI32, {kSlot / 4}, source);
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_TRUE(Get("new") == data);
+}
+
+TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
+  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
+  // An upload whose source waits until it may go on, when it has filled a slot.
+  struct Held {
+    std::promise<void> filled, go_on;
+    std::jthread thread;
+  };
+  const auto hold = [&](Held& held, char fill) {
+    held.thread = std::jthread([&, fill] {
+      const auto source = [&](std::uint64_t, absl::Span<char> to) {
+        std::memset(to.data(), fill, to.size());
+        held.filled.set_value();
+        held.go_on.get_future().wait();
+        return absl::OkStatus();
+      };
+      const auto buffer = hasty.Upload(std::string(1, fill), DType::kI32, {kLeast / 4}, source);
+      EXPECT_TRUE(buffer.ok()) << buffer.status();
+    });
+    held.filled.get_future().wait();
+  };
+  ASSERT_TRUE(Put("x", Pattern(kLeast)).ok());
+  Held old;
+  hold(old, 'o');
+  device_->Close(FakeDevice::Step::kCopyToHost);
+  std::string got(kLeast, '\0');
+  EXPECT_FALSE(hasty.Download("x", absl::MakeSpan(got)).ok()) << "it gives the memory up";
+  device_->Open();
+  std::vector<Held> all(4);
+  for (std::size_t i = 0; i < all.size(); ++i) hold(all[i], "abcd"[i]);
+  old.go_on.set_value();
+  old.thread.join();
+  const std::string last(kLeast, 'z');
+  EXPECT_TRUE(hasty.Upload("last", DType::kI32, {kLeast / 4}, FromMemory(last)).ok());
+  for (Held& held : all) {
+    held.go_on.set_value();
+    held.thread.join();
+  }
+  for (const char fill : {'o', 'a', 'b', 'c', 'd'})
+    EXPECT_TRUE(Get(std::string(1, fill)) == std::string(kLeast, fill)) << fill;
+  EXPECT_TRUE(Get("last") == last);
 }
 
 TEST_F(SharedClientTest, MemoryOfTheCallerIsNotCopied) {

@@ -320,6 +320,11 @@ def test_truth_values(server, client):
     outcome = attempt(client, "UploadShared", name="d", offset=10, source=region.range(690, 20))
     refused(outcome, "INVALID_ARGUMENT", "BAD_BOOL", offset=20, value=2)
     assert client.names() == ["b", "d"]
+    # What was refused does not keep the draft from being sealed.
+    region.bytes[700] = 0
+    call(client, "UploadShared", name="d", source=region.range(0, 1000))
+    client.call("SealBuffer", name="d")
+    assert client.download("d") == bytes([0, 1] * 500)
     region.close()
 
 

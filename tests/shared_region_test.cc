@@ -185,6 +185,10 @@ TEST_F(SharedRegionTest, AUserWhoSharesHasHalf) {
   regions_.Remove(*first);
   EXPECT_TRUE(regions_.Add(nine.descriptor()).ok()) << "what is refused is as it was";
   EXPECT_EQ(count_.used(), 3);
+  // The only one is everybody's.
+  Budget bytes(16 * kPage), one(1);
+  SharedRegions single({&first_}, bytes, one);
+  EXPECT_TRUE(single.Add(File(kPage).descriptor(), 7).ok());
 }
 
 TEST_F(SharedRegionTest, EndsWithItsLastUser) {

@@ -17,7 +17,7 @@ import numpy as np
 
 import outsider as o
 from authority import Authority
-from callers import line_of
+from callers import Bearer, line_of
 
 CLI = None
 DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "demo.py"
@@ -129,6 +129,49 @@ class TlsTest(unittest.TestCase):
         path = self.cert
         path.unlink()
         self.assertEqual(self.dot(server), "OK")
+
+    def test_imports(self):
+        """They go by the certificate of the server that asks, with its caller's token."""
+        tokens = self.folder / "tokens"
+        tokens.write_text(line_of("secret") + "\n")
+        tokens.chmod(0o600)
+        ca = self.folder / "ca.pem"
+        replace(ca, self.ca.cert.read_bytes())
+        far = self.serve("--tls-client-ca", self.ca.cert, "--tokens", tokens)
+        near = self.serve("--import-from", "127.0.0.1:*", "--import-tls-ca", ca)
+
+        def stub(server, *metadata):
+            files = (self.ca.cert, *self.client_pair[::-1])
+            channel = grpc.secure_channel(
+                server.address,
+                grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
+            )
+            self.addCleanup(channel.close)
+            return o.buffer_grpc.BufferServiceStub(grpc.intercept_channel(channel, Bearer(*metadata)))
+
+        token = ("authorization", "Bearer secret")
+        x = np.arange(5, dtype=np.float32)
+        message = o.buffers.UploadRequest(name="x", spec=o.spec_of(x), data=x.tobytes())
+        stub(far, token).Upload(iter([message]), timeout=20)
+        ask = o.buffers.ImportBufferRequest(source=far.address, source_name="x", name="y")
+
+        def outcome(*metadata, timeout=20):
+            return o.outcome_of(lambda: stub(near, *metadata).ImportBuffer(ask, timeout=timeout))
+
+        end = outcome()
+        self.assertEqual((end.reason, end.metadata.get("reason")), ("SOURCE_REFUSED", "BAD_TOKEN"))
+        self.assertTrue(outcome(token).ok)
+        get = o.buffers.DownloadRequest(name="y")
+        got = b"".join(part.data for part in stub(near).Download(get, timeout=20))
+        self.assertEqual(got, x.tobytes())
+        # The file is read for each of them.
+        ask.name = "z"
+        ca.unlink()
+        end = outcome(token)
+        self.assertEqual((end.code, end.reason), ("FAILED_PRECONDITION", "BAD_CERTIFICATE"))
+        self.assertEqual(end.metadata["file"], str(ca))
+        replace(ca, self.foreign.cert.read_bytes())
+        self.assertEqual(outcome(token, timeout=2).code, "DEADLINE_EXCEEDED")
 
     def test_a_changed_client_ca_is_used_without_a_restart(self):
         clients = self.folder / "clients.pem"

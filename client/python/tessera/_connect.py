@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import ipaddress
+import math
 import os
 import pathlib
 import re
@@ -60,7 +61,7 @@ def duration(ttl: Ttl) -> Any:
         seconds = float(ttl)
     if not abs(seconds) < 1e11:
         raise ValueError(f"ttl {ttl!r}: at most 3000 years")
-    return _Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
+    return _Duration(seconds=int(seconds), nanos=int(math.fmod(seconds, 1) * 1e9))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -593,9 +593,13 @@ class Core:
             replace=replace,
             device=device,
         )
-        answer = yield from self.call(
-            "ImportBuffer", request.SerializeToString(), replace, timeout=timeout
-        )
+        try:
+            answer = yield from self.call(
+                "ImportBuffer", request.SerializeToString(), replace, timeout=timeout
+            )
+        except GeneratorExit:
+            self._abandoned([request.name])
+            raise
         return Leaf(answer.buffer, dead)
 
     def fetch(

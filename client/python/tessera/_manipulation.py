@@ -48,7 +48,7 @@ def _split(a: Any, sections: Any, axis: int = 0) -> List[Any]:
     if hasattr(sections, "__index__"):
         if extent % sections:
             raise ValueError("array split does not result in an equal division")
-        sections = range(extent // sections, extent, extent // sections)
+        sections = [extent // sections * i for i in range(1, sections)]
     ends = [0, *sections, extent]
     before = (slice(None),) * axis
     return [a[(*before, slice(begin, end))] for begin, end in zip(ends, ends[1:])]
