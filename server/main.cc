@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 16 << 20);
   mallopt(M_ARENA_MAX, 8);
-  // gRPC's threads may still use OpenSSL while the process exits: it frees nothing then.
+  // OpenSSL would free its state at exit, while threads of gRPC may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   tessera::SetUpLog(options->log_level, options->log_json);
   tessera::WatchSignals();

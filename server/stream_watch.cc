@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 // The pause after a look, in multiples of the processor time that it took.
 constexpr int kPause = 20;
 constexpr absl::Duration kLogInterval = absl::Seconds(1);
-// How long a connection has more calls before it is ended.
+// How long a connection may have more calls than the limit.
 constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
 // Processor time of this thread.
@@ -63,7 +63,7 @@ std::int64_t Open(const Json& data, const char* started, const char* succeeded,
   return Number(data, started) - Number(data, succeeded) - Number(data, failed);
 }
 
-// Of TCP alone.
+// nullopt: it is of no TCP connection.
 std::optional<Endpoint> EndpointOf(const Json& address) {
   const Json& tcp = Member(address, "tcpip_address");
   const Json& port = Member(tcp, "port");

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// Reads what gRPC counts of every connection (channelz), 5 us each. Those by unix sockets cannot be
-// told apart there, and are left alone. Not thread safe.
+// Reads what gRPC counts of every connection (channelz), which takes some microseconds each. Those by
+// unix sockets cannot be told apart there, and are left alone. Not thread safe.
 class StreamWatch {
  public:
   // limit: calls that a connection of the table may have. It is ended when it has more than twice as
@@ -22,8 +22,8 @@ class StreamWatch {
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
   // Many times a second. Takes a twentieth of a core at most, by doing nothing when it is called too
-  // soon. now: of SteadyNow. forbearing: half a second is given in any case, as the server has not run
-  // and has still to notice much.
+  // soon. now: of SteadyNow. forbearing: none is ended at once, as the server has just not run for a
+  // while, and has not noticed yet what its clients have given up.
   void Look(absl::Time now, bool forbearing);
 
  private:
@@ -36,7 +36,7 @@ class StreamWatch {
   ConnectionTable& connections_;
   const std::int64_t limit_;
   bool forbearing_ = false;
-  Since over_;       // of connections that have more: since when
+  Since over_;       // connections that have more calls than limit_: since when
   Since were_over_;  // during a look: those of the one before
   absl::Time next_look_ = absl::InfinitePast();
   absl::Time next_log_ = absl::InfinitePast();

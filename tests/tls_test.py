@@ -265,8 +265,8 @@ class TlsTest(unittest.TestCase):
 
     def test_a_client_ends_well_while_threads_of_grpc_use_openssl(self):
         server = self.serve()
-        # So often that they, not the caller, shake hands in some of the runs. The sanitizer says
-        # what of OpenSSL's they still hold when it has cleaned up.
+        # gRPC polls so often that its threads, not the caller, make some of the TLS handshakes.
+        # AddressSanitizer reports what such a thread still holds when OpenSSL has freed its state.
         often = os.environ | {"GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "1"}
         command = [CLI, "--server", server.address, "--tls-ca", self.ca.cert, "ls"]
         for _ in range(20):

@@ -181,7 +181,7 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  // gRPC's threads may still use OpenSSL while the process exits: it frees nothing then.
+  // OpenSSL would free its state at exit, while threads of gRPC may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   return tessera::Main(argc, argv);
 }
