@@ -96,7 +96,7 @@
   CUDA(Map, Vectorized)
 
 #define ROWS_TopK(CPU, CUDA) \
-  CPU(TopK, CpuHeap)         \
+  CPU(TopK, CpuSelect)         \
   CUDA(TopK, HeapThread)     \
   CUDA(TopK, BitonicBlock)   \
   CUDA(TopK, RadixSelect)    \
@@ -280,7 +280,7 @@ const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& devi
 
 template <>
 const Strategy<TopKProblem>* Choose(const TopKProblem& problem, const Device& device) {
-  return FirstOf({"threshold", "radix_select", "cpu_heap"}, problem, device);
+  return FirstOf({"threshold", "radix_select", "cpu_select"}, problem, device);
 }
 
 // The first-level cache serves small windows better than shared memory with its barriers; from

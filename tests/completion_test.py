@@ -109,7 +109,7 @@ class CompletionTest(unittest.TestCase):
             (("dot", "a", "b", "di"), []),  # no third operand
             (("dot", "--strategy", "cpu_p"), ["cpu_parallel"]),
             (("bench", "window-sum", "--strategy", "c"), ["cpu"]),
-            (("topk", "--strategy", "cpu_"), ["cpu_heap"]),
+            (("topk", "--strategy", "cpu_"), ["cpu_select"]),
             (("topk", "digits", "--indices-out"), ["--indices-out", "--indices-output"]),
             (("search", "digits", "--queries", "ot"), ["other"]),
             (("search", "digits", "--metric", ""), ["dot", "l2"]),

@@ -75,7 +75,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   l.ExpectRefused(RunAdd(*l.stream, x, x, nullptr, l.options).status(), 30, "cpu");
   l.ExpectRefused(RunWindowSum(*l.stream, x, kHuge, nullptr, l.options).status(), 30, "cpu");
   l.ExpectRefused(RunTopK(*l.stream, x, 10, 0, false, nullptr, nullptr, l.options).status(), 30,
-                  "cpu_heap");
+                  "cpu_select");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});

@@ -143,7 +143,7 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
       {"cpu/add", "cpu"},
       {"cpu/window_sum", "cpu"},
       {"cpu/map", "one_node fused"},
-      {"cpu/top_k", "cpu_heap"},
+      {"cpu/top_k", "cpu_select"},
 #ifdef TESSERA_WITH_CUDA
       {"cuda/dot",
        "elementwise block_serial block_serial_atomic thread_partials block_partials tree_global "

@@ -81,7 +81,7 @@ class Mutator {
                                          "cpu_naive",
                                          "cpu_axis",
                                          "cpu_parallel",
-                                         "cpu_heap",
+                                         "cpu_select",
                                          "cpu_library",
                                          "cpu_register_tiled",
                                          "cpu_cache_tiled"};

@@ -1,0 +1,186 @@
+// TopK by selection: for each row, or for each part of a long one, over all cores.
+//
+// The best elements so far wait in memory for twice as many as are wanted. When it is full, the k best
+// of them are selected (in linear time, whatever their order), and the worst of these is a limit: an
+// element that is no better is done after one comparison. In a random row of n elements all but about
+// k (1 + ln(n / k)) are; so a core compares kBlock of them with the limit in one loop, which becomes
+// vector instructions, and looks closer only where some element passed. Where there are fewer rows
+// than cores, rows are cut into parts, and the best of a row's parts are selected from at the end.
+//
+// Cost: every element is read once; k (1 + ln(n / k)) are selected from where elements come in random
+// order, n of them where every element is better than those before it, which takes some five times as
+// long.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "kernels/device.h"
+#include "kernels/top_k.h"
+
+namespace tessera {
+namespace {
+
+// Elements compared at once; between two looks at Stream::stopped() are kLook.
+constexpr std::int64_t kBlock = 64, kLook = std::int64_t{1} << 14;
+// Elements that make a part of a row worth a selection of its own.
+constexpr std::int64_t kLeastPart = std::int64_t{1} << 16;
+static_assert(kLeastPart >= kMostTopK, "every part has k elements");
+
+template <class T>
+struct Entry {
+  KeyOf<T> key;
+  std::int64_t index;
+
+  // Whether this one comes before the other in the result.
+  bool operator<(const Entry& other) const {
+    return key != other.key ? key < other.key : index < other.index;
+  }
+};
+
+// Whether a key of x[0, n) is less than limit. What comes later in a row and is equal is worse.
+template <class T>
+bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
+  bool any = false;
+  for (std::int64_t i = 0; i < n; ++i) any |= TopKKey(x[i], smallest) < limit;
+  return any;
+}
+
+// Entries of memory for the k best.
+constexpr std::int64_t Room(std::int64_t k) { return 2 * k + kBlock; }
+
+// The k best entries seen, and some that are waiting to be found worse.
+template <class T>
+class Best {
+ public:
+  // entries: memory for Room(k).
+  Best(Entry<T>* entries, std::int64_t k) : entries_(entries), k_(k) {}
+
+  // x[begin, end), in order of their indices.
+  void InsertAll(const T* x, std::int64_t begin, std::int64_t end, bool smallest) {
+    for (std::int64_t i = begin; i < end; i += kBlock) {
+      const std::int64_t last = std::min(end, i + kBlock);
+      if (limited_ && !AnyBefore(x + i, last - i, limit_, smallest)) continue;
+      if (count_ + kBlock > Room(k_)) Select();
+      for (std::int64_t j = i; j < last; ++j) {
+        const KeyOf<T> key = TopKKey(x[j], smallest);
+        entries_[count_] = {key, j};
+        count_ += !limited_ || key < limit_ ? 1 : 0;
+      }
+    }
+  }
+  // Leaves the k best, in no order.
+  void Select() {
+    if (count_ <= k_) return;
+    std::nth_element(entries_, entries_ + k_ - 1, entries_ + count_);
+    count_ = k_;
+    limit_ = entries_[k_ - 1].key;
+    limited_ = true;
+  }
+  std::int64_t count() const { return count_; }
+
+ private:
+  Entry<T>* const entries_;
+  const std::int64_t k_;
+  std::int64_t count_ = 0;
+  bool limited_ = false;  // there is a limit
+  KeyOf<T> limit_ = 0;    // the worst of the k best, when they were selected
+};
+
+// Parts of every row.
+std::int64_t Parts(const TopKProblem& p, std::int64_t workers) {
+  const std::int64_t wanted = (workers + p.rows - 1) / p.rows;
+  return std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted);
+}
+
+template <class T>
+void Run(const TopKProblem& p, Stream& stream) {
+  const std::int64_t workers = std::max(1, stream.device().info().multiprocessors);
+  const std::int64_t parts = Parts(p, workers);
+  const auto* x = static_cast<const T*>(p.x);
+  auto* values = static_cast<T*>(p.values);
+  // A row without parts is done by one worker, which uses its entries again for the next.
+  const std::int64_t places = parts > 1 ? p.rows * parts : std::min(workers, p.rows);
+  const std::int64_t room = Room(p.k);
+  auto* entries = static_cast<Entry<T>*>(
+      stream.Scratch(static_cast<std::size_t>(places * room) * sizeof(Entry<T>)));
+
+  // The best of a part, in memory for as many; how many there are.
+  const auto find = [&](Entry<T>* found, std::int64_t row, std::int64_t part) {
+    Best<T> best(found, p.k);
+    const std::int64_t begin = p.n / parts * part;
+    const std::int64_t end = part + 1 == parts ? p.n : p.n / parts * (part + 1);
+    for (std::int64_t i = begin; i < end && !stream.stopped(); i += kLook)
+      best.InsertAll(x + row * p.n, i, std::min(end, i + kLook), p.smallest);
+    best.Select();
+    return best.count();
+  };
+  const auto store = [&](Entry<T>* found, std::int64_t count, std::int64_t row) {
+    std::sort(found, found + count);
+    for (std::int64_t j = 0; j < count; ++j) {
+      const std::int64_t place = TopKPlace(row, j, p.k, p.inner);
+      values[place] = x[row * p.n + found[j].index];
+      p.indices[place] = found[j].index;
+    }
+  };
+
+  if (parts == 1) {
+    const int used = static_cast<int>(places);
+#pragma omp parallel for schedule(static, 1) num_threads(used) if (p.rows * p.n > (1 << 16))
+    for (std::int64_t worker = 0; worker < places; ++worker) {
+      for (std::int64_t row = worker; row < p.rows && !stream.stopped(); row += places) {
+        Entry<T>* const found = entries + worker * room;
+        const std::int64_t count = find(found, row, 0);
+        store(found, count, row);
+      }
+    }
+    return;
+  }
+#pragma omp parallel for schedule(dynamic, 1)
+  for (std::int64_t i = 0; i < p.rows * parts; ++i) find(entries + i * room, i / parts, i % parts);
+  if (stream.stopped()) return;
+  for (std::int64_t row = 0; row < p.rows; ++row) {
+    Entry<T>* const first = entries + row * parts * room;
+    Entry<T>* end = first + p.k;
+    for (std::int64_t part = 1; part < parts; ++part)
+      end = std::copy_n(first + part * room, p.k, end);
+    std::nth_element(first, first + p.k - 1, end);
+    store(first, p.k, row);
+  }
+}
+
+}  // namespace
+
+extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
+    .name = "cpu_select",
+    .summary = "selects from those of each row or part that pass a limit; most fail one comparison",
+    .source = "introselect (Musser, Introspective Sorting and Selection Algorithms, 1997)",
+    .deterministic = true,
+    .roundoff = [](const TopKProblem&) { return 0.0; },
+    .cost =
+        [](const TopKProblem& p) {
+          const auto elements = static_cast<double>(p.rows) * static_cast<double>(p.n);
+          const auto k = static_cast<double>(std::max<std::int64_t>(1, p.k));
+          const double inserted = static_cast<double>(p.rows) * k *
+                                  (1 + std::log(std::max(1.0, static_cast<double>(p.n) / k)));
+          return Cost{
+              .bytes = static_cast<std::uint64_t>(elements) * SizeOf(p.dtype) + TopKOutBytes(p),
+              .flops = static_cast<std::uint64_t>(elements + inserted * 4 * std::log2(k + 1)),
+              .atomics = 0,
+              .depth = static_cast<std::uint64_t>(std::min(p.n, kLeastPart)),
+          };
+        },
+    .launch =
+        [](const TopKProblem& p, Stream& stream) {
+          DispatchDType(p.dtype, [&](auto t) { Run<decltype(t)>(p, stream); });
+        },
+    .scratch =
+        [](const TopKProblem& p) {
+          constexpr std::int64_t kMostPlaces = 512;  // two for each of as many cores
+          const std::int64_t places = p.rows > kMostPlaces
+                                          ? kMostPlaces
+                                          : std::min(kMostPlaces, p.rows * (1 + p.n / kLeastPart));
+          return static_cast<std::uint64_t>(places * Room(p.k)) * 2 * sizeof(std::int64_t);
+        },
+};
+
+}  // namespace tessera
