@@ -5,8 +5,10 @@ that runs, and what is refused at the start.
 usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
+import contextlib
 import os
 import pathlib
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -218,6 +220,33 @@ class TlsTest(unittest.TestCase):
         self.assertTrue(o.eventually(lambda: f"cannot use {self.cert}" in server.log(), 5))
         start = ("--listen", "127.0.0.1:0", "--tls-cert", self.cert, "--tls-key", self.key)
         self.assertIn("cut off or damaged", o.refused(*start))
+
+    def test_who_acknowledges_no_settings_has_no_more_streams(self):
+        headers = o.request_headers("/tessera.v1.ComputeService/Dot")
+        calls = [o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, headers) for i in range(1024)]
+        for pair in (None, self.client_pair):
+            with self.subTest("with certificates of clients" if pair else "without"):
+                client_ca = ("--tls-client-ca", self.ca.cert) if pair else ()
+                server = self.serve("--max-streams", 16, *client_ca)
+                tls = ssl.create_default_context(cafile=self.ca.cert)
+                tls.set_alpn_protocols(["h2"])
+                if pair:
+                    tls.load_cert_chain(*pair)
+                few, many = (o.RawConnection(server, tls=tls) for _ in range(2))
+                self.addCleanup(few.close)
+                self.addCleanup(many.close)
+                few.send(*calls[:16])
+                many.send(*calls)
+                many.socket.settimeout(5)
+                # The server's settings, no answers; the end says nothing of TLS.
+                with contextlib.suppress(ssl.SSLEOFError):
+                    while many.socket.recv(65536):
+                        pass
+                said = "1 connections ended for more than 288 calls: ipv4:127.0.0.1:"
+                self.assertTrue(o.eventually(lambda: said in server.log(), 5), server.log())
+                self.assertEqual(self.dot(server, pair=pair), "OK")
+                few.send(o.frame(o.PING, 0, 0, b"answered"))
+                self.assertIsNotNone(few.find_frame(o.PING, 5), "it has ended as well")
 
     def test_keys_stay_out_of_the_log(self):
         server = self.serve()
