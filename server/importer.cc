@@ -65,12 +65,15 @@ bool IsTransient(grpc::StatusCode code) {
   }
 }
 
+bool IsConnecting(grpc::Channel& channel) {
+  return channel.GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_CONNECTING;
+}
+
 // Until a channel does not connect any more: gRPC 1.51 never closes a connection that is made when its
 // channel has gone.
 void AwaitConnection(grpc::Channel& channel, Core& core) {
   const absl::Time end = SteadyNow() + kLongestConnecting;
-  while (channel.GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_CONNECTING &&
-         SteadyNow() < end && !core.admission().closed())
+  while (IsConnecting(channel) && SteadyNow() < end && !core.admission().closed())
     channel.WaitForStateChange(GRPC_CHANNEL_CONNECTING, absl::ToChronoTime(absl::Now() + kGlance));
 }
 
@@ -146,12 +149,14 @@ class ImportCall final : public UnaryCall {
     if (draft_ != nullptr) store().Discard(*draft_);
     draft_.reset();
     stream_.reset();
-    place_ = {};
+    const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
+    // Its thread has the place for as long as it waits for a connection, so that nobody waits for it.
+    Core::StreamPlace place = std::move(place_);
+    if (channel == nullptr || !IsConnecting(*channel)) place = {};
     {
       const std::lock_guard lock(importer_.mutex_);
       importer_.running_.erase(this);
     }
-    const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
     Core& server = core();
     End(status);
     if (channel != nullptr) AwaitConnection(*channel, server);
@@ -363,8 +368,9 @@ class ImportCall final : public UnaryCall {
 Importer::Importer(Core& core)
     : core_(core),
       sources_(core.options()),
+      // One for each place, and the one that chores of a share leave to others: none has to wait.
       threads_(
-          core.options().import_from.empty() ? 0 : static_cast<int>(core.options().max_imports),
+          core.options().import_from.empty() ? 0 : 1 + static_cast<int>(core.options().max_imports),
           core.options().max_imports) {}
 
 void Importer::Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {

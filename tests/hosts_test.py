@@ -454,6 +454,31 @@ def test_an_import_that_ends_while_it_connects_leaves_no_socket(server, client):
                 pass
 
 
+def test_imports_that_connect_hold_up_no_others(server, client):
+    """As many begin as there are places, and one whose caller has left has its place until it connects no more."""
+    put(client, "x", np.ones(4, np.float32))
+    with contextlib.ExitStack() as stack:
+        mute = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        (near,) = stack.enter_context(servers((*FROM_HERE, "--max-imports", "4")))
+        there = near.client()
+
+        def begin():
+            return [
+                there.future("ImportBuffer", source=f"127.0.0.1:{silent.getsockname()[1]}",
+                             source_name="x", name=f"y{i}", timeout=0.5)
+                for i, silent in enumerate(mute)
+            ]  # fmt: skip
+
+        for call in begin():
+            assert o.outcome_of(call).code == "DEADLINE_EXCEEDED"
+        begun = time.monotonic()
+        there.call("ImportBuffer", source=server.address, source_name="x", name="z")
+        took = time.monotonic() - begun
+        assert took < 2 * o.Program.patience(), f"it waited {took:.1f} s for others"
+        codes = [o.outcome_of(call).reason for call in begin()]
+        assert codes.count("TOO_MANY_IMPORTS") >= 2, codes
+
+
 def test_import_ends_with_its_caller(server, client):
     x = np.ones(16 * MIB // 4, np.float32)
     put(client, "x", x, checksums=False)
