@@ -2,7 +2,7 @@
 """What small calls of one tenant take alone, and while another floods the server with work of a kind.
 
 usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--flood product,top_k,...]
-                     [--side N] [--seconds S] [--turns N]
+                     [--side N] [--scale N] [--seconds S] [--turns N]
 
 Small calls are Dots of 4096 resident floats, one after the other. The flood is a process of its own, which
 keeps 16 calls in flight. The small calls are timed in turns, alone and beside it; figures are medians of the
@@ -29,7 +29,6 @@ import outsider as o  # noqa: E402
 IN_FLIGHT = 16  # of the flood
 MOST = 5
 PART = 1 << 20  # bytes of a message of an upload
-ROWS, ROW = 4096, 1024  # of top_k_rows
 
 
 class Tenant:
@@ -69,10 +68,10 @@ def top_k_of(array, k, **results):
     return array, "TopK", request
 
 
-def top_k_of_rows():
+def top_k_of_rows(rows):
     """Results stay on the device: inline ones of this size are too large."""
     results = {name: o.into(name, replace=True) for name in ("values", "indices")}
-    return top_k_of(randoms(ROWS, ROW), 100, **results)
+    return top_k_of(randoms(rows, 1024), 100, **results)
 
 
 def map_of(n):
@@ -103,27 +102,27 @@ def reduce_of(n):
     return randoms(n), "Reduce", o.compute.ReduceRequest(x=x, op=o.compute.REDUCE_OP_SUM)
 
 
-# An array "flood", the method, and its request; side: of products.
+# An array "flood", the method, and its request, by the arguments of the command line.
 FLOODS = {
-    "product": product_of,
-    "top_k": lambda side: top_k_of(randoms(250_000), 100),
+    "product": lambda a: product_of(a.side),
+    "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
     # Every element is better than all before it.
-    "top_k_sorted": lambda side: top_k_of(np.sort(randoms(250_000)), 100),
-    "top_k_rows": lambda side: top_k_of_rows(),
-    "map": lambda side: map_of(1 << 22),
-    "reduce": lambda side: reduce_of(1 << 24),
+    "top_k_sorted": lambda a: top_k_of(np.sort(randoms(a.scale * 250_000)), 100),
+    "top_k_rows": lambda a: top_k_of_rows(a.scale * 4096),
+    "map": lambda a: map_of(a.scale << 22),
+    "reduce": lambda a: reduce_of(a.scale << 24),
 }
 
 
-def flood(address, kind, side):
+def flood(arguments):
     """Floods from a line on standard input to the next one: answers "on" once a call has ended, and how many
     have ended well since then once none is left. Ends with its input. It gives way to the small calls' client,
     since it stands for another host."""
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)
-        tenant = Tenant(address, "large")
-        array, method, request = FLOODS[kind](side)
+        tenant = Tenant(arguments.at, "large")
+        array, method, request = FLOODS[arguments.flood[0]](arguments)
         tenant.put("flood", array)
         call = getattr(tenant.client.c, method)
         call(request, metadata=tenant.metadata)
@@ -161,8 +160,9 @@ def flood(address, kind, side):
 class Flood:
     """The process, and how many calls it has had answered."""
 
-    def __init__(self, address, kind, side):
-        command = [sys.executable, __file__, "--flood", kind, "--side", str(side), "--at", address]
+    def __init__(self, address, kind, arguments):
+        command = [sys.executable, __file__, "--flood", kind, "--at", address]
+        command += [f"--side={arguments.side}", f"--scale={arguments.scale}"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -208,7 +208,7 @@ def sample(tenant, seconds):
 
 def measure(server, small, kind, arguments):
     """Prints a line: whether p99 beside the flood is small enough."""
-    beside_it = Flood(server.address, kind, arguments.side)
+    beside_it = Flood(server.address, kind, arguments)
     try:
         sample(small, 0.5)
         alone, beside = [], []
@@ -239,12 +239,13 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--flood", type=kinds_of, default=list(FLOODS), help=",".join(FLOODS))
     parser.add_argument("--side", type=int, default=1024, help="of products")
+    parser.add_argument("--scale", type=int, default=1, help="so many times the elements of the others")
     parser.add_argument("--seconds", type=float, default=2, help="of a turn")
     parser.add_argument("--turns", type=int, default=5, help="alone, and as many beside each flood")
     parser.add_argument("--at", help=argparse.SUPPRESS)  # where the process of a flood calls
     arguments = parser.parse_args()
     if arguments.at:
-        return flood(arguments.at, arguments.flood[0], arguments.side)
+        return flood(arguments)
     if not arguments.server:
         parser.error("--server is needed")
     o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
