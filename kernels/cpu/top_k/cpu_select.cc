@@ -8,7 +8,7 @@
 // than cores, rows are cut into parts, and the best of a row's parts are selected from at the end.
 //
 // Cost: every element is read once; k (1 + ln(n / k)) are selected from where elements come in random
-// order, n of them where every element is better than those before it, which takes some five times as
+// order, n of them where every element is better than those before it, which takes some three times as
 // long.
 #include <algorithm>
 #include <cmath>
