@@ -65,9 +65,20 @@ __device__ const BatchItem<C>* FetchLines(const Batch<C>& batch, unsigned first,
 
 constexpr unsigned kMostEach = 4;  // problems of a block, one after the other
 
-// `each` problems a block.
-template <class C>
-__global__ void __launch_bounds__(kTreeLanes, 2)
+// Problems of up to so many rows have a kernel that loads no more of them at once, which leaves
+// registers for a third block of an SM.
+constexpr int kFewRows = kShortRows / 2;
+
+template <class C, int kRows>
+constexpr int BatchBlocks() {
+  constexpr std::size_t kBytes =
+      C::kOperands * sizeof(typename C::Column) * kTreeVector<typename C::Element>;
+  return kRows <= kFewRows && kBytes <= 32 ? 3 : 2;
+}
+
+// `each` problems a block, of up to kRows rows.
+template <class C, int kRows>
+__global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
     FoldBatch(const Batch<C> batch, unsigned each, ReduceOp op, bool mirror) {
   const unsigned first = blockIdx.x * each, count = min(each, batch.count - first);
   const BatchItem<C>* const lines = FetchLines<C, kMostEach>(batch, first, count);
@@ -75,7 +86,7 @@ __global__ void __launch_bounds__(kTreeLanes, 2)
   for (unsigned i = 0; i < count; ++i) {
     if (i > 0) __syncthreads();  // the cells of the problem before are read
     const BatchItem<C> item = lines == nullptr ? batch.At(first + i) : lines[i];
-    FoldArray<C>(item.in, item.n, op, mirror, item.result);
+    FoldArray<C, kRows>(item.in, item.n, op, mirror, item.result);
   }
 }
 
@@ -176,8 +187,11 @@ void Enqueue(std::span<const Problem> problems, ReduceOp op, const OperandsOf& o
         batch.table == nullptr
             ? 1u
             : std::clamp(batch.count / (kBlocksOfSm * multiprocessors), 1u, kMostEach);
-    FoldBatch<C><<<(batch.count + each - 1) / each, kTreeLanes, 0, stream.handle()>>>(
-        batch, each, op, IsMirrored(op));
+    const auto kernel = longest <= kFewRows * kTreeRow<typename C::Element>
+                            ? FoldBatch<C, kFewRows>
+                            : FoldBatch<C, kShortRows>;
+    kernel<<<(batch.count + each - 1) / each, kTreeLanes, 0, stream.handle()>>>(batch, each, op,
+                                                                                IsMirrored(op));
   }
   CUDA_CHECK_LAUNCH(FoldBatch);
 }

@@ -153,14 +153,14 @@ __global__ void __launch_bounds__(kTreeLanes) ReceiveTree(const TreeWork work) {
 
 // --- Short arrays ---
 
-// One whole array of one chunk of up to kShortRows rows, by all threads of a block of kTreeLanes:
-// thread 0 leaves the result.
-template <class C>
+// One whole array of one chunk of up to kRows rows, by all threads of a block of kTreeLanes: thread 0
+// leaves the result.
+template <class C, int kRows = kShortRows>
 __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
                           Scalar* result) {
   __shared__ typename C::Wide cells[kTreeLanes];
   TreeWork work = {};
-  work.tree = {n, kShortRows * kTreeRow<typename C::Element>, 1};
+  work.tree = {n, kRows * kTreeRow<typename C::Element>, 1};
   work.op = op;
   work.mirror = mirror;
   std::uintptr_t places = 0;
@@ -168,7 +168,7 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
   for (const auto* x : in.x) places |= reinterpret_cast<std::uintptr_t>(x);
   cells[threadIdx.x] =
       places % kTreeVectorBytes == 0
-          ? FoldShortLane<C>(in, work, /*number=*/0)
+          ? FoldShortLane<C, kRows>(in, work, /*number=*/0)
           : FoldLane<C, Placement::kAny>(in, work, 0, n, static_cast<int>(threadIdx.x));
   __syncthreads();  // cells are written
   if (threadIdx.x >= kWarpSize) return;

@@ -256,16 +256,16 @@ __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& 
 inline constexpr int kShortRows = 8;
 static_assert(kShortRows <= kTreeSegmentRows);
 
-// FoldLane for the chunk of this number, of up to kShortRows rows, all of whose loads are under way
+// FoldLane for the chunk of this number, of up to kRows rows, all of whose loads are under way
 // before the first is used. Operands are aligned; a lane is a thread.
-template <class C>
+template <class C, int kRows = kShortRows>
 __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeWork& work,
                                           int number) {
   using T = typename C::Element;
   using Wide = typename C::Wide;
   constexpr int V = kTreeVector<T>;
   constexpr int kRow = kTreeRow<T>;
-  constexpr int kHalf = kShortRows / 2;
+  constexpr int kHalf = kRows / 2;
   constexpr int O = C::kOperands;
   const int chunk = static_cast<int>(work.tree.chunk);
   const int begin = number * chunk;
@@ -273,7 +273,7 @@ __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeW
   const int first = begin + static_cast<int>(threadIdx.x) * V;
   const int rows = end - first < V ? 0 : (end - first - V) / kRow + 1;
 
-  TreeVectorOf<T> batch[kShortRows][O];
+  TreeVectorOf<T> batch[kRows][O];
   const auto load = [&](int j) {
 #pragma unroll
     for (int o = 0; o < O; ++o) {
@@ -285,7 +285,7 @@ __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeW
   const bool more = end - begin > kHalf * kRow;
   if (more) {
 #pragma unroll
-    for (int j = kHalf; j < kShortRows; ++j) load(j);
+    for (int j = kHalf; j < kRows; ++j) load(j);
   }
 
   typename C::Column column[V];
@@ -301,7 +301,7 @@ __device__ typename C::Wide FoldShortLane(const TreeOperands<C>& in, const TreeW
   for (int j = 0; j < kHalf; ++j) step(j);
   if (more) {
 #pragma unroll
-    for (int j = kHalf; j < kShortRows; ++j) step(j);
+    for (int j = kHalf; j < kRows; ++j) step(j);
   }
   const int rest = first + rows * kRow;
   if (rest < end) FoldRest<C>(in, work, column, rest, end, rows);
