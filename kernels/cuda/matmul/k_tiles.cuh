@@ -85,9 +85,9 @@ class KTileLoader {
   static __device__ int Vector() { return static_cast<int>(threadIdx.x) % S::kVectors; }
 
   // What is not aligned to vectors, in pieces of at least 4 bytes: fewer are too few for a copy in
-  // the background.
-  __device__ void CopyElements(const T* from, std::int64_t row_step, int rows, int valid,
-                               T* k_tile) {
+  // the background. A call, since the registers of all this would slow the loop of aligned operands.
+  __device__ __noinline__ void CopyElements(const T* from, std::int64_t row_step, int rows,
+                                            int valid, T* k_tile) {
     constexpr int kPiece = sizeof(T) == 2 ? 2 : 1;  // elements
     static_assert(kRowStep % 2 == 0, "all rows of a thread are aligned alike");
     if (sizeof(T) >= 4 || reinterpret_cast<std::uintptr_t>(from) % 4 == 0) {
