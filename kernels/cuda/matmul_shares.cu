@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/shards.h"
@@ -60,44 +61,65 @@ CopyStreams& TheCopyStreams() {
   return streams;
 }
 
-// How many of the bytes are on other devices.
-std::size_t BytesElsewhere(const CudaDevice& device, const void* data, std::size_t bytes) {
+// The GPU that has the memory, where it is not divided.
+int OrdinalOf(const void* data) {
   cudaPointerAttributes attributes{};
   CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
+  return attributes.device;
+}
+
+// How many of the bytes are on other GPUs than `here`. otherwise: who has them where they are not
+// divided.
+std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int otherwise) {
   const auto* at = static_cast<const char*>(data);
   std::size_t elsewhere = 0;
   while (bytes > 0) {
-    const CudaShardPart part = ShardPartAt(at, bytes, attributes.device);
-    if (part.ordinal != device.ordinal()) elsewhere += part.bytes;
+    const CudaShardPart part = ShardPartAt(at, bytes, otherwise);
+    if (part.ordinal != here) elsewhere += part.bytes;
     at += part.bytes;
     bytes -= part.bytes;
   }
   return elsewhere;
 }
 
-// Rows of `width` bytes, in pieces that lie on one GPU each.
-void CopyRows(void* out, std::size_t out_pitch, const void* data, std::size_t pitch,
-              std::size_t width, std::int64_t rows, cudaStream_t stream) {
-  if (pitch == width && out_pitch == width)
-    return CopyByShards(out, data, static_cast<std::size_t>(rows) * width, cudaMemcpyDefault,
-                        stream);
+// Rows of `width` bytes each that lie on one GPU, or a part of one row.
+struct RowsOnGpu {
+  char* to;
+  const char* from;
+  std::size_t width;
+  std::size_t count;
+  int ordinal;
+};
+
+// otherwise: as above.
+std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* data,
+                                 std::size_t pitch, std::size_t width, std::size_t rows,
+                                 int otherwise) {
+  if (pitch == width && out_pitch == width) {
+    width *= rows;
+    rows = 1;
+  }
+  std::vector<RowsOnGpu> parts;
   auto* to = static_cast<char*>(out);
   const auto* from = static_cast<const char*>(data);
   while (rows > 0) {
-    const std::size_t extent = static_cast<std::size_t>(rows - 1) * pitch + width;
-    const std::size_t left = ShardPartAt(from, extent, 0).bytes;
+    const CudaShardPart part = ShardPartAt(from, (rows - 1) * pitch + width, otherwise);
     std::size_t count = 1;
-    if (left < width) {  // a row on two GPUs
-      CopyByShards(to, from, width, cudaMemcpyDefault, stream);
+    if (part.bytes < width) {  // a row on several GPUs
+      for (std::size_t at = 0; at < width;) {
+        const CudaShardPart some = ShardPartAt(from + at, width - at, otherwise);
+        parts.push_back({to + at, from + at, some.bytes, 1, some.ordinal});
+        at += some.bytes;
+      }
     } else {
-      count = (left - width) / pitch + 1;
-      CUDA_CHECK(
-          cudaMemcpy2DAsync(to, out_pitch, from, pitch, width, count, cudaMemcpyDefault, stream));
+      count = (part.bytes - width) / pitch + 1;
+      parts.push_back({to, from, width, count, part.ordinal});
     }
     to += count * out_pitch;
     from += count * pitch;
-    rows -= static_cast<std::int64_t>(count);
+    rows -= count;
   }
+  return parts;
 }
 
 // round: elements of c that the GPU computes at a time; rate: multiply-adds a second. elsewhere: the share
@@ -162,9 +184,10 @@ ProductShare::ProductShare(const MatmulProblem& p, const TeamShare& share, std::
 double ProductShare::TakeCopy(const MatmulProblem& p) {
   const std::int64_t size = static_cast<std::int64_t>(SizeOf(p.dtype));
   const auto [rows, columns] = p.transpose_b ? std::pair(p.n, p.k) : std::pair(p.k, p.n);
-  const CudaDevice& device = stream_.device();
   const auto bytes = static_cast<std::size_t>(((rows - 1) * p.ldb + columns) * size);
-  const std::size_t elsewhere = BytesElsewhere(device, p.b, bytes);
+  source_ordinal_ = OrdinalOf(p.b);
+  const std::size_t elsewhere =
+      BytesElsewhere(stream_.device().ordinal(), p.b, bytes, source_ordinal_);
   if (way_of_b == WayOfB::kRemote || p.ldb * size > kMostPitch || elsewhere == 0) return 0;
   const std::int64_t pitch = CeilDiv(columns * size, kLine) * kLine;
   try {
@@ -178,10 +201,17 @@ double ProductShare::TakeCopy(const MatmulProblem& p) {
   problem_.ldb = pitch / size;
   source_ = p.b;
   source_pitch_ = p.ldb;
-  copies_.reset(new CopyStream(TheCopyStreams().Take(device.ordinal(), stream_.handle())));
-  CUDA_CHECK(cudaEventRecord(copies_->event.get(), copies_->work));
-  CUDA_CHECK(cudaStreamWaitEvent(copies_->stream.get(), copies_->event.get(), 0));
+  from_others_ = TakeCopyStream();
+  if (elsewhere < bytes) from_here_ = TakeCopyStream();
   return static_cast<double>(elsewhere) / static_cast<double>(bytes);
+}
+
+std::unique_ptr<CopyStream, CopyStreamEnd> ProductShare::TakeCopyStream() {
+  std::unique_ptr<CopyStream, CopyStreamEnd> copies(
+      new CopyStream(TheCopyStreams().Take(stream_.device().ordinal(), stream_.handle())));
+  CUDA_CHECK(cudaEventRecord(copies->event.get(), copies->work));
+  CUDA_CHECK(cudaStreamWaitEvent(copies->stream.get(), copies->event.get(), 0));
+  return copies;
 }
 
 void ProductShare::Copy(const ProductPiece& piece) {
@@ -197,9 +227,28 @@ void ProductShare::Copy(const ProductPiece& piece) {
   const std::int64_t rows = is_rows ? piece.columns : problem_.k;
   const std::int64_t columns = is_rows ? problem_.k : piece.columns;
   // A single row has no pitch to speak of.
-  CopyRows(out, bytes(problem_.ldb), data, bytes(std::max(source_pitch_, columns)), bytes(columns),
-           rows, copies_->stream.get());
-  CUDA_CHECK(cudaEventRecord(copies_->event.get(), copies_->stream.get()));
+  const std::size_t pitch = bytes(std::max(source_pitch_, columns));
+  const std::size_t out_pitch = bytes(problem_.ldb);
+  std::vector<RowsOnGpu> parts = RowsByGpu(out, out_pitch, data, pitch, bytes(columns),
+                                           static_cast<std::size_t>(rows), source_ordinal_);
+  const auto is_here = [here = stream_.device().ordinal()](const RowsOnGpu& part) {
+    return part.ordinal == here;
+  };
+  const auto own = std::ranges::find_if(parts, is_here);
+  if (own != parts.end()) std::ranges::rotate(parts, own);
+  for (const RowsOnGpu& part : parts) {
+    const CopyStream& copies = is_here(part) ? *from_here_ : *from_others_;
+    if (part.count == 1) {
+      CUDA_CHECK(
+          cudaMemcpyAsync(part.to, part.from, part.width, cudaMemcpyDefault, copies.stream.get()));
+    } else {
+      CUDA_CHECK(cudaMemcpy2DAsync(part.to, out_pitch, part.from, pitch, part.width, part.count,
+                                   cudaMemcpyDefault, copies.stream.get()));
+    }
+  }
+  for (const CopyStream* copies : {from_others_.get(), from_here_.get()}) {
+    if (copies != nullptr) CUDA_CHECK(cudaEventRecord(copies->event.get(), copies->stream.get()));
+  }
 }
 
 void ProductShare::Fetch() {
@@ -210,7 +259,9 @@ void ProductShare::Fetch() {
 }
 
 ProductPiece ProductShare::Next() {
-  if (copies_ != nullptr) CUDA_CHECK(cudaStreamWaitEvent(copies_->work, copies_->event.get(), 0));
+  for (const CopyStream* copies : {from_others_.get(), from_here_.get()}) {
+    if (copies != nullptr) CUDA_CHECK(cudaStreamWaitEvent(copies->work, copies->event.get(), 0));
+  }
   const ProductPiece piece = next_;
   Fetch();
   return piece;

@@ -7,6 +7,10 @@
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows, since
 // no L2 keeps what is another's. It is the way all the same where scratch memory has no room for b.
+// Of what others have, each GPU asks the one behind it first, and then the one behind that: were all to begin
+// with the same shard of b, they would share what one GPU can send. What a GPU has of b itself comes by a copy
+// stream of its own, beside the others, since copy engines move it no faster.
+//
 // Kernels wait for nothing but their own stream: a GPU that is late delays nobody but itself, but for
 // ozaki_f64, whose GPUs begin to multiply when all have looked at their rows.
 //
@@ -60,6 +64,8 @@ class ProductShare {
   // Makes room for a copy of b, and says which share of it is elsewhere; 0: there is no room, or b is
   // better read where it is.
   double TakeCopy(const MatmulProblem& p);
+  // A copy stream whose work begins behind that of the stream so far.
+  std::unique_ptr<CopyStream, CopyStreamEnd> TakeCopyStream();
   // Begins with the copy of the columns that come after next_.
   void Fetch();
   void Copy(const ProductPiece& piece);
@@ -68,11 +74,13 @@ class ProductShare {
   MatmulProblem problem_;
   const void* source_ = nullptr;  // of b, where there is a copy
   std::int64_t source_pitch_ = 0;
+  int source_ordinal_ = 0;  // of the GPU that has it, where it is not divided
   PieceSizes sizes_;
   std::int64_t at_ = 0;  // the column that the piece after next_ begins with
   std::int64_t left_;    // columns from there on, around the end of b
   ProductPiece next_;
-  std::unique_ptr<CopyStream, CopyStreamEnd> copies_;
+  // Where there is a copy: of what other GPUs have, and of what this one has, if that is any of b.
+  std::unique_ptr<CopyStream, CopyStreamEnd> from_others_, from_here_;
 };
 
 // Enqueues the shares. Work is constructed from a ProductShare and the arguments, and has
