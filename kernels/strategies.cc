@@ -96,7 +96,7 @@
   CUDA(Map, Vectorized)
 
 #define ROWS_TopK(CPU, CUDA) \
-  CPU(TopK, CpuSelect)         \
+  CPU(TopK, CpuSelect)       \
   CUDA(TopK, HeapThread)     \
   CUDA(TopK, BitonicBlock)   \
   CUDA(TopK, RadixSelect)    \
