@@ -205,6 +205,7 @@ class ArraysTest(python_outsider.Case):
         self.check(np.trace(x), np.trace(a))
         self.check(np.diff(x, 2, axis=0), np.diff(a, 2, axis=0))
         self.check(np.diff(x > 0, 2), np.diff(a > 0, 2), 0)
+        self.assertRaises(ValueError, np.diff, x, -1)
         self.check(np.moveaxis(x[None], 0, 2), np.moveaxis(a[None], 0, 2), 0)
         self.check(np.tile(x, (2, 3)), np.tile(a, (2, 3)), 0)
         self.check(np.repeat(x, 3, axis=1), np.repeat(a, 3, axis=1), 0)

@@ -55,6 +55,8 @@ def _split(a: Any, sections: Any, axis: int = 0) -> List[Any]:
 
 
 def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
+    if n < 0:
+        raise ValueError(f"differences of order {n}: it is 0 or more")
     before = (slice(None),) * normalize_axis(axis, a.ndim)
     for _ in range(n):
         high, low = a[(*before, slice(1, None))], a[(*before, slice(None, -1))]
