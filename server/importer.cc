@@ -116,7 +116,7 @@ class ImportCall final : public UnaryCall {
     bool idle = false;
     {
       const std::lock_guard lock(mutex_);
-      idle = context_ != nullptr && now - moved_ > core().Patience(core().options().upload_timeout);
+      idle = now - moved_ > core().Patience(core().options().upload_timeout);
     }
     if (idle) Stop(Why::kStalled);
   }
@@ -137,8 +137,14 @@ class ImportCall final : public UnaryCall {
     wake_.notify_all();
   }
 
+  void NoteMoved(absl::Time when) {
+    const std::lock_guard lock(mutex_);
+    moved_ = when;
+  }
+
   void Run() {
     NoteBegin();
+    NoteMoved(SteadyNow());
     {
       const std::lock_guard lock(importer_.mutex_);
       importer_.running_.insert(this);
@@ -184,6 +190,7 @@ class ImportCall final : public UnaryCall {
       Pause(std::min(kFirstPause * (1 << (failures - 1)), kLongestPause));
       if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
     }
+    NoteMoved(absl::InfiniteFuture());  // nothing more is to come
     if (absl::Status arrived = Synchronize(*stream_); !arrived.ok()) return arrived;
     if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
     absl::StatusOr<BufferInfo> info = store().Seal(*draft_, checksum_);
@@ -201,7 +208,6 @@ class ImportCall final : public UnaryCall {
       const std::lock_guard lock(mutex_);
       if (stopped_ != Why::kNot) return {CallerLeft()};
       context_ = &context;
-      moved_ = SteadyNow();
     }
     const absl::Cleanup over = [this] {
       const std::lock_guard lock(mutex_);
@@ -221,8 +227,7 @@ class ImportCall final : public UnaryCall {
       const std::uint64_t before = position_;
       ended = Take(message);
       if (described && position_ == before) continue;  // it brought nothing
-      const std::lock_guard lock(mutex_);
-      moved_ = SteadyNow();
+      NoteMoved(SteadyNow());
     }
     if (!ended.status.ok()) context.TryCancel();
     const grpc::Status finished = reader->Finish();
@@ -349,8 +354,8 @@ class ImportCall final : public UnaryCall {
   std::mutex mutex_;
   std::condition_variable wake_;
   Why stopped_ = Why::kNot;
-  grpc::ClientContext* context_ = nullptr;  // of the attempt under way
-  absl::Time moved_;                        // when it last got anything
+  grpc::ClientContext* context_ = nullptr;     // of the attempt under way
+  absl::Time moved_ = absl::InfiniteFuture();  // when it last got anything, in whatever attempt
 
   // Of the import's thread.
   std::shared_ptr<grpc::Channel> channel_;

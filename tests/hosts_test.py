@@ -441,6 +441,18 @@ def test_a_drain_does_not_wait_for_an_import_that_stands_still(server, client):
         assert near.wait(20) == 0
 
 
+def test_a_drain_does_not_wait_for_an_import_that_finds_no_source(server, client):
+    with socket.socket() as closed, servers((*FROM_HERE, "--drain-timeout", "50s")) as (near,):
+        closed.bind(("127.0.0.1", 0))
+        there = near.client()
+        source = f"127.0.0.1:{closed.getsockname()[1]}"
+        call = there.future("ImportBuffer", source=source, source_name="x", name="y", timeout=120)
+        assert eventually(lambda: there.budget("imports").used == 1, 30)
+        near.signal()
+        assert fails(o.outcome_of(call), "UNAVAILABLE", "DRAINING").metadata["limit"] == "5s"
+        assert near.wait(20) == 0
+
+
 def test_an_import_that_ends_while_it_connects_leaves_no_socket(server, client):
     with socket.create_server(("127.0.0.1", 0)) as mute, servers(FROM_HERE) as (near,):
         there = near.client()
