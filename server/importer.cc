@@ -70,7 +70,8 @@ bool IsConnecting(grpc::Channel& channel) {
 }
 
 // Until a channel does not connect any more: gRPC 1.51 never closes a connection that is made when its
-// channel has gone.
+// channel has gone. That holds for the first attempt alone: a channel that connects again says
+// TRANSIENT_FAILURE meanwhile (SECURITY.md).
 void AwaitConnection(grpc::Channel& channel, Core& core) {
   const absl::Time end = SteadyNow() + kLongestConnecting;
   while (IsConnecting(channel) && SteadyNow() < end && !core.admission().closed())

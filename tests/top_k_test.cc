@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <ctime>
 #include <limits>
 #include <numeric>
 
@@ -393,36 +392,6 @@ TEST(TopKErrors, AxesAndKThatDoNotFit) {
   const absl::StatusOr<ArrayType> empty = TopKType(none, 2, 0);
   ASSERT_TRUE(empty.ok()) << empty.status();
   EXPECT_TRUE(RunTopK(TestStream(Backend::kCpu), none, 2, 0, false, nullptr, nullptr, {}).ok());
-}
-
-// Seconds of this thread, the least of several runs.
-double LeastSeconds(const std::vector<float>& host, std::int64_t k) {
-  Stream& stream = TestStream(Backend::kCpu);
-  DeviceArray<float> x(stream, host), values(stream, k);
-  DeviceArray<std::int64_t> indices(stream, k);
-  const View row =
-      WholeView({DType::kF32, MakeShape({static_cast<std::int64_t>(host.size())})}, x.data());
-  const auto now = [] {
-    timespec time{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-  };
-  double least = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 10; ++i) {
-    const double begin = now();
-    EXPECT_TRUE(RunTopK(stream, row, k, 0, false, values.data(), indices.data(), {}).ok());
-    least = std::min(least, now() - begin);
-  }
-  return least;
-}
-
-// Whoever chooses the elements does not choose how long others wait. The row is too short for more
-// threads than one.
-TEST(TopKCost, ARowThatRisesTakesFewTimesAsLong) {
-  constexpr std::int64_t kElements = 120'000;
-  const double random = LeastSeconds(MakeValues<float>(Values::kNormal, kElements, 13), 100);
-  const double rising = LeastSeconds(MakeValues<float>(Values::kAscending, kElements, 13), 100);
-  EXPECT_LT(rising, 8 * random);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What small calls of one tenant take alone, and while another floods the server with work of a kind.
 
-usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--flood product,top_k,...]
+usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--flood product top_k ...]
                      [--side N] [--scale N] [--seconds S] [--turns N]
 
 Small calls are Dots of 4096 resident floats, one after the other. The flood is a process of its own, which
@@ -225,19 +225,11 @@ def measure(server, small, kind, arguments):
     return ratio <= MOST
 
 
-def kinds_of(text):
-    kinds = text.split(",")
-    for kind in kinds:
-        if kind not in FLOODS:
-            raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(FLOODS)}")
-    return kinds
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--server")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--flood", type=kinds_of, default=list(FLOODS), help=",".join(FLOODS))
+    parser.add_argument("--flood", nargs="+", choices=FLOODS, default=list(FLOODS))
     parser.add_argument("--side", type=int, default=1024, help="of products")
     parser.add_argument("--scale", type=int, default=1, help="so many times the elements of the others")
     parser.add_argument("--seconds", type=float, default=2, help="of a turn")
