@@ -33,10 +33,8 @@ constexpr int kMostFailures = 7;
 // The pause after the first of them; each is twice as long as the one before.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
-// An attempt to connect ends by itself after 5 s; to find the addresses of a name may take longer.
-constexpr absl::Duration kLongestConnecting = absl::Seconds(20);
-// How often a thread that waits for that looks whether the server stops.
-constexpr absl::Duration kGlance = absl::Milliseconds(50);
+// How long an attempt waits for a channel that connects again, and fails calls at once meanwhile.
+constexpr absl::Duration kConnectAgain = absl::Milliseconds(200);
 // What gRPC and this call hold of messages at once.
 constexpr std::uint64_t kMessageBytes = 4 << 20;
 
@@ -63,19 +61,6 @@ bool IsTransient(grpc::StatusCode code) {
     default:
       return false;
   }
-}
-
-bool IsConnecting(grpc::Channel& channel) {
-  return channel.GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_CONNECTING;
-}
-
-// Until a channel does not connect any more: gRPC 1.51 never closes a connection that is made when its
-// channel has gone. That holds for the first attempt alone: a channel that connects again says
-// TRANSIENT_FAILURE meanwhile (SECURITY.md).
-void AwaitConnection(grpc::Channel& channel, Core& core) {
-  const absl::Time end = SteadyNow() + kLongestConnecting;
-  while (IsConnecting(channel) && SteadyNow() < end && !core.admission().closed())
-    channel.WaitForStateChange(GRPC_CHANNEL_CONNECTING, absl::ToChronoTime(absl::Now() + kGlance));
 }
 
 }  // namespace
@@ -156,17 +141,14 @@ class ImportCall final : public UnaryCall {
     if (draft_ != nullptr) store().Discard(*draft_);
     draft_.reset();
     stream_.reset();
-    const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
-    // Its thread has the place for as long as it waits for a connection, so that nobody waits for it.
-    Core::StreamPlace place = std::move(place_);
-    if (channel == nullptr || !IsConnecting(*channel)) place = {};
+    stub_.reset();
+    channel_.reset();
+    place_ = {};
     {
       const std::lock_guard lock(importer_.mutex_);
       importer_.running_.erase(this);
     }
-    Core& server = core();
     End(status);
-    if (channel != nullptr) AwaitConnection(*channel, server);
   }
 
   absl::Status Import() {
@@ -203,6 +185,10 @@ class ImportCall final : public UnaryCall {
 
   // One stream, from where the last one ended.
   Ended Attempt() {
+    if (channel_->GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+      grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+      channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kConnectAgain));
+    }
     grpc::ClientContext context;
     if (!token_.empty()) context.AddMetadata("authorization", token_);
     {
@@ -387,6 +373,7 @@ void Importer::Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferRe
 }
 
 void Importer::EndIdle(absl::Time now) {
+  sources_.CloseUnused(now);
   const std::lock_guard lock(mutex_);
   for (ImportCall* call : running_) call->EndIfIdle(now);
 }

@@ -23,14 +23,15 @@ class Importer {
   explicit Importer(Core& core);
 
   void Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
-  // Ends imports to which nothing has come for longer than --upload-timeout.
+  // Ends imports to which nothing has come for longer than --upload-timeout, and closes what earlier
+  // ones have left.
   void EndIdle(absl::Time now);
 
  private:
   friend class ImportCall;
 
   Core& core_;
-  const ImportSources sources_;
+  ImportSources sources_;
   std::mutex mutex_;
   std::set<ImportCall*> running_;
   Chores threads_;  // ends first
