@@ -21,7 +21,7 @@ constexpr int kMaxReceiveBytes = 2 << 20;
 // of this project take pings at intervals of 10 s.
 constexpr int kKeepaliveMs = 20'000;
 // How many channels are kept, and how long those whose source does not answer: each tries to connect
-// once a second or, where nothing comes back, every five.
+// every few seconds.
 constexpr std::size_t kMostKept = 64;
 constexpr absl::Duration kLongestKept = absl::Minutes(10);
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "server/clock.h"
 
 namespace tessera {
@@ -49,8 +50,11 @@ std::shared_ptr<grpc::Channel> OrFail(absl::StatusOr<std::shared_ptr<grpc::Chann
 // Leaves a channel that has tried once, in vain.
 void TryOnce(ImportSources& sources, const std::string& source) {
   const std::shared_ptr<grpc::Channel> channel = OrFail(sources.Connect(source));
-  while (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_TRANSIENT_FAILURE)
-    absl::SleepFor(absl::Milliseconds(1));
+  grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
+  while (state != GRPC_CHANNEL_TRANSIENT_FAILURE) {
+    channel->WaitForStateChange(state, absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+    state = channel->GetState(/*try_to_connect=*/true);
+  }
 }
 
 // Whether the next import from there gets a channel that has tried before.

@@ -233,8 +233,9 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
 
 // Folds x[outer, length, inner], whose rows are `pitch` elements apart, over length to
 // out[outer, inner]. With segments: by way of partials[tile][segment][output of the tile] and the
-// tickets of the tiles. kWhole: all vectors are whole and aligned.
-template <class F, class T, bool kWhole>
+// tickets of the tiles. kWhole: all vectors are whole and aligned. kRows: plan.rows, so that rows, which
+// fold their chains to one value, and columns each have the registers that they need.
+template <class F, class T, bool kWhole, bool kRows>
 __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     FoldAxis(const T* x, std::int64_t outer, std::int64_t length, std::int64_t inner,
              std::int64_t pitch, Plan plan, typename F::Wide* partials, std::uint32_t* tickets,
@@ -260,14 +261,14 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
       (thread >> box_bits);
   const std::int64_t tile_column = std::int64_t{blockIdx.x % tiles % tiles_across} * kWide
                                    << plan.width_bits;
-  const std::int64_t column = plan.rows ? 0 : tile_column + across * kWide;
+  const std::int64_t column = kRows ? 0 : tile_column + across * kWide;
   const bool active = row < outer && column < inner;
 
   const std::int64_t begin = segment * plan.segment;
   const std::int64_t end = min(length, begin + plan.segment);
   Walk<T> walk;
   int outputs = 1;  // of this thread
-  if (plan.rows) {
+  if constexpr (kRows) {
     walk = WalkArray(x + row * length + begin, active ? end - begin : 0, along, plan.height_bits);
   } else {
     outputs = active ? static_cast<int>(min(inner - column, std::int64_t{kWide})) : 0;
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   }
 
   Wide values[kWide];
-  if (plan.rows) {
+  if constexpr (kRows) {
     Wide value[1] = {FoldChains<F>(walk, chains, [=](std::uint32_t step, int v) {
       return begin + ((std::int64_t{step} << plan.height_bits) + along) * kWide + v;
     })};
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   }
 
   // Outputs of a tile: 2^tile_bits.
-  const int tile_bits = plan.rows ? 0 : plan.width_bits + CeilLog2(kWide);
+  const int tile_bits = kRows ? 0 : plan.width_bits + CeilLog2(kWide);
   if (plan.segments == 1) {
     if (along != 0 || !active) return;
     Out* to = out + row * inner + column;
@@ -328,7 +329,7 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
     Wide* to = partials + (segment << tile_bits) + across * kWide;
 #pragma unroll
     for (int v = 0; v < kWide; ++v)
-      if (v == 0 || !plan.rows) to[v] = values[v];
+      if (v == 0 || !kRows) to[v] = values[v];
   }
   __shared__ bool last;
   __threadfence();  // this thread's values are visible to other blocks
@@ -377,7 +378,9 @@ void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream
     tickets = stream.Tickets();
   }
   const auto blocks = static_cast<unsigned>(plan.tiles * plan.segments);
-  const auto launch = [&](auto kernel) {
+  const auto launch = [&](auto aligned) {
+    const auto kernel =
+        plan.rows ? FoldAxis<F, T, aligned(), true> : FoldAxis<F, T, aligned(), false>;
     kernel<<<blocks, kBlock, 0, stream.handle()>>>(
         static_cast<const T*>(p.x), p.outer, p.length, p.inner, pitch, plan, partials, tickets,
         static_cast<typename F::Out*>(p.out), stream.result());
@@ -386,11 +389,11 @@ void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream
   const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : pitch) * sizeof(T);
   const bool whole = (reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0;
   if constexpr (kIsWide<F>) {
-    launch(FoldAxis<F, T, false>);  // for once, it is fast enough
+    launch(std::false_type{});  // for once, it is fast enough
   } else if (whole) {
-    launch(FoldAxis<F, T, true>);
+    launch(std::true_type{});
   } else {
-    launch(FoldAxis<F, T, false>);
+    launch(std::false_type{});
   }
   CUDA_CHECK_LAUNCH(FoldAxis);
 }
