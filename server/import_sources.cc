@@ -1,14 +1,13 @@
 #include "server/import_sources.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "server/clock.h"
+#include "server/closing_channel.h"
 #include "server/watched_file.h"
 
 namespace tessera {
@@ -20,10 +19,6 @@ constexpr int kMaxReceiveBytes = 2 << 20;
 // A connection whose other end says nothing for so long, and then does not answer, is broken. Servers
 // of this project take pings at intervals of 10 s.
 constexpr int kKeepaliveMs = 20'000;
-// How many channels are kept, and how long those whose source does not answer: each tries to connect
-// every few seconds.
-constexpr std::size_t kMostKept = 64;
-constexpr absl::Duration kLongestKept = absl::Minutes(10);
 
 absl::StatusOr<std::string> ReadFile(const std::string& file) {
   if (file.empty()) return std::string();
@@ -90,8 +85,8 @@ absl::Status ImportSources::Check(const std::string& source) const {
                    {{"source", source}});
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(const std::string& source) {
-  std::string reached_by = source;
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(
+    const std::string& source) const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -112,50 +107,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(const std:
     if (!certificate.ok()) return certificate.status();
     absl::StatusOr<std::string> key = ReadFile(options_.tls_key);
     if (!key.ok()) return key.status();
-    absl::StrAppend(&reached_by, "\n", *ca, "\n", *certificate, "\n", *key);
     credentials = grpc::SslCredentials({*std::move(ca), *std::move(key), *std::move(certificate)});
   }
-  std::shared_ptr<grpc::Channel> channel;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) {
-      return kept.reached_by == reached_by;
-    });
-    if (found != kept_.end()) {
-      channel = std::move(found->channel);
-      kept_.erase(found);
-    }
-  }
-  if (channel == nullptr)
-    channel = grpc::CreateCustomChannel("dns:///" + source, credentials, arguments);
-  grpc::Channel* const lent = channel.get();
-  return std::shared_ptr<grpc::Channel>(
-      lent, [this, reached_by = std::move(reached_by), channel = std::move(channel)](
-                grpc::Channel*) mutable { Keep(std::move(reached_by), std::move(channel)); });
-}
-
-void ImportSources::Keep(std::string reached_by, std::shared_ptr<grpc::Channel> channel) {
-  if (channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY) return;
-  std::shared_ptr<grpc::Channel> oldest;  // destroyed without the lock
-  const std::lock_guard lock(mutex_);
-  if (kept_.size() == kMostKept) {
-    oldest = std::move(kept_.front().channel);
-    kept_.pop_front();
-  }
-  kept_.push_back({std::move(reached_by), std::move(channel), SteadyNow()});
-}
-
-void ImportSources::CloseUnused(absl::Time now) {
-  std::deque<Kept> unused;  // destroyed without the lock
-  const std::lock_guard lock(mutex_);
-  const auto end = std::stable_partition(kept_.begin(), kept_.end(), [&](const Kept& kept) {
-    const grpc_connectivity_state state = kept.channel->GetState(/*try_to_connect=*/false);
-    const bool connecting =
-        state == GRPC_CHANNEL_CONNECTING || state == GRPC_CHANNEL_TRANSIENT_FAILURE;
-    return connecting && now - kept.since < kLongestKept;
-  });
-  unused.assign(std::make_move_iterator(end), std::make_move_iterator(kept_.end()));
-  kept_.erase(end, kept_.end());
+  return CreateClosingChannel("dns:///" + source, credentials, std::move(arguments));
 }
 
 }  // namespace tessera

@@ -33,8 +33,6 @@ constexpr int kMostFailures = 7;
 // The pause after the first of them; each is twice as long as the one before.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
-// How long an attempt waits for a channel that connects again, and fails calls at once meanwhile.
-constexpr absl::Duration kConnectAgain = absl::Milliseconds(200);
 // What gRPC and this call hold of messages at once.
 constexpr std::uint64_t kMessageBytes = 4 << 20;
 
@@ -185,10 +183,6 @@ class ImportCall final : public UnaryCall {
 
   // One stream, from where the last one ended.
   Ended Attempt() {
-    if (channel_->GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-      grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
-      channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kConnectAgain));
-    }
     grpc::ClientContext context;
     if (!token_.empty()) context.AddMetadata("authorization", token_);
     {
@@ -373,7 +367,6 @@ void Importer::Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferRe
 }
 
 void Importer::EndIdle(absl::Time now) {
-  sources_.CloseUnused(now);
   const std::lock_guard lock(mutex_);
   for (ImportCall* call : running_) call->EndIfIdle(now);
 }

@@ -23,15 +23,14 @@ class Importer {
   explicit Importer(Core& core);
 
   void Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
-  // Ends imports to which nothing has come for longer than --upload-timeout, and closes what earlier
-  // ones have left.
+  // Ends imports to which nothing has come for longer than --upload-timeout.
   void EndIdle(absl::Time now);
 
  private:
   friend class ImportCall;
 
   Core& core_;
-  ImportSources sources_;
+  const ImportSources sources_;
   std::mutex mutex_;
   std::set<ImportCall*> running_;
   Chores threads_;  // ends first

@@ -10,10 +10,9 @@ class Relay:
     """Passes TCP connections on to an address. The next len(cuts) connections end after so many
     bytes of answers each, the next len(request_cuts) after so many of requests; damage: the number
     of the byte of answers that arrives changed, once; silent: nothing passes, and nothing ends;
-    hold: after so many bytes of answers on a connection it falls silent, once; port: where it
-    listens, of its own choice unless given."""
+    hold: after so many bytes of answers on a connection it falls silent, once."""
 
-    def __init__(self, address, cuts=(), damage=None, request_cuts=(), hold=None, port=0):
+    def __init__(self, address, cuts=(), damage=None, request_cuts=(), hold=None):
         self.address = address.split(":")
         self.cuts = list(cuts)
         self.request_cuts = list(request_cuts)
@@ -23,7 +22,7 @@ class Relay:
         self.passed = []  # bytes of answers, of each connection
         self.requests = []  # bytes of requests, of each connection
         self.breaks = 0
-        self.listener = socket.create_server(("127.0.0.1", port))
+        self.listener = socket.create_server(("127.0.0.1", 0))
         self.where = "127.0.0.1:%d" % self.listener.getsockname()[1]
         self.open = []
         threading.Thread(target=self._accept, daemon=True).start()

@@ -1,0 +1,108 @@
+#include "server/closing_channel.h"
+
+#include <fcntl.h>
+#include <grpc/support/sync.h>
+#include <grpcpp/version_info.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+// gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in a
+// header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
+struct grpc_socket_mutator_vtable {
+  bool (*mutate)(int socket, grpc_socket_mutator* mutator);  // false: gRPC gives the socket up
+  int (*compare)(grpc_socket_mutator* a, grpc_socket_mutator* b);
+  void (*destroy)(grpc_socket_mutator* mutator);
+  bool (*mutate_with_usage)(const void* info, grpc_socket_mutator* mutator);  // may be null
+};
+struct grpc_socket_mutator {
+  const grpc_socket_mutator_vtable* vtable;
+  gpr_refcount references;
+};
+
+namespace tessera {
+namespace {
+
+// What a socket is known by while it lives and afterwards, as descriptors are used again.
+std::optional<std::uint64_t> CookieOf(int socket) {
+  std::uint64_t cookie = 0;
+  socklen_t size = sizeof(cookie);
+  if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return std::nullopt;
+  return cookie;
+}
+
+// The sockets of one channel. Thread safe.
+class Sockets {
+ public:
+  // False once they have been closed.
+  bool Add(int socket) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    std::erase_if(sockets_, [](const Socket& one) { return CookieOf(one.number) != one.cookie; });
+    if (const std::optional<std::uint64_t> cookie = CookieOf(socket))
+      sockets_.push_back({socket, *cookie});
+    return true;
+  }
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const Socket& one : sockets_) {
+      // gRPC may close the number meanwhile, but not this one.
+      const int own = fcntl(one.number, F_DUPFD_CLOEXEC, 0);
+      if (own < 0) continue;
+      if (CookieOf(own) == one.cookie) shutdown(own, SHUT_RDWR);
+      close(own);
+    }
+  }
+
+ private:
+  struct Socket {
+    int number;
+    std::uint64_t cookie;
+  };
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::vector<Socket> sockets_;
+};
+
+struct Mutator : grpc_socket_mutator {
+  std::shared_ptr<Sockets> sockets;
+};
+
+bool Mutate(int socket, grpc_socket_mutator* mutator) {
+  return static_cast<Mutator*>(mutator)->sockets->Add(socket);
+}
+int Compare(grpc_socket_mutator* a, grpc_socket_mutator* b) { return a < b ? -1 : a > b; }
+void Destroy(grpc_socket_mutator* mutator) { delete static_cast<Mutator*>(mutator); }
+constexpr grpc_socket_mutator_vtable kMutator = {Mutate, Compare, Destroy, nullptr};
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> CreateClosingChannel(
+    const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    grpc::ChannelArguments arguments) {
+  const auto sockets = std::make_shared<Sockets>();
+  if (GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51) {
+    auto mutator = std::make_unique<Mutator>();
+    mutator->vtable = &kMutator;
+    gpr_ref_init(&mutator->references, 1);
+    mutator->sockets = sockets;
+    arguments.SetSocketMutator(mutator.release());
+  }
+  std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(target, credentials, arguments);
+  grpc::Channel* const outside = channel.get();
+  return std::shared_ptr<grpc::Channel>(
+      outside, [sockets, channel = std::move(channel)](grpc::Channel*) mutable {
+        channel.reset();
+        sockets->Close();
+      });
+}
+
+}  // namespace tessera
