@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
 // gRPC shows each socket that it makes to a mutator before it connects. What a mutator is stands in a
 // header that is not installed (src/core/lib/iomgr/socket_mutator.h); this is its layout in 1.51.
 struct grpc_socket_mutator_vtable {
@@ -28,6 +31,9 @@ struct grpc_socket_mutator {
 
 namespace tessera {
 namespace {
+
+// How long gRPC may take to close a socket whose end it has been told: 2 ms where a thread polls.
+constexpr absl::Duration kLongestEnd = absl::Seconds(2);
 
 // What a socket is known by while it lives and afterwards, as descriptors are used again.
 std::optional<std::uint64_t> CookieOf(int socket) {
@@ -49,6 +55,7 @@ class Sockets {
       sockets_.push_back({socket, *cookie});
     return true;
   }
+  // Ends all, and refuses others.
   void Close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -59,6 +66,12 @@ class Sockets {
       if (CookieOf(own) == one.cookie) shutdown(own, SHUT_RDWR);
       close(own);
     }
+  }
+  // Whether gRPC has any.
+  bool open() {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(sockets_.begin(), sockets_.end(),
+                       [](const Socket& one) { return CookieOf(one.number) == one.cookie; });
   }
 
  private:
@@ -100,8 +113,11 @@ std::shared_ptr<grpc::Channel> CreateClosingChannel(
   grpc::Channel* const outside = channel.get();
   return std::shared_ptr<grpc::Channel>(
       outside, [sockets, channel = std::move(channel)](grpc::Channel*) mutable {
-        channel.reset();
         sockets->Close();
+        // What the other end has sent by then may still make a connection.
+        const absl::Time end = absl::Now() + kLongestEnd;
+        while (sockets->open() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+        channel.reset();
       });
 }
 

@@ -140,7 +140,8 @@ class ImportCall final : public UnaryCall {
     draft_.reset();
     stream_.reset();
     stub_.reset();
-    channel_.reset();
+    const std::shared_ptr<grpc::Channel> channel =
+        std::move(channel_);  // which takes its time to go
     place_ = {};
     {
       const std::lock_guard lock(importer_.mutex_);

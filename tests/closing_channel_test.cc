@@ -9,14 +9,41 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace tessera {
 namespace {
+
+// Polls, as the threads of a server do.
+class Poller {
+ public:
+  Poller()
+      : thread_([this] {
+          void* tag = nullptr;
+          bool ok = false;
+          while (queue_.Next(&tag, &ok)) {
+          }
+        }) {}
+  ~Poller() {
+    queue_.Shutdown();
+    thread_.join();
+  }
+  Poller(const Poller&) = delete;
+  Poller& operator=(const Poller&) = delete;
+
+ private:
+  grpc::CompletionQueue queue_;
+  std::thread thread_;
+};
 
 // A port of the loopback. It refuses connections until Listen.
 class Port {
@@ -83,17 +110,19 @@ bool Ends(int connection, int milliseconds) {
 }
 
 TEST(ClosingChannel, EndsAConnectionThatIsMadeAfterwards) {
+  const Poller poller;
   const Port port;
   port.Listen();
   std::shared_ptr<grpc::Channel> channel = Connect(port);
   const int connection = port.Accept();
   channel.reset();
   Greet(connection);
-  EXPECT_TRUE(Ends(connection, 30'000));
+  EXPECT_TRUE(Ends(connection, 5000));
   close(connection);
 }
 
 TEST(ClosingChannel, EndsOneThatIsMadeAgain) {
+  const Poller poller;
   const Port port;
   std::shared_ptr<grpc::Channel> channel = Connect(port);
   Await(*channel, GRPC_CHANNEL_TRANSIENT_FAILURE);
@@ -102,11 +131,47 @@ TEST(ClosingChannel, EndsOneThatIsMadeAgain) {
   const int connection = port.Accept();
   channel.reset();
   Greet(connection);
-  EXPECT_TRUE(Ends(connection, 30'000));
+  EXPECT_TRUE(Ends(connection, 5000));
   close(connection);
 }
 
+int Descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+// Just before, while and just after the other end greets.
+TEST(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
+  const Poller poller;
+  const Port port;
+  port.Listen();
+  std::mt19937 random(1);
+  const auto sleep = [&](int most) {
+    return absl::Microseconds(random() % static_cast<unsigned>(1000 * most));
+  };
+  Connect(port).reset();
+  close(port.Accept());
+  const int before = Descriptors();
+  for (int i = 0; i < 600; ++i) {
+    std::shared_ptr<grpc::Channel> channel = Connect(port);
+    const int connection = port.Accept();
+    const absl::Duration greets = sleep(6), ends = sleep(8);
+    std::thread other([&] {
+      absl::SleepFor(greets);
+      Greet(connection);
+    });
+    absl::SleepFor(ends);
+    channel.reset();
+    other.join();
+    close(connection);
+  }
+  const absl::Time end = absl::Now() + absl::Seconds(10);
+  while (Descriptors() > before && absl::Now() < end) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_LE(Descriptors(), before);
+}
+
 TEST(ClosingChannel, LeavesThoseOfOthers) {
+  const Poller poller;
   const Port port;
   port.Listen();
   std::shared_ptr<grpc::Channel> first = Connect(port);
@@ -118,7 +183,7 @@ TEST(ClosingChannel, LeavesThoseOfOthers) {
   Greet(of_second);
   Await(*second, GRPC_CHANNEL_READY);
   first.reset();
-  EXPECT_TRUE(Ends(of_first, 30'000));
+  EXPECT_TRUE(Ends(of_first, 5000));
   EXPECT_FALSE(Ends(of_second, 100));
   EXPECT_EQ(second->GetState(/*try_to_connect=*/false), GRPC_CHANNEL_READY);
   close(of_first);
