@@ -109,7 +109,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(
     if (!key.ok()) return key.status();
     credentials = grpc::SslCredentials({*std::move(ca), *std::move(key), *std::move(certificate)});
   }
-  return CreateClosingChannel("dns:///" + source, credentials, std::move(arguments));
+  return CreateClosingChannel("dns:///" + source, credentials, arguments);
 }
 
 }  // namespace tessera
