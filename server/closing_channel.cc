@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <grpc/support/sync.h>
 #include <grpcpp/version_info.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -43,6 +44,33 @@ std::optional<std::uint64_t> CookieOf(int socket) {
   return cookie;
 }
 
+struct Socket {
+  int number;
+  std::uint64_t cookie;
+};
+
+// A number of this file's own, by which a socket is looked at that gRPC may close meanwhile: that
+// needs no descriptor when there are none left. Thread safe.
+class OwnNumber {
+ public:
+  static OwnNumber& Get() {
+    static OwnNumber number;
+    return number;
+  }
+  // Where it is still the same socket.
+  void ShutDown(const Socket& socket) {
+    const std::lock_guard lock(mutex_);
+    if (dup3(socket.number, number_, O_CLOEXEC) < 0) return;
+    if (CookieOf(number_) == socket.cookie) shutdown(number_, SHUT_RDWR);
+    dup3(nothing_, number_, O_CLOEXEC);
+  }
+
+ private:
+  std::mutex mutex_;
+  const int nothing_ = eventfd(0, EFD_CLOEXEC);
+  const int number_ = fcntl(nothing_, F_DUPFD_CLOEXEC, 0);
+};
+
 // The sockets of one channel. Thread safe.
 class Sockets {
  public:
@@ -59,13 +87,7 @@ class Sockets {
   void Close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    for (const Socket& one : sockets_) {
-      // gRPC may close the number meanwhile, but not this one.
-      const int own = fcntl(one.number, F_DUPFD_CLOEXEC, 0);
-      if (own < 0) continue;
-      if (CookieOf(own) == one.cookie) shutdown(own, SHUT_RDWR);
-      close(own);
-    }
+    for (const Socket& one : sockets_) OwnNumber::Get().ShutDown(one);
   }
   // Whether gRPC has any.
   bool open() {
@@ -75,10 +97,6 @@ class Sockets {
   }
 
  private:
-  struct Socket {
-    int number;
-    std::uint64_t cookie;
-  };
   std::mutex mutex_;
   bool closed_ = false;
   std::vector<Socket> sockets_;
@@ -101,6 +119,7 @@ std::shared_ptr<grpc::Channel> CreateClosingChannel(
     const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     grpc::ChannelArguments arguments) {
   const auto sockets = std::make_shared<Sockets>();
+  OwnNumber::Get();  // while there are descriptors
   if (GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51) {
     auto mutator = std::make_unique<Mutator>();
     mutator->vtable = &kMutator;

@@ -486,9 +486,10 @@ def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, cl
         source.bind(("127.0.0.1", 0))  # which refuses connections
         source.settimeout(30)
         there = near.client()
-        there.names()
-        files = descriptors(near)
         where = f"127.0.0.1:{source.getsockname()[1]}"
+        there.attempt("ImportBuffer", source=where, source_name="x", name="y", timeout=0.2)  # the first takes two for good
+        assert eventually(lambda: there.budget("imports").used == 0, 30)
+        files = descriptors(near)
         calls = [there.future("ImportBuffer", source=where, source_name="x", name=f"y{i}", timeout=30) for i in range(4)]
         assert eventually(lambda: there.budget("imports").used == 4, 30)
         time.sleep(0.5)  # each has failed to connect
