@@ -140,8 +140,8 @@ class ImportCall final : public UnaryCall {
     draft_.reset();
     stream_.reset();
     stub_.reset();
-    const std::shared_ptr<grpc::Channel> channel =
-        std::move(channel_);  // which takes its time to go
+    // It goes behind the answer, since that takes some milliseconds.
+    const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
     place_ = {};
     {
       const std::lock_guard lock(importer_.mutex_);
@@ -355,7 +355,7 @@ class ImportCall final : public UnaryCall {
 Importer::Importer(Core& core)
     : core_(core),
       sources_(core.options()),
-      // One for each place, and the one that chores of a share leave to others: none has to wait.
+      // One for each place, and the one that chores of a share leave to others.
       threads_(
           core.options().import_from.empty() ? 0 : 1 + static_cast<int>(core.options().max_imports),
           core.options().max_imports) {}

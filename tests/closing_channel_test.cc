@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -109,26 +111,28 @@ bool Ends(int connection, int milliseconds) {
   return false;
 }
 
-TEST(ClosingChannel, EndsAConnectionThatIsMadeAfterwards) {
-  const Poller poller;
-  const Port port;
-  port.Listen();
-  std::shared_ptr<grpc::Channel> channel = Connect(port);
-  const int connection = port.Accept();
+class ClosingChannel : public testing::Test {
+ protected:
+  const Poller poller_;
+  const Port port_;
+};
+
+TEST_F(ClosingChannel, EndsAConnectionThatIsMadeAfterwards) {
+  port_.Listen();
+  std::shared_ptr<grpc::Channel> channel = Connect(port_);
+  const int connection = port_.Accept();
   channel.reset();
   Greet(connection);
   EXPECT_TRUE(Ends(connection, 5000));
   close(connection);
 }
 
-TEST(ClosingChannel, EndsOneThatIsMadeAgain) {
-  const Poller poller;
-  const Port port;
-  std::shared_ptr<grpc::Channel> channel = Connect(port);
+TEST_F(ClosingChannel, EndsOneThatIsMadeAgain) {
+  std::shared_ptr<grpc::Channel> channel = Connect(port_);
   Await(*channel, GRPC_CHANNEL_TRANSIENT_FAILURE);
-  port.Listen();
+  port_.Listen();
   channel->WaitForConnected(absl::ToChronoTime(absl::Now() + absl::Milliseconds(300)));
-  const int connection = port.Accept();
+  const int connection = port_.Accept();
   channel.reset();
   Greet(connection);
   EXPECT_TRUE(Ends(connection, 5000));
@@ -141,20 +145,18 @@ int Descriptors() {
 }
 
 // Just before, while and just after the other end greets.
-TEST(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
-  const Poller poller;
-  const Port port;
-  port.Listen();
+TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
+  port_.Listen();
   std::mt19937 random(1);
   const auto sleep = [&](int most) {
     return absl::Microseconds(random() % static_cast<unsigned>(1000 * most));
   };
-  Connect(port).reset();
-  close(port.Accept());
+  Connect(port_).reset();
+  close(port_.Accept());
   const int before = Descriptors();
   for (int i = 0; i < 600; ++i) {
-    std::shared_ptr<grpc::Channel> channel = Connect(port);
-    const int connection = port.Accept();
+    std::shared_ptr<grpc::Channel> channel = Connect(port_);
+    const int connection = port_.Accept();
     const absl::Duration greets = sleep(6), ends = sleep(8);
     std::thread other([&] {
       absl::SleepFor(greets);
@@ -170,16 +172,34 @@ TEST(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   EXPECT_LE(Descriptors(), before);
 }
 
-TEST(ClosingChannel, LeavesThoseOfOthers) {
-  const Poller poller;
-  const Port port;
-  port.Listen();
-  std::shared_ptr<grpc::Channel> first = Connect(port);
-  const int of_first = port.Accept();
+// At once: a channel that cannot end its sockets waits for two seconds.
+TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
+  port_.Listen();
+  std::shared_ptr<grpc::Channel> channel = Connect(port_);
+  const int connection = port_.Accept();
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit few = before;
+  few.rlim_cur = 256;
+  setrlimit(RLIMIT_NOFILE, &few);
+  std::vector<int> taken;
+  for (int one = 0; (one = dup(connection)) >= 0;) taken.push_back(one);
+  std::thread ends([&] { channel.reset(); });
+  EXPECT_TRUE(Ends(connection, 1000));
+  for (const int one : taken) close(one);
+  setrlimit(RLIMIT_NOFILE, &before);
+  ends.join();
+  close(connection);
+}
+
+TEST_F(ClosingChannel, LeavesThoseOfOthers) {
+  port_.Listen();
+  std::shared_ptr<grpc::Channel> first = Connect(port_);
+  const int of_first = port_.Accept();
   Greet(of_first);
   Await(*first, GRPC_CHANNEL_READY);
-  std::shared_ptr<grpc::Channel> second = Connect(port);
-  const int of_second = port.Accept();
+  std::shared_ptr<grpc::Channel> second = Connect(port_);
+  const int of_second = port_.Accept();
   Greet(of_second);
   Await(*second, GRPC_CHANNEL_READY);
   first.reset();

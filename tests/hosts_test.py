@@ -7,7 +7,6 @@ usage: hosts_test.py --server build/bin/tessera-server [--device cuda:0] [test .
 
 import concurrent.futures
 import contextlib
-import os
 import pathlib
 import re
 import signal
@@ -454,16 +453,10 @@ def test_a_drain_does_not_wait_for_an_import_that_finds_no_source(server, client
         assert near.wait(20) == 0
 
 
-def descriptors(server):
-    return len(os.listdir(f"/proc/{server.pid}/fd"))
-
-
-def accept_and_greet(listener):
-    """What connects next, with a frame by which it is connected."""
-    connection = listener.accept()[0]
+def greet(connection):
+    """With a frame by which a client knows that it is connected."""
     connection.settimeout(30)
     connection.sendall(o.frame(o.SETTINGS, 0, 0))
-    return connection
 
 
 def read_to_the_end(connection):
@@ -477,7 +470,8 @@ def test_an_import_that_ends_while_it_connects_leaves_no_socket(server, client):
         source = f"127.0.0.1:{mute.getsockname()[1]}"
         late = there.attempt("ImportBuffer", source=source, source_name="x", name="y", timeout=0.5)
         assert late.code == "DEADLINE_EXCEEDED"
-        with accept_and_greet(mute) as connection:
+        with mute.accept()[0] as connection:
+            greet(connection)
             read_to_the_end(connection)
 
 
@@ -489,7 +483,7 @@ def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, cl
         where = f"127.0.0.1:{source.getsockname()[1]}"
         there.attempt("ImportBuffer", source=where, source_name="x", name="y", timeout=0.2)  # the first takes two for good
         assert eventually(lambda: there.budget("imports").used == 0, 30)
-        files = descriptors(near)
+        files = o.descriptors(near)
         calls = [there.future("ImportBuffer", source=where, source_name="x", name=f"y{i}", timeout=30) for i in range(4)]
         assert eventually(lambda: there.budget("imports").used == 4, 30)
         time.sleep(0.5)  # each has failed to connect
@@ -499,10 +493,9 @@ def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, cl
             call.cancel()
         assert eventually(lambda: there.budget("imports").used == 0, 10)
         for connection in connections:
-            connection.settimeout(30)
-            connection.sendall(o.frame(o.SETTINGS, 0, 0))
+            greet(connection)
             read_to_the_end(connection)
-        assert eventually(lambda: descriptors(near) <= files, 30)
+        assert eventually(lambda: o.descriptors(near) <= files, 30)
 
 
 def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
@@ -515,7 +508,8 @@ def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
             late = there.attempt("ImportBuffer", source=source, source_name="x", name="y", timeout=0.1)
             assert late.code == "DEADLINE_EXCEEDED"
             assert eventually(lambda: there.budget("imports").used == 0, 10)
-            with accept_and_greet(mute) as connection:
+            with mute.accept()[0] as connection:
+                greet(connection)
                 read_to_the_end(connection)
         there.call("ImportBuffer", source=server.address, source_name="x", name="z")
 

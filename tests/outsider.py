@@ -344,6 +344,11 @@ class Program:
         return kept
 
 
+def descriptors(server):
+    """How many the process has open."""
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
 class Server:
     """A server process on a free port of the loopback."""
 

@@ -143,10 +143,6 @@ def rejected(answer, reason, field=None):
 # --- What a server holds --------------------------------------------------------------------------
 
 
-def descriptors(server):
-    return len(os.listdir(f"/proc/{server.pid}/fd"))
-
-
 def mapped_regions(server):
     maps = pathlib.Path(f"/proc/{server.pid}/maps").read_text(encoding="ascii", errors="replace")
     return maps.count("memfd:region")
@@ -373,7 +369,7 @@ def test_tokens(server, client):
 
 def test_files_that_are_no_region(server, client):
     path = path_of(server)
-    before = descriptors(server)
+    before = o.descriptors(server)
 
     def check(files, reason="BAD_REGION", field=None, greeting=GREETING):
         connection, answer = register(path, files, greeting)
@@ -422,7 +418,7 @@ def test_files_that_are_no_region(server, client):
     os.ftruncate(huge, 2 * MIB)
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
-    assert eventually(lambda: descriptors(server) <= before, 5), (before, descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
     # Memory behind the end makes up for a hole in the count of blocks alone: the server fills it.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
@@ -468,7 +464,7 @@ def test_nobody_takes_pages_away(server, client):
 
 def test_garbage_and_silence(server, client):
     path = path_of(server)
-    before = descriptors(server)
+    before = o.descriptors(server)
     for packet in (b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", o.PREFACE, os.urandom(100_000)):
         connection = connect(path)
         connection.send(packet)
@@ -492,19 +488,19 @@ def test_garbage_and_silence(server, client):
     for connection in silent:
         assert connection.recv(1) == b""
     assert HANDSHAKE_S - 0.5 < time.monotonic() - begin < HANDSHAKE_S + 3
-    assert eventually(lambda: descriptors(server) <= before, 5), (before, descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
 
 
 def test_many_connections(server, client):
     """A thousand at once: those beyond the limit are closed, and nobody else notices."""
     path = path_of(server)
-    before = descriptors(server)
+    before = o.descriptors(server)
     connections = [connect(path) for _ in range(1000)]
     assert client.dot_of_ones() == 1
-    assert eventually(lambda: descriptors(server) <= before + REGIONS + HANDSHAKES, 2)
+    assert eventually(lambda: o.descriptors(server) <= before + REGIONS + HANDSHAKES, 2)
     for connection in connections:
         connection.close()
-    assert eventually(lambda: descriptors(server) <= before, 5)
+    assert eventually(lambda: o.descriptors(server) <= before, 5)
     Region(path, PAGE).close()
 
 
@@ -620,7 +616,7 @@ for line in sys.stdin:
 
 def test_clients_that_are_killed(server, client):
     """At any point of a handshake or a transfer: no descriptor, mapping or byte is left."""
-    before = descriptors(server)
+    before = o.descriptors(server)
     stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
     spec = o.buffers.BufferSpec(dtype=5, shape=[4 * MIB], replace=True)
     latest = 0.03  # seconds between a request and its client's end, whichever comes first
@@ -654,7 +650,7 @@ def test_clients_that_are_killed(server, client):
     assert nursery.wait(10) == 0
     assert min(outcomes.values()) > 10, outcomes
     assert eventually(lambda: is_clean(server, client), 10)
-    assert eventually(lambda: descriptors(server) <= before, 10), (before, descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before, 10), (before, o.descriptors(server))
     client.call("DeleteBuffer", name="x")
     assert eventually(lambda: client.device().buffer_used_bytes == 0, 10)
     assert client.dot_of_ones() == 1
