@@ -172,6 +172,7 @@ TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
   EXPECT_LE(Descriptors(), before);
 }
 
+#ifndef __SANITIZE_ADDRESS__  // beside which UBSan opens a pipe to look at objects
 // At once: a channel that cannot end its sockets waits for two seconds.
 TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   port_.Listen();
@@ -191,6 +192,7 @@ TEST_F(ClosingChannel, EndsConnectionsWhereNoDescriptorIsLeft) {
   ends.join();
   close(connection);
 }
+#endif
 
 TEST_F(ClosingChannel, LeavesThoseOfOthers) {
   port_.Listen();
