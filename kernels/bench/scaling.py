@@ -67,7 +67,8 @@ def figures(name):
 
 
 def time_text(us):
-    return f"{us / 1000:.3g} ms"
+    three_digits = float(f"{us / 1000:.3g}")
+    return f"{three_digits:g} ms"
 
 
 def cell(row):

@@ -65,10 +65,10 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
   if (!found.ok()) return found;
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
-  // What crosses between two looks at whether to stop. A GPU's bus takes some tenths of a
-  // millisecond for the one and the link between two GPUs for the other; what is gathered or
-  // converted on the way has to fit in scratch memory.
-  const std::int64_t piece_bytes = std::int64_t{direct ? 256 : 4} << 20;
+  // What crosses between two looks at whether to stop, each of which costs the link between two
+  // GPUs a tenth of a millisecond: some 3 ms over NVLink, some tenths of a millisecond over a GPU's
+  // bus to the host. What is gathered or converted on the way has to fit in scratch memory.
+  const std::int64_t piece_bytes = std::int64_t{direct ? 1024 : 4} << 20;
   std::int64_t most = std::min(view.elements(), piece_bytes / static_cast<std::int64_t>(size));
   if (!direct || converts || gathers)
     most = std::min(most, PieceElements(from, size, /*copies=*/2));

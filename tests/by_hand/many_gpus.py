@@ -3,10 +3,10 @@
 CI does without it.
 
 usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3] [--elements 32,34,36]
-                    [--upload-gib 64] [--json FILE]
+                    [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
---elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of them. --upload-gib: an array
-that goes through shared memory, and over streams, to all devices at once. Products have a program of their own, product_bench.
+--elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of them. --copy-gib: CopyBuffer
+from the first device to the second, the allocation of the new buffer included. --upload-gib: an array that goes through shared memory, and over streams, to all devices at once. Products have a program of their own, product_bench.
 """
 
 import argparse
@@ -158,6 +158,23 @@ def speed(client, devices, exponents, rows_):
             client.call("DeleteBuffer", name="x")
 
 
+def copies(client, devices, sizes, rows_):
+    print(f"== CopyBuffer from {devices[0]} to {devices[1]}, as the client sees it, medians")
+    for gib in sizes:
+        make(client, "x", gib << 10, 1 << 18, devices[:1])
+        seconds = []
+        for _ in range(ROUNDS + 1):
+            client.attempt("DeleteBuffer", name="y")
+            begin = time.perf_counter()
+            client.call("CopyBuffer", source="x", name="y", device=devices[1], timeout=300)
+            seconds.append(time.perf_counter() - begin)
+        median = statistics.median(seconds[1:])
+        print(f"   {gib} GiB: {1000 * median:.2f} ms, {(gib << 30) / median / 1e9:.0f} GB/s", flush=True)
+        rows_.append({"what": "CopyBuffer", "bytes": gib << 30, "seconds": median})
+        for name in "xy":
+            client.call("DeleteBuffer", name=name)
+
+
 def upload(server, client, devices, gib, rows_):
     print(f"== {gib} GiB from the host to {len(devices)} devices")
     block = np.random.default_rng(SEED).standard_normal(1 << 22, "f4")
@@ -190,6 +207,8 @@ def main(arguments, folder):
         client = server.client(options=[("grpc.max_receive_message_length", -1)])
         same_bits(server, client, devices, 64 << 20 if gpus else 1 << 18)
         speed(client, devices, [int(e) for e in arguments.elements.split(",")], rows)
+        if arguments.copy_gib:
+            copies(client, devices, [int(gib) for gib in arguments.copy_gib.split(",")], rows)
         if arguments.upload_gib:
             upload(server, client, devices, arguments.upload_gib, rows)
     finally:
@@ -203,6 +222,7 @@ if __name__ == "__main__":
     parser.add_argument("--server", required=True)
     parser.add_argument("--devices", default="cuda:0,cuda:1")
     parser.add_argument("--elements", default="32")
+    parser.add_argument("--copy-gib")
     parser.add_argument("--upload-gib", type=float, default=0)
     parser.add_argument("--json")
     with tempfile.TemporaryDirectory() as place:
