@@ -159,6 +159,19 @@ class ServiceBenchTest(unittest.TestCase):
             self.assertEqual(row["rounds"][0]["p50_us"], row["rounds"][0]["max_us"])
             self.assertNotIn("per_second", row["median"])
 
+    def test_a_run_that_is_stopped_keeps_what_it_has_measured(self):
+        path = pathlib.Path(self.folder) / "stopped.json"
+        flags = ["--target", self.server.address, "--operations", "ping", "--seconds", "0.05"]
+        bench = subprocess.Popen([programs.bench, *flags, "--rate", "100", "--rest", "3000",
+                                  "--json", str(path)], stdout=subprocess.DEVNULL)
+        self.addCleanup(bench.wait)
+        self.addCleanup(bench.kill)
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not path.exists() or not path.read_text().endswith("}\n"):
+            self.assertLess(time.monotonic(), give_up)
+            time.sleep(0.05)
+        self.assertEqual({row["load"]["kind"] for row in json.loads(path.read_text())["rows"]}, {"rate"})
+
     def test_unix_sockets_have_a_peer_of_their_own(self):
         _, rows = self.measure("--target", f"unix={self.server.socket}", "--operations", "ping")
         self.assertEqual(self.targets(rows), {"us", "unix", "bare gRPC", "bare gRPC unix"})

@@ -97,7 +97,8 @@ void AddOptions(CLI::App& app, Options& options) {
   app.add_option("--rounds", options.rounds, "measurements of each target, in turns")
       ->check(CLI::Range(1, 1000));
   app.add_option("--seed", options.seed, "of the order of targets and of open loops");
-  app.add_option("--json", options.json, "file for the results");
+  app.add_option("--json", options.json,
+                 "file for the results, written anew after each kind of measurement");
 }
 
 }  // namespace tessera::bench

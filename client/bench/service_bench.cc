@@ -35,11 +35,8 @@ namespace tessera::bench {
 namespace {
 
 int Run(const Options& options) {
-  std::ofstream file;
-  if (!options.json.empty()) {
-    file.open(options.json);
-    if (!file) Die("cannot write " + options.json);
-  }
+  // Before anything is measured, that a file which cannot be written costs no time.
+  if (!options.json.empty() && !std::ofstream(options.json)) Die("cannot write " + options.json);
   const Servers servers(options);  // before gRPC begins in this process
   const nlohmann::ordered_json description = Describe(options, servers.targets());
   std::mt19937_64 random(options.seed);
@@ -50,8 +47,12 @@ int Run(const Options& options) {
       Print(row);
       rows.push_back(std::move(row));
     }
+    // After every group, that a run which is stopped keeps what it has measured.
+    if (options.json.empty()) continue;
+    std::ofstream file(options.json);
+    Write(file, description, rows);
+    if (!file.flush()) Die("cannot write " + options.json);
   }
-  if (file.is_open()) Write(file, description, rows);
   return 0;
 }
 

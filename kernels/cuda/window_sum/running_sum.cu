@@ -24,6 +24,7 @@
 //    if its last segment is older than itself. One block, since there are few chunks.
 // 3. ScanChunks, from the right: every position's suffix.
 // 4. ScanChunks, from the left: every position's prefix, plus the suffix from step 3.
+// Each kernel starts while the one before still runs, and reads the array until that has ended.
 // Inside a block the scan goes by threads of kItems positions, warps, and the block, each time
 // asking how far back the segment reaches: no flags travel with the values (ScanSegments).
 //
@@ -37,6 +38,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/window_sum/window.cuh"
 
 namespace tessera {
@@ -79,6 +81,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     ChunkTotals(Positions<T> positions, BothWays needed, std::int64_t chunks, WideOf<T>* totals) {
   using F = WindowFold<T>;
+  AllowNextKernel();
   const std::int64_t from_left = needed.left.end - needed.left.lead;
   const bool backward = blockIdx.x >= from_left;
   const std::int64_t chunk =
@@ -95,8 +98,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class A>
 struct WarpValues {
   A values[kWarpSize];
-  std::int64_t reaches[kWarpSize];
+  int reaches[kWarpSize];
 };
+
+// How far back a segment reaches, as far as a block asks.
+__device__ int Reach(std::int64_t positions) {
+  return static_cast<int>(min(positions, std::int64_t{kScanThreads} * kChunk + 1));
+}
 
 // Adds to a thread's value those of the threads before it, as far back as its segment goes. A value
 // stands for `unit` positions; reach: how many positions of the segment there are up to the last of
@@ -111,7 +119,7 @@ struct WarpValues {
 //
 // The block has full warps, and meets at a barrier before it calls this again.
 template <class A>
-__device__ A ScanSegments(A value, std::int64_t reach, std::int64_t unit, WarpValues<A>& shared) {
+__device__ A ScanSegments(A value, int reach, int unit, WarpValues<A>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
@@ -127,7 +135,7 @@ __device__ A ScanSegments(A value, std::int64_t reach, std::int64_t unit, WarpVa
   __syncthreads();  // every warp's last value is there
   if (warp == 0) {
     A warp_value = lane < warps ? shared.values[lane] : 0;
-    const std::int64_t warp_reach = lane < warps ? shared.reaches[lane] : 0;
+    const int warp_reach = lane < warps ? shared.reaches[lane] : 0;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
       const A before = __shfl_up_sync(kFullMask, warp_value, offset);
@@ -148,22 +156,32 @@ __global__ void __launch_bounds__(kScanThreads)
     ScanTotals(std::int64_t width, BothWays needed, std::int64_t chunks, A* totals) {
   __shared__ WarpValues<A> shared;
   __shared__ A last;
+  AllowNextKernel();
+  WaitForKernelBefore();
   totals += blockIdx.x * chunks;
   const Chunks range = blockIdx.x == 0 ? needed.left : needed.right;
   A crossing = 0;  // into the first chunk of the round
   for (std::int64_t first = range.lead / kScanThreads * kScanThreads; first < range.end;
        first += kScanThreads) {
     const std::int64_t chunk = first + threadIdx.x;
-    const std::int64_t reach = ((chunk + 1) * kChunk - 1) % width + 1;
+    const int reach = Reach(((chunk + 1) * kChunk - 1) % width + 1);
     const bool counts = chunk >= range.lead && chunk < range.end;
     A value = counts ? totals[chunk] : 0;
     value = ScanSegments<A>(value, reach, kChunk, shared);
-    if (reach > (std::int64_t{threadIdx.x} + 1) * kChunk) value = WrapAdd(crossing, value);
+    if (reach > (static_cast<int>(threadIdx.x) + 1) * kChunk) value = WrapAdd(crossing, value);
     if (counts) totals[chunk] = value;
     if (threadIdx.x == kScanThreads - 1) last = value;
     __syncthreads();  // the round's last value is there
     crossing = last;  // and is not overwritten before the barriers of the next ScanSegments
   }
+}
+
+// (offset + distance) % width for an offset below width and a distance within a chunk. A division of
+// 64 bits, which a GPU does in a routine of many instructions, would be the longest part of a short scan.
+__device__ std::int64_t OffsetAfter(std::int64_t offset, int distance, std::int64_t width) {
+  const std::int64_t sum = offset + distance;
+  if (width > kChunk) return sum < width ? sum : sum - width;
+  return static_cast<std::uint32_t>(sum) % static_cast<std::uint32_t>(width);
 }
 
 // Of the results [begin, end), the first of which suffixes and out begin with, in chunks from
@@ -180,18 +198,21 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Wide cells[kChunk + kThreads];
   __shared__ WarpValues<Wide> shared;
   __shared__ Wide sums[kThreads];
+  __shared__ std::int64_t chunk_offset;  // of the chunk's first position in its segment
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t chunk = first_chunk + blockIdx.x;
   const std::int64_t first = chunk * kChunk;
   const std::int64_t width = positions.width;
+  AllowNextKernel();
 
   for (int c = thread; c < kChunk; c += kThreads)
     cells[c + c / kItems] = positions.Load(kBackward, first + c);
+  if (thread == 0) chunk_offset = first % width;
   __syncthreads();  // the chunk is complete
 
   // The sum of the thread's last positions, from where their segment begins.
   Wide* const mine = cells + thread * (kItems + 1);
-  const std::int64_t first_offset = (first + thread * kItems) % width;  // in its segment
+  const std::int64_t first_offset = OffsetAfter(chunk_offset, thread * kItems, width);
   std::int64_t offset = first_offset;
   Wide sum = 0;
 #pragma unroll
@@ -199,8 +220,9 @@ __global__ void __launch_bounds__(kThreads)
     sum = offset == 0 ? mine[j] : WrapAdd(sum, mine[j]);
     offset = offset + 1 == width ? 0 : offset + 1;
   }
-  const std::int64_t reach = offset == 0 ? width : offset;
+  const int reach = Reach(offset == 0 ? width : offset);
   sum = ScanSegments<Wide>(sum, reach, kItems, shared);
+  WaitForKernelBefore();  // up to here only x was read, which no kernel of these writes
   const Wide crossing = chunk == 0 ? 0 : crossings[chunk - 1];
   if (reach > (thread + 1) * kItems) sum = WrapAdd(crossing, sum);
   sums[thread] = sum;
@@ -222,14 +244,29 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t place_of_first =
       kBackward ? positions.Mirrored(true, first) - begin : first - (width - 1) - begin;
   const auto places = static_cast<std::uint64_t>(end - begin);
-  for (int c = thread; c < kChunk; c += kThreads) {
-    const Wide scanned = cells[c + c / kItems];
-    const std::int64_t place = kBackward ? place_of_first - c : place_of_first + c;
-    if (static_cast<std::uint64_t>(place) >= places) continue;
-    if constexpr (kBackward) {
-      suffixes[place] = static_cast<typename F::Acc>(scanned);
-    } else {
-      out[place] = F::FinishAxis(WrapAdd(static_cast<Wide>(suffixes[place]), scanned), width);
+  const auto is_wanted = [&](std::int64_t place) {
+    return static_cast<std::uint64_t>(place) < places;
+  };
+  if constexpr (kBackward) {
+    for (int c = thread; c < kChunk; c += kThreads) {
+      const std::int64_t place = place_of_first - c;
+      if (is_wanted(place)) suffixes[place] = static_cast<typename F::Acc>(cells[c + c / kItems]);
+    }
+  } else {
+    // All loads before the first store, which might change what they load for all the compiler knows.
+    typename F::Acc before[kItems];
+#pragma unroll
+    for (int j = 0; j < kItems; ++j) {
+      const std::int64_t place = place_of_first + thread + j * kThreads;
+      before[j] = is_wanted(place) ? suffixes[place] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kItems; ++j) {
+      const int c = thread + j * kThreads;
+      const std::int64_t place = place_of_first + c;
+      if (!is_wanted(place)) continue;
+      const Wide sum_of_both = WrapAdd(static_cast<Wide>(before[j]), cells[c + c / kItems]);
+      out[place] = F::FinishAxis(sum_of_both, width);
     }
   }
 }
@@ -278,14 +315,13 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
       blocks(needed.left.lead, needed.left.end) + blocks(needed.right.lead, needed.right.end);
   ChunkTotals<<<totals_needed, kThreads, 0, stream.handle()>>>(positions, needed, chunks, totals);
   CUDA_CHECK_LAUNCH(ChunkTotals);
-  ScanTotals<<<2, kScanThreads, 0, stream.handle()>>>(positions.width, needed, chunks, totals);
-  CUDA_CHECK_LAUNCH(ScanTotals);
-  ScanChunks<true><<<blocks(needed.right.begin, needed.right.end), kThreads, 0, stream.handle()>>>(
-      positions, needed.right.begin, begin, end, totals + chunks, suffixes, out);
-  CUDA_CHECK_LAUNCH(ScanChunks);
-  ScanChunks<false><<<blocks(needed.left.begin, needed.left.end), kThreads, 0, stream.handle()>>>(
-      positions, needed.left.begin, begin, end, totals, suffixes, out);
-  CUDA_CHECK_LAUNCH(ScanChunks);
+  LaunchOverlapping(ScanTotals<WideOf<T>>, {2, kScanThreads, 0}, stream, positions.width, needed,
+                    chunks, totals);
+  LaunchOverlapping(ScanChunks<true, T>,
+                    {blocks(needed.right.begin, needed.right.end), kThreads, 0}, stream, positions,
+                    needed.right.begin, begin, end, totals + chunks, suffixes, out);
+  LaunchOverlapping(ScanChunks<false, T>, {blocks(needed.left.begin, needed.left.end), kThreads, 0},
+                    stream, positions, needed.left.begin, begin, end, totals, suffixes, out);
 }
 
 // Rounds of ScanTotals.

@@ -18,15 +18,16 @@ namespace {
 
 constexpr std::uint32_t kBlock = 256;
 
-// Places count from the first result that is wanted: the array is [lowest, end_x).
-template <class T>
+// Places count from the first result that is wanted: the array is [lowest, end_x). kWhole: all results
+// are, so that lowest is 0.
+template <bool kWhole, class T>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
     WindowSumSimple(const T* x, std::int64_t lowest, std::int64_t end_x, std::int64_t radius,
                     std::int64_t results, typename WindowFold<T>::Out* out) {
   using F = WindowFold<T>;
   const std::int64_t i = GridThread();
-  if (i >= results) return;
-  const std::int64_t first = max(i - radius, lowest);
+  if (i >= (kWhole ? end_x : results)) return;
+  const std::int64_t first = max(i - radius, kWhole ? std::int64_t{0} : lowest);
   const std::int64_t end = min(i + radius + 1, end_x);
   const auto sum = FoldThreadInTurn<F>(first, end, std::int64_t{1},
                                        [&](std::int64_t j) { return F::Load(x[j], j); });
@@ -37,7 +38,9 @@ template <class T>
 void Run(const WindowSumProblem& p, CudaStream& stream) {
   if (p.n == 0) return;
   const Grid grid = MakeGrid(WindowResults(p), p.launch, kBlock, 1);
-  WindowSumSimple<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
+  const auto kernel =
+      WindowResults(p) == p.n ? WindowSumSimple<true, T> : WindowSumSimple<false, T>;
+  kernel<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
       static_cast<const T*>(p.x) + p.first, -p.first, p.n - p.first, p.radius, WindowResults(p),
       static_cast<typename WindowFold<T>::Out*>(p.out));
   CUDA_CHECK_LAUNCH(WindowSumSimple);
