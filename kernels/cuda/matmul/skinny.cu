@@ -26,6 +26,8 @@
 //   operand is loaded from shared memory once, and the warps' sums meet at the end.
 // - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the
 //   sums of the parts are written down, and a second kernel adds them in order.
+// - Where both operands are up to four vectors, and k is long, there is no tile: see
+//   skinny_narrow.cuh.
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
 // two parts. f32 multiply-adds take as long from about 20 vectors on.
@@ -41,6 +43,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/matmul/skinny_narrow.cuh"
 #include "kernels/cuda/matmul/skinny_sums.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/primitives.cuh"
@@ -209,6 +212,17 @@ int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool wait
   return best;
 }
 
+// launch(sums) leaves the sums of so many parts of k, each of m n results, which a second kernel adds.
+template <class Acc, class O, class Launch>
+void RunInParts(const MatmulProblem& p, int parts, CudaStream& stream, const Launch& launch) {
+  const std::int64_t n = p.m * p.n;
+  auto* sums = static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(parts * n) * sizeof(Acc)));
+  launch(sums);
+  LaunchOverlapping(MatmulSkinnyFinish<Acc, O>,
+                    {static_cast<unsigned>(CeilDiv(n, kWarpSize)), kFinishThreads, 0}, stream,
+                    static_cast<const Acc*>(sums), parts, n, static_cast<O*>(p.c));
+}
+
 template <class C, bool kAlongK, class O>
 void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool wide_packable,
                const Operand<typename C::T>& thin, bool thin_packs, CudaStream& stream) {
@@ -234,12 +248,30 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
     CUDA_CHECK_LAUNCH(MatmulSkinny);
   };
   if (parts == 1) return launch(static_cast<O*>(p.c));
-  const std::int64_t n = p.m * p.n;
-  auto* sums = static_cast<Acc*>(stream.Scratch(static_cast<std::size_t>(parts * n) * sizeof(Acc)));
-  launch(sums);
-  LaunchOverlapping(MatmulSkinnyFinish<Acc, O>,
-                    {static_cast<unsigned>(CeilDiv(n, kWarpSize)), kFinishThreads, 0}, stream,
-                    static_cast<const Acc*>(sums), parts, n, static_cast<O*>(p.c));
+  RunInParts<Acc, O>(p, parts, stream, launch);
+}
+
+template <class T, class O, int kMost, bool kPacks>
+void RunNarrow(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>& thin,
+               CudaStream& stream) {
+  using Acc = ValueOf<T>;
+  const std::int64_t part =
+      NarrowPart<Narrow<T, kMost, kPacks>>(p.k, stream.device().info().multiprocessors);
+  const auto parts = static_cast<int>(CeilDiv(p.k, part));
+  const std::int64_t wide_stride = p.m >= p.n ? p.n : 1, thin_stride = p.m >= p.n ? 1 : p.n;
+  RunInParts<Acc, O>(p, parts, stream, [&](Acc* sums) {
+    MatmulNarrow<T, kMost, kPacks><<<static_cast<unsigned>(parts), kThreads, 0, stream.handle()>>>(
+        wide, thin, p.k, part,
+        Destination<Acc>{sums, wide_stride, thin_stride, wide.extent, thin.extent});
+    CUDA_CHECK_LAUNCH(MatmulNarrow);
+  });
+}
+
+template <class T, class O, int kMost>
+void RunNarrowPacks(const MatmulProblem& p, bool packs, const Operand<T>& wide,
+                    const Operand<T>& thin, CudaStream& stream) {
+  if (packs) return RunNarrow<T, O, kMost, true>(p, wide, thin, stream);
+  RunNarrow<T, O, kMost, false>(p, wide, thin, stream);
 }
 
 template <class T, class O, int kVectors>
@@ -253,6 +285,13 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const bool thin_packs = thin.k_stride == 1 &&
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
+  if constexpr (kVectors <= 4 || (sizeof(T) == 2 && kVectors == 8)) {
+    if (wide.extent <= kMostNarrow && p.k >= kLeastNarrowK) {
+      const bool packs = wide.k_stride == 1 && wide_packable && thin_packs;
+      if (wide.extent <= 2) return RunNarrowPacks<T, O, 2>(p, packs, wide, thin, stream);
+      return RunNarrowPacks<T, O, 4>(p, packs, wide, thin, stream);
+    }
+  }
   if (wide.k_stride == 1) {
     RunLayout<C, true, O>(p, wide, wide_packable, thin, thin_packs, stream);
   } else {

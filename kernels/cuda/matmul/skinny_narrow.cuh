@@ -1,0 +1,119 @@
+// `skinny` where both operands are a few vectors and k is long: a handful of dots at once.
+//
+// A tile of 64 or 128 elements would be empty but for four of them. Here a block has a part of k, and
+// its threads take turns along it: each loads a step of all vectors, multiplies all with all, and
+// keeps the sums until the part's end.
+//
+//        k ->
+//      +-----------+-----------+--         thread t of block 0: steps t, 256 + t, ..
+//    i |  block 0  |  block 1  | ..  wide: up to 4 vectors
+//      +-----------+-----------+--
+//    j |           |           | ..  thin: up to 4 vectors
+//      +-----------+-----------+--
+//
+// A step is a vector of 16 bytes where all operands lie along k and are aligned, or else one element.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/matmul/skinny.cuh"
+#include "kernels/cuda/primitives.cuh"
+
+namespace tessera::skinny {
+
+inline constexpr std::int64_t kMostNarrow = 4;
+// Up to here a tile is as fast.
+inline constexpr std::int64_t kLeastNarrowK = std::int64_t{1} << 15;
+
+// kMost: vectors of either operand, rounded up.
+template <class T, int kMost, bool kPacks>
+struct Narrow {
+  static constexpr int kWidth = kPacks ? Pack<T>::kSize : 1;  // elements of a step
+  // Steps on their way to a thread, as many as it has registers for.
+  static constexpr int kAhead = (kMost > 2 ? 2 : 4) / (kWidth > 4 ? 2 : 1);
+
+  // One step of one vector: zeros beyond the operand and beyond k_end.
+  static __device__ void Load(const Operand<T>& operand, int vector, std::int64_t l,
+                              std::int64_t k_end, T (&step)[kWidth]) {
+    const T* const from = operand.data + vector * operand.stride + l * operand.k_stride;
+    const bool is_there = vector < operand.extent;
+    if constexpr (kPacks) {
+      if (is_there && l + kWidth <= k_end) {
+        const Pack<T> pack = LoadPack(from);
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) step[e] = pack.v[e];
+        return;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) step[e] = is_there && l + e < k_end ? from[e] : T{};
+  }
+};
+
+// Sums of parts of k, of `part` steps of one element each: a block each. out: of part 0.
+template <class T, int kMost, bool kPacks, class Out>
+__global__ void __launch_bounds__(kThreads, 2)
+    MatmulNarrow(Operand<T> wide, Operand<T> thin, std::int64_t k, std::int64_t part, Out out) {
+  using N = Narrow<T, kMost, kPacks>;
+  using Acc = ValueOf<T>;
+  constexpr int kWidth = N::kWidth, kAhead = N::kAhead;
+  const std::int64_t k_first = blockIdx.x * part, k_end = min(k, k_first + part);
+  Acc sums[kMost][kMost] = {};
+  for (std::int64_t l = k_first + threadIdx.x * kWidth; l < k_end;
+       l += std::int64_t{kThreads} * kWidth * kAhead) {
+    T w[kAhead][kMost][kWidth], t[kAhead][kMost][kWidth];
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      const std::int64_t at = l + s * kThreads * kWidth;
+#pragma unroll
+      for (int v = 0; v < kMost; ++v) {
+        N::Load(wide, v, at, k_end, w[s][v]);
+        N::Load(thin, v, at, k_end, t[s][v]);
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s)
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e)
+#pragma unroll
+        for (int i = 0; i < kMost; ++i)
+#pragma unroll
+          for (int j = 0; j < kMost; ++j)
+            sums[i][j] =
+                fma(static_cast<Acc>(w[s][i][e]), static_cast<Acc>(t[s][j][e]), sums[i][j]);
+  }
+
+  __shared__ Acc warp_sums[kWarps][kMost * kMost];
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+#pragma unroll
+    for (int j = 0; j < kMost; ++j) {
+      Acc sum = sums[i][j];
+#pragma unroll
+      for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+        sum += __shfl_down_sync(kFullMask, sum, offset);
+      if (lane == 0) warp_sums[warp][i * kMost + j] = sum;
+    }
+  }
+  __syncthreads();  // all warps' sums are there
+  const int cell = static_cast<int>(threadIdx.x);
+  if (cell >= kMost * kMost) return;
+  Acc sum = warp_sums[0][cell];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) sum += warp_sums[w][cell];
+  out.c += blockIdx.x * out.wide * out.thin;
+  out.Store(cell / kMost, cell % kMost, sum);
+}
+
+// How many elements along k a block has: two blocks for every SM have a part, of whole steps of all
+// threads but the last.
+template <class N>
+std::int64_t NarrowPart(std::int64_t k, std::int64_t multiprocessors) {
+  constexpr std::int64_t kRound = std::int64_t{kThreads} * N::kWidth * N::kAhead;
+  return CeilDiv(CeilDiv(k, kRound), 2 * multiprocessors) * kRound;
+}
+
+}  // namespace tessera::skinny
