@@ -285,7 +285,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const bool thin_packs = thin.k_stride == 1 &&
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
-  if constexpr (kVectors <= 4 || (sizeof(T) == 2 && kVectors == 8)) {
+  // What RunTypes chooses for as few.
+  if constexpr (kVectors <= (sizeof(T) == 2 ? 8 : kMostNarrow)) {
     if (wide.extent <= kMostNarrow && p.k >= kLeastNarrowK) {
       const bool packs = wide.k_stride == 1 && wide_packable && thin_packs;
       if (wide.extent <= 2) return RunNarrowPacks<T, O, 2>(p, packs, wide, thin, stream);

@@ -14,7 +14,6 @@
 // A step is a vector of 16 bytes where all operands lie along k and are aligned, or else one element.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/matmul/skinny.cuh"
@@ -51,7 +50,7 @@ struct Narrow {
   }
 };
 
-// Sums of parts of k, of `part` steps of one element each: a block each. out: of part 0.
+// The sums of each part of k, `part` elements long: a block each. out: where those of part 0 go.
 template <class T, int kMost, bool kPacks, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     MatmulNarrow(Operand<T> wide, Operand<T> thin, std::int64_t k, std::int64_t part, Out out) {
