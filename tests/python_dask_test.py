@@ -233,6 +233,47 @@ class OneProcess(unittest.TestCase):
         np.testing.assert_array_equal(joined.max(axis=(0, 1)), whole.max())
         np.testing.assert_array_equal(joined.sum(axis=1), whole.sum(axis=1))
         np.testing.assert_array_equal((joined + 1)[5:9].numpy(), whole[5:9] + 1)
+        for name, found, expected in (
+            ("reshape", joined.reshape(-1, 250), whole.reshape(-1, 250)),
+            ("ravel", joined.ravel(), whole.ravel()), ("transpose", joined.T, whole.T),
+            ("squeeze", joined[:1].squeeze(0), whole[0]),
+        ):  # fmt: skip
+            with self.subTest(name):
+                np.testing.assert_array_equal(found.numpy(), expected)
+
+    def test_a_chunk_and_one_in_parts(self):
+        """Whichever comes first, also in lists and among the options."""
+        x, y = whole_numbers(90, 40), whole_numbers(90, 40)
+        a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
+        self.assertIsInstance(b, td.Joined)
+        for name, found, expected in (
+            ("ufunc", a - b, x - y), ("the other way", b - a, y - x), ("comparison", a < b, x < y),
+            ("matmul", a @ b.T, x @ y.T), ("where", np.where(a > 0, b, a), np.where(x > 0, y, x)),
+            ("clip", np.clip(a, b, b + 1), np.clip(x, y, y + 1)),
+            ("maximum", np.maximum(a, b), np.maximum(x, y)),
+        ):  # fmt: skip
+            with self.subTest(name):
+                np.testing.assert_array_equal(found.numpy(), expected)
+
+    def test_rechunked_arrays(self):
+        x = whole_numbers(40, 30)
+        v = td.put(da.from_array(x, chunks=(15, 11)))
+        r = v.rechunk((20, 10))
+        u = td.put(da.from_array(np.full(9, 200, "u1"), chunks=4))
+        for name, found, expected in (
+            ("reshape", v.reshape(-1), x.reshape(-1)), ("ravel", v.ravel(), x.ravel()),
+            ("more axes", v.reshape(4, 10, 30), x.reshape(4, 10, 30)),
+            ("expand_dims", da.expand_dims(r, 0), x[None]), ("add", r * 2 + r, x * 2 + x),
+            ("matmul", (r * 2) @ v.T.rechunk((10, 20)), x * 2 @ x.T),
+            ("where", da.where(r > 0, r, 0), np.where(x > 0, x, 0)),
+            ("clip", da.clip(r * 2, r, r + 1), np.clip(x * 2, x, x + 1)),
+            ("sum of bytes", u.sum(), np.full(9, 200, "u1").sum()),
+            ("product of bytes", u.prod(), np.full(9, 200, "u1").prod()),
+        ):  # fmt: skip
+            with self.subTest(name):
+                got = td.numpy(found).compute(scheduler="sync")
+                np.testing.assert_array_equal(got, expected)
+                self.assertEqual(got.dtype, expected.dtype)
 
 
 class Cluster(unittest.TestCase):

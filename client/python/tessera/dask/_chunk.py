@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import secrets
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
 import dask.base
 import numpy as np
@@ -21,6 +21,9 @@ ARRIVED_TTL = "30s"
 _fetches = concurrent.futures.ThreadPoolExecutor(4, "tessera-fetch")
 # What NumPy's functions do with chunks where that is not the server's business alone.
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {}
+
+
+_S = TypeVar("_S", bound="Shaped")
 
 
 class Shaped(NDArrayOperatorsMixin):
@@ -52,6 +55,32 @@ class Shaped(NDArrayOperatorsMixin):
 
     def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
         raise TypeError("no silent download: tessera.dask.numpy(x), or .numpy() of a chunk")
+
+    def chunk(self) -> "Chunk":
+        """All of it as one chunk."""
+        raise NotImplementedError
+
+    def reshape(self, *shape: Any) -> "Chunk":
+        return self.chunk()._apply(lambda x: x.reshape(*shape), self)  # type: ignore[no-any-return]
+
+    def ravel(self) -> "Chunk":
+        return self.reshape(-1)
+
+    def transpose(self, *axes: Any) -> "Chunk":
+        return _view(self.chunk(), lambda array: array.transpose(*axes))
+
+    @property
+    def T(self) -> "Chunk":
+        return self.transpose()
+
+    def squeeze(self, axis: Any = None) -> "Chunk":
+        return _view(self.chunk(), lambda array: array.squeeze(axis))
+
+    def copy(self: "_S") -> "_S":
+        return self
+
+    def dot(self, other: Any) -> Any:
+        return np.dot(self, other)
 
 
 class Chunk(Shaped):
@@ -89,7 +118,11 @@ class Chunk(Shaped):
 
     # --- operations
 
+    def chunk(self) -> "Chunk":
+        return self
+
     def _apply(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        args, options = _whole(args), {name: _whole(value) for name, value in options.items()}
         return _computed(lambda: function(*_opened(args), **_opened_in(options)), args, options)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -104,32 +137,10 @@ class Chunk(Shaped):
     def __getitem__(self, key: Any) -> "Chunk":
         return _view(self, lambda array: array[key])
 
-    def reshape(self, *shape: Any) -> "Chunk":
-        return self._apply(lambda x: x.reshape(*shape), self)  # type: ignore[no-any-return]
-
-    def ravel(self) -> "Chunk":
-        return self.reshape(-1)
-
-    def transpose(self, *axes: Any) -> "Chunk":
-        return _view(self, lambda array: array.transpose(*axes))
-
-    @property
-    def T(self) -> "Chunk":
-        return self.transpose()
-
-    def squeeze(self, axis: Any = None) -> "Chunk":
-        return _view(self, lambda array: array.squeeze(axis))
-
     def astype(self, dtype: Any, copy: bool = True, **_: Any) -> "Chunk":
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         return self._apply(lambda x: x.astype(dtype), self)  # type: ignore[no-any-return]
-
-    def copy(self) -> "Chunk":
-        return self
-
-    def dot(self, other: Any) -> Any:
-        return np.dot(self, other)
 
     def __bool__(self) -> bool:
         return bool(self.numpy().item())
@@ -184,6 +195,15 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
     except Error:
         pass
     return found
+
+
+def _whole(values: Any) -> Any:
+    """What is in parts as one chunk, in lists and tuples too."""
+    if isinstance(values, Shaped):
+        return values.chunk()
+    if isinstance(values, (list, tuple)):
+        return type(values)(_whole(value) for value in values)
+    return values
 
 
 def _opened(values: Any) -> Any:

@@ -25,14 +25,17 @@ def _reduction(function: Any) -> Callable[..., Any]:
         if isinstance(array, np.ndarray):
             return Chunk(np.asarray(function(array, axis=axis, **options)))
         last = None
-        if dtype is not None and x.dtype.kind == "i" and np.dtype(dtype) != np.int32:
+        if dtype is not None and x.dtype.kind in "iu" and np.dtype(dtype) != np.int32:
             # Integers are summed as i64, exactly, and without a copy of another type.
-            last = options.pop("dtype")
+            last = np.dtype(options.pop("dtype"))
         found = function(array, axis=axis, **options)
-        found = found if last is None else found.astype(last)
+        if last is not None and last.kind != "u":
+            found = found.astype(last)
         if found.nbytes > SMALL:
             return wrapped(found, x._address)
-        return np.asarray(found.numpy())
+        home = np.asarray(found.numpy())
+        # Unsigned, as sums of uint8 are to be: the server has no such type.
+        return home if last is None else home.astype(last)
 
     return reduce
 
