@@ -242,7 +242,7 @@ class OneProcess(unittest.TestCase):
                 np.testing.assert_array_equal(found.numpy(), expected)
 
     def test_a_chunk_and_one_in_parts(self):
-        """Whichever comes first, also in lists and among the options."""
+        """Whichever comes first, also among the options."""
         x, y = whole_numbers(90, 40), whole_numbers(90, 40)
         a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
         self.assertIsInstance(b, td.Joined)
@@ -250,6 +250,7 @@ class OneProcess(unittest.TestCase):
             ("ufunc", a - b, x - y), ("the other way", b - a, y - x), ("comparison", a < b, x < y),
             ("matmul", a @ b.T, x @ y.T), ("where", np.where(a > 0, b, a), np.where(x > 0, y, x)),
             ("clip", np.clip(a, b, b + 1), np.clip(x, y, y + 1)),
+            ("an option", np.clip(a, a_min=b, a_max=b + 1), np.clip(x, y, y + 1)),
             ("maximum", np.maximum(a, b), np.maximum(x, y)),
         ):  # fmt: skip
             with self.subTest(name):

@@ -35,7 +35,7 @@ namespace tessera::bench {
 namespace {
 
 int Run(const Options& options) {
-  // Before anything is measured, that a file which cannot be written costs no time.
+  // Before anything is measured: a file that cannot be written should cost no time.
   if (!options.json.empty() && !std::ofstream(options.json)) Die("cannot write " + options.json);
   const Servers servers(options);  // before gRPC begins in this process
   const nlohmann::ordered_json description = Describe(options, servers.targets());
@@ -47,7 +47,7 @@ int Run(const Options& options) {
       Print(row);
       rows.push_back(std::move(row));
     }
-    // After every group, that a run which is stopped keeps what it has measured.
+    // After every group, so that a run that is stopped keeps what it has measured.
     if (options.json.empty()) continue;
     std::ofstream file(options.json);
     Write(file, description, rows);

@@ -6,7 +6,8 @@ usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,
                     [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
 --elements: arrays of 2^N f32, each over as few devices as hold it and over all larger numbers of them. --copy-gib: CopyBuffer
-from the first device to the second, the allocation of the new buffer included. --upload-gib: an array that goes through shared memory, and over streams, to all devices at once. Products have a program of their own, product_bench.
+from the first device to the second, the allocation of the new buffer included. --upload-gib: an array that goes through
+shared memory, and over streams, to all devices at once. Products have a program of their own, product_bench.
 """
 
 import argparse

@@ -22,7 +22,7 @@
 namespace tessera::skinny {
 
 inline constexpr std::int64_t kMostNarrow = 4;
-// Up to here a tile is as fast.
+// Shorter ones keep their tiles: without has not been tried there.
 inline constexpr std::int64_t kLeastNarrowK = std::int64_t{1} << 15;
 
 // kMost: vectors of either operand, rounded up.

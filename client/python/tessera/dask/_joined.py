@@ -34,8 +34,8 @@ def _reduction(function: Any) -> Callable[..., Any]:
         if found.nbytes > SMALL:
             return wrapped(found, x._address)
         home = np.asarray(found.numpy())
-        # Unsigned, as sums of uint8 are to be: the server has no such type.
-        return home if last is None else home.astype(last)
+        # Sums of uint8 are unsigned in NumPy; the server has no such type.
+        return home if last is None else home.astype(last, copy=False)
 
     return reduce
 
