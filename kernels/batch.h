@@ -14,16 +14,36 @@ namespace tessera {
 // The longest operand in bytes: one chunk of the fixed tree, in an array of no more.
 inline constexpr std::int64_t kBatchBytes = 8 * kTreeRowBytes;
 
-// Enqueues problems of one dtype and, of Reduce, one op, with contiguous operands of up to
-// kBatchBytes. Each problem has a result of its own, in memory as Strategy::launch wants it. The
-// problems may change once it has returned. Throws DeviceError.
-void LaunchBatch(std::span<const DotProblem> problems, Stream& stream);
-void LaunchBatch(std::span<const ReduceProblem> problems, Stream& stream);
+// A problem: contiguous operands of n elements, of up to kBatchBytes each.
+template <int kOperands>
+struct alignas(16) BatchItem {
+  const void* x[kOperands];
+  std::int64_t n;
+};
+using DotItem = BatchItem<2>;
+using ReduceItem = BatchItem<1>;
+
+// Enqueues problems of one dtype and, of Reduce, one op. The result of items[i] is results[i], in
+// memory as Strategy::launch wants it. The items may change once it has returned. Throws
+// DeviceError.
+void LaunchBatch(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
+void LaunchBatch(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
+                 Stream& stream);
 
 // The same on either device.
-void LaunchBatchCpu(std::span<const DotProblem> problems, Stream& stream);
-void LaunchBatchCpu(std::span<const ReduceProblem> problems, Stream& stream);
-void LaunchBatchCuda(std::span<const DotProblem> problems, Stream& stream);
-void LaunchBatchCuda(std::span<const ReduceProblem> problems, Stream& stream);
+void LaunchBatchCpu(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
+void LaunchBatchCpu(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
+                    Stream& stream);
+void LaunchBatchCuda(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
+void LaunchBatchCuda(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
+                     Stream& stream);
+
+// An item as a problem of its own.
+inline DotProblem ProblemOf(DType dtype, const DotItem& item, Scalar* result) {
+  return {.dtype = dtype, .n = item.n, .a = item.x[0], .b = item.x[1], .result = result};
+}
+inline ReduceProblem ProblemOf(DType dtype, ReduceOp op, const ReduceItem& item, Scalar* result) {
+  return {.dtype = dtype, .op = op, .n = item.n, .x = item.x[0], .result = result};
+}
 
 }  // namespace tessera

@@ -289,15 +289,12 @@ bool FitsBatch(const View& operand);
 
 // Many short vectors at once, with a launch for a thousand of them: results[i] is, bit by bit and
 // with its Stats, what RunDot or RunReduce gives operands[i] by the strategy they choose. A result
-// does not depend on what else is in the batch. All operands have one dtype and meet FitsBatch;
-// results.size() == operands.size(). Errors: those of RunDot and RunReduce, of the first operands at
-// fault, and then nothing has run.
-struct DotOperands {
-  View a, b;
-};
-absl::Status RunDotBatch(Stream& stream, absl::Span<const DotOperands> operands,
-                         absl::Span<ScalarResult> results);
-absl::Status RunReduceBatch(Stream& stream, ReduceOp op, absl::Span<const View> operands,
+// does not depend on what else is in the batch. operand(i, o) is operand o of problem i, of
+// results.size(); all have one dtype and meet FitsBatch. Errors: those of RunDot and RunReduce, of
+// the first operands at fault, and then nothing has run.
+using BatchOperand = absl::FunctionRef<const View&(std::size_t problem, int operand)>;
+absl::Status RunDotBatch(Stream& stream, BatchOperand operand, absl::Span<ScalarResult> results);
+absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
                             absl::Span<ScalarResult> results);
 
 // Writes a view's elements to out in row-major order, without gaps and as elements of dtype

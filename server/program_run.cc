@@ -531,20 +531,16 @@ bool ProgramRun::Joins(std::size_t first, std::size_t next, const Device& device
 absl::Status ProgramRun::RunBatch(std::size_t first, std::size_t end, Stream& stream) {
   const std::size_t count = end - first;
   std::vector<ScalarResult> results(count);
+  const auto operand = [&](std::size_t i, int o) -> const View& {
+    return steps_[first + i].views[static_cast<std::size_t>(o)];
+  };
   absl::Status status;
   if (steps_[first].proto->has_dot()) {
-    std::vector<DotOperands> operands;
-    operands.reserve(count);
-    for (std::size_t i = first; i < end; ++i)
-      operands.push_back({steps_[i].views[0], steps_[i].views[1]});
-    status = RunDotBatch(stream, operands, absl::MakeSpan(results));
+    status = RunDotBatch(stream, operand, absl::MakeSpan(results));
   } else {
     absl::StatusOr<ReduceOp> op = FromProto(steps_[first].proto->reduce().op());
     if (!op.ok()) return op.status();
-    std::vector<View> operands;
-    operands.reserve(count);
-    for (std::size_t i = first; i < end; ++i) operands.push_back(steps_[i].views[0]);
-    status = RunReduceBatch(stream, *op, operands, absl::MakeSpan(results));
+    status = RunReduceBatch(stream, *op, operand, absl::MakeSpan(results));
   }
   if (EndsProgram(status, stream)) return status;
   for (std::size_t i = 0; i < count; ++i) {

@@ -376,13 +376,13 @@ TEST_P(StreamTest, StoppedOperationsAreCancelled) {
   const View vector = VectorView(x.data(), 4);
   EXPECT_TRUE(RunDot(*stream, vector, vector, {}).ok());
   stop = true;
-  const DotOperands operands = {vector, vector};
+  const auto operand = [&](std::size_t, int) -> const View& { return vector; };
   ScalarResult result;
   for (const absl::Status& status : {RunDot(*stream, vector, vector, {}).status(),
                                      RunReduce(*stream, vector, ReduceOp::kSum, {}).status(),
                                      RunAdd(*stream, vector, vector, out.data(), {}).status(),
                                      RunCopy(*stream, vector, DType::kF32, out.data()),
-                                     RunDotBatch(*stream, {&operands, 1}, {&result, 1})}) {
+                                     RunDotBatch(*stream, operand, {&result, 1})}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
     EXPECT_EQ(ErrorReason(status), "CANCELLED");
   }

@@ -250,18 +250,16 @@ RandomProblem Problems::Batch() {
   const std::int64_t n = Extent(kMost), count = Extent(4096);
   RandomProblem out{.operation = "batch", .dtype = "f32"};
   out.shape = absl::StrCat(count, " dots of ", n);
-  // As a program, which has its problems already.
-  const auto problems = std::make_shared<std::vector<DotProblem>>(static_cast<std::size_t>(count));
+  const auto items = std::make_shared<std::vector<DotItem>>(static_cast<std::size_t>(count));
   out.candidates.push_back(
-      {.name = "batch", .chosen = true, .strategy = true, .launch = [this, n, count, problems] {
+      {.name = "batch", .chosen = true, .strategy = true, .launch = [this, n, count, items] {
          const auto* a = static_cast<const float*>(Place(rig_, DType::kF32, count * n, 0));
          const auto* b = static_cast<const float*>(Place(rig_, DType::kF32, count * n, 0));
          auto* results = static_cast<Scalar*>(
              rig_.stream().HostScratch(static_cast<std::size_t>(count) * sizeof(Scalar)));
          for (std::int64_t i = 0; i < count; ++i)
-           (*problems)[static_cast<std::size_t>(i)] = {
-               .n = n, .a = a + i * n, .b = b + i * n, .result = results + i};
-         LaunchBatch(*problems, rig_.stream());
+           (*items)[static_cast<std::size_t>(i)] = {{a + i * n, b + i * n}, n};
+         LaunchBatch(DType::kF32, *items, results, rig_.stream());
        }});
 #ifdef TESSERA_WITH_CUDA
   if (HasVendor(rig_)) {

@@ -183,8 +183,8 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
         name.c_str(),
         [&rig, dot, count, n, bytes, moved](benchmark::State& state) {
           Arena& arena = rig.Operands(DType::kF32);
-          std::vector<DotProblem> dots(static_cast<std::size_t>(count));
-          std::vector<ReduceProblem> sums(dots.size());
+          std::vector<DotItem> dots(static_cast<std::size_t>(count));
+          std::vector<ReduceItem> sums(dots.size());
           const auto launch = [&] {
             const auto* a = static_cast<const float*>(arena.Next(bytes));
             const auto* b = static_cast<const float*>(arena.Next(bytes));
@@ -192,10 +192,11 @@ void RegisterBatches(Rig& rig, std::int64_t count, std::int64_t n) {
                 static_cast<Scalar*>(rig.stream().HostScratch(dots.size() * sizeof(Scalar)));
             for (std::size_t i = 0; i < dots.size(); ++i) {
               const std::int64_t at = static_cast<std::int64_t>(i) * n;
-              dots[i] = {.n = n, .a = a + at, .b = b + at, .result = results + i};
-              sums[i] = {.n = n, .x = a + at, .result = results + i};
+              dots[i] = {{a + at, b + at}, n};
+              sums[i] = {{a + at}, n};
             }
-            dot ? LaunchBatch(dots, rig.stream()) : LaunchBatch(sums, rig.stream());
+            dot ? LaunchBatch(DType::kF32, dots, results, rig.stream())
+                : LaunchBatch(DType::kF32, ReduceOp::kSum, sums, results, rig.stream());
           };
           Time(rig, state, moved, moved / sizeof(float), launch);
         })

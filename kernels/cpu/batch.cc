@@ -12,17 +12,18 @@ namespace {
 // Problems that a thread takes at a time.
 constexpr int kShare = 16;
 
-// CPU strategies leave the stream alone, so that many threads may hand them the same.
-template <class Problem>
-void Enqueue(std::span<const Problem> problems, Stream& stream) {
-  if (problems.empty()) return;
-  const auto launch = Choose(problems.front(), stream.device())->launch;
+// problem_of(i): of `count`. CPU strategies leave the stream alone, so that many threads may hand
+// them the same.
+template <class F>
+void Enqueue(std::size_t count, Stream& stream, const F& problem_of) {
+  if (count == 0) return;
+  const auto launch = Choose(problem_of(0), stream.device())->launch;
   std::exception_ptr failure;  // none may leave the parallel loop
-#pragma omp parallel for schedule(dynamic, kShare) if (problems.size() > kShare)
-  for (std::size_t i = 0; i < problems.size(); ++i) {
+#pragma omp parallel for schedule(dynamic, kShare) if (count > kShare)
+  for (std::size_t i = 0; i < count; ++i) {
     if (stream.stopped()) continue;
     try {
-      launch(problems[i], stream);
+      launch(problem_of(i), stream);
     } catch (...) {
 #pragma omp critical
       failure = std::current_exception();
@@ -33,12 +34,15 @@ void Enqueue(std::span<const Problem> problems, Stream& stream) {
 
 }  // namespace
 
-void LaunchBatchCpu(std::span<const DotProblem> problems, Stream& stream) {
-  Enqueue(problems, stream);
+void LaunchBatchCpu(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream) {
+  Enqueue(items.size(), stream,
+          [=](std::size_t i) { return ProblemOf(dtype, items[i], results + i); });
 }
 
-void LaunchBatchCpu(std::span<const ReduceProblem> problems, Stream& stream) {
-  Enqueue(problems, stream);
+void LaunchBatchCpu(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
+                    Stream& stream) {
+  Enqueue(items.size(), stream,
+          [=](std::size_t i) { return ProblemOf(dtype, op, items[i], results + i); });
 }
 
 }  // namespace tessera

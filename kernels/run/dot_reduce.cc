@@ -1,5 +1,6 @@
 // Dot and Reduce of whole arrays, alone and in batches.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -71,39 +72,28 @@ struct FoldMap {
   }
 };
 
-template <class Problem>
-void LaunchBatchOn(std::span<const Problem> problems, Stream& stream) {
-  const ProfilerRange range("batch");
-#ifdef TESSERA_WITH_CUDA
-  if (stream.device().info().backend == Backend::kCuda) return LaunchBatchCuda(problems, stream);
-#endif
-  LaunchBatchCpu(problems, stream);
-}
-
-// Runs the problems, of one dtype and op, into results; integer: whether those are integers.
-template <class Problem>
-absl::Status ExecuteBatch(Stream& stream, std::vector<Problem>& problems, bool integer,
-                          absl::Span<ScalarResult> results) {
-  if (problems.empty()) return absl::OkStatus();
-  const Strategy<Problem>& strategy = *Choose(problems.front(), stream.device());
+// Runs a batch into results. launch(scalars) enqueues it, problem_of(i, result) is a problem of it;
+// integer: whether results are integers.
+template <class Launch, class ProblemOf>
+absl::Status ExecuteBatch(Stream& stream, bool integer, absl::Span<ScalarResult> results,
+                          const Launch& launch, const ProblemOf& problem_of) {
+  if (results.empty()) return absl::OkStatus();
+  const auto& strategy = *Choose(problem_of(0, nullptr), stream.device());
   Scalar* scalars = nullptr;
   absl::Status status = Finished(stream, [&] {
-    scalars = static_cast<Scalar*>(stream.HostScratch(problems.size() * sizeof(Scalar)));
-    for (std::size_t i = 0; i < problems.size(); ++i) {
-      scalars[i] = Scalar{};
-      problems[i].result = scalars + i;
-    }
-    LaunchBatchOn(std::span<const Problem>(problems), stream);
+    scalars = static_cast<Scalar*>(stream.HostScratch(results.size() * sizeof(Scalar)));
+    std::fill_n(scalars, results.size(), Scalar{});
+    launch(scalars);
     stream.Synchronize();
-    for (const Problem& problem : problems) {
-      if (strategy.left_range == nullptr || stream.stopped()) return;
+    if (strategy.left_range == nullptr) return;
+    for (std::size_t i = 0; i < results.size() && !stream.stopped(); ++i) {
+      const auto problem = problem_of(i, scalars + i);
       if (strategy.left_range(problem, stream)) strategy.launch_wide(problem, stream);
     }
   });
   if (!status.ok()) return status;
-  for (std::size_t i = 0; i < problems.size(); ++i) {
-    results[i] = {scalars[i], integer, StatsOf(strategy, problems[i])};
-  }
+  for (std::size_t i = 0; i < results.size(); ++i)
+    results[i] = {scalars[i], integer, StatsOf(strategy, problem_of(i, scalars + i))};
   return absl::OkStatus();
 }
 
@@ -146,12 +136,23 @@ absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage*
   return ArrayType{ResultDType(op, folded->dtype), {}};
 }
 
-void LaunchBatch(std::span<const DotProblem> problems, Stream& stream) {
-  LaunchBatchOn(problems, stream);
+void LaunchBatch(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream) {
+  const ProfilerRange range("batch");
+#ifdef TESSERA_WITH_CUDA
+  if (stream.device().info().backend == Backend::kCuda)
+    return LaunchBatchCuda(dtype, items, results, stream);
+#endif
+  LaunchBatchCpu(dtype, items, results, stream);
 }
 
-void LaunchBatch(std::span<const ReduceProblem> problems, Stream& stream) {
-  LaunchBatchOn(problems, stream);
+void LaunchBatch(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
+                 Stream& stream) {
+  const ProfilerRange range("batch");
+#ifdef TESSERA_WITH_CUDA
+  if (stream.device().info().backend == Backend::kCuda)
+    return LaunchBatchCuda(dtype, op, items, results, stream);
+#endif
+  LaunchBatchCpu(dtype, op, items, results, stream);
 }
 
 bool FitsBatch(const View& operand) {
@@ -159,29 +160,35 @@ bool FitsBatch(const View& operand) {
          operand.elements() <= kBatchBytes / static_cast<std::int64_t>(SizeOf(operand.dtype));
 }
 
-absl::Status RunDotBatch(Stream& stream, absl::Span<const DotOperands> operands,
-                         absl::Span<ScalarResult> results) {
-  std::vector<DotProblem> problems;
-  problems.reserve(operands.size());
-  for (const auto& [a, b] : operands) {
+absl::Status RunDotBatch(Stream& stream, BatchOperand operand, absl::Span<ScalarResult> results) {
+  if (results.empty()) return absl::OkStatus();
+  const DType dtype = operand(0, 0).dtype;
+  std::vector<DotItem> items(results.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const View &a = operand(i, 0), &b = operand(i, 1);
     if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
-    problems.push_back({.dtype = a.dtype, .n = a.elements(), .a = a.data, .b = b.data});
+    items[i] = {{a.data, b.data}, a.elements()};
   }
-  return ExecuteBatch(stream, problems, !operands.empty() && IsInteger(operands.front().a.dtype),
-                      results);
+  return ExecuteBatch(
+      stream, IsInteger(dtype), results,
+      [&](Scalar* scalars) { LaunchBatch(dtype, items, scalars, stream); },
+      [&](std::size_t i, Scalar* result) { return ProblemOf(dtype, items[i], result); });
 }
 
-absl::Status RunReduceBatch(Stream& stream, ReduceOp op, absl::Span<const View> operands,
+absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
                             absl::Span<ScalarResult> results) {
-  std::vector<ReduceProblem> problems;
-  problems.reserve(operands.size());
-  for (const View& x : operands) {
+  if (results.empty()) return absl::OkStatus();
+  const DType dtype = operand(0, 0).dtype;
+  std::vector<ReduceItem> items(results.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const View& x = operand(i, 0);
     if (x.elements() == 0 && NeedsElements(op)) return EmptyInput(op);
-    problems.push_back({.dtype = x.dtype, .op = op, .n = x.elements(), .x = x.data});
+    items[i] = {{x.data}, x.elements()};
   }
-  return ExecuteBatch(stream, problems,
-                      !operands.empty() && IsInteger(ScalarDType(op, operands.front().dtype)),
-                      results);
+  return ExecuteBatch(
+      stream, IsInteger(ScalarDType(op, dtype)), results,
+      [&](Scalar* scalars) { LaunchBatch(dtype, op, items, scalars, stream); },
+      [&](std::size_t i, Scalar* result) { return ProblemOf(dtype, op, items[i], result); });
 }
 
 }  // namespace tessera

@@ -23,44 +23,47 @@ namespace {
 
 static_assert(kBatchBytes == kShortRows * kTreeRowBytes);
 
-// A line of the table, in words of 16 bytes, as which a block fetches it.
+// Batch items are fetched in words of 16 bytes.
 template <class C>
-struct alignas(sizeof(uint4)) BatchItem {
-  TreeOperands<C> in;
-  std::int64_t n;
-  Scalar* result;
-};
+using ItemOf = BatchItem<C::kOperands>;
 
-// The problems of a launch: lines of a table, or, where `table` is null, the first one and how many
-// bytes each operand lies behind that of the problem before. Results follow each other then.
+template <class C>
+__device__ TreeOperands<C> OperandsOf(const ItemOf<C>& item) {
+  TreeOperands<C> in;
+  for (int o = 0; o < C::kOperands; ++o)
+    in.x[o] = static_cast<const typename C::Element*>(item.x[o]);
+  return in;
+}
+
+// The problems of a launch: items in a table, or, where `table` is null, the first one and how many
+// bytes each operand lies behind that of the problem before.
 template <class C>
 struct Batch {
-  const BatchItem<C>* table;
-  BatchItem<C> first;
-  std::ptrdiff_t apart[C::kOperands];
+  const ItemOf<C>* table;
+  ItemOf<C> first;
+  std::uintptr_t apart[C::kOperands];
   unsigned count;
+  Scalar* results;
 
-  __host__ __device__ BatchItem<C> At(unsigned number) const {
-    BatchItem<C> item = first;
+  __device__ ItemOf<C> At(unsigned number) const {
+    ItemOf<C> item = first;
     for (int o = 0; o < C::kOperands; ++o)
-      item.in.x[o] = reinterpret_cast<const typename C::Element*>(
-          reinterpret_cast<std::uintptr_t>(first.in.x[o]) +
-          static_cast<std::uintptr_t>(apart[o]) * number);
-    item.result += number;
+      item.x[o] = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(first.x[o]) +
+                                                apart[o] * number);
     return item;
   }
 };
 
 // Of a table, the block's `count` lines from `first` on, which all its threads fetch together.
 template <class C, unsigned kMost>
-__device__ const BatchItem<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
-  constexpr unsigned kWords = sizeof(BatchItem<C>) / sizeof(uint4);
+__device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
+  constexpr unsigned kWords = sizeof(ItemOf<C>) / sizeof(uint4);
   __shared__ uint4 words[kMost * kWords];
   if (batch.table == nullptr) return nullptr;
   if (threadIdx.x < count * kWords)
     words[threadIdx.x] = reinterpret_cast<const uint4*>(batch.table + first)[threadIdx.x];
   __syncthreads();  // the lines are there
-  return reinterpret_cast<const BatchItem<C>*>(words);
+  return reinterpret_cast<const ItemOf<C>*>(words);
 }
 
 constexpr unsigned kMostEach = 4;  // problems of a block, one after the other
@@ -81,12 +84,12 @@ template <class C, int kRows>
 __global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
     FoldBatch(const Batch<C> batch, unsigned each, ReduceOp op, bool mirror) {
   const unsigned first = blockIdx.x * each, count = min(each, batch.count - first);
-  const BatchItem<C>* const lines = FetchLines<C, kMostEach>(batch, first, count);
+  const ItemOf<C>* const lines = FetchLines<C, kMostEach>(batch, first, count);
 #pragma unroll 1
   for (unsigned i = 0; i < count; ++i) {
     if (i > 0) __syncthreads();  // the cells of the problem before are read
-    const BatchItem<C> item = lines == nullptr ? batch.At(first + i) : lines[i];
-    FoldArray<C, kRows>(item.in, item.n, op, mirror, item.result);
+    const ItemOf<C> item = lines == nullptr ? batch.At(first + i) : lines[i];
+    FoldArray<C, kRows>(OperandsOf<C>(item), item.n, op, mirror, batch.results + first + i);
   }
 }
 
@@ -138,41 +141,48 @@ template <class C>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     FoldRows(const Batch<C> batch, ReduceOp op, bool mirror) {
   const unsigned first = blockIdx.x * kWarps, warp = threadIdx.x / kWarpSize;
-  const BatchItem<C>* const lines =
+  const ItemOf<C>* const lines =
       FetchLines<C, kWarps>(batch, first, min(kWarps, batch.count - first));
   if (first + warp >= batch.count) return;
-  const BatchItem<C> item = lines == nullptr ? batch.At(first + warp) : lines[warp];
-  FoldRow<C>(item.in, item.n, op, mirror, item.result);
+  const ItemOf<C> item = lines == nullptr ? batch.At(first + warp) : lines[warp];
+  FoldRow<C>(OperandsOf<C>(item), item.n, op, mirror, batch.results + first + warp);
+}
+
+// Whether all problems lie as the first two do. The launch waits for it: there is one branch in so
+// many items.
+template <int kOperands>
+bool AreEven(std::span<const BatchItem<kOperands>> items,
+             const std::uintptr_t (&apart)[kOperands]) {
+  constexpr std::size_t kAtOnce = 128;
+  std::uintptr_t next[kOperands];
+  for (int o = 0; o < kOperands; ++o) next[o] = reinterpret_cast<std::uintptr_t>(items[0].x[o]);
+  for (std::size_t i = 0; i < items.size();) {
+    std::uint64_t different = 0;
+    for (const std::size_t end = std::min(items.size(), i + kAtOnce); i < end; ++i) {
+      different |= static_cast<std::uint64_t>(items[i].n ^ items[0].n);
+      for (int o = 0; o < kOperands; ++o) {
+        different |= reinterpret_cast<std::uintptr_t>(items[i].x[o]) ^ next[o];
+        next[o] += apart[o];
+      }
+    }
+    if (different != 0) return false;
+  }
+  return true;
 }
 
 template <class C>
-bool operator==(const BatchItem<C>& one, const BatchItem<C>& other) {
-  return std::ranges::equal(one.in.x, other.in.x) && one.n == other.n && one.result == other.result;
-}
-
-template <class C, class Problem, class OperandsOf>
-void Enqueue(std::span<const Problem> problems, ReduceOp op, const OperandsOf& operands,
-             CudaStream& stream) {
-  const auto item = [&](std::size_t i) {
-    return BatchItem<C>{operands(problems[i]), problems[i].n, problems[i].result};
-  };
-  Batch<C> batch = {.first = item(0), .count = static_cast<unsigned>(problems.size())};
-  if (batch.count > 1) {
-    const BatchItem<C> second = item(1);
-    for (int o = 0; o < C::kOperands; ++o)
-      batch.apart[o] =
-          static_cast<std::ptrdiff_t>(reinterpret_cast<std::uintptr_t>(second.in.x[o]) -
-                                      reinterpret_cast<std::uintptr_t>(batch.first.in.x[o]));
-  }
-  unsigned even = 1;  // so many lie as the first two do
-  while (even < batch.count && item(even) == batch.At(even)) ++even;
+void Enqueue(std::span<const ItemOf<C>> items, ReduceOp op, Scalar* results, CudaStream& stream) {
+  Batch<C> batch = {
+      .first = items[0], .count = static_cast<unsigned>(items.size()), .results = results};
+  for (int o = 0; o < C::kOperands; ++o)
+    batch.apart[o] = reinterpret_cast<std::uintptr_t>(items[batch.count > 1].x[o]) -
+                     reinterpret_cast<std::uintptr_t>(items[0].x[o]);
   std::int64_t longest = batch.first.n;
-  if (even < batch.count) {
-    auto* const table =
-        static_cast<BatchItem<C>*>(stream.HostScratch(problems.size() * sizeof(BatchItem<C>)));
-    for (std::size_t i = 0; i < problems.size(); ++i) {
-      table[i] = item(i);
-      longest = std::max(longest, table[i].n);
+  if (!AreEven(items, batch.apart)) {
+    auto* const table = static_cast<ItemOf<C>*>(stream.HostScratch(items.size_bytes()));
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      table[i] = items[i];
+      longest = std::max(longest, items[i].n);
     }
     batch.table = table;
   }
@@ -198,31 +208,20 @@ void Enqueue(std::span<const Problem> problems, ReduceOp op, const OperandsOf& o
 
 }  // namespace
 
-void LaunchBatchCuda(std::span<const DotProblem> problems, Stream& stream) {
-  if (problems.empty()) return;
-  DispatchDType(problems.front().dtype, [&](auto zero) {
-    using T = decltype(zero);
-    using C = decltype(DotColumnsType<T, false>());
-    Enqueue<C>(
-        problems, ReduceOp::kSum,
-        [](const DotProblem& p) {
-          return TreeOperands<C>{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}};
-        },
-        Cuda(stream));
+void LaunchBatchCuda(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream) {
+  if (items.empty()) return;
+  DispatchDType(dtype, [&](auto zero) {
+    Enqueue<decltype(DotColumnsType<decltype(zero), false>())>(items, ReduceOp::kSum, results,
+                                                               Cuda(stream));
   });
 }
 
-void LaunchBatchCuda(std::span<const ReduceProblem> problems, Stream& stream) {
-  if (problems.empty()) return;
-  DispatchDType(problems.front().dtype, [&](auto zero) {
-    using T = decltype(zero);
-    DispatchColumns<T, false>(problems.front().op, [&](auto kind) {
-      using C = decltype(kind);
-      Enqueue<C>(
-          problems, problems.front().op,
-          [](const ReduceProblem& p) { return TreeOperands<C>{{static_cast<const T*>(p.x)}}; },
-          Cuda(stream));
-    });
+void LaunchBatchCuda(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
+                     Stream& stream) {
+  if (items.empty()) return;
+  DispatchDType(dtype, [&](auto zero) {
+    DispatchColumns<decltype(zero), false>(
+        op, [&](auto kind) { Enqueue<decltype(kind)>(items, op, results, Cuda(stream)); });
   });
 }
 
