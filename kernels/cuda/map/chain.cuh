@@ -49,6 +49,7 @@ struct Step {
   MapOp op{};
   bool rounds = false;  // to the chain's type
   bool saves = false;   // from then on what it made is the value that waits
+  bool quick = false;   // IsQuick
   std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 
@@ -156,6 +157,17 @@ inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* inpu
   return true;
 }
 
+// The operations of quick steps, which are the first ones.
+inline constexpr std::size_t kQuickOps = 3;
+static_assert(kMapOpInfos[kQuickOps - 1].op == MapOp::kMultiply);
+
+// Steps that change the value where it is: what was made last, or an operand that takes its place, is
+// added to, multiplied by, or less, one more argument. They are the most frequent ones.
+inline bool IsQuick(const Step& step) {
+  return step.op <= kMapOpInfos[kQuickOps - 1].op && step.arguments[0] <= kPrevious &&
+         (step.arguments[0] == kPrevious || step.arguments[1] != kPrevious);
+}
+
 // Names what steps made by where it is when it is read. False: two values would have to wait.
 inline bool Place(Chain* chain) {
   std::array<int, kMostSteps> last_use;
@@ -173,6 +185,10 @@ inline bool Place(Chain* chain) {
       if (made != i - 1 && made != saved) return false;
       from = made == i - 1 ? kPrevious : kSaved;
     }
+    // Sums and products are the same in either order, but for the payload of a NaN.
+    if (!IsQuick(step) && (step.op == MapOp::kAdd || step.op == MapOp::kMultiply))
+      std::swap(step.arguments[0], step.arguments[1]);
+    step.quick = IsQuick(step);
     if (last_use[i] <= i + 1) continue;
     if (saved >= 0 && last_use[saved] > i) return false;
     saved = i;
@@ -489,6 +505,18 @@ __device__ __forceinline__ void Copy(const V (&from)[kN], V (&to)[kN]) {
   for (int j = 0; j < kN; ++j) to[j] = from[j];
 }
 
+// What a thread has of an operand, with its elements' places: f(j, element).
+template <class T, int kGroups, class F>
+__device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, int input, F f) {
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const Group<T> group = groups(input, g);
+#pragma unroll
+    for (int j = 0; j < kWidth<T>; ++j)
+      f(g * kWidth<T> + j, static_cast<ValueOf<T>>(group.elements[j]));
+  }
+}
+
 // What a step reads. Branches choose between copies of registers: selects would become addresses in
 // local memory.
 template <class T, int kGroups, class V, int kN>
@@ -497,18 +525,73 @@ __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (
                                      V (&to)[kN]) {
   if (from == kPrevious) return Copy(value, to);
   if (from < kMostInputs) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const Group<T> group = groups(from, g);
-#pragma unroll
-      for (int j = 0; j < kWidth<T>; ++j) to[g * kWidth<T> + j] = static_cast<V>(group.elements[j]);
-    }
+    ForElements(groups, from, [&](int j, V x) { to[j] = x; });
   } else if (from == kSaved) {
     Copy(saved, to);
   } else if (from != kNothing) {
     const V single = singles[from - kSingle];
 #pragma unroll
     for (int j = 0; j < kN; ++j) to[j] = single;
+  }
+}
+
+// A quick step, without copies of registers.
+template <class T, int kGroups, class V, int kN>
+__device__ __forceinline__ void RunQuick(const Step& step, const Groups<T, kGroups>& groups,
+                                         const V (&saved)[kN], const V* singles, V (&value)[kN]) {
+  const std::uint8_t with = step.arguments[1];
+  if (step.arguments[0] != kPrevious)
+    ForElements(groups, step.arguments[0], [&](int j, V x) { value[j] = x; });
+  DispatchMapOp<0, kQuickOps>(step.op, [&](auto o) {
+    constexpr MapOp kOp = decltype(o)::value;
+    if constexpr (kHasMapOp<kOp, V>) {
+      const auto apply = [&](int j, V x) {
+        value[j] = static_cast<V>(Apply<kOp>(value[j], x, V{}));
+      };
+      if (with >= kSingle) {
+        const V single = singles[with - kSingle];
+#pragma unroll
+        for (int j = 0; j < kN; ++j) apply(j, single);
+      } else if (with < kMostInputs) {
+        ForElements(groups, with, apply);
+      } else if (with == kSaved) {
+#pragma unroll
+        for (int j = 0; j < kN; ++j) apply(j, saved[j]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kN; ++j) apply(j, value[j]);
+      }
+    }
+  });
+}
+
+// Any step.
+template <class T, int kGroups, class V, int kN>
+__device__ __forceinline__ void RunStep(const Step& step, const Groups<T, kGroups>& groups,
+                                        const V (&saved)[kN], const V* singles, V (&value)[kN]) {
+  const auto read = [&](int argument, V(&to)[kN]) {
+    Read(groups, value, saved, step.arguments[argument], singles, to);
+  };
+  V a[kN] = {}, b[kN] = {};
+  read(0, a);
+  read(1, b);
+  if (step.arguments[2] == kNothing) {
+    DispatchMapOp(step.op, [&](auto o) {
+      constexpr MapOp kOp = decltype(o)::value;
+      if constexpr (kHasMapOp<kOp, V> && InfoOf(kOp)->arguments < 3)
+        ApplyToAll<kOp>(a, b, a, value);
+    });
+    return;
+  }
+  V c[kN] = {};
+  read(2, c);
+  if (step.op == MapOp::kFma) {
+    ApplyToAll<MapOp::kFma>(a, b, c, value);
+  } else if (step.op == MapOp::kClip) {
+    ApplyToAll<MapOp::kClip>(a, b, c, value);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) value[j] = a[j] != V{} ? b[j] : c[j];
   }
 }
 
@@ -525,38 +608,11 @@ __device__ __forceinline__ void Evaluate(const Chain& chain, const Groups<T, kGr
   for (int j = 0; j < kN; ++j) value[j] = V{};
 #pragma unroll 1
   for (int i = 0; i < chain.steps; ++i) {
-    const Step& step = chain.step[i];
-    const auto read = [&](int argument, V(&to)[kN]) {
-      Read(groups, value, kSaves ? saved : value, step.arguments[argument], singles, to);
-    };
-    V a[kN] = {}, b[kN] = {};
-    read(0, a);
-    read(1, b);
-    if (step.arguments[2] == kNothing) {
-      const auto apply = [&](auto o) {
-        constexpr MapOp kOp = decltype(o)::value;
-        if constexpr (kHasMapOp<kOp, V> && InfoOf(kOp)->arguments < 3)
-          ApplyToAll<kOp>(a, b, a, value);
-      };
-      // Few branches to the most frequent ones.
-      constexpr std::size_t kFrequent = 3;
-      static_assert(kMapOpInfos[kFrequent - 1].op == MapOp::kMultiply);
-      if (step.op <= MapOp::kMultiply) {
-        DispatchMapOp<0, kFrequent>(step.op, apply);
-      } else {
-        DispatchMapOp<kFrequent, kMapOpInfos.size() - kFrequent>(step.op, apply);
-      }
+    const Step step = chain.step[i];
+    if (step.quick) {
+      RunQuick(step, groups, kSaves ? saved : value, singles, value);
     } else {
-      V c[kN] = {};
-      read(2, c);
-      if (step.op == MapOp::kFma) {
-        ApplyToAll<MapOp::kFma>(a, b, c, value);
-      } else if (step.op == MapOp::kClip) {
-        ApplyToAll<MapOp::kClip>(a, b, c, value);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kN; ++j) value[j] = a[j] != V{} ? b[j] : c[j];
-      }
+      RunStep(step, groups, kSaves ? saved : value, singles, value);
     }
     if constexpr (sizeof(T) == 2) {
       if (step.rounds) {
