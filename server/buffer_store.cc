@@ -223,6 +223,13 @@ void BufferStore::SetQuotas(std::uint64_t bytes, std::uint64_t buffers) {
   own_count_.SetLimit(buffers);
 }
 
+absl::Status BufferStore::Check(const BufferSpec& spec) {
+  if (absl::Status status = CheckName(spec.name); !status.ok()) return status;
+  if (auto ttl = CheckTtl(spec.ttl); !ttl.ok()) return ttl.status();
+  const std::lock_guard lock(mutex_);
+  return CheckFree(spec, SteadyNow());
+}
+
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spec) {
   if (absl::Status status = CheckName(spec.name); !status.ok()) return status;
   absl::StatusOr<absl::Duration> ttl = CheckTtl(spec.ttl);

@@ -203,6 +203,8 @@ class BufferStore {
   // QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested, used, limit},
   // GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
+  // What Create would say now of the name, the ttl and the claim, before it looks for memory.
+  absl::Status Check(const BufferSpec& spec);
 
   // The draft that anyone may write: of that version, or the only one of its name (version 0).
   // NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED, VERSION_MISMATCH,

@@ -85,6 +85,7 @@ class ImportCall final : public UnaryCall {
       if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
       if (absl::Status checked = importer_.sources_.Check(request_.source()); !checked.ok())
         return checked;
+      if (absl::Status checked = CheckSpec(); !checked.ok()) return checked;
       absl::StatusOr<Core::StreamPlace> place =
           core().TakeStream(StreamKind::kImport, *caller().tenant);
       if (!place.ok()) return place.status();
@@ -254,24 +255,28 @@ class ImportCall final : public UnaryCall {
     return {copied};
   }
 
-  // Makes the draft, of the type that the source says.
-  absl::Status Open(const v1::Buffer& source) {
-    BufferSpec spec{.name = request_.name(), .replace = request_.replace()};
-    absl::StatusOr<ArrayType> type = MakeArrayType(source.dtype(), source.shape(), "source");
-    if (!type.ok()) return type.status();
-    spec.type = *type;
+  // Finds in the request what the draft will be, but for its type, and what of that is wrong.
+  absl::Status CheckSpec() {
+    spec_ = {.name = request_.name(), .replace = request_.replace(), .kind = Draft::Kind::kStream};
     absl::StatusOr<Device*> device = core().FindDevice(request_.device());
     if (!device.ok()) return device.status();
-    spec.device = *device;
-    if (absl::Status status = SetTtl(request_, spec.ttl); !status.ok()) return status;
-    spec.kind = Draft::Kind::kStream;
-    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(**device);
+    spec_.device = *device;
+    if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
+    return store().Check(spec_);
+  }
+
+  // Makes the draft, of the type that the source says.
+  absl::Status Open(const v1::Buffer& source) {
+    absl::StatusOr<ArrayType> type = MakeArrayType(source.dtype(), source.shape(), "source");
+    if (!type.ok()) return type.status();
+    spec_.type = *type;
+    absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(*spec_.device);
     if (!stream.ok()) return stream.status();
     stream_ = *std::move(stream);
-    absl::StatusOr<std::shared_ptr<Draft>> draft = store().Create(spec);
+    absl::StatusOr<std::shared_ptr<Draft>> draft = store().Create(spec_);
     if (!draft.ok()) return draft.status();
     draft_ = *std::move(draft);
-    size_ = spec.type.bytes();
+    size_ = spec_.type.bytes();
     version_ = source.version();
     dtype_ = source.dtype();
     shape_.assign(source.shape().begin(), source.shape().end());
@@ -329,6 +334,7 @@ class ImportCall final : public UnaryCall {
 
   Importer& importer_;
   const v1::ImportBufferRequest& request_;
+  BufferSpec spec_;
   v1::ImportBufferResponse& response_;
   std::string token_;
   Core::StreamPlace place_;

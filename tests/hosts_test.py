@@ -498,6 +498,26 @@ def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, cl
         assert eventually(lambda: o.descriptors(near) <= files, 30)
 
 
+def test_import_says_what_is_wrong_here_before_it_asks_the_source(server, client):
+    with socket.create_server(("127.0.0.1", 0)) as mute, servers(FROM_HERE) as (near,):
+        there = near.client()
+        put(there, "y", np.ones(4, np.float32))
+        asked = {"source": f"127.0.0.1:{mute.getsockname()[1]}", "source_name": "x", "timeout": 10}
+        for wrong, code, reason in (
+            ({"name": "y"}, "ALREADY_EXISTS", "BUFFER_EXISTS"),
+            ({"name": ""}, "INVALID_ARGUMENT", "BAD_NAME"),
+            ({"name": "z", "ttl": Duration(seconds=-1)}, "INVALID_ARGUMENT", "BAD_TTL"),
+            ({"name": "z", "device": "cpu:7"}, "INVALID_ARGUMENT", "BAD_DEVICE"),
+        ):
+            fails(there.attempt("ImportBuffer", **asked, **wrong), code, reason)
+        mute.settimeout(0)
+        try:
+            mute.accept()
+        except BlockingIOError:
+            return
+        raise AssertionError("the source was asked")
+
+
 def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
     """And their sockets, as soon as their callers leave."""
     put(client, "x", np.ones(4, np.float32))
