@@ -158,6 +158,8 @@ inline constexpr std::int64_t kPartColumns = 128;
 inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxesProblem>& strategy,
                            const Team&) {
   if (p.x == nullptr) return {};
+  // One row of others elsewhere has no columns to share out.
+  if (p.outer == 1 && p.outer_of_all > 1) return {};
   const std::int64_t row = p.inner * static_cast<std::int64_t>(SizeOf(p.dtype));
   const std::int64_t bytes = p.length * row;
   if (p.outer > 1) return {p.x, bytes, p.outer};

@@ -277,6 +277,150 @@ class OneProcess(unittest.TestCase):
                 self.assertEqual(got.dtype, expected.dtype)
 
 
+def random_chunks(n):
+    """Of up to 7 blocks, some of them perhaps empty."""
+    cuts = sorted(RNG.integers(0, n + 1, RNG.integers(0, 7)))
+    return tuple(int(end - begin) for begin, end in zip([0, *cuts], [*cuts, n]))
+
+
+class SameBits(unittest.TestCase):
+    """tessera.dask.sum and its like: the bits of one buffer, whatever the chunks."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.server = o.Server(cls.folder.name, *FLAGS)
+        td.use(cls.server.address)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.kill()
+        cls.folder.cleanup()
+
+    def same(self, found, expected):
+        """found: a lazy array of Dask; expected: an expression of one buffer."""
+        expected = expected.numpy()
+        self.assertIsInstance(found, da.Array)
+        self.assertEqual((found.shape, found.dtype), (expected.shape, expected.dtype))
+        got = found.compute(scheduler="threads")
+        self.assertIsInstance(got, np.ndarray if expected.shape else np.generic)
+        self.assertEqual(got.dtype, expected.dtype)
+        self.assertEqual(np.asarray(got).tobytes(), np.asarray(expected).tobytes())
+
+    def test_whole_arrays(self):
+        for shape in ((300_000,), (70_001,), (401, 300), (1, 1, 90_000), (50, 60, 70), (3,), (1, 1), ()):
+            for dtype in ("f4", "f8", "f2", "i4", "i8"):
+                x = RNG.normal(scale=0.3 if dtype[0] == "f" else 900, size=shape).astype(dtype)
+                axis = next((i for i, extent in enumerate(shape) if extent != 1), 0)
+                chunks = tuple(
+                    random_chunks(extent) if i == axis else (extent,) for i, extent in enumerate(shape)
+                )
+                a, b = td.put(da.from_array(x, chunks=chunks)), _servers.own().put(x)
+                with self.subTest(shape=shape, dtype=dtype, chunks=chunks):
+                    self.same(td.sum(a), b.sum())
+                    self.same(td.prod(a), b.prod())
+                    self.same(td.mean(a), b.mean())
+                    self.same(td.var(a), b.var())
+                    self.same(td.var(a, ddof=1), b.var(ddof=1))
+                    self.same(td.std(a, ddof=1.5), b.std(ddof=1.5))
+                    if len(shape) == 1:
+                        y = RNG.permutation(x)
+                        c = td.put(da.from_array(y, chunks=chunks))
+                        self.same(td.dot(a, c), b @ _servers.own().put(y))
+
+    def test_many_blocks_in_a_chunk_of_the_tree(self):
+        x = RNG.normal(size=20_000).astype(np.float32)
+        b = _servers.own().put(x)
+        for size in (7, 4096, 4097):
+            a = td.put(da.from_array(x[: 40 * size], chunks=size))
+            self.same(td.sum(a), b[: 40 * size].sum())
+            self.same(td.dot(a, a), b[: 40 * size] @ b[: 40 * size])
+
+    def test_bytes_and_truth_values(self):
+        x = RNG.integers(0, 200, 30_000).astype(np.uint8)
+        a = td.put(da.from_array(x, chunks=7001))
+        for made, expected in (
+            (td.sum(a), x.sum()), (td.prod(a), x.prod()), (td.mean(a), x.mean()), (td.sum(a > 9),
+            (x > 9).sum()), (td.mean(a > 9), (x > 9).mean()), (td.dot(a > 9, a > 99), True),
+        ):  # fmt: skip
+            got = made.compute(scheduler="threads")
+            self.assertEqual((got, got.dtype), (expected, np.asarray(expected).dtype))
+        self.same(td.var(a), _servers.own().put(x).var())
+
+    def test_bf16(self):
+        x = RNG.normal(size=50_000).astype(np.float32)
+        whole = _servers.own().put(x, dtype="bf16")
+        places = []
+        for i, (begin, end) in enumerate(((0, 1000), (1000, 30_001), (30_001, 50_000))):
+            _servers.own().put(x[begin:end], f"bf16/{i}", dtype="bf16", replace=True)
+            places.append((self.server.address, f"bf16/{i}"))
+        a = td.from_buffers(places)
+        self.same(td.sum(a), whole.sum())
+        self.same(td.mean(a), whole.mean())
+        self.same(td.std(a, ddof=1), whole.std(ddof=1))
+        self.same(td.dot(a, a), whole @ whole)
+
+    def test_views_and_results(self):
+        x = RNG.normal(size=(300, 200)).astype(np.float32)
+        a, b = td.put(da.from_array(x, chunks=(90, 200))), _servers.own().put(x)
+        self.same(td.sum(a[::-1, ::2]), b[::-1, ::2].sum())
+        self.same(td.sum(a.T.rechunk((70, 300))), b.T.sum())
+        rows = td.sum(a, axis=1)  # NumPy arrays of the workers
+        self.same(td.sum(rows), b.sum(axis=1).save().sum())
+
+    def test_sums_that_leave_the_range_on_their_way(self):
+        x = np.repeat(np.float32([3e38, -3e38]), 30_000)
+        x[-1] = 1
+        for chunks in (60_000, 9999):
+            a = td.put(da.from_array(x, chunks=chunks))
+            b = _servers.own().put(x)
+            self.assertTrue(np.isfinite(b.sum().item()))
+            self.same(td.sum(a), b.sum())
+            self.same(td.mean(a), b.mean())
+            self.same(td.dot(a, a), b @ b)
+        x[0] = np.nan
+        self.same(td.sum(td.put(da.from_array(x, chunks=7000))), _servers.own().put(x).sum())
+
+    def test_no_elements(self):
+        for shape in ((0,), (0, 5), (4, 0)):
+            a, x = td.put(da.zeros(shape, dtype="f4")), np.zeros(shape, np.float32)
+            b = _servers.own().put(x)
+            for made, expected in ((td.sum(a), b.sum()), (td.prod(a), b.prod()),
+                                   (td.mean(a), b.mean()), (td.std(a), b.std())):  # fmt: skip
+                self.same(made, expected)
+        self.same(td.dot(td.put(da.zeros(0)), td.put(da.zeros(0))), _servers.own().put([0.0]).sum())
+
+    def test_axes(self):
+        for shape, cut in (((90, 70, 50), 0), ((1, 300, 400), 1), ((5, 300_000), 0)):
+            x = RNG.normal(size=shape).astype(np.float32)
+            chunks = tuple(
+                random_chunks(extent) if i == cut else (extent,) for i, extent in enumerate(shape)
+            )
+            a, b = td.put(da.from_array(x, chunks=chunks)), _servers.own().put(x)
+            for axis in (-1, tuple(range(cut + 1, len(shape)))):
+                with self.subTest(shape=shape, chunks=chunks, axis=axis):
+                    self.same(td.sum(a, axis), b.sum(axis))
+                    self.same(td.mean(a, axis), b.mean(axis))
+                    self.same(td.std(a, axis, ddof=1), b.std(axis, ddof=1))
+                    self.same(td.prod(a, axis), b.prod(axis))
+
+    def test_what_is_refused(self):
+        x = td.put(da.ones((40, 30), chunks=(10, 15)))
+        with self.assertRaisesRegex(ValueError, r"x\.rechunk\(\{1: -1\}\)"):
+            td.sum(x)
+        self.assertEqual(td.sum(x.rechunk({1: -1})).compute(scheduler="threads"), 1200)
+        whole = x.rechunk({1: -1})
+        for axis in (0, (0, 1), -2):
+            with self.assertRaisesRegex(ValueError, r"x\.sum\(axis\)"):
+                td.sum(whole, axis)
+        with self.assertRaisesRegex(TypeError, "tessera.dask.put"):
+            td.sum(da.ones(4))
+        with self.assertRaisesRegex(ValueError, "rechunk"):
+            td.dot(x[:, 0], x[:, 1].rechunk(7))
+        with self.assertRaisesRegex(ValueError, "shapes"):
+            td.dot(whole, whole)
+
+
 class Cluster(unittest.TestCase):
     """Four workers, each a process with a server beside it."""
 
@@ -347,6 +491,32 @@ class Cluster(unittest.TestCase):
                 got = td.numpy(found).compute()
                 self.assertIsInstance(got, (np.ndarray, np.generic))
                 np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
+
+    def test_same_bits(self):
+        for dtype in (np.float32, np.float64, np.int32):
+            x = RNG.normal(scale=99, size=(500, 700)).astype(dtype)
+            with ts.connect(self.servers[0].address) as client:
+                whole = client.put(x)
+                expected = [one.numpy() for one in (whole.sum(), whole.mean(), whole.std(ddof=1))]
+                rows = whole.sum(axis=1).numpy()
+                vector = (whole.reshape(-1) @ whole.reshape(-1)[::-1].copy()).numpy()
+            for chunks in ((500, 700), ((1, 3, 200, 0, 296), 700), (37, 700)):
+                a = self.put(x, chunks)
+                found = dask.compute(td.sum(a), td.mean(a), td.std(a, ddof=1))
+                for got, want in zip(found, expected):
+                    self.assertEqual((got.tobytes(), got.dtype), (want.tobytes(), want.dtype))
+                np.testing.assert_array_equal(td.sum(a, axis=1).compute(), rows)
+            flat, back = (self.put(one, 99_999) for one in (x.reshape(-1), x.reshape(-1)[::-1]))
+            self.assertEqual(td.dot(flat, back).compute().tobytes(), vector.tobytes())
+
+    def test_same_bits_of_sums_that_leave_the_range(self):
+        x = np.repeat(np.float32([3e38, -3e38]), 40_000)
+        x[-1] = 1
+        with ts.connect(self.servers[0].address) as client:
+            expected = client.put(x).sum().numpy()
+        self.assertTrue(np.isfinite(expected))
+        got = td.sum(self.put(x, 11_111)).compute()
+        self.assertEqual(got.tobytes(), expected.tobytes())
 
     def test_large_partial_results(self):
         """Chunks of products are above what comes home: they are added where they are."""

@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "kernels/fixed_tree.h"
 #include "tests/kernel_fixture.h"
 
@@ -399,6 +400,299 @@ TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
   DeviceArray<float> a(stream(), large);
   EXPECT_EQ(RunDot(stream(), VectorView(a.data(), 1), VectorView(a.data(), 1), {})->value.real,
             static_cast<double>(1e20f) * static_cast<double>(1e20f));
+}
+
+// --- Parts ---
+
+// Where parts of n elements begin and end: at 0, at `count` random multiples of the chunk, some of them
+// perhaps equal, and at n.
+std::vector<std::int64_t> RandomCuts(std::int64_t n, std::int64_t size, int count, Random& random) {
+  const Tree tree = FixedTree(n, size);
+  std::vector<std::int64_t> cuts = {0, n};
+  for (int i = 0; i < count; ++i) {
+    const auto chunk =
+        static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(tree.chunks));
+    cuts.push_back(chunk * tree.chunk);
+  }
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+// What the parts between the cuts finish as; values_of(first, end): the values of one.
+template <class F>
+absl::StatusOr<ScalarResult> Finished(Stream& stream, std::string_view row, DType dtype,
+                                      ReduceOp op, const std::vector<std::int64_t>& cuts,
+                                      const F& values_of) {
+  std::string values;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    EXPECT_TRUE(BeginRequest(stream).ok());
+    const absl::StatusOr<ScalarResult> part = values_of(cuts[i], cuts[i + 1]);
+    if (!part.ok()) return part.status();
+    EXPECT_EQ(part->value.real, 0);
+    values += part->values;
+  }
+  return FinishParts(stream.device(), dtype, op, cuts.back(), row, values);
+}
+
+// Each part in memory of its own, anywhere.
+template <class T>
+std::vector<T> Slice(const std::vector<T>& x, std::int64_t first, std::int64_t end) {
+  return {x.begin() + first, x.begin() + end};
+}
+
+template <class T>
+std::string PartsBits(Stream& stream, std::string_view row, ReduceOp op, const std::vector<T>& x,
+                      const std::vector<std::int64_t>& cuts, std::size_t offset,
+                      const Launch& launch) {
+  const auto n = static_cast<std::int64_t>(x.size());
+  return Bits(
+      Finished(stream, row, DTypeOf<T>(), op, cuts, [&](std::int64_t first, std::int64_t end) {
+        DeviceArray<T> part(stream, Slice(x, first, end), offset++ % 5);
+        return RunReducePart(stream, VectorView(part.data(), end - first), op, {first, n},
+                             {.strategy = row, .launch = launch});
+      }));
+}
+
+template <class T>
+std::string DotPartsBits(Stream& stream, std::string_view row, const std::vector<T>& x,
+                         const std::vector<T>& y, const std::vector<std::int64_t>& cuts,
+                         std::size_t offset, const Launch& launch) {
+  const auto n = static_cast<std::int64_t>(x.size());
+  const auto values_of = [&](std::int64_t first, std::int64_t end) {
+    DeviceArray<T> a(stream, Slice(x, first, end), offset % 5);
+    DeviceArray<T> b(stream, Slice(y, first, end), (offset % 3) * (offset % 5));
+    ++offset;
+    return RunDotPart(stream, VectorView(a.data(), end - first), VectorView(b.data(), end - first),
+                      {first, n}, {.strategy = row, .launch = launch});
+  };
+  return Bits(Finished(stream, row, DTypeOf<T>(), ReduceOp::kSum, cuts, values_of));
+}
+
+TEST_P(TreeTest, PartsHaveTheBitsOfTheWhole) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Random random(31);
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&](auto t) {
+      using T = decltype(t);
+      for (std::int64_t n : Sizes({0, 1, 1000, 4099, 8193, 70001, 300007})) {
+        const std::vector<T> x = NormalVector<T>(n, 21, 0.5), y = NormalVector<T>(n, 22);
+        DeviceArray<T> a(stream(), x), b(stream(), y);
+        for (std::string_view row : kTreeStrategies) {
+          const LaunchLimits& limits =
+              StrategyOf<ReduceProblem>({.name = row, .backend = GetParam(), .dtype = dtype})
+                  .limits;
+          const std::vector<Launch> launches = Launches(limits);
+          for (int count : {0, 1, 4}) {
+            const auto cuts = RandomCuts(n, sizeof(T), count, random);
+            SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), " ", std::string(row), " n ", n,
+                                      " cut at ", absl::StrJoin(cuts, ", ")));
+            const std::size_t offset = random.Bits() % 16;
+            const Launch& launch = launches[random.Bits() % launches.size()];
+            for (ReduceOp op : kAllReduceOps) {
+              if ((n == 0 && NeedsElements(op)) || (WatchedClosely() && op != ReduceOp::kArgMax))
+                continue;
+              EXPECT_EQ(PartsBits(stream(), row, op, x, cuts, offset, launch),
+                        ReduceBits(stream(), row, op, a, n))
+                  << static_cast<int>(op);
+            }
+            EXPECT_EQ(DotPartsBits(stream(), row, x, y, cuts, offset, launch),
+                      DotBits(stream(), row, a, b, n));
+          }
+          // What the parts leave does no harm to the next call.
+          EXPECT_EQ(DotBits(stream(), row, a, b, n), DotBits(stream(), row, a, b, n));
+        }
+      }
+    });
+  }
+}
+
+// Operands with gaps, backwards too: elements of a part count from the view's own beginning.
+TEST_P(TreeTest, PartsOfViews) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Random random(32);
+  for (std::int64_t n : Sizes({700, 4099, 70001, 300007})) {
+    const std::vector<float> x = NormalVector<float>(2 * n, 23);
+    DeviceArray<float> a(stream(), x, 1);
+    const ArrayType type{DType::kF32, MakeShape({2 * n})};
+    const auto view = [&](std::int64_t first, std::int64_t end, std::int64_t stride) {
+      const std::int64_t offset = stride > 0 ? stride * first : 2 * n - 1 + stride * first;
+      const std::int64_t shape[] = {end - first}, strides[] = {stride};
+      // An empty view lies anywhere.
+      return *MakeView(type, a.data(), first == end ? 0 : offset, shape, strides);
+    };
+    for (std::string_view row : kTreeStrategies) {
+      const auto cuts = RandomCuts(n, 4, 3, random);
+      SCOPED_TRACE(absl::StrCat(n, " cut at ", absl::StrJoin(cuts, ", ")));
+      const RunOptions options = {.strategy = row};
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin, ReduceOp::kVariance}) {
+        EXPECT_TRUE(BeginRequest(stream()).ok());
+        const std::string whole = Bits(RunReduce(stream(), view(0, n, -2), op, options));
+        EXPECT_EQ(
+            Bits(Finished(
+                stream(), row, DType::kF32, op, cuts,
+                [&](std::int64_t first, std::int64_t end) {
+                  return RunReducePart(stream(), view(first, end, -2), op, {first, n}, options);
+                })),
+            whole);
+      }
+      EXPECT_TRUE(BeginRequest(stream()).ok());
+      const std::string whole = Bits(RunDot(stream(), view(0, n, 2), view(0, n, 1), options));
+      EXPECT_EQ(Bits(Finished(stream(), row, DType::kF32, ReduceOp::kSum, cuts,
+                              [&](std::int64_t first, std::int64_t end) {
+                                return RunDotPart(stream(), view(first, end, 2),
+                                                  view(first, end, 1), {first, n}, options);
+                              })),
+                whole);
+    }
+  }
+}
+
+// The same 4096 elements again and again, as often as makes thousands of chunks of 60 rows.
+TEST_P(TreeTest, PartsOfThousandsOfChunks) {
+  TESSERA_NEED_DEVICE(GetParam());
+  constexpr std::int64_t kTimes = 15 * 1100 + 7, n = kTimes * 4096;
+  static_assert(FixedTree(n, 4).chunk == 15 * 4096 && FixedTree(n, 4).chunks == 1101);
+  if (n > Largest()) GTEST_SKIP() << "it is too long";
+  DeviceArray<float> base(stream(), NormalVector<float>(4096, 24));
+  const auto times = [&](std::int64_t count) {
+    return *MakeView({DType::kF32, MakeShape({4096})}, base.data(), 0, {count, 4096}, {0, 1});
+  };
+  EXPECT_TRUE(BeginRequest(stream()).ok());
+  const std::string whole = Bits(RunReduce(stream(), times(kTimes), ReduceOp::kSum, {}));
+  Random random(33);
+  const auto cuts = RandomCuts(n, 4, 5, random);
+  EXPECT_EQ(Bits(Finished(stream(), "", DType::kF32, ReduceOp::kSum, cuts,
+                          [&](std::int64_t first, std::int64_t end) {
+                            return RunReducePart(stream(), times((end - first) / 4096),
+                                                 ReduceOp::kSum, {first, n}, {});
+                          })),
+            whole);
+}
+
+// Step 6 of the tree is for who has all parts.
+TEST_P(TreeTest, PartsThatLeaveTheRange) {
+  TESSERA_NEED_DEVICE(GetParam());
+  for (std::int64_t n : Sizes({2050, 70001})) {
+    std::vector<float> x(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = i < x.size() / 2 ? 3e38f : -3e38f;
+    DeviceArray<float> a(stream(), x);
+    Random random(34);
+    const auto cuts = RandomCuts(n, 4, 2, random);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
+      const auto by = [&](std::string_view row) {
+        return Finished(stream(), row, DType::kF32, op, cuts,
+                        [&](std::int64_t first, std::int64_t end) {
+                          return RunReducePart(stream(), VectorView(a.data() + first, end - first),
+                                               op, {first, n}, {.strategy = row});
+                        });
+      };
+      const absl::StatusOr<ScalarResult> first = by("");
+      ASSERT_TRUE(first.ok()) << first.status();
+      EXPECT_EQ(first->stats.strategy, "fixed_tree");
+      EXPECT_FALSE(std::isfinite(first->value.real));
+      EXPECT_EQ(Bits(by("compensated")), ReduceBits(stream(), "", op, a, n));
+    }
+  }
+}
+
+TEST_P(TreeTest, PartsThatThereAreNot) {
+  TESSERA_NEED_DEVICE(GetParam());
+  DeviceArray<float> a(stream(), std::vector<float>(9000));
+  const auto run = [&](std::int64_t n, const ArrayPart& part, std::string_view row = {}) {
+    EXPECT_TRUE(BeginRequest(stream()).ok());
+    return RunReducePart(stream(), VectorView(a.data(), n), ReduceOp::kSum, part, {.strategy = row})
+        .status();
+  };
+  // Of 20,000 elements a chunk is 4096.
+  EXPECT_TRUE(run(4096, {4096, 20000}).ok());
+  EXPECT_TRUE(run(20000 - 4 * 4096, {4 * 4096, 20000}).ok());
+  EXPECT_TRUE(run(0, {4096, 20000}).ok());
+  for (const auto& [n, part] : std::initializer_list<std::pair<std::int64_t, ArrayPart>>{
+           {4096, {1, 20000}},
+           {4095, {0, 20000}},
+           {1, {20000, 20000}},
+           {4096, {-4096, 20000}},
+           {4096, {0, 4095}},
+           {4096, {0, -1}},
+           {4096, {std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::max()}},
+           {4096, {std::numeric_limits<std::int64_t>::max() - 4095, 1 << 20}}}) {
+    const absl::Status status = run(n, part);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorReason(status), "BAD_PART") << n << " " << part.first << " " << part.elements;
+  }
+  EXPECT_EQ(ErrorReason(run(4096, {0, 20000},
+                            GetParam() == Backend::kCpu ? "cpu_parallel" : "single_pass")),
+            "BAD_PART");
+  const auto finish = [&](std::size_t bytes, std::int64_t n) {
+    return ErrorReason(
+        FinishParts(stream().device(), DType::kF32, ReduceOp::kSum, n, "", std::string(bytes, '\0'))
+            .status());
+  };
+  EXPECT_EQ(finish(5 * 8, 20000), "");
+  EXPECT_EQ(finish(5 * 8 - 1, 20000), "BAD_PART");
+  EXPECT_EQ(finish(6 * 8, 20000), "BAD_PART");
+  EXPECT_EQ(finish(0, std::numeric_limits<std::int64_t>::max()), "BAD_PART");
+}
+
+// The same values, padding included, whatever memory was before.
+TEST_P(TreeTest, ValuesAreTheSameOnEveryDevice) {
+  TESSERA_NEED_DEVICE(GetParam());
+  Stream& cpu = TestStream(Backend::kCpu);
+  const std::vector<float> x = NormalVector<float>(4096 * 3, 25);
+  DeviceArray<float> a(stream(), x), on_cpu(cpu, x);
+  for (ReduceOp op : kAllReduceOps) {
+    EXPECT_TRUE(BeginRequest(stream()).ok());
+    const auto one =
+        RunReducePart(stream(), VectorView(a.data(), 4096 * 2), op, {4096, 4096 * 3}, {});
+    EXPECT_TRUE(BeginRequest(cpu).ok());
+    const auto other =
+        RunReducePart(cpu, VectorView(on_cpu.data(), 4096 * 2), op, {4096, 4096 * 3}, {});
+    ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
+    EXPECT_EQ(one->values, other->values) << static_cast<int>(op);
+    if (op == ReduceOp::kArgMax) EXPECT_EQ(one->values.substr(4, 4), std::string(4, '\0'));
+  }
+}
+
+// Rows of a part have the bits that they have in the whole.
+TEST_P(TreeTest, RowsOfParts) {
+  TESSERA_NEED_DEVICE(GetParam());
+  struct Case {
+    std::vector<std::int64_t> shape;
+    std::vector<int> axes;
+    std::int64_t row;
+  };
+  for (const Case& c : {Case{{60, 3000}, {1}, 3000}, Case{{40, 50, 30}, {1}, 1500},
+                        Case{{30, 8, 9, 10}, {1, 3}, 720}, Case{{3, 20, 700}, {-1}, 700}}) {
+    std::int64_t n = 1;
+    for (std::int64_t extent : c.shape) n *= extent;
+    if (n > Largest()) continue;
+    const std::vector<float> x = NormalVector<float>(n, 26);
+    DeviceArray<float> a(stream(), x);
+    const auto fold = [&](std::int64_t first, std::int64_t rows, const ArrayPart* part) {
+      std::vector<std::int64_t> shape = c.shape;
+      shape[0] = rows;
+      const std::int64_t step = n / c.shape[0];
+      const View view = WholeView(*MakeArrayType(DType::kF32, shape), a.data() + first * step);
+      const auto type = *ReduceAxesType(view, ReduceOp::kSum, c.axes, false);
+      std::vector<float> out(static_cast<std::size_t>(type.shape.elements()));
+      DeviceArray<float> there(stream(), out);
+      EXPECT_TRUE(BeginRequest(stream()).ok());
+      const auto stats =
+          RunReduceAxes(stream(), view, ReduceOp::kSum, c.axes, there.data(), {}, nullptr, part);
+      EXPECT_TRUE(stats.ok()) << stats.status();
+      return there.Values();
+    };
+    const std::vector<float> whole = fold(0, c.shape[0], nullptr);
+    std::vector<float> parts;
+    for (std::int64_t first = 0; first < c.shape[0];) {
+      const std::int64_t rows = std::min<std::int64_t>(c.shape[0] - first, 1 + first % 7);
+      const ArrayPart part{first * (n / c.shape[0]), n};
+      const std::vector<float> some = fold(first, rows, &part);
+      parts.insert(parts.end(), some.begin(), some.end());
+      first += rows;
+    }
+    EXPECT_EQ(parts, whole);
+  }
 }
 
 std::string BackendName(const testing::TestParamInfo<Backend>& info) {

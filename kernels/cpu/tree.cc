@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +33,7 @@ struct Operands {
   const typename C::Element* x[C::kOperands];
   const View* view[C::kOperands];  // Merged; null where x is contiguous
   MapRows* map = nullptr;          // what computes x[0]; null where it is in memory
+  std::int64_t origin = 0;         // the number that the first element has in the tree
 };
 
 // One row of the operands: where it stands, or a copy.
@@ -41,7 +43,9 @@ struct Row {
   const T* x[C::kOperands];
   T copy[C::kOperands][kTreeRow<T>];
 
+  // first: as the tree counts.
   void Load(const Operands<C>& in, std::int64_t first, std::int64_t count) {
+    first -= in.origin;
     for (int o = 0; o < C::kOperands; ++o) {
       if (in.map != nullptr) {
         in.map->Run(first, count, copy[o]);
@@ -152,17 +156,16 @@ int MostThreads() {
 #endif
 }
 
-// map: what computes x[0], or null. shares: all chunks, in order.
+// The values of the shares' chunks, which follow each other, one behind the other. map: what computes
+// x[0], or null.
 template <class C>
-void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::int64_t n,
-              Scalar* result, std::span<const TeamShare> shares) {
-  using Wide = typename C::Wide;
+void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, bool mirror,
+                std::span<const TeamShare> shares, typename C::Wide* values) {
   // Below this there is not enough work to share out.
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
-  const Tree tree = FixedTree(n, sizeof(typename C::Element));
-  const bool mirror = IsMirrored(op);
+  const std::int64_t first = shares.front().first;
+  const std::int64_t n = std::min(tree.n, shares.back().end * tree.chunk) - first * tree.chunk;
   const ChunkFunction<C> fold = BestFoldChunk<C>();
-  std::vector<Wide> chunks(static_cast<std::size_t>(tree.chunks));
   std::vector<std::unique_ptr<MapRows>> rows;  // of each thread
   if (map != nullptr) {
     rows.resize(static_cast<std::size_t>(n > kShared ? MostThreads() : 1));
@@ -174,22 +177,50 @@ void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::in
       if (share.stream->stopped()) continue;
       Operands<C> operands = in;
       if (map != nullptr) operands.map = rows[static_cast<std::size_t>(Thread())].get();
-      chunks[static_cast<std::size_t>(c)] =
-          fold(operands, c * tree.chunk, std::min(n, (c + 1) * tree.chunk), mirror);
+      values[c - first] =
+          fold(operands, c * tree.chunk, std::min(tree.n, (c + 1) * tree.chunk), mirror);
     }
   }
-  Wide value = chunks[0];
+}
+
+// Step 5. value(c): of chunk c.
+template <class C, class F>
+void FinishChunks(const F& value, const Tree& tree, ReduceOp op, Scalar* result) {
+  typename C::Wide total = value(0);
   if (tree.chunks > 1) {
-    Wide lanes[kTreeLanes];
-    for (Wide& lane : lanes) lane = C::Identity();
-    for (std::size_t c = 0; c < chunks.size(); ++c) {
-      Wide& lane = lanes[c % kTreeLanes];
-      lane = C::Combine(lane, chunks[c]);
+    typename C::Wide lanes[kTreeLanes];
+    for (typename C::Wide& lane : lanes) lane = C::Identity();
+    for (std::int64_t c = 0; c < tree.chunks; ++c) {
+      typename C::Wide& lane = lanes[c % kTreeLanes];
+      lane = C::Combine(lane, value(c));
     }
     FoldHalving<C>(lanes, kTreeLanes);
-    value = lanes[0];
+    total = lanes[0];
   }
-  C::Finish(value, op, n, mirror, result);
+  C::Finish(total, op, tree.n, IsMirrored(op), result);
+}
+
+// shares: all chunks, in order.
+template <class C>
+void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::int64_t n,
+              Scalar* result, std::span<const TeamShare> shares) {
+  const Tree tree = FixedTree(n, sizeof(typename C::Element));
+  std::vector<typename C::Wide> chunks(static_cast<std::size_t>(tree.chunks));
+  FoldChunks<C>(in, map, tree, IsMirrored(op), shares, chunks.data());
+  const auto value = [&](std::int64_t c) { return chunks[static_cast<std::size_t>(c)]; };
+  FinishChunks<C>(value, tree, op, result);
+}
+
+// n: elements of the part.
+template <class C>
+void FoldPart(Operands<C> in, ReduceOp op, std::int64_t n, const ArrayPart& part, void* values,
+              Stream& stream) {
+  const Tree tree = FixedTree(part.elements, sizeof(typename C::Element));
+  const TreeChunks chunks = ChunksOf(tree, part.first, n);
+  const TeamShare share{&stream, chunks.first, chunks.end};
+  in.origin = part.first;
+  FoldChunks<C>(in, nullptr, tree, IsMirrored(op), {&share, 1},
+                static_cast<typename C::Wide*>(values));
 }
 
 // A view as the fold reads it, or null.
@@ -204,34 +235,96 @@ class MergedView {
   std::optional<View> view_;
 };
 
-template <class T, bool kCompensated>
-void Reduce(const ReduceProblem& p, std::span<const TeamShare> shares) {
+// f(operands) by the problem's operands.
+template <class C, class F>
+void WithOperands(const ReduceProblem& p, const F& f) {
   const MergedView x(p.x_view);
-  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    FoldTree<decltype(kind)>({{static_cast<const T*>(p.x)}, {x.get()}}, p.map, p.op, p.n, p.result,
-                             shares);
+  f(Operands<C>{{static_cast<const typename C::Element*>(p.x)}, {x.get()}});
+}
+template <class C, class F>
+void WithOperands(const DotProblem& p, const F& f) {
+  using T = typename C::Element;
+  const MergedView a(p.a_view), b(p.b_view);
+  f(Operands<C>{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}});
+}
+
+// f(kind) with the kind that folds dtype for op.
+template <class F>
+void DispatchKind(ReduceOp op, DType dtype, bool compensated, const F& f) {
+  DispatchDType(dtype, [&](auto t) {
+    using T = decltype(t);
+    compensated ? DispatchColumns<T, true>(op, f) : DispatchColumns<T, false>(op, f);
+  });
+}
+template <class F>
+void DispatchDotKind(DType dtype, bool compensated, const F& f) {
+  DispatchDType(dtype, [&](auto t) {
+    using T = decltype(t);
+    compensated ? f(DotColumnsType<T, true>()) : f(DotColumnsType<T, false>());
   });
 }
 
-template <class T, bool kCompensated>
-void Dot(const DotProblem& p, std::span<const TeamShare> shares) {
-  using C = decltype(DotColumnsType<T, kCompensated>());
-  const MergedView a(p.a_view), b(p.b_view);
-  FoldTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}},
-              nullptr, ReduceOp::kSum, p.n, p.result, shares);
-}
+template <class W>
+constexpr bool kHasPadding = false;
+template <class V>
+constexpr bool kHasPadding<Indexed<V>> = sizeof(V) < sizeof(std::int64_t);
 
 }  // namespace
 
 void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares) {
-  DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Reduce<decltype(t), true>(p, shares) : Reduce<decltype(t), false>(p, shares);
+  DispatchKind(p.op, p.dtype, compensated, [&](auto kind) {
+    WithOperands<decltype(kind)>(
+        p, [&](const auto& in) { FoldTree(in, p.map, p.op, p.n, p.result, shares); });
   });
 }
 
 void FoldTreeDot(const DotProblem& p, bool compensated, std::span<const TeamShare> shares) {
-  DispatchDType(p.dtype, [&](auto t) {
-    compensated ? Dot<decltype(t), true>(p, shares) : Dot<decltype(t), false>(p, shares);
+  DispatchDotKind(p.dtype, compensated, [&](auto kind) {
+    WithOperands<decltype(kind)>(
+        p, [&](const auto& in) { FoldTree(in, nullptr, ReduceOp::kSum, p.n, p.result, shares); });
+  });
+}
+
+void FoldTreeReducePart(const ReduceProblem& p, bool compensated, const ArrayPart& part,
+                        void* values, Stream& stream) {
+  DispatchKind(p.op, p.dtype, compensated, [&](auto kind) {
+    WithOperands<decltype(kind)>(
+        p, [&](const auto& in) { FoldPart(in, p.op, p.n, part, values, stream); });
+  });
+}
+
+void FoldTreeDotPart(const DotProblem& p, bool compensated, const ArrayPart& part, void* values,
+                     Stream& stream) {
+  DispatchDotKind(p.dtype, compensated, [&](auto kind) {
+    WithOperands<decltype(kind)>(
+        p, [&](const auto& in) { FoldPart(in, ReduceOp::kSum, p.n, part, values, stream); });
+  });
+}
+
+void FinishTree(ReduceOp op, DType dtype, bool compensated, std::int64_t n, const void* values,
+                Scalar* result) {
+  DispatchKind(op, dtype, compensated, [&](auto kind) {
+    using C = decltype(kind);
+    using Wide = typename C::Wide;
+    const auto value = [&](std::int64_t c) {
+      Wide wide;
+      std::memcpy(&wide, static_cast<const char*>(values) + c * std::int64_t{sizeof wide},
+                  sizeof wide);
+      return wide;
+    };
+    FinishChunks<C>(value, FixedTree(n, sizeof(typename C::Element)), op, result);
+  });
+}
+
+void ClearPadding(ReduceOp op, DType dtype, bool compensated, std::int64_t count, void* values) {
+  DispatchKind(op, dtype, compensated, [&](auto kind) {
+    using Wide = typename decltype(kind)::Wide;
+    if constexpr (kHasPadding<Wide>) {
+      constexpr std::size_t kValue = sizeof(Wide::value);
+      auto* at = static_cast<char*>(values);
+      for (std::int64_t c = 0; c < count; ++c, at += sizeof(Wide))
+        std::memset(at + kValue, 0, offsetof(Wide, index) - kValue);
+    }
   });
 }
 

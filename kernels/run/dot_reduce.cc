@@ -40,9 +40,6 @@ absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
 
 namespace {
 
-// Of a whole operand's value: ARG operations give the extreme one, which is of the operand's type.
-DType ScalarDType(ReduceOp op, DType dtype) { return IsArg(op) ? dtype : ResultDType(op, dtype); }
-
 // Reduce of what an expression makes: by a strategy that computes its elements as it goes, or from
 // scratch memory.
 struct FoldMap {

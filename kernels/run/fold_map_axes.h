@@ -38,7 +38,8 @@ struct FoldMapAxes {
   // Steps of the first inner axis in a piece; 0: pieces are of whole rows.
   std::int64_t steps(const Strategy<ReduceAxesProblem>& strategy) const {
     const Budget* budget = stream.scratch_budget();
-    if (budget == nullptr || problem.outer != 1 || problem.inner == 1) return 0;
+    const std::int64_t outer = std::max(problem.outer, problem.outer_of_all);
+    if (budget == nullptr || outer != 1 || problem.inner == 1) return 0;
     const std::uint64_t whole = static_cast<std::uint64_t>(row()) * SizeOf(map.dtype);
     const std::uint64_t more = strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
     if (SaturatingAdd(whole, more) <= budget->limit()) return 0;

@@ -11,6 +11,9 @@ distributed, workers of several hosts.
 Tasks compute on the server of their worker. What travels between workers are handles; a server
 fetches a chunk that it lacks from the server that has it, which both servers have to allow
 (--import-from).
+
+sum(), prod(), mean(), var(), std() and dot() of this module give the bits of one buffer with all
+elements, whatever the chunks; the methods of Dask's arrays give others for other chunks.
 """
 
 import dask.array as _da
@@ -22,6 +25,7 @@ from ._arrays import from_buffers, numpy, put
 from ._chunk import Chunk
 from ._joined import Joined
 from ._servers import Servers, use
+from ._tree import dot, mean, prod, std, sum, var
 
 for _kind in (Chunk, Joined):
     _dispatch.concatenate_lookup.register(_kind, _joined.concatenate)
@@ -31,4 +35,18 @@ for _kind in (Chunk, Joined):
     _sizeof.sizeof.register(_kind, lambda x: 256 + x.nbytes)
     _da.register_chunk_type(_kind)
 
-__all__ = ["Chunk", "Joined", "Servers", "from_buffers", "numpy", "put", "use"]
+__all__ = [
+    "Chunk",
+    "Joined",
+    "Servers",
+    "dot",
+    "from_buffers",
+    "mean",
+    "numpy",
+    "prod",
+    "put",
+    "std",
+    "sum",
+    "use",
+    "var",
+]
