@@ -292,9 +292,10 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
 // operands are, and gives `values` in place of a value: one for each chunk, in order, of the same number
 // of bytes, whose meaning is the library's alone. The values of all chunks, one behind the other, make
 // the result: bit by bit that of RunDot and RunReduce on the whole arrays by the same strategy, whatever
-// the division and the devices. The strategies are fixed_tree, the default, and compensated. Where the
-// result of fixed_tree is not finite, of F32 and BF16, of Dot and of SUM, MEAN and NORM_L1, theirs is that
-// of compensated: whoever has all parts folds all of them once more, by that.
+// the division and the devices; an array without elements is one part. The strategies are fixed_tree,
+// the default, and compensated. Where fixed_tree's result is not finite, of F32 and BF16, of Dot and of
+// SUM, MEAN and NORM_L1, that of the whole is compensated's: whoever has all parts folds all of them
+// once more, by that.
 //   INVALID_ARGUMENT / BAD_PART {first, elements, chunk}: the operands' elements do not begin and end at
 //     multiples of `chunk` elements or at the array's end; {strategy}: it takes whole arrays alone;
 //     {expected, given}: bytes of the values of all chunks

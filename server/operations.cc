@@ -166,6 +166,13 @@ absl::Status BadPartField(std::string_view field, const std::string& message) {
                    {{"field", std::string(field)}});
 }
 
+// Its values are no array that other steps could see.
+ResultType OfPart() {
+  ResultType type;
+  type.scalar = true;
+  return type;
+}
+
 // Whether the request has the values of all parts in place of an operand.
 bool HasValues(const v1::ReduceRequest& request) {
   return request.dtype() != v1::DTYPE_UNSPECIFIED || !request.values().empty();
@@ -207,7 +214,7 @@ NamedOperands OperandsOf(const v1::DotRequest& request) {
 }
 
 absl::StatusOr<ResultType> ResultTypeOf(const v1::DotRequest& request, absl::Span<const View> x) {
-  if (request.has_part()) return ResultType{.scalar = true, .arrays = {}};
+  if (request.has_part()) return OfPart();
   const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
   if (!same.ok()) return same.status();
   return ResultType{.scalar = true,
@@ -250,7 +257,7 @@ absl::StatusOr<ResultType> ResultTypeOf(const v1::ReduceRequest& request,
                      "a result buffer needs axes; name all of them to fold all",
                      {{"field", "axes"}});
   }
-  if (request.has_part()) return ResultType{.scalar = true, .arrays = {}};
+  if (request.has_part()) return OfPart();
   const absl::StatusOr<ArrayType> type = ReduceType(x[0], *op, in->get());
   if (!type.ok()) return type.status();
   return ResultType{.scalar = true, .arrays = {*type}};

@@ -98,7 +98,8 @@ def _chunk_of(n: int, size: int) -> int:
 
 
 def _check(x: Any) -> None:
-    if not isinstance(x, da.Array) or not isinstance(x._meta, Chunk):
+    # Of an array without axes Dask does not know whose kind its only block is.
+    if not isinstance(x, da.Array) or (x.ndim and not isinstance(x._meta, Chunk)):
         raise TypeError("the chunks have to be on servers: tessera.dask.put(x) brings them there")
     if any(math.isnan(extent) for extents in x.chunks for extent in extents):
         raise ValueError("the chunks' extents are not known: x.compute_chunk_sizes()")
