@@ -33,7 +33,7 @@ import tessera as ts
 import tessera.dask as td
 from home import home_of
 from relay import Relay
-from tessera.dask import _servers
+from tessera.dask import _servers, _tree
 
 RNG = np.random.default_rng(20261125)
 FLAGS = ("--import-from", "127.0.0.1:*", "--no-warm-up", "--workers", "2")
@@ -328,6 +328,15 @@ class SameBits(unittest.TestCase):
                         c = td.put(da.from_array(y, chunks=chunks))
                         self.same(td.dot(a, c), b @ _servers.own().put(y))
 
+    def test_chunks_of_the_tree(self):
+        """As tests/tree_test.cc has them."""
+        for n, size, chunk in (
+            (1, 4, 8192), (8192, 4, 8192), (8193, 4, 4096), (2**20, 4, 4096), (2**20 + 1, 4, 8192),
+            (2**24, 4, 28 * 1024), (2**26, 4, 60 * 1024), (2**30, 4, 252 * 1024),
+            (2**34, 4, 1020 * 1024), (2**20, 8, 4096), (2**20, 2, 8192),
+        ):  # fmt: skip
+            self.assertEqual(_tree._chunk_of(n, size), chunk, (n, size))
+
     def test_many_blocks_in_a_chunk_of_the_tree(self):
         x = RNG.normal(size=20_000).astype(np.float32)
         b = _servers.own().put(x)
@@ -367,6 +376,7 @@ class SameBits(unittest.TestCase):
         self.same(td.sum(a.T.rechunk((70, 300))), b.T.sum())
         rows = td.sum(a, axis=1)  # NumPy arrays of the workers
         self.same(td.sum(rows), b.sum(axis=1).save().sum())
+        self.same(td.sum(td.sum(td.put(x), axis=1)), b.sum(axis=1).save().sum())
 
     def test_sums_that_leave_the_range_on_their_way(self):
         x = np.repeat(np.float32([3e38, -3e38]), 30_000)
