@@ -297,9 +297,10 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
 // SUM, MEAN and NORM_L1, that of the whole is compensated's: whoever has all parts folds all of them
 // once more, by that.
 //   INVALID_ARGUMENT / BAD_PART {first, elements, chunk}: the operands' elements do not begin and end at
-//     multiples of `chunk` elements or at the array's end; {strategy}: it takes whole arrays alone;
+//     multiples of `chunk` elements or at the array's end, or the array has more than kMostPartBytes; {strategy}: it takes whole arrays alone;
 //     {expected, given}: bytes of the values of all chunks
 //   INVALID_ARGUMENT / BAD_DTYPE: elements of a byte
+inline constexpr std::int64_t kMostPartBytes = std::int64_t{1} << 46;  // chunks of 4 GiB
 absl::StatusOr<ScalarResult> RunDotPart(Stream& stream, const View& a, const View& b,
                                         const ArrayPart& part, const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReducePart(Stream& stream, const View& x, ReduceOp op,

@@ -97,14 +97,14 @@ constexpr Tree FixedTree(std::int64_t n, std::int64_t size) {
 }
 
 // The chunks [first, end) of the tree that elements [first, first + n) of its array are. REQUIRES: they
-// are whole chunks, of which the array's last may be short.
+// are whole chunks, of which the array's last may be short; or none.
 struct TreeChunks {
   std::int64_t first;
   std::int64_t end;
 };
 constexpr TreeChunks ChunksOf(const Tree& tree, std::int64_t first, std::int64_t n) {
   if (tree.n == 0) return {0, 1};
-  return {first / tree.chunk, (first + n + tree.chunk - 1) / tree.chunk};
+  return {(first + tree.chunk - 1) / tree.chunk, (first + n + tree.chunk - 1) / tree.chunk};
 }
 
 }  // namespace tessera

@@ -193,7 +193,6 @@ absl::Status CheckPartFields(const v1::ReduceRequest& request) {
   }
   if (!request.has_part()) return absl::OkStatus();
   if (request.has_expression()) return BadPartField("expression", "a part takes no expression");
-  if (request.with_size() > 0) return BadPartField("with", "a part takes no expression");
   return absl::OkStatus();
 }
 

@@ -349,8 +349,8 @@ class SameBits(unittest.TestCase):
         x = RNG.integers(0, 200, 30_000).astype(np.uint8)
         a = td.put(da.from_array(x, chunks=7001))
         for made, expected in (
-            (td.sum(a), x.sum()), (td.prod(a), x.prod()), (td.mean(a), x.mean()), (td.sum(a > 9),
-            (x > 9).sum()), (td.mean(a > 9), (x > 9).mean()), (td.dot(a > 9, a > 99), True),
+            (td.sum(a), x.sum(dtype="i8")), (td.prod(a), x.prod(dtype="i8")), (td.mean(a), x.mean()),
+            (td.sum(a > 9), (x > 9).sum()), (td.mean(a > 9), (x > 9).mean()), (td.dot(a > 9, a > 99), True),
         ):  # fmt: skip
             got = made.compute(scheduler="threads")
             self.assertEqual((got, got.dtype), (expected, np.asarray(expected).dtype))
@@ -412,7 +412,21 @@ class SameBits(unittest.TestCase):
                     self.same(td.sum(a, axis), b.sum(axis))
                     self.same(td.mean(a, axis), b.mean(axis))
                     self.same(td.std(a, axis, ddof=1), b.std(axis, ddof=1))
+                    self.same(td.std(a, axis, ddof=np.int64(1)), b.std(axis, ddof=1))
                     self.same(td.prod(a, axis), b.prod(axis))
+        # Results of more than a megabyte stay on the servers, as what smaller ones are.
+        x = RNG.integers(0, 255, (300_000, 3), dtype=np.uint8)
+        a, b = td.put(da.from_array(x, chunks=(150_000, 3))), _servers.own().put(x)
+        self.same(td.numpy(td.sum(a, 1)), b.sum(1))
+        self.same(td.sum(td.sum(a, 1)), b.sum(1).sum())
+        y = td.put(da.from_array(x.astype("f4"), chunks=(150_000, 3)))
+        b = _servers.own().put(x.astype("f4"))
+        self.same(td.numpy(td.std(y, 1, ddof=np.float64(1))), b.std(1, ddof=1))
+        # Rows without elements.
+        a, b = td.put(da.zeros((4, 0), dtype="f4", chunks=(2, 0))), _servers.own().put(np.zeros((4, 0), "f4"))
+        for name in ("sum", "prod", "mean", "var", "std"):
+            self.same(getattr(td, name)(a, 1), getattr(b, name)(1))
+        self.same(td.var(a, 1, ddof=-1), b.var(1, ddof=-1))
 
     def test_what_is_refused(self):
         x = td.put(da.ones((40, 30), chunks=(10, 15)))
@@ -425,6 +439,8 @@ class SameBits(unittest.TestCase):
                 td.sum(whole, axis)
         with self.assertRaisesRegex(TypeError, "tessera.dask.put"):
             td.sum(da.ones(4))
+        with self.assertRaisesRegex(ValueError, "not known"):
+            td.sum(whole[whole[:, 0] > 0])
         with self.assertRaisesRegex(ValueError, "rechunk"):
             td.dot(x[:, 0], x[:, 1].rechunk(7))
         with self.assertRaisesRegex(ValueError, "shapes"):

@@ -607,6 +607,7 @@ TEST_P(TreeTest, PartsThatThereAreNot) {
   EXPECT_TRUE(run(4096, {4096, 20000}).ok());
   EXPECT_TRUE(run(20000 - 4 * 4096, {4 * 4096, 20000}).ok());
   EXPECT_TRUE(run(0, {4096, 20000}).ok());
+  EXPECT_TRUE(run(0, {20000, 20000}).ok());
   for (const auto& [n, part] : std::initializer_list<std::pair<std::int64_t, ArrayPart>>{
            {4096, {1, 20000}},
            {4095, {0, 20000}},
@@ -614,6 +615,7 @@ TEST_P(TreeTest, PartsThatThereAreNot) {
            {4096, {-4096, 20000}},
            {4096, {0, 4095}},
            {4096, {0, -1}},
+           {4096, {0, kMostPartBytes / 4 + 1}},
            {4096, {std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::max()}},
            {4096, {std::numeric_limits<std::int64_t>::max() - 4095, 1 << 20}}}) {
     const absl::Status status = run(n, part);

@@ -24,10 +24,12 @@ absl::Status CheckPart(const ArrayPart& part, std::int64_t n, std::int64_t size,
                     {"elements", absl::StrCat(part.elements)},
                     {std::string(unit_name), absl::StrCat(unit)}});
   };
-  if (part.elements < 0 || part.elements > INT64_MAX / size) return bad("there is no such array");
+  if (part.elements < 0 || part.elements > kMostPartBytes / size)
+    return bad("there is no array of so many");
   if (part.first < 0 || n > part.elements || part.first > part.elements - n)
     return bad("they are not among its elements");
-  const bool begins = unit > 0 ? part.first % unit == 0 : part.first == 0;
+  const bool begins =
+      (unit > 0 ? part.first % unit == 0 : part.first == 0) || part.first == part.elements;
   const bool ends = part.first + n == part.elements || (unit > 0 && n % unit == 0);
   if (begins && ends) return absl::OkStatus();
   return bad(absl::StrCat("a part begins and ends at multiples of ", unit,

@@ -28,7 +28,6 @@ from ._joined import SMALL, numpy_of
 
 _I32, _I64, _F64 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SINGLE = (np.dtype("<f4"), _dtypes.bfloat16)  # What the server adds as f32.
-_NUMPY: Dict[str, Any] = {"sum": np.sum, "product": np.prod, "mean": np.mean, "variance": np.var}
 
 
 def sum(x: Any, axis: Any = None) -> Any:
@@ -40,8 +39,8 @@ def sum(x: Any, axis: Any = None) -> Any:
     Until the sum is known to be finite, the chunks of f32 and bf16 stay where they are.
 
     TypeError: the chunks are on no server. ValueError: the array is cut along another axis, which
-    rechunk() puts right, or the axis that it is cut along is to be folded: x.sum(axis) does that,
-    with bits that depend on the chunks."""
+    rechunk() puts right, or its outermost axis is to be folded, not counting axes of extent 1:
+    x.sum(axis) does that, with bits that depend on the chunks; or extents of chunks are not known."""
     return _reduced("sum", x, axis)
 
 
@@ -98,11 +97,11 @@ def _chunk_of(n: int, size: int) -> int:
 
 
 def _check(x: Any) -> None:
+    if isinstance(x, da.Array) and any(math.isnan(n) for extents in x.chunks for n in extents):
+        raise ValueError("the chunks' extents are not known")
     # Of an array without axes Dask does not know whose kind its only block is.
     if not isinstance(x, da.Array) or (x.ndim and not isinstance(x._meta, Chunk)):
         raise TypeError("the chunks have to be on servers: tessera.dask.put(x) brings them there")
-    if any(math.isnan(extent) for extents in x.chunks for extent in extents):
-        raise ValueError("the chunks' extents are not known: x.compute_chunk_sizes()")
 
 
 def _cut(x: Any) -> int:
@@ -122,6 +121,7 @@ def _common(arrays: Sequence[Any]) -> "np.dtype[Any]":
 
 def _reduced(op: str, x: Any, axis: Any, ddof: float = 0, root: bool = False) -> Any:
     _check(x)
+    ddof = float(ddof)  # Of NumPy it would widen what it is a factor of.
     if axis is None:
         return _whole(op, [x], ddof, root)
     return _rows(op, x, _ops.axes_of(axis, x.ndim), ddof, root)
@@ -132,8 +132,6 @@ def _result_dtype(op: str, arrays: Sequence[Any]) -> "np.dtype[Any]":
     own = [x.dtype for x in arrays]
     if op == "dot" and all(dtype.kind == "b" for dtype in own):
         return np.dtype(bool)
-    if op in ("sum", "product") and own[0].kind == "u":
-        return np.dtype(np.uint64)
     found = _ops._result_dtype("sum" if op == "dot" else op, _common(arrays))
     return np.dtype("<f4") if found == _dtypes.bfloat16 and not _dtypes.HAVE_ML_DTYPES else found
 
@@ -150,8 +148,8 @@ def _rows(op: str, x: Any, axes: Tuple[int, ...], ddof: float, root: bool) -> An
     cut = _cut(x)
     if any(axis <= cut for axis in axes):
         raise ValueError(
-            f"axis {cut} is the one that the array is cut along: x.{_METHOD[op]}(axis) folds it, with"
-            " bits that depend on the chunks"
+            f"axis {cut} is the outermost one, along which arrays are cut: x.{_METHOD[op]}(axis) folds"
+            " it, with bits that depend on the chunks"
         )
     name = f"tessera-{op}-axes-" + dask.base.tokenize(x, axes, ddof, root)
     fold = functools.partial(_fold_rows, op, axes, ddof, root, x.size)
@@ -173,14 +171,11 @@ def _fold_rows(
     op: str, axes: Tuple[int, ...], ddof: float, root: bool, elements: int, x: Any, first: int
 ) -> Any:
     """A block's rows, with the bits that they have in an array of so many elements."""
-    if not x.size:
-        options: Dict[str, Any] = {"ddof": ddof} if op == "variance" else {}
-        found = _NUMPY[op](x, axis=axes, **options)
-        return np.sqrt(found) if root else found
     x = _on_server(x)
     array = _as(x, _common([x]))
     term: Any = _ops.reduce(op, array._term(), axes)
-    term[0].params["part"] = _part(first, elements)
+    if x.size:
+        term[0].params["part"] = _part(first, elements)
     rows = array._make(term)
     if ddof or root:
         (rows,) = array._session.keep(rows)
