@@ -208,7 +208,7 @@ class Cut(unittest.TestCase):
         np.save(path, array)
         return path
 
-    def under_way(self, far, near, seconds, mib=(24, 16, 24)):
+    def under_way(self, far, near, seconds, mib=(40, 16, 24)):
         """Works by name, each of which returns what it has to be compared with: whoever waits for
         one of them, waits so long for progress. mib: of what the command line and the Python client
         put, and of what is fetched."""
