@@ -23,7 +23,7 @@ namespace {
 
 static_assert(kBatchBytes == kShortRows * kTreeRowBytes);
 
-// Batch items are fetched in words of 16 bytes.
+// A problem, which blocks fetch from a table in words of 16 bytes.
 template <class C>
 using ItemOf = BatchItem<C::kOperands>;
 
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   FoldRow<C>(OperandsOf<C>(item), item.n, op, mirror, batch.results + first + warp);
 }
 
-// Whether all problems lie as the first two do. The launch waits for it: there is one branch in so
-// many items.
+// Whether all problems lie as the first two do. The launch waits for the answer: kAtOnce items
+// are compared before each branch.
 template <int kOperands>
 bool AreEven(std::span<const BatchItem<kOperands>> items,
              const std::uintptr_t (&apart)[kOperands]) {
