@@ -93,7 +93,8 @@
   CPU(Map, CpuFused)        \
   CUDA(Map, OneNode)        \
   CUDA(Map, Fused)          \
-  CUDA(Map, Vectorized)
+  CUDA(Map, Vectorized)     \
+  CUDA(Map, Compiled)
 
 #define ROWS_TopK(CPU, CUDA) \
   CPU(TopK, CpuSelect)       \
@@ -275,7 +276,7 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
 
 template <>
 const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& device) {
-  return FirstOf({"vectorized", "fused"}, problem, device);
+  return FirstOf({"compiled", "vectorized", "fused"}, problem, device);
 }
 
 template <>

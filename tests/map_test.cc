@@ -11,21 +11,17 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/expression.h"
-#include "tests/kernel_fixture.h"
+#ifdef TESSERA_WITH_CUDA
+#include "kernels/cuda/compile/compiler.h"
+#endif
+#include "tests/expressions.h"
 
 namespace tessera::test {
 namespace {
 
 using Kind = ExpressionNode::Kind;
 
-ExpressionNode In(std::uint32_t operand) { return {.kind = Kind::kOperand, .operand = operand}; }
-ExpressionNode Real(double value) { return {.kind = Kind::kReal, .real = value}; }
 ExpressionNode Integer(std::int64_t value) { return {.kind = Kind::kInteger, .integer = value}; }
-ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
-                  std::optional<DType> dtype = std::nullopt) {
-  return {.kind = Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
-}
 // The operation on as many operands as it takes.
 std::vector<ExpressionNode> Alone(MapOp op) {
   std::vector<ExpressionNode> nodes;
@@ -44,6 +40,10 @@ std::string ReasonOf(const absl::StatusOr<MapProgram>& program) {
 
 class MapTest : public testing::TestWithParam<StrategyCase> {
  protected:
+#ifdef TESSERA_WITH_CUDA
+  void SetUp() override { compiled::CompileBeforeUse(true); }
+#endif
+
   // f(T{}) for the type of the case.
   template <class F>
   void ForType(F f) {

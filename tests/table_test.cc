@@ -159,7 +159,7 @@ TEST(TableTest, NoPromisedStrategyIsMissing) {
        "cublas_lt"},
       {"cuda/add", "simple"},
       {"cuda/window_sum", "simple shared running_sum"},
-      {"cuda/map", "one_node fused vectorized"},
+      {"cuda/map", "one_node fused vectorized compiled"},
       {"cuda/top_k", "heap_thread bitonic_block radix_select threshold"},
 #endif
   };

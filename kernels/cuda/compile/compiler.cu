@@ -1,0 +1,189 @@
+#include "kernels/cuda/compile/compiler.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/driver.h"
+
+namespace tessera::compiled {
+namespace {
+
+// Kernels of a process at most, so that whoever asks for ever new expressions does not fill its
+// memory: each takes some ten KiB of the host and of each device. There is none for what comes later.
+constexpr std::size_t kMostKernels = 1024;
+// Plans that have come once, of which so many are remembered.
+constexpr std::size_t kMostSeen = 4096;
+
+// The machine code of the text, for the current device; none if the driver cannot compile.
+std::optional<std::string> Compile(const std::string& text) {
+  try {
+    const auto create = DriverFunction<decltype(&cuLinkCreate)>("cuLinkCreate", 6050);
+    const auto add = DriverFunction<decltype(&cuLinkAddData)>("cuLinkAddData", 6050);
+    const auto complete = DriverFunction<decltype(&cuLinkComplete)>("cuLinkComplete", 5050);
+    const auto destroy = DriverFunction<decltype(&cuLinkDestroy)>("cuLinkDestroy", 5050);
+    CUlinkState link = nullptr;
+    if (create(0, nullptr, nullptr, &link) != CUDA_SUCCESS) return std::nullopt;
+    void* image = nullptr;
+    std::size_t bytes = 0;
+    std::optional<std::string> code;
+    // The text's zero at the end belongs to it.
+    if (add(link, CU_JIT_INPUT_PTX, const_cast<char*>(text.c_str()), text.size() + 1, kKernelName,
+            0, nullptr, nullptr) == CUDA_SUCCESS &&
+        complete(link, &image, &bytes) == CUDA_SUCCESS)
+      code.emplace(static_cast<const char*>(image), bytes);
+    destroy(link);
+    return code;
+  } catch (const DeviceError&) {
+    return std::nullopt;
+  }
+}
+
+// A kernel, for devices of one compute capability.
+class Kernel {
+ public:
+  explicit Kernel(std::string code) : code_(std::move(code)) {}
+
+  // Null: it cannot be loaded.
+  cudaKernel_t Load() {
+    std::call_once(loaded_, [&] {
+      cudaLibrary_t library = nullptr;
+      if (cudaLibraryLoadData(&library, code_.data(), nullptr, nullptr, 0, nullptr, nullptr, 0) !=
+              cudaSuccess ||
+          cudaLibraryGetKernel(&kernel_, library, kKernelName) != cudaSuccess) {
+        kernel_ = nullptr;
+        (void)cudaGetLastError();
+      }
+    });
+    return kernel_;
+  }
+
+ private:
+  const std::string code_;
+  std::once_flag loaded_;
+  cudaKernel_t kernel_ = nullptr;
+};
+
+// All kernels of the process. Thread safe.
+class Kernels {
+ public:
+  // The driver loads its compiler when it needs it first, and what is loaded last is destroyed first when
+  // the process exits. So it is loaded now: then ~Kernels comes before, and waits for who compiles.
+  Kernels() { dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL); }
+
+  static Kernels& All() {
+    static Kernels all;
+    return all;
+  }
+
+  ~Kernels() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    wake_.notify_all();
+    if (worker_.joinable()) worker_.join();
+  }
+
+  void CompileBeforeUse(bool on) {
+    const std::lock_guard lock(mutex_);
+    before_use_ = on;
+  }
+
+  // Null while there is none, and where there can be none. It lives as long as the process.
+  Kernel* Find(const KernelPlan& plan, const CudaDevice& device) {
+    std::string key = KeyOf(plan);
+    key.push_back(static_cast<char>(device.info().compute_capability));
+    std::unique_lock lock(mutex_);
+    if (const auto known = kernels_.find(key); known != kernels_.end()) return known->second.get();
+    if (kernels_.size() >= kMostKernels) return nullptr;
+    if (before_use_) {
+      lock.unlock();
+      std::unique_ptr<Kernel> made = Make(plan);
+      lock.lock();
+      return kernels_.try_emplace(std::move(key), std::move(made)).first->second.get();
+    }
+    if (seen_.size() >= kMostSeen) seen_.clear();
+    if (seen_.insert(key).second) return nullptr;
+    seen_.erase(key);
+    kernels_.try_emplace(key);
+    jobs_.push_back({std::move(key), plan, *plan.program, device.ordinal()});
+    if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
+    wake_.notify_one();
+    return nullptr;
+  }
+
+ private:
+  struct Job {
+    std::string key;
+    KernelPlan plan;
+    MapProgram program;  // of the plan
+    int device;
+  };
+
+  static std::unique_ptr<Kernel> Make(const KernelPlan& plan) {
+    std::optional<std::string> code = Compile(KernelText(plan));
+    return code ? std::make_unique<Kernel>(*std::move(code)) : nullptr;
+  }
+
+  void Work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return ends_ || !jobs_.empty(); });
+      if (ends_) return;
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job.plan.program = &job.program;
+      std::unique_ptr<Kernel> made;
+      if (cudaSetDevice(job.device) == cudaSuccess) made = Make(job.plan);
+      lock.lock();
+      kernels_[job.key] = std::move(made);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  // Null: being compiled, or not to be compiled.
+  std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
+  std::unordered_set<std::string> seen_;
+  std::deque<Job> jobs_;
+  bool ends_ = false;
+  bool before_use_ = false;
+  std::thread worker_;
+};
+
+std::atomic<std::int64_t> launches{0};
+
+}  // namespace
+
+bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
+            std::uint32_t threads, CudaStream& stream) {
+  Kernel* kernel = Kernels::All().Find(plan, stream.device());
+  if (kernel == nullptr) return false;
+  const cudaStream_t handle = stream.handle();
+  const cudaKernel_t function = kernel->Load();
+  if (function == nullptr) return false;
+  void* parameters[] = {const_cast<Arguments*>(&arguments)};
+  CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters,
+                              0, handle));
+  launches.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+void CompileBeforeUse(bool on) { Kernels::All().CompileBeforeUse(on); }
+std::int64_t Launches() { return launches.load(std::memory_order_relaxed); }
+
+}  // namespace tessera::compiled

@@ -1,0 +1,201 @@
+// The kernels that Map compiles while it runs, beside the strategy `fused`, to the last bit.
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/cuda/compile/compiler.h"
+#include "kernels/map_math.h"
+#include "tests/expressions.h"
+
+namespace tessera::test {
+namespace {
+
+using compiled::CompileBeforeUse;
+using Bytes = std::vector<std::uint8_t>;
+
+// So many elements of the type, special ones among them.
+Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
+  Bytes bytes(static_cast<std::size_t>(n) * SizeOf(dtype));
+  DispatchElement(dtype, [&](auto t) {
+    using T = StoredOf<decltype(t)>;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+      T element{};
+      if constexpr (sizeof(T) == 1) {
+        element = static_cast<T>(random.Bits());
+      } else if constexpr (std::is_integral_v<T>) {
+        element = Below(random, 4) == 0 ? static_cast<T>(random.Bits())
+                                        : static_cast<T>(Below(random, 9)) - 4;
+      } else {
+        using V = ValueOf<T>;
+        using Limits = std::numeric_limits<V>;
+        const V special[] = {V(0),
+                             V(-0.0),
+                             Limits::infinity(),
+                             -Limits::infinity(),
+                             Limits::quiet_NaN(),
+                             Limits::denorm_min(),
+                             Limits::max(),
+                             V(-1)};
+        element = static_cast<T>(Below(random, 5) == 0 ? special[Below(random, std::size(special))]
+                                                       : static_cast<V>(3 * random.Normal()));
+      }
+      std::memcpy(&bytes[i * sizeof(T)], &element, sizeof(T));
+    }
+  });
+  return bytes;
+}
+
+// The operand of an expression over [rows, columns].
+View AnyView(DType dtype, const void* data, std::int64_t rows, std::int64_t columns,
+             Random& random) {
+  const Shape shapes[] = {MakeShape({rows, columns}), MakeShape({rows, columns}),
+                          MakeShape({columns}), MakeShape({rows, 1}), MakeShape({1})};
+  return WholeView({dtype, shapes[Below(random, std::size(shapes))]}, data);
+}
+
+class CompiledTest : public testing::Test {
+ protected:
+  void SetUp() override { TESSERA_NEED_DEVICE(Backend::kCuda); }
+  void TearDown() override { CompileBeforeUse(false); }
+
+  static Bytes Run(Stream& stream, std::string_view strategy, const std::vector<View>& views,
+                   const Nodes& nodes, std::size_t offset = 0) {
+    const absl::StatusOr<ArrayType> type = MapType(views, nodes);
+    EXPECT_TRUE(type.ok()) << type.status();
+    if (!type.ok()) return {};
+    DeviceArray<std::uint8_t> out(stream, Bytes(type->bytes(), 0xaa), offset * SizeOf(type->dtype));
+    const auto stats = RunMap(stream, views, nodes, out.data(), {.strategy = strategy});
+    EXPECT_TRUE(stats.ok()) << stats.status();
+    return out.Values();
+  }
+};
+
+TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
+  CompileBeforeUse(true);
+  Stream& stream = TestStream(Backend::kCuda);
+  Random random(2);
+  const int rounds = WatchedClosely() ? 20 : 400;
+  const std::int64_t before = compiled::Launches();
+  for (int round = 0; round < rounds; ++round) {
+    const Expression e = AnyExpression(random);
+    const std::int64_t rows = 1 + Below(random, 40), columns = Below(random, 2) == 0
+                                                                   ? 16 * (1 + Below(random, 9))
+                                                                   : 1 + Below(random, 100);
+    std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
+    std::vector<View> views;
+    for (DType dtype : e.dtypes) {
+      const std::size_t offset = Below(random, 3) == 0 ? SizeOf(dtype) : 0;
+      arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(
+          stream, AnyElements(dtype, rows * columns, random), offset));
+      views.push_back(AnyView(dtype, arrays.back()->data(), rows, columns, random));
+    }
+    const std::size_t offset = Below(random, 4) == 0 ? 1 : 0;
+    const Bytes got = Run(stream, "compiled", views, e.nodes, offset);
+    EXPECT_EQ(got, Run(stream, "fused", views, e.nodes)) << "round " << round;
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(compiled::Launches() - before, rounds);
+}
+
+// Axes that would have to be walked one by one are left to another strategy.
+TEST_F(CompiledTest, TransposedOperandsAreLeftToOthers) {
+  CompileBeforeUse(true);
+  Stream& stream = TestStream(Backend::kCuda);
+  Random random(3);
+  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, 30 * 50, random));
+  View transposed = WholeView({DType::kF32, MakeShape({50, 30})}, array.data());
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  transposed.strides[1] = 50;
+  const View whole = WholeView({DType::kF32, MakeShape({50, 30})}, array.data());
+  const Nodes nodes = {In(0), In(1), Op(MapOp::kSubtract, {0, 1})};
+  const std::int64_t before = compiled::Launches();
+  EXPECT_EQ(Run(stream, "compiled", {whole, transposed}, nodes),
+            Run(stream, "fused", {whole, transposed}, nodes));
+  EXPECT_EQ(compiled::Launches(), before);
+}
+
+TEST_F(CompiledTest, TheSecondCallIsCompiledInTheBackground) {
+  Stream& stream = TestStream(Backend::kCuda);
+  Random random(4);
+  const std::int64_t n = 1000;
+  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, n, random));
+  const View x = WholeView({DType::kF32, MakeShape({n})}, array.data());
+  // An expression that no other test has.
+  const auto nodes = [](double factor) -> Nodes {
+    return {In(0),
+            Real(factor),
+            Op(MapOp::kMultiply, {0, 1}),
+            Op(MapOp::kTanh, {2}),
+            Op(MapOp::kNegate, {3}),
+            Op(MapOp::kExp, {4}),
+            Op(MapOp::kSubtract, {5, 0})};
+  };
+  const std::int64_t before = compiled::Launches();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  int calls = 0;
+  while (compiled::Launches() == before && std::chrono::steady_clock::now() < end) {
+    ++calls;
+    const double factor = calls;
+    ASSERT_EQ(Run(stream, "compiled", {x}, nodes(factor)),
+              Run(stream, "fused", {x}, nodes(factor)));
+  }
+  EXPECT_GT(compiled::Launches(), before);
+  EXPECT_GT(calls, 2);
+}
+
+// A process may end while kernels are being compiled.
+TEST_F(CompiledTest, ExitsWhileItCompiles) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto compile_and_exit = [] {
+    Stream& stream = TestStream(Backend::kCuda);
+    DeviceArray<std::uint8_t> array(stream, Bytes(4000, 1));
+    const View x = WholeView({DType::kF32, MakeShape({1000})}, array.data());
+    Random random(6);
+    for (int i = 0; i < 20; ++i) {
+      Nodes nodes = {In(0)};
+      for (std::uint32_t step = 0; step < 40; ++step)
+        nodes.push_back(Op(Below(random, 2) == 0 ? MapOp::kTanh : MapOp::kExp, {step}));
+      for (int call = 0; call < 2; ++call) Run(stream, "compiled", {x}, nodes);
+    }
+    std::exit(HasFailure() ? 1 : 0);
+  };
+  EXPECT_EXIT(compile_and_exit(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
+  Random seeds(5);
+  constexpr int kThreads = 6, kExpressions = 12;
+  std::vector<Expression> expressions;
+  for (int i = 0; i < kExpressions; ++i) expressions.push_back(AnyExpression(seeds));
+  const std::int64_t rows = 64, columns = WatchedClosely() ? 16 : 640;
+  const std::int64_t before = compiled::Launches();
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      absl::StatusOr<std::unique_ptr<Stream>> stream = MakeStream(*TestDevice(Backend::kCuda));
+      ASSERT_TRUE(stream.ok()) << stream.status();
+      Random random(static_cast<std::uint64_t>(100 + thread));
+      for (int round = 0; round < 4 * kExpressions; ++round) {
+        ASSERT_TRUE(BeginRequest(**stream).ok());
+        const Expression& e = expressions[Below(random, expressions.size())];
+        std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
+        std::vector<View> views;
+        for (DType dtype : e.dtypes) {
+          arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(
+              **stream, AnyElements(dtype, rows * columns, random)));
+          views.push_back(WholeView({dtype, MakeShape({rows, columns})}, arrays.back()->data()));
+        }
+        ASSERT_EQ(Run(**stream, "compiled", views, e.nodes),
+                  Run(**stream, "fused", views, e.nodes));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(compiled::Launches(), before);
+}
+
+}  // namespace
+}  // namespace tessera::test
