@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 #include "kernels/map.h"
+#include "kernels/run/product_top_k.h"
 #include "server/convert.h"
 
 namespace tessera {
@@ -415,6 +416,76 @@ v1::Tensor& TensorOf(v1::TopKResponse& response, std::size_t array) {
 
 v1::Buffer& BufferOf(v1::TopKResponse& response, std::size_t array) {
   return array == 0 ? *response.mutable_values_buffer() : *response.mutable_indices_buffer();
+}
+
+// --- A product that selects ---
+
+namespace {
+
+// What the steps ask for, with what it refers to.
+class SelectionRequest {
+ public:
+  static absl::StatusOr<SelectionRequest> Of(const SelectionSteps& steps) {
+    SelectionRequest made;
+    ProductTopK& request = made.request_;
+    const View &a = steps.matmul_operands[0], &b = steps.matmul_operands[1];
+    const absl::StatusOr<DType> dtype = OutDType(steps.matmul, a);
+    if (!dtype.ok()) return dtype.status();
+    request = {.a = a,
+               .b = b,
+               .transpose_a = steps.matmul.transpose_a(),
+               .transpose_b = steps.matmul.transpose_b(),
+               .out_dtype = *dtype,
+               .product = steps.product,
+               .k = steps.top_k.k(),
+               .smallest = steps.top_k.smallest()};
+    const v1::Expression* expression = nullptr;
+    if (steps.map != nullptr) {
+      expression = &steps.map->expression();
+      made.operands_.assign(steps.map_operands.begin(), steps.map_operands.end());
+    } else if (steps.matmul.has_expression()) {
+      expression = &steps.matmul.expression();
+      const absl::StatusOr<ArrayType> product =
+          MatmulType(a, b, request.transpose_a, request.transpose_b, *dtype);
+      if (!product.ok()) return product.status();
+      made.operands_.assign(steps.matmul_operands.begin() + 1, steps.matmul_operands.end());
+      made.operands_[0] = WholeView(*product, nullptr);
+    }
+    if (expression == nullptr) return made;
+    absl::StatusOr<std::vector<ExpressionNode>> nodes = ToNodes(*expression);
+    if (!nodes.ok()) return nodes.status();
+    made.nodes_ = *std::move(nodes);
+    return made;
+  }
+
+  ProductTopK get() const {
+    ProductTopK request = request_;
+    request.expression = nodes_;
+    request.operands = operands_;
+    return request;
+  }
+
+ private:
+  ProductTopK request_;
+  std::vector<ExpressionNode> nodes_;
+  std::vector<View> operands_;
+};
+
+}  // namespace
+
+const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::string_view matmul,
+                                           std::string_view top_k, const Device& device) {
+  if (top_k != "threshold") return nullptr;
+  const absl::StatusOr<SelectionRequest> request = SelectionRequest::Of(steps);
+  return request.ok() ? ChooseProductTopK(request->get(), matmul, device) : nullptr;
+}
+
+absl::StatusOr<ScalarResult> RunSelection(const SelectionSteps& steps,
+                                          const ProductTopKStrategy& strategy, Stream& stream,
+                                          Outputs out, const RunOptions& options) {
+  const absl::StatusOr<SelectionRequest> request = SelectionRequest::Of(steps);
+  if (!request.ok()) return request.status();
+  return ArrayRun(RunProductTopK(stream, request->get(), strategy, out[0], out[1], options));
 }
 
 // --- All ---

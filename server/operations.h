@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/compute.h"
+#include "kernels/product_top_k.h"
 #include "server/core.h"
 #include "server/operands.h"
 #include "tessera/v1/compute.pb.h"
@@ -63,6 +64,26 @@ absl::StatusOr<ScalarResult> Run(const v1::MapRequest& request, Stream& stream,
                                  absl::Span<const View> x, Outputs out, const RunOptions& options);
 absl::StatusOr<ScalarResult> Run(const v1::TopKRequest& request, Stream& stream,
                                  absl::Span<const View> x, Outputs out, const RunOptions& options);
+
+// Steps of a program that one launch may stand for: a product, which may have an expression, or of which
+// operand `product` of a Map makes one, and TopK of that. Views are those of the requests' operands.
+struct SelectionSteps {
+  const v1::MatmulRequest& matmul;
+  absl::Span<const View> matmul_operands;
+  const v1::MapRequest* map = nullptr;  // null: TopK takes what Matmul gives
+  absl::Span<const View> map_operands;
+  int product = 0;
+  const v1::TopKRequest& top_k;
+};
+
+// The strategy that does so (kernels/product_top_k.h), where the steps by themselves would take these ones
+// of Matmul and TopK; null: none. REQUIRES: ResultTypeOf is OK for each.
+const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::string_view matmul,
+                                           std::string_view top_k, const Device& device);
+// Runs it: the result is that of TopK.
+absl::StatusOr<ScalarResult> RunSelection(const SelectionSteps& steps,
+                                          const ProductTopKStrategy& strategy, Stream& stream,
+                                          Outputs out, const RunOptions& options);
 
 // Fills in a scalar result.
 void SetValue(const v1::DotRequest& request, const ScalarResult& result, v1::DotResponse& response);

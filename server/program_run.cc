@@ -139,6 +139,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
   steps_.resize(static_cast<std::size_t>(request_.steps_size()));
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     steps_[i].proto = &request_.steps(static_cast<int>(i));
+    steps_[i].index = static_cast<std::uint32_t>(i);
     steps_[i].status = CollectSources(steps_[i], i);
   }
   std::vector<BufferStore::Wanted> wanted;
@@ -184,7 +185,7 @@ absl::Status ProgramRun::CollectSources(Step& step, std::size_t index) {
         if (type.ok()) source.type = *type;
         if (!type.ok()) status.Update(OfOperand(named, type.status()));
       } else if (operand.has_step() && operand.step() < index) {
-        steps_[operand.step()].used = true;
+        ++steps_[operand.step()].readers;
       } else if (operand.has_step()) {
         status.Update(OfOperand(
             named, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
@@ -296,7 +297,89 @@ absl::Status ProgramRun::Check(const Request& request, Step& step, Stream& strea
       tessera::Run(request, stream, step.views, nowhere, options);
   if (!checked.ok()) return checked.status();
   expected_seconds_ += checked->stats.estimate_seconds;
+  step.outcome.stats = checked->stats;
   return absl::OkStatus();
+}
+
+// --- Products that select ---
+
+namespace {
+
+// Whether the request says nothing of how it is to be computed.
+template <class Request>
+bool IsPlain(const Request& request) {
+  const v1::Launch& launch = request.launch();
+  return request.strategy().empty() && launch.block_size() == 0 && launch.grid_size() == 0 &&
+         launch.items_per_thread() == 0;
+}
+
+}  // namespace
+
+void ProgramRun::FindSelections(const Device& device) {
+  for (Step& step : steps_)
+    if (step.status.ok() && step.proto->has_top_k()) FindSelection(step, device);
+}
+
+void ProgramRun::FindSelection(Step& top_k, const Device& device) {
+  const v1::TopKRequest& request = top_k.proto->top_k();
+  const Shape& shape = top_k.views[0].shape;
+  if (!IsPlain(request) || shape.rank != 2 || (request.has_axis() && request.axis() % 2 == 0))
+    return;
+  Step* const scores = FoldableAt(request.x());
+  if (scores == nullptr) return;
+  Step* matmul = scores->proto->has_matmul() ? scores : nullptr;
+  if (scores->proto->has_map()) {
+    for (const v1::Operand& operand : scores->proto->map().operands()) {
+      Step* const step = FoldableAt(operand);
+      if (step != nullptr && step->proto->has_matmul() && !step->proto->matmul().has_expression())
+        matmul = step;
+    }
+  }
+  if (matmul == nullptr) return;
+  top_k.selection =
+      ChooseSelection(StepsOf(top_k, *matmul, *scores), matmul->outcome.stats.strategy,
+                      top_k.outcome.stats.strategy, device);
+  if (top_k.selection == nullptr) return;
+  top_k.matmul = matmul;
+  top_k.scores = scores;
+  // The memory that all of them read and write is counted where the time is, too.
+  for (Step* step : {matmul, scores}) {
+    step->selection = top_k.selection;
+    step->outcome.stats.strategy = top_k.selection->name;
+    step->outcome.stats.bytes = 0;
+  }
+}
+
+ProgramRun::Step* ProgramRun::FoldableAt(const v1::Operand& operand) {
+  if (!operand.has_step() || operand.has_view()) return nullptr;
+  Step& step = steps_[operand.step()];
+  if (!step.status.ok() || step.readers != 1) return nullptr;
+  const bool shared =
+      std::any_of(step.sources.begin(), step.sources.end(), [](const Source& source) {
+        return source.buffer != nullptr && source.buffer->shards().size() > 1;
+      });
+  const bool plain = VisitRequest(*step.proto, [](const auto& request) {
+                       return IsPlain(request) && !request.timing()
+                                  ? absl::OkStatus()
+                                  : absl::FailedPreconditionError("");
+                     }).ok();
+  const Destinations destinations = DestinationsIn(*step.proto);
+  return plain && !shared && destinations.size() == 1 && destinations[0]->has_scratch() ? &step
+                                                                                        : nullptr;
+}
+
+SelectionSteps ProgramRun::StepsOf(const Step& top_k, const Step& matmul, const Step& scores) {
+  SelectionSteps steps{.matmul = matmul.proto->matmul(),
+                       .matmul_operands = matmul.views,
+                       .top_k = top_k.proto->top_k()};
+  if (&scores == &matmul) return steps;
+  steps.map = &scores.proto->map();
+  steps.map_operands = scores.views;
+  for (std::size_t i = 0; i < scores.sources.size(); ++i) {
+    const v1::Operand& operand = *scores.sources[i].named.operand;
+    if (operand.has_step() && operand.step() == matmul.index) steps.product = static_cast<int>(i);
+  }
+  return steps;
 }
 
 void ProgramRun::MakeViews(Step& step, const Device& device) {
@@ -376,8 +459,9 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
 }
 
 absl::Status ProgramRun::PlaceResults(Step& step, Layout& layout, Device& device) {
+  if (step.IsFolded()) return absl::OkStatus();
   if (step.result.scalar) {
-    if (step.used) step.places[0].offset = AddTo(&layout.total, kScalarBytes);
+    if (step.readers > 0) step.places[0].offset = AddTo(&layout.total, kScalarBytes);
     return absl::OkStatus();
   }
   const Destinations destinations = DestinationsIn(*step.proto);
@@ -465,6 +549,7 @@ absl::Status ProgramRun::Run(Stream& stream) {
         {{"estimate_seconds", absl::StrFormat("%.3g", expected_seconds_)},
          {"limit_seconds", absl::StrFormat("%.3g", limit)}});
   }
+  FindSelections(stream.device());
   if (absl::Status status = TakeMemory(stream); !status.ok()) return status;
   const auto find = [this](const void* address) -> std::shared_ptr<const Buffer> {
     for (const Step& step : steps_)
@@ -486,7 +571,7 @@ absl::Status ProgramRun::RunSteps(Stream& stream, PreparedOperands::Call& prepar
     Step& step = steps_[i];
     Inherit(step);
     if (step.status.ok()) MakeViews(step, stream.device());
-    if (!step.status.ok()) {
+    if (!step.status.ok() || step.IsFolded()) {
       ++i;
       continue;
     }
@@ -502,7 +587,7 @@ absl::Status ProgramRun::RunSteps(Stream& stream, PreparedOperands::Call& prepar
       if (EndsProgram(step.status, stream)) return step.status;
     }
     for (; i < end; ++i) {
-      if (steps_[i].status.ok() && steps_[i].result.scalar && steps_[i].used)
+      if (steps_[i].status.ok() && steps_[i].result.scalar && steps_[i].readers > 0)
         steps_[i].status = StoreScalar(steps_[i], stream);
     }
   }
@@ -517,7 +602,9 @@ absl::Status ProgramRun::RunStep(Step& step, Stream& stream) {
     if (team.has_value()) options.team = &*team;
     const Output outputs[kMostResults] = {step.places[0].memory, step.places[1].memory};
     absl::StatusOr<ScalarResult> outcome =
-        tessera::Run(request, stream, step.views, outputs, options);
+        step.selection != nullptr ? RunSelection(StepsOf(step, *step.matmul, *step.scores),
+                                                 *step.selection, stream, outputs, options)
+                                  : tessera::Run(request, stream, step.views, outputs, options);
     if (outcome.ok()) step.outcome = *outcome;
     return outcome.status();
   });

@@ -75,17 +75,26 @@ class ProgramRun {
   };
   struct Step {
     const v1::Step* proto = nullptr;
+    std::uint32_t index = 0;
     absl::Status status;
     Sources sources;
     Views views;
     ResultType result;
-    // Whether a later step needs the result.
-    bool used = false;
+    // Operands of later steps that are its results.
+    std::uint32_t readers = 0;
     // Whether it may share a launch with its neighbours.
     bool batched = false;
     // Of each of its arrays.
     std::array<Place, kMostResults> places;
+    // Once it has been checked, the stats are those of its strategy by itself.
     ScalarResult outcome;
+    // Of a product that selects: the TopK is run in place of all its steps, and the others have no result.
+    const ProductTopKStrategy* selection = nullptr;
+    // Of the TopK among them: Matmul, and Map or, if there is none, Matmul again.
+    const Step* matmul = nullptr;
+    const Step* scores = nullptr;
+
+    bool IsFolded() const { return selection != nullptr && !proto->has_top_k(); }
   };
 
   absl::Status CollectSources(Step& step, std::size_t index);
@@ -95,6 +104,13 @@ class ProgramRun {
   absl::Status Check(Step& step, Stream& stream);
   template <class Request>
   absl::Status Check(const Request& request, Step& step, Stream& stream);
+  // Finds products that select among the checked steps.
+  void FindSelections(const Device& device);
+  void FindSelection(Step& top_k, const Device& device);
+  // The step whose result the operand is, all of it, if nobody else ever sees that, and if how the step
+  // comes to it is left to the server.
+  Step* FoldableAt(const v1::Operand& operand);
+  static SelectionSteps StepsOf(const Step& top_k, const Step& matmul, const Step& scores);
   // Its operands at their addresses, as far as those are known.
   void MakeViews(Step& step, const Device& device);
   // Fails the step if one that it needs has failed.

@@ -69,11 +69,38 @@ __device__ __forceinline__ std::uint32_t Stored(Carried<ValueOf<Element>> value)
   TESSERA_OPERATION_OF(number, bool, bool)
 
 // All but WHERE and CAST, which need no function.
-#define TESSERA_EACH_OPERATION(X)                                                               \
-  X(1)                                                                                          \
-  X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) \
-      X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31) X(32)
-TESSERA_EACH_OPERATION(TESSERA_OPERATION)
+TESSERA_OPERATION(1);
+TESSERA_OPERATION(2);
+TESSERA_OPERATION(3);
+TESSERA_OPERATION(4);
+TESSERA_OPERATION(5);
+TESSERA_OPERATION(6);
+TESSERA_OPERATION(7);
+TESSERA_OPERATION(8);
+TESSERA_OPERATION(9);
+TESSERA_OPERATION(10);
+TESSERA_OPERATION(11);
+TESSERA_OPERATION(12);
+TESSERA_OPERATION(13);
+TESSERA_OPERATION(14);
+TESSERA_OPERATION(15);
+TESSERA_OPERATION(16);
+TESSERA_OPERATION(17);
+TESSERA_OPERATION(18);
+TESSERA_OPERATION(19);
+TESSERA_OPERATION(20);
+TESSERA_OPERATION(21);
+TESSERA_OPERATION(22);
+TESSERA_OPERATION(23);
+TESSERA_OPERATION(24);
+TESSERA_OPERATION(25);
+TESSERA_OPERATION(26);
+TESSERA_OPERATION(27);
+TESSERA_OPERATION(28);
+TESSERA_OPERATION(29);
+TESSERA_OPERATION(30);
+TESSERA_OPERATION(31);
+TESSERA_OPERATION(32);
 static_assert(tessera::MapOp{33} == tessera::MapOp::kWhere && tessera::kMapOpInfos.size() == 34);
 
 #define TESSERA_ROUND(to, Element, name, V)                            \
@@ -86,19 +113,23 @@ static_assert(tessera::MapOp{33} == tessera::MapOp::kWhere && tessera::kMapOpInf
   TESSERA_ROUND(name, Element, i32, std::int32_t) \
   TESSERA_ROUND(name, Element, i64, std::int64_t) \
   TESSERA_ROUND(name, Element, bool, bool)
-#define TESSERA_EACH_ELEMENT(X)                                                        \
-  X(f32, float)                                                                        \
-  X(f64, double) X(f16, tessera::Half) X(bf16, tessera::BFloat16) X(i32, std::int32_t) \
-      X(i64, std::int64_t) X(bool, bool) X(u8, std::uint8_t) X(i8, std::int8_t)
-TESSERA_EACH_ELEMENT(TESSERA_ELEMENT)
+TESSERA_ELEMENT(f32, float);
+TESSERA_ELEMENT(f64, double);
+TESSERA_ELEMENT(f16, tessera::Half);
+TESSERA_ELEMENT(bf16, tessera::BFloat16);
+TESSERA_ELEMENT(i32, std::int32_t);
+TESSERA_ELEMENT(i64, std::int64_t);
+TESSERA_ELEMENT(bool, bool);
+TESSERA_ELEMENT(u8, std::uint8_t);
+TESSERA_ELEMENT(i8, std::int8_t);
 
 #define TESSERA_MEMORY(name, Element)                                                            \
   TESSERA_DEVICE auto load_##name(std::uint32_t bits) { return tessera::Loaded<Element>(bits); } \
   TESSERA_DEVICE auto store_##name(tessera::Carried<tessera::ValueOf<Element>> value) {          \
     return tessera::Stored<Element>(value);                                                      \
   }
-TESSERA_MEMORY(f16, tessera::Half)
-TESSERA_MEMORY(bf16, tessera::BFloat16)
-TESSERA_MEMORY(bool, bool)
-TESSERA_MEMORY(u8, std::uint8_t)
-TESSERA_MEMORY(i8, std::int8_t)
+TESSERA_MEMORY(f16, tessera::Half);
+TESSERA_MEMORY(bf16, tessera::BFloat16);
+TESSERA_MEMORY(bool, bool);
+TESSERA_MEMORY(u8, std::uint8_t);
+TESSERA_MEMORY(i8, std::int8_t);

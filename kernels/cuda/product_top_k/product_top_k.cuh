@@ -1,0 +1,654 @@
+// A product on Hopper's tensor cores that selects: scores are made of its sums in registers, and
+// compared with the k-th best so far of their row, which most of them fail. None is written.
+//
+// Against `tensor_bf16` and its like followed by `threshold`: main loop and producer are theirs
+// (gemm.cuh, mainloop.cuh), and so are the sums. What differs is the order of tiles and the epilogue.
+//
+//     c     row tile  | part 0 ..........| part 1 ..........|     a block takes a part at a time
+//                     | t0 | t1 | t2 |.. |                        and walks along n, tile by tile
+//
+// - A warp has 16 rows of a tile, of which four lanes each have all columns. So the best of a row are
+//   one warp's business: no thread waits for another warp.
+// - A score that is not beyond the row's limit, the k-th best so far, is one comparison. Others go to
+//   queues in shared memory, one of each lane and row. Where one is full, the warp sorts those of the
+//   row, merges them with its list, which has its place in device memory and is not missed in between,
+//   and the limit falls, before the rest of the tile is compared.
+// - Without a limit every score would pass, in the first tile of each part. So the limits to begin with
+//   are those of a sample, the first columns, whose product is written and selected from. Of n random
+//   scores behind a sample of s then k n / s pass at most.
+// - The lists of a row's parts are merged by another kernel.
+//
+// The order is that of TopK. Entries are keys and columns in one number, so that which lane comes first
+// decides nothing. A key does not tell -0 from 0; the lowest bit of an entry does. All NaNs
+// here are the one that arithmetic makes.
+//
+// Right for any m, n and k of a product that TMA can read: what lies outside is computed, and comes into
+// no list. Bits are those of `tensor_bf16` and `tensor_f16` where they compute every tile whole;
+// rounding to the scores' type follows every operation, as in Map, and nothing is contracted.
+//
+// Cost at 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly all
+// from the L2; for every sum two multiplications, an addition and a comparison.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "kernels/cuda/matmul/hopper/plan.cuh"
+#include "kernels/cuda/matmul/hopper/strategy.cuh"
+#include "kernels/cuda/product_top_k/lists.cuh"
+#include "kernels/product_top_k.h"
+#include "kernels/top_k.h"
+
+namespace tessera {
+
+// An entry: 32 bits of key, 31 of the column, and whether the score is -0. Smaller ones are better.
+using ScoreEntry = unsigned long long;
+inline constexpr ScoreEntry kNoScore = ~ScoreEntry{0};
+
+inline constexpr int kScoreRegisters = 4;                          // of a lane, in a list
+inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries of one
+inline constexpr int kFreshRegisters = 2;                          // the same of a row's queues
+inline constexpr int kFreshScores = kFreshRegisters * kWarpSize;
+inline constexpr int kWarpRows = 16;
+
+extern const Strategy<TopKProblem> kTopKThreshold;
+
+template <class T>
+using SelectingTile = TensorTile<T, 128, 256, 1, 3, /*kBoxes=*/0>;
+
+// What the blocks of a launch are told, besides TensorWork. Scores are compared as the smallest
+// wanted: where the largest are, `outer` has the other sign, and so have scores.
+struct SelectionWork {
+  int row_tiles, column_tiles, parts;  // parts of a row of tiles, behind the sample
+  int sample_tiles;
+  int k;
+  bool smallest;
+  float scale, outer, sign;  // sign: of the vector
+  const void* vector;        // of the scores' type; null: none
+  std::int64_t stride;
+  ScoreEntry* lists;  // [rows, parts, k]
+  // The best of the sample, as TopK leaves them; null: there is none.
+  const void* sample_values;
+  const std::int64_t* sample_indices;
+};
+
+// A score that has passed, and its column.
+struct FreshScore {
+  float score;
+  int column;
+};
+
+// Shared memory behind the k-tiles.
+template <class C>
+struct SelectionMemory {
+  // Of each row a queue for each of its four lanes, side by side.
+  FreshScore fresh[C::kRows][kFreshScores];
+  float vectors[C::kConsumers][2][C::kColumns];  // of this tile and the one before
+};
+template <class C>
+inline constexpr int kSelectingBytes = C::kSharedBytes +
+                                       static_cast<int>(sizeof(SelectionMemory<C>));
+
+// --- Scores ---
+
+template <class S>
+__device__ float RoundedTo(float x) {
+  return static_cast<float>(static_cast<S>(x));
+}
+
+template <class S>
+__device__ float ScoreOf(const SelectionWork& work, float c, float vector) {
+  const float scaled = RoundedTo<S>(__fmul_rn(work.scale, RoundedTo<S>(c)));
+  return RoundedTo<S>(__fmul_rn(work.outer, RoundedTo<S>(__fadd_rn(vector, scaled))));
+}
+
+inline constexpr std::uint32_t kSignBit = 0x80000000u, kInfinityBits = 0x7f800000u;
+
+// NaN is the largest where the smallest are wanted, and the other way around.
+__device__ inline ScoreEntry EntryOf(float score, int column, bool smallest) {
+  const std::uint32_t bits = __float_as_uint(score), magnitude = bits & ~kSignBit;
+  const std::uint32_t number = magnitude == 0 ? 0 : bits;
+  std::uint32_t key = (number & kSignBit) != 0 ? ~number : number | kSignBit;
+  if (magnitude > kInfinityBits) key = smallest ? ~0u : 0u;
+  return ScoreEntry{key} << 32 | static_cast<std::uint32_t>(column) << 1 | (bits == kSignBit);
+}
+__device__ inline float NumberOf(std::uint32_t key) {
+  return __uint_as_float((key & kSignBit) != 0 ? key ^ kSignBit : ~key);
+}
+// The score as it would stand in memory.
+__device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
+  const auto key = static_cast<std::uint32_t>(entry >> 32);
+  if (key == 0 || key == ~0u) return __uint_as_float(0x7fffffffu);
+  const float score = (entry & 1) != 0 ? -0.0f : NumberOf(key);
+  return smallest ? score : -score;
+}
+// A number that no score of columns from `column` on is above which comes before the limit: those of
+// later columns have to be better, and others may be as good. NaN, above which nothing is, where all
+// have to be looked at.
+__device__ inline float BoundOf(ScoreEntry limit, int column) {
+  const auto key = static_cast<std::uint32_t>(limit >> 32);
+  if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
+  const bool later = static_cast<std::uint32_t>(limit) >> 1 < static_cast<std::uint32_t>(column);
+  // The number before 0 is none of both zeros.
+  return NumberOf(later ? key - (key == kSignBit ? 2 : 1) : key);
+}
+
+// Number `at` of the sample's best of a row.
+template <class S>
+__device__ ScoreEntry SampleEntry(const SelectionWork& work, std::int64_t row, int at) {
+  const std::int64_t place = row * work.k + at;
+  const auto value = static_cast<float>(static_cast<const S*>(work.sample_values)[place]);
+  return EntryOf(work.smallest ? value : -value, static_cast<int>(work.sample_indices[place]),
+                 work.smallest);
+}
+
+// --- A warp's rows ---
+
+template <class C, class S>
+class RowSelection {
+ public:
+  __device__ RowSelection(const SelectionWork& work, SelectionMemory<C>& memory, int rows,
+                          int columns)
+      : work_(work),
+        rows_(rows),
+        columns_(columns),
+        lane_(static_cast<int>(threadIdx.x) % kWarpSize),
+        warp_row_(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),
+        fresh_(&memory.fresh[warp_row_]) {}
+
+  // A part of the rows of a tile, whose lists are empty. The limits are those of the sample; of rows that
+  // do not exist nothing passes but NaNs.
+  __device__ void Begin(int row_tile, int part) {
+    first_row_ = row_tile * C::kRows + warp_row_;
+    part_ = part;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + half * 8 + lane_ / 4;
+      limits_[half] = row >= rows_                     ? 0
+                      : work_.sample_values == nullptr ? kNoScore
+                                                       : SampleEntry<S>(work_, row, work_.k - 1);
+    }
+    for (int row = 0; row < kWarpRows && first_row_ + row < rows_; ++row)
+      for (int i = lane_; i < work_.k; i += kWarpSize) List(row)[i] = kNoScore;
+  }
+
+  // The warp's sums of a tile, which begins at the column. vector: of its columns.
+  __device__ void Take(const float (&d)[C::kColumns / 2], int first_column, const float* vector) {
+    if (first_row_ >= rows_) return;
+    vector += 2 * (lane_ % 4);
+    const int column = first_column + 2 * (lane_ % 4);
+    for (int begin = 0; begin < kGroups;) {
+      const float bounds[2] = {BoundOf(limits_[0], first_column),
+                               BoundOf(limits_[1], first_column)};
+      // Where the smallest are wanted, NaNs are only where there are not enough others.
+      const bool nans[2] = {!work_.smallest || bounds[0] != bounds[0],
+                            !work_.smallest || bounds[1] != bounds[1]};
+      float2 next[kGroup];
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) next[j] = *reinterpret_cast<const float2*>(vector + 8 * j);
+      const int resumed = begin;
+      begin = kGroups;
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        float scores[4 * kGroup];
+        bool passes = false;
+#pragma unroll
+        for (int j = 0; j < kGroup; ++j) {
+          const int eight = group * kGroup + j;
+          const float2 pair = next[j];
+          // Those of the next group, so that nobody waits for them.
+          if (group + 1 < kGroups)
+            next[j] = *reinterpret_cast<const float2*>(vector + 8 * (eight + kGroup));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            scores[4 * j + i] = ScoreOf<S>(work_, d[4 * eight + i], i % 2 == 0 ? pair.x : pair.y);
+            passes |= !(scores[4 * j + i] > bounds[i / 2]);
+          }
+        }
+        // All lanes or none, so that they stay together.
+        if (__any_sync(kFullMask, passes && group >= resumed)) {
+          if (__any_sync(kFullMask, max(counts_[0], counts_[1]) > kQueue - kRowScores)) {
+            begin = group;
+            break;
+          }
+#pragma unroll
+          for (int i = 0; i < 4 * kGroup; ++i) {
+            const int half = i % 4 / 2;
+            if (scores[i] > bounds[half] || (scores[i] != scores[i] && !nans[half])) continue;
+            fresh_[half * 8 + lane_ / 4][4 * counts_[half] + lane_ % 4] = {
+                scores[i], column + 8 * (group * kGroup + i / 4) + i % 2};
+            ++counts_[half];
+          }
+          __syncwarp();
+        }
+      }
+      if (begin < kGroups) MergeFrom(kQueue - kRowScores + 1);
+    }
+  }
+
+  // The lists have all that was taken.
+  __device__ void End() { MergeFrom(1); }
+
+ private:
+  static constexpr int kQueue = kFreshScores / 4;
+  static constexpr int kGroup = 2;  // of eight columns, looked at together
+  static constexpr int kGroups = C::kColumns / 8 / kGroup;
+  static constexpr int kRowScores = 2 * kGroup;  // of a lane and a row, in a group
+
+  __device__ ScoreEntry* List(int row) const {
+    return work_.lists +
+           (static_cast<std::int64_t>(first_row_ + row) * work_.parts + part_) * work_.k;
+  }
+
+  // Merges the queues of rows into their lists, where one of them holds so many.
+  __device__ void MergeFrom(int least) {
+    __syncwarp();  // the queues are written
+    const unsigned upper = __ballot_sync(kFullMask, counts_[0] >= least);
+    const unsigned lower = __ballot_sync(kFullMask, counts_[1] >= least);
+#pragma unroll 1
+    for (int row = 0; row < kWarpRows; ++row) {
+      const int half = row / 8, lanes = row % 8 * 4;
+      if (((half == 0 ? upper : lower) >> lanes & 15) == 0) continue;
+      const int held =
+          __shfl_sync(kFullMask, half == 0 ? counts_[0] : counts_[1], lanes + lane_ % 4);
+      const bool own = lane_ / 4 == row % 8;
+      if (own && half == 0) counts_[0] = 0;
+      if (own && half == 1) counts_[1] = 0;
+      if (first_row_ + row >= rows_) continue;
+      ScoreEntry* const list = List(row);
+      ScoreEntry best[kScoreRegisters], fresh[kFreshRegisters];
+#pragma unroll
+      for (int i = 0; i < kScoreRegisters; ++i) {
+        const int at = i * kWarpSize + lane_;
+        best[i] = at < work_.k ? list[at] : kNoScore;
+      }
+#pragma unroll
+      for (int i = 0; i < kFreshRegisters; ++i) {
+        const int at = i * kWarpSize + lane_;
+        const FreshScore score = fresh_[row][at];
+        fresh[i] = at / 4 < held && score.column < columns_
+                       ? EntryOf(score.score, score.column, work_.smallest)
+                       : kNoScore;
+      }
+      SortWarp(fresh, lane_);
+      MergeIntoBest(best, fresh, lane_);
+#pragma unroll
+      for (int i = 0; i < kScoreRegisters; ++i) {
+        const int at = i * kWarpSize + lane_;
+        if (at < work_.k) list[at] = best[i];
+      }
+      const ScoreEntry limit = EntryAt(best, work_.k - 1);
+      if (own && half == 0) limits_[0] = min(limits_[0], limit);
+      if (own && half == 1) limits_[1] = min(limits_[1], limit);
+    }
+    __syncwarp();  // the queues are free
+  }
+
+  const SelectionWork& work_;
+  const int rows_, columns_;  // of c
+  const int lane_;
+  const int warp_row_;  // in the tile
+  FreshScore (*const fresh_)[kFreshScores];
+  int first_row_ = 0;  // in c
+  int part_ = 0;
+  // Of the lane's two rows, l / 4 and the row 8 further down: the k-th of the list, and what its queue
+  // holds.
+  ScoreEntry limits_[2] = {};
+  int counts_[2] = {0, 0};
+};
+
+// --- The kernels ---
+
+// A part of a row of tiles.
+struct SelectionPart {
+  int row_tile, part, begin, end;  // tiles [begin, end) of the row
+
+  __device__ SelectionPart(const SelectionWork& work, int item)
+      : row_tile(item % work.row_tiles), part(item / work.row_tiles) {
+    const auto first = [&](int p) {
+      return work.sample_tiles +
+             static_cast<int>(std::int64_t{p} * (work.column_tiles - work.sample_tiles) /
+                              work.parts);
+    };
+    begin = first(part);
+    end = first(part + 1);
+  }
+};
+
+template <class C, bool kMnB, class S>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    SelectFromProduct(const __grid_constant__ CUtensorMap a_map,
+                      const __grid_constant__ CUtensorMap b_map,
+                      const __grid_constant__ TensorWork work,
+                      const __grid_constant__ SelectionWork selection) {
+  __shared__ alignas(8) std::uint64_t barriers[2 * C::kStages];
+  const std::uint32_t shared = SharedAddress(DynamicShared<char>());
+  const std::uint32_t k_tiles = (shared + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
+  auto& memory = *reinterpret_cast<SelectionMemory<C>*>(DynamicShared<char>() + (k_tiles - shared) +
+                                                        C::kStages * C::kStageBytes);
+  TensorPipeline<C> pipeline(k_tiles, SharedAddress(barriers));
+  const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0);
+  if (threadIdx.x == C::kThreads - kWarpSize) {
+    PrefetchMap(&a_map);
+    PrefetchMap(&b_map);
+    pipeline.Init();
+  }
+  __syncthreads();  // the barriers are made
+  WaitForKernelBefore();
+  const int items = selection.row_tiles * selection.parts;
+
+  if (warpgroup == C::kConsumers) {
+    GiveRegistersBack<40>();
+    if (threadIdx.x != C::kConsumers * C::kWarpgroup) return;
+    Abreast abreast;
+    for (int item = static_cast<int>(blockIdx.x); item < items;
+         item += static_cast<int>(gridDim.x)) {
+      const SelectionPart part(selection, item);
+      for (int tile = part.begin; tile < part.end; ++tile) {
+        const Piece piece{part.row_tile * selection.column_tiles + tile, 0, work.k_tiles, true,
+                          true};
+        FetchKTiles<C, false, kMnB>(a_map, b_map, work, TensorPlace(work, piece), 0, abreast,
+                                    pipeline);
+      }
+    }
+    AllowNextKernel();
+    return;
+  }
+  TakeRegisters<232>();
+  const int thread = static_cast<int>(threadIdx.x) % C::kWarpgroup;
+  constexpr int kEach = C::kColumns / C::kWarpgroup;  // elements of the vector for a thread
+  const auto* const vector = static_cast<const S*>(selection.vector);
+  RowSelection<C, S> rows(selection, memory, work.rows, work.columns);
+  int turn = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+    const SelectionPart part(selection, item);
+    rows.Begin(part.row_tile, part.part);
+    for (int tile = part.begin; tile < part.end; ++tile, turn ^= 1) {
+      const int column = tile * C::kColumns;
+      S elements[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = column + i * C::kWarpgroup + thread;
+        elements[i] =
+            vector == nullptr || at >= work.columns ? S(-0.0f) : vector[at * selection.stride];
+      }
+      float d[C::kColumns / 2];
+      MultiplyKTiles<C, false, kMnB>(work.k_tiles, warpgroup, thread, pipeline, d);
+      // Who still reads those of the tile before has not come to this barrier, and whoever writes
+      // here has passed the one before.
+      float* const shared_vector = memory.vectors[warpgroup][turn];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        shared_vector[i * C::kWarpgroup + thread] =
+            selection.sign * static_cast<float>(elements[i]);
+      NamedBarrier(BarrierOf<C>(Meeting::kStaging, warpgroup), C::kWarpgroup);
+      rows.Take(d, column, shared_vector);
+    }
+    rows.End();
+  }
+}
+
+// The lists of a row's parts become one: a block for each row, whose warps merge every kMergeWarps-th,
+// and then the first of them theirs.
+inline constexpr int kMergeWarps = 8;
+
+template <class S>
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize)
+    MergeSelected(SelectionWork work, S* values, std::int64_t* indices) {
+  __shared__ ScoreEntry of_warps[kMergeWarps][kMostSelected];
+  AllowNextKernel();
+  WaitForKernelBefore();
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const std::int64_t row = blockIdx.x;
+  const ScoreEntry* const lists = work.lists + row * work.parts * work.k;
+  ScoreEntry best[kScoreRegisters];
+#pragma unroll
+  for (ScoreEntry& entry : best) entry = kNoScore;
+  // The sample is one more part.
+  const int parts = work.parts + (work.sample_values != nullptr ? 1 : 0);
+  for (int part = warp; part < parts; part += kMergeWarps) {
+    ScoreEntry other[kScoreRegisters];
+#pragma unroll
+    for (int i = 0; i < kScoreRegisters; ++i) {
+      const int at = i * kWarpSize + lane;
+      other[i] = at >= work.k        ? kNoScore
+                 : part < work.parts ? lists[part * work.k + at]
+                                     : SampleEntry<S>(work, row, at);
+    }
+    MergeIntoBest(best, other, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kScoreRegisters; ++i) of_warps[warp][i * kWarpSize + lane] = best[i];
+  __syncthreads();  // all warps have theirs
+  if (warp != 0) return;
+  for (int other_warp = 1; other_warp < min(kMergeWarps, parts); ++other_warp) {
+    ScoreEntry other[kScoreRegisters];
+#pragma unroll
+    for (int i = 0; i < kScoreRegisters; ++i) other[i] = of_warps[other_warp][i * kWarpSize + lane];
+    MergeIntoBest(best, other, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kScoreRegisters; ++i) {
+    const int at = i * kWarpSize + lane;
+    if (at >= work.k) continue;
+    values[row * work.k + at] = static_cast<S>(ScoreOfEntry(best[i], work.smallest));
+    indices[row * work.k + at] = static_cast<std::uint32_t>(best[i]) >> 1;
+  }
+}
+
+// Scores of the sample, [rows, columns], in place of its product: a block for each row.
+template <class S>
+__global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int columns) {
+  AllowNextKernel();
+  WaitForKernelBefore();
+  constexpr int kEach = 4;
+  S* const row = c + std::int64_t{blockIdx.x} * columns;
+  const int threads = static_cast<int>(blockDim.x);
+  for (int first = static_cast<int>(threadIdx.x); first < columns; first += kEach * threads) {
+    // All loads before the first store.
+    S sums[kEach];
+    float vectors[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int j = min(first + i * threads, columns - 1);
+      sums[i] = row[j];
+      vectors[i] =
+          work.vector == nullptr
+              ? -0.0f
+              : work.sign * static_cast<float>(static_cast<const S*>(work.vector)[j * work.stride]);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float score = ScoreOf<S>(work, static_cast<float>(sums[i]), vectors[i]);
+      if (first + i * threads < columns)
+        row[first + i * threads] = static_cast<S>(work.smallest ? score : -score);
+    }
+  }
+}
+
+// --- Launch ---
+
+// The columns of the sample: so many that of the others few pass the limit that they give, a dozen for
+// each row of a part, as far as the sample is cheap. 0: none.
+inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
+  constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
+  const std::int64_t parts = std::max<std::int64_t>(1, multiprocessors / CeilDiv(p.m, 128));
+  const std::int64_t most = std::min(p.n / 8, kMostScores / p.m) / kTile * kTile;
+  const std::int64_t wanted = CeilDiv(p.n * k / (kPasses * parts), kTile) * kTile;
+  const std::int64_t columns = std::min(most, std::max<std::int64_t>(wanted, 16 * kTile));
+  return columns < 8 * k ? 0 : columns;
+}
+
+// Parts of a row of tiles: such that waves of blocks are full, or nearly. Every part begins without a
+// limit, which costs as much as a few tiles.
+inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
+  constexpr std::int64_t kLeastTiles = 8;
+  const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);
+  const std::int64_t few = std::clamp<std::int64_t>(multiprocessors / row_tiles, 1, most);
+  std::int64_t parts = few;
+  const auto waves = [&](std::int64_t p) {
+    return static_cast<double>(CeilDiv(row_tiles * p, multiprocessors)) / static_cast<double>(p);
+  };
+  for (std::int64_t p = few + 1; p <= std::min(few + 7, most); ++p)
+    if (waves(p) < 0.95 * waves(parts)) parts = p;
+  return static_cast<int>(parts);
+}
+
+template <class T>
+TensorOperand<T> SelectionOperandA(const MatmulProblem& p) {
+  return {static_cast<const T*>(p.a), p.m, p.k, p.lda, false};
+}
+template <class T>
+TensorOperand<T> SelectionOperandB(const MatmulProblem& p) {
+  return p.transpose_b ? TensorOperand<T>{static_cast<const T*>(p.b), p.n, p.k, p.ldb, false}
+                       : TensorOperand<T>{static_cast<const T*>(p.b), p.k, p.n, p.ldb, true};
+}
+
+template <class T>
+std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& device) {
+  using C = SelectingTile<T>;
+  const MatmulProblem& p = problem.product;
+  if (std::string missing = TensorMissing(device); !missing.empty()) return missing;
+  if (problem.k > kMostSelected) return "k of at most " + std::to_string(kMostSelected);
+  if (std::string refusal = TensorRefusal(p); !refusal.empty()) return refusal;
+  if (CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns) > std::numeric_limits<std::int32_t>::max())
+    return "a smaller product";
+  const auto a = SelectionOperandA<T>(p), b = SelectionOperandB<T>(p);
+  const auto aligned = [](const TensorOperand<T>& x) {
+    return IsBoxAligned(x.data, x.rows, x.pitch * static_cast<std::int64_t>(sizeof(T)));
+  };
+  if (p.transpose_a || !aligned(a) || !aligned(b))
+    return "a with k along the rows, and operands that TMA can read";
+  // The bits of tiles that are cut along k are others.
+  bool whole = false;
+  RunBestPlan(
+      TensorProduct{p.m, p.n, p.k, FetchTime(a), FetchTime(b), device.info().multiprocessors},
+      tuning::kTiles16<T>,
+      [&](auto, const TensorPlan& plan) { whole = plan.splits == 1 && !plan.shares; });
+  return whole ? "" : "a product in whole tiles";
+}
+
+// Loads of tiles, the sample's scores, written and read twice, lists, and results.
+inline Cost SelectionCost(const ProductTopKProblem& problem) {
+  constexpr int kMultiprocessors = 132;  // of the GPUs that there are
+  const MatmulProblem& p = problem.product;
+  const std::int64_t sample = SampleColumns(p, problem.k, kMultiprocessors);
+  const auto row_tiles = CeilDiv(p.m, 128), column_tiles = CeilDiv(p.n - sample, 256);
+  const std::int64_t parts = SelectionParts(row_tiles, column_tiles, kMultiprocessors);
+  const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
+  const auto k = static_cast<std::uint64_t>(problem.k);
+  const std::uint64_t size = SizeOf(p.out_dtype);
+  Cost cost = MatmulCost(p, MatmulTileLoads(p, 128, 256));
+  cost.bytes -= m * n * size;
+  cost.bytes += 4 * m * static_cast<std::uint64_t>(sample) * size +
+                2 * m * static_cast<std::uint64_t>(parts) * k * sizeof(ScoreEntry) +
+                m * k * (size + sizeof(std::int64_t));
+  cost.flops += 4 * m * n;
+  return cost;
+}
+
+// The best of the first columns: a product in whole tiles, and TopK.
+template <class T, bool kMnB, class S>
+void LaunchSample(const ProductTopKProblem& problem, std::int64_t columns, SelectionWork& selection,
+                  CudaStream& stream) {
+  MatmulProblem p = problem.product;
+  p.n = columns;
+  auto* const scores =
+      static_cast<S*>(stream.Scratch(static_cast<std::size_t>(p.m * columns) * sizeof(S)));
+  p.c = scores;
+  RunPlan<TensorTile<T, 128, 256, 1, 4>, false, kMnB>(
+      p, SelectionOperandA<T>(p), SelectionOperandB<T>(p), {.splits = 1}, nullptr, stream, columns);
+  LaunchOverlapping(ScoreSample<S>, {static_cast<unsigned>(p.m), 256, 0}, stream, selection, scores,
+                    static_cast<int>(columns));
+  const auto best = static_cast<std::size_t>(p.m * problem.k);
+  auto* const values = stream.Scratch(best * sizeof(S));
+  auto* const indices = static_cast<std::int64_t*>(stream.Scratch(best * sizeof(std::int64_t)));
+  kTopKThreshold.launch({.dtype = p.out_dtype,
+                         .smallest = problem.smallest,
+                         .rows = p.m,
+                         .n = columns,
+                         .k = problem.k,
+                         .x = scores,
+                         .values = values,
+                         .indices = indices},
+                        stream);
+  selection.sample_values = values;
+  selection.sample_indices = indices;
+}
+
+template <class T, bool kMnB, class S>
+void LaunchSelection(const ProductTopKProblem& problem, CudaStream& stream) {
+  using C = SelectingTile<T>;
+  static_assert(C::kColumns % 64 == 0 && kSelectingBytes<C> <= 227 << 10);
+  const MatmulProblem& p = problem.product;
+  const auto map = [](const TensorOperand<T>& x, bool mn_major) {
+    return MakeTensorMap<T>(x.data, 1, x.rows, x.columns, x.pitch,
+                            mn_major ? C::kDepth : C::kGroupRows, mn_major ? 128 : C::kRowBytes);
+  };
+  const CUtensorMap a_map = map(SelectionOperandA<T>(p), false);
+  const CUtensorMap b_map = map(SelectionOperandB<T>(p), kMnB);
+  const int multiprocessors = stream.device().info().multiprocessors;
+
+  SelectionWork selection{};
+  selection.row_tiles = static_cast<int>(CeilDiv(p.m, C::kRows));
+  selection.column_tiles = static_cast<int>(CeilDiv(p.n, C::kColumns));
+  const std::int64_t sample = SampleColumns(p, problem.k, multiprocessors);
+  selection.sample_tiles = static_cast<int>(sample / C::kColumns);
+  selection.parts = SelectionParts(
+      selection.row_tiles, selection.column_tiles - selection.sample_tiles, multiprocessors);
+  selection.k = static_cast<int>(problem.k);
+  selection.smallest = problem.smallest;
+  selection.scale = problem.score.scale;
+  selection.outer = problem.smallest ? problem.score.outer : -problem.score.outer;
+  selection.sign = problem.score.negated ? -1.0f : 1.0f;
+  selection.vector = problem.vector;
+  selection.stride = problem.stride;
+  selection.lists = static_cast<ScoreEntry*>(stream.Scratch(
+      static_cast<std::size_t>(p.m * selection.parts * problem.k) * sizeof(ScoreEntry)));
+
+  if (sample > 0) LaunchSample<T, kMnB, S>(problem, sample, selection, stream);
+
+  // Groups of one row of tiles: a tile's number is that of its place in c.
+  TensorWork work{};
+  work.rows = static_cast<int>(p.m);
+  work.columns = static_cast<int>(p.n);
+  work.row_tiles = selection.row_tiles;
+  work.tiles = Divisor(selection.row_tiles * selection.column_tiles);
+  work.group_tiles = Divisor(selection.column_tiles);
+  work.group_rows = work.last_rows = Divisor(1);
+  work.k_tiles = static_cast<int>(CeilDiv(p.k, C::kDepth));
+
+  const auto kernel = SelectFromProduct<C, kMnB, S>;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kSelectingBytes<C>));
+  const auto blocks =
+      static_cast<unsigned>(std::min(multiprocessors, selection.row_tiles * selection.parts));
+  LaunchOverlapping(kernel, {blocks, C::kThreads, kSelectingBytes<C>}, stream, a_map, b_map, work,
+                    selection);
+  LaunchOverlapping(MergeSelected<S>, {static_cast<unsigned>(p.m), kMergeWarps * kWarpSize, 0},
+                    stream, selection, static_cast<S*>(problem.values), problem.indices);
+}
+
+template <class T>
+void EnqueueSelection(const ProductTopKProblem& problem, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  const MatmulProblem& p = problem.product;
+  const auto launch = [&](auto score) {
+    using S = decltype(score);
+    if (p.transpose_b) {
+      LaunchSelection<T, false, S>(problem, stream);
+    } else {
+      LaunchSelection<T, true, S>(problem, stream);
+    }
+  };
+  if (p.out_dtype == DType::kF32) {
+    launch(float{});
+  } else {
+    launch(T{});
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+// A product of f16 that selects: product_top_k.cuh.
+#include "kernels/cuda/product_top_k/product_top_k.cuh"
+
+namespace tessera {
+
+extern constexpr ProductTopKStrategy kProductTopKTensorF16 = {
+    .name = "tensor_f16_top_k",
+    .product = "tensor_f16",
+    .refuses = SelectionRefusal<Half>,
+    .cost = SelectionCost,
+    .launch = EnqueueSelection<Half>,
+};
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+// The operands of a matrix product as its strategies take them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/strategy.h"
+
+namespace tessera {
+
+// A matrix as the strategies take it: rows or columns without gaps, any pitch.
+struct MatrixOperand {
+  View view;
+  std::int64_t pitch = 0;
+  bool transpose = false;
+  bool gather = false;
+};
+
+inline MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
+  const std::int64_t rows = view.shape[0], columns = view.shape[1];
+  const std::int64_t row_stride = view.strides[0], column_stride = view.strides[1];
+  const std::int64_t least_pitch = std::max<std::int64_t>(1, columns);
+  MatrixOperand operand{view, least_pitch, transpose, false};
+  if ((columns <= 1 || column_stride == 1) && (rows <= 1 || row_stride >= least_pitch)) {
+    if (rows > 1) operand.pitch = row_stride;
+  } else if ((rows <= 1 || row_stride == 1) &&
+             (columns <= 1 || column_stride >= std::max<std::int64_t>(1, rows))) {
+    // Columns without gaps: the transpose of what is stored.
+    operand.pitch = columns > 1 ? column_stride : std::max<std::int64_t>(1, rows);
+    operand.transpose = !transpose;
+  } else {
+    operand.gather = true;
+  }
+  return operand;
+}
+
+}  // namespace tessera

@@ -1,0 +1,521 @@
+// Products that select: which expressions and requests are some, and that they have the bits of Matmul,
+// Map and TopK, one after the other, whatever is in the operands.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <optional>
+
+#include "kernels/run/product_top_k.h"
+#include "kernels/run/stage.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+using Kind = ExpressionNode::Kind;
+using Nodes = std::vector<ExpressionNode>;
+
+ExpressionNode In(std::uint32_t operand) { return {.kind = Kind::kOperand, .operand = operand}; }
+ExpressionNode Real(double value, std::optional<DType> dtype = std::nullopt) {
+  return {.kind = Kind::kReal, .real = value, .dtype = dtype};
+}
+ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
+                  std::optional<DType> dtype = std::nullopt) {
+  return {.kind = Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
+}
+constexpr MapOp kAdd = MapOp::kAdd, kSubtract = MapOp::kSubtract, kMultiply = MapOp::kMultiply;
+
+// Of the product, operand 1, and a vector, operand 0.
+std::vector<Nodes> Scores() {
+  return {
+      {In(1)},
+      {In(1), Real(-0.3), Op(kMultiply, {0, 1})},
+      {In(1), Real(2), Op(kMultiply, {1, 0}), Real(0.7), Op(kMultiply, {2, 3})},
+      {In(0), In(1), Op(kAdd, {0, 1})},
+      {In(0), In(1), Op(kAdd, {1, 0})},
+      {In(0), In(1), Op(kSubtract, {0, 1})},
+      {In(0), In(1), Op(kSubtract, {1, 0})},
+      {In(0), Real(2), In(1), Op(kMultiply, {1, 2}), Op(kSubtract, {0, 3})},
+      {In(0), Real(0.3), In(1), Op(kMultiply, {1, 2}), Op(kSubtract, {3, 0})},
+      {In(0), Real(-2), In(1), Op(kMultiply, {2, 1}), Op(kAdd, {3, 0})},
+      {In(0), In(1), Op(kSubtract, {0, 1}), Real(-0.3), Op(kMultiply, {2, 3})},
+      {In(0), In(1), Real(1.7), Op(kMultiply, {1, 2}), Op(kSubtract, {3, 0}), Real(0.3),
+       Op(kMultiply, {5, 4})},
+  };
+}
+
+std::optional<Score> ScoreOf(const Nodes& nodes, std::vector<DType> dtypes) {
+  const auto program = CompileExpression(nodes, dtypes);
+  EXPECT_TRUE(program.ok()) << program.status();
+  return program.ok() ? FindScore(*program, 1) : std::nullopt;
+}
+
+TEST(FindScoreTest, FindsFactorsAndVector) {
+  const std::vector<Score> expected = {
+      {},
+      {.scale = -0.3f},
+      {.scale = 2, .outer = 0.7f},
+      {.vector = 0},
+      {.vector = 0},
+      {.scale = -1, .vector = 0},
+      {.vector = 0, .negated = true},
+      {.scale = -2, .vector = 0},
+      {.scale = 0.3f, .vector = 0, .negated = true},
+      {.scale = -2, .vector = 0},
+      {.scale = -1, .outer = -0.3f, .vector = 0},
+      {.scale = 1.7f, .outer = 0.3f, .vector = 0, .negated = true},
+  };
+  const std::vector<Nodes> scores = Scores();
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    SCOPED_TRACE(i);
+    const auto score = ScoreOf(scores[i], {DType::kF32, DType::kF32});
+    ASSERT_TRUE(score.has_value());
+    EXPECT_EQ(score->scale, expected[i].scale);
+    EXPECT_EQ(score->outer, expected[i].outer);
+    EXPECT_EQ(score->vector, expected[i].vector);
+    EXPECT_EQ(score->negated, expected[i].negated);
+    for (DType dtype : {DType::kF16, DType::kBF16})
+      EXPECT_TRUE(ScoreOf(scores[i], {dtype, dtype}).has_value()) << Name(dtype);
+  }
+}
+
+TEST(FindScoreTest, ConstantsAreRoundedToTheType) {
+  const auto score = ScoreOf(Scores()[1], {DType::kBF16, DType::kBF16});
+  ASSERT_TRUE(score.has_value());
+  EXPECT_EQ(score->scale, static_cast<float>(BFloat16(-0.3f)));
+}
+
+TEST(FindScoreTest, LeavesEverythingElse) {
+  const std::vector<Nodes> others = {
+      {In(0)},
+      {In(1), In(1), Op(kAdd, {0, 1})},
+      {In(1), In(1), Op(kMultiply, {0, 1})},
+      {In(0), In(1), Op(kMultiply, {0, 1})},
+      {In(1), Real(1), Op(kAdd, {0, 1})},
+      {In(1), Op(MapOp::kNegate, {0})},
+      {In(1), Real(1), Op(MapOp::kDivide, {0, 1})},
+      {In(0), In(1), Real(2), Op(MapOp::kFma, {1, 2, 0})},
+      {In(0), In(1), Op(kAdd, {0, 1}), In(0), Op(kAdd, {2, 3})},
+      {In(0), In(1), Op(kAdd, {0, 1}), Real(2), Op(kMultiply, {2, 3}), Real(2),
+       Op(kMultiply, {4, 5})},
+      {In(1), Real(2), Op(kMultiply, {0, 1}), Real(3), Op(kMultiply, {2, 3}), In(0),
+       Op(kAdd, {4, 5})},
+      {In(0), Real(2), Op(kMultiply, {0, 1}), In(1), Op(kAdd, {2, 3})},
+      {In(1), Op(MapOp::kCast, {0}, DType::kF64)},
+      {In(1), Op(MapOp::kSqrt, {0})},
+  };
+  for (std::size_t i = 0; i < others.size(); ++i)
+    EXPECT_FALSE(ScoreOf(others[i], {DType::kF32, DType::kF32}).has_value()) << i;
+  // One type throughout.
+  const Nodes sum = {In(0), In(1), Op(kAdd, {0, 1})};
+  using enum DType;
+  for (auto [vector, product] : {std::pair(kF32, kBF16),
+                                 {kBF16, kF32},
+                                 {kF16, kBF16},
+                                 {kF64, kF32},
+                                 {kF64, kF64},
+                                 {kI32, kI32},
+                                 {kI32, kF32}})
+    EXPECT_FALSE(ScoreOf(sum, {vector, product}).has_value()) << Name(vector) << Name(product);
+}
+
+// --- Which requests ---
+
+class Described final : public Device {
+ public:
+  explicit Described(int compute_capability = 90) {
+    info_.backend = Backend::kCuda;
+    info_.multiprocessors = 132;
+    info_.compute_capability = compute_capability;
+  }
+  const DeviceInfo& info() const override { return info_; }
+  std::uint64_t FreeBytes() const override { return 0; }
+  void* Allocate(std::size_t) override { return nullptr; }
+  std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
+  void Free(void*) noexcept override {}
+  StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
+  std::unique_ptr<Stream> MakeStream() override { return nullptr; }
+  void Probe() override {}
+
+ private:
+  DeviceInfo info_;
+};
+
+View At(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+        std::initializer_list<std::int64_t> strides) {
+  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  return view;
+}
+
+// |x|^2 - 2 q.x of m queries and n vectors of d dimensions.
+struct Search {
+  std::int64_t m = 1024, n = 1 << 20, d = 128, k = 10;
+  DType dtype = DType::kBF16, out_dtype = DType::kF32;
+  Nodes nodes = Scores()[7];
+  View operands[2];
+  ProductTopK request;
+
+  const ProductTopK& Make() {
+    request = {.a = At(nullptr, dtype, {m, d}, {d, 1}),
+               .b = At(nullptr, dtype, {n, d}, {d, 1}),
+               .transpose_b = true,
+               .out_dtype = out_dtype,
+               .expression = nodes,
+               .operands = operands,
+               .product = 1,
+               .k = k,
+               .smallest = true};
+    operands[0] = At(nullptr, out_dtype, {n}, {1});
+    operands[1] = At(nullptr, out_dtype, {m, n}, {n, 1});
+    return request;
+  }
+};
+
+#ifdef TESSERA_WITH_CUDA
+
+bool IsChosen(Search search, std::string_view product = "tensor_bf16") {
+  return ChooseProductTopK(search.Make(), product, Described()) != nullptr;
+}
+
+TEST(ChooseProductTopKTest, SearchesAreChosen) {
+  EXPECT_TRUE(IsChosen({}));
+  EXPECT_TRUE(IsChosen({.out_dtype = DType::kBF16}));
+  EXPECT_TRUE(IsChosen({.dtype = DType::kF16}, "tensor_f16"));
+  EXPECT_TRUE(IsChosen({.k = 128}));
+  EXPECT_TRUE(IsChosen({.nodes = {}}));
+  EXPECT_TRUE(IsChosen({.m = 1000, .n = 100'003, .d = 72}));
+  Search search;
+  EXPECT_EQ(ChooseProductTopK(search.Make(), "tensor_bf16", Described())->name,
+            "tensor_bf16_top_k");
+}
+
+TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
+  EXPECT_FALSE(IsChosen({}, "tensor_f16x"));
+  EXPECT_FALSE(IsChosen({}, "tensor_mma"));
+  EXPECT_FALSE(IsChosen({}, "cublas"));
+  EXPECT_FALSE(IsChosen({.dtype = DType::kF32}, "tensor_f32x3"));
+  EXPECT_FALSE(IsChosen({.k = 129}));
+  EXPECT_FALSE(IsChosen({.d = 100}));            // TMA does not read it
+  EXPECT_FALSE(IsChosen({.m = 64, .n = 1024}));  // small
+  EXPECT_TRUE(IsChosen({.m = 2048, .n = 16'384}));
+  EXPECT_FALSE(IsChosen({.m = 2048, .n = 16'384, .k = 100}));
+  EXPECT_FALSE(IsChosen({.m = 2048, .n = 16'384, .nodes = {}}));
+  EXPECT_FALSE(IsChosen({.out_dtype = DType::kBF16, .nodes = {}}));
+  EXPECT_FALSE(IsChosen({.d = 0}));
+  EXPECT_FALSE(IsChosen({.nodes = {In(1), Op(MapOp::kAbs, {0})}}));
+  Search search;
+  search.Make();
+  EXPECT_EQ(ChooseProductTopK(search.request, "tensor_bf16", Described(80)), nullptr);
+  EXPECT_EQ(ChooseProductTopK(search.request, "tensor_bf16", Described(100)), nullptr);
+  const auto chosen = [&] {
+    return ChooseProductTopK(search.request, "tensor_bf16", Described()) != nullptr;
+  };
+  search.operands[0] = At(nullptr, DType::kF32, {search.n}, {3});
+  EXPECT_TRUE(chosen());
+  search.operands[0] = At(nullptr, DType::kF32, {1}, {1});
+  EXPECT_TRUE(chosen());
+  search.operands[0] = At(nullptr, DType::kF32, {search.m, 1}, {1, 1});
+  EXPECT_FALSE(chosen());  // of each row
+  search.operands[0] = At(nullptr, DType::kF32, {search.m, search.n}, {search.n, 1});
+  EXPECT_FALSE(chosen());
+  search.operands[0] = At(nullptr, DType::kF32, {1, 1, search.n}, {1, 1, 1});
+  EXPECT_FALSE(chosen());  // stretches the product
+  search.Make();
+  search.request.a.data = reinterpret_cast<const void*>(8);  // NOLINT(performance-no-int-to-ptr)
+  EXPECT_FALSE(chosen());
+  search.Make();
+  search.request.a = At(nullptr, DType::kBF16, {search.m, search.d}, {1, search.m});
+  EXPECT_FALSE(chosen());
+}
+
+#endif
+
+// --- What they find ---
+
+enum class Filling { kNormal, kFew, kZeros, kRising, kFalling, kSpecial, kMostlyNan };
+constexpr std::array kFillings = {Filling::kNormal,   Filling::kFew,     Filling::kZeros,
+                                  Filling::kRising,   Filling::kFalling, Filling::kSpecial,
+                                  Filling::kMostlyNan};
+
+struct Problem {
+  DType dtype, out_dtype;
+  std::int64_t m, n, d, k;
+  bool transpose_b = true;
+  bool smallest = true;
+  std::size_t score = 7;  // of Scores()
+  Filling filling = Filling::kNormal;
+  std::uint64_t seed = 1;
+
+  std::string name() const {
+    return absl::StrCat(std::string(Name(dtype)), " to ", std::string(Name(out_dtype)), ", ", m,
+                        " x ", n, " x ", d, ", k = ", k, transpose_b ? ", b transposed" : "",
+                        smallest ? ", smallest" : "", ", score ", score, ", filling ",
+                        static_cast<int>(filling), ", seed ", seed);
+  }
+};
+
+class ProductTopKTest : public testing::Test {
+ protected:
+  Stream& stream() { return TestStream(Backend::kCuda); }
+
+  template <class T>
+  static std::vector<T> Fill(std::int64_t rows, std::int64_t columns, Filling filling,
+                             Random& random) {
+    std::vector<T> values(static_cast<std::size_t>(rows * columns));
+    const auto infinity = std::numeric_limits<double>::infinity();
+    const auto nan = std::numeric_limits<double>::quiet_NaN();
+    for (T& value : values) {
+      double x = random.Normal();
+      if (filling == Filling::kFew || filling == Filling::kRising || filling == Filling::kFalling)
+        x = static_cast<double>(random.Bits() % 3) - 1;
+      if (filling == Filling::kZeros) x = random.Bits() % 2 == 0 ? 0.0 : -0.0;
+      value = T(static_cast<float>(x));
+    }
+    // A few that make whole rows and columns special.
+    if (filling == Filling::kSpecial || filling == Filling::kMostlyNan) {
+      const std::uint64_t every = filling == Filling::kSpecial ? 50 : 2;
+      for (std::int64_t row = 0; row < rows; ++row) {
+        if (random.Bits() % every != 0) continue;
+        const double special[] = {infinity, -infinity, nan, 0};
+        values[static_cast<std::size_t>(row * columns) +
+               random.Bits() % static_cast<std::uint64_t>(columns)] =
+            T(static_cast<float>(special[filling == Filling::kMostlyNan ? 2 : random.Bits() % 4]));
+      }
+    }
+    return values;
+  }
+
+  template <class T>
+  static std::vector<T> Transposed(const std::vector<T>& values, std::int64_t rows,
+                                   std::int64_t columns, std::int64_t pitch) {
+    std::vector<T> out(static_cast<std::size_t>(columns * pitch), T(1.0f));
+    for (std::int64_t i = 0; i < rows; ++i)
+      for (std::int64_t j = 0; j < columns; ++j)
+        out[static_cast<std::size_t>(j * pitch + i)] =
+            values[static_cast<std::size_t>(i * columns + j)];
+    return out;
+  }
+
+  template <class T, class S>
+  void Compare(const Problem& p) {
+    SCOPED_TRACE(p.name());
+    Random random(p.seed);
+    const std::int64_t pitch = (p.n + 7) / 8 * 8;
+    const std::vector<T> host_a =
+        Fill<T>(p.m, p.d, p.filling == Filling::kMostlyNan ? Filling::kNormal : p.filling, random);
+    std::vector<T> host_b = Fill<T>(p.n, p.d, p.filling, random);
+    if (!p.transpose_b) host_b = Transposed(host_b, p.n, p.d, pitch);
+    std::vector<S> host_v(static_cast<std::size_t>(p.n));
+    for (std::size_t j = 0; j < host_v.size(); ++j) {
+      double x = random.Normal();
+      if (p.filling == Filling::kFew) x = static_cast<double>(random.Bits() % 3);
+      if (p.filling == Filling::kZeros) x = random.Bits() % 2 == 0 ? 0.0 : -0.0;
+      if (p.filling == Filling::kRising) x = static_cast<double>(j) * 8;
+      if (p.filling == Filling::kFalling) x = static_cast<double>(j) * -8;
+      host_v[j] = S(static_cast<float>(x));
+    }
+    const DeviceArray<T> a(stream(), host_a), b(stream(), host_b);
+    const DeviceArray<S> v(stream(), host_v);
+    const Nodes nodes = Scores()[p.score];
+    const ArrayType type{p.out_dtype, MakeShape({p.m, p.n})};
+    DeviceArray<S> scores(stream(), p.m * p.n), product(stream(), p.m * p.n);
+    View operands[] = {At(v.data(), p.out_dtype, {p.n}, {1}), WholeView(type, product.data())};
+    const ProductTopK request{.a = At(a.data(), p.dtype, {p.m, p.d}, {p.d, 1}),
+                              .b = p.transpose_b ? At(b.data(), p.dtype, {p.n, p.d}, {p.d, 1})
+                                                 : At(b.data(), p.dtype, {p.d, p.n}, {pitch, 1}),
+                              .transpose_b = p.transpose_b,
+                              .out_dtype = p.out_dtype,
+                              .expression = nodes,
+                              .operands = operands,
+                              .product = 1,
+                              .k = p.k,
+                              .smallest = p.smallest};
+    const std::string matmul = absl::StrCat("tensor_", std::string(Name(p.dtype)));
+    const ProductTopKStrategy* strategy = FindProductTopK(request, matmul, stream().device());
+    ASSERT_NE(strategy, nullptr);
+
+    // One after the other.
+    DeviceArray<S> values(stream(), p.m * p.k), found_values(stream(), p.m * p.k);
+    DeviceArray<std::int64_t> indices(stream(), p.m * p.k), found_indices(stream(), p.m * p.k);
+    ASSERT_TRUE(RunMatmul(stream(), request.a, request.b, false, p.transpose_b, p.out_dtype,
+                          product.data(), {.strategy = matmul})
+                    .ok());
+    ASSERT_TRUE(RunMap(stream(), operands, nodes, scores.data(), {}).ok());
+    ASSERT_TRUE(RunTopK(stream(), WholeView(type, scores.data()), p.k, 1, p.smallest, values.data(),
+                        indices.data(), {.strategy = "threshold"})
+                    .ok());
+    const auto stats =
+        RunProductTopK(stream(), request, *strategy, found_values.data(), found_indices.data(), {});
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(stats->strategy, absl::StrCat(matmul, "_top_k"));
+    const auto want_indices = indices.Values(), got_indices = found_indices.Values();
+    const auto want = values.Values(), got = found_values.Values();
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const auto row = static_cast<std::int64_t>(i) / p.k, j = static_cast<std::int64_t>(i) % p.k;
+      ASSERT_EQ(got_indices[i], want_indices[i])
+          << "row " << row << " element " << j << ": " << static_cast<float>(got[i]) << ", not "
+          << static_cast<float>(want[i]);
+      ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(S)), 0)
+          << "row " << row << " element " << j << ": " << static_cast<float>(got[i]) << ", not "
+          << static_cast<float>(want[i]);
+    }
+  }
+
+  void Compare(const Problem& p) {
+    const auto with = [&](auto t) {
+      using T = decltype(t);
+      if (p.out_dtype == DType::kF32) {
+        Compare<T, float>(p);
+      } else {
+        Compare<T, T>(p);
+      }
+    };
+    if (p.dtype == DType::kBF16) {
+      with(BFloat16{});
+    } else {
+      with(Half{});
+    }
+  }
+
+  // Whether this machine has none that could be tested.
+  static bool Skips() {
+    const Device* device = TestDevice(Backend::kCuda);
+    return device == nullptr || device->info().compute_capability != 90;
+  }
+};
+
+#define NEED_HOPPER()                                                  \
+  TESSERA_NEED_DEVICE(Backend::kCuda);                                 \
+  if (Skips()) {                                                       \
+    if (GpuRequired()) FAIL() << "compute capability 9.0 is required"; \
+    GTEST_SKIP() << "compute capability 9.0 alone";                    \
+  }                                                                    \
+  static_assert(true)
+
+constexpr std::array kDTypes = {
+    std::pair(DType::kBF16, DType::kF32), std::pair(DType::kBF16, DType::kBF16),
+    std::pair(DType::kF16, DType::kF32), std::pair(DType::kF16, DType::kF16)};
+
+TEST_F(ProductTopKTest, EveryScoreInBothOrders) {
+  NEED_HOPPER();
+  for (const auto& [dtype, out_dtype] : kDTypes)
+    for (std::size_t score = 0; score < Scores().size(); ++score)
+      for (const bool smallest : {true, false})
+        Compare({dtype, out_dtype, 130, 3000, 64, 10, score % 2 == 0, smallest, score});
+}
+
+TEST_F(ProductTopKTest, ShapesAroundTilesAndLists) {
+  NEED_HOPPER();
+  for (const std::int64_t m : {1, 16, 127, 129, 300})
+    for (const std::int64_t n : {1, 7, 255, 256, 257, 2047, 5000})
+      for (const std::int64_t d : {8, 64, 200})
+        for (const std::int64_t k : {1, 31, 33, 128})
+          if (k <= n)
+            Compare({DType::kBF16, DType::kF32, m, n, d, k, (m + n + k) % 2 == 0, n % 2 == 0});
+}
+
+TEST_F(ProductTopKTest, EveryK) {
+  NEED_HOPPER();
+  for (std::int64_t k = 1; k <= 128; ++k)
+    Compare({DType::kF16, DType::kF32, 33, 4100, 16, k, true, k % 2 == 0, 7,
+             k % 3 == 0 ? Filling::kFew : Filling::kNormal});
+}
+
+TEST_F(ProductTopKTest, TiesSpecialValuesAndOrders) {
+  NEED_HOPPER();
+  for (const Filling filling : kFillings)
+    for (const auto& [dtype, out_dtype] : kDTypes)
+      for (const bool smallest : {true, false})
+        for (const std::int64_t k : {1, 100})
+          for (const std::size_t score : {0, 7, 10})
+            Compare({dtype, out_dtype, 140, 6000, 24, k, k == 1, smallest, score, filling});
+}
+
+TEST_F(ProductTopKTest, ManyParts) {
+  NEED_HOPPER();
+  for (const std::int64_t m : {40, 1024})
+    for (const std::int64_t k : {10, 100})
+      for (const Filling filling : {Filling::kNormal, Filling::kFew, Filling::kFalling})
+        Compare({DType::kBF16, DType::kF32, m, 100'003, 128, k, true, true, 7, filling});
+  Compare({DType::kBF16, DType::kBF16, 17'500, 3000, 64, 20});
+}
+
+// Integers, of which every sum is exact.
+TEST_F(ProductTopKTest, FindsTheNearest) {
+  NEED_HOPPER();
+  constexpr std::int64_t kM = 150, kN = 9001, kD = 32, kK = 50;
+  Random random(5);
+  std::vector<BFloat16> queries(kM * kD), vectors(kN * kD);
+  for (auto* all : {&queries, &vectors})
+    for (BFloat16& x : *all) x = BFloat16(static_cast<float>(random.Bits() % 9) - 4);
+  std::vector<float> norms(kN);
+  for (std::size_t j = 0; j < kN; ++j)
+    for (std::size_t i = 0; i < kD; ++i)
+      norms[j] += static_cast<float>(vectors[j * kD + i]) * static_cast<float>(vectors[j * kD + i]);
+  const DeviceArray<BFloat16> a(stream(), queries), b(stream(), vectors);
+  const DeviceArray<float> v(stream(), norms);
+  DeviceArray<float> values(stream(), kM * kK);
+  DeviceArray<std::int64_t> indices(stream(), kM * kK);
+  const View operands[] = {At(v.data(), DType::kF32, {kN}, {1}),
+                           At(nullptr, DType::kF32, {kM, kN}, {kN, 1})};
+  const Nodes nodes = Scores()[7];
+  const ProductTopK request{.a = At(a.data(), DType::kBF16, {kM, kD}, {kD, 1}),
+                            .b = At(b.data(), DType::kBF16, {kN, kD}, {kD, 1}),
+                            .transpose_b = true,
+                            .expression = nodes,
+                            .operands = operands,
+                            .product = 1,
+                            .k = kK,
+                            .smallest = true};
+  const auto* strategy = FindProductTopK(request, "tensor_bf16", stream().device());
+  ASSERT_NE(strategy, nullptr);
+  const auto stats =
+      RunProductTopK(stream(), request, *strategy, values.data(), indices.data(), {.timing = true});
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_GT(stats->kernel_us, 0);
+  const auto found = values.Values();
+  const auto places = indices.Values();
+  for (std::size_t row = 0; row < kM; ++row) {
+    std::vector<float> scores = norms;
+    for (std::size_t j = 0; j < kN; ++j)
+      for (std::size_t i = 0; i < kD; ++i)
+        scores[j] -=
+            2 * static_cast<float>(queries[row * kD + i]) * static_cast<float>(vectors[j * kD + i]);
+    std::vector<std::int64_t> order(kN);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](std::int64_t x, std::int64_t y) {
+      return scores[static_cast<std::size_t>(x)] < scores[static_cast<std::size_t>(y)];
+    });
+    for (std::size_t j = 0; j < kK; ++j) {
+      ASSERT_EQ(places[row * kK + j], order[j]) << row << " " << j;
+      ASSERT_EQ(found[row * kK + j], scores[static_cast<std::size_t>(order[j])]);
+    }
+  }
+}
+
+TEST_F(ProductTopKTest, RandomProblems) {
+  NEED_HOPPER();
+  Random random(20261128);
+  const auto up_to = [&](std::int64_t most) {
+    // Small ones as often as large ones.
+    const double exponent = random.Uniform() * std::log2(static_cast<double>(most));
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::exp2(exponent)), 1, most);
+  };
+  for (int i = 0; i < 250; ++i) {
+    const auto& [dtype, out_dtype] = kDTypes[random.Bits() % kDTypes.size()];
+    Problem p{dtype, out_dtype, up_to(700), up_to(20'000), 8 * up_to(40), 1};
+    p.k = std::min(p.n, up_to(128));
+    p.transpose_b = random.Bits() % 2 == 0;
+    p.smallest = random.Bits() % 2 == 0;
+    p.score = random.Bits() % Scores().size();
+    p.filling = kFillings[random.Bits() % kFillings.size()];
+    p.seed = random.Bits();
+    Compare(p);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
