@@ -100,6 +100,22 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
   EXPECT_EQ(compiled::Launches() - before, rounds);
 }
 
+// What would take the compiler minutes is not compiled.
+TEST_F(CompiledTest, LongTextsAreLeftToOthers) {
+  CompileBeforeUse(true);
+  Stream& stream = TestStream(Backend::kCuda);
+  Random random(7);
+  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kU8, 300, random));
+  const View x = WholeView({DType::kU8, MakeShape({300})}, array.data());
+  Nodes nodes = {In(0), Op(MapOp::kCast, {0}, DType::kF64), Real(3)};
+  while (nodes.size() + 1 < kMostNodes)
+    nodes.push_back(Op(MapOp::kFloorDivide, {static_cast<std::uint32_t>(nodes.size() - 1), 1}));
+  nodes.push_back(Op(MapOp::kLess, {static_cast<std::uint32_t>(nodes.size() - 1), 2}));
+  const std::int64_t before = compiled::Launches();
+  EXPECT_EQ(Run(stream, "compiled", {x}, nodes), Run(stream, "fused", {x}, nodes));
+  EXPECT_EQ(compiled::Launches(), before);
+}
+
 // Axes that would have to be walked one by one are left to another strategy.
 TEST_F(CompiledTest, TransposedOperandsAreLeftToOthers) {
   CompileBeforeUse(true);
@@ -194,6 +210,19 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  // However slow the compiler is.
+  const Expression& e = expressions[0];
+  Stream& stream = TestStream(Backend::kCuda);
+  std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
+  std::vector<View> views;
+  for (DType dtype : e.dtypes) {
+    arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(
+        stream, AnyElements(dtype, rows * columns, seeds)));
+    views.push_back(WholeView({dtype, MakeShape({rows, columns})}, arrays.back()->data()));
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (compiled::Launches() == before && std::chrono::steady_clock::now() < end)
+    Run(stream, "compiled", views, e.nodes);
   EXPECT_GT(compiled::Launches(), before);
 }
 

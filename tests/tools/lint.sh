@@ -56,8 +56,8 @@ lint() {
   find_buf
   step buf-lint "Protocol (buf lint)" "$buf" lint proto
   configure release
-  step lint-proto "Generate the protocol's code" \
-    cmake --build build/release -j "$jobs" --target tessera_proto
+  step lint-generated "Generate code" \
+    cmake --build build/release -j "$jobs" --target tessera_generated
   mkdir -p build/release/tidy
   /usr/bin/python3 -c 'import json, os, sys
 flags = {e["file"]: e["command"].split()[1:] for e in json.load(open(sys.argv[1]))}

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,13 +23,19 @@ namespace tessera::compiled {
 namespace {
 
 // Kernels of a process at most, so that whoever asks for ever new expressions does not fill its
-// memory: each takes some ten KiB of the host and of each device. There is none for what comes later.
+// memory. There is none for what comes later.
 constexpr std::size_t kMostKernels = 1024;
+// The longest text that is compiled, in bytes: 57 divisions of f64 by 16 elements would take the compiler
+// two minutes and 5 GB. Up to here it takes about a second, and a kernel some hundred KiB of the host
+// and of each device at most, where most take ten.
+constexpr std::size_t kMostText = std::size_t{256} << 10;
 // Plans that have come once, of which so many are remembered.
 constexpr std::size_t kMostSeen = 4096;
 
-// The machine code of the text, for the current device; none if the driver cannot compile.
+// The machine code of the text, for the current device; none if it is too long, or the driver cannot
+// compile.
 std::optional<std::string> Compile(const std::string& text) {
+  if (text.size() > kMostText) return std::nullopt;
   try {
     const auto create = DriverFunction<decltype(&cuLinkCreate)>("cuLinkCreate", 6050);
     const auto add = DriverFunction<decltype(&cuLinkAddData)>("cuLinkAddData", 6050);
@@ -102,7 +109,8 @@ class Kernels {
     before_use_ = on;
   }
 
-  // Null while there is none, and where there can be none. It lives as long as the process.
+  // Null while there is none, and where there can be none. It lives as long as the process. Throws where
+  // there is no memory, or no thread to be had.
   Kernel* Find(const KernelPlan& plan, const CudaDevice& device) {
     std::string key = KeyOf(plan);
     key.push_back(static_cast<char>(device.info().compute_capability));
@@ -148,7 +156,10 @@ class Kernels {
       lock.unlock();
       job.plan.program = &job.program;
       std::unique_ptr<Kernel> made;
-      if (cudaSetDevice(job.device) == cudaSuccess) made = Make(job.plan);
+      try {
+        if (cudaSetDevice(job.device) == cudaSuccess) made = Make(job.plan);
+      } catch (const std::exception&) {  // no memory: there is no such kernel
+      }
       lock.lock();
       kernels_[job.key] = std::move(made);
     }
@@ -171,14 +182,23 @@ std::atomic<std::int64_t> launches{0};
 
 bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
             std::uint32_t threads, CudaStream& stream) {
-  Kernel* kernel = Kernels::All().Find(plan, stream.device());
+  Kernel* kernel = nullptr;
+  try {
+    kernel = Kernels::All().Find(plan, stream.device());
+  } catch (const std::exception&) {
+    return false;
+  }
   if (kernel == nullptr) return false;
   const cudaStream_t handle = stream.handle();
   const cudaKernel_t function = kernel->Load();
   if (function == nullptr) return false;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters,
-                              0, handle));
+  // Its code may find no room on the device. Whatever else is wrong, the strategy in its place says so.
+  if (cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters, 0,
+                       handle) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return false;
+  }
   launches.fetch_add(1, std::memory_order_relaxed);
   return true;
 }

@@ -1,8 +1,8 @@
 // Map by a kernel of the expression's own, compiled while the server runs: what one would write by hand
 // for it. Its text is put together from the code of its operations (compile/kernel_text.h), and the
-// driver makes machine code of it. That takes a core 30 to 240 ms, so a thread of its own does it, for
-// expressions that come twice; until it is done, and wherever it cannot be, `vectorized` or `fused` does
-// the work, with the same bits.
+// driver makes machine code of it. That takes a core 30 to 240 ms for most, so a thread of its own does it,
+// for expressions that come twice; until it is done, and wherever it cannot be, `vectorized` or `fused`
+// does the work, with the same bits, but for which NaN a NaN is.
 //
 // A kernel serves all expressions of the same operations and types whose operands lie alike; the values
 // of their constants are arguments.
