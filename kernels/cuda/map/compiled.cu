@@ -35,6 +35,8 @@ using compiled::Quotient;
 constexpr std::uint32_t kBlock = 256;
 // Bytes of a thread's group of the array with the largest elements.
 constexpr std::size_t kGroupBytes = 16;
+// Bytes that an element counts for at least where its values take 64 bits: they are what takes room then.
+constexpr std::size_t kLeastBytes = 4;
 
 bool IsAligned(const void* data, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
@@ -65,7 +67,7 @@ std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments:
 bool MakePlan(const MapProblem& p, KernelPlan* plan, Arguments* arguments) {
   const MapProgram& program = *p.program;
   plan->program = &program;
-  std::size_t size = SizeOf(p.dtype);
+  std::size_t size = std::max(SizeOf(p.dtype), program.wide ? kLeastBytes : 1);
   for (const Instruction& in : program)
     if (in.kind == Instruction::Kind::kLoad) size = std::max(size, SizeOf(in.dtype));
   plan->width = static_cast<int>(kGroupBytes / size);
