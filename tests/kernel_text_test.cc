@@ -35,7 +35,7 @@ TEST(KernelText, IsWhatTheAssemblerTakes) {
       size = std::max(size, SizeOf(in.dtype));
       plan.lies[in.a] = static_cast<Lies>(1 + Below(random, 6));
     }
-    plan.width = static_cast<int>(16 / size);
+    plan.width = std::max(2, static_cast<int>(16 / size) >> Below(random, 3));
     const std::string text = KernelText(plan);
     ASSERT_TRUE(Assembles(text)) << text;
   }
