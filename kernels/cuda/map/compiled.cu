@@ -34,13 +34,11 @@ using compiled::Quotient;
 
 constexpr std::uint32_t kBlock = 256;
 // Bytes of a thread's group of the array with the largest elements.
-constexpr std::size_t kGroupBytes = 16;
+constexpr std::int64_t kGroupBytes = 16;
 // Bytes that an element counts for at least where its values take 64 bits: they are what takes room then.
-constexpr std::size_t kLeastBytes = 4;
+constexpr std::int64_t kLeastBytes = 4;
 
-bool IsAligned(const void* data, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
-}
+std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }
 
 Quotient MakeQuotient(std::int64_t by) {
   const chained::Divisor divisor(static_cast<std::uint32_t>(by));
@@ -54,7 +52,7 @@ std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments:
   if (!chained::FindPeriod(view, &inner, &period)) return std::nullopt;
   operand->data = view.data;
   if (period == 1) return Lies::kOne;
-  const bool aligned = IsAligned(view.data, static_cast<std::size_t>(width) * SizeOf(view.dtype));
+  const bool aligned = chained::IsAligned(view.data, width * Bytes(view.dtype));
   if (inner == 1 && period == n) return aligned ? Lies::kWhole : Lies::kUnaligned;
   if (n > INT32_MAX) return std::nullopt;
   operand->inner = MakeQuotient(inner);
@@ -67,11 +65,11 @@ std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments:
 bool MakePlan(const MapProblem& p, KernelPlan* plan, Arguments* arguments) {
   const MapProgram& program = *p.program;
   plan->program = &program;
-  std::size_t size = std::max(SizeOf(p.dtype), program.wide ? kLeastBytes : 1);
+  std::int64_t size = std::max<std::int64_t>(Bytes(p.dtype), program.wide ? kLeastBytes : 1);
   for (const Instruction& in : program)
-    if (in.kind == Instruction::Kind::kLoad) size = std::max(size, SizeOf(in.dtype));
+    if (in.kind == Instruction::Kind::kLoad) size = std::max(size, Bytes(in.dtype));
   plan->width = static_cast<int>(kGroupBytes / size);
-  plan->aligned = IsAligned(p.out, static_cast<std::size_t>(plan->width) * SizeOf(p.dtype));
+  plan->aligned = chained::IsAligned(p.out, plan->width * Bytes(p.dtype));
   arguments->n = p.n;
   arguments->out = p.out;
   for (const Instruction& in : program) {
