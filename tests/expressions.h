@@ -16,8 +16,8 @@ using Nodes = std::vector<ExpressionNode>;
 inline ExpressionNode In(std::uint32_t operand) {
   return {.kind = ExpressionNode::Kind::kOperand, .operand = operand};
 }
-inline ExpressionNode Real(double value) {
-  return {.kind = ExpressionNode::Kind::kReal, .real = value};
+inline ExpressionNode Real(double value, std::optional<DType> dtype = std::nullopt) {
+  return {.kind = ExpressionNode::Kind::kReal, .real = value, .dtype = dtype};
 }
 inline ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
                          std::optional<DType> dtype = std::nullopt) {

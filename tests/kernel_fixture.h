@@ -298,6 +298,13 @@ inline Shape MakeShape(std::initializer_list<std::int64_t> dims) {
   return shape;
 }
 
+inline View StridedView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                        std::initializer_list<std::int64_t> strides) {
+  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  return view;
+}
+
 template <class T>
 View VectorView(const T* data, std::int64_t n) {
   return WholeView({DTypeOf<T>(), MakeShape({n})}, data);

@@ -5,21 +5,14 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/expression.h"
 #include "kernels/matmul.h"
 #include "kernels/run/fold_map_axes.h"
+#include "tests/expressions.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-using Kind = ExpressionNode::Kind;
-
-ExpressionNode In(std::uint32_t operand) { return {.kind = Kind::kOperand, .operand = operand}; }
-ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
-                  std::optional<DType> dtype = std::nullopt) {
-  return {.kind = Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
-}
 // (a - b) * a
 const std::vector<ExpressionNode>& Weighted() {
   static const auto& nodes = *new std::vector<ExpressionNode>{
@@ -31,13 +24,6 @@ const std::vector<ExpressionNode>& Greater() {
   static const auto& nodes =
       *new std::vector<ExpressionNode>{In(0), In(1), Op(MapOp::kGreater, {0, 1})};
   return nodes;
-}
-
-View At(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-        std::initializer_list<std::int64_t> strides) {
-  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
-  std::copy(strides.begin(), strides.end(), view.strides.begin());
-  return view;
 }
 
 // Of the expression, as an array of its own.
@@ -125,17 +111,17 @@ TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
     const std::int64_t rows = WatchedClosely() ? 7 : 701, columns = 53;
     const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3);
     const DeviceArray<T> b(stream(), NormalVector<T>(rows + columns, 2), 1);
-    const View row = At(b.data(), kDType, {columns}, {1}),
-               column = At(b.data(), kDType, {rows, 1}, {1, 1});
-    Compare(At(a.data(), kDType, {rows, columns}, {columns, 1}), row, Weighted());
+    const View row = StridedView(b.data(), kDType, {columns}, {1}),
+               column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
+    Compare(StridedView(a.data(), kDType, {rows, columns}, {columns, 1}), row, Weighted());
     // Transposed, backwards, and stretched along both axes.
-    Compare(At(a.data(), kDType, {columns, rows}, {1, columns}),
-            At(b.data(), kDType, {columns, 1}, {1, 1}), Weighted());
-    Compare(At(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}), column,
-            Weighted());
+    Compare(StridedView(a.data(), kDType, {columns, rows}, {1, columns}),
+            StridedView(b.data(), kDType, {columns, 1}, {1, 1}), Weighted());
+    Compare(StridedView(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}),
+            column, Weighted());
     Compare(row, column, Weighted());
-    Compare(At(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
-            At(b.data(), kDType, {3, 1, 1}, {7, 1, 1}), Weighted());
+    Compare(StridedView(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
+            StridedView(b.data(), kDType, {3, 1, 1}, {7, 1, 1}), Weighted());
   });
 }
 
@@ -154,17 +140,17 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
     // Any byte but 0 is true.
     for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.Bits() % 3 * 100);
     const DeviceArray<std::uint8_t> mask(stream(), bytes);
-    const View whole = At(a.data(), kDType, {rows, columns}, {columns, 1});
-    const View row = At(b.data(), kDType, {columns}, {1});
-    const View column = At(b.data(), kDType, {rows, 1}, {1, 1});
-    for (const View& with : {At(b.data(), kDType, {rows, columns}, {columns, 1}), row, column,
-                             At(b.data(), kDType, {1}, {1})}) {
+    const View whole = StridedView(a.data(), kDType, {rows, columns}, {columns, 1});
+    const View row = StridedView(b.data(), kDType, {columns}, {1});
+    const View column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
+    for (const View& with : {StridedView(b.data(), kDType, {rows, columns}, {columns, 1}), row,
+                             column, StridedView(b.data(), kDType, {1}, {1})}) {
       Compare(whole, with, Weighted());
       Compare(with, whole, Weighted());
     }
     // The middle axis of three, and the outermost alone of what is stretched.
-    Compare(At(a.data(), kDType, {3, rows / 3, columns}, {rows / 3 * columns, columns, 1}),
-            At(b.data(), kDType, {rows / 3, 1}, {1, 1}), Weighted());
+    Compare(StridedView(a.data(), kDType, {3, rows / 3, columns}, {rows / 3 * columns, columns, 1}),
+            StridedView(b.data(), kDType, {rows / 3, 1}, {1, 1}), Weighted());
     Compare(row, column, Weighted());
     // where(mask, a, mask); x = a b, then (x a) b + x.
     const std::vector<ExpressionNode> masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}),
@@ -175,23 +161,24 @@ TEST_P(ReduceStageTest, HasTheBitsOfChains) {
                                                Op(MapOp::kMultiply, {2, 0}),
                                                Op(MapOp::kMultiply, {3, 1}),
                                                Op(MapOp::kAdd, {4, 2})};
-    for (const View& with : {At(mask.data(), DType::kBool, {rows, columns}, {columns, 1}),
-                             At(mask.data(), DType::kBool, {columns}, {1}),
-                             At(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
+    for (const View& with : {StridedView(mask.data(), DType::kBool, {rows, columns}, {columns, 1}),
+                             StridedView(mask.data(), DType::kBool, {columns}, {1}),
+                             StridedView(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
       Compare(whole, with, masked);
     Compare(whole, row, waits);
     // Elements of 16 bits beside those of f32, and what is rounded to 16 bits in the end.
     if constexpr (kDType == DType::kF32) {
       const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
-      Compare(whole, At(narrow.data(), DType::kBF16, {columns}, {1}), Weighted());
-      Compare(whole, At(narrow.data(), DType::kBF16, {rows, 1}, {1, 1}), Weighted());
-      Compare(At(narrow.data(), DType::kBF16, {rows, columns}, {columns, 1}), whole, Weighted());
+      Compare(whole, StridedView(narrow.data(), DType::kBF16, {columns}, {1}), Weighted());
+      Compare(whole, StridedView(narrow.data(), DType::kBF16, {rows, 1}, {1, 1}), Weighted());
+      Compare(StridedView(narrow.data(), DType::kBF16, {rows, columns}, {columns, 1}), whole,
+              Weighted());
     }
     if constexpr (kDType == DType::kBF16) {
       const DeviceArray<float> wide(stream(), NormalVector<float>(rows * columns, 4));
       std::vector<ExpressionNode> rounded = Weighted();
       rounded.push_back(Op(MapOp::kCast, {3}, DType::kBF16));
-      Compare(At(wide.data(), DType::kF32, {rows, columns}, {columns, 1}), row, rounded);
+      Compare(StridedView(wide.data(), DType::kF32, {rows, columns}, {columns, 1}), row, rounded);
     }
   });
 }
@@ -209,10 +196,10 @@ TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
     using T = decltype(t);
     const std::int64_t rows = 40, columns = 64;
     const DeviceArray<T> a(**stream, NormalVector<T>(rows * columns, 1));
-    const View x = At(a.data(), GetParam().dtype, {rows, columns}, {columns, 1});
-    for (const View& with : {x, At(a.data(), GetParam().dtype, {columns}, {1}),
-                             At(a.data(), GetParam().dtype, {rows, 1}, {1, 1}),
-                             At(a.data(), GetParam().dtype, {1}, {1})}) {
+    const View x = StridedView(a.data(), GetParam().dtype, {rows, columns}, {columns, 1});
+    for (const View& with : {x, StridedView(a.data(), GetParam().dtype, {columns}, {1}),
+                             StridedView(a.data(), GetParam().dtype, {rows, 1}, {1, 1}),
+                             StridedView(a.data(), GetParam().dtype, {1}, {1})}) {
       const MapStage stage{Weighted(), {&with, 1}};
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1, ReduceOp::kNormL2,
                           ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kMax}) {
@@ -352,18 +339,19 @@ TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
     const std::int64_t a = WatchedClosely() ? 3 : 29, b = 17, c = WatchedClosely() ? 5 : 101;
     const DeviceArray<T> x(stream(), NormalVector<T>(a * b * c, 1));
     const DeviceArray<T> y(stream(), NormalVector<T>(a * b, 2));
-    const View whole = At(x.data(), kDType, {a, b, c}, {b * c, c, 1});
-    const View mirrored = At(x.data() + c - 1, kDType, {a, b, c}, {b * c, c, -1});
-    const View column = At(y.data(), kDType, {a, b, 1}, {b, 1, 1});
+    const View whole = StridedView(x.data(), kDType, {a, b, c}, {b * c, c, 1});
+    const View mirrored = StridedView(x.data() + c - 1, kDType, {a, b, c}, {b * c, c, -1});
+    const View column = StridedView(y.data(), kDType, {a, b, 1}, {b, 1, 1});
     for (const std::vector<int>& axes :
          {std::vector<int>{2}, {1}, {0}, {0, 2}, {1, 2}, {0, 1, 2}, {-3, -2}}) {
       Compare(whole, column, axes);
-      Compare(mirrored, At(y.data(), kDType, {b, 1}, {1, 1}), axes);
+      Compare(mirrored, StridedView(y.data(), kDType, {b, 1}, {1, 1}), axes);
     }
     // What is stretched is folded as many times as it is repeated.
-    Compare(column, At(y.data(), kDType, {c}, {1}), {1});
-    Compare(At(x.data(), kDType, {0, b, c}, {0, c, 1}), At(y.data(), kDType, {b, 1}, {1, 1}), {0});
-    Compare(At(x.data(), kDType, {a, b, 0}, {b, 1, 1}), column, {2});
+    Compare(column, StridedView(y.data(), kDType, {c}, {1}), {1});
+    Compare(StridedView(x.data(), kDType, {0, b, c}, {0, c, 1}),
+            StridedView(y.data(), kDType, {b, 1}, {1, 1}), {0});
+    Compare(StridedView(x.data(), kDType, {a, b, 0}, {b, 1, 1}), column, {2});
   });
 }
 
@@ -381,7 +369,7 @@ TEST_P(ReduceAxesPieceStageTest, FoldsInPieces) {
   values[0] = values[2] = values[4] = 3e38f;
   values[1] = values[3] = 0;
   const DeviceArray<float> a(**stream, values), one(**stream, std::vector<float>{1});
-  const View x = At(a.data(), DType::kF32, {rows, length}, {length, 1});
+  const View x = StridedView(a.data(), DType::kF32, {rows, length}, {length, 1});
   const View with = VectorView(one.data(), 1);
   const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
   const MapStage stage{nodes, {&with, 1}};
@@ -418,7 +406,8 @@ TEST_P(ReduceAxesPieceStageTest, FoldsColumnsOfWhatDoesNotFit) {
   const std::vector<float> factors = {2, 3, 1};
   const DeviceArray<float> a(**stream, values), b(**stream, factors);
   // Every row backwards, and a factor for each of three columns.
-  const View x = At(a.data() + row - 1, DType::kF32, {rows, kColumns, kDepth}, {row, -kDepth, -1});
+  const View x =
+      StridedView(a.data() + row - 1, DType::kF32, {rows, kColumns, kDepth}, {row, -kDepth, -1});
   const View with = VectorView(b.data(), kDepth);
   const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
   const MapStage stage{nodes, {&with, 1}};
@@ -483,7 +472,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   ASSERT_TRUE(BeginRequest(**stream).ok());
   const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
   std::vector<float> sums(static_cast<std::size_t>(kColumns));
-  const View x = At(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
+  const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
   const View with = VectorView(factor.data(), 1);
   const std::vector<ExpressionNode> nodes = {In(0), In(1), Op(MapOp::kMultiply, {0, 1})};
   const MapStage stage{nodes, {&with, 1}};
@@ -552,9 +541,10 @@ TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
              {1, 1, 1}, {33, 65, 17}, {128, 64, 32}, {0, 5, 3}, {5, 7, 0}}) {
       const DeviceArray<T> a(stream(), NormalVector<T>(m * k, 1)),
           b(stream(), NormalVector<T>(k * n, 2)), bias(stream(), NormalVector<T>(n + m * n, 3));
-      const View left = At(a.data(), kDType, {m, k}, {k, 1}),
-                 right = At(b.data(), kDType, {k, n}, {n, 1});
-      const View with[] = {VectorView(bias.data(), n), At(bias.data() + n, kDType, {m, n}, {n, 1})};
+      const View left = StridedView(a.data(), kDType, {m, k}, {k, 1}),
+                 right = StridedView(b.data(), kDType, {k, n}, {n, 1});
+      const View with[] = {VectorView(bias.data(), n),
+                           StridedView(bias.data() + n, kDType, {m, n}, {n, 1})};
       // where(c + bias > residual, c, 0) as F16, and whether it is.
       const std::vector<ExpressionNode> all = {In(0),
                                                In(1),
@@ -715,7 +705,7 @@ TEST_P(StageTest, ComputesWithIntegersOfAByte) {
     EXPECT_EQ(reduce(ReduceOp::kMin).integer, -128);
     EXPECT_EQ(reduce(ReduceOp::kMax).integer, 127);
     EXPECT_EQ(reduce(ReduceOp::kArgMax).index, std::max_element(b.begin(), b.end()) - b.begin());
-    const View square = At(da.data(), DType::kU8, {64, 64}, {64, 1});
+    const View square = StridedView(da.data(), DType::kU8, {64, 64}, {64, 1});
     const auto type = ReduceAxesType(square, ReduceOp::kMax, {1}, false);
     ASSERT_TRUE(type.ok()) << type.status();
     ASSERT_EQ(type->dtype, DType::kI32);
@@ -762,7 +752,7 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
   ASSERT_TRUE(RunCopy(stream(), VectorView(x.data(), 8), DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), truth);
   // Backwards, so that it is gathered before.
-  const View backwards = At(x.data() + 7, DType::kF32, {8}, {-1});
+  const View backwards = StridedView(x.data() + 7, DType::kF32, {8}, {-1});
   ASSERT_TRUE(RunCopy(stream(), backwards, DType::kBool, out.data()).ok());
   EXPECT_EQ(out.Values(), std::vector<std::uint8_t>(truth.rbegin(), truth.rend()));
   for (DType dtype : kAllDTypes) {
@@ -776,7 +766,7 @@ TEST_P(StageTest, CopiesConvertTruthValues) {
     });
   }
   DeviceArray<std::uint8_t> turned(stream(), 8);
-  const View columns = At(out.data(), DType::kBool, {4, 2}, {1, 4});
+  const View columns = StridedView(out.data(), DType::kBool, {4, 2}, {1, 4});
   ASSERT_TRUE(RunCopy(stream(), columns, DType::kBool, turned.data()).ok());
   const std::vector<std::uint8_t> flat = out.Values(), two = turned.Values();
   for (std::size_t i = 0; i < 4; ++i)

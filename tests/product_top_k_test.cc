@@ -8,22 +8,13 @@
 
 #include "kernels/run/product_top_k.h"
 #include "kernels/run/stage.h"
+#include "tests/described_device.h"
+#include "tests/expressions.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
 namespace {
 
-using Kind = ExpressionNode::Kind;
-using Nodes = std::vector<ExpressionNode>;
-
-ExpressionNode In(std::uint32_t operand) { return {.kind = Kind::kOperand, .operand = operand}; }
-ExpressionNode Real(double value, std::optional<DType> dtype = std::nullopt) {
-  return {.kind = Kind::kReal, .real = value, .dtype = dtype};
-}
-ExpressionNode Op(MapOp op, std::vector<std::uint32_t> args,
-                  std::optional<DType> dtype = std::nullopt) {
-  return {.kind = Kind::kOperation, .op = op, .args = std::move(args), .dtype = dtype};
-}
 constexpr MapOp kAdd = MapOp::kAdd, kSubtract = MapOp::kSubtract, kMultiply = MapOp::kMultiply;
 
 // Of the product, operand 1, and a vector, operand 0.
@@ -122,33 +113,6 @@ TEST(FindScoreTest, LeavesEverythingElse) {
 
 // --- Which requests ---
 
-class Described final : public Device {
- public:
-  explicit Described(int compute_capability = 90) {
-    info_.backend = Backend::kCuda;
-    info_.multiprocessors = 132;
-    info_.compute_capability = compute_capability;
-  }
-  const DeviceInfo& info() const override { return info_; }
-  std::uint64_t FreeBytes() const override { return 0; }
-  void* Allocate(std::size_t) override { return nullptr; }
-  std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
-  void Free(void*) noexcept override {}
-  StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
-  std::unique_ptr<Stream> MakeStream() override { return nullptr; }
-  void Probe() override {}
-
- private:
-  DeviceInfo info_;
-};
-
-View At(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-        std::initializer_list<std::int64_t> strides) {
-  View view{.data = data, .dtype = dtype, .shape = MakeShape(shape), .strides = {}};
-  std::copy(strides.begin(), strides.end(), view.strides.begin());
-  return view;
-}
-
 // |x|^2 - 2 q.x of m queries and n vectors of d dimensions.
 struct Search {
   std::int64_t m = 1024, n = 1 << 20, d = 128, k = 10;
@@ -158,8 +122,8 @@ struct Search {
   ProductTopK request;
 
   const ProductTopK& Make() {
-    request = {.a = At(nullptr, dtype, {m, d}, {d, 1}),
-               .b = At(nullptr, dtype, {n, d}, {d, 1}),
+    request = {.a = StridedView(nullptr, dtype, {m, d}, {d, 1}),
+               .b = StridedView(nullptr, dtype, {n, d}, {d, 1}),
                .transpose_b = true,
                .out_dtype = out_dtype,
                .expression = nodes,
@@ -167,8 +131,8 @@ struct Search {
                .product = 1,
                .k = k,
                .smallest = true};
-    operands[0] = At(nullptr, out_dtype, {n}, {1});
-    operands[1] = At(nullptr, out_dtype, {m, n}, {n, 1});
+    operands[0] = StridedView(nullptr, out_dtype, {n}, {1});
+    operands[1] = StridedView(nullptr, out_dtype, {m, n}, {n, 1});
     return request;
   }
 };
@@ -176,7 +140,7 @@ struct Search {
 #ifdef TESSERA_WITH_CUDA
 
 bool IsChosen(Search search, std::string_view product = "tensor_bf16") {
-  return ChooseProductTopK(search.Make(), product, Described()) != nullptr;
+  return ChooseProductTopK(search.Make(), product, Described(Backend::kCuda)) != nullptr;
 }
 
 TEST(ChooseProductTopKTest, SearchesAreChosen) {
@@ -187,7 +151,7 @@ TEST(ChooseProductTopKTest, SearchesAreChosen) {
   EXPECT_TRUE(IsChosen({.nodes = {}}));
   EXPECT_TRUE(IsChosen({.m = 1000, .n = 100'003, .d = 72}));
   Search search;
-  EXPECT_EQ(ChooseProductTopK(search.Make(), "tensor_bf16", Described())->name,
+  EXPECT_EQ(ChooseProductTopK(search.Make(), "tensor_bf16", Described(Backend::kCuda))->name,
             "tensor_bf16_top_k");
 }
 
@@ -207,26 +171,28 @@ TEST(ChooseProductTopKTest, WhatHasOtherBitsOrIsNoFasterIsNot) {
   EXPECT_FALSE(IsChosen({.nodes = {In(1), Op(MapOp::kAbs, {0})}}));
   Search search;
   search.Make();
-  EXPECT_EQ(ChooseProductTopK(search.request, "tensor_bf16", Described(80)), nullptr);
-  EXPECT_EQ(ChooseProductTopK(search.request, "tensor_bf16", Described(100)), nullptr);
+  EXPECT_EQ(ChooseProductTopK(search.request, "tensor_bf16", Described(Backend::kCuda, 80)),
+            nullptr);
+  EXPECT_EQ(ChooseProductTopK(search.request, "tensor_bf16", Described(Backend::kCuda, 100)),
+            nullptr);
   const auto chosen = [&] {
-    return ChooseProductTopK(search.request, "tensor_bf16", Described()) != nullptr;
+    return ChooseProductTopK(search.request, "tensor_bf16", Described(Backend::kCuda)) != nullptr;
   };
-  search.operands[0] = At(nullptr, DType::kF32, {search.n}, {3});
+  search.operands[0] = StridedView(nullptr, DType::kF32, {search.n}, {3});
   EXPECT_TRUE(chosen());
-  search.operands[0] = At(nullptr, DType::kF32, {1}, {1});
+  search.operands[0] = StridedView(nullptr, DType::kF32, {1}, {1});
   EXPECT_TRUE(chosen());
-  search.operands[0] = At(nullptr, DType::kF32, {search.m, 1}, {1, 1});
+  search.operands[0] = StridedView(nullptr, DType::kF32, {search.m, 1}, {1, 1});
   EXPECT_FALSE(chosen());  // of each row
-  search.operands[0] = At(nullptr, DType::kF32, {search.m, search.n}, {search.n, 1});
+  search.operands[0] = StridedView(nullptr, DType::kF32, {search.m, search.n}, {search.n, 1});
   EXPECT_FALSE(chosen());
-  search.operands[0] = At(nullptr, DType::kF32, {1, 1, search.n}, {1, 1, 1});
+  search.operands[0] = StridedView(nullptr, DType::kF32, {1, 1, search.n}, {1, 1, 1});
   EXPECT_FALSE(chosen());  // stretches the product
   search.Make();
   search.request.a.data = reinterpret_cast<const void*>(8);  // NOLINT(performance-no-int-to-ptr)
   EXPECT_FALSE(chosen());
   search.Make();
-  search.request.a = At(nullptr, DType::kBF16, {search.m, search.d}, {1, search.m});
+  search.request.a = StridedView(nullptr, DType::kBF16, {search.m, search.d}, {1, search.m});
   EXPECT_FALSE(chosen());
 }
 
@@ -321,10 +287,12 @@ class ProductTopKTest : public testing::Test {
     const Nodes nodes = Scores()[p.score];
     const ArrayType type{p.out_dtype, MakeShape({p.m, p.n})};
     DeviceArray<S> scores(stream(), p.m * p.n), product(stream(), p.m * p.n);
-    View operands[] = {At(v.data(), p.out_dtype, {p.n}, {1}), WholeView(type, product.data())};
-    const ProductTopK request{.a = At(a.data(), p.dtype, {p.m, p.d}, {p.d, 1}),
-                              .b = p.transpose_b ? At(b.data(), p.dtype, {p.n, p.d}, {p.d, 1})
-                                                 : At(b.data(), p.dtype, {p.d, p.n}, {pitch, 1}),
+    View operands[] = {StridedView(v.data(), p.out_dtype, {p.n}, {1}),
+                       WholeView(type, product.data())};
+    const ProductTopK request{.a = StridedView(a.data(), p.dtype, {p.m, p.d}, {p.d, 1}),
+                              .b = p.transpose_b
+                                       ? StridedView(b.data(), p.dtype, {p.n, p.d}, {p.d, 1})
+                                       : StridedView(b.data(), p.dtype, {p.d, p.n}, {pitch, 1}),
                               .transpose_b = p.transpose_b,
                               .out_dtype = p.out_dtype,
                               .expression = nodes,
@@ -458,11 +426,11 @@ TEST_F(ProductTopKTest, FindsTheNearest) {
   const DeviceArray<float> v(stream(), norms);
   DeviceArray<float> values(stream(), kM * kK);
   DeviceArray<std::int64_t> indices(stream(), kM * kK);
-  const View operands[] = {At(v.data(), DType::kF32, {kN}, {1}),
-                           At(nullptr, DType::kF32, {kM, kN}, {kN, 1})};
+  const View operands[] = {StridedView(v.data(), DType::kF32, {kN}, {1}),
+                           StridedView(nullptr, DType::kF32, {kM, kN}, {kN, 1})};
   const Nodes nodes = Scores()[7];
-  const ProductTopK request{.a = At(a.data(), DType::kBF16, {kM, kD}, {kD, 1}),
-                            .b = At(b.data(), DType::kBF16, {kN, kD}, {kD, 1}),
+  const ProductTopK request{.a = StridedView(a.data(), DType::kBF16, {kM, kD}, {kD, 1}),
+                            .b = StridedView(b.data(), DType::kBF16, {kN, kD}, {kD, 1}),
                             .transpose_b = true,
                             .expression = nodes,
                             .operands = operands,

@@ -19,6 +19,7 @@
 #include "kernels/map_cost.h"
 #include "kernels/pace.h"
 #include "kernels/tuning.h"
+#include "tests/described_device.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -223,27 +224,6 @@ TEST(TableTest, ModelsTakeEveryProblem) {
 }
 
 // --- Models in figures ---
-
-// What is known of a device that is not there.
-class Described final : public Device {
- public:
-  explicit Described(Backend backend, int compute_capability = 90, int cores = 2) {
-    info_.backend = backend;
-    info_.multiprocessors = backend == Backend::kCpu ? cores : 132;
-    info_.compute_capability = backend == Backend::kCpu ? 0 : compute_capability;
-  }
-  const DeviceInfo& info() const override { return info_; }
-  std::uint64_t FreeBytes() const override { return 0; }
-  void* Allocate(std::size_t) override { return nullptr; }
-  std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
-  void Free(void*) noexcept override {}
-  StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
-  std::unique_ptr<Stream> MakeStream() override { return nullptr; }
-  void Probe() override {}
-
- private:
-  DeviceInfo info_;
-};
 
 // Appends a line for each strategy that takes the problem: the knobs of its launch, its cost and
 // scratch memory for the first of its types, what Pace expects of that on the device, and its bound

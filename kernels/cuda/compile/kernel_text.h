@@ -59,7 +59,7 @@ inline constexpr char kKernelName[] = "tessera_map";
 // The text; it begins with the code of what the expression needs of operations.cu. Thread safe.
 std::string KernelText(const KernelPlan& plan);
 
-// What two plans have in common whose texts are the same: bytes.
+// Bytes to find a kernel by: plans with the same key have the same text.
 std::string KeyOf(const KernelPlan& plan);
 
 }  // namespace tessera::compiled

@@ -1,0 +1,32 @@
+// A device of which all is known and that cannot do anything: for what is decided by figures.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/device.h"
+
+namespace tessera::test {
+
+class Described final : public Device {
+ public:
+  explicit Described(Backend backend, int compute_capability = 90, int cores = 2) {
+    info_.backend = backend;
+    info_.multiprocessors = backend == Backend::kCpu ? cores : 132;
+    info_.compute_capability = backend == Backend::kCpu ? 0 : compute_capability;
+  }
+  const DeviceInfo& info() const override { return info_; }
+  std::uint64_t FreeBytes() const override { return 0; }
+  void* Allocate(std::size_t) override { return nullptr; }
+  std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
+  void Free(void*) noexcept override {}
+  StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
+  std::unique_ptr<Stream> MakeStream() override { return nullptr; }
+  void Probe() override {}
+
+ private:
+  DeviceInfo info_;
+};
+
+}  // namespace tessera::test
