@@ -50,7 +50,9 @@ struct ProductTopKStrategy {
   // What it asks of a problem that this one does not meet; empty: it takes it.
   std::string (*refuses)(const ProductTopKProblem&, const Device&);
   Cost (*cost)(const ProductTopKProblem&);
-  // Throws DeviceError. Takes less scratch memory than the scores would.
+  // Scratch memory that a launch takes at most: less than the scores would.
+  std::uint64_t (*scratch)(const ProductTopKProblem&, const Device&);
+  // Throws DeviceError.
   void (*launch)(const ProductTopKProblem&, Stream&);
 };
 

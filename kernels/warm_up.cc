@@ -163,6 +163,19 @@ class WarmUpRun {
     return strategy == nullptr ? absl::OkStatus() : Run(*strategy, p).status();
   }
 
+  // A sum of what an expression makes, in each type: the code for it is loaded a type at a time.
+  absl::Status SumsOfExpressions() {
+    if (cpu_) return absl::OkStatus();
+    for (DType dtype : kAllDTypes) {
+      const MapProblem map = MakeProblem<MapProblem>(small(), dtype, arena_, false);
+      const ReduceProblem p = {.dtype = dtype, .n = map.n, .map = &map};
+      const Strategy<ReduceProblem>* strategy = Choose(p, stream_.device());
+      if (strategy == nullptr || !strategy->reads_views || Run(*strategy, p).ok()) continue;
+      if (stream_.device().lost()) return Synchronize(stream_);
+    }
+    return absl::OkStatus();
+  }
+
   template <class Problem>
   absl::Status EveryStrategy() {
     for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
@@ -254,6 +267,7 @@ absl::Status WarmUp(Stream& stream, Pace& pace, bool every_row) {
     return stream.device().lost() ? status : BeginRequest(stream);
   }
   ForEachOperation([&]<class Problem>() { status.Update(run.EveryStrategy<Problem>()); });
+  status.Update(run.SumsOfExpressions());
   if (!status.ok()) return status;
   return BeginRequest(stream);
 }

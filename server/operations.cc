@@ -480,6 +480,12 @@ const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::str
   return request.ok() ? ChooseProductTopK(request->get(), matmul, device) : nullptr;
 }
 
+std::uint64_t SelectionScratch(const SelectionSteps& steps, const ProductTopKStrategy& strategy,
+                               const Device& device) {
+  const absl::StatusOr<SelectionRequest> request = SelectionRequest::Of(steps);
+  return request.ok() ? ProductTopKScratch(request->get(), strategy, device) : 0;
+}
+
 absl::StatusOr<ScalarResult> RunSelection(const SelectionSteps& steps,
                                           const ProductTopKStrategy& strategy, Stream& stream,
                                           Outputs out, const RunOptions& options) {

@@ -80,6 +80,9 @@ struct SelectionSteps {
 // of Matmul and TopK; null: none. REQUIRES: ResultTypeOf is OK for each.
 const ProductTopKStrategy* ChooseSelection(const SelectionSteps& steps, std::string_view matmul,
                                            std::string_view top_k, const Device& device);
+// Scratch memory that it takes at most.
+std::uint64_t SelectionScratch(const SelectionSteps& steps, const ProductTopKStrategy& strategy,
+                               const Device& device);
 // Runs it: the result is that of TopK.
 absl::StatusOr<ScalarResult> RunSelection(const SelectionSteps& steps,
                                           const ProductTopKStrategy& strategy, Stream& stream,

@@ -442,7 +442,11 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
         source.offset = AddTo(&layout.total, source.type.bytes());
   }
   inline_bytes_ = layout.inline_end;
-  absl::StatusOr<void*> block = Scratch(stream, layout.total);
+  const ScratchMark begin = stream.MarkScratch();
+  absl::StatusOr<void*> block = Scratch(stream, layout.total + MostScratch(layout.total, stream));
+  if (!block.ok()) return block.status();
+  stream.RewindScratch(begin);
+  block = Scratch(stream, layout.total);
   if (!block.ok()) return block.status();
   block_ = static_cast<char*>(*block);
   for (Step& step : steps_) {
@@ -456,6 +460,27 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   if (absl::Status status = SendTensors(stream, tensors); !status.ok()) return status;
   FetchBuffers(stream);
   return absl::OkStatus();
+}
+
+std::uint64_t ProgramRun::MostScratch(std::uint64_t beside, const Stream& stream) const {
+  // Blocks of scratch memory begin at multiples of kAlignment.
+  constexpr std::uint64_t kGaps = 16 * kAlignment;
+  const Budget* budget = stream.scratch_budget();
+  const std::uint64_t limit =
+      budget == nullptr ? std::numeric_limits<std::int64_t>::max() : budget->limit();
+  std::uint64_t most = 0;
+  for (const Step& step : steps_) {
+    if (!step.status.ok() || step.batched || step.IsFolded()) continue;
+    const std::uint64_t bytes = step.selection != nullptr
+                                    ? SelectionScratch(StepsOf(step, *step.matmul, *step.scores),
+                                                       *step.selection, stream.device())
+                                    : step.outcome.stats.scratch_bytes;
+    if (bytes == 0 || bytes > limit) continue;
+    std::uint64_t all = beside;
+    AddTo(&all, bytes + kGaps);
+    if (all <= limit) most = std::max(most, all - beside);
+  }
+  return most;
 }
 
 absl::Status ProgramRun::PlaceResults(Step& step, Layout& layout, Device& device) {
@@ -582,7 +607,9 @@ absl::Status ProgramRun::RunSteps(Stream& stream, PreparedOperands::Call& prepar
     if (end - i > 1) {
       if (absl::Status status = RunBatch(i, end, stream); !status.ok()) return status;
     } else {
+      const ScratchMark before = stream.MarkScratch();
       step.status = RunStep(step, stream);
+      stream.RewindScratch(before);  // the next step runs behind this one
       step.outcome.stats.prepared_bytes = prepared.EndOperation(step.status.ok());
       if (EndsProgram(step.status, stream)) return step.status;
     }

@@ -117,8 +117,12 @@ class ProgramRun {
   void Inherit(Step& step) const;
 
   // Opens the buffers of results; one block for all else, and in it inline operands and those of
-  // other devices.
+  // other devices; and room for what steps take of scratch memory as they run, one after the other. All
+  // at once: a program that others leave no room fails before it has run, and may come again.
   absl::Status TakeMemory(Stream& stream);
+  // What the step that needs most of it takes beside so many bytes. Without those steps that never find
+  // room beside them.
+  std::uint64_t MostScratch(std::uint64_t beside, const Stream& stream) const;
   // Where the step's results go.
   absl::Status PlaceResults(Step& step, Layout& layout, Device& device);
   absl::Status OpenDraft(const v1::BufferTarget& target, const ArrayType& type, Device& device,

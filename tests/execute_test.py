@@ -348,6 +348,58 @@ def test_scratch_is_limited_and_given_back(server, client):
     assert eventually(lambda: idle(client), 5)
 
 
+def absolute(a, b, **more):
+    """|a b|, which takes scratch memory for the product while it runs."""
+    node = o.compute.Expression.Node
+    nodes = [node(operand=0), node(op="MAP_OP_ABS", args=[0])]
+    return matmul(a, b, expression=o.compute.Expression(nodes=nodes), **more)
+
+
+def test_steps_take_scratch_memory_one_after_the_other(server, client):
+    """Products of 8 to 40 MiB, 160 MiB in all, beside 24 MiB of results."""
+    b = fill(client, "b", [16, 16 << 10], 0.5)
+    rows = (640, 128, 512, 256, 640, 384)
+    a = [fill(client, f"a{i}", [n, 16], -1) for i, n in enumerate(rows)]
+    steps = [absolute(x, b, result=o.into(f"product{i}")) for i, x in enumerate(a)]
+    steps += [add(b, b, result=scratch()) for _ in range(24)]
+    values(client, *steps)
+    for i, n in enumerate(rows):
+        x = o.resident(f"product{i}")
+        least, total = values(client, reduce("MIN", x), reduce("SUM", x))
+        assert (least.value.real, total.value.real) == (8, 8 * n * (16 << 10))
+    assert eventually(lambda: idle(client), 5)
+
+
+def test_programs_that_others_leave_no_room(server, client):
+    """They fail as a whole and may come again, before they have run; no step of theirs does."""
+    b = fill(client, "b", [16, 16 << 10], 0.5)
+    a = fill(client, "a", [896, 16], -1)
+    end = time.monotonic() + 3
+    done, refusals, wrong = [], [], []
+
+    def caller():
+        mine = server.client()
+        while time.monotonic() < end:
+            # 56 MiB, and 56 for the product.
+            steps = [absolute(a, b, result=scratch()), reduce("MIN", step(0))]
+            outcome = mine.attempt("Execute", steps=steps)
+            if outcome.ok and outcome.answer.results[1].reduce.value.real == 8:
+                done.append(1)
+            elif outcome.reason == "SCRATCH_EXHAUSTED" and outcome.retry_s is not None:
+                refusals.append(1)
+            else:
+                wrong.append(outcome if not outcome.ok else outcome.answer)
+        mine.close()
+
+    threads = [threading.Thread(target=caller) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done and refusals and not wrong, (len(done), len(refusals), wrong[:1])
+    assert eventually(lambda: idle(client), 5)
+
+
 def test_programs_that_take_too_long_together(server, client):
     """Each of them is short enough."""
     elements = 2**26 if o.Program.device == "cpu" else 2**34

@@ -287,6 +287,19 @@ struct WholeLaunch {
   }
 };
 
+// The scratch memory that the work takes at most by a strategy.
+template <class Problem, class Work>
+std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
+                           const Stream& stream, const Work& work) {
+  std::uint64_t bytes = 0;
+  if constexpr (requires { work.LaunchBytes(strategy); }) {
+    bytes = work.LaunchBytes(strategy);
+  } else if (strategy.scratch != nullptr) {
+    bytes = strategy.scratch(problem);
+  }
+  return SaturatingAdd(work.CopyBytes(stream, strategy), bytes);
+}
+
 // The strategy, if its scratch memory is within the limit of the stream's budget; or, for whoever
 // leaves the choice to us, another whose is. Both by the limit, not by what is free of it: the same
 // request shall have the same bits however busy the server is.
@@ -298,13 +311,7 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
   const Budget* budget = stream.scratch_budget();
   if (budget == nullptr) return strategy;
   const auto need = [&](const Strategy<Problem>& r) {
-    std::uint64_t bytes = 0;
-    if constexpr (requires { work.LaunchBytes(r); }) {
-      bytes = work.LaunchBytes(r);
-    } else if (r.scratch != nullptr) {
-      bytes = r.scratch(problem);
-    }
-    return SaturatingAdd(work.CopyBytes(stream, r), bytes);
+    return ScratchBytes(r, problem, stream, work);
   };
   const std::uint64_t needed = need(*strategy);
   if (needed <= budget->limit()) return strategy;
@@ -357,7 +364,10 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     if (!estimate.ok()) return estimate.status();
     stats.estimate_seconds = *estimate;
   }
-  if (options.check_only) return stats;
+  if (options.check_only) {
+    if (!trivial) stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
+    return stats;
+  }
   if (absl::Status status = place(problem); !status.ok()) return status;
 
   std::vector<TeamShare> shares;

@@ -98,6 +98,12 @@ const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::st
              : nullptr;
 }
 
+std::uint64_t ProductTopKScratch(const ProductTopK& request, const ProductTopKStrategy& strategy,
+                                 const Device& device) {
+  const std::optional<ProductTopKProblem> problem = ProblemOf(request);
+  return problem.has_value() ? strategy.scratch(*problem, device) : 0;
+}
+
 absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
                                      const ProductTopKStrategy& strategy, const Output& values,
                                      const Output& indices, const RunOptions& options) {

@@ -1,6 +1,7 @@
 // Matmul, an expression and TopK as one operation (kernels/product_top_k.h), for whoever has them as steps.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -30,6 +31,10 @@ const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::stri
 // The same, if it is sooner done.
 const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::string_view product,
                                              const Device& device);
+
+// Scratch memory that it takes at most.
+std::uint64_t ProductTopKScratch(const ProductTopK& request, const ProductTopKStrategy& strategy,
+                                 const Device& device);
 
 // Launches it, and waits unless the options have enqueue_only. Of the options timing counts besides.
 // Stats are those of the whole.

@@ -28,6 +28,9 @@ constexpr std::size_t kMostKernels = 1024;
 // The longest text that is compiled, in bytes. 62 floor divisions of bf16, 2 MB of text, take CUDA's
 // assembler 19 s and 0.9 GB; so much takes it less than a second.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
+// Texts that wait to be compiled, so that nobody's is behind hundreds of others. What comes when so many
+// wait may come again.
+constexpr std::size_t kMostWaiting = 32;
 // Plans that have come once, of which so many are remembered.
 constexpr std::size_t kMostSeen = 4096;
 
@@ -123,7 +126,7 @@ class Kernels {
       return kernels_.try_emplace(std::move(key), std::move(made)).first->second.get();
     }
     if (seen_.size() >= kMostSeen) seen_.clear();
-    if (seen_.insert(key).second) return nullptr;
+    if (seen_.insert(key).second || jobs_.size() >= kMostWaiting) return nullptr;
     seen_.erase(key);
     kernels_.try_emplace(key);
     jobs_.push_back({std::move(key), plan, *plan.program, device.ordinal()});

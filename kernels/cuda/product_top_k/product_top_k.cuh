@@ -550,6 +550,23 @@ inline Cost SelectionCost(const ProductTopKProblem& problem) {
   return cost;
 }
 
+// Lists, and what LaunchSample takes.
+inline std::uint64_t SelectionScratch(const ProductTopKProblem& problem, const Device& device) {
+  const MatmulProblem& p = problem.product;
+  const int multiprocessors = device.info().multiprocessors;
+  const std::int64_t sample = SampleColumns(p, problem.k, multiprocessors);
+  const std::int64_t parts =
+      SelectionParts(CeilDiv(p.m, 128), CeilDiv(p.n - sample, 256), multiprocessors);
+  const auto m = static_cast<std::uint64_t>(p.m), k = static_cast<std::uint64_t>(problem.k);
+  const std::uint64_t size = SizeOf(p.out_dtype);
+  const std::uint64_t lists = m * static_cast<std::uint64_t>(parts) * k * sizeof(ScoreEntry);
+  if (sample == 0) return lists;
+  const TopKProblem top_k = {.dtype = p.out_dtype, .rows = p.m, .n = sample, .k = problem.k};
+  return lists + m * static_cast<std::uint64_t>(sample) * size +
+         m * k * (size + sizeof(std::int64_t)) +
+         (kTopKThreshold.scratch == nullptr ? 0 : kTopKThreshold.scratch(top_k));
+}
+
 // The best of the first columns: a product in whole tiles, and TopK.
 template <class T, bool kMnB, class S>
 void LaunchSample(const ProductTopKProblem& problem, std::int64_t columns, SelectionWork& selection,

@@ -8,6 +8,7 @@ extern constexpr ProductTopKStrategy kProductTopKTensorBf16 = {
     .product = "tensor_bf16",
     .refuses = SelectionRefusal<BFloat16>,
     .cost = SelectionCost,
+    .scratch = SelectionScratch,
     .launch = EnqueueSelection<BFloat16>,
 };
 

@@ -8,6 +8,7 @@ extern constexpr ProductTopKStrategy kProductTopKTensorF16 = {
     .product = "tensor_f16",
     .refuses = SelectionRefusal<Half>,
     .cost = SelectionCost,
+    .scratch = SelectionScratch,
     .launch = EnqueueSelection<Half>,
 };
 
