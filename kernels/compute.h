@@ -198,7 +198,7 @@ struct Stats {
   int devices = 1;                   // that worked
   std::uint64_t moved_bytes = 0;     // of operands, between devices that share the work out
   std::uint64_t prepared_bytes = 0;  // of operands, by an earlier request; set by the server
-  std::uint64_t scratch_bytes = 0;   // that it takes of scratch memory at most; with check_only
+  std::uint64_t scratch_bytes = 0;   // scratch memory that it takes at most; with check_only
 };
 
 struct ScalarResult {

@@ -118,10 +118,11 @@ class ProgramRun {
 
   // Opens the buffers of results; one block for all else, and in it inline operands and those of
   // other devices; and room for what steps take of scratch memory as they run, one after the other. All
-  // at once: a program that others leave no room fails before it has run, and may come again.
+  // at once: where other calls leave too little, the program fails before its first step and can be sent
+  // again.
   absl::Status TakeMemory(Stream& stream);
-  // What the step that needs most of it takes beside so many bytes. Without those steps that never find
-  // room beside them.
+  // What the step that needs most scratch memory takes, beside so many bytes; a step for which the limit
+  // leaves no room beside these does not count, and will fail by itself.
   std::uint64_t MostScratch(std::uint64_t beside, const Stream& stream) const;
   // Where the step's results go.
   absl::Status PlaceResults(Step& step, Layout& layout, Device& device);

@@ -1,4 +1,5 @@
-// A device of which all is known and that cannot do anything: for what is decided by figures.
+// A device of which all is known and that cannot do anything: for what is decided by figures. Tests
+// of what fails override what they need.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace tessera::test {
 
-class Described final : public Device {
+class Described : public Device {
  public:
   explicit Described(Backend backend, int compute_capability = 90, int cores = 2) {
     info_.backend = backend;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/chores.h"
+#include "tests/described_device.h"
 #include "tests/fake_device.h"
 
 namespace tessera {
@@ -455,22 +456,13 @@ TEST(ExecutorTest, LostDeviceAnswersWhatWaits) {
 }
 
 TEST(ExecutorTest, StreamsThatCannotBeMade) {
-  class NoStreams final : public Device {
+  class NoStreams final : public test::Described {
    public:
-    const DeviceInfo& info() const override { return info_; }
-    std::uint64_t FreeBytes() const override { return 0; }
-    void* Allocate(std::size_t) override { return nullptr; }
-    std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
-    void Free(void*) noexcept override {}
-    StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
-    void Probe() override {}
+    using test::Described::Described;
     std::unique_ptr<Stream> MakeStream() override {
       throw DeviceError(DeviceError::Kind::kFailed, "fakeCreate()", "fakeErrorNotPermitted");
     }
-
-   private:
-    DeviceInfo info_;
-  } device;
+  } device(Backend::kCpu);
   EXPECT_EQ(Executor::Start(device, {}).status().code(), absl::StatusCode::kInternal);
 }
 

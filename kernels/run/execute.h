@@ -365,7 +365,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     stats.estimate_seconds = *estimate;
   }
   if (options.check_only) {
-    if (!trivial) stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
+    stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
     return stats;
   }
   if (absl::Status status = place(problem); !status.ok()) return status;

@@ -28,8 +28,8 @@ constexpr std::size_t kMostKernels = 1024;
 // The longest text that is compiled, in bytes. 62 floor divisions of bf16, 2 MB of text, take CUDA's
 // assembler 19 s and 0.9 GB; so much takes it less than a second.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
-// Texts that wait to be compiled, so that nobody's is behind hundreds of others. What comes when so many
-// wait may come again.
+// Texts that wait to be compiled at most, so that none is behind hundreds of others. An expression that
+// finds so many waiting is left out, until it comes the next time.
 constexpr std::size_t kMostWaiting = 32;
 // Plans that have come once, of which so many are remembered.
 constexpr std::size_t kMostSeen = 4096;

@@ -531,20 +531,26 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
   return whole ? "" : "a product in whole tiles";
 }
 
+// Bytes of the lists: of each part of a row, beside the sample.
+inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int64_t sample,
+                                    int multiprocessors) {
+  const MatmulProblem& p = problem.product;
+  const int parts = SelectionParts(CeilDiv(p.m, 128), CeilDiv(p.n - sample, 256), multiprocessors);
+  return static_cast<std::uint64_t>(p.m * parts * problem.k) * sizeof(ScoreEntry);
+}
+
 // Loads of tiles, the sample's scores, written and read twice, lists, and results.
 inline Cost SelectionCost(const ProductTopKProblem& problem) {
   constexpr int kMultiprocessors = 132;  // of the GPUs that there are
   const MatmulProblem& p = problem.product;
   const std::int64_t sample = SampleColumns(p, problem.k, kMultiprocessors);
-  const auto row_tiles = CeilDiv(p.m, 128), column_tiles = CeilDiv(p.n - sample, 256);
-  const std::int64_t parts = SelectionParts(row_tiles, column_tiles, kMultiprocessors);
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);
   const auto k = static_cast<std::uint64_t>(problem.k);
   const std::uint64_t size = SizeOf(p.out_dtype);
   Cost cost = MatmulCost(p, MatmulTileLoads(p, 128, 256));
   cost.bytes -= m * n * size;
   cost.bytes += 4 * m * static_cast<std::uint64_t>(sample) * size +
-                2 * m * static_cast<std::uint64_t>(parts) * k * sizeof(ScoreEntry) +
+                2 * SelectionLists(problem, sample, kMultiprocessors) +
                 m * k * (size + sizeof(std::int64_t));
   cost.flops += 4 * m * n;
   return cost;
@@ -555,16 +561,13 @@ inline std::uint64_t SelectionScratch(const ProductTopKProblem& problem, const D
   const MatmulProblem& p = problem.product;
   const int multiprocessors = device.info().multiprocessors;
   const std::int64_t sample = SampleColumns(p, problem.k, multiprocessors);
-  const std::int64_t parts =
-      SelectionParts(CeilDiv(p.m, 128), CeilDiv(p.n - sample, 256), multiprocessors);
   const auto m = static_cast<std::uint64_t>(p.m), k = static_cast<std::uint64_t>(problem.k);
   const std::uint64_t size = SizeOf(p.out_dtype);
-  const std::uint64_t lists = m * static_cast<std::uint64_t>(parts) * k * sizeof(ScoreEntry);
+  const std::uint64_t lists = SelectionLists(problem, sample, multiprocessors);
   if (sample == 0) return lists;
   const TopKProblem top_k = {.dtype = p.out_dtype, .rows = p.m, .n = sample, .k = problem.k};
   return lists + m * static_cast<std::uint64_t>(sample) * size +
-         m * k * (size + sizeof(std::int64_t)) +
-         (kTopKThreshold.scratch == nullptr ? 0 : kTopKThreshold.scratch(top_k));
+         m * k * (size + sizeof(std::int64_t)) + kTopKThreshold.scratch(top_k);
 }
 
 // The best of the first columns: a product in whole tiles, and TopK.
