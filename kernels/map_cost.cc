@@ -60,13 +60,12 @@ int Roundings(MapOp op) {
 const MapProgram& MultiplyAdd(DType dtype) {
   static const auto& programs = *[] {
     auto* all = new std::array<MapProgram, kAllDTypes.size()>;
-    using Kind = ExpressionNode::Kind;
     std::vector<ExpressionNode> nodes(5);
     for (std::uint32_t i = 0; i < 3; ++i) {
-      nodes[i].kind = Kind::kOperand;
+      nodes[i].kind = ExpressionNode::Kind::kOperand;
       nodes[i].operand = i;
     }
-    nodes[3].kind = nodes[4].kind = Kind::kOperation;
+    nodes[3].kind = nodes[4].kind = ExpressionNode::Kind::kOperation;
     nodes[3].op = MapOp::kMultiply;
     nodes[3].args = {0, 1};
     nodes[4].op = MapOp::kAdd;

@@ -17,13 +17,12 @@ struct Value {
   Score score;
   bool scaled = false, multiplied = false;
 };
-using Kind = Value::Kind;
 
 // The three operations of a score follow each other. -1 * x and -x are the same, and so are a - b and
 // a + -b, whatever is rounded.
 Value Multiply(const Value& a, const Value& b) {
-  if (b.kind == Kind::kConstant && a.kind == Kind::kScore) return Multiply(b, a);
-  if (a.kind != Kind::kConstant || b.kind != Kind::kScore || b.multiplied) return {};
+  if (b.kind == Value::Kind::kConstant && a.kind == Value::Kind::kScore) return Multiply(b, a);
+  if (a.kind != Value::Kind::kConstant || b.kind != Value::Kind::kScore || b.multiplied) return {};
   Value result = b;
   if (b.score.vector < 0 && !b.scaled) {
     result.score.scale = a.constant;
@@ -36,11 +35,11 @@ Value Multiply(const Value& a, const Value& b) {
 }
 
 Value Combine(const Value& a, const Value& b, bool subtract) {
-  const bool score_first = a.kind == Kind::kScore;
+  const bool score_first = a.kind == Value::Kind::kScore;
   const Value& score = score_first ? a : b;
   const Value& vector = score_first ? b : a;
-  if (score.kind != Kind::kScore || vector.kind != Kind::kVector || score.score.vector >= 0 ||
-      score.multiplied)
+  if (score.kind != Value::Kind::kScore || vector.kind != Value::Kind::kVector ||
+      score.score.vector >= 0 || score.multiplied)
     return {};
   Value result = score;
   result.score.vector = vector.operand;
@@ -64,12 +63,12 @@ std::optional<Score> FindScore(const MapProgram& program, int product) {
     switch (in.kind) {
       case Instruction::Kind::kLoad:
         if (program.operand_dtypes[in.a] != dtype) break;
-        value.kind = in.a == product ? Kind::kScore : Kind::kVector;
+        value.kind = in.a == product ? Value::Kind::kScore : Value::Kind::kVector;
         value.operand = in.a;
         break;
       case Instruction::Kind::kConstant:
         if (in.type != ValueType::kF32) break;
-        value.kind = Kind::kConstant;
+        value.kind = Value::Kind::kConstant;
         std::memcpy(&value.constant, &program.constants[in.a].bits, sizeof value.constant);
         break;
       case Instruction::Kind::kConvert:
@@ -87,7 +86,7 @@ std::optional<Score> FindScore(const MapProgram& program, int product) {
     }
     values[in.out] = last = value;
   }
-  if (last.kind != Kind::kScore || !last.rounded) return std::nullopt;
+  if (last.kind != Value::Kind::kScore || !last.rounded) return std::nullopt;
   return last.score;
 }
 

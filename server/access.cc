@@ -62,7 +62,7 @@ constexpr MethodRule kMethods[] = {
 };
 
 constexpr std::size_t kLongestToken = 1024;
-constexpr std::size_t kLongestName = 1024;  // of a certificate
+constexpr std::size_t kLongestCertificateName = 1024;  // of a certificate
 constexpr std::string_view kScheme = "bearer ";
 
 absl::Status Bad(std::size_t line, std::string_view why) {
@@ -101,7 +101,7 @@ std::optional<std::string> ParseName(absl::string_view text) {
   for (const NameKind& kind : kNames) {
     absl::string_view name = text;
     if (!absl::ConsumePrefix(&name, kind.prefix)) continue;
-    if (name.empty() || name.size() > kLongestName) return std::nullopt;
+    if (name.empty() || name.size() > kLongestCertificateName) return std::nullopt;
     if (kind.prefix != kUser) return NameOf(kind.prefix, name);
     uid_t user = 0;
     if (!absl::SimpleAtoi(name, &user) || !absl::ascii_isdigit(name.front())) return std::nullopt;

@@ -10,16 +10,16 @@
 namespace tessera {
 namespace {
 
-namespace v1 = grpc::health::v1;
+namespace health_v1 = grpc::health::v1;
 
 // Of a connection: a client that pools connections has a watch or two on each.
 constexpr std::size_t kMostOfConnection = 8;
 
 // A name that no server of any use has.
-constexpr std::size_t kLongestName = 1024;
+constexpr std::size_t kLongestServiceName = 1024;
 
-grpc::ByteBuffer Message(v1::HealthCheckResponse::ServingStatus status) {
-  v1::HealthCheckResponse response;
+grpc::ByteBuffer Message(health_v1::HealthCheckResponse::ServingStatus status) {
+  health_v1::HealthCheckResponse response;
   response.set_status(status);
   const grpc::Slice bytes(response.SerializeAsString());
   return grpc::ByteBuffer(&bytes, 1);
@@ -29,7 +29,7 @@ grpc::ByteBuffer Message(v1::HealthCheckResponse::ServingStatus status) {
 UnaryExchange::Admit AdmitNames(Answers& answers) {
   return [&answers](UnaryExchange& exchange) -> grpc::Status {
     exchange.set_answers(answers);
-    if (exchange.message_size() <= kLongestName) return grpc::Status::OK;
+    if (exchange.message_size() <= kLongestServiceName) return grpc::Status::OK;
     return {grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"};
   };
 }
@@ -52,10 +52,11 @@ class Health::WatchCall final : public StreamCall {
   }
 
   void OnReadDone(bool ok) override {
-    v1::HealthCheckRequest request;
+    health_v1::HealthCheckRequest request;
     const bool valid =
-        ok && request_.Length() <= kLongestName &&
-        grpc::SerializationTraits<v1::HealthCheckRequest>::Deserialize(&request_, &request).ok();
+        ok && request_.Length() <= kLongestServiceName &&
+        grpc::SerializationTraits<health_v1::HealthCheckRequest>::Deserialize(&request_, &request)
+            .ok();
     const std::lock_guard lock(health_.mutex_);
     if (!valid) {
       End({grpc::StatusCode::INVALID_ARGUMENT, "the message is no valid HealthCheckRequest"});
@@ -124,8 +125,9 @@ class Health::WatchCall final : public StreamCall {
 
 Health::Status Health::StatusOf(const std::string& service) const {
   const auto found = serving_.find(service);
-  if (found == serving_.end()) return v1::HealthCheckResponse::SERVICE_UNKNOWN;
-  return found->second ? v1::HealthCheckResponse::SERVING : v1::HealthCheckResponse::NOT_SERVING;
+  if (found == serving_.end()) return health_v1::HealthCheckResponse::SERVICE_UNKNOWN;
+  return found->second ? health_v1::HealthCheckResponse::SERVING
+                       : health_v1::HealthCheckResponse::NOT_SERVING;
 }
 
 void Health::Set(const std::string& service, bool serving) {
@@ -137,15 +139,15 @@ void Health::Set(const std::string& service, bool serving) {
 
 void Health::Serve(CallQueues& queues, std::size_t most_watches, Answers& answers) {
   most_watches_ = most_watches;
-  AcceptUnary<v1::HealthCheckRequest, v1::HealthCheckResponse>(
+  AcceptUnary<health_v1::HealthCheckRequest, health_v1::HealthCheckResponse>(
       queues, *this, &Health::RequestCheck, AdmitNames(answers), [this](auto& exchange) {
         const std::string& service = exchange.request().service();
-        Status status = v1::HealthCheckResponse::SERVICE_UNKNOWN;
+        Status status = health_v1::HealthCheckResponse::SERVICE_UNKNOWN;
         {
           const std::lock_guard lock(mutex_);
           status = StatusOf(service);
         }
-        if (status == v1::HealthCheckResponse::SERVICE_UNKNOWN) {
+        if (status == health_v1::HealthCheckResponse::SERVICE_UNKNOWN) {
           exchange.Finish({grpc::StatusCode::NOT_FOUND, "the server has no service of this name"});
         } else {
           exchange.response().set_status(status);

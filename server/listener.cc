@@ -26,7 +26,7 @@ namespace {
 
 // Descriptors that are left to everything but connections: devices, files, gRPC's own. A small
 // limit is halved instead.
-constexpr std::size_t kReserved = 256;
+constexpr std::size_t kReservedDescriptors = 256;
 
 // From this limit on, one source has half of the places at most.
 constexpr std::size_t kShared = 16;
@@ -314,7 +314,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
                                                          std::size_t max_connections,
                                                          const SocketAccess& access) {
   const std::size_t descriptors = RaiseDescriptorLimit();
-  const std::size_t possible = descriptors - std::min(kReserved, descriptors / 2);
+  const std::size_t possible = descriptors - std::min(kReservedDescriptors, descriptors / 2);
   if (possible < max_connections) {
     spdlog::warn("at most {} connections: the process may have {} descriptors", possible,
                  descriptors);

@@ -36,9 +36,9 @@ constexpr std::size_t OnHeap(std::size_t bytes) {
 // each array with as much of a block unused.
 constexpr std::size_t InArrays(std::size_t element) { return 8 * element; }
 // A string of a message. Above this size protobuf lets it double as it grows.
-constexpr std::size_t kReserved = 50'000'000;
+constexpr std::size_t kReservedAtOnce = 50'000'000;
 constexpr std::size_t Text(std::size_t length) {
-  const std::size_t buffer = length <= kReserved ? length : 3 * length;
+  const std::size_t buffer = length <= kReservedAtOnce ? length : 3 * length;
   return InArena(sizeof(std::string)) + (length < sizeof(std::string) / 2 ? 0 : OnHeap(buffer + 1));
 }
 // The first field of a message that its type does not know, and each of them: in a vector on the heap,
@@ -47,7 +47,7 @@ constexpr std::size_t kUnknownFields = InArena(32) + OnHeap(0);
 constexpr std::size_t kUnknownField = 3 * 16;
 constexpr std::size_t kUnknownGroup = OnHeap(24);
 constexpr std::size_t UnknownText(std::size_t length) {
-  return OnHeap(sizeof(std::string)) + OnHeap(length <= kReserved ? length + 1 : 3 * length);
+  return OnHeap(sizeof(std::string)) + OnHeap(length <= kReservedAtOnce ? length + 1 : 3 * length);
 }
 
 bool SkipNumber(CodedInputStream& in, WireFormatLite::WireType type) {

@@ -186,7 +186,7 @@ class ReflectionCall final : public StreamCall {
   grpc::ByteBuffer message_;
 };
 
-namespace v1 = grpc::reflection::v1;
+namespace reflection_v1 = grpc::reflection::v1;
 namespace v1alpha = grpc::reflection::v1alpha;
 
 std::string MethodOf(const char* service) {
@@ -198,7 +198,7 @@ std::string MethodOf(const char* service) {
 class Reflection::Impl {
  public:
   explicit Impl(std::vector<std::string> names) : names_(std::move(names)) {
-    names_.emplace_back(v1::ServerReflection::service_full_name());
+    names_.emplace_back(reflection_v1::ServerReflection::service_full_name());
     names_.emplace_back(v1alpha::ServerReflection::service_full_name());
   }
 
@@ -212,11 +212,12 @@ Reflection::Reflection(std::vector<std::string> services)
 Reflection::~Reflection() = default;
 
 bool Reflection::Serve(std::string_view method, StreamExchange& exchange) {
-  const bool is_v1 = method == MethodOf(v1::ServerReflection::service_full_name());
+  const bool is_v1 = method == MethodOf(reflection_v1::ServerReflection::service_full_name());
   const bool is_v1alpha = method == MethodOf(v1alpha::ServerReflection::service_full_name());
   if (is_v1) {
-    new ReflectionCall<v1::ServerReflectionRequest, v1::ServerReflectionResponse>(
-        exchange, impl_->names_, impl_->streams_);
+    new ReflectionCall<reflection_v1::ServerReflectionRequest,
+                       reflection_v1::ServerReflectionResponse>(exchange, impl_->names_,
+                                                                impl_->streams_);
   } else if (is_v1alpha) {
     new ReflectionCall<v1alpha::ServerReflectionRequest, v1alpha::ServerReflectionResponse>(
         exchange, impl_->names_, impl_->streams_);

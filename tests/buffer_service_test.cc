@@ -649,7 +649,9 @@ TEST_F(LimitsTest, EveryMessageOfAnUploadHasItsTime) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-TEST_F(TwoDevicesTest, CopiesBringOperandsTogether) {
+using BuffersOnTwoDevicesTest = TwoDevicesTest;
+
+TEST_F(BuffersOnTwoDevicesTest, CopiesBringOperandsTogether) {
   // Larger than a chunk of the way over the host, with a cast and a view that has to be gathered.
   constexpr std::int64_t kRows = 1000, kColumns = 700;
   std::vector<std::int32_t> x(kRows * kColumns);

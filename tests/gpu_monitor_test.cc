@@ -22,10 +22,11 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// Of the library that the monitor loads: both find it by its name.
+// The stand-in, which has the name of the driver's library: once it is loaded, the monitor finds it
+// by that name.
 FakeNvml& Library() {
   static FakeNvml* const state = [] {
-    void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    void* library = dlopen(TESSERA_FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
     const auto get = reinterpret_cast<FakeNvml* (*)()>(
         library == nullptr ? nullptr : dlsym(library, "FakeNvmlState"));
     return get == nullptr ? nullptr : get();

@@ -1,0 +1,55 @@
+// The main function of the test programs. Each program holds the suites of one library; a link to it
+// that has the name of a suite, dot_test, runs the tests of dot_test.cc alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <string>
+
+namespace {
+
+bool IsIn(const std::string& file, const testing::TestInfo& test) {
+  return std::filesystem::path(test.file()).filename() == file;
+}
+
+// Patterns of a filter for the tests that are not in the file given. All tests of one name stand in
+// one file.
+std::string TestsElsewhere(const std::string& file) {
+  std::string patterns;
+  const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  for (int i = 0; i < all.total_test_suite_count(); ++i) {
+    const testing::TestSuite& suite = *all.GetTestSuite(i);
+    const bool here = IsIn(file, *suite.GetTestInfo(0));
+    for (int j = 1; j < suite.total_test_count(); ++j) {
+      if (IsIn(file, *suite.GetTestInfo(j)) == here) continue;
+      std::cerr << suite.name() << " has tests in " << file << " and in another file\n";
+      std::exit(1);
+    }
+    if (!here) patterns += std::string(":") + suite.name() + ".*";
+  }
+  return patterns;
+}
+
+// Cases of the CUDA device are listed everywhere and run where there is a GPU, or has to be one.
+bool SkipsCuda() {
+  return std::getenv("TESSERA_REQUIRE_GPU") == nullptr && !GTEST_FLAG_GET(list_tests) &&
+         !std::filesystem::exists("/dev/nvidiactl") && !std::filesystem::exists("/dev/dxg");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string suite = std::filesystem::path(argv[0]).filename();
+  testing::InitGoogleMock(&argc, argv);
+  std::string without;
+  if (suite.ends_with("_test")) without += TestsElsewhere(suite + ".cc");
+  if (SkipsCuda()) without += ":*/cuda*";
+  if (!without.empty()) {
+    std::string filter = GTEST_FLAG_GET(filter);
+    filter += filter.find('-') == std::string::npos ? "-" + without.substr(1) : without;
+    GTEST_FLAG_SET(filter, filter);
+  }
+  return RUN_ALL_TESTS();
+}
