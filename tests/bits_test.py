@@ -288,10 +288,10 @@ def test_as_steps_of_programs(server, client):
 
 
 def test_other_settings(server, client):
-    """Other workers, no work on the threads of the queues, rates that nobody has measured."""
+    """Other workers, no work on the threads of the queues, rates that were measured."""
     alone(client)
     folder = server.log_path.parent
-    for flags in (["--workers=1", "--inline=0", "--spin=0"], ["--workers=8", "--no-warm-up"]):
+    for flags in (["--workers=1", "--inline=0", "--spin=0"], ["--workers=8", "--no-warm-up=false"]):
         other = o.Server(folder, *flags)
         try:
             put_arrays(other.client())

@@ -1,93 +1,81 @@
 #!/usr/bin/env python3
-"""The real `tessera` command against a real server on loopback, every value checked with NumPy."""
+"""The real `tessera` command against a real server on loopback, every value checked with NumPy.
 
-import argparse
-import concurrent.futures
+usage: cli_test.py --server build/bin/tessera-server --cli build/bin/tessera [--device cuda:0] [-k
+part of a name ...]
+"""
+
 import fcntl
 import io
-import itertools
 import json
 import os
 import pathlib
 import pty
-import random
+import queue
+import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
-import time
-import unittest
 
 import grpc
 import numpy as np
 
-OPTIONS = None
+import outsider as o
+from outsider import eventually
+from relay import Relay
+
+EMPTY = np.zeros((0, 4), "<f4")
 
 
-# Below those that Linux gives to whoever asks for any port.
-PORTS = itertools.cycle(random.sample(range(10000, 32000), 1000))
-
-
-def free_port():
-    while True:
-        with socket.socket() as s:
-            port = next(PORTS)
-            try:
-                s.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
-
-
-class Server:
-    """A server process, on the device of --device unless it is given another one."""
-
-    def __init__(self, *arguments, port=None, device=None):
-        self.address = f"127.0.0.1:{port or free_port()}"
-        self.process = subprocess.Popen(
-            [OPTIONS.server, "--listen", self.address, "--device", device or OPTIONS.device,
-             "--log-level", "error", *arguments])
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
-
-
-class CliCase(unittest.TestCase):
+class CliCase(o.Case):
     """A server, a folder, and ways to run the command."""
+
+    FLAGS, DEVICE = ("--memory-limit", "2Gi"), None
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--memory-limit", "2Gi")
-        cls.temporary = tempfile.TemporaryDirectory()
-        cls.folder = pathlib.Path(cls.temporary.name)
+        super().setUpClass()
+        cls.root = cls.folder
+        cls.idle = queue.SimpleQueue()  # Servers that no case has.
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.stop()
-        cls.temporary.cleanup()
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        try:
+            self.server = self.idle.get_nowait()
+        except queue.Empty:
+            self.server = o.Server(self.root, *self.FLAGS, device=self.DEVICE)
+            self.addClassCleanup(self.server.kill)
+        self.addCleanup(self.give_back)
 
-    def tearDown(self):
-        names = [b["name"] for b in self.json("ls")["buffers"]]
-        if names:
+    def give_back(self):
+        if names := self.names():
             self.cli("rm", *names)
+        self.idle.put(self.server)
 
-    def run_cli(self, *arguments, server=None, env=None):
-        return subprocess.run(
-            [OPTIONS.cli, "--server", server or self.server.address, *map(str, arguments)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder, env=env,
-            timeout=120)
+    def run_cli(self, *arguments, server=None, **more):
+        command = [o.Program.cli, "--server", server or self.server.address]
+        return o.run(*command, *arguments, cwd=self.folder, **more)
 
-    def cli(self, *arguments):
-        process = self.run_cli(*arguments)
+    def start_cli(self, *arguments, server=None, **more):
+        command = [o.Program.cli, "--server", server or self.server.address, *map(str, arguments)]
+        process = subprocess.Popen(command, cwd=self.folder, **more)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def cli(self, *arguments, **more):
+        process = self.run_cli(*arguments, **more)
         self.assertEqual(process.returncode, 0, process.stderr)
         return process.stdout
 
-    def json(self, *arguments):
-        return json.loads(self.cli("--json", *arguments))
+    def json(self, *arguments, **more):
+        return json.loads(self.cli("--json", *arguments, **more))
+
+    def names(self):
+        return [buffer["name"] for buffer in self.json("ls")["buffers"]]
 
     def fails(self, code, reason, hint, *arguments):
         """The exit code, two lines on stderr, and the same in JSON."""
@@ -105,45 +93,114 @@ class CliCase(unittest.TestCase):
         self.assertEqual(error["reason"] or error["code"], reason)
         return error
 
+    def all_fail(self, code, *calls):
+        """calls: the reason, a part of the hint and the arguments of each."""
+        for reason, hint, *arguments in calls:
+            with self.subTest(arguments):
+                self.fails(code, reason, hint, *arguments)
+
     def save(self, name, array, **how):
         np.save(self.folder / f"{name}.npy", array, **how)
         return f"{name}.npy"
 
-    def put(self, name, array):
-        self.cli("put", self.save("upload", array), "--name", name)
+    def put(self, name, array, **more):
+        self.cli("put", self.save("upload", array), "--name", name, "--replace", **more)
 
     def get(self, name):
         self.cli("get", name, "-o", "download.npy")
         return np.load(self.folder / "download.npy")
 
+    def load(self, name):
+        return np.load(self.folder / name)
+
+    def on_terminal(self, *arguments, columns=80, server=None, watch=None, **variables):
+        """What the command writes on a terminal; watch gets the terminal before it is read."""
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = self.start_cli(*arguments, server=server, stdout=follower, stderr=follower,
+                                 env=o.environment(**variables))
+        os.close(follower)
+        shown = b""
+        if watch is not None:
+            watch(leader)
+        try:
+            while block := os.read(leader, 4096):
+                shown += block
+        except OSError:  # the terminal's other end is closed
+            pass
+        os.close(leader)
+        self.assertEqual(process.wait(60), 0, shown)
+        return shown.decode()
+
+    def held_put(self, *arguments):
+        """An upload of an array that has begun and goes on once the relay is no longer silent: the
+        process and the relay."""
+        relay = Relay(self.server.address)
+        self.addCleanup(relay.close)
+        self.addCleanup(relay.silent.clear)
+        process = self.start_cli("put", *arguments, "--name", "x", server=relay.where,
+                                 stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stderr.close)
+        self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, 20, pause=0))
+        relay.silent.set()
+        self.assertIsNone(process.poll(), "the upload has ended too early")
+        return process, relay
+
+    def bench(self, *arguments):
+        """The report, with what holds for every report checked."""
+        report = self.json("bench", *arguments)
+        self.assertEqual(list(report), ["operation", "title", "device", "repeat", "unit", "work",
+                                        "ceiling", "reference", "agree", "strategies", "skipped",
+                                        "traffic"])
+        self.assertEqual(report["device"], o.Program.device)
+        self.assertIs(report["agree"], True)
+        names = [row["name"] for row in report["strategies"]]
+        self.assertIn(report["reference"], names)
+        ceiling = report["ceiling"]
+        if ceiling is not None:
+            self.assertEqual(list(ceiling), ["rate", "source"])
+        for row in report["strategies"]:
+            self.assertEqual(list(row), ["name", "calls", "median_us", "min_us", "max_us", "rate",
+                                         "share", "roundoff", "difference", "agrees"])
+            self.assertLessEqual(row["calls"], report["repeat"])
+            self.assertLessEqual(row["min_us"], row["median_us"])
+            self.assertLessEqual(row["median_us"], row["max_us"])
+            self.assertAlmostEqual(row["rate"] * row["median_us"] * 1e-6, report["work"],
+                                   delta=1e-6 * report["work"])
+            if ceiling is None:
+                self.assertIsNone(row["share"])
+            else:
+                self.assertAlmostEqual(row["share"], row["rate"] / ceiling["rate"])
+            self.assertIs(row["agrees"], True)
+        for skipped in report["skipped"]:
+            self.assertEqual(list(skipped), ["name", "reason"])
+        self.assertEqual([b["name"] for b in self.json("ls", "tessera-cli/")["buffers"]], [])
+        return report
+
+    def runs_here(self, operation, dtype):
+        backend = o.Program.device.split(":")[0]
+        return [row["name"] for row in self.json("strategies", operation)["strategies"]
+                if row["backend"] == backend and row["available"] and dtype in row["dtypes"]]
+
 
 class CliTest(CliCase):
     # --- Buffers -------------------------------------------------------------------------------
 
-    def test_round_trip_of_every_type_is_the_same_bytes(self):
+    def test_round_trips_are_the_same_bytes(self):
         raw = np.random.default_rng(0).integers(0, 256, 24 * 10, dtype=np.uint8)
-        for descr in ("<f4", "<f8", "<f2", "|V2", "<i4", "<i8", "|u1", "|i1"):
-            for order in ("C", "F"):
-                array = np.asarray(raw.view(descr).reshape(2, 3, -1), order=order)
-                file = self.save("in", array)
-                self.cli("put", file, "--name", "x", "--replace")
-                self.cli("get", "x", "-o", "out.npy")
-                back = np.load(self.folder / "out.npy")
-                self.assertEqual(back.dtype, array.dtype)
-                self.assertEqual(back.shape, array.shape)
-                self.assertEqual(back.tobytes(), array.tobytes("C"))
-                if order == "C":
-                    self.assertEqual((self.folder / "out.npy").read_bytes(),
-                                     (self.folder / file).read_bytes())
-
-    def test_scalars_empty_arrays_and_several_streams(self):
-        for array in (np.float32(3.5), np.zeros((0, 4)), np.arange(3_000_001, dtype="<i4")):
-            array = np.asarray(array)
-            self.cli("put", self.save("in", array), "--name", "x", "--replace", "--streams", 3)
-            self.cli("get", "x", "-o", "out.npy")
-            back = np.load(self.folder / "out.npy")
-            self.assertEqual(back.shape, array.shape)
-            self.assertEqual(back.tobytes(), array.tobytes())
+        arrays = [np.asarray(raw.view(descr).reshape(2, 3, -1), order=order)
+                  for descr in ("<f4", "<f8", "<f2", "|V2", "<i4", "<i8", "|u1", "|i1")
+                  for order in ("C", "F")]
+        arrays += [np.float32(3.5), EMPTY, np.arange(3_000_001, dtype="<i4")]
+        for array in map(np.asarray, arrays):
+            file = self.save("in", array)
+            self.cli("put", file, "--name", "x", "--replace", "--streams", 3)
+            back = self.get("x")
+            self.assertEqual((back.dtype, back.shape), (array.dtype, array.shape))
+            self.assertEqual(back.tobytes(), array.tobytes("C"))
+            if array.flags.c_contiguous:
+                self.assertEqual((self.folder / "download.npy").read_bytes(),
+                                 (self.folder / file).read_bytes())
 
     def test_put_names_ttl_and_random(self):
         out = self.cli("put", self.save("some numbers", np.zeros((2, 3), "<f4")), "--ttl", "10m")
@@ -152,8 +209,7 @@ class CliTest(CliCase):
         self.assertIsNotNone(buffer["expire_time"])
         self.cli("put", "--random", "normal", "--shape", "1000x100", "--dtype", "f32", "--seed", 7,
                  "--name", "r")
-        self.cli("get", "r", "-o", "r.npy")
-        r = np.load(self.folder / "r.npy")
+        r = self.get("r")
         self.assertEqual((r.shape, r.dtype), ((1000, 100), np.float32))
         self.assertLess(abs(r.mean()), 0.02)
         self.assertLess(abs(r.std() - 1), 0.02)
@@ -167,10 +223,10 @@ class CliTest(CliCase):
         self.assertEqual([b["name"] for b in self.json("ls", "a/")["buffers"]], ["a/1", "a/2"])
         self.assertIn("shape    [100, 256]\n", self.cli("info", "b"))
         self.cli("rm", "a/1", "b")
-        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["a/2"])
+        self.assertEqual(self.names(), ["a/2"])
         error = self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "rm", "nothing", "a/2")
         self.assertEqual(error["metadata"]["name"], "nothing")
-        self.assertEqual(self.json("ls")["buffers"], [])  # the other one went all the same
+        self.assertEqual(self.names(), [])  # the other one went all the same
 
     def test_server_info_strategies_health_version(self):
         info = self.json("info")
@@ -224,26 +280,28 @@ class CliTest(CliCase):
         b_file = self.save("b", b)
         product = a.astype(np.float64) @ b.T
         self.cli("matmul", "a", f"file:{b_file}", "--transpose-b", "-o", "c.npy")
-        np.testing.assert_allclose(np.load(self.folder / "c.npy"), product, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(self.load("c.npy"), product, rtol=1e-4, atol=1e-5)
         out = self.cli("matmul", f"file:{b_file}", "a", "--transpose-b", "--out", "c", "--ttl",
                        "5m")
         self.assertEqual(out, "c: f32 [30, 50], 5.9 KiB on cpu\n")
         self.cli("add", "c", "c", "--out", "c", "--replace")
-        self.cli("get", "c", "-o", "c.npy")
-        np.testing.assert_allclose(np.load(self.folder / "c.npy"), 2 * product.T, rtol=1e-4,
-                                   atol=1e-5)
+        np.testing.assert_allclose(self.get("c"), 2 * product.T, rtol=1e-4, atol=1e-5)
         answer = self.json("reduce", "argmin", "c", "--axes", "-1", "--keep-dims")
         self.assertEqual((answer["dtype"], answer["shape"]), ("i64", [30, 1]))
         self.assertEqual(np.ravel(answer["data"]).tolist(), product.T.argmin(1).tolist())
 
     def test_large_results_go_to_a_file(self):
-        self.put("x", np.arange(1500, dtype="<f8"))
-        self.fails(4, "RESULT_TOO_LARGE", "--out NAME", "add", "x@0:1500x1500:1x0",
-                   "x@0:1500x1500:0x1")
-        self.cli("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1", "-o", "sums.npy")
+        """Also where buffers live only briefly."""
         i = np.arange(1500.0)
-        np.testing.assert_array_equal(np.load(self.folder / "sums.npy"), i[:, None] + i)
-        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["x"])
+        add = ("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1")
+        self.put("x", i)
+        self.fails(4, "RESULT_TOO_LARGE", "--out NAME", *add)
+        brief = self.serve("--max-ttl", "30s").address
+        self.cli("put", "upload.npy", "--name", "x", "--ttl", "30s", server=brief)
+        for server in (self.server.address, brief):
+            self.cli(*add, "-o", "sums.npy", server=server)
+            np.testing.assert_array_equal(self.load("sums.npy"), i[:, None] + i)
+        self.assertEqual(self.names(), ["x"])
 
     def test_printed_arrays(self):
         self.put("x", np.array([[1, -2.5], [float("nan"), float("inf")]]))
@@ -271,7 +329,7 @@ class CliTest(CliCase):
         x = (100 * np.random.default_rng(4).standard_normal((30, 40))).astype("<f4")
         self.put("x", x)
         self.assertEqual(self.cli("cp", "x", "y"),
-                         f"y: f32 [30, 40], 4.7 KiB on {OPTIONS.device}\n")
+                         f"y: f32 [30, 40], 4.7 KiB on {o.Program.device}\n")
         np.testing.assert_array_equal(self.get("y"), x)
         for text in ("[1]", "[:, 2]", "[::-2, 5:7]", "[2, 3]", "[1:1]"):
             buffer = self.json("cp", "x" + text, "y", "--replace")["buffer"]
@@ -283,7 +341,7 @@ class CliTest(CliCase):
         self.assertIsNotNone(self.json("info", "y")["buffer"]["expire_time"])
         for dtype in ("f8", "f2", "i4", "i8"):
             name = {"f8": "f64", "f2": "f16", "i4": "i32", "i8": "i64"}[dtype]
-            self.cli("cp", "x", "y", "--replace", "--dtype", name, "--device", OPTIONS.device)
+            self.cli("cp", "x", "y", "--replace", "--dtype", name, "--device", o.Program.device)
             np.testing.assert_array_equal(self.get("y"), x.astype(dtype))
         # bf16, which NumPy lacks: there and back drops all but eight bits of the significand.
         self.cli("cp", "x", "y", "--replace", "--dtype", "bf16")
@@ -296,17 +354,11 @@ class CliTest(CliCase):
         self.fails(4, "BAD_LINK", "", "cp", "same[1]", "z", "--link")
 
     def test_import(self):
-        other = Server("--import-from", "127.0.0.1:*")
-        try:
-            x = np.arange(12, dtype="<f8").reshape(3, 4)
-            self.put("x", x)
-            words = ("import", self.server.address, "x", "y")
-            run = self.run_cli(*words, server=other.address)
-            self.assertEqual(run.returncode, 0, run.stderr)
-            self.assertIn("y: f64 [3, 4], 96 B", run.stdout)
-            self.fails(1, "SOURCE_NOT_ALLOWED", "--import-from", "import", other.address, "y")
-        finally:
-            other.stop()
+        other = self.serve("--import-from", "127.0.0.1:*")
+        self.put("x", np.zeros((3, 4)))
+        said = self.cli("import", self.server.address, "x", "y", server=other.address)
+        self.assertIn("y: f64 [3, 4], 96 B", said)
+        self.fails(1, "SOURCE_NOT_ALLOWED", "--import-from", "import", other.address, "y")
 
     def program(self, *steps):
         path = self.folder / "program.json"
@@ -355,8 +407,14 @@ class CliTest(CliCase):
                      '{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', "{" * 100000):
             path.write_text(text)
             self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", path)
-        self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", self.folder)
-        self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", "missing.json")
+        self.all_fail(4, *(("BAD_PROGRAM", "a program is JSON", "run", wrong)
+                           for wrong in (self.folder, "missing.json")))
+        for text, says in (('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
+                           ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
+            path.write_text(text)
+            error = self.fails(4, "BAD_PROGRAM", '{"steps": [', "run", path)
+            self.assertIn(says, error["message"])
+            self.assertNotIn("exception", error["message"])
         for operand in ("step:x", "step:-1", "step:", "step:0[1]", "step:0.values"):
             path = self.program({"reduce": {"op": "sum", "x": operand}})
             self.fails(4, "BAD_OPERAND", "", "run", path)
@@ -366,9 +424,9 @@ class CliTest(CliCase):
         self.put("x", x)
         expected = np.convolve(x, np.ones(7))[3:-3]
         self.cli("window-sum", "x", "--radius", 3, "-o", "y.npy")
-        np.testing.assert_allclose(np.load(self.folder / "y.npy"), expected, atol=1e-12)
+        np.testing.assert_allclose(self.load("y.npy"), expected, atol=1e-12)
         out = self.cli("window-sum", "x[::-1]", "--radius", 3, "--out", "y")
-        self.assertEqual(out, f"y: f64 [1000], 7.8 KiB on {OPTIONS.device}\n")
+        self.assertEqual(out, f"y: f64 [1000], 7.8 KiB on {o.Program.device}\n")
         np.testing.assert_allclose(self.get("y"), expected[::-1], atol=1e-12)
         ints = "file:" + self.save("ints", np.array([1, 2, 3], "<i4"))
         answer = self.json("window-sum", ints, "--radius", 1, "--timing")
@@ -397,12 +455,12 @@ class CliTest(CliCase):
                          "{}\n{}\n".format(*self.topk(x[0, :5], 2)))
         values, indices = self.topk(x, 7)
         self.cli("topk", "x", "--k", 7, "-o", "values.npy", "--indices-output", "indices.npy")
-        np.testing.assert_array_equal(np.load(self.folder / "values.npy"), values)
-        np.testing.assert_array_equal(np.load(self.folder / "indices.npy"), indices)
+        np.testing.assert_array_equal(self.load("values.npy"), values)
+        np.testing.assert_array_equal(self.load("indices.npy"), indices)
         command = ("topk", "x", "--k", 7, "--out", "v", "--indices-out", "i")
         self.assertEqual(self.cli(*command),
-                         f"v: f32 [30, 7], 840 B on {OPTIONS.device}\n"
-                         f"i: i64 [30, 7], 1.6 KiB on {OPTIONS.device}\n")
+                         f"v: f32 [30, 7], 840 B on {o.Program.device}\n"
+                         f"i: i64 [30, 7], 1.6 KiB on {o.Program.device}\n")
         np.testing.assert_array_equal(self.get("v"), values)
         np.testing.assert_array_equal(self.get("i"), indices)
         self.fails(9, "BUFFER_EXISTS", "--replace", *command)
@@ -426,9 +484,19 @@ class CliTest(CliCase):
         values, indices = self.topk(x, 900)
         self.fails(4, "RESULT_TOO_LARGE", "--out NAME", "topk", "x", "--k", 900)
         self.cli("topk", "x", "--k", 900, "-o", "v.npy", "--indices-output", "i.npy")
-        np.testing.assert_array_equal(np.load(self.folder / "v.npy"), values)
-        np.testing.assert_array_equal(np.load(self.folder / "i.npy"), indices)
-        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["x"])
+        np.testing.assert_array_equal(self.load("v.npy"), values)
+        np.testing.assert_array_equal(self.load("i.npy"), indices)
+        self.assertEqual(self.names(), ["x"])
+
+    def test_demo_classifies_by_one_program(self):
+        demo = o.ROOT / "client" / "demo" / "demo.py"
+        process = o.run(sys.executable, demo, "--cli", o.Program.cli, "--server",
+                        self.server.address, timeout=300)
+        self.assertEqual(process.returncode, 0, process.stdout[-2000:] + process.stderr)
+        self.assertIn("PASSED: the same accuracy as NumPy", process.stdout)
+        kinds = ("standardised-f32", "standardised-f64", "test", "train")
+        self.assertEqual(sorted(self.names()), [f"digits/{kind}" for kind in kinds],
+                         "what is between the steps has no name")
 
     def test_topk_in_programs(self):
         x = np.random.default_rng(10).standard_normal((6, 50))
@@ -464,10 +532,10 @@ class CliTest(CliCase):
                 vectors = (3 * random.standard_normal((500, 24))).astype(dtype)
                 queries = (3 * random.standard_normal((7, 24))).astype(dtype)
                 queries[2] = vectors[123]
-                self.cli("put", self.save("vectors", vectors), "--name", "vectors", "--replace")
-                self.cli("put", self.save("queries", queries), "--name", "queries", "--replace")
+                self.put("vectors", vectors)
+                self.put("queries", queries)
                 values, indices, _ = self.neighbours(vectors, queries, 6)
-                for operand in ("queries", "file:queries.npy"):
+                for operand in ("queries", "file:upload.npy"):
                     answer = self.json("search", "vectors", "--queries", operand, "--k", 6)
                     self.assertEqual(answer["indices"]["data"], indices.tolist())
                     self.assertEqual(answer["indices"]["dtype"], "i64")
@@ -487,8 +555,8 @@ class CliTest(CliCase):
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
         self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
         self.cli(*words, "-o", "i.npy", "--distances-output", "d.npy")
-        np.testing.assert_array_equal(np.load(self.folder / "i.npy"), indices)
-        np.testing.assert_array_equal(np.load(self.folder / "d.npy"), values)
+        np.testing.assert_array_equal(self.load("i.npy"), indices)
+        np.testing.assert_array_equal(self.load("d.npy"), values)
 
     def test_a_search_of_many_queries_takes_several_calls(self):
         random = np.random.default_rng(12)
@@ -497,8 +565,7 @@ class CliTest(CliCase):
         queries = random.integers(-8, 8, (q, 4)).astype("<f4")
         self.put("vectors", vectors)
         self.put("queries", queries)
-        answer = self.json("search", "vectors", "--queries", "file:" + self.save("q", queries),
-                           "--k", 2)
+        answer = self.json("search", "vectors", "--queries", "file:upload.npy", "--k", 2)
         # Each query has n products and n sums of them with the norms. One call is of norms.
         scratch = min(2 << 30, self.json("info")["devices"][0]["scratch_limit_bytes"] // 2)
         block = scratch // (8 * n)
@@ -510,22 +577,18 @@ class CliTest(CliCase):
             self.assertEqual(answer["indices"]["data"][i], indices[0].tolist())
             self.assertEqual(answer["distances"]["data"][i], values[0].tolist())
         self.assertEqual(len(answer["indices"]["data"]), q)
-        self.assertEqual([b["name"] for b in self.json("ls")["buffers"]], ["queries", "vectors"])
+        self.assertEqual(self.names(), ["queries", "vectors"])
+
+    def little_scratch(self, limit, **arrays):
+        """A server with so much scratch memory, which has the arrays."""
+        server = self.serve("--scratch-limit", limit)
+        for name, array in arrays.items():
+            self.put(name, array, server=server.address)
+        return server.address
 
     def search_in_scratch_memory(self, limit, vectors, queries, *words):
-        """The answer of a server with so much of it."""
-        server = Server("--scratch-limit", limit, "--no-warm-up")
-        try:
-            for name, array in (("vectors", vectors), ("queries", queries)):
-                process = self.run_cli("put", self.save("upload", array), "--name", name,
-                                       server=server.address)
-                self.assertEqual(process.returncode, 0, process.stderr)
-            process = self.run_cli("--json", "search", "vectors", "--queries", "queries", *words,
-                                   server=server.address)
-            self.assertEqual(process.returncode, 0, process.stdout)
-            return json.loads(process.stdout)
-        finally:
-            server.stop()
+        address = self.little_scratch(limit, vectors=vectors, queries=queries)
+        return self.json("search", "vectors", "--queries", "queries", *words, server=address)
 
     def test_a_search_of_16_bits_makes_no_f32_of_its_vectors(self):
         random = np.random.default_rng(13)
@@ -568,43 +631,23 @@ class CliTest(CliCase):
             "vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
             "queries": random.integers(-8, 8, (2, 3)).astype("<f4"),
         }
-        server = Server("--scratch-limit", "1Mi", "--no-warm-up")
-        self.addCleanup(server.stop)
-
-        def put(name):
-            process = self.run_cli("put", self.save("upload", arrays[name]), "--name", name,
-                                   "--replace", server=server.address)
-            self.assertEqual(process.returncode, 0, process.stderr)
-
-        far = grpc.insecure_channel(server.address)
+        server = self.little_scratch("1Mi", **arrays)
+        far = grpc.insecure_channel(server)
         self.addCleanup(far.close)
-
-        class Forward(grpc.GenericRpcHandler):
-            """To the server, which gets another array of a name before the third program."""
-
-            def __init__(self, name):
-                self.name = name
-                self.programs = 0
-
-            def service(self, details):
-                def call(request, context):
-                    if details.method.endswith("/Execute"):
-                        self.programs += 1
-                        if self.programs == 3:
-                            put(self.name)
-                    return far.unary_unary(details.method)(request, timeout=20)
-
-                return grpc.unary_unary_rpc_method_handler(call)
-
         for name in arrays:
-            put(name)
-        for name in arrays:
-            near = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [Forward(name)])
-            port = near.add_insecure_port("127.0.0.1:0")
-            near.start()
-            process = self.run_cli("--json", "search", "vectors", "--queries", "queries", "--k", 2,
-                                   server=f"127.0.0.1:{port}")
-            near.stop(None).wait()
+            programs = []
+
+            def forward(method, request, name=name, programs=programs):
+                """To the server, which gets another array of a name before the third program."""
+                if method.endswith("/Execute"):
+                    programs.append(method)
+                    if len(programs) == 3:
+                        self.put(name, arrays[name], server=server)
+                return far.unary_unary(method)(request, timeout=20)
+
+            with o.answering(forward) as near:
+                process = self.run_cli("--json", "search", "vectors", "--queries", "queries", "--k",
+                                       2, server=near)
             self.assertNotEqual(process.returncode, 0)
             error = json.loads(process.stdout)["error"]
             self.assertEqual(error["reason"], "VERSION_MISMATCH", error)
@@ -614,10 +657,7 @@ class CliTest(CliCase):
         self.put("line", np.zeros(3, "<f4"))
         self.put("wide", np.zeros((2, 4), "<f4"))
         self.put("double", np.zeros((2, 3)))
-        self.put("none", np.zeros((0, 3), "<f4"))
-        for queries in ("line", "wide"):
-            self.fails(4, "BAD_SHAPE", "tessera info", "search", "x", "--queries", queries, "--k",
-                       1)
+        self.put("none", EMPTY[:, :3])
         types = "f32, f64, f16, bf16 or i32"
         error = self.fails(4, "BAD_DTYPE", "tessera info", "search", "x", "--queries", "double",
                            "--k", 1)
@@ -634,10 +674,14 @@ class CliTest(CliCase):
             answer = self.json("search", "copy", "--queries", "copy", "--k", 1)
             self.assertEqual(answer["distances"]["data"], [[0], [0]])
         self.assertIn(types, self.cli("search", "--help"))
-        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "search", "x", "--queries", "q", "--k", 1)
-        for k in (0, 11):
-            self.fails(4, "BAD_K", "1 to 4096", "search", "x", "--queries", "x", "--k", k)
-        self.fails(4, "BAD_K", "1 to 4096", "search", "none", "--queries", "x", "--k", 1)
+        for code, reason, hint, vectors, queries, k in (
+                (4, "BAD_SHAPE", "tessera info", "x", "line", 1),
+                (4, "BAD_SHAPE", "tessera info", "x", "wide", 1),
+                (3, "BUFFER_NOT_FOUND", "tessera ls", "x", "q", 1),
+                (4, "BAD_K", "1 to 4096", "x", "x", 0),
+                (4, "BAD_K", "1 to 4096", "x", "x", 11),
+                (4, "BAD_K", "1 to 4096", "none", "x", 1)):
+            self.fails(code, reason, hint, "search", vectors, "--queries", queries, "--k", k)
         answer = self.json("search", "x", "--queries", "none", "--k", 2)
         self.assertEqual(answer["distances"]["shape"], [0, 2])
         self.fails(2, "BAD_OPTION", "--help", "search", "x", "--queries", "x", "--k", 1, "-o", "-")
@@ -647,9 +691,9 @@ class CliTest(CliCase):
         self.put("x", x)
         self.put("y", y)
         self.cli("map", "(a - b) * 2 + abs(c)", "x", "y", "x[:, 0:1]", "-o", "z.npy")
-        np.testing.assert_array_equal(np.load(self.folder / "z.npy"), (x - y) * 2 + abs(x[:, 0:1]))
+        np.testing.assert_array_equal(self.load("z.npy"), (x - y) * 2 + abs(x[:, 0:1]))
         out = self.cli("map", "f32(a // 3 ** 2)", "x", "--out", "z")
-        self.assertEqual(out, f"z: f32 [3, 4], 48 B on {OPTIONS.device}\n")
+        self.assertEqual(out, f"z: f32 [3, 4], 48 B on {o.Program.device}\n")
         np.testing.assert_array_equal(self.get("z"), (x // 9).astype("<f4"))
         answer = self.json("map", "where(a == 0 or not a < 2, -a, 0.5)", "y", "--timing")
         self.assertEqual((answer["dtype"], answer["data"]), ("f64", [0.5, 0, 0.5, -3]))
@@ -675,7 +719,7 @@ class CliTest(CliCase):
         self.cli("matmul", "x", "x", "--transpose-b", "--expression", "f32(maximum(a + b, 0))",
                  "--with", "x[:, 0]", "-o", "z.npy")
         want = np.maximum(x @ x.T + x[:, 0], 0).astype("<f4")
-        np.testing.assert_array_equal(np.load(self.folder / "z.npy"), want)
+        np.testing.assert_array_equal(self.load("z.npy"), want)
         self.assertEqual(self.run_cli("reduce", "sum", "x", "--with", "y").returncode, 2)
         self.fails(4, "BAD_EXPRESSION", "--help", "reduce", "sum", "x", "--expression", "a +")
         path = self.program(
@@ -690,7 +734,7 @@ class CliTest(CliCase):
         np.testing.assert_array_equal(self.get("mask"), mask)
         self.assertEqual(self.get("mask").dtype, np.dtype(bool))
         self.cli("map", "not a", "mask", "-o", "not.npy")
-        np.testing.assert_array_equal(np.load(self.folder / "not.npy"), ~mask)
+        np.testing.assert_array_equal(self.load("not.npy"), ~mask)
         self.assertEqual(self.cli("reduce", "sum", "mask"), "3\n")
         self.assertEqual(self.json("reduce", "mean", "mask", "--axes", "1")["data"],
                          mask.mean(1).tolist())
@@ -713,7 +757,7 @@ class CliTest(CliCase):
             self.assertEqual(self.cli("reduce", "sum", "x"), f"{x.sum(dtype=int)}\n")
             self.assertEqual(self.json("map", "a + 1", "x")["data"], (x.astype(int) + 1).tolist())
             self.cli("map", f"{name}(a // 2)", "x", "-o", "half.npy")
-            np.testing.assert_array_equal(np.load(self.folder / "half.npy"), x // 2)
+            np.testing.assert_array_equal(self.load("half.npy"), x // 2)
             self.cli("cp", "x", "wide", "--dtype", "f32")
             np.testing.assert_array_equal(self.get("wide"), x.astype("<f4"))
             self.cli("cp", "wide", "x", "--dtype", name, "--replace")
@@ -731,50 +775,57 @@ class CliTest(CliCase):
         # Rows for few rows, columns or steps along k are among them: m is small.
         x, m = random.integers(-3, 4, 250), random.integers(-3, 4, (7, 7))
         window = np.convolve(x, np.ones(5, int))[2:-2]
-        calls = {  # by operation: the command, how to read its answer, and the answer
-            "dot": (("dot", "x", "x"), "value", (x * x).sum()),
-            "reduce": (("reduce", "sum", "x"), "value", x.sum()),
-            "reduce_axes": (("reduce", "max", "m", "--axes", "0"), "data", m.max(0).tolist()),
-            "matmul": (("matmul", "m", "m"), "data", (m @ m).tolist()),
-            "add": (("add", "x", "x"), "data", (2 * x).tolist()),
-            "window_sum": (("window-sum", "x", "--radius", "2"), "data", window.tolist()),
-            "map": (("map", "where(a > 0, a * 2, a)", "x"), "data",
+        calls = {  # by operation: the step, how to read its answer, and the answer
+            "dot": (dict(dot=dict(a="x", b="x")), "value", (x * x).sum()),
+            "reduce": (dict(reduce=dict(op="sum", x="x")), "value", x.sum()),
+            "reduce_axes": (dict(reduce=dict(op="max", x="m", axes=[0])), "data",
+                            m.max(0).tolist()),
+            "matmul": (dict(matmul=dict(a="m", b="m")), "data", (m @ m).tolist()),
+            "add": (dict(add=dict(a="x", b="x")), "data", (2 * x).tolist()),
+            "window_sum": (dict(window_sum=dict(x="x", radius=2)), "data", window.tolist()),
+            "map": (dict(map=dict(operands=["x"], expression="where(a > 0, a * 2, a)")), "data",
                     np.where(x > 0, 2 * x, x).tolist()),
-            "top_k": (("topk", "m", "--k", 3), "indices", self.topk(m, 3)[1].tolist()),
+            "top_k": (dict(top_k=dict(x="m", k=3)), "indices", self.topk(m, 3)[1].tolist()),
         }
         rows = self.json("strategies")["strategies"]
         self.assertEqual({row["operation"] for row in rows}, set(calls))
-        backend = OPTIONS.device.split(":")[0]
-        # Some names stand for a row on each kind of device; only the one of this device can be asked.
+        backend = o.Program.device.split(":")[0]
+        # Some names stand for a row on each kind of device; only this device's can be asked for.
         here = {(row["operation"], row["name"]) for row in rows if row["backend"] == backend}
         rows = [row for row in rows
                 if row["backend"] == backend or (row["operation"], row["name"]) not in here]
         ran = set()
         for dtype in ("f32", "f64", "f16", "bf16", "i32", "i64"):
             for name, array in (("x", x), ("m", m)):
-                self.cli("put", self.save("upload", array), "--name", name, "--replace")
+                self.put(name, array)
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
+            steps = []
             for row in rows:
+                ((step, fields),) = calls[row["operation"]][0].items()
+                steps.append({step: {**fields, "strategy": row["name"]}})
+            run = self.run_cli("--json", "run", self.program(*steps))
+            answers = json.loads(run.stdout)["steps"]
+            self.assertEqual(len(answers), len(rows))
+            for row, answer in zip(rows, answers):
                 operation, name = row["operation"], row["name"]
-                command, key, expected = calls[operation]
-                command = (*command, "--strategy", name)
+                _, key, expected = calls[operation]
+                error = answer.get("error", {})
                 with self.subTest(operation=operation, strategy=name, dtype=dtype):
                     if operation == "matmul" and dtype == "i64":
-                        if name in ("cpu_naive", "naive"):
-                            self.fails(4, "BAD_DTYPE", "tessera info", *command)
+                        self.assertIn(error["reason"], ("BAD_DTYPE", "STRATEGY_UNSUPPORTED"))
                     elif not row["available"]:
+                        self.assertEqual(error["reason"], "STRATEGY_UNSUPPORTED")
                         if dtype == "f32":  # the device is asked about first
-                            self.fails(5, "STRATEGY_UNSUPPORTED", f"it needs {row['needs']}",
-                                       *command)
+                            self.assertIn(f"it needs {row['needs']}", error["message"])
                     elif dtype not in row["dtypes"]:
-                        error = self.fails(5, "STRATEGY_UNSUPPORTED", "operands of", *command)
+                        self.assertEqual(error["reason"], "STRATEGY_UNSUPPORTED")
+                        self.assertIn("operands of", error["message"])
                         self.assertEqual(error["metadata"]["strategy"], name)
                     else:
-                        answer = self.json(*command)
                         found = answer[key]["data"] if key == "indices" else answer[key]
                         self.assertEqual(found, expected)
                         self.assertEqual(answer["stats"]["strategy"], name)
-                        self.assertEqual(answer["stats"]["device"], OPTIONS.device)
+                        self.assertEqual(answer["stats"]["device"], o.Program.device)
                         ran.add((operation, name))
         for row in rows:
             known = (row["operation"], row["name"])
@@ -787,139 +838,12 @@ class CliTest(CliCase):
 
     # --- Comparing strategies ------------------------------------------------------------------
 
-    def bench(self, *arguments):
-        """The report, with what holds for every report checked."""
-        report = self.json("bench", *arguments)
-        self.assertEqual(list(report), ["operation", "title", "device", "repeat", "unit", "work",
-                                        "ceiling", "reference", "agree", "strategies", "skipped",
-                                        "traffic"])
-        self.assertEqual(report["device"], OPTIONS.device)
-        self.assertIs(report["agree"], True)
-        names = [row["name"] for row in report["strategies"]]
-        self.assertIn(report["reference"], names)
-        ceiling = report["ceiling"]
-        if ceiling is not None:
-            self.assertEqual(list(ceiling), ["rate", "source"])
-            self.assertGreater(ceiling["rate"], 0)
-        for row in report["strategies"]:
-            self.assertEqual(list(row), ["name", "calls", "median_us", "min_us", "max_us", "rate",
-                                         "share", "roundoff", "difference", "agrees"])
-            self.assertLessEqual(row["calls"], report["repeat"])
-            self.assertLessEqual(row["min_us"], row["median_us"])
-            self.assertLessEqual(row["median_us"], row["max_us"])
-            self.assertAlmostEqual(row["rate"] * row["median_us"] * 1e-6, report["work"],
-                                   delta=1e-6 * report["work"])
-            if ceiling is None:
-                self.assertIsNone(row["share"])
-            else:
-                self.assertAlmostEqual(row["share"], row["rate"] / ceiling["rate"])
-            self.assertIs(row["agrees"], True)
-        for skipped in report["skipped"]:
-            self.assertEqual(list(skipped), ["name", "reason"])
-        self.assertEqual([b["name"] for b in self.json("ls", "tessera-cli/")["buffers"]], [])
-        return report
-
-    def runs_here(self, operation, dtype):
-        backend = OPTIONS.device.split(":")[0]
-        return [row["name"] for row in self.json("strategies", operation)["strategies"]
-                if row["backend"] == backend and row["available"] and dtype in row["dtypes"]]
-
-    def test_bench_of_every_operation(self):
-        random = np.random.default_rng(7)
-        n, side = 100_000, 60
-        for dtype in ("f32", "bf16", "i32"):
-            for name, array in (("x", random.standard_normal(n)), ("y", random.standard_normal(n)),
-                                ("m", random.standard_normal((side, side)))):
-                self.cli("put", self.save("upload", 9 * array), "--name", name, "--replace")
-                self.cli("cp", name, name, "--replace", "--dtype", dtype)
-            size = {"f32": 4, "bf16": 2, "i32": 4}[dtype]
-            wide = 8 if dtype == "i32" else size
-            for operation, arguments, unit, work in (
-                    ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
-                    ("dot", ("dot", "x", "x"), "B/s", n * size),
-                    ("reduce", ("reduce", "variance", "x"), "B/s", n * size),
-                    ("reduce", ("reduce", "argmin", "x[::-1]"), "B/s", n * size),
-                    ("reduce_axes", ("reduce", "sum", "m", "--axes", "0"), "B/s",
-                     side * side * size + side * wide),
-                    ("matmul", ("matmul", "m", "m", "--transpose-b"),
-                     "OP/s" if dtype == "i32" else "FLOP/s", 2 * side**3),
-                    ("add", ("add", "x", "y"), "B/s", 3 * n * size),
-                    ("window_sum", ("window-sum", "x", "--radius", "8"), "B/s",
-                     n * size + n * wide),
-                    ("map", ("map", "where(a < b, a * a, b) - a", "x", "y"), "B/s", 3 * n * size),
-                    ("map", ("map", "f64(a) * b + exp(c - c)", "m", "m[0]", "m"), "B/s",
-                     side * side * (size + 8) + side * size),
-                    ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
-                     side * side * size + 9 * side * (size + 8))):
-                with self.subTest(dtype=dtype, operation=operation):
-                    report = self.bench(*arguments, "--repeat", 3)
-                    self.assertEqual(report["operation"], operation)
-                    self.assertEqual((report["unit"], report["work"]), (unit, work))
-                    # A row may refuse a problem of a type that it takes: the rest is in order.
-                    skipped = [row["name"] for row in report["skipped"]]
-                    self.assertEqual([row["name"] for row in report["strategies"]],
-                                     [name for name in self.runs_here(operation, dtype)
-                                      if OPTIONS.device == "cpu" or name not in skipped])
-                    self.assertEqual({row["calls"] for row in report["strategies"]}, {3})
-                    for skipped in report["skipped"]:
-                        self.assertIn("needs ", skipped["reason"])
-
-    def test_bench_of_chosen_strategies(self):
-        self.put("i", np.ones((50, 50), "<i4"))
-        mine = self.runs_here("matmul", "i32")[:2]
-        # OpenBLAS knows no integers, and no other device.
-        chosen = [mine[1], "cpu_library", mine[0]]
-        report = self.bench("matmul", "i", "i", "--strategy", ",".join(chosen))
-        self.assertEqual([row["name"] for row in report["strategies"]], mine[::-1])
-        self.assertEqual([row["calls"] for row in report["strategies"]], [20, 20])
-        self.assertEqual([row["name"] for row in report["skipped"]], ["cpu_library"])
-        if OPTIONS.device == "cpu":
-            self.assertIsNone(report["ceiling"])
-            # The vendor's rate is the ceiling, chosen or not.
-            self.put("m", np.ones((50, 50)))
-            for strategies in ("cpu_naive", "cpu_naive,cpu_library"):
-                report = self.bench("matmul", "m", "m", "--strategy", strategies)
-                self.assertIn("cpu_library", report["ceiling"]["source"])
-                self.assertEqual(",".join(row["name"] for row in report["strategies"]), strategies)
-
-    def test_bench_of_almost_nothing(self):
-        for shape in ((), (0,)):
-            array = np.full(shape, 2.5, "<f4")
-            self.cli("put", self.save("in", array), "--name", "x", "--replace")
-            for arguments in (("dot", "x", "x"), ("reduce", "product", "x"), ("add", "x", "x")):
-                self.bench(*arguments, "--repeat", 1)
-        self.put("none", np.zeros((0, 4), "<f4"))
-        self.bench("matmul", "none", "none", "--transpose-b", "--repeat", 1)
-        self.bench("matmul", "none", "none", "--transpose-a", "--repeat", 1)
-        self.fails(4, "EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none")
-
-    def test_errors_of_bench(self):
-        self.put("x", np.zeros(3, "<f4"))
-        self.put("y", np.zeros(4, "<f4"))
-        ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
-        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "bench", "dot", "x", "nothing")
-        self.fails(4, "UNKNOWN_STRATEGY", "cpu_serial", "bench", "dot", "x", "x", "--strategy",
-                   "cpu_serial,magic")
-        self.fails(5, "STRATEGY_UNSUPPORTED", "it needs", "bench", "matmul", ints, ints,
-                   "--strategy", "cpu_library")
-        self.fails(4, "BAD_SHAPE", "tessera info", "bench", "dot", "x", "y")
-        self.fails(4, "BAD_SHAPE", "tessera info", "bench", "matmul", "x", "y")
-        self.fails(4, "BAD_RADIUS", "--radius", "bench", "window-sum", "x", "--radius=-2")
-        self.fails(4, "BAD_AXES", "", "bench", "reduce", "sum", "x", "--axes", "1")
-        self.fails(4, "BAD_K", "--k", "bench", "topk", "x", "--k", 4)
-        self.fails(4, "BAD_SHAPE", "tessera info", "bench", "map", "a + b", "x", "y")
-        self.fails(4, "BAD_EXPRESSION", "", "bench", "map", "a +", "x")
-        self.fails(4, "BAD_EXPRESSION", "", "bench", "map", "a + b", "x")
-        self.fails(2, "BAD_OPTION", "--help", "bench", "dot", "x", "x", "--strategy", ",")
-        if OPTIONS.device == "cpu":
-            self.fails(4, "BAD_LAUNCH", "without the option", "bench", "dot", "x", "x",
-                       "--strategy", "cpu_serial", "--block-size", 64)
-
     def test_chart_of_bench(self):
         self.put("x", np.ones(100_000))
         command = ("bench", "dot", "x", "x", "--repeat", 3)
+        self.assertGreater(self.bench(*command[1:])["ceiling"]["rate"], 0)
         lines = self.cli(*command).splitlines()
-        self.assertEqual(lines[0], f"dot of x and x, f64 [100000] on {OPTIONS.device}")
+        self.assertEqual(lines[0], f"dot of x and x, f64 [100000] on {o.Program.device}")
         self.assertEqual(lines[1], "median device time of 3 calls in turn")
         self.assertRegex(lines[2], r"^ceiling: \d+\.\d GB/s, reading, as the server's dot of two ")
         self.assertEqual(lines[4].split(), ["STRATEGY", "TIME", "us", "GB/s", "CEILING"])
@@ -929,23 +853,8 @@ class CliTest(CliCase):
         self.assertEqual(lines[-1], "All answers agree within the strategies' error bounds.")
         # A terminal has blocks when it takes them, and its own width.
         for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
-            try:
-                leader, follower = pty.openpty()
-            except OSError as error:
-                self.skipTest(f"no pseudo-terminals on this machine: {error}")
-            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
-            process = subprocess.Popen([OPTIONS.cli, "-s", self.server.address, *map(str, command)],
-                                       stdout=follower, env={**os.environ, "LC_ALL": locale})
-            os.close(follower)
-            shown = b""
-            try:
-                while block := os.read(leader, 4096):
-                    shown += block
-            except OSError:  # the terminal's other end is closed
-                pass
-            os.close(leader)
-            self.assertEqual(process.wait(60), 0)
-            rows = shown.decode().splitlines()[5:]
+            shown = self.on_terminal(*command, columns=50, LC_ALL=locale)
+            rows = shown.splitlines()[5:]
             rows = rows[:rows.index("")]
             self.assertTrue(any(row.endswith(filled) and len(row) == 50 for row in rows), rows)
 
@@ -977,8 +886,9 @@ class CliTest(CliCase):
             self.assertTrue(process.stderr.startswith(says), process.stderr)
         self.assertNotIn("complete,", self.run_cli("nope").stderr)
         self.assertIn("List the strategies", self.cli("--help"))
-        for command in ("put", "get", "ls", "rm", "cp", "import", "info", "strategies", "dot", "reduce",
-                        "matmul", "add", "window-sum", "map", "topk", "search", "bench", "health"):
+        for command in ("put", "get", "ls", "rm", "cp", "import", "info", "strategies", "dot",
+                        "reduce", "matmul", "add", "window-sum", "map", "topk", "search", "bench",
+                        "health"):
             self.assertIn("Exit codes:", self.cli(command, "--help"))
         for command in ("dot", "reduce", "matmul", "add", "window-sum", "map", "topk"):
             self.assertIn("Exit codes:", self.cli("bench", command, "--help"))
@@ -1015,8 +925,7 @@ class CliTest(CliCase):
             self.assertEqual(process.returncode, 2, process.stdout)
             self.assertIn("has a port above 65535", process.stderr)
 
-    def test_health_of_a_process(self):
-        self.assertEqual(self.cli("health", "--process", self.server.process.pid), "serving\n")
+    def test_health_of_a_process_on_a_free_port(self):
         for listen in ("127.0.0.1:0", "127.0.0.1:0,unix:/nowhere"):
             # Whatever the program is, it was given this flag.
             process = subprocess.Popen(["/bin/sh", "-c", "read line", "sh", "--listen", listen],
@@ -1033,18 +942,11 @@ class CliTest(CliCase):
         """The server's log has nothing of what the client itself refuses."""
         self.put("x", np.zeros(3, "<f4"))
         self.fails(4, "BAD_EXPRESSION", "operand 0 is a, 1 is b", "map", "a + b", "x")
-        token = dict(os.environ, TESSERA_TOKEN="t")
-        process = self.run_cli("ls", server="gpu.example.org:50051", env=token)
+        process = self.run_cli("ls", server="gpu.example.org:50051",
+                               env=o.environment(TESSERA_TOKEN="t"))
         self.assertIn("BAD_CREDENTIALS\n  --tls-ca, ", process.stderr)
         self.assertNotIn("tls_ca", process.stderr)
         self.assertNotIn("log", process.stderr)
-        path = self.program()
-        for text, says in (('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
-                           ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
-            path.write_text(text)
-            error = self.fails(4, "BAD_PROGRAM", '{"steps": [', "run", path)
-            self.assertIn(says, error["message"])
-            self.assertNotIn("exception", error["message"])
 
     def test_errors_of_files(self):
         self.fails(3, "FILE_NOT_FOUND", "path", "put", "nothing.npy")
@@ -1058,97 +960,80 @@ class CliTest(CliCase):
     def test_errors_of_operations(self):
         self.put("x", np.zeros(3, "<f4"))
         self.put("y", np.zeros(4, "<f4"))
-        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing")
-        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy")
-        self.fails(4, "BAD_SHAPE", "tessera info", "dot", "x", "y")
-        self.fails(4, "BAD_VIEW", "tessera info", "dot", "x[5]", "y")
-        self.fails(4, "BAD_VIEW", "tessera info", "dot", "x@1:3:1", "x")
-        self.fails(4, "BAD_OPERAND", "NAME[", "dot", "x[", "y")
-        self.fails(4, "UNKNOWN_STRATEGY", "cpu_serial", "dot", "x", "x", "--strategy", "magic")
         ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
+        large = "file:" + self.save("large", np.zeros(1 << 20))
+        put = ("put", "upload.npy", "--name")
+        self.all_fail(
+            3,
+            ("BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing"),
+            ("BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy"),
+            ("BUFFER_NOT_FOUND", "tessera ls", "cp", "nothing", "z"),
+        )
+        self.all_fail(
+            4,
+            ("BAD_SHAPE", "tessera info", "dot", "x", "y"),
+            ("BAD_VIEW", "tessera info", "dot", "x[5]", "y"),
+            ("BAD_VIEW", "tessera info", "dot", "x@1:3:1", "x"),
+            ("BAD_OPERAND", "NAME[", "dot", "x[", "y"),
+            ("UNKNOWN_STRATEGY", "cpu_serial", "dot", "x", "x", "--strategy", "magic"),
+            ("BAD_RADIUS", "--radius", "window-sum", "x", "--radius=-1"),
+            ("BAD_SHAPE", "tessera info", "window-sum", ints, "--radius", 1),
+            ("BAD_LAUNCH", "without the option", "dot", "x", "x", "--strategy", "cpu_serial",
+             "--block-size", 32),
+            ("BAD_OPERAND", "", "cp", ints, "z"),
+            ("BAD_VIEW", "tessera info", "cp", "x@1:3:1", "z"),
+            ("BAD_NAME", "128 characters", *put, "a b"),
+            ("BAD_DEVICE", "info", *put, "z", "--device", "tpu"),
+            ("OPERAND_TOO_LARGE", "put", "dot", large, "x"),
+        )
+        self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
+                      ("BUFFER_EXISTS", "--replace", *put, "x"))
         self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "matmul", ints, ints, "--strategy",
                    "cpu_library")
-        self.fails(4, "BAD_RADIUS", "--radius", "window-sum", "x", "--radius=-1")
-        self.fails(4, "BAD_SHAPE", "tessera info", "window-sum", ints, "--radius", 1)
-        self.fails(4, "BAD_LAUNCH", "without the option", "dot", "x", "x", "--strategy",
-                   "cpu_serial", "--block-size", 32)
-        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "cp", "nothing", "z")
-        self.fails(9, "BUFFER_EXISTS", "--replace", "cp", "x", "y")
-        self.fails(4, "BAD_OPERAND", "", "cp", ints, "z")
-        self.fails(4, "BAD_VIEW", "tessera info", "cp", "x@1:3:1", "z")
-        self.fails(9, "BUFFER_EXISTS", "--replace", "put", "upload.npy", "--name", "x")
-        self.fails(4, "BAD_NAME", "128 characters", "put", "upload.npy", "--name", "a b")
-        self.fails(4, "BAD_DEVICE", "info", "put", "upload.npy", "--name", "z", "--device", "tpu")
         self.fails(6, "QUOTA_EXCEEDED", "4 GiB requested", "put", "--random", "zeros", "--shape",
                    1 << 30, "--name", "z")
-        large = "file:" + self.save("large", np.zeros(1 << 20))
-        self.fails(4, "OPERAND_TOO_LARGE", "put", "dot", large, "x")
 
     def test_unreachable_server(self):
-        address = f"127.0.0.1:{free_port()}"
+        address = "127.0.0.1:1"
         process = self.run_cli("ls", "--timeout", "0.5", server=address)
         self.assertEqual(process.returncode, 7)
         self.assertIn(f"is tessera-server running at {address}", process.stderr)
-        environment = dict(os.environ, TESSERA_SERVER=address)
-        process = subprocess.run([OPTIONS.cli, "--timeout", "0.5", "health"], env=environment,
-                                 stderr=subprocess.PIPE, text=True, timeout=60)
+        process = o.run(o.Program.cli, "--timeout", "0.5", "health",
+                        env=o.environment(TESSERA_SERVER=address))
         self.assertEqual(process.returncode, 7)
         self.assertIn(address, process.stderr)
 
-    def test_a_server_that_starts_later_and_restarts(self):
-        port = free_port()
-        waiting = subprocess.Popen(
-            [OPTIONS.cli, "-s", f"127.0.0.1:{port}", "put", "--random", "ones", "--shape", "100",
-             "--name", "x"], stdout=subprocess.PIPE)
-        time.sleep(0.5)
-        server = Server(port=port)
-        try:
-            self.assertEqual(waiting.wait(30), 0)
-            waiting.stdout.close()
-            self.assertEqual(self.run_cli("reduce", "sum", "x", server=server.address).stdout,
-                             "100\n")
-            server.process.kill()
-            server.process.wait()
-            server = Server(port=port)
-            process = self.run_cli("reduce", "sum", "x", server=server.address)
-            self.assertEqual(process.returncode, 3, process.stderr)
-        finally:
-            server.stop()
+    def test_a_server_that_starts_later(self):
+        relay = Relay("127.0.0.1:1")
+        self.addCleanup(relay.close)
+        waiting = self.start_cli("put", "--random", "ones", "--shape", 100, "--name", "x",
+                                 server=relay.where, stdout=subprocess.DEVNULL)
+        self.assertTrue(relay.refused.wait(20))
+        relay.address = self.server.address.split(":")
+        self.assertEqual(waiting.wait(30), 0)
+        self.assertEqual(self.cli("reduce", "sum", "x"), "100\n")
 
     def test_an_interrupted_upload_leaves_nothing(self):
         for streams in (1, 4):
-            process = subprocess.Popen(
-                [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
-                 "60000000", "--name", "x", "--streams", str(streams)], stderr=subprocess.PIPE)
-            while not self.json("ls")["buffers"]:
-                self.assertIsNone(process.poll(), "the upload ended before it could be interrupted")
+            process, relay = self.held_put("--random", "zeros", "--shape", 1 << 24, "--streams",
+                                           streams)
             process.send_signal(signal.SIGINT)
+            relay.silent.clear()
             self.assertEqual(process.wait(30), 8)
-            process.stderr.close()
-            deadline = time.monotonic() + 10
-            while self.json("ls")["buffers"] and time.monotonic() < deadline:
-                time.sleep(0.05)
-            self.assertEqual(self.json("ls")["buffers"], [])
+            self.assertTrue(eventually(lambda: not self.names(), 10))
 
     def test_a_file_that_shrinks_is_an_error(self):
-        for order in ("C", "F"):
+        for fortran_order in (False, True):
             for streams in (1, 4):
                 file = self.folder / "shrinks.npy"
-                np.save(file, np.zeros((3000, 20000), "<f4", order=order))
-                process = subprocess.Popen(
-                    [OPTIONS.cli, "-s", self.server.address, "put", str(file), "--name", "x",
-                     "--streams", str(streams)], stderr=subprocess.PIPE, text=True)
-                while not self.json("ls")["buffers"]:
-                    self.assertIsNone(process.poll(), "the upload ended before the file shrank")
+                np.lib.format.open_memmap(file, "w+", "<f4", (4096, 4096), fortran_order)
+                process, relay = self.held_put(file, "--streams", streams)
                 os.truncate(file, 100_000)
+                relay.silent.clear()
                 _, errors = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 4, errors)
                 self.assertIn("became shorter while it was read: BAD_NPY", errors)
-                deadline = time.monotonic() + 10
-                while self.json("ls")["buffers"] and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                self.assertEqual(self.json("ls")["buffers"], [])
-        file.unlink()
+                self.assertTrue(eventually(lambda: not self.names(), 10))
 
     def test_no_control_character_reaches_the_terminal(self):
         header = b"{'descr': '\x1b[31m\xc2\x9b\x07', 'fortran_order': False, 'shape': (1,), }\n"
@@ -1160,12 +1045,10 @@ class CliTest(CliCase):
                           ("dot", "x", "x", "--strategy", "\x1b[31m"),
                           ("ls", "\x1b[31m"), ("get", "x", "-o", "ok\x1b[31m.npy"),
                           ("--json", "get", "y\x9b", "-o", "y.npy")):
-            process = subprocess.run([OPTIONS.cli, "-s", self.server.address, *arguments],
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                     cwd=self.folder, timeout=60)
-            text = process.stdout.decode()  # UTF-8 all the same
-            controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
-            self.assertEqual(controls, [], text)
+            ended = self.run_cli(*arguments)  # UTF-8 all the same
+            for text in (ended.stdout, ended.stderr):
+                controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
+                self.assertEqual(controls, [], text)
         self.assertIn("\\x1b[31m", self.run_cli("info", "x\x1b[31m").stderr)
 
     # --- Where arrays go -----------------------------------------------------------------------
@@ -1178,18 +1061,15 @@ class CliTest(CliCase):
         self.put("x", x)
         for path in ("-", "/dev/stdout", "/dev/fd/1"):
             for command, expected in ((("get", "x"), x), (("add", "x[:5]", "x[:5]"), 2 * x[:5])):
-                process = subprocess.run(
-                    [OPTIONS.cli, "-s", self.server.address, *command, "-o", path],
-                    stdout=subprocess.PIPE, cwd=self.folder, timeout=60)
+                process = self.start_cli(*command, "-o", path, stdout=subprocess.PIPE)
+                array = np.load(io.BytesIO(process.communicate()[0].split(b"/dev/fd/1:")[0]))
                 self.assertEqual(process.returncode, 0)
-                array = np.load(io.BytesIO(process.stdout.split(b"/dev/fd/1:")[0]))
                 np.testing.assert_array_equal(array, expected)
         # A redirection appends where the shell says so.
         with open(self.folder / "out", "wb") as out:
             out.write(b"before")
             out.flush()
-            subprocess.run([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "-"],
-                           stdout=out, timeout=60, check=True)
+            self.assertEqual(self.start_cli("get", "x", "-o", "-", stdout=out).wait(60), 0)
         self.assertEqual((self.folder / "out").read_bytes()[:12], b"before\x93NUMPY")
         fifo = self.folder / "fifo"
         os.mkfifo(fifo)
@@ -1200,25 +1080,31 @@ class CliTest(CliCase):
                 self.assertEqual(reader.wait(30), 0)
             finally:
                 reader.kill()
-        np.testing.assert_array_equal(np.load(self.folder / "copy.npy"), x)
+        np.testing.assert_array_equal(self.load("copy.npy"), x)
         self.assertTrue(fifo.is_fifo())
-        fifo.unlink()
         self.assertEqual(self.parts(), [])
         self.assertEqual(self.run_cli("--json", "get", "x", "-o", "-").returncode, 2)
 
     def test_readers_that_stop(self):
         self.cli("put", "--random", "zeros", "--shape", "10000000", "--name", "x")
-        command = [OPTIONS.cli, "-s", self.server.address, "--timeout", "1", "get", "x", "-o", "-"]
+
+        def get(timeout):
+            process = self.start_cli("--timeout", timeout, "get", "x", "-o", "-",
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            process.stdout.read(100)
+            return process
+
         # One that has seen enough: the process ends as any writer to a closed pipe does.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        process.stdout.read(100)
+        process = get("60s")
         process.stdout.close()
         self.assertEqual(process.wait(30), -signal.SIGPIPE)
         process.stderr.close()
         # One that falls asleep holds nothing on the server for longer than --timeout.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        process.stdout.read(100)
-        time.sleep(3)
+        downloads = lambda: self.server.client().budget("downloads").used
+        self.assertTrue(eventually(lambda: not downloads(), 10))
+        process = get("2s")
+        self.assertTrue(eventually(lambda: not downloads(), 20))
+        self.assertIsNone(process.poll())
         _, errors = process.communicate(timeout=30)
         self.assertEqual(process.returncode, 8, errors)
         self.assertIn(b"STALLED", errors)
@@ -1231,9 +1117,9 @@ class CliTest(CliCase):
         # The process that becomes the client, whose id is all one can guess, lays them.
         lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
                      'ln -s victim "$name" || exit; done; exec "$@"')
-        subprocess.run(["sh", "-c", lay_links, "sh",
-                        OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "out.npy"],
-                       stdout=subprocess.DEVNULL, cwd=self.folder, timeout=60, check=True)
+        get = (o.Program.cli, "-s", self.server.address, "get", "x", "-o", "out.npy")
+        ended = o.run("sh", "-c", lay_links, "sh", *get, cwd=self.folder)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
         self.assertTrue((self.folder / "out.npy.part").is_symlink())
         self.assertEqual(victim.read_text(), "precious")
         out = self.folder / "out.npy"
@@ -1243,96 +1129,161 @@ class CliTest(CliCase):
         for name in self.parts():
             (self.folder / name).unlink()
         # As the user's mask has it.
-        subprocess.run([OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "out.npy"],
-                       stdout=subprocess.DEVNULL, cwd=self.folder, timeout=60, check=True,
-                       umask=0o027)
+        self.assertEqual(o.run(*get, cwd=self.folder, umask=0o027).returncode, 0)
         self.assertEqual(out.stat().st_mode & 0o777, 0o640)
         self.assertEqual(self.parts(), [])
 
     def test_an_interrupted_download_leaves_no_file(self):
-        self.cli("put", "--random", "zeros", "--shape", "100000000", "--name", "x")
+        self.cli("put", "--random", "zeros", "--shape", 1 << 24, "--name", "x")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            process = subprocess.Popen(
-                [OPTIONS.cli, "-s", self.server.address, "get", "x", "-o", "large.npy"],
-                cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            while not self.parts():
-                self.assertIsNone(process.poll(), "the download ended before it was interrupted")
+            relay = Relay(self.server.address, hold=o.MI)
+            self.addCleanup(relay.close)
+            self.addCleanup(relay.silent.clear)
+            process = self.start_cli("get", "x", "-o", "large.npy", server=relay.where,
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.assertTrue(relay.silent.wait(20))
+            self.assertTrue(eventually(self.parts, 10))
             process.send_signal(number)
+            relay.silent.clear()
             self.assertEqual(process.wait(30), 8)
             self.assertEqual(self.parts(), [])
             self.assertFalse((self.folder / "large.npy").exists())
 
     def test_no_limit_of_time(self):
         x = np.arange(2_000_000.0)
-        for streams in (1, 3):
-            self.cli("--timeout", "inf", "put", self.save("in", x), "--name", "x", "--replace",
-                     "--streams", streams)
-        self.cli("--timeout", "inf", "get", "x", "-o", "out.npy")
-        np.testing.assert_array_equal(np.load(self.folder / "out.npy"), x)
-        self.cli("--timeout", "inf", "put", "in.npy", "--name", "y", "--no-checksums")
-        self.cli("get", "y", "-o", "out.npy", "--no-checksums")
-        np.testing.assert_array_equal(np.load(self.folder / "out.npy"), x)
-
-    def test_large_results_where_buffers_live_briefly(self):
-        server = Server("--max-ttl", "30s")
-        try:
-            self.assertEqual(self.run_cli("put", self.save("in", np.arange(1500.0)), "--name", "x",
-                                          "--ttl", "30s", server=server.address).returncode, 0)
-            process = self.run_cli("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1", "-o",
-                                   "sums.npy", server=server.address)
-            self.assertEqual(process.returncode, 0, process.stderr)
-            i = np.arange(1500.0)
-            np.testing.assert_array_equal(np.load(self.folder / "sums.npy"), i[:, None] + i)
-        finally:
-            server.stop()
+        self.save("in", x)
+        for words in (("--streams", 1), ("--streams", 3), ("--no-checksums",)):
+            put = ("--timeout", "inf", "put", "in.npy", "--name", "x", "--replace")
+            self.cli(*put, *words)
+            for flags in (("--timeout", "inf"), ("--no-checksums",)):
+                self.cli("get", "x", "-o", "out.npy", *flags)
+                np.testing.assert_array_equal(self.load("out.npy"), x)
 
     def test_progress_is_for_terminals(self):
-        arguments = [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
-                     "100000000", "--name", "x", "--streams", "1"]
-        try:
-            leader, follower = pty.openpty()
-        except OSError as error:
-            self.skipTest(f"no pseudo-terminals on this machine: {error}")
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=follower)
-        os.close(follower)
-        shown = io.BytesIO()
-        try:
-            while block := os.read(leader, 4096):
-                shown.write(block)
-        except OSError:  # the terminal's other end is closed
-            pass
-        os.close(leader)
-        process.stdout.close()
-        self.assertEqual(process.wait(30), 0)
-        self.assertRegex(shown.getvalue().decode(), r"x +\d+% \[#*\.*\] .* of 381\.5 MiB, .*/s")
-        process = subprocess.run([*arguments, "--replace"], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, text=True, timeout=60)
-        self.assertEqual(process.returncode, 0)
-        self.assertNotIn("[#", process.stderr)
+        put = ("put", "--random", "zeros", "--shape", 1 << 25, "--name", "x", "--replace")
+        relay = Relay(self.server.address)
+        self.addCleanup(relay.close)
+
+        def piece(terminal):
+            """Lets a piece of the upload pass: whether the command has written something."""
+            passed = sum(relay.requests)
+            relay.silent.clear()
+            self.assertTrue(eventually(lambda: sum(relay.requests) > passed, 20, pause=0))
+            relay.silent.set()
+            return select.select([terminal], [], [], 0)[0]
+
+        def pieces(terminal):
+            self.assertTrue(eventually(lambda: piece(terminal), 60, pause=0.1))
+            relay.silent.clear()
+
+        shown = self.on_terminal(*put, server=relay.where, watch=pieces)
+        self.assertRegex(shown, r"x +\d+% \[#*\.*\] .* of 128 MiB, .*/s")
+        self.assertNotIn("[#", self.run_cli(*put).stderr)
 
 
-class DemoTest(CliCase):
-    def test_it_classifies_by_one_program(self):
-        demo = pathlib.Path(__file__).parent.parent / "client/demo/demo.py"
-        process = subprocess.run(
-            [sys.executable, demo, "--cli", OPTIONS.cli, "--server", self.server.address],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
-        self.assertEqual(process.returncode, 0, process.stdout[-2000:] + process.stderr)
-        self.assertIn("PASSED: the same accuracy as NumPy", process.stdout)
-        names = [b["name"] for b in self.json("ls")["buffers"]]
-        kinds = ("standardised-f32", "standardised-f64", "test", "train")
-        self.assertEqual(sorted(names), [f"digits/{kind}" for kind in kinds],
-                         "what is between the steps has no name")
+class BenchTest(CliCase):
+    """Comparing strategies, where memory is too small to measure how fast it is read."""
+
+    FLAGS = ("--memory-limit", "200Mi")
+
+    def test_bench_of_every_operation(self):
+        random = np.random.default_rng(7)
+        n, side = 100_000, 60
+        for dtype in ("f32", "bf16", "i32"):
+            for name, array in (("x", random.standard_normal(n)), ("y", random.standard_normal(n)),
+                                ("m", random.standard_normal((side, side)))):
+                self.put(name, 9 * array)
+                self.cli("cp", name, name, "--replace", "--dtype", dtype)
+            size = {"f32": 4, "bf16": 2, "i32": 4}[dtype]
+            wide = 8 if dtype == "i32" else size
+            for operation, arguments, unit, work in (
+                    ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
+                    ("dot", ("dot", "x", "x"), "B/s", n * size),
+                    ("reduce", ("reduce", "variance", "x"), "B/s", n * size),
+                    ("reduce", ("reduce", "argmin", "x[::-1]"), "B/s", n * size),
+                    ("reduce_axes", ("reduce", "sum", "m", "--axes", "0"), "B/s",
+                     side * side * size + side * wide),
+                    ("matmul", ("matmul", "m", "m", "--transpose-b"),
+                     "OP/s" if dtype == "i32" else "FLOP/s", 2 * side**3),
+                    ("add", ("add", "x", "y"), "B/s", 3 * n * size),
+                    ("window_sum", ("window-sum", "x", "--radius", "8"), "B/s",
+                     n * size + n * wide),
+                    ("map", ("map", "where(a < b, a * a, b) - a", "x", "y"), "B/s", 3 * n * size),
+                    ("map", ("map", "f64(a) * b + exp(c - c)", "m", "m[0]", "m"), "B/s",
+                     side * side * (size + 8) + side * size),
+                    ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
+                     side * side * size + 9 * side * (size + 8))):
+                with self.subTest(dtype=dtype, operation=operation):
+                    report = self.bench(*arguments, "--repeat", 3)
+                    self.assertEqual(report["operation"], operation)
+                    self.assertEqual((report["unit"], report["work"]), (unit, work))
+                    # A row may refuse a problem of a type that it takes: the rest is in order.
+                    skipped = [row["name"] for row in report["skipped"]]
+                    self.assertEqual([row["name"] for row in report["strategies"]],
+                                     [name for name in self.runs_here(operation, dtype)
+                                      if o.Program.device == "cpu" or name not in skipped])
+                    self.assertEqual({row["calls"] for row in report["strategies"]}, {3})
+                    for skipped in report["skipped"]:
+                        self.assertIn("needs ", skipped["reason"])
+
+    def test_bench_of_chosen_strategies(self):
+        self.put("i", np.ones((50, 50), "<i4"))
+        mine = self.runs_here("matmul", "i32")[:2]
+        # OpenBLAS knows no integers, and no other device.
+        chosen = [mine[1], "cpu_library", mine[0]]
+        report = self.bench("matmul", "i", "i", "--strategy", ",".join(chosen))
+        self.assertEqual([row["name"] for row in report["strategies"]], mine[::-1])
+        self.assertEqual([row["calls"] for row in report["strategies"]], [20, 20])
+        self.assertEqual([row["name"] for row in report["skipped"]], ["cpu_library"])
+        if o.Program.device == "cpu":
+            self.assertIsNone(report["ceiling"])
+            # The vendor's rate is the ceiling, chosen or not.
+            self.put("m", np.ones((50, 50)))
+            for strategies in ("cpu_naive", "cpu_naive,cpu_library"):
+                report = self.bench("matmul", "m", "m", "--strategy", strategies)
+                self.assertIn("cpu_library", report["ceiling"]["source"])
+                self.assertEqual(",".join(row["name"] for row in report["strategies"]), strategies)
+
+    def test_bench_of_almost_nothing(self):
+        for shape in ((), (0,)):
+            self.put("x", np.full(shape, 2.5, "<f4"))
+            for arguments in (("dot", "x", "x"), ("reduce", "product", "x"), ("add", "x", "x")):
+                self.bench(*arguments, "--repeat", 1)
+        self.put("none", EMPTY)
+        for flag in ("--transpose-b", "--transpose-a"):
+            self.bench("matmul", "none", "none", flag, "--repeat", 1)
+        self.fails(4, "EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none")
+
+    def test_errors_of_bench(self):
+        self.put("x", np.zeros(3, "<f4"))
+        self.put("y", np.zeros(4, "<f4"))
+        ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
+        dot = ("bench", "dot", "x", "x", "--strategy")
+        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "bench", "dot", "x", "nothing")
+        self.fails(5, "STRATEGY_UNSUPPORTED", "it needs", "bench", "matmul", ints, ints,
+                   "--strategy", "cpu_library")
+        self.fails(2, "BAD_OPTION", "--help", *dot, ",")
+        self.all_fail(
+            4,
+            ("UNKNOWN_STRATEGY", "cpu_serial", *dot, "cpu_serial,magic"),
+            ("BAD_SHAPE", "tessera info", "bench", "dot", "x", "y"),
+            ("BAD_SHAPE", "tessera info", "bench", "matmul", "x", "y"),
+            ("BAD_RADIUS", "--radius", "bench", "window-sum", "x", "--radius=-2"),
+            ("BAD_AXES", "", "bench", "reduce", "sum", "x", "--axes", "1"),
+            ("BAD_K", "--k", "bench", "topk", "x", "--k", 4),
+            ("BAD_SHAPE", "tessera info", "bench", "map", "a + b", "x", "y"),
+            ("BAD_EXPRESSION", "", "bench", "map", "a +", "x"),
+            ("BAD_EXPRESSION", "", "bench", "map", "a + b", "x"),
+        )
+        if o.Program.device == "cpu":
+            self.fails(4, "BAD_LAUNCH", "without the option", *dot, "cpu_serial", "--block-size",
+                       64)
 
 
 class ShardsTest(CliCase):
     """Buffers that are divided among devices."""
 
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server("--no-warm-up", device="cpu:0,cpu:1,cpu:2")
-        cls.temporary = tempfile.TemporaryDirectory()
-        cls.folder = pathlib.Path(cls.temporary.name)
+    FLAGS, DEVICE = (), "cpu:0,cpu:1,cpu:2"
 
     def test_placement(self):
         random = ("--random", "normal", "--shape", 50000)
@@ -1381,17 +1332,16 @@ class ShardsTest(CliCase):
 class DraftsTest(CliCase):
     """What clients that were killed leave behind, on a server that knows versions."""
 
-    def killed_upload(self, *arguments):
+    def killed_upload(self):
         """A replacement by ranges whose client dies in the middle; the draft's version."""
         before = {d["version"] for d in self.json("info", "x")["drafts"]}
-        process = subprocess.Popen(
-            [OPTIONS.cli, "-s", self.server.address, "put", "--random", "normal", "--shape",
-             "60000000", "--name", "x", "--streams", "4", "--replace"], stderr=subprocess.DEVNULL)
-        while not (new := {d["version"] for d in self.json("info", "x")["drafts"]} - before):
-            self.assertIsNone(process.poll(), "the upload ended before it could be killed")
+        process, relay = self.held_put("--random", "zeros", "--shape", 1 << 24, "--streams", 4,
+                                       "--replace")
         process.kill()
         process.wait()
-        return new.pop()
+        relay.silent.clear()
+        (new,) = {d["version"] for d in self.json("info", "x")["drafts"]} - before
+        return new
 
     def test_a_killed_replacement_is_seen_and_dropped_and_in_nobodys_way(self):
         x = np.arange(1000.0)
@@ -1406,21 +1356,14 @@ class DraftsTest(CliCase):
         self.assertEqual(self.json("info", "x")["buffer"]["version"], live)
         self.fails(5, "VERSION_MISMATCH", "tessera info", "rm", "x", "--version", first)
         for streams in (1, 4):
-            self.cli("put", self.save("in", x + streams), "--name", "x", "--replace", "--streams",
-                     streams)
+            self.cli("put", self.save("in", x + streams), "--name", "x", "--replace",
+                     "--streams", streams)
             np.testing.assert_array_equal(self.get("x"), x + streams)
         self.assertRegex(self.json("info", "x")["buffer"]["crc32c"], "^[0-9a-f]{8}$")
         self.assertGreater(self.json("info", "x")["buffer"]["version"], second)
         self.cli("rm", "x")
-        self.assertEqual(self.json("ls")["buffers"], [])
+        self.assertEqual(self.names(), [])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cli", required=True)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu", help="such as cuda:0")
-    OPTIONS, rest = parser.parse_known_args()
-    # The tests run in a folder of their own.
-    OPTIONS.cli, OPTIONS.server = (os.path.abspath(p) for p in (OPTIONS.cli, OPTIONS.server))
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main(jobs=4)

@@ -6,36 +6,25 @@ usage: completion_test.py --server build/bin/tessera-server --cli build/bin/tess
 arguments]
 """
 
-import argparse
 import os
-import pathlib
 import pty
 import re
 import select
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import outsider as o
+
 TIMEOUT_S = 60  # sanitized programs on a busy machine
-
-programs = None  # --server and --cli
 
 
 class Terminal:
     """An interactive shell, as a person types into it."""
 
-    def __init__(self, command, folder):
+    def __init__(self, command, folder, environment):
         self.process, self.terminal = pty.fork()
         if self.process == 0:
-            environment = {
-                "PATH": f"{pathlib.Path(programs.cli).resolve().parent}:/usr/bin:/bin",
-                "HOME": str(folder), "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8",
-                "TESSERA_SERVER": os.environ["COMPLETION_TEST_SERVER"],
-            }
             os.chdir(folder)
             os.execvpe(command[0], command, environment)
         self.output = ""
@@ -57,33 +46,32 @@ class Terminal:
         os.waitpid(self.process, 0)
 
 
-class CompletionTest(unittest.TestCase):
+class CompletionTest(o.Case):
     @classmethod
     def setUpClass(cls):
-        cls.temporary = tempfile.TemporaryDirectory()
-        cls.folder = pathlib.Path(cls.temporary.name)
+        super().setUpClass()
         cls.address = f"unix:{cls.folder}/socket"
-        os.environ["COMPLETION_TEST_SERVER"] = cls.address
-        cls.server = subprocess.Popen(
-            [programs.server, "--listen", cls.address, "--device", "cpu", "--log-level", "error"])
+        server = o.Server(cls.folder, listen=cls.address, device="cpu")
+        cls.addClassCleanup(server.kill)
+        cls.environment = {
+            "PATH": f"{os.path.dirname(o.Program.cli)}:/usr/bin:/bin", "HOME": str(cls.folder),
+            "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8", "TESSERA_SERVER": cls.address,
+        }
         (cls.folder / "weights.npy").touch()
         for name in ("digits", "digests/2", "other"):
             cls.run_cli("put", "--name", name, "--random", "ones", "--shape", "2x3")
 
     @classmethod
-    def tearDownClass(cls):
-        cls.server.terminate()
-        cls.server.wait(TIMEOUT_S)
-        cls.temporary.cleanup()
-
-    @classmethod
     def run_cli(cls, *words, server=None):
-        result = subprocess.run(
-            [programs.cli, "--server", server or cls.address, *words],
-            capture_output=True, text=True, timeout=TIMEOUT_S)
+        result = o.run(o.Program.cli, "--server", server or cls.address, *words)
         if result.returncode != 0:
             raise AssertionError(f"{words}: {result.stderr}")
         return result.stdout
+
+    def terminal(self, *command):
+        terminal = Terminal(command, self.folder, self.environment)
+        self.addCleanup(terminal.close)
+        return terminal
 
     def complete(self, *words, server=None):
         lines = self.run_cli("complete", "--", *words, server=server).splitlines()
@@ -127,7 +115,8 @@ class CompletionTest(unittest.TestCase):
     def test_the_server_of_the_line_is_asked(self):
         nobody = f"unix:{self.folder}/nobody"
         self.assertEqual(self.complete("dot", "di", server=nobody), ("words", []))
-        for flag in [("--server", self.address), ("-s", self.address), (f"--server={self.address}",)]:
+        for flag in [("--server", self.address), ("-s", self.address),
+                     (f"--server={self.address}",)]:
             _, found = self.complete(*flag, "dot", "digi", server=nobody)
             self.assertEqual(found, ["digits"], flag)
 
@@ -135,9 +124,9 @@ class CompletionTest(unittest.TestCase):
         self.assertIn("digits\tf32 [2, 3]\n", self.run_cli("complete", "--", "rm", "digi"))
 
     def test_bash(self):
-        bash = Terminal(["bash", "--norc", "--noprofile", "-i"], self.folder)
-        self.addCleanup(bash.close)
-        bash.type('bind "set enable-bracketed-paste off"; eval "$(tessera completion bash)"; echo rea""dy\n')
+        bash = self.terminal("bash", "--norc", "--noprofile", "-i")
+        bash.type('bind "set enable-bracketed-paste off"; eval "$(tessera completion bash)"; '
+                  'echo rea""dy\n')
         bash.wait_for("ready\r?\n")
         for typed, line in [
             ("tessera stra\t", "tessera strategies "),
@@ -156,9 +145,9 @@ class CompletionTest(unittest.TestCase):
     def test_zsh(self):
         if not shutil.which("zsh"):
             self.skipTest("zsh is not installed")
-        zsh = Terminal(["zsh", "-f", "-i"], self.folder)
-        self.addCleanup(zsh.close)
-        zsh.type('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; echo rea""dy\n')
+        zsh = self.terminal("zsh", "-f", "-i")
+        zsh.type('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; '
+                 'echo rea""dy\n')
         zsh.wait_for("ready\r?\n")
         for typed, rest in [("tessera stra\t", "tegies "), ("tessera dot digi\t", "ts "),
                             ("tessera put weig\t", "hts.npy ")]:
@@ -173,33 +162,30 @@ class CompletionTest(unittest.TestCase):
         script = self.run_cli("completion", "fish")
         for line, found in [("tessera stra", ["strategies"]), ("tessera dot digi", ["digits"]),
                             ("tessera put weig", ["weights.npy"])]:
-            result = subprocess.run(
-                ["fish", "--no-config", "-c", f"{script}\ncomplete -C '{line}'"],
-                capture_output=True, text=True, timeout=TIMEOUT_S, cwd=self.folder,
-                env={"PATH": f"{pathlib.Path(programs.cli).resolve().parent}:/usr/bin:/bin",
-                     "HOME": str(self.folder), "TESSERA_SERVER": self.address})
+            result = o.run("fish", "--no-config", "-c", f"{script}\ncomplete -C '{line}'",
+                           cwd=self.folder, env=self.environment)
             self.assertEqual([l.split("\t")[0] for l in result.stdout.splitlines()], found, line)
 
 
-class ManualTest(unittest.TestCase):
+class ManualTest(o.Case):
     """Every option of a help text has its place in a page."""
 
     def test_pages(self):
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(
-                [sys.executable, ROOT / "deploy/tools/manual.py", "--out", folder,
-                 f"{programs.cli}:1", f"{programs.server}:8"], check=True, timeout=10 * TIMEOUT_S)
-            pages = {p.name: p.read_text() for p in pathlib.Path(folder).rglob("*.[18]")}
-        for name, command in [("tessera.1", [programs.cli]),
-                              ("tessera-put.1", [programs.cli, "put"]),
-                              ("tessera-bench-matmul.1", [programs.cli, "bench", "matmul"]),
-                              ("tessera-server.8", [programs.server])]:
-            text = subprocess.run([*command, "--help"], capture_output=True, text=True).stdout
+        cli, server = o.Program.cli, o.Program.path
+        made = o.run(sys.executable, o.ROOT / "deploy/tools/manual.py", "--out", self.folder,
+                     f"{cli}:1", f"{server}:8", timeout=10 * TIMEOUT_S)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        pages = {p.name: p.read_text() for p in self.folder.rglob("*.[18]")}
+        for name, command in [("tessera.1", [cli]), ("tessera-put.1", [cli, "put"]),
+                              ("tessera-bench-matmul.1", [cli, "bench", "matmul"]),
+                              ("tessera-server.8", [server])]:
+            text = o.run(*command, "--help").stdout
             options = set(re.findall(r"^  (?:-\w,)?(--[\w-]+)", text, re.MULTILINE))
             self.assertGreater(len(options), 3)
             page = pages[name].replace("\\-", "-")
             terms = re.findall(r"^\.TP\n\.B (.*)\n(.*)$", page, re.MULTILINE)
-            found = {option for term, _ in terms for option in re.findall(r"--[\w-]+", term.split(" ")[0])}
+            found = {option for term, _ in terms
+                     for option in re.findall(r"--[\w-]+", term.split(" ")[0])}
             self.assertEqual(found, options, name)
             for term, description in terms:
                 self.assertNotIn("  ", term)
@@ -210,8 +196,4 @@ class ManualTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

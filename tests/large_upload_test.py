@@ -9,18 +9,13 @@ memory grew by the buffer plus --slack-mib (CPU device) or by less than --slack-
 import argparse
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
 
-
-def peak_bytes(pid):
-    with open(f"/proc/{pid}/status", encoding="ascii") as status:
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read()).group(1)) * 1024
+import outsider as o
 
 
 def write_array(path, elements, block_elements=1 << 22):
@@ -51,45 +46,39 @@ def main():
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory(dir=options.tmp) as folder:
-        address = f"unix:{folder}/socket"
-        cli = [os.path.join(options.bin, "tessera"), "--server", address, "--timeout", "600", "--json"]
+        elements = int(options.gib * (1 << 30)) // 4
+        path = os.path.join(folder, "large.npy")
+        want_sum, want_index, magnitude = write_array(path, elements)
+        o.Program.path = os.path.join(options.bin, "tessera-server")
+        server = o.Server(folder, listen=f"unix:{folder}/socket", device=options.device)
+        cli = [os.path.join(options.bin, "tessera"), "--server", server.address]
 
         def run(*arguments):
-            done = subprocess.run(cli + list(arguments), capture_output=True, text=True, check=False)
+            done = o.run(*cli, "--timeout", "600", "--json", *arguments, timeout=None)
             if done.returncode != 0:
                 sys.exit(f"tessera {' '.join(arguments)} exited {done.returncode}: {done.stderr}")
             return json.loads(done.stdout)
 
-        elements = int(options.gib * (1 << 30)) // 4
-        path = os.path.join(folder, "large.npy")
-        want_sum, want_index, magnitude = write_array(path, elements)
-        server = subprocess.Popen(
-            [os.path.join(options.bin, "tessera-server"), "--listen", address, "--device", options.device]
-        )
         try:
-            deadline = time.monotonic() + 60
-            while subprocess.run(cli + ["health"], capture_output=True, check=False).returncode != 0:
-                if time.monotonic() > deadline or server.poll() is not None:
-                    sys.exit("the server did not start")
-                time.sleep(0.2)
             info = run("info")
             device = info["devices"][0]["name"]
-            before = peak_bytes(server.pid)
+            before = server.peak_rss()
             start = time.monotonic()
             run("put", path, "--name", "large", "--streams", str(options.streams))
             seconds = time.monotonic() - start
-            grown = peak_bytes(server.pid) - before
+            grown = server.peak_rss() - before
             total = run("reduce", "sum", "large")
             top = run("reduce", "argmax", "large")
         finally:
-            server.terminate()
-            server.wait(60)
+            ended = server.stop()
+            server.kill()
 
         slack = options.slack_mib << 20
         allowed = slack + (elements * 4 if device == "cpu" else 0)
         print(
-            f"{elements * 4 / 2**30:.2f} GiB on {device} over {options.streams} stream(s) in {seconds:.1f} s,"
-            f" {elements * 4 / seconds / 1e9:.2f} GB/s; server peak memory grew {grown / 2**20:.0f} MiB"
+            f"{elements * 4 / 2**30:.2f} GiB on {device} over {options.streams} stream(s) in"
+            f" {seconds:.1f} s, {elements * 4 / seconds / 1e9:.2f} GB/s; server peak memory grew"
+            f" {grown / 2**20:.0f} MiB"
             f" (allowed {allowed / 2**20:.0f})"
         )
         problems = []
@@ -99,8 +88,8 @@ def main():
             problems.append(f"ARGMAX is {top['index']}, planted at {want_index}")
         if grown > allowed:
             problems.append("server memory grew too much")
-        if server.returncode != 0:
-            problems.append(f"the server exited {server.returncode}")
+        if ended != 0:
+            problems.append(f"the server ended with {ended}")
         for problem in problems:
             print("wrong:", problem)
         sys.exit(1 if problems else 0)

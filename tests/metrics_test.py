@@ -5,16 +5,12 @@ lie or dawdle cost nobody else an answer, and alerts and dashboard name metrics 
 usage: metrics_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
-import argparse
+import contextlib
 import json
-import os
-import pathlib
 import re
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 import unittest
@@ -30,11 +26,9 @@ from outsider import eventually
 DEPLOY = o.ROOT / "deploy"
 RULES = DEPLOY / "helm" / "tessera" / "files" / "rules.yaml"
 RULES_TEST = DEPLOY / "monitoring" / "rules_test.yaml"
+DOCUMENT = o.ROOT / "docs" / "metrics.md"
 DASHBOARD = DEPLOY / "monitoring" / "dashboard.json"
 ONES = np.ones(1000, np.float32)
-
-folder = None  # of the stubs and logs
-
 
 # --- A scrape -------------------------------------------------------------------------------------
 
@@ -103,27 +97,18 @@ class Scrape:
         return {dict(pairs)[label] for n, pairs in self.samples if n == name}
 
 
-def metrics_address(server):
-    return re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
-
-
-def get(address, path="/metrics", timeout=20):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout) as answer:
+def get(address, path="/metrics"):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
         return answer.read().decode()
 
 
-def http_socket(address, timeout=20):
+def http_socket(address):
     host, port = address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=timeout)
+    return socket.create_connection((host, int(port)), timeout=20)
 
 
 def read_all(connection):
-    text = b""
-    while True:
-        more = connection.recv(65536)
-        if not more:
-            return text
-        text += more
+    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def talk(address, request):
@@ -133,17 +118,21 @@ def talk(address, request):
         return read_all(connection)
 
 
-class MetricsCase(unittest.TestCase):
+class MetricsCase(o.Case):
     def serve(self, *flags):
-        server = o.Server(folder, "--metrics-listen", "127.0.0.1:0", "--no-warm-up",
-                          "--memory-limit", "256Mi", *flags)
-        self.addCleanup(server.kill)
-        self.address = metrics_address(server)
+        server = super().serve("--metrics-listen", "127.0.0.1:0", "--memory-limit",
+                               "256Mi", *flags)
+        self.address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
         self.client = server.client()
         return server
 
     def scrape(self):
         return Scrape(get(self.address))
+
+    def comes(self, wanted, name, **labels):
+        """The metric has that value in the end."""
+        sums = lambda: self.scrape().sum(name, **labels)
+        self.assertTrue(eventually(lambda: sums() == wanted, 20), (name, labels, sums()))
 
     def assert_grown(self, before, after, name, by, **labels):
         self.assertEqual(after.sum(name, **labels) - before.sum(name, **labels), by, (name, labels))
@@ -230,11 +219,9 @@ class CountsTest(MetricsCase):
         # The client leaves.
         silent.clear()
         call = c.b.Upload.future(one_message("left"), timeout=20)
-        self.assertTrue(eventually(
-            lambda: self.scrape().sum("tessera_budget_used", budget="uploads") == 1, 10))
+        self.comes(1, "tessera_budget_used", budget="uploads")
         call.cancel()
-        self.assertTrue(eventually(
-            lambda: self.scrape().sum("tessera_errors_total", code="CANCELLED") == 1, 10))
+        self.comes(1, "tessera_errors_total", code="CANCELLED")
         silent.set()
 
     def test_unknown_strategies_become_no_labels(self):
@@ -300,21 +287,22 @@ class CountsTest(MetricsCase):
                             dict(data=data.tobytes()[1 << 20 :])])
         self.client.create("draft", ONES)
         self.assertEqual(len(self.client.download("x", offset=5)), data.nbytes - 5)
-        one = self.scrape()
-        self.assertEqual(one.sum("tessera_buffers", state="ready"), 1)
-        self.assertEqual(one.sum("tessera_buffer_bytes", state="ready"), data.nbytes)
-        self.assertEqual(one.sum("tessera_buffers", state="writing"), 1)
-        self.assertEqual(one.sum("tessera_buffer_bytes", state="writing"), ONES.nbytes)
         device = self.client.device()
-        self.assertEqual(one.sum("tessera_buffer_memory_used_bytes"), device.buffer_used_bytes)
-        self.assertEqual(one.sum("tessera_buffer_memory_limit_bytes"), device.buffer_limit_bytes)
-        self.assertEqual(
-            one.sum("tessera_transfer_bytes_total", direction="upload", via="stream"), data.nbytes)
-        self.assertEqual(one.sum("tessera_transfer_bytes_total", direction="download"),
-                         data.nbytes - 5)
+        one = self.scrape()
+        for wanted, name, labels in (
+            (1, "buffers", dict(state="ready")),
+            (data.nbytes, "buffer_bytes", dict(state="ready")),
+            (1, "buffers", dict(state="writing")),
+            (ONES.nbytes, "buffer_bytes", dict(state="writing")),
+            (device.buffer_used_bytes, "buffer_memory_used_bytes", {}),
+            (device.buffer_limit_bytes, "buffer_memory_limit_bytes", {}),
+            (data.nbytes, "transfer_bytes_total", dict(direction="upload", via="stream")),
+            (data.nbytes - 5, "transfer_bytes_total", dict(direction="download")),
+        ):
+            self.assertEqual(one.sum(f"tessera_{name}", **labels), wanted, (name, labels))
         for direction in ("upload", "download"):
             self.assertGreater(one.sum("tessera_copy_seconds_count", direction=direction), 0)
-        # A name that is replaced, a draft that is sealed, names that are deleted or expire.
+        # A name that is replaced, and names that are deleted or expire.
         self.client.put("x", ONES, replace=True)
         self.client.call("DeleteBuffer", name="draft")
         two = self.scrape()
@@ -322,11 +310,10 @@ class CountsTest(MetricsCase):
         self.assertEqual(two.sum("tessera_buffer_bytes", state="ready"), ONES.nbytes)
         self.assertEqual(two.sum("tessera_buffers", state="writing"), 0)
         self.client.call("UpdateBuffer", name="x", ttl={"nanos": 1000})
-        self.assertTrue(eventually(lambda: self.scrape().sum("tessera_buffers") == 0, 10))
+        self.comes(0, "tessera_buffers")
         self.assertEqual(self.scrape().sum("tessera_buffer_bytes"), 0)
         # A buffer that has expired is out of the count before its memory is free.
-        self.assertTrue(
-            eventually(lambda: self.scrape().sum("tessera_buffer_memory_used_bytes") == 0, 10))
+        self.comes(0, "tessera_buffer_memory_used_bytes")
 
     def test_what_waits_and_runs(self):
         if o.Program.device != "cpu":
@@ -345,7 +332,7 @@ class CountsTest(MetricsCase):
         self.assertTrue(eventually(
             lambda: self.scrape().sum("tessera_longest_run_seconds") > 0, 20))
         calls += [product("c1"), product("c2")]
-        self.assertTrue(eventually(lambda: self.scrape().sum("tessera_queue_length") == 2, 20))
+        self.comes(2, "tessera_queue_length")
         full = self.client.attempt("Dot", a=a, b=a)
         now = self.scrape()
         self.assertEqual(full.reason, "QUEUE_FULL")
@@ -353,15 +340,14 @@ class CountsTest(MetricsCase):
         self.assertGreater(now.sum("tessera_longest_run_seconds"), 0)
         self.assertEqual(now.sum("tessera_queue_limit"), 2)
         # A call is in progress until gRPC has sent its answer.
-        self.assertTrue(eventually(
-            lambda: self.scrape().sum("tessera_calls_in_progress") == 3, 10))
+        self.comes(3, "tessera_calls_in_progress")
         for call in calls:
             call.cancel()
-        for name in ("tessera_queue_length", "tessera_longest_run_seconds", "tessera_calls_in_progress"):
-            self.assertTrue(eventually(lambda: self.scrape().sum(name) == 0, 10), name)
+        for name in ("queue_length", "longest_run_seconds", "calls_in_progress"):
+            self.comes(0, f"tessera_{name}")
 
     def test_every_method_has_a_name(self):
-        self.serve("--shared-memory", os.path.join(folder, "shared.sock"))
+        self.serve("--shared-memory", self.folder / "shared.sock")
         methods = {}
         for file in (o.buffers, o.compute, o.shared):
             for service in file.DESCRIPTOR.services_by_name.values():
@@ -371,10 +357,8 @@ class CountsTest(MetricsCase):
         for path in methods.values():
             # Neither a stream of one empty message nor an empty request is valid, for most of them.
             call = self.client.channel.stream_stream(path)
-            try:
+            with contextlib.suppress(grpc.RpcError):
                 list(call(iter([b""]), timeout=20))
-            except grpc.RpcError:
-                pass
         self.assertEqual(self.scrape().values("tessera_requests_total", "rpc"), set(methods))
 
     def test_of_many_callers_no_call_is_lost(self):
@@ -382,28 +366,19 @@ class CountsTest(MetricsCase):
         self.client.put("x", ONES)
         x = o.resident("x")
 
-        def call(_):
-            for _ in range(200):
+        def work(_):
+            counts = []
+            for i in range(200):
                 self.client.call("Dot", a=x, b=x)
+                if i % 20 == 0:
+                    counts.append(self.scrape().sum("tessera_requests_total", rpc="Dot"))
+            self.assertEqual(counts, sorted(counts))
 
-        stop = threading.Event()
-        scrapes = []
-
-        def scrape():
-            while not stop.is_set():
-                scrapes.append(self.scrape().sum("tessera_requests_total", rpc="Dot"))
-
-        scraper = threading.Thread(target=scrape)
-        scraper.start()
-        try:
-            o.in_threads(8, call)
-        finally:
-            stop.set()
-            scraper.join()
+        o.in_threads(8, work)
         self.assertEqual(self.scrape().sum("tessera_requests_total", rpc="Dot", code="OK"), 1600)
-        self.assertEqual(scrapes, sorted(scrapes))
 
     def test_the_server(self):
+        begin = time.time()
         self.serve()
         now = self.scrape()
         info = self.client.info()
@@ -411,7 +386,9 @@ class CountsTest(MetricsCase):
         self.assertEqual(now.values("tessera_device_info", "device"), {o.Program.device})
         self.assertEqual(now.values("tessera_device_info", "model"), {info.devices[0].model})
         self.assertEqual(now.sum("tessera_ready"), 1)
-        self.assertLess(abs(now.sum("process_start_time_seconds") - info.start_time.seconds), 2)
+        for started in (now.sum("process_start_time_seconds"), info.start_time.seconds):
+            self.assertLess(begin - 2, started)
+            self.assertLess(started, time.time() + 2)
         self.assertGreater(now.sum("process_resident_memory_bytes"), 1 << 20)
         budgets = {budget.name: budget.limit for budget in info.budgets}
         for name, limit in budgets.items():
@@ -478,17 +455,15 @@ class HttpTest(MetricsCase):
         rng = np.random.default_rng(7)
         for size in rng.integers(1, 20000, 100):
             with http_socket(self.address) as connection:
-                try:
+                with contextlib.suppress(OSError):  # it has had enough
                     connection.sendall(rng.bytes(size))
-                except OSError:
-                    pass  # it has had enough
         self.scrape()
 
     def test_a_request_in_pieces(self):
         with http_socket(self.address) as connection:
             for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
                 connection.sendall(bytes([byte]))
-                time.sleep(0.002)
+                self.assertTrue(eventually(self.server.asleep, 20), "it has read the byte")
             self.assertIn(b"200 OK", read_all(connection))
 
     def test_others_are_served_beside_slow_senders_and_readers(self):
@@ -504,13 +479,12 @@ class HttpTest(MetricsCase):
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # reads nothing
             for _ in range(20):
-                self.assertEqual(get(self.address, "/healthz", timeout=5), "ready\n")
+                self.assertEqual(get(self.address, "/healthz"), "ready\n")
                 self.scrape()
-            open_now = len(os.listdir(f"/proc/{self.server.pid}/fd"))
+            open_now = o.descriptors(self.server)
             self.assertLess(self.server.rss() - memory, 64 << 20)
-            self.assertTrue(eventually(
-                lambda: len(os.listdir(f"/proc/{self.server.pid}/fd")) <= open_now - 30, 40),
-                "what dawdles is closed in the end")
+            self.assertTrue(eventually(lambda: o.descriptors(self.server) <= open_now - 30, 40),
+                            "what dawdles is closed in the end")
         finally:
             for connection in held:
                 connection.close()
@@ -528,52 +502,31 @@ class HttpTest(MetricsCase):
 
 
 class LifeTest(MetricsCase):
-    def test_off_unless_asked_for(self):
-        server = o.Server(folder, "--no-warm-up")
-        self.addCleanup(server.kill)
-        self.assertNotIn("metrics", server.log())
-
-    def test_an_environment_variable_is_enough(self):
-        environment = {**os.environ, "TESSERA_METRICS_LISTEN": "localhost:0"}
-        process = subprocess.Popen(
-            [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device,
-             "--no-warm-up"], env=environment, stderr=subprocess.PIPE, text=True)
-        try:
-            for line in process.stderr:
-                if "metrics at http://localhost:" in line:
-                    break
-            else:
-                self.fail("it does not say where")
-        finally:
-            process.kill()
-            process.wait()
-            process.stderr.close()
+    def test_where_it_listens_and_what_the_log_says(self):
+        for flags, variables, said in (
+            ((), dict(TESSERA_METRICS_LISTEN="localhost:0"), "metrics at http://localhost:"),
+            (("--metrics-listen", "0.0.0.0:0"), {}, "other hosts can read the metrics"),
+        ):
+            server = o.Case.serve(self, *flags, **variables)
+            self.assertIn(said, server.log())
+        self.assertNotIn("metrics", o.Case.serve(self).log())
 
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            ended = subprocess.run(
-                [o.Program.path, "--listen", "127.0.0.1:0", "--device", o.Program.device,
-                 "--no-warm-up", "--metrics-listen", address],
-                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
-        self.assertEqual(ended.returncode, 1)
-        self.assertIn(f"cannot listen on {address}", ended.stderr)
+            said = o.refused("--listen", "127.0.0.1:0", "--metrics-listen", address)
+        self.assertIn(f"cannot listen on {address}", said)
 
     def test_it_tells_of_a_drain(self):
         server = self.serve("--drain-delay", "20s")
         server.signal()
-        self.assertTrue(eventually(lambda: self.scrape().sum("tessera_ready") == 0, 10))
+        self.comes(0, "tessera_ready")
         with self.assertRaises(urllib.error.HTTPError) as failed:
             get(self.address, "/healthz")
         self.assertEqual(failed.exception.code, 503)
         failed.exception.close()
         self.assertEqual(self.client.dot_of_ones(), 1)  # it still serves
         server.kill()
-
-    def test_other_hosts_are_warned_of(self):
-        server = o.Server(folder, "--no-warm-up", "--metrics-listen", "0.0.0.0:0")
-        self.addCleanup(server.kill)
-        self.assertIn("other hosts can read the metrics", server.log())
 
 
 # --- Prometheus, alerts and dashboard -------------------------------------------------------------
@@ -589,16 +542,15 @@ class DeployedTest(MetricsCase):
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
         # What the driver tells of GPUs: tests/gpu_monitor_test.cc has the samples.
-        gpu = set(re.findall(r'"(tessera_gpu_\w+)"', (
-            o.ROOT / "server" / "metrics_text.cc").read_text()))
+        source = (o.ROOT / "server" / "metrics_text.cc").read_text()
+        gpu = set(re.findall(r'"(tessera_gpu_\w+)"', source))
         self.assertGreater(len(gpu), 5)
         known = scrape.names() | set(scrape.types) | gpu
         text = "".join(path.read_text() for path in (RULES, RULES_TEST, DASHBOARD))
         named = set(re.findall(r"\b(?:tessera|process)_[a-z_]+\b", text))
         self.assertGreater(len(named), 15)
         self.assertEqual(named - known, set())
-        documented = set(re.findall(r"^\| `((?:tessera|process)_\w+)`", (
-            o.ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+        documented = set(re.findall(r"(?m)^\| `((?:tessera|process)_\w+)`", DOCUMENT.read_text()))
         self.assertEqual(documented, set(scrape.types) | gpu)
         page = get(self.address, "/")
         self.assertEqual(set(re.findall(r'"((?:tessera|process)_[a-z_]+)"', page))
@@ -606,8 +558,7 @@ class DeployedTest(MetricsCase):
 
     def test_every_alert_is_documented_and_tested(self):
         alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
-        documented = set(re.findall(r"^\| `(Tessera\w+)`", (
-            o.ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+        documented = set(re.findall(r"(?m)^\| `(Tessera\w+)`", DOCUMENT.read_text()))
         self.assertEqual(alerts, documented)
         raised = set(re.findall(r"alertname: (\w+)\s+exp_alerts", RULES_TEST.read_text()))
         self.assertEqual(alerts, raised)
@@ -628,70 +579,59 @@ class DeployedTest(MetricsCase):
             for target in panel.get("targets", []):
                 self.assertIn("instance", target["expr"], panel["title"])
 
-    @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (package prometheus)")
+
+class PrometheusTest(MetricsCase):
+    @classmethod
+    def setUpClass(cls):
+        if not shutil.which("promtool") or not shutil.which("prometheus"):
+            raise unittest.SkipTest("prometheus is not installed")
+        super().setUpClass()
+
     def test_promtool(self):
         for command in (["check", "rules", RULES], ["test", "rules", RULES_TEST]):
-            run = subprocess.run(["promtool", *map(str, command)], cwd=DEPLOY / "monitoring",
-                                 capture_output=True, text=True, timeout=120)
-            self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+            ended = o.run("promtool", *command, cwd=DEPLOY / "monitoring")
+            self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
         self.serve()
         self.client.dot_of_ones()
-        run = subprocess.run(["promtool", "check", "metrics"], input=get(self.address),
-                             capture_output=True, text=True, timeout=120)
-        self.assertEqual((run.returncode, run.stderr), (0, ""))
+        page = self.folder / "page"
+        page.write_text(get(self.address))
+        ended = o.run("sh", "-c", f"promtool check metrics <{page}")
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
-    @unittest.skipUnless(shutil.which("prometheus"), "prometheus is not installed")
     def test_a_real_prometheus(self):
         self.serve()
         for _ in range(5):
             self.client.dot_of_ones()
-        with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-            free.close()
-            place = pathlib.Path(place)
-            (place / "prometheus.yml").write_text(
-                f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
-                f"rule_files: [{RULES}]\n"
-                f"scrape_configs: [{{job_name: tessera, "
-                f"static_configs: [{{targets: ['{self.address}']}}]}}]\n")
-            process = subprocess.Popen(
-                ["prometheus", f"--config.file={place}/prometheus.yml",
-                 f"--storage.tsdb.path={place}/data", f"--web.listen-address=127.0.0.1:{port}"],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        (self.folder / "prometheus.yml").write_text(
+            f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
+            f"rule_files: [{RULES}]\n"
+            f"scrape_configs: [{{job_name: tessera, "
+            f"static_configs: [{{targets: ['{self.address}']}}]}}]\n")
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={self.folder}/prometheus.yml",
+             f"--storage.tsdb.path={self.folder}/data", f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(process.wait, 30)
+        self.addCleanup(process.terminate)
+
+        def query(path):
             try:
-                def query(path):
-                    try:
-                        return json.loads(get(f"127.0.0.1:{port}", path))["data"]
-                    except (OSError, ValueError):
-                        return None
+                return json.loads(get(f"127.0.0.1:{port}", path))["data"]
+            except (OSError, ValueError):
+                return {}
 
-                def dots():
-                    found = query("/api/v1/query?query=sum(tessera_requests_total"
-                                  "%7Brpc=%22Dot%22,code=%22OK%22%7D)")
-                    return found and found["result"] and float(found["result"][0]["value"][1]) == 5
+        def value(of):
+            found = query(f"/api/v1/query?query={of}").get("result")
+            return found and float(found[0]["value"][1])
 
-                def up():
-                    found = query("/api/v1/query?query=up")
-                    return found and found["result"] and found["result"][0]["value"][1] == "1"
-
-                def healthy():
-                    found = query("/api/v1/rules")
-                    return found and {rule["health"] for group in found["groups"]
-                                      for rule in group["rules"]} == {"ok"}
-
-                for condition in (dots, up, healthy):
-                    self.assertTrue(eventually(condition, 60, pause=0.5), condition.__name__)
-            finally:
-                process.terminate()
-                process.wait(30)
+        dots = "sum(tessera_requests_total%7Brpc=%22Dot%22,code=%22OK%22%7D)"
+        self.assertTrue(eventually(lambda: value(dots) == 5 and value("up") == 1, 60))
+        self.assertTrue(eventually(
+            lambda: {rule["health"] for group in query("/api/v1/rules").get("groups", ())
+                     for rule in group["rules"]} == {"ok"}, 60))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
-    programs, rest = parser.parse_known_args()
-    o.Program.path, o.Program.device = os.path.abspath(programs.server), programs.device
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -1,10 +1,12 @@
-"""What the test programs that know nothing but the .proto files share.
+"""What the Python suites share.
 
-Stubs made at run time, server processes, errors taken apart, CRC-32C, and frames of
-HTTP/2 by hand.
+Stubs of the protocol, server processes, errors taken apart, CRC-32C, and frames of HTTP/2 by hand.
 """
 
 import argparse
+import atexit
+import collections
+import concurrent.futures
 import contextlib
 import importlib
 import os
@@ -20,6 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
+import unittest
 
 import google
 import grpc
@@ -32,57 +35,82 @@ START_TIMEOUT_S = 60  # A sanitized server on a busy machine takes its time.
 CALL_TIMEOUT_S = 30
 MI = 1 << 20
 
-# Filled by make_stubs().
-buffers = None  # tessera.v1.buffer_pb2
-compute = None  # tessera.v1.compute_pb2
-shared = None  # tessera.v1.shared_memory_pb2
-buffer_grpc = None
-compute_grpc = None
-shared_grpc = None
-status_pb2 = None
-error_details_pb2 = None
+# Filled by make_stubs(): tessera.v1.buffer_pb2 and so on.
+buffers = compute = shared = buffer_grpc = compute_grpc = shared_grpc = None
+status_pb2 = error_details_pb2 = None
 
 
-def make_stubs(folder):
-    """Generates the Python modules of the protocol into folder and imports them. Where protoc
-    or its plugin is missing, as on a bare GPU host, they are made of DESCRIPTORS, which has to be
-    there."""
-    global buffers, compute, shared, buffer_grpc, compute_grpc, shared_grpc
-    global status_pb2, error_details_pb2
-    files = [
-        "tessera/v1/buffer",
-        "tessera/v1/compute",
-        "tessera/v1/shared_memory",
-        "google/rpc/status",
-        "google/rpc/error_details",
-    ]
-    if shutil.which("protoc") and shutil.which("grpc_python_plugin"):
-        subprocess.run(
-            [
-                "protoc",
-                f"-I{PROTO}",
-                f"--python_out={folder}",
-                f"--grpc_python_out={folder}",
-                f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}",
-                *(f"{PROTO}/{name}.proto" for name in files),
-            ],
-            check=True,
-        )
-        sys.path.insert(0, str(folder))
+# --- Stubs ----------------------------------------------------------------------------------------
+
+MODULES = {
+    "buffers": "tessera.v1.buffer_pb2",
+    "compute": "tessera.v1.compute_pb2",
+    "shared": "tessera.v1.shared_memory_pb2",
+    "status_pb2": "google.rpc.status_pb2",
+    "error_details_pb2": "google.rpc.error_details_pb2",
+    "buffer_grpc": "tessera.v1.buffer_pb2_grpc",
+    "compute_grpc": "tessera.v1.compute_pb2_grpc",
+    "shared_grpc": "tessera.v1.shared_memory_pb2_grpc",
+}
+SOURCES = [
+    PROTO / (name.removesuffix("_pb2").replace(".", "/") + ".proto")
+    for name in MODULES.values()
+    if name.endswith("_pb2")
+]
+
+
+def protoc(*outputs):
+    """Compiles the protocol, imports included."""
+    subprocess.run(["protoc", f"-I{PROTO}", *outputs, *SOURCES], check=True)
+
+
+def built_stubs():
+    """The folder where the build keeps the stubs of the server's protocol, or None."""
+    folder = pathlib.Path(Program.path or "").absolute().parent.parent / "stubs"
+    return folder if (folder / "tessera").is_dir() else None
+
+
+def make_stubs(folder=None):
+    """Imports the Python modules of the protocol: those of the build, or others, which are
+    generated into folder or into a temporary one. Where protoc or its plugin is missing, as on a
+    bare GPU host, they are made of DESCRIPTORS, which has to be there."""
+    plugin = shutil.which("grpc_python_plugin")
+    stubs = built_stubs()
+    if stubs is None and plugin and shutil.which("protoc"):
+        stubs = folder
+        if stubs is None:
+            stubs = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, stubs)
+        out = (f"--python_out={stubs}", f"--grpc_python_out={stubs}")
+        protoc(*out, f"--plugin=protoc-gen-grpc_python={plugin}")
+    if stubs is not None:
+        sys.path.insert(0, str(stubs))
         # "google" is also the package that protobuf itself lives in.
-        google.__path__.append(os.path.join(folder, "google"))
+        google.__path__.append(os.path.join(stubs, "google"))
     else:
         import descriptor_stubs
 
         descriptor_stubs.install(DESCRIPTORS)
-    buffers = importlib.import_module("tessera.v1.buffer_pb2")
-    compute = importlib.import_module("tessera.v1.compute_pb2")
-    shared = importlib.import_module("tessera.v1.shared_memory_pb2")
-    shared_grpc = importlib.import_module("tessera.v1.shared_memory_pb2_grpc")
-    buffer_grpc = importlib.import_module("tessera.v1.buffer_pb2_grpc")
-    compute_grpc = importlib.import_module("tessera.v1.compute_pb2_grpc")
-    status_pb2 = importlib.import_module("google.rpc.status_pb2")
-    error_details_pb2 = importlib.import_module("google.rpc.error_details_pb2")
+    globals().update((name, importlib.import_module(path)) for name, path in MODULES.items())
+
+
+def make_descriptors():
+    """Brings DESCRIPTORS, which the Python client reads when it is imported, up to date. Suites
+    that run at once may each write it: what is there is complete at any moment. Without protoc, it
+    has to be there."""
+    stubs = built_stubs()
+    with tempfile.TemporaryDirectory() as folder:
+        made = pathlib.Path(stubs or folder) / "protocol.binpb"
+        if not made.exists():
+            if shutil.which("protoc") is None:
+                return
+            made = pathlib.Path(folder) / "protocol.binpb"
+            protoc("--include_imports", f"--descriptor_set_out={made}")
+        data = made.read_bytes()
+    if not DESCRIPTORS.exists() or DESCRIPTORS.read_bytes() != data:
+        staged = DESCRIPTORS.with_name(f".protocol.{os.getpid()}")
+        staged.write_bytes(data)
+        os.replace(staged, DESCRIPTORS)
 
 
 # --- Values ---------------------------------------------------------------------------------------
@@ -303,11 +331,26 @@ class Client:
 # --- Servers --------------------------------------------------------------------------------------
 
 
-class Program:
-    """The server's executable, and which device the tests run on."""
+def environment(**more):
+    """This process's, without variables that programs of the project read, and with more."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}, **more}
 
-    path = None
+
+def program_flag(name):
+    """The absolute path that the command line gives for a program, or None."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(name, type=os.path.abspath)
+    return vars(parser.parse_known_args()[0])[name.strip("-")]
+
+
+class Program:
+    """The executables, and which device the tests run on."""
+
+    path = program_flag("--server")  # of the server
+    cli = program_flag("--cli")
     device = "cpu"
+    # Whether servers on the CPU measure its strategies before they listen.
+    warm_up = True
     # Whether flags that its help does not list are left out, to try the tests on an older server.
     known_flags_only = False
     _help = None
@@ -349,43 +392,50 @@ def descriptors(server):
     return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
+# In the log of a server, or as a line alone.
+LISTENING = rb"(?m)(?:listening on |^)(unix:\S+|\d+(?:\.\d+){3}:[1-9]\d*)[\s\"]"
+
+
 class Server:
-    """A server process on a free port of the loopback."""
+    """A server process, on a free port of the loopback unless it is told otherwise."""
 
     def __init__(
-        self, folder, *flags, prefix=(), read_log=True, pipe=False, listen="127.0.0.1:0"
+        self,
+        folder,
+        *flags,
+        prefix=(),
+        pipe=False,
+        listen="127.0.0.1:0",
+        device=None,
+        command=None,
+        **variables,
     ):
-        """pipe: its log goes into a pipe, which nobody reads once the address is known. listen:
-        another address, of four numbers."""
+        """pipe: its log goes into a pipe, which nothing reads once the address is known. listen:
+        another address. device: another one than the suite's. command: of another program that
+        listens, which gets the flags alone. variables: of its environment."""
         self.log_path = pathlib.Path(folder) / f"server{time.monotonic_ns()}.log"
         self.clients = []
-        self.pipe = None
-        command = [
-            *prefix,
-            Program.path,
-            "--listen",
-            listen,
-            "--device",
-            Program.device,
-            *Program.flags(flags),
-        ]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
+        device = device or Program.device
+        if command is None:
+            command = (Program.path, "--listen", listen, "--device", device)
+            if not Program.warm_up and device.startswith("cpu"):
+                flags = ("--no-warm-up", *flags)
+        command = [*prefix, *command, *Program.flags(map(str, flags))]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipe else log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=environment(**variables),
             )
         self.pid = self.process.pid
+        self.pipe = self.process.stdout.fileno() if pipe else None
         give_up = time.monotonic() + START_TIMEOUT_S
         text = b""
-        if pipe:
-            self.pipe = self.process.stdout.fileno()
         while True:
             text = text + os.read(self.pipe, 4096) if pipe else self.log_path.read_bytes()
-            found = re.search(rb"listening on (\d+(?:\.\d+){3}:[1-9]\d*)", text)
+            found = re.search(LISTENING, text)
             if found:
                 self.address = found.group(1).decode()
                 return
@@ -393,10 +443,10 @@ class Server:
                 self.process.kill()
                 self.process.wait()
                 raise AssertionError(
-                    f"the server did not start: {' '.join(command)}\n"
+                    f"the server did not start: {' '.join(map(str, command))}\n"
                     + text.decode(errors="replace")
                 )
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     def client(self, **channel):
         client = Client(self.address, **channel)
@@ -446,13 +496,7 @@ class Server:
     def asleep(self):
         """Whether none of its threads, and of this process none but the caller's, runs or could:
         nothing that was sent is still on its way."""
-        states = []
-        for pid in (self.pid, os.getpid()):
-            for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
-                    if int(task.name) != threading.get_native_id():
-                        states.append((task / "stat").read_text().rsplit(")", 1)[1].split()[0])
-        return "R" not in states
+        return asleep(self.pid) and asleep(os.getpid())
 
     def alive(self):
         return self.process.poll() is None
@@ -482,13 +526,55 @@ class Server:
             self.process.stdout.close()
 
 
+def asleep(pid):
+    """Whether none of the process's threads, but the caller's, runs or could."""
+    states = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
+            if int(task.name) != threading.get_native_id():
+                states.append((task / "stat").read_text().rsplit(")", 1)[1].split()[0])
+    return "R" not in states
+
+
+@contextlib.contextmanager
+def answering(answer):
+    """The address of a gRPC server whose unary calls return answer(method, request), in bytes."""
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details):
+            return grpc.unary_unary_rpc_method_handler(
+                lambda request, _: answer(details.method, request)
+            )
+
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [Handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
 def refused(*flags):
     """What a server says that does not start."""
     command = [Program.path, "--device", "cpu", "--no-warm-up", *map(str, flags)]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    ended = run(*command)
     assert ended.returncode == 1, ended.stderr
     return ended.stdout + ended.stderr
+
+
+def run(*command, timeout=120, env=None, **more):
+    """A program that ends, with what it printed."""
+    return subprocess.run(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        env=environment() if env is None else env,
+        **more,
+    )
 
 
 def eventually(condition, seconds, pause=0.02):
@@ -618,14 +704,86 @@ class RawConnection:
 # --- Suites of functions --------------------------------------------------------------------------
 
 
+class Case(unittest.TestCase):
+    """Tests with a folder for each class, and servers that end with their test."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+
+    def serve(self, *flags, **how):
+        server = Server(self.folder, *flags, **how)
+        self.addCleanup(server.kill)
+        return server
+
+
 def server_and_cli():
-    """Reads --server and --cli from the command line: the path of the latter, and what else is there."""
+    """Reads --server and --cli from the command line: the latter's path, and what else is there."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
     parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    Program.path = os.path.abspath(programs.server)
-    return os.path.abspath(programs.cli), rest
+    _, rest = parser.parse_known_args()
+    return Program.cli, rest
+
+
+def cases_of(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from cases_of(test)
+        else:
+            yield test
+
+
+def run_case(case):
+    """(name, verdict, seconds, texts)"""
+    result = unittest.TestResult()
+    started = time.monotonic()
+    case.run(result)
+    texts = [f"{which}\n{text}" for which, text in result.failures + result.errors]
+    verdict = "FAILED" if texts else "skipped" if result.skipped else "ok"
+    name = f"{type(case).__name__}.{case._testMethodName}"
+    return name, verdict, time.monotonic() - started, texts or [why for _, why in result.skipped]
+
+
+def run_cases(names, jobs):
+    """Runs the cases of the suite whose names have one of the names in them, so many at a time:
+    the exit code."""
+    every = cases_of(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"]))
+    cases = [case for case in every if not names or any(name in case.id() for name in names)]
+    counts = collections.Counter()
+    classes = {type(case) for case in cases}
+    try:
+        for one in classes:
+            one.setUpClass()
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            runs = [pool.submit(run_case, case) for case in cases]
+            for run_ in concurrent.futures.as_completed(runs):
+                name, verdict, seconds, texts = run_.result()
+                counts[verdict] += 1
+                print(f"{verdict:8}{seconds:6.1f} s  {name}", *texts, sep="\n    ", flush=True)
+    finally:
+        for one in classes:
+            one.doClassCleanups()
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
+    return 0 if counts["ok"] and not counts["FAILED"] else 1
+
+
+def main(jobs=1):
+    """Runs the cases of a suite, jobs of them at a time: --server PATH [--cli PATH] [--device
+    DEVICE] and unittest's arguments, or parts of names if cases run at the same time."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--server", required=True)
+    for program in ("--cli", "--bench"):
+        parser.add_argument(program)
+    parser.add_argument("--device", default="cpu", help="such as cuda:0")
+    arguments, rest = parser.parse_known_args()
+    Program.device, Program.warm_up = arguments.device, False
+    make_stubs()
+    if jobs > 1:
+        sys.exit(run_cases([name for name in rest if name != "-k"], jobs))
+    unittest.main(argv=[sys.argv[0], *rest])
 
 
 def chosen_tests(namespace, device="cpu"):
@@ -636,7 +794,7 @@ def chosen_tests(namespace, device="cpu"):
     parser.add_argument("--device", default=device)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
-    Program.path, Program.device = os.path.abspath(arguments.server), arguments.device
+    Program.device, Program.warm_up = arguments.device, False
     return {
         name: test
         for name, test in namespace.items()

@@ -2,12 +2,7 @@
 
 import argparse
 import contextlib
-import os
-import pathlib
-import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import outsider as o
@@ -17,26 +12,7 @@ PATIENT = ("--max-operation-seconds", "600", "--max-slow-operation-seconds", "60
 PACKAGE = o.ROOT / "client" / "python"
 
 
-def build_protocol(folder):
-    """The package's descriptors, where the import finds them. Tests that run at once may each
-    write the file: what is there is complete at any moment. Without protoc, as on a bare GPU host,
-    the file has to be there."""
-    if shutil.which("protoc") is None:
-        return
-    out = pathlib.Path(folder) / "protocol.binpb"
-    names = ["tessera/v1/compute", "tessera/v1/shared_memory", "google/rpc/status"]
-    files = [f"{name}.proto" for name in [*names, "google/rpc/error_details"]]
-    subprocess.run(
-        ["protoc", f"-I{o.PROTO}", "--include_imports", f"--descriptor_set_out={out}", *files],
-        check=True,
-        cwd=o.PROTO,
-    )
-    staged = PACKAGE / "tessera" / f".protocol.{os.getpid()}"
-    staged.write_bytes(out.read_bytes())
-    os.replace(staged, PACKAGE / "tessera" / "protocol.binpb")
-
-
-class Case(unittest.TestCase):
+class Case(o.Case):
     """Tests with a server of their own for each class; FLAGS are the server's."""
 
     FLAGS = ()
@@ -45,14 +21,11 @@ class Case(unittest.TestCase):
     def setUpClass(cls):
         import tessera as ts
 
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = pathlib.Path(folder.name)
-        cls.server = o.Server(folder.name, *cls.FLAGS)
+        super().setUpClass()
+        cls.server = o.Server(cls.folder, *cls.FLAGS)
         cls.addClassCleanup(cls.server.kill)
         cls.t = ts.connect(cls.server.address)
         cls.addClassCleanup(cls.t.close)
-
 
     @contextlib.contextmanager
     def calls(self):
@@ -72,10 +45,9 @@ def main(module):
     parser.add_argument("--server", required=True)
     parser.add_argument("--device", default="cpu")
     arguments, rest = parser.parse_known_args()
-    o.Program.path, o.Program.device = os.path.abspath(arguments.server), arguments.device
+    o.Program.device, o.Program.warm_up = arguments.device, False
     unittest.main(module=module, argv=[sys.argv[0], *rest])
 
 
 sys.path.insert(0, str(PACKAGE))
-with tempfile.TemporaryDirectory() as _folder:
-    build_protocol(_folder)
+o.make_descriptors()

