@@ -130,7 +130,10 @@ class Suite:
         # In turn, so that none is left out.
         kinds = [*r.Requests.KINDS, "reduce", "reduce", "reduce"]
         self.cases = [self.requests.valid(kinds[i % len(kinds)]) for i in range(COUNT)]
-        self.alone = [bits(response) for response in self.responses(server)]
+        self.alone = []
+        for case, response in zip(self.cases, self.responses(server)):
+            case.check_values(response)
+            self.alone.append(bits(response))
 
     def client_of(self, server):
         client = server.client()

@@ -813,7 +813,7 @@ def holdings(server):
 def check_holdings(server, before):
     """That the server holds little more than before. gRPC keeps a few threads for the next burst,
     and a sanitizer keeps memory that was freed."""
-    most = math.inf if o.Program.sanitized() else before["memory"] * 1.1 + 32 * o.MI
+    most = math.inf if o.Program.sanitized() else before["memory"] * 1.1 + 16 * o.MI
     now = {}
 
     def is_little():
@@ -822,6 +822,7 @@ def check_holdings(server, before):
                 and now["descriptors"] <= before["descriptors"])
 
     check(eventually(is_little, 30, pause=0.1), "the server holds", now, "after", before)
+    print(f"the server holds {now} after {before}")
 
 
 def delete_everything(client):

@@ -339,16 +339,11 @@ def product_is_safe(op, x):
 
 
 def top_indices(rows, k, smallest):
-    """Of the last axis: by how many elements of its row come before each."""
-    one, other = rows[..., :, None], rows[..., None, :]
-    nan = np.isnan(rows) if rows.dtype.kind == "f" else np.zeros(rows.shape, bool)
-    is_nan, other_nan = nan[..., :, None], nan[..., None, :]
-    with np.errstate(invalid="ignore"):
-        before = other < one if smallest else other > one
-    before |= is_nan & ~other_nan if smallest else ~is_nan & other_nan
-    equal = (other == one) | (is_nan & other_nan)
-    before |= equal & np.tri(rows.shape[-1], rows.shape[-1], -1, dtype=bool)
-    return np.argsort(before.sum(axis=-1), axis=-1)[..., :k]
+    """Of the last axis: equal elements in the order of their indices; NaN is the largest."""
+    if smallest:
+        return np.argsort(rows, axis=-1, kind="stable")[..., :k]
+    backwards = np.argsort(rows[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    return (rows.shape[-1] - 1 - backwards)[..., :k]
 
 
 # --- Cases ----------------------------------------------------------------------------------------
@@ -368,7 +363,7 @@ class Case:
         self.perhaps = ()  # reasons for which it may be refused as well
         self.may_succeed = not reasons
         self.target = None  # name, replace and ttl, where the result goes to a buffer
-        self.is_exact = True  # whether all devices give the same bits
+        self.is_exact = True  # no library's function is in it, of which the last bits are unknown
 
     def __repr__(self):
         return f"{self.rpc} {str(self.request())[:1000]}"
@@ -387,12 +382,16 @@ class Case:
         check(stats.device in o.Program.device.split(","), "device", stats.device)
         versions = list(stats.operand_versions)
         check(versions == self.versions, "operand_versions", versions, "is not", self.versions)
+        self.check_values(response, stored)
+
+    def check_values(self, response, stored=None):
         if self.result is not None and stored is None:
             check(response.HasField("tensor"), "no tensor")
             said = response.tensor.dtype, tuple(response.tensor.shape)
             check(said == self.result, "type and shape", said, "is not", self.result)
             stored = o.to_numpy(response.tensor)
-        self.judge(response, stored)
+        if self.is_exact:
+            self.judge(response, stored)
 
     def check_outcome(self, outcome):
         if check_end(outcome, (*self.reasons, *self.perhaps), self.may_succeed):
@@ -541,10 +540,10 @@ class Requests:
         rng, kind = self.rng, self.rng.random()
         bad = o.compute.Tensor
         if kind < 0.3:
-            name, version = self.pick_name(), rng.choice((0, self.wrong_version()))
-            reasons = self.not_readable(name, version)
-            if reasons:
-                return Operand(o.resident(name, version=version), None, 0, reasons)
+            name = self.pick_name()
+            version = self.wrong_version() if name in self.live else 0
+            message, reasons = o.resident(name, version=version), self.not_readable(name, version)
+            return Operand(message, None, 0, reasons)
         elif kind < 0.5:
             data = rng.choice((b"", b"1234567", b"x" * 100))
             bad = bad(dtype=dtype, shape=rng.choice(([1, 3], [-1], [2**62, 8])), data=data)
@@ -667,9 +666,8 @@ class Requests:
             b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
 
         def judge(_, stored):
-            if expression.is_exact:
-                values = expression.values(wide(x, dtype), wide(b.array, dtype))
-                check_equal(stored, narrow(values, expression.dtype), expression.dtype)
+            values = expression.values(wide(x, dtype), wide(b.array, dtype))
+            check_equal(stored, narrow(values, expression.dtype), expression.dtype)
 
         result = None if reasons else (expression.dtype, x.shape)
         fields = dict(operands=[a.message, b.message], expression=message)
@@ -740,9 +738,12 @@ class Requests:
             values = wide(x.array, dtype)
             count = len(values)
             reach = min(radius, count)
-            spans = ((max(0, i - reach), i + reach + 1) for i in range(count))
+            sums = np.zeros_like(values)
             with np.errstate(all="ignore"):
-                sums = np.array([values[a:b].sum() for a, b in spans], values.dtype)
+                for shift in range(-reach, reach + 1) if reach < count else ():
+                    low, high = max(0, shift), count + min(0, shift)
+                    sums[low - shift : high - shift] += values[low:high]
+                sums = sums if reach < count else np.full(count, values.sum())
                 # A running sum rounds against all that it has passed.
                 passed = np.abs(values[np.isfinite(values)]).sum()
             check_near(stored, sums, np.full(count, passed), out, response.stats.roundoff)
@@ -918,7 +919,10 @@ class ThroughPrograms(o.Client):
         before, behind = rng.choice((0, 0, 1, 3, 20)), rng.choice((0, 0, 1, 4))
         make = self.requests
         cases = {None: Case("", rpc, fields, 0)}
-        cases |= {i: make.vary(make.case(rng.choice(kinds))) for i in range(before + behind)}
+        for i in range(before + behind):
+            cases[i] = make.case(rng.choice(kinds))
+            if rng.random() < 0.2:  # a step with a strategy shares no launch
+                make.vary(cases[i])
         steps, places = [], {}
         for key in (*range(before), None, *range(before, before + behind)):
             step = cases[key].step()
