@@ -758,7 +758,7 @@ def test_tenants(server, client):
         for fuzzer in fuzzers:
             fuzzer.peers = [peer for peer in fuzzers if peer.tenant == fuzzer.tenant]
         end = time.monotonic() + ARGUMENTS.seconds
-        while time.monotonic() < end:
+        while steps < f.LEAST_STEPS or time.monotonic() < end:
             fuzzer = rng.choice(fuzzers)
             try:
                 fuzzer.step(steps)

@@ -411,10 +411,14 @@ class Requests:
 
     def __init__(self, rng, strategies=()):
         self.rng = rng
+        self.only = None  # the element type of all cases, if there is one
         self.live = {}  # resident arrays by name: with dtype, version and array()
         self.strategies = {}
         for strategy in strategies:
             self.strategies.setdefault(strategy.operation, []).append(strategy)
+
+    def dtype(self, *more):
+        return self.only or self.rng.choice((*DTYPES, *more))
 
     def extent(self):
         return self.rng.choice((0, 1, 2, 3, 5)) if self.rng.random() < 0.9 else 17
@@ -618,7 +622,7 @@ class Requests:
         return getattr(self, kind or self.rng.choice(self.KINDS))()
 
     def dot(self):
-        dtype = self.rng.choice(DTYPES)
+        dtype = self.dtype()
         a, b, reasons = self.pair(dtype, self.fault())
 
         def judge(response, _):
@@ -631,7 +635,7 @@ class Requests:
         return Case("dot", "Dot", fields, dtype, reasons, (a, b), judge=judge)
 
     def add(self):
-        dtype = self.rng.choice(DTYPES)
+        dtype = self.dtype()
         a, b, reasons = self.pair(dtype, self.fault())
 
         def judge(_, stored):
@@ -646,7 +650,7 @@ class Requests:
     def map(self):
         """An expression of an operand and a row of it that is broadcast."""
         rng, fault = self.rng, self.fault()
-        dtype = rng.choice((*DTYPES, *BYTES))
+        dtype = self.dtype(*BYTES)
         a = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
         reasons, x = a.reasons, a.array
         b = self.operand(dtype, shape=() if x is None else x.shape[rng.randint(0, x.ndim) :])
@@ -677,7 +681,7 @@ class Requests:
 
     def matmul(self):
         rng, fault, reasons = self.rng, self.fault(), ()
-        dtype = rng.choice((F32, F64, F16, BF16, I32, I32, I64))
+        dtype = self.dtype()
         m, n, k = self.extent(), self.extent(), self.extent()
         ta, tb = rng.random() < 0.3, rng.random() < 0.3
         out = rng.choice((0, 0, 0, dtype, *DTYPES))
@@ -721,7 +725,7 @@ class Requests:
 
     def window_sum(self):
         rng, fault, reasons = self.rng, self.fault(), ()
-        dtype = rng.choice(DTYPES)
+        dtype = self.dtype()
         radius = rng.choice((0, 1, 2, 5, 100, 2**31, 2**62, 2**63 - 1))
         if fault == "view":
             x = self.bad_operand(dtype)
@@ -754,7 +758,7 @@ class Requests:
 
     def top_k(self):
         rng, fault = self.rng, self.fault()
-        dtype = rng.choice(DTYPES)
+        dtype = self.dtype()
         x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
         k, axis, smallest = rng.choice((1, 1, 2, 3, 5)), None, rng.random() < 0.5
         reasons = x.reasons
@@ -786,7 +790,7 @@ class Requests:
 
     def reduce(self):
         rng, fault = self.rng, self.fault()
-        dtype, op = rng.choice((*DTYPES, *BYTES)), rng.choice(OPS)
+        dtype, op = self.dtype(*BYTES), rng.choice(OPS)
         if fault in ("view", "dtype"):
             x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
             reasons = (*x.reasons, "EMPTY_INPUT", "BAD_DTYPE")
@@ -918,11 +922,13 @@ class ThroughPrograms(o.Client):
         kinds = rng.choice((Requests.KINDS, ("dot",), ("reduce",), ("dot", "reduce", "matmul")))
         before, behind = rng.choice((0, 0, 1, 3, 20)), rng.choice((0, 0, 1, 4))
         make = self.requests
+        make.only = rng.choice((None,) * 12 + DTYPES)
         cases = {None: Case("", rpc, fields, 0)}
         for i in range(before + behind):
             cases[i] = make.case(rng.choice(kinds))
             if rng.random() < 0.2:  # a step with a strategy shares no launch
                 make.vary(cases[i])
+        make.only = None
         steps, places = [], {}
         for key in (*range(before), None, *range(before, before + behind)):
             step = cases[key].step()
