@@ -21,12 +21,12 @@ DTYPES = (F32, F64, F16, BF16, I32, I64)
 INTEGERS = (I32, I64)
 BYTES = (BOOL, U8, I8)
 SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
-# The field of a Step.
+# The field of a Step that has the request of each method.
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k",
 }
-# Of reasons; all others: INVALID_ARGUMENT.
+# The status code of each reason; all others have INVALID_ARGUMENT.
 CODES = {
     "BUFFER_NOT_FOUND": "NOT_FOUND",
     "BUFFER_EXISTS": "ALREADY_EXISTS",
@@ -81,7 +81,7 @@ def check_end(outcome, reasons, ok):
 
 
 def take_arguments(seed=None):
-    """Takes those of a random suite from the command line, and prints the seed."""
+    """Takes the arguments of a random suite from the command line, and prints the seed."""
     parser = argparse.ArgumentParser(add_help=False)
     seconds = float(os.environ.get("TESSERA_RANDOM_SECONDS", "5"))
     parser.add_argument("--seconds", type=float, default=seconds)
@@ -94,7 +94,7 @@ def take_arguments(seed=None):
 
 
 def run_tests(namespace, arguments, *flags):
-    """As outsider.run_tests: the exit code."""
+    """Runs tests as outsider.run_tests does; the exit code."""
     code = o.run_tests(namespace, *flags)
     if code:
         # A run ends at its first failure, which may come later on a slower machine.
@@ -178,6 +178,8 @@ def strided(array, view):
     return array.ravel()[index.ravel()].reshape(shape)
 
 
+# What the operations of an expression compute. The model does not know the last bits of those in
+# LIBRARY.
 BINARY = {
     "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
     "MINIMUM": np.minimum, "MAXIMUM": np.maximum,
@@ -187,7 +189,7 @@ COMPARISONS = {
 }
 LOGIC = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
 UNARY = {"ABS": np.abs, "NEGATE": np.negative, "SQRT": np.sqrt}
-LIBRARY = ("EXP", "TANH", "LOG")  # whose last bits the model does not know
+LIBRARY = ("EXP", "TANH", "LOG")
 FUNCTIONS = BINARY | COMPARISONS | LOGIC | UNARY | {"WHERE": np.where}
 
 
@@ -217,7 +219,7 @@ class Expression:
         ])
 
     def values(self, *operands):
-        """Of the operands' values: the elements as f64 or i64."""
+        """The result for operands of f64 or i64, as f64 or i64."""
         places = []
         with np.errstate(all="ignore"):
             for i, node in enumerate(self.nodes):
@@ -243,9 +245,9 @@ def check_equal(actual, expected, dtype):
 
 
 def check_near(actual, expected, terms, dtype, roundoff, rounded=0, count=1):
-    """expected and the sum of |terms| of each element, in f64 or i64; rounded: what was rounded to
-    the type before the last step; count: of the terms, each of which may be below the least number
-    and rounded to that."""
+    """expected, and terms, the sum of the absolute terms of each element, are f64 or i64. rounded:
+    what was rounded to the type before the last step. count: how many terms there are, each of
+    which may be below the least number and rounded to that."""
     values = wide(actual, dtype)
     if dtype in INTEGERS:
         check_equal(actual, narrow(np.asarray(expected).astype(np.int64), dtype), dtype)
@@ -284,7 +286,7 @@ OPS = (
     "SUM_SQUARES", "VARIANCE", "ALL", "ANY",
 )
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
-# Of no elements; all others are refused.
+# What reductions give of no elements; all others are refused.
 EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
 REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE")
 
@@ -354,9 +356,9 @@ class Case:
 
     def __init__(self, operation, rpc, fields, dtype, reasons=(), operands=(), result=None,
                  judge=None):
-        """operation: as ListStrategies has it. dtype: for which the strategy is chosen. reasons: of
-        which one refuses it; none: it is valid. result: type and shape of an array. judge: of the
-        response, and of the result's elements."""
+        """operation: its name in ListStrategies. dtype: the type that a strategy has to support.
+        reasons: the server gives one of them; without reasons the request is valid. result: type
+        and shape of an array. judge: a function of the response and the result's elements."""
         self.operation, self.rpc, self.fields, self.dtype = operation, rpc, fields, dtype
         self.reasons, self.result, self.judge = tuple(reasons), result, judge
         self.versions = [operand.version for operand in operands]
@@ -398,7 +400,7 @@ class Case:
             self.check(outcome.answer)
 
 
-# Of which array is None where it is not valid.
+# The array is what a view shows of it, or None where the operand is not valid.
 Operand = collections.namedtuple("Operand", "message array version reasons")
 
 
@@ -587,7 +589,7 @@ class Requests:
         return self.rng.choice(self.FAULTS)
 
     def expression(self, dtype):
-        """Of two operands of the type."""
+        """A random expression of two operands of the type."""
         rng, nodes = self.rng, [0, 1]
         arithmetic = ["ADD", "SUBTRACT", "MULTIPLY"]
         floating = dtype in DTYPES and dtype not in INTEGERS
