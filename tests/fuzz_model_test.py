@@ -709,7 +709,7 @@ class Member:
 
     def act(self):
         kinds = ("upload", "create", "copy", "delete", "download", "dot", "operate")
-        kind = self.rng.choices(kinds, (30, 10, 15, 7, 28, 10, 60))[0]
+        kind = self.rng.choices(kinds, (30, 10, 15, 7, 28, 20, 30))[0]
         getattr(self, kind)(self.rng.choice(CROWD_NAMES))
 
     def attempt(self, rpc, **fields):
