@@ -177,6 +177,51 @@ def test_steps_have_the_bits_of_calls(server, client):
         assert answer.value.real.hex() == alone.hex(), (rpc, fields)
 
 
+def test_neighbours_that_share_no_launch(server, client):
+    """Steps of other element types, operations, strategies or launches, and those with an expression:
+    each has the value of a call, whatever step is before it."""
+    calls = []
+    for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
+        a, b = (o.inline((20 * RNG.standard_normal(1000)).astype(dtype)) for _ in range(2))
+        calls.append(("Dot", dict(a=a, b=b)))
+        calls += [("Reduce", dict(x=a, op="REDUCE_OP_" + op)) for op in ("SUM", "MAX", "NORM_L2")]
+    a, b = calls[0][1]["a"], calls[0][1]["b"]
+    backend = client.device().backend
+    listed = client.call("ListStrategies", operation="dot", backend=backend).strategies
+    usable = [one.name for one in listed if one.available and o.buffers.DTYPE_F32 in one.dtypes]
+    assert len(usable) > 1
+    calls += [("Dot", dict(a=a, b=b, strategy=name)) for name in usable]
+    calls.append(("Dot", dict(a=a, b=b, timing=True)))
+    node = o.compute.Expression.Node
+    nodes = [node(operand=0), node(op="MAP_OP_ADD", args=[0, 0])]
+    twice = o.compute.Expression(nodes=nodes)
+    calls.append(("Reduce", dict(x=a, op="REDUCE_OP_SUM", expression=twice)))
+    alone = [client.call(rpc, **fields).value for rpc, fields in calls]
+    make = dict(Dot=dot, Reduce=lambda op, x, **more: reduce(op[len("REDUCE_OP_"):], x, **more))
+    steps = [make[rpc](**fields) for rpc, fields in calls]
+    apart = add(o.inline(np.ones(1, "f4")), o.inline(np.ones(1, "f4")))
+    for first, before in enumerate(steps):
+        program = [one for second in steps for one in (before, second, apart)]
+        outcomes = run(client, *program, stats=True)
+        for i, outcome in enumerate(outcomes):
+            if i % 3 == 2:
+                continue
+            assert outcome.ok, outcome
+            which, answer = (first, i // 3)[i % 3], outcome.answer
+            pair = calls[first], calls[i // 3]
+            assert answer.value.SerializeToString() == alone[which].SerializeToString(), pair
+            fields = calls[which][1]
+            assert fields.get("strategy", answer.stats.strategy) == answer.stats.strategy, pair
+            assert answer.stats.kernel_us > 0 or not fields.get("timing"), pair
+
+
+def test_neighbours_that_read_each_other_share_no_launch(server, client):
+    a = o.inline(RNG.integers(-9, 10, 1000).astype(np.float64))
+    answers = values(client, dot(a, a), dot(step(0), step(0)), dot(step(1), step(0)))
+    first = answers[0].value.real
+    assert [answer.value.real for answer in answers[1:]] == [first**2, first**3]
+
+
 def test_sums_that_leave_the_range_of_f32(server, client):
     x = np.full(2000, 3e38, np.float32)
     x[1::2] *= -1

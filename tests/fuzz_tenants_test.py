@@ -1,41 +1,39 @@
 #!/usr/bin/env python3
-"""Random requests of several tenants against two servers, and a model of each tenant's buffers.
+"""Random requests of several tenants to two servers, and a model of each tenant's buffers.
 
-Every tenant has the model of fuzz_model_test for its part of each server, and calls by turns as a
-reader and as a writer (or administrator) of names that the others have too. Beside what that model
-predicts, this one knows who is refused for a role, what each quota has left, what imports bring and
-what goes through shared memory. Calls are broken off: cancelled, cut with their connection, or with
-a deadline that passes. Of those the test reads back whether they took place, and holds that they
-did so wholly or not at all, and that what the server has counted is what the model has.
+Every tenant has the model of fuzz_model_test for its part of each server, and calls as a reader and
+as a writer (or administrator) of names that the others have too. This model also knows which call
+is refused for its role, what each quota has left, what imports bring and what goes through shared
+memory. Calls are broken off: cancelled, cut with their connection, or with a deadline that passes.
+Of those the test reads back whether they took place, and checks that they did so wholly or not at
+all, and that what the server has counted is what the model has. In the end many callers of all
+tenants call at once.
 
-The sequence follows from the seed, which a failure prints; where a call is broken off depends on
-the machine.
+The requests follow from the seed; where a call is broken off depends on the machine.
 
 usage: fuzz_tenants_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N]
-                            [--seed S]
+                            [--seed S] [--callers N]
 """
 
-import argparse
+import collections
 import contextlib
 import math
-import os
-import pathlib
 import random
 import re
 import sys
-import tempfile
 import threading
 import time
-import traceback
 import urllib.request
 
 import numpy as np
 
 import fuzz_model_test as f
 import outsider as o
+import random_requests as r
 from callers import Caller, Region, line_of, replace
-from fuzz_model_test import BOOL, F32, NAMES, SIZES, U8, Held, check
+from fuzz_model_test import NAMES, Held
 from outsider import eventually, outcome_of
+from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 
 PAGE = 4096
 LARGE = 4 << 20
@@ -46,31 +44,20 @@ TENANTS = {
     "carl": ("write", 8 << 20, 9),
     "staff": ("admin", None, None),
 }
-# What a reader may not call; results that are stored come on top.
+# What a reader may not call; neither may it store results.
 WRITES = {
     "CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
     "DeleteBuffer", "UploadShared",
 }
-f.CODES.update(
-    {
-        "TENANT_QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
-        "ROLE_TOO_SMALL": "PERMISSION_DENIED",
-        "SOURCE_NOT_ALLOWED": "PERMISSION_DENIED",
-        "SOURCE_REFUSED": "FAILED_PRECONDITION",
-        "REGION_NOT_FOUND": "NOT_FOUND",
-        "BAD_TOKEN": "UNAUTHENTICATED",
-    }
-)
 
 
-class Member(f.ThroughPrograms):
-    """A client with a token, which can connect anew."""
+class Member(r.ThroughPrograms):
+    """A client with a token, which can connect again."""
 
-    def __init__(self, server, token, role, seed):
-        super().__init__(server.address, seed)
+    def __init__(self, server, token, role):
+        super().__init__(server.address, None)
         self.channel.close()
         self.server, self.token, self.role = server, token, role
-        self.fuzzer = None
         self.writes = ""  # of the last call: "", "result" or "method"
         self.wanted = None  # bytes of the buffer that it asks for, if known
         self.caller = None
@@ -95,8 +82,8 @@ class Member(f.ThroughPrograms):
         """The outcome of a call. One that a quota refuses although the model has room is made again
         when all calls are over: what was replaced is free once its users have ended."""
         outcome = call()
-        if outcome.reason == "TENANT_QUOTA_EXCEEDED" and not self.fuzzer.is_over_quota(outcome):
-            self.fuzzer.account()
+        if outcome.reason == "TENANT_QUOTA_EXCEEDED" and not self.requests.is_over_quota(outcome):
+            self.requests.account()
             outcome = call()
         return outcome
 
@@ -104,6 +91,10 @@ class Member(f.ThroughPrograms):
         self.note(rpc, fields.get("result"), fields.get("spec"))
         attempt = super().attempt
         return self.twice(lambda: attempt(rpc, **fields))
+
+    def ask(self, rpc, **fields):
+        """A call as it is: of its own, and once."""
+        return o.Client.attempt(self, rpc, **fields)
 
     def try_upload(self, messages, **more):
         self.note("Upload", spec=messages[0].get("spec"))
@@ -125,23 +116,20 @@ class TenantFuzzer(f.Fuzzer):
     def __init__(self, tenant, server, seed, charge):
         self.tenant, self.server, self.charge = tenant, server, charge
         role, self.most_bytes, self.most_buffers = TENANTS[tenant]
-        self.members = [
-            Member(server, f"{tenant}-{role}", role, seed) for role in (role, "read")
-        ]
+        self.members = [Member(server, f"{tenant}-{kind}", kind) for kind in (role, "read")]
         super().__init__(self.members[0], seed)
         for member in self.members:
-            member.fuzzer = self
+            member.requests = self
         self.stranger_to_all = Caller(server, "nobody's")
         self.region = Region(server.shared)
         self.peers = []  # this tenant's models of all servers
         self.others = []  # other tenants' of this one
-        self.sealing = False
         self.broken = {}  # of calls that were broken off, and whether they took place: how often
 
-    # --- What the model knows beside each buffer --------------------------------------------------
+    # --- What the model knows apart from each buffer ----------------------------------------------
 
     def held(self):
-        return [*self.live.values(), *(d for drafts in self.drafts.values() for d in drafts)]
+        return [*self.live.values(), *self.all_drafts()]
 
     def used_bytes(self):
         """Of memory; a link has that of its origin."""
@@ -155,50 +143,42 @@ class TenantFuzzer(f.Fuzzer):
 
     def is_over_quota(self, outcome):
         """Whether the model agrees with a refusal by a quota."""
-        figures = outcome.metadata
         used, limit = {
             "bytes": (self.used_bytes(), self.most_bytes),
             "buffers": (self.used_buffers(), self.most_buffers),
-        }[figures["quota"]]
-        check(limit is not None and figures["limit"] == str(limit), outcome, "the quota is", limit)
-        return used + int(figures["requested"]) > limit
+        }[outcome.metadata["quota"]]
+        said = outcome.metadata["limit"]
+        check(limit is not None and said == str(limit), outcome, "the quota is", limit)
+        return used + int(outcome.metadata["requested"]) > limit
 
-    def check_room(self, size):
-        """That a buffer that the server has made, of so many bytes, was within the quotas."""
-        count, used = self.used_buffers() + 1, self.used_bytes() + size
+    def made(self, message, name, dtype, shape, replace_=True, ttl=False, size=None):
+        """size: of memory that it takes; that of a link is its origin's."""
+        made = super().made(message, name, dtype, shape, replace_, ttl)
+        count = self.used_buffers() + 1
+        used = self.used_bytes() + (self.charge(message.size_bytes) if size is None else size)
         check(self.most_buffers is None or count <= self.most_buffers, count, "buffers, no refusal")
         check(self.most_bytes is None or used <= self.most_bytes, used, "bytes, no refusal")
+        return made
 
     def pick_name(self):
         return self.rng.choice((*NAMES, f"{self.tenant}-own"))
 
-    def new_version(self, message):
-        if not self.sealing:
-            self.check_room(self.charge(message.size_bytes))
-        return super().new_version(message)
-
-    def seal(self):
-        self.sealing = True
-        try:
-            super().seal()
-        finally:
-            self.sealing = False
-
     def expect(self, outcome, *reasons, ok=False):
-        refused = False
-        if self.client.role == "read" and self.client.writes == "method":
-            reasons, ok, refused = ("ROLE_TOO_SMALL",), False, True
-        elif self.client.role == "read" and self.client.writes == "result":
-            reasons, ok, refused = (*reasons, "ROLE_TOO_SMALL"), False, True
+        refused, client = True, self.client
+        if client.role == "read" and client.writes == "method":
+            reasons, ok = ("ROLE_TOO_SMALL",), False
+        elif client.role == "read" and client.writes == "result":
+            reasons, ok = (*reasons, "ROLE_TOO_SMALL"), False
         elif outcome.reason == "TENANT_QUOTA_EXCEEDED":
-            check(self.client.writes, "a quota for a call that makes nothing", outcome)
+            check(client.writes, "a quota for a call that makes nothing", outcome)
             used = self.used_bytes(), self.used_buffers()
             check(self.is_over_quota(outcome), outcome, "the model has", used)
-            wanted = self.client.wanted
-            if wanted is not None and outcome.metadata["quota"] == "bytes":
+            if client.wanted is not None and outcome.metadata["quota"] == "bytes":
                 requested = int(outcome.metadata["requested"])
-                check(requested == self.charge(wanted), outcome, "asked for", wanted)
-            reasons, ok, refused = ("TENANT_QUOTA_EXCEEDED",), False, True
+                check(requested == self.charge(client.wanted), outcome, "not", client.wanted)
+            reasons, ok = ("TENANT_QUOTA_EXCEEDED",), False
+        else:
+            refused = False
         took_place = super().expect(outcome, *reasons, ok=ok)
         if refused:
             raise Refused
@@ -210,8 +190,8 @@ class TenantFuzzer(f.Fuzzer):
         """That the server has counted what the model has, for the tenant or, to an administrator,
         for all."""
         everyone = [self, *self.others] if self.client.role == "admin" else [self]
-        count = sum(fuzzer.used_buffers() for fuzzer in everyone)
-        known = sum(fuzzer.used_bytes() for fuzzer in everyone), count
+        known = (sum(fuzzer.used_bytes() for fuzzer in everyone),
+                 sum(fuzzer.used_buffers() for fuzzer in everyone))
         said = None
 
         def agrees():
@@ -223,12 +203,10 @@ class TenantFuzzer(f.Fuzzer):
                 check(budgets["buffers"].limit == self.most_buffers, budgets["buffers"])
             if len(everyone) == 1 and self.most_bytes is not None:
                 check(info.devices[0].buffer_limit_bytes == self.most_bytes, info.devices[0])
-            idle = all(
-                budgets[name].used == 0 for name in ("uploads", "downloads") if name in budgets
-            )
-            return said == known and idle
+            busy = [budgets[name].used for name in ("uploads", "downloads") if name in budgets]
+            return said == known and not any(busy)
 
-        check(eventually(agrees, 10), self.tenant, "has bytes and buffers", said, "is not", known)
+        check(eventually(agrees, 20), self.tenant, "has bytes and buffers", said, "is not", known)
         regions = PAGE * len(everyone) if self.client.role == "admin" else 0
         shared = self.client.caller.shared("GetSharedMemory").answer.used_bytes
         check(shared == regions, "shared memory", shared, "is not", regions)
@@ -240,8 +218,8 @@ class TenantFuzzer(f.Fuzzer):
         found = re.findall(rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$", text, re.M)
         said = {(of, state, tenant): int(value) for of, state, tenant, value in found}
         for fuzzer in (self, *self.others):
-            drafts = [held for held in fuzzer.held() if not held.ready]
-            for state, buffers in (("ready", fuzzer.live.values()), ("writing", drafts)):
+            states = ("ready", fuzzer.live.values()), ("writing", fuzzer.all_drafts())
+            for state, buffers in states:
                 known = [len(buffers), sum(len(held.data) for held in buffers)]
                 keys = [(of, state, fuzzer.tenant) for of in ("buffers", "buffer_bytes")]
                 found = [said.get(key, 0) for key in keys]
@@ -256,46 +234,43 @@ class TenantFuzzer(f.Fuzzer):
         self.expect(self.stranger_to_all.attempt(rpc), "BAD_TOKEN")
 
     def blind(self):
-        """What another tenant has is answered as what nobody has."""
-        rng = self.rng
+        """A request for another tenant's buffer ends as one for a buffer that does not exist."""
+        rng, client = self.rng, self.members[0]
         theirs = [
-            held
-            for fuzzer in self.others
-            for held in fuzzer.held()
+            held for fuzzer in self.others for held in fuzzer.held()
             if held.name == f"{fuzzer.tenant}-own"
         ]
         if not theirs:
             return
-        held, client = rng.choice(theirs), self.members[0]
+        held = rng.choice(theirs)
         version = rng.choice((0, held.version))
-        kind = rng.randrange(10)
+        kind = rng.choice((
+            "GetBuffer", "SealBuffer", "UpdateBuffer", "DeleteBuffer", "CopyBuffer", "ImportBuffer",
+            "Dot", "Download", "Upload", "DownloadShared",
+        ))
 
         def ask(name):
-            x = o.resident(name, version=version)
-            asked = dict(name=name, version=version)
-            if kind < 4:
-                rpc = ("GetBuffer", "SealBuffer", "UpdateBuffer", "DeleteBuffer")[kind]
-                return o.Client.attempt(client, rpc, **asked)
-            if kind == 4:
-                return o.Client.attempt(
-                    client, "CopyBuffer", source=name, name="never", source_version=version
-                )
-            if kind == 5:
-                fields = dict(source=self.server.address, source_version=version, name="never")
-                return o.Client.attempt(client, "ImportBuffer", source_name=name, **fields)
-            if kind == 6:
-                return o.Client.attempt(client, "Dot", a=x, b=x)
-            if kind == 7:
+            x, asked = o.resident(name, version=version), dict(name=name, version=version)
+            made = dict(source_version=version, name="never")
+            if kind == "CopyBuffer":
+                return client.ask(kind, source=name, **made)
+            if kind == "ImportBuffer":
+                return client.ask(kind, source=self.server.address, source_name=name, **made)
+            if kind == "Dot":
+                return client.ask(kind, a=x, b=x)
+            if kind == "Download":
                 return outcome_of(lambda: client.download(**asked))
-            if kind == 8:
+            if kind == "Upload":
                 return o.Client.try_upload(client, [dict(asked, data=b"1", offset=0)])
-            target = self.region.range(8)
-            return client.caller.shared("DownloadShared", target=target, **asked)
+            if kind == "DownloadShared":
+                return client.caller.shared(kind, target=self.region.range(8), **asked)
+            return client.ask(kind, **asked)
 
         client.writes = ""
         told = [ask(held.name), ask("nobody-own")]
+        reason = "SOURCE_REFUSED" if kind == "ImportBuffer" else "BUFFER_NOT_FOUND"
         for outcome in told:
-            self.expect(outcome, "SOURCE_REFUSED" if kind == 5 else "BUFFER_NOT_FOUND")
+            self.expect(outcome, reason)
         theirs, nobodys = (
             repr((end.code, end.reason, end.text, sorted(end.metadata.items()))) for end in told
         )
@@ -303,63 +278,60 @@ class TenantFuzzer(f.Fuzzer):
 
     # --- Imports, links and shared memory ---------------------------------------------------------
 
-    def import_buffer(self):
+    def duplicate(self):
+        """(source, name, replace, ttl, fields) of what is made from a buffer."""
         rng = self.rng
-        peer, source, name = rng.choice(self.peers), self.pick_name(), self.pick_name()
+        source, name, replace_, ttl = (
+            self.pick_name(), self.pick_name(), rng.random() < 0.7, rng.random() < 0.2)
+        fields = dict(name=name, replace=replace_) | (dict(ttl={"seconds": 3600}) if ttl else {})
+        exists = ("BUFFER_EXISTS",) * (not replace_ and self.taken(name))
+        return source, name, replace_, ttl, fields, exists
+
+    def import_buffer(self):
+        rng, peer = self.rng, self.rng.choice(self.peers)
+        source, _, replace_, ttl, fields, reasons = self.duplicate()
         origin = peer.live.get(source)
         version = rng.choice((0, 0, origin.version if origin else 0, peer.wrong_version()))
         unreadable = peer.not_readable(source, version)
-        reasons = ("SOURCE_REFUSED",) if unreadable else ()
-        replace_, ttl = rng.random() < 0.7, rng.random() < 0.2
-        fields = dict(source=peer.server.address, source_name=source, source_version=version)
-        fields.update(name=name, replace=replace_)
-        if ttl:
-            fields["ttl"] = {"seconds": 3600}
+        reasons = (*reasons, *(("SOURCE_REFUSED",) if unreadable else ()))
+        fields.update(source=peer.server.address, source_name=source, source_version=version)
         for field, value, reason in (
             ("source", "nowhere", "BAD_SOURCE"),
             ("source", "192.0.2.1:50051", "SOURCE_NOT_ALLOWED"),
-            ("name", rng.choice(f.BAD_NAMES), "BAD_NAME"),
+            ("name", rng.choice(r.BAD_NAMES), "BAD_NAME"),
             ("ttl", {"seconds": -1}, "BAD_TTL"),
             ("device", "cuda:77", "BAD_DEVICE"),
         ):
             if rng.random() < 0.03:
                 fields[field], reasons = value, (*reasons, reason)
-        if not replace_ and self.taken(name):
-            reasons = (*reasons, "BUFFER_EXISTS")
         outcome = self.client.attempt("ImportBuffer", **fields)
-        if not self.expect(outcome, *reasons, ok=not reasons):
-            if outcome.reason == "SOURCE_REFUSED":
-                check(outcome.metadata["reason"] in unreadable, outcome, "is not", unreadable)
-            return
-        self.adopt_copy(outcome.answer.buffer, origin, replace_, ttl)
+        if self.expect(outcome, *reasons, ok=not reasons):
+            self.adopt_copy(outcome.answer.buffer, origin, replace_, ttl)
+        elif outcome.reason == "SOURCE_REFUSED":
+            check(outcome.metadata["reason"] in unreadable, outcome, "is not", unreadable)
 
     def adopt_copy(self, message, origin, replace_, ttl):
         """Takes over an import: its bytes came with checksums, each once."""
-        made = Held(
-            message.name, origin.dtype, origin.shape, self.new_version(message), replace_, ttl
-        )
-        made.set(origin.data, o.crc32c(origin.data) if origin.data else "?").check(message)
-        got = self.members[0].download(made.name)
-        check(got == bytes(made.data), "the import differs")
+        made = self.made(message, message.name, origin.dtype, origin.shape, replace_, ttl)
+        made.set(origin.data, o.crc32c(origin.data) if origin.data else "?")
+        self.adopt(made, message)
+
+    def adopt(self, made, message):
+        """Takes over a READY buffer whose data the model knows."""
+        made.check(message)
+        data = self.members[0].download(made.name)
+        check(data == bytes(made.data), "the data of", made.name, "differs")
         self.become_ready(made)
 
     def link(self):
         """A second name for the same memory."""
-        rng = self.rng
-        source, name = self.pick_name(), self.pick_name()
-        reasons = self.not_readable(source)
-        replace_, ttl = rng.random() < 0.6, rng.random() < 0.2
-        if not replace_ and self.taken(name):
-            reasons = (*reasons, "BUFFER_EXISTS")
-        fields = dict(source=source, name=name, replace=replace_, link=True)
-        if ttl:
-            fields["ttl"] = {"seconds": 3600}
-        outcome = self.client.attempt("CopyBuffer", **fields)
+        source, name, replace_, ttl, fields, reasons = self.duplicate()
+        reasons = (*reasons, *self.not_readable(source))
+        outcome = self.client.attempt("CopyBuffer", source=source, link=True, **fields)
         if not self.expect(outcome, *reasons, ok=not reasons):
             return
         origin, message = self.live[source], outcome.answer.buffer
-        self.check_room(0)
-        made = Held(name, origin.dtype, origin.shape, super().new_version(message), replace_, ttl)
+        made = self.made(message, name, origin.dtype, origin.shape, replace_, ttl, size=0)
         made.block = getattr(origin, "block", origin)
         made.set(origin.data, origin.crc).check(message)
         self.become_ready(made)
@@ -393,9 +365,8 @@ class TenantFuzzer(f.Fuzzer):
             return
         spec, *rest = self.random_spec()
         if len(rest) == 1:
-            outcome = self.client.shared(
-                "UploadShared", name=name, spec=spec, source=self.region.range(0)
-            )
+            source = self.region.range(0)
+            outcome = self.client.shared("UploadShared", name=name, spec=spec, source=source)
             self.expect(outcome, *rest[0], "BAD_RANGE", "BUFFER_EXISTS")
             return
         dtype, shape, replace_, ttl = rest
@@ -411,40 +382,32 @@ class TenantFuzzer(f.Fuzzer):
         outcome = self.client.shared("UploadShared", name=name, spec=spec, source=source)
         if self.expect(outcome, *reasons, ok=not reasons):
             message = outcome.answer.buffer
-            made = Held(name, dtype, shape, self.new_version(message), replace_, ttl)
+            made = self.made(message, name, dtype, shape, replace_, ttl)
             made.set(data, None if data else "?").check(message)
             self.become_ready(made)
 
     def download_shared(self):
-        rng, name = self.rng, self.pick_name()
-        live = self.live.get(name)
-        version = rng.choice((0, 0, live.version if live else 0, self.wrong_version()))
-        size = len(live.data) if live else 8
-        offset = rng.randrange(size + 1)
+        rng = self.rng
+        name, live, version, size, offset, unreadable = self.pick_range()
         target, reasons = self.range_of(rng.randrange(min(size, PAGE - 1) + 1))
-        reasons = (*reasons, *self.not_readable(name, version))
-        if rng.random() < 0.1:
-            offset, reasons = rng.choice((size + 1, 2**64 - 1)), (*reasons, "BAD_RANGE")
+        reasons = (*reasons, *unreadable)
         self.region.memory[:] = b"\xa5" * PAGE
         outcome = self.client.shared(
             "DownloadShared", name=name, version=version, offset=offset, target=target
         )
         if not self.expect(outcome, *reasons, ok=not reasons):
             return
-        end = min(size, offset + target.size)
-        check(outcome.answer.size == end - offset, "size", outcome.answer.size)
-        check(self.region.memory[: end - offset] == live.data[offset:end], "data differs")
-        check(
-            self.region.memory[end - offset :] == b"\xa5" * (PAGE - end + offset),
-            "bytes beside the range were written",
-        )
+        count, memory = min(size - offset, target.size), self.region.memory
+        check(outcome.answer.size == count, "size", outcome.answer.size)
+        check(memory[:count] == live.data[offset : offset + count], "data differs")
+        check(memory[count:] == b"\xa5" * (PAGE - count), "bytes outside the range were written")
         live.check(outcome.answer.buffer)
 
     # --- Calls that are broken off ----------------------------------------------------------------
 
     def break_off(self, begin, *reasons):
         """Begins a call by begin(timeout), a future, and cancels it, closes its connection, or has
-        its deadline pass; waits until the server has ended it. Whether it was answered with OK."""
+        its deadline pass; waits until the server has ended it. Whether it ended with OK."""
         rng = self.rng
         way = rng.choice(("cancel", "close", "deadline"))
         timeout = rng.choice((-1, 0, 0, 0.0003, 0.004)) if way == "deadline" else 30
@@ -466,25 +429,42 @@ class TenantFuzzer(f.Fuzzer):
 
         # Its request may still be on its way to the server, or among the server's threads. Of an
         # administrator's tenant too a reader is told its calls; this one is the last.
-        over = eventually(self.server.asleep, 20, pause=0.001) and eventually(
-            lambda: self.members[1].budget("calls").used == 1, 20
+        over = eventually(self.server.asleep, 60, pause=0.001) and eventually(
+            lambda: self.members[1].budget("calls").used == 1, 60
         )
         check(over, "a call that was broken off goes on:", way, outcome)
         return outcome.ok
 
+    def break_call(self, rpc, **fields):
+        self.client.note(rpc, fields.get("result"), fields.get("spec"))
+        return self.break_off(lambda timeout: self.client.future(rpc, timeout, **fields))
+
+    def break_upload(self, messages, spec, *reasons):
+        """messages: from an event, which is set when the call is over."""
+        let_go = threading.Event()
+        self.client.note("Upload", spec=spec)
+        upload = self.client.b.Upload
+        ok = self.break_off(
+            lambda timeout: upload.future(messages(let_go), timeout=timeout), *reasons
+        )
+        let_go.set()
+        return ok
+
     def count(self, happened, ok, what):
-        """ok: whether the call was answered."""
-        check(happened or not ok, what, "was answered with OK, and nothing has happened")
+        """ok: whether the call ended with OK."""
+        check(happened or not ok, what, "ended with OK, and nothing has happened")
         key = what, bool(happened)
         self.broken[key] = self.broken.get(key, 0) + 1
 
-    def newer(self, name):
-        """The READY buffer of a name if the model does not know it, or None."""
-        outcome = o.Client.attempt(self.client, "GetBuffer", name=name)
-        if not outcome.ok or outcome.answer.buffer.state != f.READY:
-            return None
-        message = outcome.answer.buffer
-        return message if message.version > self.newest else None
+    def adopt_newer(self, ok, what, name, dtype, shape, data, crc=None):
+        """Takes over what a call has put under a name, if it has; whether it has."""
+        outcome = self.client.ask("GetBuffer", name=name)
+        message = outcome.answer.buffer if outcome.ok else None
+        there = outcome.ok and message.state == f.READY and message.version > self.newest
+        self.count(there, ok, what)
+        if there:
+            self.adopt(self.made(message, name, dtype, shape).set(data, crc), message)
+        return there
 
     def broken_upload(self):
         """A stream that creates, of which often the last message never comes."""
@@ -495,248 +475,204 @@ class TenantFuzzer(f.Fuzzer):
         else:
             dtype, shape = rng.choice((F32, BOOL, U8)), (rng.choice((1, 8, 300)),)
             data = self.random_bytes(dtype, shape)
-        cut, let_go = rng.random() < 0.6, threading.Event()
-        step = (len(data) + 3) // 4
+        cut, step = rng.random() < 0.6, (len(data) + 3) // 4
+        spec = self.spec(dtype, shape, replace=True)
 
-        def messages():
-            spec = self.spec(dtype, shape, replace=True)
+        def messages(let_go):
             yield o.buffers.UploadRequest(name=name, spec=spec)
             for at in range(0, len(data), step):
                 if cut and at + step >= len(data):
-                    let_go.wait(20)
+                    let_go.wait()
                     return
                 yield o.buffers.UploadRequest(data=data[at : at + step])
 
-        self.client.note("Upload", spec=self.spec(dtype, shape))
-        reasons = ("MISSING_DATA",) if cut else ()
-        ok = self.break_off(
-            lambda timeout: self.client.b.Upload.future(messages(), timeout=timeout), *reasons
-        )
-        let_go.set()
-        message = self.newer(name)
-        check(not (message and cut), "an upload that never ended has become a buffer")
-        self.count(message is not None, ok, "upload")
-        if message:
-            made = Held(name, dtype, shape, self.new_version(message), True)
-            made.set(data, None).check(message)
-            check(self.client.download(name) == data, "an upload that was broken off differs")
-            self.become_ready(made)
-        if message and len(data) == LARGE:  # it leaves no room for others
+        ok = self.break_upload(messages, spec, *(("MISSING_DATA",) * cut))
+        there = self.adopt_newer(ok, "upload", name, dtype, shape, data)
+        check(not (there and cut), "an upload that never ended has become a buffer")
+        if there and len(data) == LARGE:  # it leaves no room for others
             self.client.call("DeleteBuffer", name=name)
-            del self.live[name]
-            self.drafts.pop(name, None)
+            self.forget(name)
         self.account()
 
     def broken_ranges(self):
         """A stream into a draft: each message has come wholly or not at all, and none after one
         that has not."""
         rng = self.rng
-        drafts = [d for ds in self.drafts.values() for d in ds if d.missing()]
+        drafts = [draft for draft in self.all_drafts() if draft.missing()]
         if not drafts:
             return
         draft = rng.choice(drafts)
         begin, end = draft.missing()[0]
         cuts = sorted({begin, end, *(rng.randint(begin, end) for _ in range(3))})
-        data = self.random_bytes(draft.dtype, draft.shape)
-        let_go, hold = threading.Event(), rng.random() < 0.5
+        data, hold = self.random_bytes(draft.dtype, draft.shape), rng.random() < 0.5
         pieces = list(zip(cuts, cuts[1:]))
 
-        def messages():
+        def messages(let_go):
             for a, b in pieces:
                 fields = dict(data=data[a:b], crc32c=o.crc32c(data[a:b]))
                 if a == begin:
                     fields.update(name=draft.name, version=draft.version, offset=a)
                 yield o.buffers.UploadRequest(**fields)
             if hold:
-                let_go.wait(20)
+                let_go.wait()
 
-        self.client.note("Upload")
-        ok = self.break_off(
-            lambda timeout: self.client.b.Upload.future(messages(), timeout=timeout)
-        )
-        let_go.set()
-        answer = self.client.call("GetBuffer", name=draft.name, version=draft.version)
-        gaps = [(gap.begin, gap.end) for gap in answer.missing]
-        landed = gaps[0][0] if gaps else end
-        landed = min(landed, end)
+        ok = self.break_upload(messages, None)
+        response = self.client.call("GetBuffer", name=draft.name, version=draft.version)
+        gaps = f.gaps_of(response)
+        landed = min(gaps[0][0] if gaps else end, end)
         check(landed in cuts, "a message has landed in part, up to", landed, "of", cuts)
-        check(landed == end or not ok, "an answer without the data")
+        check(landed == end or not ok, "OK without the data")
         for a, b in pieces:
             if b <= landed:
                 draft.write(a, data[a:b], True)
-        draft.check(answer.buffer)
+        draft.check(response.buffer)
         check(gaps == draft.missing()[:100], gaps, "is not", draft.missing())
         self.count(landed > begin, ok, "ranges")
 
-    ALTERATIONS = "create", "shared", "copy", "import", "add", "delete", "seal", "update"
-
     def broken_call(self):
         """A call that changes something, of one message."""
-        rng, client, name = self.rng, self.client, self.pick_name()
-        kind = rng.choice(self.ALTERATIONS)
+        kinds = ("create", "shared", "copy", "import", "add", "delete", "seal", "update")
+        kind = self.rng.choice(kinds)
         self.what += f" ({kind})"
-        peer = rng.choice(self.peers) if kind == "import" else self
-        source = rng.choice([*peer.live, None])
-        origin = peer.live.get(source)
-
-        def run(rpc, **fields):
-            client.note(rpc, fields.get("result"), fields.get("spec"))
-            return self.break_off(lambda timeout: client.future(rpc, timeout, **fields))
-
-        if kind == "create":
-            if len(self.drafts.get(name, ())) >= 4:
-                return
-            ok = run("CreateBuffer", name=name, spec=self.spec(F32, [4], replace=True))
-            outcome = o.Client.attempt(client, "GetBuffer", name=name)
-            drafts = outcome.answer.drafts if outcome.ok else ()
-            made = [draft for draft in drafts if draft.version > self.newest]
-            for message in made:
-                draft = Held(name, F32, (4,), self.new_version(message), True)
-                draft.check(message)
-                self.drafts.setdefault(name, []).append(draft)
-            self.count(bool(made), ok, kind)
-        elif kind == "shared":
-            data = self.random_bytes(U8, [rng.choice((1, 300, PAGE))])
-            self.region.memory[: len(data)] = data
-            request = o.shared.UploadSharedRequest(
-                name=name,
-                spec=self.spec(U8, [len(data)], replace=True),
-                source=self.region.range(len(data)),
-            )
-            client.note("UploadShared", spec=request.spec)
-            ok = self.break_off(
-                lambda timeout: client.caller.s.UploadShared.future(request, timeout=timeout)
-            )
-            message = self.newer(name)
-            self.count(message is not None, ok, kind)
-            if message:
-                made = Held(name, U8, (len(data),), self.new_version(message), True)
-                made.set(data).check(message)
-                check(client.download(name) == data, "shared memory that was broken off differs")
-                self.become_ready(made)
-        elif kind in ("copy", "import", "add") and origin:
-            if kind == "copy":
-                ok = run("CopyBuffer", source=source, name=name, replace=True)
-            elif kind == "import":
-                fields = dict(source=peer.server.address, source_name=source, name=name)
-                ok = run("ImportBuffer", replace=True, **fields)
-            elif origin.dtype in f.DTYPES:
-                x = o.resident(source)
-                ok = run("Add", a=x, b=x, result=o.into(name, replace=True))
-            else:
-                return
-            message = self.newer(name)
-            self.count(message is not None, ok, kind)
-            if message and kind == "import":
-                self.adopt_copy(message, origin, True, False)
-            elif message:
-                data = client.download(name)
-                if kind == "copy":
-                    check(data == bytes(origin.data), "a copy that was broken off differs")
-                made = Held(name, origin.dtype, origin.shape, self.new_version(message), True)
-                self.become_ready(made.set(data))
-                made.check(message)
-        elif kind == "delete":
-            if not (name in self.live or self.drafts.get(name)):
-                return
-            ok = run("DeleteBuffer", name=name)
-            gone = not o.Client.attempt(client, "GetBuffer", name=name).ok
-            self.count(gone, ok, kind)
-            if gone:
-                self.live.pop(name, None)
-                self.drafts.pop(name, None)
-        elif kind == "seal":
-            drafts = [d for ds in self.drafts.values() for d in ds if not d.missing() and d.replace]
-            drafts = [d for d in drafts if self.history.get(d.name, 0) < d.version]
-            if not drafts:
-                return
-            draft = rng.choice(drafts)
-            ok = run("SealBuffer", name=draft.name, version=draft.version)
-            message = client.call("GetBuffer", name=draft.name, version=draft.version).buffer
-            if message.state == f.READY:
-                draft.ready = True
-                draft.crc = o.crc32c(draft.data) if draft.crc_known() and draft.data else None
-                draft.crc = draft.crc if draft.data else "?"
-                self.drafts[draft.name].remove(draft)
-                self.become_ready(draft)
-            self.count(draft.ready, ok, kind)
-            draft.check(message)
-        elif kind == "update" and origin:
-            fields = {} if origin.ttl else dict(ttl={"seconds": 3600})
-            ok = run("UpdateBuffer", name=source, **fields)
-            message = client.call("GetBuffer", name=source).buffer
-            changed = message.HasField("expire_time") != origin.ttl
-            self.count(changed, ok, kind)
-            origin.ttl = origin.ttl != changed
-            origin.check(message)
+        getattr(self, "broken_" + kind)(self.pick_name())
         self.account()
+
+    def broken_create(self, name):
+        if len(self.drafts.get(name, ())) >= 4:
+            return
+        spec = self.spec(F32, [4], replace=True)
+        ok = self.break_call("CreateBuffer", name=name, spec=spec)
+        outcome = self.client.ask("GetBuffer", name=name)
+        drafts = outcome.answer.drafts if outcome.ok else ()
+        made = [draft for draft in drafts if draft.version > self.newest]
+        for message in made:
+            draft = self.made(message, name, F32, (4,))
+            draft.check(message)
+            self.drafts.setdefault(name, []).append(draft)
+        self.count(made, ok, "create")
+
+    def broken_shared(self, name):
+        data = self.random_bytes(U8, [self.rng.choice((1, 300, PAGE))])
+        self.region.memory[: len(data)] = data
+        spec, source = self.spec(U8, [len(data)], replace=True), self.region.range(len(data))
+        request = o.shared.UploadSharedRequest(name=name, spec=spec, source=source)
+        self.client.note("UploadShared", spec=spec)
+        upload = self.client.caller.s.UploadShared
+        ok = self.break_off(lambda timeout: upload.future(request, timeout=timeout))
+        self.adopt_newer(ok, "shared", name, U8, (len(data),), data)
+
+    def broken_copy(self, name):
+        origin = self.live.get(self.pick_name())
+        if origin:
+            ok = self.break_call("CopyBuffer", source=origin.name, name=name, replace=True)
+            self.adopt_newer(ok, "copy", name, origin.dtype, origin.shape, origin.data)
+
+    def broken_import(self, name):
+        peer = self.rng.choice(self.peers)
+        origin = peer.live.get(self.pick_name())
+        if origin:
+            fields = dict(source=peer.server.address, source_name=origin.name, name=name)
+            ok = self.break_call("ImportBuffer", replace=True, **fields)
+            crc = o.crc32c(origin.data) if origin.data else "?"
+            self.adopt_newer(ok, "import", name, origin.dtype, origin.shape, origin.data, crc)
+
+    def broken_add(self, name):
+        origin = self.live.get(self.pick_name())
+        if origin and origin.dtype in r.DTYPES:
+            x, dtype = o.resident(origin.name), origin.dtype
+            ok = self.break_call("Add", a=x, b=x, result=o.into(name, replace=True))
+            with np.errstate(all="ignore"):
+                twice = r.narrow(2 * r.wide(origin.array(), dtype), dtype)
+            self.adopt_newer(ok, "add", name, dtype, origin.shape, twice.tobytes())
+
+    def broken_delete(self, name):
+        if name in self.live or self.drafts.get(name):
+            ok = self.break_call("DeleteBuffer", name=name)
+            gone = not self.client.ask("GetBuffer", name=name).ok
+            self.count(gone, ok, "delete")
+            if gone:
+                self.forget(name)
+
+    def broken_seal(self, _):
+        drafts = [
+            draft for draft in self.all_drafts() if not draft.missing() and draft.replace
+            and self.history.get(draft.name, 0) < draft.version
+        ]
+        if drafts:
+            draft = self.rng.choice(drafts)
+            fields = dict(name=draft.name, version=draft.version)
+            ok = self.break_call("SealBuffer", **fields)
+            message = self.client.call("GetBuffer", **fields).buffer
+            self.count(message.state == f.READY, ok, "seal")
+            if message.state == f.READY:
+                self.sealed(draft, message)
+            else:
+                draft.check(message)
+
+    def broken_update(self, name):
+        held = self.live.get(name)
+        if held:
+            fields = {} if held.ttl else dict(ttl={"seconds": 3600})
+            ok = self.break_call("UpdateBuffer", name=name, **fields)
+            message = self.client.call("GetBuffer", name=name).buffer
+            changed = message.HasField("expire_time") != held.ttl
+            self.count(changed, ok, "update")
+            held.ttl = held.ttl != changed
+            held.check(message)
 
     def broken_read(self):
         """A download whose messages nobody reads, and an operation."""
-        rng = self.rng
+        rng, client = self.rng, self.client
         if not self.live:
             return
         name = rng.choice([*self.live])
         if rng.random() < 0.5:
             request = o.buffers.DownloadRequest(name=name)
-            download = self.client.b.Download(request, timeout=rng.choice((30, 0.001)))
+            download = client.b.Download(request, timeout=rng.choice((30, 0.001)))
             if rng.random() < 0.5:
                 download.cancel()
             else:
-                self.client.connect()
+                client.connect()
         else:
             x = o.resident(name)
-            self.break_off(
-                lambda timeout: self.client.future("Dot", timeout, a=x, b=x), "BAD_DTYPE"
-            )
+            self.break_off(lambda timeout: client.future("Dot", timeout, a=x, b=x), "BAD_DTYPE")
         self.account()
 
     WEIGHTS = f.Fuzzer.WEIGHTS | {
-        "large": 1,
-        "account": 6,
-        "metrics": 2,
-        "unknown": 2,
-        "blind": 12,
-        "import_buffer": 14,
-        "link": 8,
-        "upload_shared": 14,
-        "download_shared": 8,
-        "broken_upload": 8,
-        "broken_ranges": 6,
-        "broken_call": 16,
-        "broken_read": 4,
+        "large": 1, "account": 6, "metrics": 2, "unknown": 2, "blind": 12, "import_buffer": 14,
+        "link": 8, "upload_shared": 14, "download_shared": 8, "broken_upload": 8,
+        "broken_ranges": 6, "broken_call": 16, "broken_read": 4,
     }
 
-    def step(self, number):
-        kinds, weights = zip(*self.WEIGHTS.items())
-        kind = self.rng.choices(kinds, weights)[0]
+    def choose_client(self, kind):
         reads = self.rng.random() < 0.2 and not kind.startswith("broken_")
         self.client = self.members[reads]
         self.client.writes = ""
-        self.what = f"step {number}: {kind} of {self.tenant} as {self.client.role}"
-        self.calls[kind] = self.calls.get(kind, 0) + 1
+        return f" of {self.tenant} as {self.client.role}"
+
+    def step(self, number):
         with contextlib.suppress(Refused):
-            getattr(self, kind)()
+            super().step(number)
 
     def end(self):
         """All that is left is what the model has, and it can be deleted."""
         self.client = self.members[0]
         self.account()
+        self.metrics()
         for name in sorted({held.name for held in self.held()}):
             self.client.call("DeleteBuffer", name=name)
         check(self.client.names() == [], "left:", self.client.names())
         self.live, self.drafts = {}, {}
+        self.account()
+        self.metrics()
 
 
 def start(folder, file, number):
     """One of the servers, which may import from each other."""
-    path = pathlib.Path(folder) / f"shared{number}"
+    path = folder / f"shared{number}"
     server = o.Server(
-        folder,
-        *("--tokens", str(file), "--import-from", "127.0.0.1:*", "--insecure"),
-        *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"),
-        *("--memory-limit", "256Mi", "--scratch-limit", "64Mi", "--max-operation-seconds", "1"),
-        *("--max-slow-operation-seconds", "0.5", "--max-uploads", "64", "--upload-timeout", "300s"),
+        folder, *("--tokens", str(file), "--import-from", "127.0.0.1:*", "--insecure"),
+        *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"), *f.LIMITS,
     )
     server.shared = path
     server.metrics = re.search(r"metrics at (http://[\d.:]+/)", server.log())[1] + "metrics"
@@ -756,96 +692,91 @@ def charges(server):
     return lambda size: -(-size // unit) * unit if size else taken[0]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--seed", type=int, default=None)
-    arguments = parser.parse_args()
-    o.Program.path = os.path.abspath(arguments.server)
-    o.Program.device = arguments.device
-    seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
-    rng = random.Random(seed)
+def write_tokens(file):
+    lines = []
+    for tenant, (role, most_bytes, most_buffers) in TENANTS.items():
+        quotas = [f"bytes={most_bytes}"] * bool(most_bytes)
+        quotas += [f"buffers={most_buffers}"] * bool(most_buffers)
+        lines.append(line_of(f"{tenant}-{role}", role, tenant, *quotas))
+        lines.append(line_of(f"{tenant}-read", "read", tenant))
+    replace(file, "\n".join(lines) + "\n")
 
-    servers, fuzzers, what = [], [], "start"
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        file = pathlib.Path(folder) / "tokens"
-        lines = []
-        for tenant, (role, most_bytes, most_buffers) in TENANTS.items():
-            quotas = [f"bytes={most_bytes}"] * bool(most_bytes)
-            quotas += [f"buffers={most_buffers}"] * bool(most_buffers)
-            lines.append(line_of(f"{tenant}-{role}", role, tenant, *quotas))
-            lines.append(line_of(f"{tenant}-read", "read", tenant))
-        replace(file, "\n".join(lines) + "\n")
-        try:
-            for number in range(2):
-                server = start(folder, file, number)
-                servers.append(server)
-                charge = charges(server)
-                mine = [
-                    TenantFuzzer(tenant, server, rng.randrange(1 << 32), charge)
-                    for tenant in TENANTS
-                ]
-                for fuzzer in mine:
-                    fuzzer.others = [other for other in mine if other is not fuzzer]
-                    # A region is the tenant's that uses it first.
-                    target = fuzzer.region.range(0)
-                    fuzzer.client.shared("DownloadShared", name="none", target=target)
-                fuzzers += mine
-            for fuzzer in fuzzers:
-                fuzzer.peers = [peer for peer in fuzzers if peer.tenant == fuzzer.tenant]
-            end, steps = time.monotonic() + arguments.seconds, 0
-            while time.monotonic() < end:
-                fuzzer = rng.choice(fuzzers)
-                what = "?"
-                try:
-                    fuzzer.step(steps)
-                finally:
-                    what = fuzzer.what
-                steps += 1
-            what = "end"
-            for fuzzer in fuzzers:
-                fuzzer.client = fuzzer.members[0]
-                fuzzer.account()
-                fuzzer.metrics()
-            for fuzzer in fuzzers:
-                fuzzer.end()
-                fuzzer.account()
-                fuzzer.metrics()
-            totals = {"ended": {}, "broken": {}, "calls": {}}
-            for name, total in totals.items():
-                for fuzzer in fuzzers:
-                    for key, number in getattr(fuzzer, name).items():
-                        total[key] = total.get(key, 0) + number
-            ended, broken = totals["ended"], totals["broken"]
-            # Every kind of request has come, and every ending that it is about.
-            if steps > 10 * sum(TenantFuzzer.WEIGHTS.values()):
-                check(len(totals["calls"]) == len(TenantFuzzer.WEIGHTS), "only", totals["calls"])
-                for reason in ("ROLE_TOO_SMALL", "TENANT_QUOTA_EXCEEDED", "SOURCE_REFUSED"):
-                    check(ended.get(reason, 0) > steps / 500, reason, "in", ended)
-                for happened in (False, True):
-                    times = sum(n for key, n in broken.items() if key[1] == happened)
-                    check(times > steps / 500, "of calls that were broken off", broken)
-                check(ended.get("OK", 0) > steps / 5, ended)
-            for server in servers:
-                check(server.alive(), "a server has ended:", server.process.poll())
-                code = server.stop()
-                check(code == 0, "exit code", code)
-            print(f"ok      {steps} steps, {sum(ended.values())} calls: {ended}; broken: {broken}")
-            failed = 0
-        except Exception:  # pylint: disable=broad-except
-            failed = 1
-            print(f"FAILED  {what}, seed {seed}\n{traceback.format_exc()}", flush=True)
-            for server in servers:
-                print(server.log()[-2000:])
-            print(f"to repeat: --seed {seed} --seconds {arguments.seconds:g}")
+
+def fuzzers_of(server, rng):
+    """The models of all tenants on a server."""
+    charge = charges(server)
+    fuzzers = [TenantFuzzer(name, server, rng.randrange(1 << 32), charge) for name in TENANTS]
+    for fuzzer in fuzzers:
+        fuzzer.others = [other for other in fuzzers if other is not fuzzer]
+        # A region is the tenant's that uses it first.
+        fuzzer.client.shared("DownloadShared", name="none", target=fuzzer.region.range(0))
+    return fuzzers
+
+
+def totals(fuzzers, name):
+    total = collections.Counter()
+    for fuzzer in fuzzers:
+        total.update(getattr(fuzzer, name))
+    return total
+
+
+def check_variety(fuzzers, steps):
+    """That every kind of request has come, and every ending that the suite is about."""
+    ended, broken, calls = (totals(fuzzers, name) for name in ("ended", "broken", "calls"))
+    if steps > 10 * sum(TenantFuzzer.WEIGHTS.values()):
+        check(len(calls) == len(TenantFuzzer.WEIGHTS), "only", calls)
+        for reason in ("ROLE_TOO_SMALL", "TENANT_QUOTA_EXCEEDED", "SOURCE_REFUSED"):
+            check(ended[reason] > steps / 500, reason, "in", ended)
+        for happened in (False, True):
+            times = sum(n for key, n in broken.items() if key[1] == happened)
+            check(times > steps / 500, "of calls that were broken off", broken)
+        check(ended["OK"] > steps / 5, ended)
+    print(f"{steps} steps, {sum(ended.values())} calls: {dict(ended)}; broken off: {dict(broken)}")
+
+
+def many_callers(server, arguments):
+    """All tenants at once: none sees another's arrays, and quotas hold."""
+    tokens = [f"{tenant}-{role}" for tenant, (role, _, _) in TENANTS.items()]
+    clients = [Caller(server, tokens[i % len(tokens)]) for i in range(arguments.callers)]
+    f.crowd(clients, arguments.seed, arguments.seconds / 8)  # caches fill, pools grow
+    before = f.holdings(server)
+    ended = f.crowd(clients, arguments.seed + 1, arguments.seconds / 3)
+    f.check_holdings(server, before)
+    for client in clients[: len(tokens)]:
+        f.delete_everything(client)
+    print(f"{sum(ended.values())} calls of {len(clients)} callers: {ended}")
+
+
+def test_tenants(server, client):
+    rng, folder = random.Random(ARGUMENTS.seed), server.log_path.parent
+    servers, fuzzers, steps = [], [], 0
+    write_tokens(folder / "tokens")
+    try:
+        for number in range(2):
+            servers.append(start(folder, folder / "tokens", number))
+            fuzzers += fuzzers_of(servers[-1], rng)
+        for fuzzer in fuzzers:
+            fuzzer.peers = [peer for peer in fuzzers if peer.tenant == fuzzer.tenant]
+        end = time.monotonic() + ARGUMENTS.seconds
+        while steps < f.LEAST_STEPS or time.monotonic() < end:
+            fuzzer = rng.choice(fuzzers)
+            try:
+                fuzzer.step(steps)
+            except Exception as error:
+                raise Wrong(f"{fuzzer.what}: {error}") from error
+            steps += 1
+        for fuzzer in fuzzers:
+            fuzzer.end()
+        check_variety(fuzzers, steps)
+        many_callers(servers[0], ARGUMENTS)
+        for server in servers:
+            code = server.stop()
+            check(code == 0, "a server has ended with", code, server.log()[-2000:])
+    finally:
         for server in servers:
             server.kill()
-    print(f"{1 - failed} passed, {failed} failed, 0 skipped")
-    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ARGUMENTS = r.take_arguments()
+    sys.exit(r.run_tests(globals(), ARGUMENTS))

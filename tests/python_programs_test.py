@@ -288,6 +288,27 @@ class ProgramsTest(python_outsider.Case):
             with self.subTest(seed=seed):
                 Program(self.t, seed).run()
 
+    def test_products_that_are_read_through_views(self):
+        """A map takes a product in only where it reads the product as it is."""
+        a, b, c = np.random.default_rng(7).integers(-4, 5, (3, 6, 6)).astype("f4")
+        x, y, z = map(self.t.put, (a, b, c))
+        views = {
+            "transposed": lambda p: p.T,
+            "reversed": lambda p: p[::-1],
+            "mirrored": lambda p: p[:, ::-1],
+            "one row": lambda p: p[2],
+            "one column": lambda p: p[:, 2:3],
+            "reshaped": lambda p: p.reshape(4, 9),
+        }
+        for name, view in views.items():
+            with self.subTest(name):
+                other, w = view(c), view(z)
+                e = view(x @ y) * 2 + w
+                np.testing.assert_array_equal(e.numpy(), view(a @ b) * 2 + other, e.explain())
+        e = (x @ y) * 2 + z
+        np.testing.assert_array_equal(e.numpy(), (a @ b) * 2 + c, e.explain())
+        self.assertEqual([s.operation for s in e.stats], ["matmul"])
+
 
 if __name__ == "__main__":
     python_outsider.main(__name__)

@@ -1,0 +1,985 @@
+"""Random requests for operations, and a model in NumPy that knows how each of them ends.
+
+A case is one request: its fields, the reasons for which the server refuses it, and otherwise what
+is right. Most cases are valid, the others have one fault each. The model shares no code with the
+server.
+"""
+
+import argparse
+import collections
+import math
+import os
+import random
+import sys
+
+import numpy as np
+
+import outsider as o
+
+F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = 1, 2, 3, 4, 5, 6, 7, 8, 9
+DTYPES = (F32, F64, F16, BF16, I32, I64)
+INTEGERS = (I32, I64)
+BYTES = (BOOL, U8, I8)
+SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
+# The field of a Step that has the request of each method.
+STEPS = {
+    "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
+    "Map": "map", "TopK": "top_k",
+}
+# The status code of each reason; all others have INVALID_ARGUMENT.
+CODES = {
+    "BUFFER_NOT_FOUND": "NOT_FOUND",
+    "BUFFER_EXISTS": "ALREADY_EXISTS",
+    "BUFFER_NOT_READY": "FAILED_PRECONDITION",
+    "BUFFER_SEALED": "FAILED_PRECONDITION",
+    "VERSION_MISMATCH": "FAILED_PRECONDITION",
+    "VERSION_REQUIRED": "FAILED_PRECONDITION",
+    "CHECKSUM_UNKNOWN": "FAILED_PRECONDITION",
+    "STRATEGY_UNSUPPORTED": "FAILED_PRECONDITION",
+    "OPERATION_TOO_LONG": "FAILED_PRECONDITION",
+    "STEP_FAILED": "FAILED_PRECONDITION",
+    "SOURCE_REFUSED": "FAILED_PRECONDITION",
+    "BAD_CHECKSUM": "DATA_LOSS",
+    "SCRATCH_EXHAUSTED": "RESOURCE_EXHAUSTED",
+    "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
+    "HOST_MEMORY_EXHAUSTED": "RESOURCE_EXHAUSTED",
+    "GPU_MEMORY_EXHAUSTED": "RESOURCE_EXHAUSTED",
+    "TENANT_QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
+    "ROLE_TOO_SMALL": "PERMISSION_DENIED",
+    "SOURCE_NOT_ALLOWED": "PERMISSION_DENIED",
+    "REGION_NOT_FOUND": "NOT_FOUND",
+    "BAD_TOKEN": "UNAUTHENTICATED",
+}
+EXTREMES = (-(2**63), -(2**62), -(2**31), -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1)
+BAD_NAMES = ["", "white space", "x" * 129, "\u00e4", "x\n", "x\0", "*", "\u2028"]
+
+
+class Wrong(Exception):
+    """The server's response is not the model's."""
+
+
+def check(condition, *what):
+    if not condition:
+        raise Wrong(" ".join(map(str, what)))
+
+
+def check_end(outcome, reasons, ok):
+    """That a call ended with one of the reasons, or with OK; whether it is OK."""
+    if outcome.ok:
+        check(ok, "OK, not", reasons)
+        return True
+    # What a strategy for a GPU needs apart from its types is known to the strategy alone.
+    needs_more = (
+        outcome.reason == "STRATEGY_UNSUPPORTED"
+        and o.Program.device != "cpu"
+        and not outcome.metadata.get("needs", "dtype").startswith("dtype")
+    )
+    check(needs_more or outcome.reason in reasons, outcome, "is not", ("OK",) * ok + (*reasons,))
+    check(outcome.code == CODES.get(outcome.reason, "INVALID_ARGUMENT"), outcome)
+    check(outcome.domain == "tessera" and outcome.text, "no domain or no text:", outcome)
+    return False
+
+
+def take_arguments(seed=None):
+    """Takes the arguments of a random suite from the command line, and prints the seed."""
+    parser = argparse.ArgumentParser(add_help=False)
+    seconds = float(os.environ.get("TESSERA_RANDOM_SECONDS", "5"))
+    parser.add_argument("--seconds", type=float, default=seconds)
+    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    parser.add_argument("--seed", type=int, default=seed)
+    parser.add_argument("--callers", type=int, default=12)
+    arguments, sys.argv[1:] = parser.parse_known_args()
+    print(f"seed {arguments.seed}", flush=True)
+    return arguments
+
+
+def run_tests(namespace, arguments, *flags):
+    """Runs tests as outsider.run_tests does; the exit code."""
+    code = o.run_tests(namespace, *flags)
+    if code:
+        # A run ends at its first failure, which may come later on a slower machine.
+        print(f"to repeat: --seed {arguments.seed} --seconds 600")
+    return code
+
+
+# --- Arithmetic -----------------------------------------------------------------------------------
+
+
+def bf16_values(bits):
+    bits = np.asarray(bits)
+    return (bits.ravel().astype(np.uint32) << 16).view(np.float32).reshape(bits.shape)
+
+
+def bf16_bits(values):
+    """Nearest, ties to even, of f64 values."""
+    shape = np.shape(values)
+    values = np.asarray(values, np.float64).ravel()
+    # Below the normal range the numbers are the multiples of one.
+    tiny = np.abs(values) < 2.0**-126
+    values = np.where(tiny, np.rint(np.where(tiny, values, 0) * 2.0**133) * 2.0**-133, values)
+    bits = values.view(np.uint64)
+    drop = np.uint64(45)
+    half = (np.uint64(1) << np.uint64(44)) - np.uint64(1)
+    rounded = ((bits + half + ((bits >> drop) & np.uint64(1))) >> drop) << drop
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = rounded.view(np.float64).astype(np.float32)
+    single[np.isnan(values)] = np.float32("nan")
+    return (single.view(np.uint32) >> 16).astype("<u2").reshape(shape)
+
+
+def wide(array, dtype):
+    """The values as f64, or as i64."""
+    array = np.asarray(array)
+    if dtype == BF16:
+        return bf16_values(array).astype(np.float64)
+    return array.astype(np.int64 if dtype in (*INTEGERS, *BYTES) else np.float64)
+
+
+def narrow(values, dtype):
+    """f64 or i64 to an array of the wire's type, rounded to nearest; integers wrap."""
+    values = np.asarray(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == BF16:
+            return bf16_bits(values.astype(np.float64))
+        return values.astype(o.NUMPY_TYPES[dtype])
+
+
+def cast(array, source, target):
+    """CopyBuffer's: to nearest; to integers truncated and saturated, NaN is 0."""
+    if source == target:
+        return array
+    values = wide(array, source)
+    if target == BOOL:
+        return values != 0
+    if target not in (*INTEGERS, U8, I8):
+        return narrow(values, target)
+    limits = np.iinfo(o.NUMPY_TYPES[target])
+    low, high = int(limits.min), int(limits.max)
+
+    def one(value):
+        if isinstance(value, float):
+            if math.isnan(value):
+                return 0
+            if math.isinf(value):
+                return high if value > 0 else low
+        return min(max(int(value), low), high)
+
+    flat = [one(value) for value in values.ravel().tolist()]
+    return np.array(flat, o.NUMPY_TYPES[target]).reshape(array.shape)
+
+
+def strided(array, view):
+    """The elements of a valid view (offset, shape, strides)."""
+    offset, shape, strides = view
+    index = np.full(shape, offset, np.int64)
+    for axis, (extent, stride) in enumerate(zip(shape, strides)):
+        steps = np.arange(extent, dtype=np.int64) * stride
+        index += steps.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return array.ravel()[index.ravel()].reshape(shape)
+
+
+# What the operations of an expression compute. The model does not know the last bits of those in
+# LIBRARY.
+BINARY = {
+    "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
+    "MINIMUM": np.minimum, "MAXIMUM": np.maximum,
+}
+COMPARISONS = {
+    "LESS": np.less, "GREATER": np.greater, "EQUAL": np.equal, "NOT_EQUAL": np.not_equal,
+}
+LOGIC = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
+UNARY = {"ABS": np.abs, "NEGATE": np.negative, "SQRT": np.sqrt}
+LIBRARY = ("EXP", "TANH", "LOG")
+FUNCTIONS = BINARY | COMPARISONS | LOGIC | UNARY | {"WHERE": np.where}
+
+
+class Expression:
+    """An expression of operands of one type."""
+
+    def __init__(self, dtype, *nodes):
+        """nodes: numbers of operands, and tuples of an operation and of its arguments' places."""
+        self.nodes = nodes
+        self.is_exact = not any(self.op(i) in LIBRARY for i in range(len(nodes)))
+        # Operations take bytes as I32.
+        self.number = dtype if dtype not in (U8, I8) else I32
+        self.dtypes = []
+        for i in range(len(nodes)):
+            truth = self.op(i) in COMPARISONS or self.op(i) in LOGIC
+            self.dtypes.append(BOOL if truth else self.number)
+        self.dtype = self.dtypes[-1]
+
+    def op(self, i):
+        return self.nodes[i][0] if isinstance(self.nodes[i], tuple) else ""
+
+    def message(self):
+        make = o.compute.Expression.Node
+        return o.compute.Expression(nodes=[
+            make(operand=node) if isinstance(node, int)
+            else make(op="MAP_OP_" + node[0], args=node[1:]) for node in self.nodes
+        ])
+
+    def values(self, *operands):
+        """The result for operands of f64 or i64, as f64 or i64."""
+        places = []
+        with np.errstate(all="ignore"):
+            for i, node in enumerate(self.nodes):
+                if isinstance(node, int):
+                    places.append(operands[node])
+                    continue
+                made = FUNCTIONS[node[0]](*(places[arg] for arg in node[1:]))
+                if self.dtypes[i] != BOOL:
+                    made = wide(narrow(made, self.dtypes[i]), self.dtypes[i])
+                places.append(made)
+        shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
+        value = np.asarray(places[-1])
+        return np.broadcast_to(value.astype(np.int64) if self.dtype == BOOL else value, shape)
+
+
+# --- What is right --------------------------------------------------------------------------------
+
+
+def check_equal(actual, expected, dtype):
+    got, want = wide(actual, dtype), wide(expected, dtype)
+    same = np.array_equal(got, want, equal_nan=dtype not in (*INTEGERS, *BYTES))
+    check(same, got, "is not", want)
+
+
+def check_near(actual, expected, terms, dtype, roundoff, rounded=0, count=1):
+    """expected, and terms, the sum of the absolute terms of each element, are f64 or i64. rounded:
+    what was rounded to the type before the last step. count: how many terms there are, each of
+    which may be below the least number and rounded to that."""
+    values = wide(actual, dtype)
+    if dtype in INTEGERS:
+        check_equal(actual, narrow(np.asarray(expected).astype(np.int64), dtype), dtype)
+        return
+    ulp = {F32: 2.0**-24, F64: 2.0**-53, F16: 2.0**-11, BF16: 2.0**-8}[dtype]
+    tiny = {F32: 2.0**-149, F64: 1e-300, F16: 2.0**-24, BF16: 2.0**-133}[dtype]
+    top = {F32: 3.4e38, F64: 1e308, F16: 65000.0, BF16: 3.38e38}[dtype]
+    top_of_parts = top if dtype == F64 else 3.4e38
+    want = np.asarray(expected, np.float64)
+    with np.errstate(all="ignore"):
+        same = np.isnan(want) & np.isnan(values) | (want == values)
+        bound = 4 * (roundoff + 2.0**-50) * terms + max(1, count) * tiny
+        bound = bound + 2 * ulp * (np.abs(want) + np.abs(rounded))
+        close = np.abs(values - want) <= bound
+        # Parts of a sum are kept in f32 or f64 and may overflow where the whole does not.
+        over = (np.abs(want) > top) | (terms > top_of_parts) & ~np.isfinite(values)
+    check(np.all(np.where(np.isfinite(want), close | over, same)), values, "is not", want)
+
+
+def check_scalar(response, integer, expected, terms, what):
+    kind = response.value.WhichOneof("value")
+    check(kind == ("integer" if integer else "real"), what, "is of kind", kind)
+    actual = getattr(response.value, kind)
+    if integer or not math.isfinite(expected):
+        expected = int(expected) if integer else float(expected)
+        same = actual == expected or math.isnan(expected) and math.isnan(actual)
+        check(same, what, actual, "is not", expected)
+        return
+    # The last term: what products lose that are below the range of an f32.
+    bound = 4 * (response.stats.roundoff + 2.0**-50) * terms + 1e-33
+    check(abs(actual - expected) <= bound, what, actual, "is not", expected, "within", bound)
+
+
+OPS = (
+    "SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
+    "SUM_SQUARES", "VARIANCE", "ALL", "ANY",
+)
+OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
+# What reductions give of no elements; all others are refused.
+EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
+REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE")
+
+
+def fold(op, x):
+    """(value, sum of |terms|, index) of a flat array of f64 or i64."""
+    if not len(x):
+        return EMPTY[op], 0.0, None
+    with np.errstate(all="ignore"):
+        real = x.astype(np.float64)
+        size, squares = float(np.abs(real).sum()), real * real
+        if op in ("MIN", "MAX", "ARGMIN", "ARGMAX"):
+            index = int((np.argmin if op.endswith("MIN") else np.argmax)(x))
+            return x[index], 0.0, index if op.startswith("ARG") else None
+        if op == "PRODUCT":
+            product = np.prod(x, dtype=x.dtype)
+            return product, abs(float(product)), None
+        if op == "NORM_L2":
+            norm = float(np.sqrt(squares.sum()))
+            return norm, norm if math.isfinite(norm) else 0.0, None
+        if op == "MEAN":
+            total = sum(x.tolist()) if x.dtype.kind == "i" else real.sum()
+            return total / len(x), size / len(x), None
+        value, terms = {
+            "SUM": lambda: (x.sum(dtype=x.dtype), size),
+            "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
+            "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
+            "VARIANCE": lambda: (float(np.var(real)), 4 * float(squares.mean())),
+            "ALL": lambda: (int(np.all(x != 0)), 0.0),
+            "ANY": lambda: (int(np.any(x != 0)), 0.0),
+        }[op]()
+        return value, terms, None
+
+
+def result_of_fold(op, dtype):
+    """The type of the array that a reduction along axes gives."""
+    if op in ("ARGMIN", "ARGMAX"):
+        return I64
+    if op in ("ALL", "ANY"):
+        return I32
+    if dtype not in (*INTEGERS, BOOL):
+        return dtype
+    return F64 if op in REAL_OF_INTEGERS else dtype if op in ("MIN", "MAX") else I64
+
+
+def product_is_safe(op, x):
+    """Whether no partial product leaves the range of f32, whatever the order."""
+    if op != "PRODUCT" or x.dtype == np.int64:
+        return True
+    finite = x[np.isfinite(x) & (x != 0)]
+    return len(finite) == len(x) and np.abs(np.log2(np.abs(finite))).sum() < 100
+
+
+def top_indices(rows, k, smallest):
+    """Of the last axis: equal elements in the order of their indices; NaN is the largest."""
+    if smallest:
+        return np.argsort(rows, axis=-1, kind="stable")[..., :k]
+    backwards = np.argsort(rows[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    return (rows.shape[-1] - 1 - backwards)[..., :k]
+
+
+# --- Cases ----------------------------------------------------------------------------------------
+
+
+class Case:
+    """A request, and how it ends."""
+
+    def __init__(self, operation, rpc, fields, dtype, reasons=(), operands=(), result=None,
+                 judge=None):
+        """operation: its name in ListStrategies. dtype: the type that a strategy has to support.
+        reasons: the server gives one of them; without reasons the request is valid. result: type
+        and shape of an array. judge: a function of the response and the result's elements."""
+        self.operation, self.rpc, self.fields, self.dtype = operation, rpc, fields, dtype
+        self.reasons, self.result, self.judge = tuple(reasons), result, judge
+        self.versions = [operand.version for operand in operands]
+        self.perhaps = ()  # reasons for which it may be refused as well
+        self.may_succeed = not reasons
+        self.target = None  # name, replace and ttl, where the result goes to a buffer
+        self.is_exact = True  # no library's function is in it, of which the last bits are unknown
+
+    def __repr__(self):
+        return f"{self.rpc} {str(self.request())[:1000]}"
+
+    def request(self):
+        return getattr(o.compute, self.rpc + "Request")(**self.fields)
+
+    def step(self):
+        return o.compute.Step(**{STEPS[self.rpc]: self.request()})
+
+    def check(self, response, stored=None):
+        """stored: the elements that went to a buffer."""
+        stats = response.stats
+        strategy = self.fields.get("strategy") or stats.strategy
+        check(strategy and stats.strategy == strategy, "strategy", stats.strategy)
+        check(stats.device in o.Program.device.split(","), "device", stats.device)
+        versions = list(stats.operand_versions)
+        check(versions == self.versions, "operand_versions", versions, "is not", self.versions)
+        self.check_values(response, stored)
+
+    def check_values(self, response, stored=None):
+        if self.result is not None and stored is None:
+            check(response.HasField("tensor"), "no tensor")
+            said = response.tensor.dtype, tuple(response.tensor.shape)
+            check(said == self.result, "type and shape", said, "is not", self.result)
+            stored = o.to_numpy(response.tensor)
+        if self.is_exact:
+            self.judge(response, stored)
+
+    def check_outcome(self, outcome):
+        if check_end(outcome, (*self.reasons, *self.perhaps), self.may_succeed):
+            self.check(outcome.answer)
+
+
+# The array is what a view shows of it, or None where the operand is not valid.
+Operand = collections.namedtuple("Operand", "message array version reasons")
+
+
+class Requests:
+    """Makes random cases. A suite overrides where operands come from, and how large they are."""
+
+    KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k")
+    FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
+    UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
+
+    def __init__(self, rng, strategies=()):
+        self.rng = rng
+        self.only = None  # the element type of all cases, if there is one
+        self.live = {}  # resident arrays by name: with dtype, version and array()
+        self.strategies = {}
+        for strategy in strategies:
+            self.strategies.setdefault(strategy.operation, []).append(strategy)
+
+    def dtype(self, *more):
+        return self.only or self.rng.choice((*DTYPES, *more))
+
+    def extent(self):
+        return self.rng.choice((0, 1, 2, 3, 5)) if self.rng.random() < 0.9 else 17
+
+    def shape(self, rank=None):
+        return tuple(self.extent() for _ in range(self.rng.randrange(4) if rank is None else rank))
+
+    def wrong_version(self):
+        return self.rng.choice((1, 10**9, 2**64 - 1))
+
+    def not_readable(self, name, version=0):
+        """Reasons why a name cannot be read."""
+        if name not in self.live:
+            return ("BUFFER_NOT_FOUND",)
+        return () if version in (0, self.live[name].version) else ("VERSION_MISMATCH",)
+
+    def pick_name(self):
+        return self.rng.choice([*self.live, "no-such-buffer"])
+
+    def array(self, dtype, shape, special=True):
+        """special: whether it may have infinities, NaN and the ends of I32."""
+        rng, count, kind = self.rng, math.prod(shape), self.rng.random()
+        if dtype == BOOL:
+            return np.array([rng.random() < 0.5 for _ in range(count)], bool).reshape(shape)
+        if dtype in (U8, I8):
+            return np.frombuffer(rng.randbytes(count), o.NUMPY_TYPES[dtype]).reshape(shape)
+        if dtype in INTEGERS:
+            values = np.array([rng.randint(-9, 9) for _ in range(count)], np.int64)
+            ends = (2**31 - 1, -(2**31))
+        else:
+            draw = (lambda: float(rng.randint(-8, 8))) if kind < 0.6 else lambda: rng.gauss(0, 1)
+            values = np.array([draw() for _ in range(count)], np.float64)
+            ends = (math.nan, math.inf, -math.inf, -0.0)
+        if special and kind > 0.95 and count:
+            values[rng.randrange(count)] = rng.choice(ends)
+        return narrow(values, dtype).reshape(shape)
+
+    # --- Operands ---
+
+    def view(self, count, rank=None):
+        """A valid view of an array of count elements: (offset, shape, strides)."""
+        rng = self.rng
+        rank = rng.randrange(4) if rank is None else rank
+        if count == 0:
+            shape = [rng.randrange(4) for _ in range(rank)]
+            if not rank:
+                return None
+            shape[rng.randrange(rank)] = 0
+            return 0, shape, [rng.randrange(-3, 4) for _ in range(rank)]
+        shape, strides, low, high = [], [], 0, 0
+        for _ in range(rank):
+            extent = rng.choice((1, 1, 2, 3, 4, 7))
+            stride = rng.choice((0, 1, 1, 2, -1, -2, 3, 5))
+            reach = stride * (extent - 1)
+            if high + max(0, reach) - low - min(0, reach) >= count:
+                stride = reach = 0
+            low, high = low + min(0, reach), high + max(0, reach)
+            shape.append(extent)
+            strides.append(stride)
+        return rng.randrange(-low, count - high), shape, strides
+
+    def view_of_shape(self, count, shape):
+        """A valid view with these extents of an array of count elements (some, if they have)."""
+        strides, left = [], count - 1
+        for extent in shape:
+            stride = 0
+            if extent > 1 and left > 0:
+                reach = left // (extent - 1)
+                stride = self.rng.randint(0, min(reach, 3))
+                left -= stride * (extent - 1)
+            strides.append(stride)
+        return self.rng.randint(0, max(0, left)), list(shape), strides
+
+    def bad_view(self, count):
+        """A view that reaches outside, or is none: (message, reasons)."""
+        rng, view, size = self.rng, o.buffers.View, max(count, 1)
+        return rng.choice((
+            view(offset=count, shape=[1]),
+            view(offset=rng.choice(EXTREMES), shape=[1 if count else 2]),
+            view(shape=[size + 1]),
+            view(shape=[2], strides=[size]),
+            view(shape=[2], strides=[-1]),
+            view(shape=[2], strides=[rng.choice(EXTREMES)])
+            if count < 3 else view(shape=[count + 1]),
+            view(shape=[2, 2], strides=[2**62, 2**62]),
+            view(shape=[2**63 - 1], strides=[2**63 - 1]),
+            view(shape=[-1]),
+            view(shape=[2, -(2**63)]),
+            view(shape=[1] * 9, strides=[0] * 9),
+            view(shape=[1, 1], strides=[1]),
+            view(shape=[1], strides=[1, 1]),
+        )), ("BAD_VIEW", "BAD_SHAPE")
+
+    def operand(self, dtype, rank=None, shape=None, special=True):
+        """Inline or resident, through a view or not."""
+        rng = self.rng
+        names = [name for name, held in self.live.items() if held.dtype == dtype]
+        array = name = None
+        if names and rng.random() < 0.5:
+            name = rng.choice(names)
+            array = self.live[name].array()
+            if shape is not None and array.size == 0 and math.prod(shape):
+                name = None
+        if name is None:
+            array = self.array(dtype, self.shape(rank) if shape is None else shape, special)
+        return self.seen(array, name, rank, shape)
+
+    def seen(self, array, name=None, rank=None, shape=None):
+        """The operand that an array is; name: that it has as a buffer."""
+        rng, view = self.rng, None
+        if shape is not None:
+            if tuple(shape) != array.shape:
+                view = self.view_of_shape(array.size, shape)
+        elif (rank is not None and array.ndim != rank) or rng.random() < 0.5:
+            view = self.view(array.size, rank)
+        message = view and o.buffers.View(offset=view[0], shape=view[1], strides=view[2])
+        version = self.live[name].version if name else 0
+        pinned = version if rng.random() < 0.3 else 0
+        made = o.resident(name, message, pinned) if name else o.inline(array, message)
+        return Operand(made, strided(array, view) if view else array, version, ())
+
+    def bad_operand(self, dtype):
+        rng, kind = self.rng, self.rng.random()
+        bad = o.compute.Tensor
+        if kind < 0.3:
+            name = self.pick_name()
+            version = self.wrong_version() if name in self.live else 0
+            message, reasons = o.resident(name, version=version), self.not_readable(name, version)
+            return Operand(message, None, 0, reasons)
+        elif kind < 0.5:
+            data = rng.choice((b"", b"1234567", b"x" * 100))
+            bad = bad(dtype=dtype, shape=rng.choice(([1, 3], [-1], [2**62, 8])), data=data)
+            made = rng.choice((o.compute.Operand(), o.compute.Operand(tensor=bad)))
+            return Operand(made, None, 0, ("BAD_OPERAND", "BAD_SHAPE", "BAD_MESSAGE", "BAD_BOOL"))
+        elif kind < 0.55:
+            bad = bad(dtype=rng.choice((0, 10, -3)), shape=[1], data=b"1234")
+            return Operand(o.compute.Operand(tensor=bad), None, 0, ("BAD_DTYPE", "BAD_OPERAND"))
+        names = [name for name, held in self.live.items() if held.dtype == dtype]
+        if names and rng.random() < 0.5:
+            name = rng.choice(names)
+            view, reasons = self.bad_view(self.live[name].array().size)
+            return Operand(o.resident(name, view), None, 0, reasons)
+        array = self.array(dtype, self.shape())
+        view, reasons = self.bad_view(array.size)
+        return Operand(o.inline(array, view), None, 0, reasons)
+
+    def pair(self, dtype, fault):
+        """Two operands of one type and shape, or with a fault: (a, b, reasons)."""
+        rng = self.rng
+        if fault == "view":
+            a, b = self.bad_operand(dtype), Operand(o.inline(self.array(dtype, (2,))), None, 0, ())
+            # A buffer may be of another type as well, and the other operand may not fit either.
+            reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
+            return (*((a, b) if rng.random() < 0.5 else (b, a)), reasons)
+        a = self.operand(dtype)
+        if fault == "dtype":
+            other = rng.choice([d for d in DTYPES if d != dtype])
+            array = self.array(other, a.array.shape)
+            return a, self.seen(array, shape=array.shape), ("BAD_DTYPE",)
+        if fault == "shape":
+            array = self.array(dtype, (*a.array.shape, 2) if a.array.ndim < 8 else (1,))
+            return a, self.seen(array, shape=array.shape), ("BAD_SHAPE",)
+        return a, self.operand(dtype, shape=a.array.shape), ()
+
+    def fault(self):
+        return self.rng.choice(self.FAULTS)
+
+    def expression(self, dtype):
+        """A random expression of two operands of the type."""
+        rng, nodes = self.rng, [0, 1]
+        arithmetic = ["ADD", "SUBTRACT", "MULTIPLY"]
+        floating = dtype in DTYPES and dtype not in INTEGERS
+        # The sign of a zero that is the smaller of two is not defined, and shows in quotients.
+        arithmetic += ["DIVIDE"] if floating and rng.random() < 0.3 else ["MINIMUM", "MAXIMUM"]
+        functions = self.UNARY_FUNCTIONS if floating else ("ABS", "NEGATE")
+        numbers, truths = ([], [0, 1]) if dtype == BOOL else ([0, 1], [])
+        for _ in range(rng.randrange(1, 5)):
+            kind = rng.random()
+            at = len(nodes)
+            if len(truths) > 1 and (kind < 0.3 or not numbers):
+                nodes.append((rng.choice([*LOGIC]), rng.choice(truths), rng.choice(truths)))
+                truths.append(at)
+                continue
+            a, b = rng.choice(numbers), rng.choice(numbers)
+            if kind < 0.2:
+                nodes.append((rng.choice([*COMPARISONS]), a, b))
+                truths.append(at)
+                continue
+            if truths and kind < 0.5:
+                nodes.append(("WHERE", rng.choice(truths), a, b))
+            elif kind < 0.7:
+                nodes.append((rng.choice(functions), a))
+            else:
+                nodes.append((rng.choice(arithmetic), a, b))
+            numbers.append(at)
+        return Expression(dtype, *nodes)
+
+    # --- Operations ---
+
+    def case(self, kind=None):
+        return getattr(self, kind or self.rng.choice(self.KINDS))()
+
+    def dot(self):
+        dtype = self.dtype()
+        a, b, reasons = self.pair(dtype, self.fault())
+
+        def judge(response, _):
+            x, y = wide(a.array, dtype), wide(b.array, dtype)
+            with np.errstate(all="ignore"):
+                total, terms = (x * y).sum(dtype=x.dtype), float(np.abs(x * y).sum())
+            check_scalar(response, dtype in INTEGERS, total, terms, "dot")
+
+        fields = dict(a=a.message, b=b.message)
+        return Case("dot", "Dot", fields, dtype, reasons, (a, b), judge=judge)
+
+    def add(self):
+        dtype = self.dtype()
+        a, b, reasons = self.pair(dtype, self.fault())
+
+        def judge(_, stored):
+            with np.errstate(all="ignore"):
+                total = wide(a.array, dtype) + wide(b.array, dtype)
+            check_equal(stored, narrow(total, dtype), dtype)
+
+        result = None if reasons else (dtype, a.array.shape)
+        fields = dict(a=a.message, b=b.message)
+        return Case("add", "Add", fields, dtype, reasons, (a, b), result, judge)
+
+    def map(self):
+        """An expression of an operand and a row of it that is broadcast."""
+        rng, fault = self.rng, self.fault()
+        dtype = self.dtype(*BYTES)
+        a = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        reasons, x = a.reasons, a.array
+        b = self.operand(dtype, shape=() if x is None else x.shape[rng.randint(0, x.ndim) :])
+        if fault == "view":
+            reasons = (*reasons, "BAD_SHAPE")
+            if a.message.WhichOneof("source") == "buffer":
+                reasons = (*reasons, "BAD_EXPRESSION", "BAD_DTYPE")  # it may be of another type
+        expression = self.expression(dtype)
+        message = expression.message()
+        if fault == "dtype":
+            ops = [node for node in message.nodes if node.op]
+            rng.choice(ops).args[0], reasons = len(message.nodes), ("BAD_EXPRESSION",)
+        elif fault == "shape":
+            # Extents that do not go together, or too high a rank.
+            fits = not x.ndim or x.shape[-1] == 1
+            array = self.array(dtype, (2, 0, 2) + (1,) * 7 if fits else (1, 23))
+            b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
+
+        def judge(_, stored):
+            values = expression.values(wide(x, dtype), wide(b.array, dtype))
+            check_equal(stored, narrow(values, expression.dtype), expression.dtype)
+
+        result = None if reasons else (expression.dtype, x.shape)
+        fields = dict(operands=[a.message, b.message], expression=message)
+        case = Case("map", "Map", fields, dtype, reasons, (a, b), result, judge)
+        case.is_exact = expression.is_exact
+        return case
+
+    def matmul(self):
+        rng, fault, reasons = self.rng, self.fault(), ()
+        dtype = self.dtype()
+        m, n, k = self.extent(), self.extent(), self.extent()
+        ta, tb = rng.random() < 0.3, rng.random() < 0.3
+        out = rng.choice((0, 0, 0, dtype, *DTYPES))
+        a = self.operand(dtype, shape=(k, m) if ta else (m, k), special=False)
+        b = self.operand(dtype, shape=(n, k) if tb else (k, n), special=False)
+        if fault == "view":
+            a = self.bad_operand(dtype)
+            reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
+        elif fault == "dtype":
+            array = self.array(F64 if dtype != F64 else F32, b.array.shape)
+            b, reasons = self.seen(array, shape=array.shape), ("BAD_DTYPE",)
+        elif fault == "shape":
+            array = self.array(dtype, rng.choice(((k + 1, k + 1), (k,), (1, k, n))))
+            b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
+        result = out or dtype
+        if dtype == I64:
+            reasons = (*reasons, "BAD_DTYPE", "STRATEGY_UNSUPPORTED")
+        elif result not in (dtype, {F16: F32, BF16: F32, I32: I64}.get(dtype)):
+            reasons = (*reasons, "BAD_DTYPE")
+        fields = dict(a=a.message, b=b.message, transpose_a=ta, transpose_b=tb, out_dtype=out)
+        operands, bias = [a, b], None
+        if not reasons and rng.random() < 0.3:
+            shape = rng.choice(((), (n,), (m, 1), (m, n)))
+            bias = self.operand(result, shape=shape, special=False)
+            operands.append(bias)
+            fields["expression"] = Expression(result, 0, 1, ("ADD", 0, 1)).message()
+            fields["with"] = [bias.message]
+
+        def judge(response, stored):
+            x, y = wide(a.array, dtype), wide(b.array, dtype)
+            x, y = x.T if ta else x, y.T if tb else y
+            with np.errstate(all="ignore"):
+                # Row by row: the library behind @ may treat NaN and infinity in its own way.
+                terms = x[:, :, None] * y[None, :, :]
+                product, sizes = terms.sum(axis=1), np.abs(terms).sum(axis=1)
+                expected = product if bias is None else product + wide(bias.array, result)
+            rounded = 0 if bias is None else product
+            check_near(stored, expected, sizes, result, response.stats.roundoff, rounded, k)
+
+        return Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, (m, n)), judge)
+
+    def window_sum(self):
+        rng, fault, reasons = self.rng, self.fault(), ()
+        dtype = self.dtype()
+        radius = rng.choice((0, 1, 2, 5, 100, 2**31, 2**62, 2**63 - 1))
+        if fault == "view":
+            x = self.bad_operand(dtype)
+            reasons = (*x.reasons, "BAD_SHAPE", "BAD_DTYPE")
+        elif fault == "shape":
+            x, reasons = self.seen(self.array(dtype, (2, 2)), shape=(2, 2)), ("BAD_SHAPE",)
+        else:
+            x = self.operand(dtype, rank=1, special=False)
+            if fault == "dtype":
+                radius, reasons = rng.choice((-1, -(2**63))), ("BAD_RADIUS",)
+        out = I64 if dtype in INTEGERS else dtype
+
+        def judge(response, stored):
+            values = wide(x.array, dtype)
+            count = len(values)
+            reach = min(radius, count)
+            sums = np.zeros_like(values)
+            with np.errstate(all="ignore"):
+                for shift in range(-reach, reach + 1) if reach < count else ():
+                    low, high = max(0, shift), count + min(0, shift)
+                    sums[low - shift : high - shift] += values[low:high]
+                sums = sums if reach < count else np.full(count, values.sum())
+                # A running sum rounds against all that it has passed.
+                passed = np.abs(values[np.isfinite(values)]).sum()
+            check_near(stored, sums, np.full(count, passed), out, response.stats.roundoff)
+
+        result = None if reasons else (out, x.array.shape)
+        fields = dict(x=x.message, radius=radius)
+        return Case("window_sum", "WindowSum", fields, dtype, reasons, (x,), result, judge)
+
+    def top_k(self):
+        rng, fault = self.rng, self.fault()
+        dtype = self.dtype()
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        k, axis, smallest = rng.choice((1, 1, 2, 3, 5)), None, rng.random() < 0.5
+        reasons = x.reasons
+        if reasons:
+            reasons = (*reasons, "BAD_K", "BAD_AXES", "BAD_DTYPE")
+        else:
+            rank = x.array.ndim
+            axis = rng.randrange(-rank, rank) if rank else 0
+            if fault == "dtype":
+                axis, reasons = rng.choice((rank, -rank - 1, 2**31 - 1)), ("BAD_AXES",)
+            elif rank == 0:
+                reasons = ("BAD_AXES",)
+            elif fault == "shape":
+                k = rng.choice((0, -1, x.array.shape[axis] + 1, 2**63 - 1))
+            if not reasons and not 1 <= k <= x.array.shape[axis]:
+                reasons = ("BAD_K",)
+
+        def judge(response, _):
+            rows = np.moveaxis(wide(x.array, dtype), axis, -1)
+            indices = np.moveaxis(top_indices(rows, k, smallest), -1, axis)
+            got = o.to_numpy(response.indices)
+            check(np.array_equal(got, indices), "indices", got.tolist(), "not", indices.tolist())
+            values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
+            check(response.values.data == values.tobytes(), "values of", indices.tolist())
+            check(response.values.dtype == dtype, response.values.dtype)
+
+        fields = dict(x=x.message, k=k, axis=axis, smallest=smallest)
+        return Case("top_k", "TopK", fields, dtype, reasons, (x,), judge=judge)
+
+    def reduce(self):
+        rng, fault = self.rng, self.fault()
+        dtype, op = self.dtype(*BYTES), rng.choice(OPS)
+        if fault in ("view", "dtype"):
+            x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+            reasons = (*x.reasons, "EMPTY_INPUT", "BAD_DTYPE")
+            wrong = rng.choice((0, 14, 99, -1, 2**31 - 1))
+            if fault == "dtype":
+                reasons = ("BAD_OPERATION",)
+            fields = dict(x=x.message, op="REDUCE_OP_" + op if fault == "view" else wrong)
+            return Case("reduce", "Reduce", fields, dtype, reasons, (x,))
+        if dtype == BOOL and rng.random() < 0.9:
+            op = rng.choice(OPS_OF_TRUTH)
+        x = self.operand(dtype)
+        fields, operands, expression = dict(x=x.message, op="REDUCE_OP_" + op), [x], None
+        if rng.random() < 0.4:
+            expression = self.expression(dtype)
+            row = x.array.shape[rng.randint(0, x.array.ndim) :]
+            operands.append(self.operand(dtype, shape=row))
+            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+
+        def values():
+            seen = [wide(operand.array, dtype) for operand in operands]
+            return expression.values(*seen) if expression else seen[0]
+
+        kind = expression.dtype if expression else dtype
+        if kind == BOOL and op not in OPS_OF_TRUTH:
+            return Case("reduce", "Reduce", fields, kind, ("BAD_DTYPE",), operands)
+        # The type that bytes are folded as.
+        folded = I32 if kind in BYTES else kind
+        if x.array.ndim and rng.random() < 0.5:
+            case = self.reduce_axes(fields, op, folded, values, operands, fault)
+        else:
+            case = self.reduce_all(fields, op, folded, values, operands)
+        case.is_exact = expression is None or expression.is_exact
+        return case
+
+    def reduce_all(self, fields, op, dtype, values, operands):
+        integer = op in ("ALL", "ANY") or dtype in INTEGERS and op not in REAL_OF_INTEGERS
+        reasons = ("EMPTY_INPUT",) if not operands[0].array.size and op not in EMPTY else ()
+
+        def judge(response, _):
+            flat = values().ravel()
+            value, terms, index = fold(op, flat)
+            if index is not None:
+                check(response.index == index, "index", response.index, "is not", index)
+            if product_is_safe(op, flat):
+                check_scalar(response, integer, value, terms, op)
+
+        return Case("reduce", "Reduce", fields, dtype, reasons, operands, judge=judge)
+
+    def reduce_axes(self, fields, op, dtype, values, operands, fault):
+        rng, shape = self.rng, operands[0].array.shape
+        rank = len(shape)
+        axes = rng.sample(range(rank), rng.randint(1, rank))
+        fields["axes"] = [axis - rank if rng.random() < 0.3 else axis for axis in axes]
+        fields["keep_dims"] = keep = rng.random() < 0.3
+        reasons, kept = (), [axis for axis in range(rank) if axis not in axes]
+        folded = math.prod(shape[axis] for axis in axes)
+        rows = math.prod(shape[axis] for axis in kept)
+        if fault == "shape":
+            fields["axes"] = rng.choice(([rank], [-rank - 1], [0, 0], [2**31 - 1], [0, -rank]))
+            reasons = ("BAD_AXES",)
+        elif folded == 0 and op not in EMPTY:
+            reasons = ("EMPTY_INPUT",)
+        out = result_of_fold(op, dtype)
+        extents = tuple(
+            1 if axis in axes else shape[axis] for axis in range(rank) if keep or axis in kept
+        )
+
+        def judge(response, stored):
+            table = values().transpose(kept + sorted(axes)).reshape(rows, folded)
+            if not rows or not all(product_is_safe(op, row) for row in table):
+                return
+            # Of axes, the index counts along the folded ones.
+            ends = [fold(op, row) for row in table]
+            result = np.array([value if at is None else at for value, _, at in ends],
+                              np.int64 if out in INTEGERS else np.float64)
+            terms = np.array([term for _, term, _ in ends], np.float64).reshape(extents)
+            check_near(stored, result.reshape(extents), terms, out, response.stats.roundoff)
+
+        result = out, extents
+        case = Case("reduce_axes", "Reduce", fields, dtype, reasons, operands, result, judge)
+        # Nothing of nothing: both are right.
+        case.may_succeed = not reasons or reasons == ("EMPTY_INPUT",) and rows == 0
+        return case
+
+    # --- How a case is asked ---
+
+    def vary(self, case):
+        """Adds a strategy and a launch to a valid case."""
+        rng, kind = self.rng, self.rng.random()
+        strategies = self.strategies.get(case.operation, [])
+        if case.reasons or kind < 0.4 or not strategies:
+            return case
+        case.may_succeed = False
+        if kind < 0.43:
+            case.fields["strategy"] = rng.choice(("guess", "x" * 300, "cpu_serial "))
+            case.reasons = ("UNKNOWN_STRATEGY",)
+            return case
+        strategy = rng.choice(strategies)
+        case.fields["strategy"] = strategy.name
+        if not strategy.available or case.dtype not in strategy.dtypes:
+            case.reasons = ("STRATEGY_UNSUPPORTED",)
+            return case
+        launch, knobs = {}, ("block_size", "grid_size", "items_per_thread")
+        for knob in knobs:
+            allowed = getattr(strategy, knob)
+            if strategy.HasField(knob) and rng.random() < 0.2:
+                launch[knob] = rng.choice((0, allowed.min, allowed.max))
+        if rng.random() < 0.05:
+            launch[rng.choice(knobs)] = 2**32 - 1
+            case.reasons = ("BAD_LAUNCH",)
+        case.fields["launch"] = launch or None
+        case.may_succeed = not case.reasons
+        return case
+
+
+class ThroughPrograms(o.Client):
+    """A client whose operations are, half of them, steps of programs among other steps."""
+
+    def __init__(self, address, requests):
+        super().__init__(address)
+        self.requests = requests
+        self.programs = 0
+
+    def attempt(self, rpc, **fields):
+        rng = self.requests.rng
+        if rpc not in STEPS or rng.random() < 0.5:
+            return super().attempt(rpc, **fields)
+        # Cases of a few kinds, which may share launches.
+        kinds = rng.choice((Requests.KINDS, ("dot",), ("reduce",), ("dot", "reduce", "matmul")))
+        before, behind = rng.choice((0, 0, 1, 3, 20)), rng.choice((0, 0, 1, 4))
+        make = self.requests
+        make.only = rng.choice((None,) * 12 + DTYPES)
+        cases = {None: Case("", rpc, fields, 0)}
+        for i in range(before + behind):
+            cases[i] = make.case(rng.choice(kinds))
+            if rng.random() < 0.2:  # a step with a strategy shares no launch
+                make.vary(cases[i])
+        make.only = None
+        steps, places = [], {}
+        for key in (*range(before), None, *range(before, before + behind)):
+            step = cases[key].step()
+            request = getattr(step, step.WhichOneof("operation"))
+            for name in ("a", "b", "x"):
+                if name in request.DESCRIPTOR.fields_by_name and rng.random() < 0.3:
+                    self.make_step_of(getattr(request, name), steps)
+            places[key] = len(steps)
+            steps.append(step)
+        mine = places[None]
+        if rng.random() < 0.2:
+            reader = o.compute.ReduceRequest(x=o.compute.Operand(step=mine), op="REDUCE_OP_ANY")
+            steps.append(o.compute.Step(reduce=reader))
+        self.programs += 1
+        outcome = super().attempt("Execute", steps=steps, stats=True)
+        if not outcome.ok:
+            return outcome
+        results = [o.Outcome.of_step(result) for result in outcome.answer.results]
+        check(len(results) == len(steps), len(results), "results of", len(steps), "steps")
+        check(outcome.answer.device in o.Program.device.split(","), outcome.answer.device)
+        for i, result in enumerate(results):
+            if not result.ok:
+                check(result.metadata.pop("step") == str(i), result)
+        for key, case in cases.items():
+            if key is not None:
+                try:
+                    case.check_outcome(results[places[key]])
+                except Exception as error:
+                    raise Wrong(f"step {places[key]} of {len(steps)}, {case}: {error}") from error
+        if steps[-1].reduce.x.HasField("step") and steps[-1].reduce.x.step == mine:
+            failed = results[-1].reason == "STEP_FAILED"
+            check(failed != results[mine].ok, results[-1], "after step", mine, results[mine])
+        return results[mine]
+
+    @staticmethod
+    def make_step_of(operand, steps):
+        """Replaces an inline operand by a step that gives the same array."""
+        tensor = operand.tensor
+        if not operand.HasField("tensor") or len(tensor.shape) > 6 or -1 in tensor.shape:
+            return
+        size = math.prod(tensor.shape) * SIZES.get(tensor.dtype, 0)
+        if len(tensor.data) != size or tensor.dtype not in DTYPES:
+            return
+        folded = o.compute.Tensor(
+            dtype=tensor.dtype, shape=[*tensor.shape, 1], data=tensor.data
+        )
+        request = o.compute.ReduceRequest(
+            x=o.compute.Operand(tensor=folded), op="REDUCE_OP_MAX", axes=[len(tensor.shape)],
+            result=o.compute.Result(scratch=True),
+        )
+        operand.step = len(steps)
+        steps.append(o.compute.Step(reduce=request))
