@@ -6,13 +6,13 @@ usage: python_elementwise_test.py --server build/bin/tessera-server [unittest ar
 """
 
 import operator
-import unittest
 
 import numpy as np
 import python_outsider
 import tessera as ts
 from drawn import bounded, broadcast_pairs, drawn, one_of, seeds
-from tessera import _elementwise, _plan
+from tessera import _elementwise, _graph, _plan
+from tessera import _protocol as p
 
 FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
 NUMBERS = FLOATS + INTEGERS
@@ -371,6 +371,61 @@ class FusionTest(python_outsider.Case):
         self.assertEqual([i.fn for i in step.code],
                          ["operand", "constant", "add", "multiply", "add"])
 
+    def array(self, name="a", version=1, dtype=2, shape=(4, 4)):
+        """A handle of a buffer that need not be there."""
+        leaf = _graph.Leaf(p.Buffer(name=name, version=version, dtype=dtype, shape=shape))
+        return self.t._wrap(leaf, leaf.whole)
+
+    def parts(self, *expressions):
+        """Steps, their operands and the instructions of all."""
+        return sum(1 + len(step.operands) + len(step.code) for step in self.steps(*expressions))
+
+    def test_parts_that_differ_in_anything_are_two(self):
+        a, half, whole = self.array(), self.array("h", dtype=3), self.array("i", dtype=5)
+        zeros = np.zeros(4, "f4")
+        by_name = {"name": self.array("b"), "version": self.array(version=2), "view": a.T}
+        for what, make, one, other in (
+            *((what, lambda x: x * 2, a, b) for what, b in by_name.items()),
+            ("offset", lambda x: x + 1, a[0], a[1]),
+            ("strides", lambda x: x + 1, a[0], a[:, 0]),
+            ("reversed", lambda x: x + 1, a[0], a[0, ::-1]),
+            ("type of a small array", lambda z: a + z, zeros, zeros.astype("i4")),
+            ("shape of a small array", lambda z: a + z, zeros.reshape(1, 4), zeros.reshape(4, 1)),
+            ("bytes of a small array", lambda z: a + z, zeros, -zeros),
+            ("view of an expression", lambda i: (a @ a)[i] * 2, 0, 1),
+            ("sign of a constant", lambda c: a * c, 0.0, -0.0),
+            ("function", lambda f: f(a), np.exp, np.tanh),
+            ("type of a cast", lambda d: a.astype(d).astype("f8"), "f4", "i4"),
+            ("operation", lambda op: getattr(a, op)(axis=0), "sum", "max"),
+            ("axes", lambda axis: a.sum(axis=axis), 0, 1),
+            ("largest", lambda largest: a.topk(2, largest=largest)[0], True, False),
+            ("k", lambda k: a.topk(k)[0][:, :1], 2, 3),
+            ("result of a topk", lambda i: self.array("k", dtype=6).topk(2)[i] * 2, 0, 1),
+            ("radius", lambda n: ts.window_sum(a[0], n), 1, 2),
+            ("type of a product", lambda d: ts.matmul(half, half, dtype=d).astype("f8"), "f16", "f32"),
+            ("order of a product", lambda m: m * 1, a.T @ a, a @ a.T),
+            ("strategy", lambda name: a.sum(axis=0).with_(name), "one", "two"),
+            ("timing", lambda timing: a.sum(axis=0).with_("", timing), False, True),
+            ("type of the buffer", lambda x: x * 2, half[0].astype("f8"), whole[0].astype("f8")),
+        ):  # fmt: skip
+            with self.subTest(what):
+                same = self.parts(make(one) + make(one))
+                self.assertEqual(self.parts(make(other) + make(other)), same)
+                for first, second in ((one, other), (other, one)):
+                    self.assertGreater(self.parts(make(first) + make(second)), same)
+                    self.assertGreater(
+                        self.parts(make(first), make(second)), self.parts(make(first), make(first)))
+
+        (step,) = self.steps((half + 1).astype("f8") * (a + 1))  # A constant of each type.
+        self.assertEqual([i.fn for i in step.code].count("constant"), 2)
+
+    def test_two_versions_of_a_name_are_two_arrays(self):
+        old = self.t.put(np.ones(3), "versions")
+        new = self.t.put(np.zeros(3), "versions", replace=True)
+        for both in (old + new, new + old, old.sum() + new.sum()):
+            with self.assertRaises(ts.VersionMismatch):
+                both.numpy()
+
     def test_zeros_of_both_signs_are_two_constants(self):
         got = (np.where(self.x == self.x, 0.0, 1) / 1 + np.where(self.x == self.x, -0.0, 1)).numpy()
         self.assertFalse(np.signbit(got).any())
@@ -428,6 +483,34 @@ class FusionTest(python_outsider.Case):
         self.assertEqual([(s.operation, s.strategy) for s in e.stats], [("map", "fused")])
         self.assertGreater(e.stats[0].kernel_us, 0)
         self.assertEqual(len(self.steps(e * 2)), 2)
+
+    def test_the_first_error_of_a_program_is_raised(self):
+        """What failed because of it comes later."""
+        plan = _plan.Plan([self.array(name).sum()._term()[0] for name in "abcd"])
+        self.assertEqual(len(plan.steps), 4)
+        good = {"reduce": {"value": {"real": 1}}}
+        gone = {"error": {"code": 5, "reason": "BUFFER_NOT_FOUND", "message": "first"}}
+        failed = {"error": {"code": 9, "reason": "STEP_FAILED", "metadata": {"step": "7"}}}
+        empty = {"error": {"code": 3, "reason": "EMPTY_INPUT"}}
+
+        def answers(*results):
+            return plan.answers("Execute", p.METHODS["Execute"].response(results=results))
+
+        self.assertEqual(len(answers(good, good, good, good)), 4)
+        for results, kind, step in (
+            ((gone, failed, good, good), ts.BufferNotFound, "0"),
+            ((good, gone, empty, failed), ts.BufferNotFound, "1"),
+            ((good, empty, failed, gone), ts.EmptyInput, "1"),
+            ((failed, gone, empty, good), ts.StepFailed, "7"),  # The server's own word.
+            ((good, good, good, empty), ts.EmptyInput, "3"),
+        ):
+            with self.assertRaises(kind) as caught:
+                answers(*results)
+            self.assertEqual(caught.exception.details["step"], step)
+        for results in ((), (gone,), (good, good, good), (good, gone, {}, good)):
+            with self.assertRaisesRegex(ts.Error, "lacks results") as caught:
+                answers(*results)
+            self.assertEqual(caught.exception.code, "DATA_LOSS")
 
     def test_every_function_of_the_server_is_known(self):
         self.assertEqual(
