@@ -20,16 +20,8 @@ import tessera as ts
 
 RNG = np.random.default_rng(20261124)
 KEYS = (
-    np.s_[:],
-    np.s_[3],
-    np.s_[-1, ::2],
-    np.s_[::-1, ::-3],
-    np.s_[..., 2],
-    np.s_[1:1],
-    np.s_[None, 2:5, None, ::-1],
-    np.s_[5:100, -3:],
-    np.s_[7:2:-2],
-    np.s_[2, 3],
+    np.s_[:], np.s_[3], np.s_[-1, ::2], np.s_[::-1, ::-3], np.s_[..., 2], np.s_[1:1],
+    np.s_[None, 2:5, None, ::-1], np.s_[5:100, -3:], np.s_[7:2:-2], np.s_[2, 3],
 )
 
 
@@ -136,8 +128,7 @@ class ArraysTest(python_outsider.Case):
     def test_negative_extents(self):
         for shape in ((-1,), (2, -3)):
             for call in (
-                self.x[0, 0].broadcast_to,
-                lambda shape: np.broadcast_to(self.x[0, 0], shape),
+                self.x[0, 0].broadcast_to, lambda shape: np.broadcast_to(self.x[0, 0], shape),
                 lambda shape: np.full_like(self.x, 1, shape=shape),
             ):
                 with self.assertRaises(ts.BadShape):
@@ -245,19 +236,11 @@ class ArraysTest(python_outsider.Case):
     def test_what_the_server_cannot_do_is_refused_with_a_way_out(self):
         x = self.x
         for attempt in (
-            lambda: np.sin(x),
-            lambda: np.sort(x),
-            lambda: np.add(x, x, out=self.a),
-            lambda: np.add(x, x, where=self.a > 0),
-            lambda: np.add.outer(x, x),
-            lambda: np.concatenate([x, x]),
-            lambda: np.where(x > 0),
-            lambda: np.linalg.inv(x),
-            lambda: np.round(x, 2),
-            lambda: np.add.accumulate(x),
-            lambda: x + np.zeros((12, 9), "c8"),
-            lambda: x[None] @ x.T,
-            lambda: x | x,
+            lambda: np.sin(x), lambda: np.sort(x), lambda: np.add(x, x, out=self.a),
+            lambda: np.add(x, x, where=self.a > 0), lambda: np.add.outer(x, x),
+            lambda: np.concatenate([x, x]), lambda: np.where(x > 0), lambda: np.linalg.inv(x),
+            lambda: np.round(x, 2), lambda: np.add.accumulate(x),
+            lambda: x + np.zeros((12, 9), "c8"), lambda: x[None] @ x.T, lambda: x | x,
         ):
             with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
                 attempt()
@@ -582,12 +565,8 @@ class ArraysTest(python_outsider.Case):
     def test_what_numpys_arrays_have_besides(self):
         a, x = self.a, self.x
         for forwarded in (
-            lambda x: x.clip(-1, 0.5),
-            lambda x: (x * 10).round(),
-            lambda x: x.trace(),
-            lambda x: x.diagonal(1),
-            lambda x: x.repeat(2, axis=0),
-            lambda x: x.conj(),
+            lambda x: x.clip(-1, 0.5), lambda x: (x * 10).round(), lambda x: x.trace(),
+            lambda x: x.diagonal(1), lambda x: x.repeat(2, axis=0), lambda x: x.conj(),
             lambda x: x.real,
         ):
             np.testing.assert_allclose(forwarded(x).numpy(), forwarded(a), rtol=1e-5)
@@ -662,8 +641,7 @@ class ShardsTest(python_outsider.Case):
         x = self.t.put(a, placement="all")
         for made in (
             (x * 2).save(placement="all"),
-            (x * 2).save("named", placement=["cpu:2", "cpu:0", "cpu:1"]),
-            self.aio_saved(a),
+            (x * 2).save("named", placement=["cpu:2", "cpu:0", "cpu:1"]), self.aio_saved(a),
         ):
             self.assertEqual(sorted(made.devices), ["cpu:0", "cpu:1", "cpu:2"])
         named = self.t["named"]

@@ -54,11 +54,8 @@ class ReasonsTest(unittest.TestCase):
 
     def test_what_people_catch(self):
         for name, builtin in (
-            ("BufferNotFound", KeyError),
-            ("BadShape", ValueError),
-            ("QuotaExceeded", MemoryError),
-            ("ConnectionLost", ConnectionError),
-            ("Stalled", TimeoutError),
+            ("BufferNotFound", KeyError), ("BadShape", ValueError), ("QuotaExceeded", MemoryError),
+            ("ConnectionLost", ConnectionError), ("Stalled", TimeoutError),
             ("Unsupported", NotImplementedError),
         ):
             self.assertTrue(issubclass(getattr(ts, name), (builtin, ts.Error)), name)
@@ -314,9 +311,7 @@ class LostArraysTest(unittest.TestCase):
         self.server.process.wait()
         process = subprocess.Popen(
             [o.Program.path, "--listen", self.server.address, "--device", o.Program.device],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
@@ -503,10 +498,8 @@ class CutAnswersTest(python_outsider.Case):
             async with await ts.aio.connect(self.server.address) as t:
                 x = await t.get("cut/x")
                 for method, work in (
-                    ("Dot", lambda: x[0].dot(x[1]).numpy()),
-                    ("Map", lambda: (x + 1).numpy()),
-                    ("Download", lambda: x.numpy()),
-                    ("GetBuffer", lambda: t.get("cut/x")),
+                    ("Dot", lambda: x[0].dot(x[1]).numpy()), ("Map", lambda: (x + 1).numpy()),
+                    ("Download", lambda: x.numpy()), ("GetBuffer", lambda: t.get("cut/x")),
                     ("Upload", lambda: t.put(self.a, "cut/small", replace=True)),
                 ):
                     cut = Cut(t._io.calls[method])

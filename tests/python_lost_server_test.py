@@ -125,8 +125,7 @@ class LostServer(Case):
                 server.signal(end)
 
             works = [
-                lambda t: product.numpy(),
-                lambda t: (product + 1).sum(axis=0).numpy(),
+                lambda t: product.numpy(), lambda t: (product + 1).sum(axis=0).numpy(),
                 lambda t: product.save("product"),
                 lambda t: (product * 2).save("program", replace=True),
                 lambda t: t.keep(product, product.sum()),
@@ -182,9 +181,7 @@ class LostServer(Case):
 
         np.testing.assert_array_equal(client.do(lambda t: x.numpy(progress=stop)), data)
         for work in (
-            lambda t: t.put(data),
-            lambda t: t.put(data[:4]),
-            lambda t: x.sum().numpy(),
+            lambda t: t.put(data), lambda t: t.put(data[:4]), lambda t: x.sum().numpy(),
             lambda t: (x.sum() + 1).numpy(),
         ):
             with self.assertRaises(LOST):
@@ -216,11 +213,8 @@ class LostServer(Case):
         server.signal(signal.SIGSTOP)
         try:
             works = [
-                lambda t: x.sum().numpy(),
-                lambda t: (x.sum() + 1).numpy(),
-                lambda t: x.numpy(),
-                lambda t: t.put(data[:4]),
-                lambda t: t.put(data),
+                lambda t: x.sum().numpy(), lambda t: (x.sum() + 1).numpy(), lambda t: x.numpy(),
+                lambda t: t.put(data[:4]), lambda t: t.put(data),
             ]
             for outcome in client.outcomes(works, lambda: None):
                 self.assertIsInstance(outcome, (ts.Stalled, ts.DeadlineExceeded))
@@ -429,13 +423,10 @@ class Cancelled(Case):
         """Nor what deletes whatever has the name, nor a call of the protocol."""
         a, data, x, server = self.a, self.data, self.x, self.server.address
         for i, (method, work) in enumerate((
-            ("Map", lambda t: (x + 1).save("y")),
-            ("Execute", lambda t: (x.max() + 1).save("y")),
-            ("Upload", lambda t: t.put(a, "y")),
-            ("CreateBuffer", lambda t: t.put(data, "y")),
+            ("Map", lambda t: (x + 1).save("y")), ("Execute", lambda t: (x.max() + 1).save("y")),
+            ("Upload", lambda t: t.put(a, "y")), ("CreateBuffer", lambda t: t.put(data, "y")),
             ("CreateBuffer", lambda t: t.put(data, "y", replace=True)),
-            ("CopyBuffer", lambda t: x.copy("y")),
-            ("CopyBuffer", lambda t: x.save("y")),
+            ("CopyBuffer", lambda t: x.copy("y")), ("CopyBuffer", lambda t: x.save("y")),
             ("CopyBuffer", lambda t: x.link("y")),
             ("ImportBuffer", lambda t: t.import_from(server, "x", "y")),
             ("DeleteBuffer", lambda t: t.delete("x")),

@@ -382,12 +382,10 @@ class ProductsTest(Case):
         x, y, b, r, z = map(self.t.put, (a, w, bias, rows, residual))
         exact = a.astype("f8") @ w
         for e, want in (
-            (x @ y + b, exact + bias),
-            (np.tanh(x @ y + r), np.tanh(exact + rows)),
+            (x @ y + b, exact + bias), (np.tanh(x @ y + r), np.tanh(exact + rows)),
             (z - 2 * (x @ y), residual - 2 * exact),
             (np.maximum(x @ y + b, 0) + z, np.maximum(exact + bias, 0) + residual),
-            ((x @ y) * (x @ y), exact * exact),
-            (x.T @ y / 8, (a.T.astype("f8") @ w) / 8),
+            ((x @ y) * (x @ y), exact * exact), (x.T @ y / 8, (a.T.astype("f8") @ w) / 8),
             (x @ y.T + b[::-1], a.astype("f8") @ w.T + bias[::-1]),
         ):
             with self.calls() as calls:
@@ -425,12 +423,9 @@ class ProductsTest(Case):
         x = self.t.put(a)
         p = x @ x
         for terms, want, steps in (
-            ((p + 1, p), (a @ a + 1, a @ a), 2),
-            ((p + 1, p.sum()), (a @ a + 1, (a @ a).sum()), 3),
-            (((p + 1) @ x,), ((a @ a + 1) @ a,), 2),
-            ((p + p.T,), (a @ a + (a @ a).T,), 2),
-            ((p + x @ x.T,), (a @ a + a @ a.T,), 2),
-            ((p[:10] + 1,), ((a @ a)[:10] + 1,), 2),
+            ((p + 1, p), (a @ a + 1, a @ a), 2), ((p + 1, p.sum()), (a @ a + 1, (a @ a).sum()), 3),
+            (((p + 1) @ x,), ((a @ a + 1) @ a,), 2), ((p + p.T,), (a @ a + (a @ a).T,), 2),
+            ((p + x @ x.T,), (a @ a + a @ a.T,), 2), ((p[:10] + 1,), ((a @ a)[:10] + 1,), 2),
             ((p + np.ones((3, 20, 20)),), (a @ a + np.ones((3, 20, 20)),), 2),
             (((p + 1).sum(axis=1),), ((a @ a + 1).sum(axis=1),), 2),
             ((p @ x[0] + 1,), (a @ a @ a[0] + 1,), 3),

@@ -42,22 +42,10 @@ class ArraysTest(python_outsider.Case):
     def test_every_layout(self):
         a = self.a
         for array in (
-            a[::-1, ::-2],
-            np.asfortranarray(a),
-            a.T,
-            a.astype(">f4"),
-            np.arange(5, dtype=">i8")[::-1],
-            np.broadcast_to(a[0], (5, 7)),
-            np.broadcast_to(np.float32(1), (300, 300)),
-            np.array(3.0),
-            np.float16(2),
-            np.empty((0, 3), "i4"),
-            np.zeros((1,) * 8),
-            [[1, 2], [3, 4]],
-            range(3),
-            [],
-            3,
-            2.5,
+            a[::-1, ::-2], np.asfortranarray(a), a.T, a.astype(">f4"),
+            np.arange(5, dtype=">i8")[::-1], np.broadcast_to(a[0], (5, 7)),
+            np.broadcast_to(np.float32(1), (300, 300)), np.array(3.0), np.float16(2),
+            np.empty((0, 3), "i4"), np.zeros((1,) * 8), [[1, 2], [3, 4]], range(3), [], 3, 2.5,
         ):
             got = self.t.put(array).numpy()
             want = np.asarray(array)
@@ -74,18 +62,10 @@ class ArraysTest(python_outsider.Case):
     def test_types_without_a_counterpart(self):
         x = self.t.put(self.a)
         for array in (
-            np.arange(5, dtype="u2"),
-            np.arange(5, dtype="u8"),
-            self.a.astype("c8"),
-            self.a.astype(np.longdouble),
-            np.array(["a"]),
-            np.array([1, None], object),
-            np.zeros(3, [("a", "f4"), ("b", "i4")]),
-            np.array(["2020-01-01"], "M8[D]"),
-            np.ma.masked_array(self.a, self.a > 0),
-            None,
-            "text",
-            1 << 70,
+            np.arange(5, dtype="u2"), np.arange(5, dtype="u8"), self.a.astype("c8"),
+            self.a.astype(np.longdouble), np.array(["a"]), np.array([1, None], object),
+            np.zeros(3, [("a", "f4"), ("b", "i4")]), np.array(["2020-01-01"], "M8[D]"),
+            np.ma.masked_array(self.a, self.a > 0), None, "text", 1 << 70,
         ):
             with self.assertRaises(ts.Unsupported):
                 self.t.put(array)
@@ -98,13 +78,8 @@ class ArraysTest(python_outsider.Case):
         """NumPy converts them, and says itself what it cannot."""
         third = fractions.Fraction(1, 3)
         for value, dtype in (
-            ([None, 1.0], "f64"),
-            ([1, 1 << 70], "f64"),
-            ([[1, 2, 3], [4, 5, 6]], "f32"),
-            ([third, 2], "f32"),
-            ([True, None, "text"], bool),
-            (third, "f64"),
-            ([], "i32"),
+            ([None, 1.0], "f64"), ([1, 1 << 70], "f64"), ([[1, 2, 3], [4, 5, 6]], "f32"),
+            ([third, 2], "f32"), ([True, None, "text"], bool), (third, "f64"), ([], "i32"),
             ([third] * (MIB // 4), "f64"),
         ):
             array = np.array(value, object)
@@ -127,8 +102,7 @@ class ArraysTest(python_outsider.Case):
 
         def raises(kind, data):
             for work in (
-                lambda: self.t.put(data, "converted", dtype="f32"),
-                lambda: asyncio.run(put(data)),
+                lambda: self.t.put(data, "converted", dtype="f32"), lambda: asyncio.run(put(data)),
             ):
                 self.assertRaises(kind, work)
                 self.assertNotIn("converted", self.t)
@@ -239,15 +213,9 @@ class ArgumentsTest(python_outsider.Case):
         t, a = self.t, np.ones(3)
         x = t.put(a)
         for call in (
-            lambda: t.put(a, 5),
-            lambda: t[5],
-            lambda: 5 in t,
-            lambda: t.delete(None),
-            lambda: x.copy(5),
-            lambda: (x + 1).save(b"bytes"),
-            lambda: list(t),
-            lambda: t.compute(a),
-            lambda: t.keep(x, 5),
+            lambda: t.put(a, 5), lambda: t[5], lambda: 5 in t, lambda: t.delete(None),
+            lambda: x.copy(5), lambda: (x + 1).save(b"bytes"), lambda: list(t),
+            lambda: t.compute(a), lambda: t.keep(x, 5),
         ):
             self.assertRaises(TypeError, call)
         for name in ("", "é", "a\0b", "a" * 129):
@@ -326,9 +294,7 @@ class ProcessesTest(python_outsider.Case):
         process = subprocess.Popen(
             [sys.executable, *program, self.server.address],
             env={**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE), **environment},
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
+            stdout=subprocess.PIPE, stderr=said, text=True,
         )
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
@@ -486,11 +452,8 @@ print(found > 6)
             raise KeyboardInterrupt
 
         for work in (
-            lambda: (x + 1).save(),
-            lambda: self.t.keep(x + 1, x.sum()),
-            lambda: x[::2].copy(),
-            lambda: self.t.put(np.ones(3)),
-            lambda: self.t.import_from(self.server.address, x.name),
+            lambda: (x + 1).save(), lambda: self.t.keep(x + 1, x.sum()), lambda: x[::2].copy(),
+            lambda: self.t.put(np.ones(3)), lambda: self.t.import_from(self.server.address, x.name),
         ):
             self.t._io.perform = interrupted
             try:

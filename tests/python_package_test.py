@@ -26,22 +26,16 @@ DEFAULT = "127.0.0.1:50051"
 EXAMPLES = sorted(path.stem for path in (python_outsider.PACKAGE / "examples").glob("*.py"))
 # Arguments with which they take a second.
 SMALL = {
-    "least_squares": (),
-    "linear_model": ("--seconds", "0.5"),
-    "nearest_neighbours": ("--rows", "5000"),
-    "principal_components": (),
+    "least_squares": (), "linear_model": ("--seconds", "0.5"),
+    "nearest_neighbours": ("--rows", "5000"), "principal_components": (),
     "streaming_statistics": ("--mib", "24", "--piece-mib", "8"),
 }
 
 
 def run(command, **options):
     process = subprocess.run(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        **options,
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=240, **options,
     )
     if process.returncode != 0:
         raise AssertionError(f"{command}: exit code {process.returncode}\n{process.stdout}")

@@ -413,8 +413,7 @@ class AsyncioTest(python_outsider.Case):
             x = await t.put(self.data)
             out = np.zeros_like(self.data)
             for begin in (
-                lambda: x.numpy(progress=hold, out=out),
-                lambda: t.put(self.data, progress=hold),
+                lambda: x.numpy(progress=hold, out=out), lambda: t.put(self.data, progress=hold),
             ):
                 held = asyncio.Event()
                 task = asyncio.ensure_future(begin())
