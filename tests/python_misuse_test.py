@@ -7,6 +7,7 @@ usage: python_misuse_test.py --server build/bin/tessera-server [unittest argumen
 
 import asyncio
 import fractions
+import itertools
 import os
 import signal
 import subprocess
@@ -458,10 +459,7 @@ print(found > 6)
             finally:
                 del self.t._io.perform
             self.assertGreater(len(self.unnamed()), 0)
-            end = time.monotonic() + o.START_TIMEOUT_S
-            while self.unnamed() != before and time.monotonic() < end:
-                time.sleep(0.05)
-            self.assertEqual(self.unnamed(), before)
+            self.assertTrue(o.eventually(lambda: self.unnamed() == before, o.START_TIMEOUT_S))
 
     def test_a_put_that_is_interrupted_while_its_buffer_is_made(self):
         """The buffer is deleted as soon as the server has made it; the name can be put again at once,
@@ -470,31 +468,34 @@ print(found > 6)
         self.addCleanup(signal.signal, signal.SIGINT, handler)
         data = np.ones(MIB)
 
-        def slow(call, made):
-            def interrupted(method, *rest):
-                answer = call(method, *rest)
-                if method == "CreateBuffer" and not made:
-                    made.append(answer.buffer)
-                    os.kill(os.getpid(), signal.SIGINT)
-                    time.sleep(0.3)
-                return answer
+        for name, again in itertools.product(("made", None), (True, False)):
+            with self.subTest(name=name, again=again), ts.connect(self.server.address) as t:
+                made, waited_for, call, perform = [], threading.Event(), t._io.call, t._io.perform
 
-            return interrupted
+                def slow(method, *rest, call=call, made=made, waited_for=waited_for):
+                    answer = call(method, *rest)
+                    if method == "CreateBuffer" and not made:
+                        made.append(answer.buffer)
+                        os.kill(os.getpid(), signal.SIGINT)
+                        waited_for.wait()
+                    return answer
 
-        for name in ("made", None):
-            for again in (True, False):
-                with ts.connect(self.server.address) as t:
-                    made = []
-                    t._io.call = slow(t._io.call, made)
-                    self.assertRaises(KeyboardInterrupt, t.put, data, name)
-                    if again:
-                        t.put(data, name)
-                        # The second one is there, and nothing else.
-                        self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
-                        self.assertNotEqual(self.like(made[0]), [made[0].version])
-                        if name:
-                            t.delete(name)
-                self.assertEqual(self.like(made[0]), [])
+                def watched(command, perform=perform, waited_for=waited_for):
+                    if isinstance(command, ts._core.Pause):
+                        waited_for.set()
+                    return perform(command)
+
+                t._io.call, t._io.perform = slow, watched
+                self.assertRaises(KeyboardInterrupt, t.put, data, name)
+                if again:
+                    t.put(data, name)
+                    waited_for.set()
+                    # The second one is there, and nothing else.
+                    self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
+                    self.assertNotEqual(self.like(made[0]), [made[0].version])
+                    if name:
+                        t.delete(name)
+            self.assertEqual(self.like(made[0]), [])
 
     def like(self, buffer):
         """The versions of the buffers whose names differ in no more than their last digit."""
@@ -577,13 +578,14 @@ print(found > 6)
         process, _ = self.begin(
             "-c",
             HEAD + "t = ts.connect(address); x = t.put(np.ones((1100, 1100), 'f4'))\n"
-            "print('under way', flush=True)\n"
             "try:\n"
+            "  print('under way', flush=True)\n"
             "  while True: (x @ x).with_(strategy='cpu_naive').numpy()\n"
             "except KeyboardInterrupt: print(float(x[0, 0]))\n"
         )
         self.assertEqual(process.stdout.readline(), "under way\n")
-        time.sleep(0.3)
+        busy = self.server.cpu_seconds() + 0.1
+        self.assertTrue(o.eventually(lambda: self.server.cpu_seconds() > busy, o.START_TIMEOUT_S))
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.communicate(timeout=o.START_TIMEOUT_S)[0], "1.0\n")
         self.assertEqual(process.returncode, 0)
