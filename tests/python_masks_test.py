@@ -6,6 +6,7 @@ usage: python_masks_test.py --server build/bin/tessera-server [unittest argument
 """
 
 import asyncio
+import itertools
 import warnings
 
 import numpy as np
@@ -242,11 +243,23 @@ class MasksTest(Case):
             self.assertRaises((TypeError, ValueError), x.max, initial=wrong)
 
     def test_deviations_of_fewer_than_they_take(self):
-        for dtype in NUMBERS:
-            for shape in ((1, 3), (2, 3), (0, 3)):
-                a = np.arange(shape[0] * 3).reshape(shape).astype(dtype)
-                for ddof in (1, 2, 3, 1.5):
-                    self.same(lambda x: np.var(x, axis=0, ddof=ddof), a, f"{dtype} {shape} {ddof}")
+        """They are infinite, or NaN where nothing deviates."""
+        for dtype, n in itertools.product(NUMBERS, (0, 1, 2, 4)):
+            a = np.arange(3 * n).reshape(n, 3).astype(dtype)
+            a[:, 0] = 5
+            mask = np.ones(a.shape, bool)
+            mask[:1, 1:] = False
+            for axis, where, ddof in itertools.product((0, None), (None, mask), (0, 1, 2, 3, 4, 1.5)):
+                how = {"axis": axis, "ddof": ddof + (0 if axis == 0 else max(a.size - n, 0))}
+                if where is not None:
+                    how["where"] = where
+                for name in ("var", "std"):
+                    text = f"{name} of {dtype} {a.shape} {how}"
+                    self.same(lambda x: getattr(np, name)(x, **how), a, text)
+        x = self.t.put(np.array([[5, 5], [1, 7]]))
+        for name, correction in itertools.product(("var", "std"), (1, 1.5, 2, 3)):
+            want = self.quiet(getattr(np, name), [[5, 5], [1, 7]], 1, ddof=correction, keepdims=True)
+            self.check(getattr(x, name)(1, True, correction=correction), want, 1e-12)
 
     def test_what_is_not_picked_does_not_count(self):
         a = np.array([[1, np.nan, 3], [np.inf, np.nan, -0.0]], "f4")
