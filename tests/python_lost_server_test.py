@@ -223,35 +223,20 @@ class LostServer(Case):
 
     def test_the_end_of_a_scope(self):
         """It fails where nothing else has."""
-        server = self.server()
-        client = self.client(server.address)
-
-        def scoped(t, failure):
-            """For the blocking client."""
-            with t.scope() as s:
-                s.put(np.ones(3), "scoped", replace=True)
-                s.put(np.ones(3), "other", replace=True)
-                server.process.kill()
-                server.process.wait()
-                if failure:
-                    raise failure
-
-        async def scoped_in_the_loop(t, failure):
-            async with t.scope() as s:
-                await s.put(np.ones(3), "scoped", replace=True)
-                await s.put(np.ones(3), "other", replace=True)
-                server.process.kill()
-                server.process.wait()
-                if failure:
-                    raise failure
-
-        work = scoped if self.kind is Blocking else scoped_in_the_loop
-        with self.assertRaises(ZeroDivisionError):
-            client.do(lambda t: work(t, ZeroDivisionError()))
-        server = self.server()
-        client = self.client(server.address)
-        with self.assertRaises(ts.ConnectionLost):
-            client.do(lambda t: work(t, None))
+        for failure in (ZeroDivisionError(), None):
+            server = self.server()
+            client = self.client(server.address)
+            scope = client.t.scope()
+            for name in ("scoped", "other"):
+                client.do(lambda t, name=name: scope.put(np.ones(3), name, replace=True))
+            server.process.kill()
+            server.process.wait()
+            leave = scope.__exit__ if self.kind is Blocking else scope.__aexit__
+            if failure is None:
+                with self.assertRaises(ts.ConnectionLost):
+                    client.do(lambda t: leave(None, None, None))
+            else:
+                self.assertFalse(client.do(lambda t: leave(type(failure), failure, None)))
 
     def test_a_client_that_is_closed_meanwhile(self):
         server = self.server("--workers", "1")
@@ -279,28 +264,17 @@ class LostServer(Case):
         """The draft goes with the other unnamed buffers, before the client hangs up."""
         client = self.client(self.server().address)
         client.do(lambda t: t.put(np.ones(3)))
-        io, core = client.t._io, client.t._core
-        perform, created = io.perform, []
+        core = client.t._core
+        create = core._create
 
-        def close_after_creation(command):
-            answer = perform(command)
-            if getattr(command, "method", "") == "CreateBuffer":
-                created.append(command)
-                io.run(core.close())
-            return answer
+        def close_after_creation(draft, spec):
+            created = yield from create(draft, spec)
+            yield from core.close()
+            return created
 
-        async def close_after_creation_in_the_loop(command):
-            answer = await perform(command)
-            if getattr(command, "method", "") == "CreateBuffer":
-                created.append(command)
-                await io.run(core.close())
-            return answer
-
-        blocking = self.kind is Blocking
-        io.perform = close_after_creation if blocking else close_after_creation_in_the_loop
+        core._create = close_after_creation
         with self.assertRaises(ts.Error) as caught:
             client.do(lambda t: t.put(np.ones(2 * MIB, np.uint8)))
-        self.assertEqual(len(created), 1)
         self.assertEqual((caught.exception.code, caught.exception.reason), ("CANCELLED", "CLOSED"))
 
 

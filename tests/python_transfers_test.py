@@ -99,9 +99,14 @@ class TransfersTest(python_outsider.Case):
         """Not with the transfer, which may take longer than it may stand still."""
         relay = Relay(self.server.address, request_cuts=self.CUTS)
         t = self.through(relay, stall_timeout=60)
-        ahead, now = [0], time.monotonic  # Each MiB takes 10 s by the client's clock.
-        with mock.patch("time.monotonic", lambda: now() + ahead[0]):
-            x = t.put(self.data, progress=lambda done, total: ahead.append(ahead.pop() + 10))
+        ahead, now = 0, time.monotonic
+
+        def slow(done, total):
+            nonlocal ahead
+            ahead = done // MIB * 10  # Each MiB takes 10 s by the client's clock.
+
+        with mock.patch("time.monotonic", lambda: now() + ahead):
+            x = t.put(self.data, progress=slow)
         self.assertEqual(relay.breaks, 1)
         np.testing.assert_array_equal(x.numpy(), self.data)
 
