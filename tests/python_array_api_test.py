@@ -197,13 +197,8 @@ REFUSED = {
 }
 # Where NumPy 1 has another name, or the case needs other arguments.
 OF_NUMPY = {
-    "acos": lambda x: np.arccos(x),
-    "acosh": lambda x: np.arccosh(x),
-    "asin": lambda x: np.arcsin(x),
-    "asinh": lambda x: np.arcsinh(x),
-    "atan": lambda x: np.arctan(x),
     "atan2": lambda x: np.arctan2(x, x),
-    "atanh": lambda x: np.arctanh(x),
+    **{name: getattr(np, "arc" + name[1:]) for name in "acos acosh asin asinh atan atanh".split()},
     "bitwise_left_shift": lambda x: x << 1,
     "bitwise_right_shift": lambda x: np.right_shift(x, 1),
     "concat": lambda x: np.concatenate([x, x]),
@@ -212,7 +207,6 @@ OF_NUMPY = {
     "cross": lambda x: np.cross(x, x),
     **{name: getattr(np.fft, name) for name in STANDARD["fft"].split() if "freq" not in name},
     "meshgrid": lambda x: np.meshgrid(x, x),
-    "pinv": lambda x: np.linalg.pinv(x),
     "roll": lambda x: np.roll(x, 1),
     "searchsorted": lambda x: np.searchsorted(x, x),
     "solve": lambda x: np.linalg.solve(x, x),
