@@ -6,7 +6,6 @@ usage: python_array_api_test.py --server build/bin/tessera-server [unittest argu
 """
 
 import re
-import unittest
 
 import numpy as np
 import outsider as o

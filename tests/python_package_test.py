@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import unittest
 import zipfile
 
 import numpy as np
