@@ -358,8 +358,8 @@ class SameBits(Local):
             _servers.own().put(x[begin:end], f"bf16/{i}", dtype="bf16", replace=True)
             places.append((self.servers[0].address, f"bf16/{i}"))
         a = td.from_buffers(places)
-        self.same((td.sum(a), whole.sum()), (td.mean(a), whole.mean()), (td.dot(a, a), whole @ whole),
-                  (td.std(a, ddof=1), whole.std(ddof=1)))
+        self.same((td.sum(a), whole.sum()), (td.mean(a), whole.mean()),
+                  (td.dot(a, a), whole @ whole), (td.std(a, ddof=1), whole.std(ddof=1)))
 
     def test_views_and_results(self):
         x = RNG.normal(size=(300, 200)).astype(np.float32)

@@ -16,7 +16,8 @@ from tessera import _dtypes
 F, I = np.array([1.5, -2.25, 3], "f4"), np.array([1, 2, 3], "i4")
 BF16 = ts.bfloat16 if _dtypes.HAVE_ML_DTYPES else np.dtype("f4")  # Of what numpy() gives.
 MASKED = np.ma.masked_array(F, F > 0)
-LARGE, WIDE, STACK = np.full(4, 1 << 30, "i4"), np.array([300, -1, 7], "i8"), np.ones((2, 3, 3), "f4")
+LARGE, WIDE = np.full(4, 1 << 30, "i4"), np.array([300, -1, 7], "i8")
+HUGE, STACK = np.array([1e20, -1e20, np.nan, 2.7]), np.ones((2, 3, 3), "f4")
 LINE, TOP = np.linspace(-3, 3, 101), np.array([1, 3, np.nan, 3, 2])
 MANY = np.random.default_rng(1).standard_normal(100_000).astype("f4")
 MATRIX, OTHER = np.matrix([[1, 2], [3, 4]], "f4"), np.array([[5, 6], [7, 8]], "f4")
@@ -42,8 +43,8 @@ def bytes_(put):
         yield x[None] @ x[:, None], [[40000]], "i4"
 
 
-# The cases of each line, made by a client's put(): an expression, its value and its type; or a call,
-# the error that it raises and the text of that.
+# The cases of each line, made by a client's put(): an expression, its value and its type; or a
+# call, the error that it raises and the text of that.
 CASES = {
     "types": lambda put: [
         refused(lambda: put(I.astype("u2")), "uint16"),
@@ -56,9 +57,11 @@ CASES = {
     "uint8 beside int8": lambda put: [
         refused(lambda: put(I, dtype="u1") + put(I, dtype="i1"), "int16")],
     "floats to integers": lambda put: [
-        (put(np.array([1e20, -1e20, np.nan, 2.7])).astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")],
+        (put(HUGE).astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")],
     "integers to shorter ones": lambda put: [
-        (put(WIDE).astype("uint8"), [255, 0, 7], "u1"), (put(WIDE, dtype="uint8"), [44, 255, 7], "u1")],
+        (put(WIDE).astype("uint8"), [255, 0, 7], "u1"),
+        (put(WIDE, dtype="uint8"), [44, 255, 7], "u1"),
+    ],
     "integers to negative powers": lambda put: [
         (put(I) ** put(np.array([-1, -1, 2], "i4")), [1, 0, 9], "i4"),
         (lambda: put(I) ** -1, ValueError, "negative"),
@@ -66,7 +69,7 @@ CASES = {
     "`floor`, `ceil`, `trunc` of integers": lambda put: [
         (call(put(I)), I, "i4") for call in (np.floor, np.ceil, np.trunc)],
     "`exp`, `log`, `tanh`, `power`": lambda put: [  # 4 units in the last place of both.
-        (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), np.full(101, True), bool)
+        (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
         for call in FUNCTIONS
     ],
     "bits of integers (`&` `~` `<<`)": lambda put: [
@@ -140,7 +143,8 @@ class DifferencesTest(python_outsider.Case):
     def test_types(self):
         self.assertEqual(set(_dtypes.SHORT.values()),
                          {"bool", "u8", "i8", "f16", "bf16", "f32", "f64", "i32", "i64"})
-        self.assertEqual((self.t.put(F, dtype="bf16") + self.t.put(I, dtype="u1")).dtype, ts.bfloat16)
+        x = self.t.put(F, dtype="bf16")
+        self.assertEqual((x + self.t.put(I, dtype="u1")).dtype, ts.bfloat16)
         self.assertTrue(bool(self.t.put(F)[0] == 1.5))
 
 

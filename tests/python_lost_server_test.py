@@ -374,7 +374,6 @@ class Cancelled(Case):
             ("GetBuffer", lambda t: t.get("x") if self.kind is Asyncio else t["x"]),
             ("ListBuffers", lambda t: t.list("x")),
             ("GetServerInfo", lambda t: t.info()),
-            ("GetServerInfo", lambda t: t.put(a)),  # The limits; this client has not lost a call since.
             ("Execute", lambda t: t.compute(x.max() + 1)),
             ("Map", lambda t: t.keep(x + 1)),
             ("Map", lambda t: (x + 1).save()),

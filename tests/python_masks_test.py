@@ -170,7 +170,7 @@ class MasksTest(Case):
                 names = ("sum", "mean", "any", "all", "var", "std")
                 self.check_all([
                     (getattr(x, name)(where=mask, **how),
-                     self.quiet(getattr(np, name), a, where=want, **how), f"{name} of {dtype} {how}")
+                     self.quiet(getattr(np, name), a, where=want, **how), f"{name} {dtype} {how}")
                     for how in ways(None, 0, 1, (0, 1))
                     for name in (names if dtype != "?" or mask is m else names[:4])
                 ], tolerance)
@@ -199,8 +199,8 @@ class MasksTest(Case):
             return call(*arguments, **options)
 
     def same(self, a, cases):
-        """Of (function, text) each, of NumPy's array and of the resident one: the same result, or the
-        same kind of error."""
+        """Of (function, text) each, of NumPy's array and of the resident one: the same result, or
+        the same kind of error."""
         x, good = self.t.put(a), []
         for call, text in cases:
             try:
@@ -208,7 +208,8 @@ class MasksTest(Case):
                 # Sums of uint8 are i64 here.
                 good.append((call(x), want.astype("i8") if want.dtype == "u8" else want, text))
             except (TypeError, ValueError, OverflowError) as error:
-                kind = next(k for k in (OverflowError, ValueError, TypeError) if isinstance(error, k))
+                kinds = OverflowError, ValueError, TypeError
+                kind = next(kind for kind in kinds if isinstance(error, kind))
                 with self.assertRaises(kind, msg=text):
                     call(x).numpy()
         self.check_all(good, 1e-3)
@@ -257,9 +258,10 @@ class MasksTest(Case):
                     for axis in (0, None) for where in ({}, {"where": mask})
                     for ddof in (0, 1, 2, 3, 4, 1.5)]
             self.same(a, self.calls_of(("var", "std"), hows, f"{dtype} {a.shape}"))
-        x = self.t.put(np.array([[5, 5], [1, 7]]))
+        a = np.array([[5, 5], [1, 7]])
+        x = self.t.put(a)
         for name, correction in itertools.product(("var", "std"), (1, 1.5, 2, 3)):
-            want = self.quiet(getattr(np, name), [[5, 5], [1, 7]], 1, ddof=correction, keepdims=True)
+            want = self.quiet(getattr(np, name), a, 1, ddof=correction, keepdims=True)
             self.check(getattr(x, name)(1, True, correction=correction), want, 1e-12)
 
     def test_what_is_not_picked_does_not_count(self):

@@ -183,9 +183,7 @@ class ShortLivesTest(python_outsider.Case):
             np.testing.assert_array_equal((x + x).numpy(), a + a)  # Too large for an answer.
         self.assertEqual(calls.count("GetServerInfo"), 1)
         for array in (x, small, *kept):
-            buffer = t.call("GetBuffer", name=array.name).buffer
-            left = buffer.expire_time.seconds - time.time()
-            self.assertTrue(30 < left <= 61, left)
+            self.assertEqual(self.lifetime(t, array), 60)
 
         async def work():
             async with await ts.aio.connect(self.server.address) as other:
@@ -194,11 +192,16 @@ class ShortLivesTest(python_outsider.Case):
 
         self.assertEqual(asyncio.run(work()), 2)
 
+    @staticmethod
+    def lifetime(t, array):
+        """Seconds."""
+        buffer = t.call("GetBuffer", name=array.name).buffer
+        begin, end = buffer.create_time, buffer.expire_time
+        return end.seconds - begin.seconds + (end.nanos - begin.nanos) / 1e9
+
     def test_lifetimes_of_the_callers_own(self):
         with ts.connect(self.server.address, unnamed_ttl="10s") as t:
-            x = t.put([1.0])
-            buffer = t.call("GetBuffer", name=x.name).buffer
-            self.assertLess(buffer.expire_time.seconds, time.time() + 12)
+            self.assertEqual(self.lifetime(t, t.put([1.0])), 10)
         for ttl in (None, 60.5):
             with ts.connect(self.server.address, unnamed_ttl=ttl) as t:
                 self.assertEqual(t.put([1.0]).numpy(), [1])
@@ -255,7 +258,7 @@ class ArgumentsTest(python_outsider.Case):
                 ts.connect(self.server.address, token=token)
         for target in ("http://127.0.0.1:1", "no such host:1"):
             with self.assertRaises(ts.Unreachable):
-                ts.connect(target, connect_timeout=0.3)
+                ts.connect(target, connect_timeout=0.1)
 
     def test_aio_in_another_loop(self):
         async def connect():

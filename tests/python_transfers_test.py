@@ -706,7 +706,8 @@ class ProgressTest(unittest.TestCase):
         told = []
         region = mock.Mock(take=lambda size: [0, 1], part=lambda *_: bytearray(), token=b"")
         with mock.patch.object(_shared.SharedUpload, "_request", lambda *_: b""):
-            transfer = _shared.SharedUpload(region, "x", 1, 0, bytes(2 * _shared.SLOT + 5), told.append)
+            data = bytes(2 * _shared.SLOT + 5)
+            transfer = _shared.SharedUpload(region, "x", 1, 0, data, told.append)
             self.assertTrue(transfer.begin() is not None and transfer.begin() is not None)
             self.assertEqual((transfer.begin(), transfer.done, transfer.moved), (None, 0, None))
             for done in (_shared.SLOT, 2 * _shared.SLOT, 2 * _shared.SLOT + 5):
@@ -797,7 +798,8 @@ class SeveralTest(unittest.TestCase):
 
             io.perform = perform
             try:
-                await io._several(_wire.Several([_wire.Stream(_wire.Tally(None)) for _ in outcomes]))
+                streams = [_wire.Stream(_wire.Tally(None)) for _ in outcomes]
+                await io._several(_wire.Several(streams))
             finally:
                 await io.close()
 
