@@ -36,13 +36,16 @@ def impatient(t, **options):
         object.__setattr__(t._core.options, name, value)
 
 
+def fail(done, total):
+    """A caller's progress function."""
+    raise RuntimeError("enough")
+
+
 class TransfersTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
     STREAMS = 1  # of an upload
     CUTS = [30 * MIB]  # of the connections in the order in which they are made
-
-    def setUp(self):
-        self.data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
+    data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
     def through(self, relay, **options):
         """A client whose connections the relay passes on."""
@@ -160,9 +163,6 @@ class TransfersTest(python_outsider.Case):
     def test_what_the_caller_raises(self):
         x = self.t.put(self.data, "raising", replace=True)
 
-        def fail(done, total):
-            raise RuntimeError("enough")
-
         out = np.zeros_like(self.data)
         with self.assertRaisesRegex(RuntimeError, "enough"):
             x.numpy(progress=fail, out=out)
@@ -171,9 +171,6 @@ class TransfersTest(python_outsider.Case):
         np.testing.assert_array_equal(out, came)
 
     def test_an_upload_that_fails_leaves_nothing(self):
-        def fail(done, total):
-            raise RuntimeError("enough")
-
         with self.assertRaisesRegex(RuntimeError, "enough"):
             self.t.put(self.data, "failed", progress=fail)
         self.assertNotIn("failed", self.t)
@@ -221,7 +218,6 @@ class DividedTest(TransfersTest):
     CUTS = [None, 8 * MIB]
 
     def setUp(self):
-        super().setUp()
         self.enterContext(mock.patch.object(_wire, "DIVIDED", 8 * MIB))
 
     def test_connections(self):
@@ -357,8 +353,9 @@ class AsyncioTest(python_outsider.Case):
 
     FLAGS = ("--no-warm-up",)
 
+    data = TransfersTest.data
+
     def setUp(self):
-        self.data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
         self.enterContext(mock.patch.object(_wire, "DIVIDED", 8 * MIB))
 
     def run_through(self, relay, work, **options):
@@ -392,9 +389,6 @@ class AsyncioTest(python_outsider.Case):
             self.assertEqual(relay.breaks, 1)
 
     def test_what_the_caller_raises(self):
-        def fail(done, total):
-            raise RuntimeError("enough")
-
         async def work(t):
             x = await t.put(self.data)
             with self.assertRaisesRegex(RuntimeError, "enough"):
@@ -609,12 +603,8 @@ class SharedTest(unittest.TestCase):
         with self.assertRaisesRegex(ts.BufferNotFound, "gone"):
             x.numpy()
         with self.assertRaisesRegex(RuntimeError, "enough"):
-            self.t.put(self.data, "y", progress=self.fail_)
+            self.t.put(self.data, "y", progress=fail)
         self.assertNotIn("y", self.t)
-
-    @staticmethod
-    def fail_(done, total):
-        raise RuntimeError("enough")
 
     def test_without(self):
         with ts.connect(self.server.address, shared_memory=False) as t:
