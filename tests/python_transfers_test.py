@@ -598,7 +598,7 @@ class SharedTest(unittest.TestCase):
         self.assertEqual([command.method for command in self.performed], ["ListBuffers"])
 
     def test_what_is_wrong_is_said(self):
-        x = self.t.put(self.data, "x")
+        x = self.t.put(self.data, "x", replace=True)
         self.t.delete("x")
         with self.assertRaisesRegex(ts.BufferNotFound, "gone"):
             x.numpy()
