@@ -466,7 +466,7 @@ class Cluster(unittest.TestCase):
                          "distributed.worker.memory.pause": False,
                          "distributed.worker.memory.terminate": False,
                          "distributed.admin.tick.limit": "60s",
-                         "distributed.comm.timeouts.connect": "10s"})  # fmt: skip
+                         "distributed.comm.timeouts.connect": "3s"})  # fmt: skip
         cls.folder = tempfile.TemporaryDirectory()
         cls.servers = [o.Server(cls.folder.name, *FLAGS) for _ in range(4)]
         cls.cluster = distributed.LocalCluster(
@@ -627,16 +627,18 @@ class Faults(unittest.TestCase):
         np.testing.assert_array_equal(chunk.numpy(), x)
         self.assertFalse(relay.cuts)
 
-    def test_a_server_that_dies(self):
+    def test_a_server_that_dies_and_comes_back_empty(self):
         x = RNG.normal(size=(2048, 2048)).astype(np.float32)
         relay = Relay(self.servers[0].address, hold=2 << 20)
         sent = self.sent(x, relay.where)
         chunk = pickle.loads(sent)
         self.assertTrue(o.eventually(relay.silent.is_set, 30))
         self.servers[0].kill()
-        relay.listener.close()
+        other = o.Server(self.folder.name, *FLAGS)
+        self.addCleanup(other.kill)
+        relay.address = other.address.split(":")
         relay.silent.clear()
-        with self.assertRaises((ts.SourceUnreachable, ts.ConnectionLost)):
+        with self.assertRaises(ts.SourceRefused):
             chunk.numpy()
         self.assertTrue(o.eventually(lambda: used(self.servers[1]) == 0, 20))
         relay.close()
