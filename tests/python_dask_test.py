@@ -45,6 +45,18 @@ def close_to(found, expected, dtype=np.float32):
     np.testing.assert_allclose(found, expected, rtol=200 * np.finfo(dtype).eps, atol=1e-6)
 
 
+def servers_of(test, count):
+    """Servers, which end with a test or with a class."""
+    clean_up = test.addClassCleanup if isinstance(test, type) else test.addCleanup
+    folder = tempfile.TemporaryDirectory()
+    clean_up(folder.cleanup)
+    servers = []
+    for _ in range(count):
+        servers.append(o.Server(folder.name, *FLAGS))
+        clean_up(servers[-1].kill)
+    return servers
+
+
 def whole_numbers(*shape):
     """Floats whose sums are exact."""
     return RNG.integers(-50, 50, shape).astype(np.float32)
@@ -140,11 +152,7 @@ class Local(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.servers = [o.Server(folder.name, *FLAGS) for _ in range(2)]
-        for server in cls.servers:
-            cls.addClassCleanup(server.kill)
+        cls.servers = servers_of(cls, 2)
         td.use(cls.servers[0].address)
 
 
@@ -467,23 +475,18 @@ class Cluster(unittest.TestCase):
                          "distributed.worker.memory.terminate": False,
                          "distributed.admin.tick.limit": "60s",
                          "distributed.comm.timeouts.connect": "3s"})  # fmt: skip
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.servers = [o.Server(cls.folder.name, *FLAGS) for _ in range(4)]
-        cls.cluster = distributed.LocalCluster(
+        cls.servers = servers_of(cls, 4)
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
-            memory_limit=0, local_directory=cls.folder.name,
+            memory_limit=0, local_directory=folder.name,
         )  # fmt: skip
-        cls.client = distributed.Client(cls.cluster)
+        cls.addClassCleanup(cluster.close)
+        cls.client = distributed.Client(cluster)
+        cls.addClassCleanup(cls.client.close)
         addresses = [server.address for server in cls.servers]
         cls.client.register_worker_plugin(td.Servers(addresses))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.client.close()
-        cls.cluster.close()
-        for server in cls.servers:
-            server.kill()
-        cls.folder.cleanup()
 
     def put(self, x, chunks):
         found = td.put(da.from_array(x, chunks=chunks)).persist()
@@ -578,14 +581,14 @@ class Cluster(unittest.TestCase):
             seen.append(held())
             return len(seen) > 3 and len(set(seen[-4:])) == 1
 
-        self.assertTrue(o.eventually(rests, 60, 0.5))
+        self.assertTrue(o.eventually(rests, 60, 0.1))
         before = seen[-1]
         x = np.ones((2000, 500), np.float32)
         a = self.put(x, (500, 500))
         self.assertGreaterEqual(held(), before + x.nbytes)
         self.assertEqual((a + 1).sum().compute(), 2 * x.size)
         del a
-        self.assertTrue(o.eventually(lambda: held() <= before, 60, 0.5))
+        self.assertTrue(o.eventually(lambda: held() <= before, 60))
 
     def test_worker_that_is_killed(self):
         x = RNG.normal(size=(800, 300)).astype(np.float32)
@@ -604,11 +607,7 @@ class Faults(unittest.TestCase):
     """A server or a link that ends while an array moves."""
 
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.servers = [o.Server(self.folder.name, *FLAGS) for _ in range(2)]
-        for server in self.servers:
-            self.addCleanup(server.kill)
+        self.servers = servers_of(self, 2)
 
     def sent(self, x, address=None):
         """A handle from the first server, by which the second one is to fetch it."""
@@ -634,8 +633,7 @@ class Faults(unittest.TestCase):
         chunk = pickle.loads(sent)
         self.assertTrue(o.eventually(relay.silent.is_set, 30))
         self.servers[0].kill()
-        other = o.Server(self.folder.name, *FLAGS)
-        self.addCleanup(other.kill)
+        (other,) = servers_of(self, 1)
         relay.address = other.address.split(":")
         relay.silent.clear()
         with self.assertRaises(ts.SourceRefused):
