@@ -299,15 +299,15 @@ class SameBits(Local):
 
     def same(self, *pairs):
         """Of a lazy array of Dask and an expression of one buffer each."""
-        for (found, expression), got in zip(
-            pairs, dask.compute(*(found for found, _ in pairs), scheduler="threads")
-        ):
+        computed = dask.compute(*(found for found, _ in pairs), scheduler="threads")
+        for (found, expression), got in zip(pairs, computed):
             expected = expression.numpy()
             self.assertIsInstance(found, da.Array)
             self.assertEqual((found.shape, found.dtype), (expected.shape, expected.dtype))
             self.assertIsInstance(got, np.ndarray if expected.shape else np.generic)
             self.assertEqual(got.dtype, expected.dtype)
             self.assertEqual(np.asarray(got).tobytes(), np.asarray(expected).tobytes())
+        return computed
 
     def test_whole_arrays(self):
         for shape in ((300_000,), (70_001,), (401, 300), (1, 1, 90_000), (50, 60, 70), (3,), (1, 1), ()):
@@ -426,23 +426,22 @@ class SameBits(Local):
 
     def test_deviations_of_fewer_than_they_take(self):
         """They are infinite, or NaN where nothing deviates, as NumPy's."""
-        for n, dtype in itertools.product((1, 4), ("f4", "f8", "i4")):
+        for n, dtype in itertools.product((1, 4), ("f4", "i4")):
             x = np.arange(3 * n, dtype=dtype).reshape(3, n)
             x[0] = 5
-            for array in (x, np.full_like(x, 2)):
+            pairs, expected = [], []
+            for array, axis in ((x, 1), (x, None), (np.full_like(x, 2), None)):
                 a, b = td.put(da.from_array(array, chunks=(2, n))), _servers.own().put(array)
-                pairs, expected = [], []
-                for name, axis in itertools.product(("var", "std"), (None, 1)):
-                    count = n if axis else array.size
-                    for ddof in (count - 1, count - 0.5, count, count + 0.5, count + 2, -1):
-                        pairs.append((getattr(td, name)(a, axis, ddof=ddof),
-                                      getattr(b, name)(axis, ddof=ddof)))
-                        with warnings.catch_warnings(), np.errstate(all="ignore"):
-                            warnings.simplefilter("ignore")
-                            expected.append(getattr(np, name)(array, axis=axis, ddof=ddof))
-                self.same(*pairs)
-                for got, want in zip(dask.compute(*(found for found, _ in pairs)), expected):
-                    np.testing.assert_allclose(got, want, rtol=1e-5)
+                count = n if axis else array.size
+                ddofs = (count - 1, count - 0.5, count, count + 2)
+                for name, ddof in itertools.product(("var", "std"), ddofs):
+                    pairs.append((getattr(td, name)(a, axis, ddof=ddof),
+                                  getattr(b, name)(axis, ddof=ddof)))
+                    with warnings.catch_warnings(), np.errstate(all="ignore"):
+                        warnings.simplefilter("ignore")
+                        expected.append(getattr(np, name)(array, axis=axis, ddof=ddof))
+            for got, want in zip(self.same(*pairs), expected):
+                np.testing.assert_allclose(got, want, rtol=1e-5)
 
     def test_what_is_refused(self):
         x = td.put(da.ones((40, 30), chunks=(10, 15)))
