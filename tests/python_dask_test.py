@@ -473,13 +473,17 @@ class Cluster(unittest.TestCase):
                          "distributed.worker.memory.pause": False,
                          "distributed.worker.memory.terminate": False,
                          "distributed.admin.tick.limit": "60s",
-                         "distributed.comm.timeouts.connect": "3s"})  # fmt: skip
+                         # A cluster gives up a worker that does not come back so soon, and the
+                         # nanny that starts it again: on a busy machine that takes its time.
+                         "distributed.deploy.lost-worker-timeout": "1h"})  # fmt: skip
         cls.servers = servers_of(cls, 4)
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
             memory_limit=0, local_directory=folder.name,
+            # For so long workers ask one that was killed for its chunks.
+            config={"distributed.comm.timeouts.connect": "3s"},
         )  # fmt: skip
         cls.addClassCleanup(cluster.close)
         cls.client = distributed.Client(cluster)
