@@ -539,11 +539,12 @@ class SharedTest(unittest.TestCase):
                 self.assertEqual(len(performed), 1, performed)
 
         self.t._core.pool.close()
-        impatient(self.t, stall_timeout=STALL_S)
         perform, begin = self.t._io.perform, []
 
         def stop(command):
             if isinstance(command, _core.Share):
+                impatient(self.t, stall_timeout=STALL_S)
+                command.seconds = STALL_S
                 begin.append(time.monotonic())
                 self.stop()
             return perform(command)
