@@ -8,7 +8,6 @@ import asyncio
 import gc
 import inspect
 import itertools
-import pathlib
 import pickle
 import tempfile
 import threading
@@ -23,17 +22,18 @@ import tessera as ts
 from tessera import _async, _core
 
 class AioTest(unittest.IsolatedAsyncioTestCase):
-    async def asyncSetUp(self):
-        asyncio.get_running_loop().slow_callback_duration = 10  # Starting a server blocks.
+    @classmethod
+    def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.server = o.Server(folder.name, "--no-warm-up", *python_outsider.PATIENT)
-        self.addCleanup(self.server.kill)
-        self.t = await ts.aio.connect(
-            self.server.address, timeout=20, connect_timeout=2, stall_timeout=8
-        )
+        cls.addClassCleanup(folder.cleanup)
+        cls.server = o.Server(folder.name, "--no-warm-up", *python_outsider.PATIENT)
+        cls.addClassCleanup(cls.server.kill)
+
+    async def asyncSetUp(self):
+        self.t = await ts.aio.connect(self.server.address)
         self.addAsyncCleanup(self.t.close)
+        for array in await self.t.list():
+            await array.delete()
         self.a = np.random.default_rng(5).standard_normal((20, 30)).astype("f4")
 
     async def until(self, condition):
