@@ -71,8 +71,7 @@ def test_every_operation_with_operands_everywhere(server, client):
 
     home = names[0]
     expected = dict(
-        dot=client.call("Dot", a=at("x", home), b=at("y", home)).value.real,
-        add=(x + y).tobytes(),
+        dot=client.call("Dot", a=at("x", home), b=at("y", home)).value.real, add=(x + y).tobytes(),
     )
     exact = float(np.dot(x.astype(np.longdouble), y.astype(np.longdouble)))
     for first in names:
@@ -119,17 +118,13 @@ def test_views_of_another_device(server, client):
     client.put("ones", ones, device=first)
     flat = big.ravel()
     for view, expected in (
-        (o.view([n], [1], 77), flat[77 : 77 + n]),
-        (o.view([n], [3], 5), flat[5 : 5 + 3 * n : 3]),
+        (o.view([n], [1], 77), flat[77 : 77 + n]), (o.view([n], [3], 5), flat[5 : 5 + 3 * n : 3]),
         (o.view([n], [-2], 900_000), flat[900_000 : 900_000 - 2 * n : -2]),
-        (o.view([1], [1], rows * columns - 1), flat[-1:]),
-        (o.view([0], [1], 12), flat[:0]),
+        (o.view([1], [1], rows * columns - 1), flat[-1:]), (o.view([0], [1], 12), flat[:0]),
     ):
         # Ones that reach further than the view of the other operand: that one moves.
         got = client.attempt(
-            "Add",
-            a=o.resident("ones", o.view([len(expected)], [5])),
-            b=o.resident("big", view),
+            "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view),
         )
         assert got.ok, got
         assert got.answer.stats.device == first, view
@@ -141,8 +136,7 @@ def test_views_of_another_device(server, client):
     assert repeated.value.real == 100_000 * flat[123]
     # A column reaches over all rows, which are larger than the scratch memory.
     column = client.attempt(
-        "Add",
-        a=o.resident("as_big", o.view([rows], [columns])),
+        "Add", a=o.resident("as_big", o.view([rows], [columns])),
         b=o.resident("big", o.view([rows], [columns])),
     )
     assert column.reason == "SCRATCH_EXHAUSTED", column
@@ -170,8 +164,7 @@ def test_programs(server, client):
         o.compute.Step(
             add=o.compute.AddRequest(
                 a=o.resident(named("p", names[0])),
-                b=o.resident(named("p", names[1]), o.view([1000], [2])),
-                result=o.into("sum"),
+                b=o.resident(named("p", names[1]), o.view([1000], [2])), result=o.into("sum"),
             )
         )
     )

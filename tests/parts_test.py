@@ -157,12 +157,9 @@ def test_refusals(server, client):
     assert client.call("Reduce", **good).value.real == n
     for more, metadata in (
         (dict(values=values[:-1]), dict(expected=40, given=39)),
-        (dict(values=b""), dict(expected=40, given=0)),
-        (dict(x=x), dict(field="x")),
-        (dict(axes=[0]), dict(field="axes")),
-        (dict(part=part(CHUNK, n)), dict(field="part.first")),
-        (dict(part=part(0, -1)), dict(elements=-1)),
-        (dict(part=None), dict(field="values")),
+        (dict(values=b""), dict(expected=40, given=0)), (dict(x=x), dict(field="x")),
+        (dict(axes=[0]), dict(field="axes")), (dict(part=part(CHUNK, n)), dict(field="part.first")),
+        (dict(part=part(0, -1)), dict(elements=-1)), (dict(part=None), dict(field="values")),
         (dict(part=None, values=b""), dict(field="dtype")),
         (dict(strategy="cpu_parallel"), dict(strategy="cpu_parallel")),
     ):

@@ -14,38 +14,37 @@ import re
 import shutil
 import subprocess
 import sys
-import unittest
 import zipfile
 
 import numpy as np
 
 import outsider as o
 import python_outsider
+from python_outsider import PACKAGE
 
 DEFAULT = "127.0.0.1:50051"
-EXAMPLES = sorted(path.stem for path in (python_outsider.PACKAGE / "examples").glob("*.py"))
+EXAMPLES = sorted(path.stem for path in (PACKAGE / "examples").glob("*.py"))
 # Arguments with which they take a second.
 SMALL = {
-    "least_squares": (),
-    "linear_model": ("--seconds", "0.5"),
-    "nearest_neighbours": ("--rows", "5000"),
-    "principal_components": (),
+    "least_squares": (), "linear_model": ("--seconds", "0.5"),
+    "nearest_neighbours": ("--rows", "5000"), "principal_components": (),
     "streaming_statistics": ("--mib", "24", "--piece-mib", "8"),
 }
 
 
 def run(command, **options):
     process = subprocess.run(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        **options,
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=240, **options,
     )
     if process.returncode != 0:
         raise AssertionError(f"{command}: exit code {process.returncode}\n{process.stdout}")
     return process.stdout
+
+
+def run_here(*command):
+    """A program of Python with the package from the sources."""
+    return run([sys.executable, *command], env={**os.environ, "PYTHONPATH": str(PACKAGE)})
 
 
 def package_folder(name):
@@ -65,7 +64,7 @@ class PackageTest(python_outsider.Case):
         root = self.folder / "sources"
         package = root / "client" / "python"
         ignore = shutil.ignore_patterns("build", "dist", "*.egg-info", "*.binpb", "__pycache__")
-        shutil.copytree(python_outsider.PACKAGE, package, ignore=ignore)
+        shutil.copytree(PACKAGE, package, ignore=ignore)
         shutil.copytree(o.PROTO, root / "proto")
         run([sys.executable, "-m", "build", "--wheel", "--no-isolation", package])
         (wheel,) = (package / "dist").glob("*.whl")
@@ -117,12 +116,9 @@ class PackageTest(python_outsider.Case):
 
     def test_the_examples(self):
         self.assertEqual(EXAMPLES, sorted(SMALL))
-        environment = {**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)}
         for name, arguments in SMALL.items():
             with self.subTest(name):
-                example = python_outsider.PACKAGE / "examples" / f"{name}.py"
-                command = [sys.executable, example, self.server.address, *arguments]
-                run(command, env=environment)
+                run_here(PACKAGE / "examples" / f"{name}.py", self.server.address, *arguments)
 
     def test_the_file_that_no_memory_holds(self):
         """Neither this side's nor the server's, which has room for a few pieces of 8 MiB."""
@@ -132,10 +128,8 @@ class PackageTest(python_outsider.Case):
         del rows
         server = o.Server(self.folder, "--no-warm-up", "--memory-limit", "96Mi")
         self.addCleanup(server.kill)
-        example = python_outsider.PACKAGE / "examples" / "streaming_statistics.py"
-        environment = {**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)}
-        command = [sys.executable, example, server.address, "--file", path, "--piece-mib", "8"]
-        said = run(command, env=environment)
+        example = PACKAGE / "examples" / "streaming_statistics.py"
+        said = run_here(example, server.address, "--file", path, "--piece-mib", "8")
         self.assertIn(f"{mib << 14} rows, {mib} MiB", said)
         (peak,) = re.findall("this process: (\\d+) MiB at most", said)
         self.assertLess(int(peak), mib // 2)
@@ -143,19 +137,15 @@ class PackageTest(python_outsider.Case):
     def test_the_comparison_with_peers(self):
         """NumPy in the place of CuPy; the script compares all answers by itself."""
         out = self.folder / "peers.json"
-        environment = {**os.environ, "PYTHONPATH": str(python_outsider.PACKAGE)}
-        command = [sys.executable, python_outsider.PACKAGE / "peers.py", self.server.address]
-        command += "--peer numpy --rounds 1 --seconds 0 --elements 1000 --json".split()
-        run([*command, out], env=environment)
+        options = "--peer numpy --rounds 1 --seconds 0 --elements 1000 --json".split()
+        run_here(PACKAGE / "peers.py", self.server.address, *options, out)
         rows = json.loads(out.read_text())["rows"]
         self.assertEqual(len(rows), 5 * 10)
         self.assertTrue(all(row["us"] > 0 for row in rows))
 
-    def test_the_pages_of_the_examples_are_fresh(self):
-        run([sys.executable, python_outsider.PACKAGE / "render_examples.py", "--check"])
-
-    def test_the_reference_page_is_fresh(self):
-        run([sys.executable, python_outsider.PACKAGE / "make_api_page.py", "--check"])
+    def test_pages_that_programs_write_are_fresh(self):
+        for program in ("render_examples.py", "make_api_page.py"):
+            run_here(PACKAGE / program, "--check")
 
     def test_generated_code_of_the_same_files_may_be_there_as_well(self):
         stubs = self.folder / "stubs"
@@ -168,7 +158,7 @@ class PackageTest(python_outsider.Case):
             f"t = ts.connect({self.server.address!r})\n"
             "print(float(t.put([1.0, 2.0]).sum()), compute_pb2.DotRequest(strategy='x'))\n"
         )
-        for order in ([stubs, python_outsider.PACKAGE], [python_outsider.PACKAGE, stubs]):
+        for order in ([stubs, PACKAGE], [PACKAGE, stubs]):
             environment = {**os.environ, "PYTHONPATH": ":".join(map(str, order))}
             self.assertIn("3.0", run([sys.executable, "-c", script], env=environment))
 

@@ -89,8 +89,7 @@ def test_where_the_shards_are(server, client):
             if parts > 1:
                 assert taken == [n * step for n in held] + [0] * (len(names) - parts), taken
             for found in (
-                client.call("GetBuffer", name="x").buffer,
-                client.call("ListBuffers").buffers[0],
+                client.call("GetBuffer", name="x").buffer, client.call("ListBuffers").buffers[0],
             ):
                 assert found.shards == buffer.shards and found.device == buffer.device
             client.call("DeleteBuffer", name="x")
@@ -217,11 +216,8 @@ def test_copies(server, client):
     put_large(client, "x", x, placement=["all"])
     put_large(client, "plain", x, device=names[-1])
     copies = [
-        ("x", dict(device=names[0]), ()),
-        ("x", dict(device=names[-1]), ()),
-        ("x", {}, names),
-        ("x", dict(placement=names[::-1]), names[::-1]),
-        ("plain", dict(placement=["all"]), names),
+        ("x", dict(device=names[0]), ()), ("x", dict(device=names[-1]), ()), ("x", {}, names),
+        ("x", dict(placement=names[::-1]), names[::-1]), ("plain", dict(placement=["all"]), names),
         ("plain", dict(placement=names[:2]), names[:2]),
         ("x", dict(placement=names[-2:]), names[-2:]),
     ]
@@ -232,8 +228,7 @@ def test_copies(server, client):
         assert [s.device for s in copy.shards] == list(expected)[:at_most], (fields, copy)
     # Windows and casts.
     for window, part in (
-        (o.view([n // 3], [3], 1), x[1 : 1 + n // 3 * 3 : 3]),
-        (o.view([n], [-1], n - 1), x[::-1]),
+        (o.view([n // 3], [3], 1), x[1 : 1 + n // 3 * 3 : 3]), (o.view([n], [-1], n - 1), x[::-1]),
     ):
         for fields in (dict(placement=["all"]), dict(device=names[-1])):
             client.call(
@@ -324,10 +319,7 @@ def test_every_operation(server, client):
         put_large(client, f"{name}1", array)
         put_large(client, f"{name}N", array, placement=["all"])
     nodes = [
-        dict(operand=0),
-        dict(operand=1),
-        dict(operand=2),
-        dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
+        dict(operand=0), dict(operand=1), dict(operand=2), dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
         dict(op="MAP_OP_ADD", args=[3, 2]),
     ]
 
@@ -448,9 +440,7 @@ def test_folds_of_expressions(server, client):
         x = random_array(rows * columns, kind).reshape(rows, columns)
         y = random_array(rows * columns, kind).reshape(rows, columns)
         others = [
-            None,
-            o.view([columns], [1], columns),
-            o.view([rows, 1], [columns, 1], 3),
+            None, o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3),
             o.view([rows, columns], [columns, -1], columns - 1),
         ]
         other = others[round_ % len(others)]

@@ -6,6 +6,7 @@ Several of _wire.py), is sent the outcome, or has an Error thrown into it, and r
 
 import collections
 import dataclasses
+import functools
 import itertools
 import os
 import secrets
@@ -36,6 +37,7 @@ from . import _protocol as p
 from ._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
 from ._errors import (
     BadShape,
+    BadTtl,
     BufferExists,
     BufferNotFound,
     BufferNotReady,
@@ -156,6 +158,24 @@ class _Draft:
         self.name = name
         self.version = 0
         self.abandoned = False
+
+
+def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Repeats steps once where the server refuses a lifetime that its limits allowed when they were
+    asked for: another server has the address since, and its limits are asked for first."""
+
+    @functools.wraps(make)
+    def steps(self: "Core", *args: Any, **options: Any) -> Steps:
+        known = self._limits
+        try:
+            return (yield from make(self, *args, **options))
+        except BadTtl:
+            if known is None:
+                raise
+            self._limits = None
+        return (yield from make(self, *args, **options))
+
+    return steps
 
 
 class Core:
@@ -343,6 +363,7 @@ class Core:
                 raise
             yield from self.unary("DeleteBuffer", name=name, version=version)
 
+    @_within_limits
     def put(
         self,
         value: Any,
@@ -521,6 +542,7 @@ class Core:
         finally:
             transfer.end()
 
+    @_within_limits
     def copy(
         self,
         leaf: Leaf,
@@ -554,6 +576,7 @@ class Core:
             raise
         return Leaf(answer.buffer, dead)
 
+    @_within_limits
     def link(
         self, leaf: Leaf, name: Optional[str], replace: bool = False, ttl: Ttl = None
     ) -> Steps:
@@ -571,6 +594,7 @@ class Core:
         )
         return Leaf(answer.buffer, dead)
 
+    @_within_limits
     def import_from(
         self,
         server: str,
@@ -678,7 +702,7 @@ class Core:
         return error
 
     def _server_limits(self) -> Steps:
-        """Those of GetServerInfo, asked for once a connection."""
+        """Those of GetServerInfo, kept until a call is lost or the server refuses what they allow."""
         if self._limits is None:
             info = yield from self.unary("GetServerInfo")
             self._limits = info.limits
@@ -735,6 +759,7 @@ class Core:
         except Error as error:
             raise self._explained(error, prepared.plan.leaves)
 
+    @_within_limits
     def evaluate(self, terms: Sequence[Term]) -> Steps:
         """(arrays, stats) of expressions, all in one call; what is too large for an answer is left
         in a buffer and fetched from there."""
@@ -794,6 +819,7 @@ class Core:
         (leaf,), stats = yield from self.keep([term], name, replace, ttl, placement)
         return leaf, stats
 
+    @_within_limits
     def keep(
         self,
         terms: Sequence[Term],
