@@ -92,7 +92,7 @@ class RunnerTest(unittest.TestCase):
             self.assertEqual(again(late, "cli_test", drawn), [])
             self.assertEqual(again(late, drawn, "cli_test"), [])
         for found in ("WARNING: ThreadSanitizer: data race", "a.cc:1:2: runtime error: overflow",
-                      "1/9 Test #47: soak ...***Exception: SegFault  0.19 sec",
+                      "1/9 Test #47: team_test ...***Exception: SegFault  0.19 sec",
                       "the server (pid 7) is gone: exit code -11", "Segmentation fault",
                       "terminate called after"):
             self.assertEqual(again(f"a\n{found}\n", "cli_test"), [])

@@ -27,7 +27,9 @@ preset_here() {
 
 # configure PRESET
 configure() {
-  local preset=$1 options=(-DTESSERA_CUDA=OFF) nvcc devices
+  local preset=$1 nvcc devices
+  local options=(-DTESSERA_CUDA=OFF -DTESSERA_LONG="${TESSERA_LONG:-OFF}"
+    -DCMAKE_UNITY_BUILD="${TESSERA_UNITY:-ON}")
   local architectures=${TESSERA_CUDA_ARCHITECTURES:-}
   nvcc=$(find_nvcc)
   if [[ $preset == asan || $preset == tsan || $preset == fuzz ]]; then
@@ -44,7 +46,7 @@ configure() {
     elif [[ -z $architectures && ${CI:-} == true ]]; then
       architectures=90
     fi
-    options=(-DTESSERA_CUDA=ON)
+    options+=(-DTESSERA_CUDA=ON -DTESSERA_CUDA_CHECK="${TESSERA_CUDA_CHECK:-OFF}")
     export CUDACXX=$nvcc
     if [[ -n $architectures ]]; then
       options+=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")

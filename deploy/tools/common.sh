@@ -21,8 +21,10 @@ fi
 jobs=$(nproc)
 readonly jobs
 
-# Lets ccache share results between checkouts in different folders.
+# Lets ccache share results between checkouts in different folders, and of files with a precompiled
+# header.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 
 say() { printf '==> %s\n' "$*"; }
 
@@ -80,12 +82,21 @@ step() {
 # to CMake.
 install_packages() {
   command -v dpkg-query >/dev/null || return 0
-  local installed missing=() package sudo=()
+  local installed missing=() package sudo=() lock
+  # One of us at a time: apt-get waits for another one to install, but not to update its lists.
+  mkdir -p "$logs"
+  exec {lock}>"$logs/apt.lock"
+  flock "$lock"
   installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
   for package in "$@"; do
     [[ $'\n'$installed$'\n' == *$'\n'"$package installed"$'\n'* ]] || missing+=("$package")
   done
-  ((${#missing[@]})) || return 0
+  if ((${#missing[@]})); then install_missing; fi
+  exec {lock}>&-
+}
+
+# Of install_packages, whose variables it uses.
+install_missing() {
   if ((EUID != 0)); then
     command -v sudo >/dev/null ||
       die "missing packages, and neither root nor sudo to install them: ${missing[*]}"

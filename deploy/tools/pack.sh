@@ -35,13 +35,20 @@ bundle() {
   build release
   local out=build/bundle packed=build/bundle-packed program library size programs=(tessera-server tessera)
   mapfile -t -O "${#programs[@]}" programs <build/release/gpu_tests.txt
-  for program in soak lost_device_test strategy_bench product_bench service_bench; do
+  for program in lost_device_test strategy_bench product_bench service_bench; do
     if [[ -x $built/bin/$program ]]; then programs+=("$program"); fi
   done
   say "Pack $out"
   rm -rf "$out" "$packed"
   mkdir -p "$out/client" "$packed/bin" "$packed/lib"
-  for program in "${programs[@]}"; do strip -o "$packed/bin/$program" "$built/bin/$program"; done
+  # A suite is a link to the program that holds it.
+  for program in "${programs[@]}"; do
+    if [[ -L $built/bin/$program ]]; then
+      cp -P "$built/bin/$program" "$packed/bin/"
+      program=$(readlink "$built/bin/$program")
+    fi
+    [[ -e $packed/bin/$program ]] || strip -o "$packed/bin/$program" "$built/bin/$program"
+  done
   while read -r library; do
     strip --strip-unneeded -o "$packed/lib/${library##*/}" "$library"
   done < <(libraries_of "${programs[@]/#/$built/bin/}")

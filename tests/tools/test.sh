@@ -111,31 +111,25 @@ run_ctest() {
     --test-output-truncation head --output-junit "$1.junit" --output-log "$1.log" "${@:2}"
 }
 
+# run_suites [asan|tsan]
 run_suites() {
-  local preset=${1:-release} results status=0 launcher=() selection=() again=()
+  local preset=${1:-$(preset_here)} results status=0 launcher=() again=() second_tries=0
   # Sanitizers look for paths, not for the errors of long sums.
-  if [[ $preset != release ]]; then export TESSERA_LARGEST=70001; fi
-  case $preset in
-    release | asan | tsan) ;;
-    *) die "test takes asan, tsan or nothing, not \"$preset\"" ;;
-  esac
+  if (($#)); then export TESSERA_LARGEST=70001; fi
   # Elsewhere the cases that need it are skipped: its package starts a service.
   if [[ ${CI:-} == true ]]; then install_packages prometheus; fi
   build "$preset"
   results=$root/build/$preset/results
   rm -rf "$results"
   mkdir -p "$results"
-  if [[ $preset == asan ]]; then selection=(-LE clients); fi
   if [[ $preset == tsan ]]; then
-    # Out stay suites that tests/CMakeLists.txt names, and the threads of OpenBLAS, whose hand-made
-    # synchronisation ThreadSanitizer takes for races.
-    selection=(-LE "grpc|clients|sequential")
+    # ThreadSanitizer takes the hand-made synchronisation of OpenBLAS's threads for races.
     export OPENBLAS_NUM_THREADS=1
     # gcc 12 cannot place the shadow memory where the kernel randomises more than 28 bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
   say "Test"
-  run_ctest "$results/ctest" -j "$jobs" --no-tests=error "${selection[@]}" || status=$?
+  run_ctest "$results/ctest" -j "$jobs" --no-tests=error || status=$?
   failures_of <"$results/ctest.junit" >"$results/failures"
   read_outcomes <"$results/ctest.junit" >"$results/outcomes"
   if ((status != 0)); then
@@ -150,10 +144,27 @@ run_suites() {
     run_ctest "$results/again" -j 1 -R "^($(IFS="|" && echo "${again[*]}"))\$" || status=$?
     failures_of <"$results/again.junit" >>"$results/failures"
     read_outcomes <"$results/again.junit" >>"$results/outcomes"
-    if ((status == 0)); then say "Passed alone, and failed beside others: ${again[*]}"; fi
+    if ((status == 0)); then second_tries=${#again[@]}; fi
   fi
-  if ! has_gpu; then say "No GPU here: tests of the CUDA device are skipped"; fi
+  if ! has_gpu; then say "No GPU here: the tests of the CUDA device were not run"; fi
+  if ((second_tries > 0)); then
+    say "FAILURE OF THE TESTS: passed only on the second try: ${again[*]}"
+    printf '%s\n' "${again[@]}" >>"$root/build/second_tries"
+  fi
+  say "Suites that passed only on the second try: $second_tries"
   awk '{ last[$1] = $0 } END { for (suite in last) print last[suite] }' "$results/outcomes" |
     count_tests "$results"
+  return "$status"
+}
+
+# long_checks: what takes too long for each change. Every suite under the sanitizers that can run it,
+# random inputs for minutes, and each source file compiled by itself. All run, whatever fails.
+long_checks() {
+  local name status=0
+  export TESSERA_LONG=ON TESSERA_UNITY=OFF
+  for name in "$(preset_here)" asan tsan; do (run_suites "$name") || status=1; done
+  for name in tests/fuzz/*_fuzz.cc; do
+    (fuzz "$(basename "$name" _fuzz.cc)" 300) || status=1
+  done
   return "$status"
 }
