@@ -249,8 +249,10 @@ class Case(unittest.TestCase):
         return client.b.Upload.future(requests(), timeout=600)
 
     @staticmethod
-    def unread_downloads(client, count=3):
-        """Downloads of 32 MiB whose reader has taken the first chunk only."""
+    def unread_downloads(server, count=3):
+        """Downloads of 32 MiB whose reader has taken the first chunk only. Its window stays small,
+        however long a chunk is on its way."""
+        client = server.client(options=[("grpc.http2.bdp_probe", 0)])
         one = inline(ONE, view([8 << 20], [0]))
         client.call("Add", a=one, b=one, result=into("big", replace=True))
         request = o.buffers.DownloadRequest(name="big")
@@ -364,7 +366,7 @@ class BusyWorkerTest(Case):
 
     def test_deleting_the_name_of_a_result_on_its_way_does_no_harm(self):
         client = self.client
-        call = self.hold_worker(client, seconds=1, result=into("c"))
+        call = self.hold_worker(client, seconds=0.3, result=into("c"))
         deleted = client.attempt("DeleteBuffer", name="c").code
         self.assertIn(deleted, ("OK", "NOT_FOUND"))
         self.assert_ok(outcome_of(call))
@@ -385,29 +387,22 @@ class BusyWorkerTest(Case):
         flags = ("--workers", "1", "--queue", "1000", "--host-memory", str(total))
         server = self.start(*PATIENT, *flags)
         client = server.client()
-        self.hold_worker(client)
+        product = self.hold_worker(client)
         big = inline(np.ones(each // 8, np.float32))
-        calls = []
-
-        def send_sixty():
-            """All but those that host memory holds are refused."""
-            calls.extend(client.future("Dot", a=big, b=big, timeout=600) for _ in range(60))
-            self.assert_eventually(
-                lambda: sum(call.done() for call in calls) >= len(calls) - total // each
-            )
-
-        send_sixty()
-        before = server.rss()
-        send_sixty()
-        self.assert_grew_less(30 * each, before, server.rss)
-        waiting = [call for call in calls if not call.done()]
-        self.assertGreater(len(waiting), 3)
-        refused = [outcome_of(call) for call in calls if call not in waiting]
-        # Of requests that have not arrived completely, gRPC itself gives some up where they come
-        # faster than they are read.
-        ours = [end for end in refused if "RST_STREAM with error code 11" not in end.text]
-        self.assertGreater(len(ours), len(refused) // 2, refused)
-        for end in ours:
+        waiting, refused = [], []
+        while len(refused) < 30:
+            if len(refused) == 1:
+                before = server.rss()
+            # One at a time: gRPC itself gives calls up that come faster than they are read.
+            call = client.future("Dot", a=big, b=big, timeout=600)
+            count = len(waiting) + 1
+            self.assert_eventually(lambda: call.done() or client.device().waiting == count)
+            (refused if call.done() else waiting).append(call)
+        self.assertFalse(product.done(), product.done() and outcome_of(product))
+        self.assertTrue(3 < len(waiting) <= total // each, len(waiting))
+        self.assert_grew_less(15 * each, before, server.rss)
+        for call in refused:
+            end = outcome_of(call)
             self.assert_fails(
                 end, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "requested", "free", total=total
             )
@@ -878,7 +873,7 @@ class CountTest(Case):
 
     def test_downloads_are_counted(self):
         client = self.client
-        calls = self.unread_downloads(client)
+        calls = self.unread_downloads(self.server)
         self.assert_fails(
             outcome_of(lambda: client.download("big")),
             "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3,
@@ -1145,7 +1140,7 @@ class BrokenUploadTest(Case):
 
 class IdleUploadTest(Case):
     def setUp(self):
-        self.server = self.share("--upload-timeout", "2s", *METRICS)
+        self.server = self.share("--upload-timeout", "3s", *METRICS)
         self.client = self.server.client()
 
     def test_idle_uploads_end_and_slow_ones_do_not(self):
@@ -1158,7 +1153,7 @@ class IdleUploadTest(Case):
         running = self.slow_upload(client, go_on)
         for sends, call in idle.items():
             self.assert_eventually(call.done, f"it sends {sends}")
-            self.assert_fails(outcome_of(call), "DEADLINE_EXCEEDED", "UPLOAD_IDLE", limit="2s")
+            self.assert_fails(outcome_of(call), "DEADLINE_EXCEEDED", "UPLOAD_IDLE", limit="3s")
         self.assertFalse(running.done())
         go_on.set()
         self.assert_ok(outcome_of(running))
@@ -1169,7 +1164,7 @@ class IdleUploadTest(Case):
         old = client.put("x", FOUR)
         version = client.create("x", FOUR, replace=True).version
         write = [dict(name="x", offset=0, data=NEW, version=version)]
-        client.upload(write)
+        client.try_upload(write)  # it may be gone already
         self.assert_eventually(lambda: not client.call("GetBuffer", name="x").drafts)
         self.assertEqual(client.budget("buffers").used, 1)
         self.assert_fails(client.attempt("SealBuffer", name="x"), "NOT_FOUND", "BUFFER_NOT_FOUND")
@@ -1234,7 +1229,7 @@ class UnreadTest(Case):
 
     def test_downloads_that_nobody_reads_end(self):
         client = self.client
-        calls = self.unread_downloads(client)
+        calls = self.unread_downloads(self.server)
         self.assertEqual(client.budget("downloads").used, 3)
         client.call("DeleteBuffer", name="big")
         self.assert_becomes(0, lambda: client.device().buffer_used_bytes)
@@ -1245,11 +1240,11 @@ class UnreadTest(Case):
 
     def test_slow_downloads_do_not_end(self):
         client = self.client
-        unread, slow = self.unread_downloads(client, count=2)
+        unread, slow = self.unread_downloads(self.server, count=2)
         size = o.MI
         while client.budget("downloads").used == 2:
             size += len(next(slow).data)
-            time.sleep(0.2)
+            time.sleep(0.4)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
 
@@ -1278,9 +1273,7 @@ class UnreadTest(Case):
                 self.assert_eventually(lambda: refused() - begin >= 2 * count)
                 if not o.Program.sanitized():
                     self.assertLess(server.rss() - before, 2 * count * each, "bytes")
-                for raw in connections:
-                    self.assertIsNotNone(raw.find_frame(o.RST_STREAM, LONG_S), "nothing ends it")
-                self.assert_eventually(lambda: self.held() < 1000)
+                self.assert_eventually(lambda: self.held() < 1000, "nothing ends the calls")
         self.assert_serves(client)
 
     def test_small_answers_that_cannot_leave(self):
@@ -1316,14 +1309,16 @@ class StoppedTest(Case):
         """Nor does it lose the device, though the clock goes on for longer than a hang may last:
         for the watchdog's time and four times that of an operation."""
         self.needs_cpu()
+        ring = pathlib.Path(self.folder) / "ring"
+        ring.write_text("a host-a:1\n")
         server = self.start(
             "--upload-timeout", "1s", "--download-timeout", "1s", "--workers", "1",
-            "--watchdog", "1s", "--max-operation-seconds", "0.3",
-            "--max-slow-operation-seconds", "0.3",
+            "--watchdog", "1s", "--max-operation-seconds", "0.4",
+            "--max-slow-operation-seconds", "0.4", "--ring", str(ring), "--ring-name", "a",
         )  # fmt: skip
         client, go_on = server.client(), threading.Event()
         self.addCleanup(go_on.set)
-        (download,) = self.unread_downloads(client, count=1)
+        (download,) = self.unread_downloads(server, count=1)
 
         def messages():
             yield o.buffers.UploadRequest(name="slow", data=NEW[:8], spec=o.spec_of(FOUR))
@@ -1333,24 +1328,26 @@ class StoppedTest(Case):
         upload = client.b.Upload.future(messages(), timeout=600)
         self.assert_becomes(1, lambda: client.budget("uploads").used)
         client.put("s", ONE)
-        a = resident("s", view([1024, 1024], [0, 0]))
+        a = resident("s", view([600, 600], [0, 0]))
         # Enough that one is running.
-        calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(20)]
+        calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
         self.assert_eventually(lambda: client.device().waiting > 0 or calls[-1].done())
         server.signal(signal.SIGSTOP)
-        time.sleep(2.4)  # The server counts a second and more as an absence.
+        time.sleep(2.8)  # The server counts a second and more as an absence.
+        ring.write_text("a host-a:2\n")
         server.signal(signal.SIGCONT)
+        # It looks at this file after it has looked for idle streams.
+        self.assert_eventually(lambda: f"{ring} has changed" in server.log())
+        go_on.set()
+        self.assertEqual(sum(len(message.data) for message in download), 31 * o.MI)
+        self.assert_ok(outcome_of(upload))
         for call in calls:
             self.assert_ok(outcome_of(call))
         self.assert_becomes(1, client.health)
         if not o.Program.sanitized():
             self.assertNotIn("not ready", server.log())
-        go_on.set()
-        self.assert_ok(outcome_of(upload))
-        self.assertEqual(sum(len(message.data) for message in download), 31 * o.MI)
         # A download that stands still afterwards ends as ever.
-        download = client.b.Download(o.buffers.DownloadRequest(name="big"), timeout=600)
-        next(download)
+        (download,) = self.unread_downloads(server, count=1)
         self.assert_becomes(0, lambda: client.budget("downloads").used)
         self.assertFalse(outcome_of(lambda: list(download)).ok)
 
@@ -1909,27 +1906,26 @@ class SlowDrainTest(Case):
         for timeout in ("1s", "60s"):
             server = self.start("--download-timeout", timeout, "--drain-timeout", "600s")
             servers.append(server)
-            calls += self.unread_downloads(server.client())
+            calls += self.unread_downloads(server)
             raw = self.raw(server, window=0)
             raw.call(COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest())
             self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
         for server in servers:
             server.signal()
-        for server in servers:
-            self.assertEqual(server.wait(LONG_S * o.Program.patience()), 0, "exit code")
-        self.assertIn("DEADLINE_EXCEEDED DOWNLOAD_IDLE", servers[0].log())
-        self.assertIn("UNAVAILABLE DRAINING", servers[1].log())
+        self.assertEqual(servers[0].wait(LONG_S * o.Program.patience()), 0, "exit code")
+        self.assertTrue(servers[1].alive(), "it waits for five seconds")
+        self.assertEqual(servers[1].wait(LONG_S * o.Program.patience()), 0, "exit code")
         for call in calls:
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
 
     def test_a_drain_waits_for_readers_who_read_slowly(self):
         server = self.start("--drain-timeout", "600s")
-        unread, slow = self.unread_downloads(server.client(), count=2)
+        unread, slow = self.unread_downloads(server, count=2)
         server.signal()
         size = o.MI
         while "UNAVAILABLE DRAINING" not in server.log():
             size += len(next(slow).data)
-            time.sleep(0.4)
+            time.sleep(0.9)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
         self.assertEqual(server.wait(LONG_S), 0, "exit code")

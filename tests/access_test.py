@@ -67,7 +67,7 @@ class AccessTest(unittest.TestCase):
         self.write_tokens(*lines)
         return self.start("--tokens", self.file, *flags)
 
-    def assert_refused(self, end, code, reason, **metadata):
+    def assert_refused(self, end, code, reason, /, **metadata):
         self.assertEqual((end.code, end.reason), (code, reason), end)
         for key, value in metadata.items():
             self.assertEqual(end.metadata.get(key), value, f"{key} of {end}")
