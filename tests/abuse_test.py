@@ -59,7 +59,7 @@ BUFFERS, COMPUTE = "/tessera.v1.BufferService/", "/tessera.v1.ComputeService/"
 def side_for(seconds):
     """Of a square product that SLOW_STRATEGY holds a worker with for about so long."""
     if o.Program.sanitized():
-        seconds /= 10
+        seconds /= 4
     return round(1000 * (seconds / 1.2) ** (1 / 3))
 
 
@@ -204,7 +204,7 @@ class Case(unittest.TestCase):
 
     # --- Calls that go on -------------------------------------------------------------------------
 
-    def slow_product(self, client, seconds=60, timeout=600, **more):
+    def slow_product(self, client, seconds=120, timeout=600, **more):
         """A product for which a worker is busy; the client has a buffer "s" of one element."""
         n = side_for(seconds)
         a = resident("s", view([n, n], [0, 0]))
@@ -272,7 +272,7 @@ class Case(unittest.TestCase):
 
 
 class BusyWorkerTest(Case):
-    """The only worker is busy with a product of a minute or more."""
+    """The only worker is busy with a product of minutes."""
 
     QUEUE = 8
 
