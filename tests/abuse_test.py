@@ -256,9 +256,10 @@ class Case(unittest.TestCase):
         one = inline(ONE, view([8 << 20], [0]))
         client.call("Add", a=one, b=one, result=into("big", replace=True))
         request = o.buffers.DownloadRequest(name="big")
-        calls = [client.b.Download(request, timeout=600) for _ in range(count)]
-        for call in calls:
-            assert len(next(call).data) == o.MI
+        calls = []
+        for _ in range(count):
+            calls.append(client.b.Download(request, timeout=600))
+            assert len(next(calls[-1]).data) == o.MI
         return calls
 
     def raw(self, server, **how):
@@ -1220,7 +1221,7 @@ class UnreadTest(Case):
     """Of downloads and of other responses that their callers do not read."""
 
     def setUp(self):
-        flags = ("--download-timeout", "2s", "--host-memory", "32Mi")
+        flags = ("--download-timeout", "3s", "--host-memory", "32Mi")
         self.server = self.share(*flags, *METRICS)
         self.client = self.server.client()
 
@@ -1312,12 +1313,13 @@ class StoppedTest(Case):
         ring = pathlib.Path(self.folder) / "ring"
         ring.write_text("a host-a:1\n")
         server = self.start(
-            "--upload-timeout", "1s", "--download-timeout", "1s", "--workers", "1",
+            "--upload-timeout", "2500ms", "--download-timeout", "2500ms", "--workers", "1",
             "--watchdog", "1s", "--max-operation-seconds", "0.4",
             "--max-slow-operation-seconds", "0.4", "--ring", str(ring), "--ring-name", "a",
         )  # fmt: skip
         client, go_on = server.client(), threading.Event()
         self.addCleanup(go_on.set)
+        client.put("s", ONE)
         (download,) = self.unread_downloads(server, count=1)
 
         def messages():
@@ -1327,7 +1329,6 @@ class StoppedTest(Case):
 
         upload = client.b.Upload.future(messages(), timeout=600)
         self.assert_becomes(1, lambda: client.budget("uploads").used)
-        client.put("s", ONE)
         a = resident("s", view([600, 600], [0, 0]))
         # Enough that one is running.
         calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
@@ -1903,7 +1904,7 @@ class SlowDrainTest(Case):
         """Of a download, or of a response."""
         # The shorter of --download-timeout and what a stream may stand still for in a drain.
         servers, calls = [], []
-        for timeout in ("1s", "60s"):
+        for timeout in ("2s", "60s"):
             server = self.start("--download-timeout", timeout, "--drain-timeout", "600s")
             servers.append(server)
             calls += self.unread_downloads(server)
