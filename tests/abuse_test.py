@@ -579,17 +579,19 @@ class WorkTest(Case):
         for _ in range(200):  # workers and the device's last kernel have something to wait for
             self.assertEqual(client.dot_of_ones(), 1)
 
-        def share_of_a_core():
-            """In a tenth of a second: a thread that polls has all of a core, or its part of one."""
-            spent = lambda: sum(
-                int((task / "schedstat").read_text().split()[0])
-                for task in pathlib.Path(f"/proc/{server.pid}/task").iterdir()
-            )
-            before, begin = spent(), time.monotonic_ns()
-            time.sleep(0.1)
-            return (spent() - before) / (time.monotonic_ns() - begin)
+        def is_idle():
+            """No thread runs, or could, whenever it is looked at; all take little time together."""
+            before, begin, always = server.cpu_seconds(), time.monotonic(), None
+            for _ in range(20):
+                time.sleep(0.01)
+                tasks = pathlib.Path(f"/proc/{server.pid}/task").iterdir()
+                stats = {task.name: (task / "stat").read_text() for task in tasks}
+                running = {name for name, stat in stats.items() if ") R " in stat}
+                always = running if always is None else always & running
+            spent = server.cpu_seconds() - before
+            return not always and spent <= 0.1 * (time.monotonic() - begin)
 
-        self.assert_eventually(lambda: max(share_of_a_core() for _ in range(3)) < 0.1)
+        self.assert_eventually(is_idle)
 
     def test_no_thread_of_grpc_sleeps_between_calls(self):
         """gRPC's threads for callbacks sleep for a tenth of a second after each second without a
