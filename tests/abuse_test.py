@@ -1256,8 +1256,9 @@ class UnreadTest(Case):
         n = (client.info().limits.max_inline_result_bytes - 4096) // 4
         wide = inline(ONE, view([n], [0]))
         client.call("Add", a=wide, b=wide)
+        client.put("x", ONE)
         for i in range(500):
-            client.create(f"{i:04}" + "x" * 124, ONE)
+            client.call("CopyBuffer", source="x", name=f"{i:04}" + "x" * 124)
         size = client.call("ListBuffers", page_size=1000).ByteSize()
         refused = lambda: self.metric(server, "tessera_errors_total", '"HOST_MEMORY_EXHAUSTED"')
         for method, request, each, count in (
