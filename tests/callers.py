@@ -144,4 +144,3 @@ def every_method(caller):
         ends[rpc] = caller.shared(rpc)
     return ends
 
-# --- Roles ---

@@ -2,7 +2,9 @@
 """HTTP/2 as no client should speak it, slow and half-open connections, and very many of both: the
 server lives, others are served meanwhile, and nothing stays behind.
 
-usage: http2_test.py --server build/bin/tessera-server [test ...]
+usage: http2_test.py --server build/bin/tessera-server [--alone] [test ...]
+
+With --alone it runs the case that wants the machine's descriptors and ports, else all others.
 """
 
 import os
@@ -306,6 +308,13 @@ def many():
     return hard - 500
 
 
+def alone(test):
+    """Marks a case that wants the machine to itself."""
+    test.alone = True
+    return test
+
+
+@alone
 def test_ten_thousand_connections(server, client):
     count = many()  # before the server starts: it takes the limit over
     crowded = o.Server(server.log_path.parent, f"--max-connections={3 * count}", "--queue=20000")
@@ -390,4 +399,11 @@ def test_ten_thousand_streams(server, client):
 
 
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), "--queue=20000"))
+    chosen = "--alone" in sys.argv
+    sys.argv = [word for word in sys.argv if word != "--alone"]
+    cases = {
+        name: value
+        for name, value in globals().items()
+        if not name.startswith("test_") or hasattr(value, "alone") == chosen
+    }
+    sys.exit(o.run_tests(cases, "--queue=20000", "--no-warm-up"))
