@@ -122,8 +122,11 @@ class ServerProcess {
     const absl::Status status = Client(options).GetServerInfo().status();
     ASSERT_TRUE(status.ok()) << status;
   }
-  // SIGSTOP: it hangs; SIGCONT: it goes on.
-  void Signal(int signal) const { ::kill(pid_, signal); }
+  // SIGSTOP: it hangs when this returns; SIGCONT: it goes on.
+  void Signal(int signal) const {
+    ::kill(pid_, signal);
+    if (signal == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);
+  }
   // How many bytes wait in its connections until it reads them.
   std::uint64_t Unread() const {
     const int port = std::stoi(address_.substr(address_.rfind(':') + 1));

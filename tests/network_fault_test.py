@@ -87,8 +87,6 @@ class Host:
 class Line:
     """This process's host, the far host, and the router between them."""
 
-    BURST = 4 * MIB
-
     def __init__(self):
         self.far, self.router = Host(), Host()
         run("ip", "link", "set", "lo", "up")
@@ -113,21 +111,16 @@ class Line:
         self.router.run("sh", "-c", f"echo {int(on)} >/proc/sys/net/ipv4/ip_forward")
 
     @contextlib.contextmanager
-    def narrow(self):
-        """Few bytes pass each way: BURST at once, as often as the function is called that it
-        gives, and 16 megabits a second."""
-
-        def grant():
-            for device in ("near", "far"):
-                self.router.run("tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate",
-                                "16mbit", "burst", str(self.BURST), "latency", "50ms")  # fmt: skip
-
+    def slow(self):
+        """100 megabits a second each way."""
+        for device in ("near", "far"):
+            self.router.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                            "100mbit", "burst", "64k", "latency", "20ms")  # fmt: skip
         try:
-            yield grant
+            yield
         finally:
             for device in ("near", "far"):
-                with contextlib.suppress(subprocess.CalledProcessError):
-                    self.router.run("tc", "qdisc", "del", "dev", device, "root")
+                self.router.run("tc", "qdisc", "del", "dev", device, "root")
 
     @contextlib.contextmanager
     def cut(self):
@@ -171,11 +164,15 @@ class Line:
         self.router.end()
 
 
-def cli(server, *arguments, timeout="60s"):
-    """The exit code, and what it says."""
+def cli(running, server, *arguments, timeout="60s"):
+    """The exit code, and what it says. running: gets the process."""
     command = [CLI, "--server", server, "--timeout", timeout, *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return ended.returncode, ended.stdout + ended.stderr
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        running.append(process)
+        said, _ = process.communicate(timeout=120)
+    return process.returncode, said
 
 
 class Cut(unittest.TestCase):
@@ -217,7 +214,7 @@ class Cut(unittest.TestCase):
         np.save(path, array)
         return path
 
-    def under_way(self, far, near, seconds, mib=(40, 16, 24)):
+    def under_way(self, far, near, seconds, mib=(40, 16, 48)):
         """Works by name, each of which returns what it has to be compared with: whoever waits for
         one of them, waits so long for progress. mib: of what the command line and the Python client
         put, and of what is fetched."""
@@ -226,6 +223,7 @@ class Cut(unittest.TestCase):
         arrays = [self.array(size) for size in mib]
         self.begun = {name: threading.Event() for name in ("python_put", "python_get")}
         self.is_cut = threading.Event()
+        self.running = []
 
         def progress(name):
             def report(done, _):
@@ -240,32 +238,32 @@ class Cut(unittest.TestCase):
             t.put(arrays[2], name="stored")
             t.put(square, name="square")
         put, get = self.file("put", arrays[0]), self.folder / "got.npy"
-        self.clients = clients = [self.connect(far, **limits) for _ in range(5)]
-        for client in clients[1:]:
-            client.info()
-        others = unread(far).keys()
-        clients[0].info()
+        self.clients = clients = []
+        for _ in range(5):
+            others = unread(far).keys()
+            clients.append(self.connect(far, **limits))
+            clients[-1].info()
         self.of_program = unread(far).keys() - others
         importer = self.connect(near, timeout=4 * seconds)
         address = far.address
 
         def cli_put():
-            code, said = cli(address, "put", put, "--name", "cli", timeout=patience)
+            code, said = cli(self.running, address, "put", put, "--name", "cli", timeout=patience)
             return (far, "cli", arrays[0]) if code == 0 else (code, said)
 
         def cli_get():
-            code, said = cli(address, "get", "stored", "-o", get, timeout=patience)
+            code, said = cli(self.running, address, "get", "stored", "-o", get, timeout=patience)
             return (np.load(get), arrays[2]) if code == 0 else (code, said)
 
         def python_put():
-            clients[2].put(arrays[1], name="python", progress=progress("python_put"))
+            clients[0].put(arrays[1], name="python", progress=progress("python_put"))
             return far, "python", arrays[1]
 
         def python_get():
             return clients[1]["stored"].numpy(progress=progress("python_get")), arrays[2]
 
         def python_program():
-            x = clients[0]["square"]
+            x = clients[4]["square"]
             product = (x @ x).with_(strategy="cpu_naive")
             return (product + 1).sum(axis=0).numpy(), np.full(1000, 1000 * 1001, np.float32)
 
@@ -276,7 +274,7 @@ class Cut(unittest.TestCase):
         return {work.__name__: work for work in
                 (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
 
-    def cut_in_the_middle(self, far, works, until, later=()):
+    def cut_in_the_middle(self, far, near, works, until, later=()):
         """What becomes of works that are under way when the line is cut, and of those that begin
         then (later, names): results or errors. The line is there again once until(futures) is
         true."""
@@ -287,33 +285,36 @@ class Cut(unittest.TestCase):
         def begin(names):
             futures.update({name: pool.submit(works[name]) for name in names})
 
-        # Processes take longest to begin. The program's request waits in a socket of the far
-        # server, which is stopped so that nothing can end before the cut.
-        slow, last = {"cli_put", "cli_get"}, {"python_program"}
-        with contextlib.ExitStack() as stack:
-            with self.line.narrow() as grant:
-                for begun in slow, works.keys() - slow - last - {*later}:
-                    before = [self.line.router.passed(device) for device in ("near", "far")]
-                    grant()
-                    begin(begun)
-                    moved = lambda: min(  # noqa: E731
-                        self.line.router.passed(device) - old
-                        for device, old in zip(("near", "far"), before)
-                    ) > 2 * MIB
-                    self.assertTrue(eventually(moved, 20, pause=0.002))
+        # None can end before the cut: Python's are held by their progress function, the processes
+        # are stopped, and so is the far server, in whose socket the program's request waits.
+        with ts.connect(near.address) as watcher, contextlib.ExitStack() as stack:
+            with self.line.slow():
+                begin(["python_put", "python_get"])
                 self.assertTrue(all(begun.wait(20) for begun in self.begun.values()))
+                before = [self.line.router.passed(device) for device in ("near", "far")]
+                begin(["cli_put", "cli_get"])
+                moved = lambda: len(self.running) == 2 and min(  # noqa: E731
+                    self.line.router.passed(device) - old
+                    for device, old in zip(("near", "far"), before)
+                ) > 2 * MIB
+                self.assertTrue(eventually(moved, 20, pause=0.002))
+                for process in self.running:
+                    process.send_signal(signal.SIGSTOP)
+                    stack.callback(process.send_signal, signal.SIGCONT)
+                begin(["imported"])
+                drafts = lambda: watcher.call("ListBuffers").buffers  # noqa: E731
+                self.assertTrue(eventually(drafts, 20, pause=0.002))
                 far.signal(signal.SIGSTOP)
+                os.waitpid(far.pid, os.WUNTRACED)
                 stack.callback(far.signal, signal.SIGCONT)
-                begin(last)
+                begin(["python_program"])
                 arrived = lambda: any(unread(far)[port] for port in self.of_program)  # noqa: E731
                 self.assertTrue(eventually(arrived, 20))
                 stack.enter_context(self.line.cut())
+            for process in self.running:
+                process.send_signal(signal.SIGCONT)
             self.is_cut.set()
             far.signal(signal.SIGCONT)
-            self.assertFalse(
-                [name for name, future in futures.items() if future.done()],
-                "they had ended before the cut",
-            )
             begin(later)
             self.assertTrue(until(futures))
         return {
@@ -369,9 +370,14 @@ class Cut(unittest.TestCase):
         """A cut that TCP notices, and nobody who waits for 20 s."""
         far, near = self.servers("--upload-timeout", "20s", "--download-timeout", "20s")
         works = self.under_way(far, near, 20)
-        lost = retransmitted()
-        noticed = lambda _: eventually(lambda: retransmitted() > lost + 10, 10)  # noqa: E731
-        for name, outcome in self.cut_in_the_middle(far, works, noticed).items():
+
+        def noticed(futures):
+            early = [name for name, future in futures.items() if future.done()]
+            self.assertFalse(early, "they had ended before the cut")
+            before = retransmitted()
+            return eventually(lambda: retransmitted() >= before + 10, 20)
+
+        for name, outcome in self.cut_in_the_middle(far, near, works, noticed).items():
             self.check(name, outcome)
         self.all_go_on()
         self.assert_nothing_is_left(far, {"cli", "python", "stored", "square"}, 5)
@@ -387,7 +393,7 @@ class Cut(unittest.TestCase):
         all_end = lambda futures: not concurrent.futures.wait(  # noqa: E731
             futures.values(), 30
         ).not_done
-        outcomes = self.cut_in_the_middle(far, works, all_end, later=["call"])
+        outcomes = self.cut_in_the_middle(far, near, works, all_end, later=["call"])
         for name, outcome in outcomes.items():
             if name in ("cli_put", "cli_get"):
                 # TCP gives the connection up at the time at which the transfer has stood still.
@@ -411,6 +417,7 @@ class Cut(unittest.TestCase):
         """Of a hundred, five are lost each way."""
         far, near = self.servers()
         works = self.under_way(far, near, 30, mib=(4, 4, 8))
+        self.is_cut.set()
         with self.line.lossy(5) as means:
             if means is None:
                 self.skipTest("the kernel has neither netem nor iptables' statistic")

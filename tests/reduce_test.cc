@@ -624,8 +624,8 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
   };
   ForType([&]<class T>(T) {
     for (AxesCase c : cases) {
-      // A GPU picks its layouts by these lengths. A CPU's paths are reached by shorter ones, too: of
-      // more than 2^16 elements it uses all cores, and every 1024 steps it looks whether to stop.
+      // A GPU picks its layouts by these lengths. Shorter ones reach a CPU's paths, too: of more
+      // than 2^16 elements it uses all cores, and every 1024 steps it looks whether to stop.
       if (GetParam().backend == Backend::kCpu)
         ShrinkTo(std::min(Largest(), std::int64_t{1} << 19), c.shape);
       const auto type = MakeArrayType(GetParam().dtype, c.shape);

@@ -104,8 +104,8 @@ class TeamTest : public BackendTest {
   }
 
   // run(out, options): an operation whose result has so many bytes. Runs it on the stream alone and
-  // with the team: both have the same bits, which it returns. devices: how many share the work, 0: not
-  // more than the team has.
+  // with the team: both have the same bits, which it returns. devices: how many share the work; 0:
+  // not more than the team has.
   template <class F>
   static std::string AloneAndTogether(Stream& stream, Team& team, std::size_t bytes,
                                       std::size_t devices, const F& run) {

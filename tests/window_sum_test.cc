@@ -10,8 +10,8 @@ namespace {
 
 __extension__ typedef __int128 Wide;
 
-// Exact sums of any elements that follow each other. Integers wrap; other elements count in units of
-// 2^-95, or larger ones where some are so large that 128 bits hold no more.
+// Exact sums of any elements that follow each other. Integers wrap; other elements count in units
+// of 2^-95, or larger ones where some are so large that 128 bits hold no more.
 template <class T>
 class Sums {
  public:
@@ -57,7 +57,8 @@ class Sums {
 // Elements, and the sums of all windows of them.
 template <class T>
 struct Array {
-  Array(std::vector<T> x) : values(std::move(x)), sums(values) {}  // NOLINT: implicit
+  Array(std::vector<T> x)
+      : values(std::move(x)), sums(values) {}  // NOLINT(google-explicit-constructor)
 
   std::vector<T> values;
   Sums<T> sums;
